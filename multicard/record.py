@@ -1,0 +1,138 @@
+"""The run folder: what is in it, and how it is written so that a file is either whole or absent.
+
+| file | what |
+|---|---|
+| config.yaml | the resolved configuration |
+| environment.json | versions, devices, flags in force |
+| logs/rRR.log | what rank RR printed |
+| ranks/rRR.json | rank RR's counts so far, rewritten every epoch; gone once result.json is written |
+| steps/rRR_eEEE.parquet | one row a step; merged to steps.parquet at the end |
+| result.json | status, axes and summary; written last |
+"""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+DONE = ("ok", "oom")  # an OOM is a measurement: it would happen again
+BAD = ("failed", "timeout", "refused")  # a sweep that holds one of these exits with 1
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write by rename: whoever reads `path` sees all of it or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """The same value with null for every NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None where it is absent or not whole."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_steps(path: Path, columns: dict[str, Any]) -> None:
+    """Write one rank's epoch: a Parquet file, by rename (a file cut off in mid-write could not be read)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}")
+    try:
+        pq.write_table(pa.table(columns), partial)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_steps(folder: Path) -> Any:
+    """All steps of a run as one Arrow table ordered by epoch, rank and step; None where there is none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    merged = folder / "steps.parquet"
+    if merged.exists():
+        return pq.read_table(merged)
+    parts = sorted(folder.glob("steps/r*_e*.parquet"))
+    if not parts:
+        return None
+    return pa.concat_tables([pq.ParquetFile(p).read() for p in parts]).sort_by(
+        [(key, "ascending") for key in ("epoch", "rank", "step")]
+    )
+
+
+def merge_steps(folder: Path) -> Any:
+    """Merge steps/ into steps.parquet, remove what was merged, and return the table."""
+    import pyarrow.parquet as pq
+
+    table = read_steps(folder)
+    if table is not None and not (folder / "steps.parquet").exists():
+        partial = folder / ".steps.parquet"
+        pq.write_table(table, partial)
+        partial.replace(folder / "steps.parquet")
+    remove_files(folder / "steps", "r*_e*.parquet")
+    return table
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    return folder / "ranks" / f"r{rank:02d}.json"
+
+
+def read_ranks(folder: Path) -> list[dict[str, Any]]:
+    """What each rank had counted when it last wrote, by rank."""
+    found = [read_json(path) for path in sorted(folder.glob("ranks/r*.json"))]
+    return sorted((rank for rank in found if rank is not None), key=lambda rank: rank["rank"])
+
+
+def remove_files(folder: Path, pattern: str) -> None:
+    """Remove the files of `folder` that match, and the folder where nothing else is left in it."""
+    for path in folder.glob(pattern):
+        path.unlink(missing_ok=True)
+    remove_empty(folder)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove `folder` if nothing is in it."""
+    try:
+        folder.rmdir()
+    except OSError:
+        return
+
+
+def find_cell(sweep: Path, identity: str) -> Path | None:
+    """The folder under `sweep` in which the run with this identity was measured before."""
+    return next((path for path in sorted(sweep.glob(f"*{identity}")) if path.is_dir()), None)
+
+
+def finished(folder: Path) -> dict[str, Any] | None:
+    """The run's record, if it is one that need not be measured again."""
+    result = read_json(folder / "result.json")
+    return result if result is not None and result.get("status") in DONE else None

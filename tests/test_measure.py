@@ -1,0 +1,93 @@
+"""The formulas in closed form."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from multicard import measure
+from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
+
+
+def test_statistics_leave_the_warm_up_out():
+    figures = measure.statistics([100.0, 100.0, 1.0, 2.0, 3.0, 4.0, 5.0], warmup=2)
+    assert figures["mean"] == 3 and figures["median"] == 3
+    assert figures["std"] == pytest.approx(math.sqrt(2.5))  # n - 1
+    assert figures["p95"] == pytest.approx(4.8)  # 1 + 0.95 x 4
+    assert figures["p99"] == pytest.approx(4.96)
+    assert (figures["count"], figures["warmup_count"]) == (5, 2)
+
+
+@pytest.mark.parametrize(("samples", "warmup"), [([], 0), ([1.0], 5), ([1.0, 2.0], 2)])
+def test_statistics_of_nothing_are_null(samples: list[float], warmup: int):
+    figures = measure.statistics(samples, warmup)
+    assert figures["count"] == 0 and figures["warmup_count"] == len(samples)
+    assert figures["mean"] is figures["median"] is figures["p99"] is figures["std"] is None
+
+
+def test_statistics_of_one_sample_have_no_spread():
+    figures = measure.statistics([7.0], 0)
+    assert figures["mean"] == figures["p95"] == 7 and figures["std"] is None
+
+
+def test_throughput_is_that_of_all_ranks_over_the_slowest_ones_time():
+    assert measure.throughput_per_s([640, 640], [2.0, 4.0]) == 320
+    assert measure.throughput_per_s([100], [0.5]) == 200
+
+
+def test_throughput_without_time_is_null():
+    assert measure.throughput_per_s([], []) is None
+    assert measure.throughput_per_s([0], [0.0]) is None
+
+
+def test_efficiencies():
+    assert measure.speedup(100.0, 40.0) == 2.5
+    assert measure.parallel_efficiency(100.0, 25.0, 4) == 1  # n GPUs, n times as fast
+    assert measure.parallel_efficiency(100.0, 50.0, 4) == 0.5
+
+
+@pytest.mark.parametrize(("world", "share"), [(1, 0.0), (2, 1.0), (4, 1.5), (8, 1.75)])
+def test_ring_all_reduce(world: int, share: float):
+    assert measure.ring_all_reduce_bytes(1000, world) == share * 1000
+
+
+def test_laps_add_up_to_steps():
+    # two steps; the second moved two batches before it trained
+    phases = [DATA, H2D, FORWARD, BACKWARD, OPTIMIZER, DATA, H2D, DATA, H2D, FORWARD, BACKWARD, OPTIMIZER]
+    table = measure.phase_table(phases, [1, 2, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70])
+    np.testing.assert_array_equal(table, [[1, 2, 3, 4, 5], [40, 60, 50, 60, 70]])
+
+
+def test_laps_after_the_last_step_belong_to_none():
+    assert measure.phase_table([OPTIMIZER, DATA], [1, 9]).tolist() == [[0, 0, 0, 0, 1]]
+    assert measure.phase_table([], []).shape == (0, 5)
+
+
+def test_step_timer_on_cpu():
+    timer = measure.StepTimer(torch.device("cpu"))
+    for _ in range(2):  # a second epoch starts from nothing
+        timer.start()
+        for phase in (DATA, H2D, FORWARD, BACKWARD, OPTIMIZER):
+            time.sleep(0.01 if phase == FORWARD else 0)
+            timer.lap(phase)
+        wall_s, table = timer.stop()
+    assert table.shape == (1, 5)
+    assert table[0, FORWARD] >= 0.01
+    assert 0.01 <= table.sum() <= wall_s
+
+
+def test_peak_memory_grows_with_what_is_held():
+    device = torch.device("cpu")
+    measure.reset_peak_memory(device)
+    before = measure.peak_memory_bytes(device)
+    held = torch.ones(64 * 2**20, dtype=torch.uint8)
+    after = measure.peak_memory_bytes(device)
+    del held
+    assert after >= before + 32 * 2**20
+    assert measure.peak_memory_bytes(device) >= before + 32 * 2**20  # a peak does not fall with what is freed
+
+
+def test_clock_of_the_process():
+    assert 0 < measure.clock_s() - measure.process_started_s() < 3600

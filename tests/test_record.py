@@ -1,0 +1,69 @@
+"""Files are whole or absent, and what a run left is found again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from multicard import record
+
+
+def test_json_has_no_nan(tmp_path: Path):
+    record.write_json(tmp_path / "a" / "r.json", {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": 2}})
+    assert json.loads((tmp_path / "a" / "r.json").read_text()) == {"a": None, "b": [1.0, None], "c": {"d": 2}}
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
+    path = tmp_path / "r.json"
+    record.write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        record.write_json(path, {"a": object()})
+    with pytest.raises(UnicodeEncodeError):
+        record.write_text(path, "\ud800")
+    assert record.read_json(path) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
+def test_what_is_not_a_whole_object_reads_as_none(tmp_path: Path, text: str):
+    (tmp_path / "r.json").write_text(text)
+    assert record.read_json(tmp_path / "r.json") is None
+    assert record.read_json(tmp_path / "absent.json") is None
+
+
+def steps_of(epoch: int, rank: int) -> dict[str, list[float]]:
+    return {"epoch": [epoch] * 2, "rank": [rank] * 2, "step": [0, 1], "step_s": [0.1 * rank, 0.2]}
+
+
+def test_steps_are_read_alike_before_and_after_merging(tmp_path: Path):
+    assert record.read_steps(tmp_path) is None
+    for epoch, rank in [(1, 0), (0, 1), (1, 1), (0, 0)]:
+        record.write_steps(tmp_path / "steps" / f"r{rank:02d}_e{epoch:03d}.parquet", steps_of(epoch, rank))
+    before = record.read_steps(tmp_path)
+    merged = record.merge_steps(tmp_path)
+    assert not (tmp_path / "steps").exists()
+    assert merged.equals(before) and record.read_steps(tmp_path).equals(before)
+    assert merged["epoch"].to_pylist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert merged["rank"].to_pylist() == [0, 0, 1, 1] * 2
+
+
+def test_rank_files_come_by_rank(tmp_path: Path):
+    for rank in (2, 0, 1):
+        record.write_json(record.rank_file(tmp_path, rank), {"rank": rank})
+    record.rank_file(tmp_path, 3).write_text('{"rank":')  # cut off
+    assert [r["rank"] for r in record.read_ranks(tmp_path)] == [0, 1, 2]
+
+
+def test_cells_are_found_by_identity(tmp_path: Path):
+    (tmp_path / "gpus=1-0a1b2c3d").mkdir()
+    assert record.find_cell(tmp_path, "0a1b2c3d") == tmp_path / "gpus=1-0a1b2c3d"
+    assert record.find_cell(tmp_path, "ffffffff") is None
+    assert record.find_cell(tmp_path / "absent", "0a1b2c3d") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "done"), [("ok", True), ("oom", True), ("failed", False), ("timeout", False), ("refused", False)]
+)
+def test_only_measurements_are_kept(tmp_path: Path, status: str, done: bool):
+    record.write_json(tmp_path / "result.json", {"status": status})
+    assert (record.finished(tmp_path) is not None) is done
