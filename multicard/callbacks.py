@@ -1,0 +1,26 @@
+"""What Hydra calls before it makes a folder."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+
+class WritableFolder(Callback):
+    """Refuses in one line where the folder of a run or sweep cannot be made; Hydra would print a traceback."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        _make(Path(config.hydra.run.dir), "hydra.run.dir")
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        _make(Path(config.hydra.sweep.dir), "hydra.sweep.dir")
+
+
+def _make(folder: Path, key: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"refused: {key}={folder}: cannot be made ({error.strerror}); choose another folder", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,160 @@
+"""What a run ran on: commit, versions, devices, CPU. Read without torch and without touching CUDA."""
+
+import os
+import platform
+import socket
+import subprocess
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from multicard.measure import timestamp
+
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "hydra-core",
+    "omegaconf",
+    "numpy",
+    "pyarrow",
+    "wandb",
+    "nvidia-cudnn-cu13",
+    "nvidia-nccl-cu13",
+)
+
+
+def collect() -> dict[str, Any]:
+    """Everything about the machine and the code that a reader of the figures needs, as JSON-ready values."""
+    return {
+        "recorded_at": timestamp(),
+        "host": socket.gethostname(),
+        "git": git(Path(__file__).parent),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cpu": {
+            "model": cpu_model(),
+            "cores": cores(),
+            "cores_online": os.cpu_count(),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        },
+        "gpus": gpus(),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "slurm": {key: value for key, value in sorted(os.environ.items()) if key.startswith("SLURM_JOB")},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def git(folder: Path) -> dict[str, Any] | None:
+    """Commit of the checkout that holds `folder`, and whether tracked files differ from it; None outside of one."""
+
+    def ask(*words: str) -> str:
+        command = ["git", "-C", str(folder), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def cpu_model() -> str | None:
+    with suppress(OSError), Path("/proc/cpuinfo").open() as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return None
+
+
+@contextmanager
+def _nvml():
+    """NVIDIA's management library, or None where there is none: it counts GPUs without starting CUDA on them."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that CUDA would show this process, as indices or UUIDs of NVML; CUDA_VISIBLE_DEVICES is honoured."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return []
+        present = nvml.nvmlDeviceGetCount()
+        uuids = [_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(i))) for i in range(present)]
+    return select_visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+
+
+def select_visible(setting: str | None, uuids: list[str]) -> list[str]:
+    """The UUIDs that CUDA_VISIBLE_DEVICES names, in its order; as CUDA does, the first wrong entry ends the list.
+
+    Args:
+        setting: the variable; None where it is not set.
+        uuids: those of all GPUs, by index. A MIG instance (`MIG-...`) is taken as it is.
+    """
+    if setting is None:
+        return uuids
+    chosen: list[str] = []
+    for entry in (part.strip() for part in setting.split(",")):
+        if entry.isdecimal() and int(entry) < len(uuids):
+            found = uuids[int(entry)]
+        elif entry.startswith("MIG-"):
+            found = entry
+        else:
+            matches = [uuid for uuid in uuids if entry.startswith("GPU-") and uuid.startswith(entry)]
+            if len(matches) != 1:
+                break
+            found = matches[0]
+        if found in chosen:
+            return []  # CUDA shows no device where one is named twice
+        chosen.append(found)
+    return chosen
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Name, memory, clocks and driver of the visible GPUs; a figure that NVML does not give is None."""
+    chosen = visible_gpus()
+    with _nvml() as nvml:
+        return [] if nvml is None else [_gpu(nvml, uuid) for uuid in chosen]
+
+
+def _gpu(nvml: Any, uuid: str) -> dict[str, Any]:
+    def ask(function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except nvml.NVMLError:
+            return None
+
+    handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    return {
+        "uuid": uuid,
+        "name": _text(ask(nvml.nvmlDeviceGetName, handle)),
+        "memory_bytes": None if memory is None else memory.total,
+        "sm_clock_max_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+        "memory_clock_max_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM),
+        "driver": _text(ask(nvml.nvmlSystemGetDriverVersion)),
+    }
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value

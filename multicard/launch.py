@@ -1,0 +1,271 @@
+"""Starts ranks under torch's elastic agent and says how they ended. Nothing else starts a process.
+
+The controller outlives its ranks: an exception, OOM, a signal or Ctrl-C becomes a `Failure`. It never initialises
+CUDA. On CPU, ranks are forked from a server that imported torch while the controller was still busy.
+"""
+
+import ctypes
+import importlib
+import logging
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multicard.config import Malloc, Placement
+from multicard.record import read_json, write_json
+
+if TYPE_CHECKING:
+    import torch
+
+PEER_GRACE_S = 10.0  # how long a rank whose collective failed waits for the agent to see which rank died first
+LOG_LINES = 20
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One of `world_size` processes. `threads` are those that torch computes with on this rank."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: "torch.device"
+    backend: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run ended. `kind` is oom, exception, signal, exit or interrupt."""
+
+    kind: str
+    message: str
+    rank: int | None = None
+    host: str | None = None
+    log: str | None = None  # relative to the run folder
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank needs to know to start: picklable, and the same for all ranks."""
+
+    folder: Path
+    device: str
+    backend: str
+    devices: int  # CUDA devices that the ranks of this node share
+    threads: int
+    malloc: str
+
+
+def warm_up(device: str, modules: list[str]) -> None:
+    """Begin to import `modules` in the fork server, beside whatever the controller does next (CPU ranks only)."""
+    if device == "cpu":
+        multiprocessing.set_forkserver_preload(modules)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server, and so the ranks, inherit this
+        try:
+            multiprocessing.forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
+    """Run a function on every rank and wait for all. Call it from the main thread.
+
+    Args:
+        work: "module:function", imported by the ranks and not here; called with a `Rank` and `arguments`.
+
+    Returns:
+        None where all ranks returned, else what ended the run first. No rank is left behind either way.
+    """
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.getsignal(number) for number in signals}
+    try:
+        return _launch(work, arguments, placement, job)
+    except KeyboardInterrupt:  # before the agent had taken over the signals
+        return _interrupted(signal.SIGINT)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
+    # torch asks NVML for devices then, not the driver: the controller stays free of CUDA
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if placement.backend == "gloo":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    for name in ("torch.distributed", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # their news reaches the user as a Failure
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=placement.processes,
+        run_id=f"multicard-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        start_method="forkserver" if placement.device == "cpu" else "spawn",
+        logs_specs=DefaultLogsSpecs(),
+    )
+    try:
+        elastic_launch(config, _work_as_rank)(work, arguments, job)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        return _failure(job.folder, rank, failure.exitcode)
+    except SignalException as interruption:
+        return _interrupted(interruption.sigval)
+    except (OSError, EOFError, RuntimeError) as error:  # no rank could be started, or the rendezvous failed
+        return Failure("launch", f"the ranks could not be started: {type(error).__name__}: {error}")
+    return None
+
+
+def _interrupted(number: signal.Signals) -> Failure:
+    return Failure("interrupt", f"interrupted by {signal.Signals(number).name}", host=socket.gethostname())
+
+
+def _failure(folder: Path, rank: int, exitcode: int) -> Failure:
+    """What is known of the rank that ended first: its own report, or how it exited."""
+    log = log_file(folder, rank)
+    where: dict[str, Any] = {"rank": rank, "host": socket.gethostname(), "log": str(log.relative_to(folder))}
+    with suppress(OSError):
+        where["log_tail"] = tuple(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    report = read_json(_error_file(folder, rank))
+    if report is not None:
+        return Failure(report["kind"], f"rank {rank}: {report['message']}", **where)
+    if exitcode < 0:
+        return Failure("signal", f"rank {rank} was killed by {signal.Signals(-exitcode).name}", **where)
+    return Failure("exit", f"rank {rank} exited with code {exitcode}", **where)
+
+
+def log_file(folder: Path, rank: int) -> Path:
+    return folder / "logs" / f"r{rank:02d}.log"
+
+
+def _error_file(folder: Path, rank: int) -> Path:
+    return folder / "ranks" / f"error_r{rank:02d}.json"
+
+
+def _work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
+    """The body of a rank's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller ends the ranks
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent()
+    number = int(os.environ["RANK"])
+    _redirect(log_file(job.folder, number))
+    if job.device == "cpu" and job.malloc == Malloc.tuned:
+        tune_malloc()
+    try:
+        module, _, function = work.partition(":")
+        rank = _join(job)
+        getattr(importlib.import_module(module), function)(rank, *arguments)
+        _leave()
+    except BaseException as error:
+        traceback.print_exc()
+        _report(job, number, error)
+        if _peer_died(error):
+            time.sleep(PEER_GRACE_S)  # the agent ends this rank when it has seen the one that died
+        _exit_at_once()
+
+
+def _join(job: Job) -> Rank:
+    import torch
+    import torch.distributed as dist
+
+    number, local, world = (int(os.environ[key]) for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    torch.set_num_threads(job.threads)
+    if job.device == "cuda":
+        device = torch.device("cuda", local % job.devices)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+    if world > 1:
+        bound = device if job.backend == "nccl" else None  # binds the communicator: no guess at the first barrier
+        dist.init_process_group(job.backend, device_id=bound)
+    return Rank(number, local, world, device, job.backend, job.threads)
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.barrier()  # no rank takes its store away while another still needs it
+        dist.destroy_process_group()
+
+
+def _report(job: Job, rank: int, error: BaseException) -> None:
+    kind = "oom" if is_oom(error) else "exception"
+    lines = str(error).strip().splitlines() or [""]
+    message = f"{type(error).__name__}: {lines[0]}" if not isinstance(error, ValueError) else lines[0]
+    with suppress(OSError):  # a full disk may be what ended the rank; its log and exit code still tell
+        write_json(_error_file(job.folder, rank), {"kind": kind, "message": message})
+
+
+def is_oom(error: BaseException) -> bool:
+    """Whether memory ran out: torch's own error on CUDA, the allocator's or Python's on the host."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _peer_died(error: BaseException) -> bool:
+    """Whether a collective failed, which nearly always means that another rank died first."""
+    import torch.distributed as dist
+
+    if isinstance(error, dist.DistError):
+        return True
+    signs = ("connection closed by peer", "connection reset by peer", "gloo", "nccl")
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
+
+
+def _exit_at_once() -> None:
+    """End this process and those it started, without the waits that an orderly exit has in a broken group."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _redirect(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, however that happens."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
+
+
+def tune_malloc() -> None:
+    """Have glibc keep what is freed. Else it maps and unmaps every big tensor, and each batch pays its page faults
+    again. Where the C library has no mallopt, nothing changes."""
+    m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(m_mmap_max, 0)
+        mallopt(m_trim_threshold, 2**31 - 1)
+
+
+def describe(failure: Failure) -> dict[str, Any]:
+    """The failure as the record's `cause`."""
+    return asdict(failure)

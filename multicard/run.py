@@ -1,0 +1,236 @@
+"""One run from typed configuration to result.json: refuse, launch, watch, record."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from multicard import cells, environment, launch, record, table
+from multicard.config import Placement, RunConfig, TrackerMode, place
+from multicard.launch import Failure, Job
+from multicard.measure import clock_s, process_started_s, timestamp
+from multicard.progress import Board
+from multicard.tracker import Mirror
+from multicard.watch import Watch
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What one entry adds to a run.
+
+    `work` names the function that each rank calls ("module:function": imported there, not here); `arguments` gives
+    what it is called with after its `Rank`; `preload` are the modules that CPU ranks are forked with.
+    """
+
+    name: str
+    work: str
+    preload: tuple[str, ...]
+    check: Callable[[Any], None]
+    arguments: Callable[[Any, Placement, Path], tuple[Any, ...]]
+    axes: Callable[[Any, str], dict[str, Any]]
+    describe: Callable[[Any, Placement], str]
+    summarise: Callable[[Any, Placement, list[dict[str, Any]], Any], dict[str, Any]]
+
+
+@dataclass
+class Session:
+    """What this command has measured so far: a launcher of this process sets `label` before each cell ("[2/6] ")."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    label: str = ""
+
+    @property
+    def interrupted(self) -> bool:
+        return any((result["cause"] or {}).get("kind") == "interrupt" for result in self.records)
+
+
+SESSION = Session()
+
+
+def cell(kind: Kind, cfg: DictConfig) -> None:
+    """The task of a Hydra job: measure `cfg`, or take the record of an earlier measurement of it. Never raises."""
+    job = HydraConfig.get()
+    folder = Path(job.runtime.output_dir)
+    alone = job.mode is RunMode.RUN
+    if alone:
+        folder = cells.find(folder, cells.folder_name(cfg, list(job.overrides.task)))
+    done = None if cfg.rerun else record.finished(folder)
+    if done is not None:
+        say(f"{SESSION.label}measured before ({done['status']}): {folder}")
+        SESSION.records.append(done | {"folder": str(folder)})
+        return
+    SESSION.records.append(measure(kind, cfg, folder, keep_refused=not alone))
+    record.remove_empty(folder.parent)  # a single refused run leaves nothing
+
+
+def close() -> int:
+    """Print the table of what this command measured and return its exit code."""
+    if SESSION.records:
+        table.show(SESSION.records)
+    bad = any(result["status"] in record.BAD or "tracker_error" in result for result in SESSION.records)
+    return 1 if bad else 0
+
+
+def measure(kind: Kind, cfg: DictConfig, folder: Path, keep_refused: bool) -> dict[str, Any]:
+    """Measure one configuration into `folder`, or say why not; whatever ends the run, the record says it.
+
+    Args:
+        keep_refused: leave a record of a refusal too, as a sweep does.
+
+    Returns:
+        The record, as in result.json, and its `folder`.
+    """
+    started_s = clock_s() if SESSION.records else process_started_s()
+    result = _base(kind, cfg, folder)
+    try:
+        run = _accept(kind, cfg, folder, started_s)
+    except ValueError as error:
+        result |= {"status": "refused", "cause": launch.describe(Failure("refused", str(error)))}
+        say(f"{SESSION.label}refused: {error}", error=True)
+        if keep_refused:
+            _write_result(folder, result)
+        return result
+    say(f"{SESSION.label}{kind.describe(run.config, run.placement)} -> {folder}")
+    mirror = Mirror(run.config, kind.name, folder)
+    result |= _record(run, result, _launch(run, mirror), mirror)
+    say(_outcome(result))
+    return result
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was accepted: nothing is left that could be refused."""
+
+    kind: Kind
+    config: RunConfig
+    placement: Placement
+    folder: Path
+    started_s: float
+
+
+def say(line: str, error: bool = False) -> None:
+    print(line, file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def _base(kind: Kind, cfg: DictConfig, folder: Path) -> dict[str, Any]:
+    return {
+        "schema_version": record.SCHEMA_VERSION,
+        "kind": kind.name,
+        "name": folder.parent.name,
+        "folder": str(folder),
+        "status": "failed",
+        "cause": None,
+        "started_at": timestamp(),
+        "axes": kind.axes(cfg, str(cfg.device)),
+    }
+
+
+def _accept(kind: Kind, cfg: DictConfig, folder: Path, started_s: float) -> Run:
+    """Check what can be checked before anything starts, and make the run folder.
+
+    Raises:
+        ValueError: what cannot work, with the key and the remedy.
+    """
+    try:
+        config = OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    assert isinstance(config, RunConfig)
+    placement = place(config, len(environment.visible_gpus()))
+    kind.check(config)
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)  # an earlier try that is to be measured again
+        record.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+        record.write_json(folder / "environment.json", environment.collect())
+    except OSError as error:
+        remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
+        raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
+    return Run(kind, config, placement, folder, started_s)
+
+
+def _launch(run: Run, mirror: Mirror) -> Failure | None:
+    """Run the ranks to their end. Returns what ended them early."""
+    config, placement = run.config, run.placement
+    launch.warm_up(placement.device, list(run.kind.preload))
+    threads = max(1, environment.cores() // placement.processes)
+    devices = len(environment.visible_gpus())
+    job = Job(run.folder, placement.device, placement.backend, devices, threads, config.malloc.value)
+    board = Board(run.folder, placement.processes, create=True)
+    try:
+        if mirror.live:
+            mirror.open()
+        with Watch(board, placement.processes, config.epochs, mirror.update if mirror.live else None):
+            return launch.launch(run.kind.work, run.kind.arguments(config, placement, run.folder), placement, job)
+    except RuntimeError as error:
+        remedy = "see that you are logged in (wandb login), or use tracker.mode=offline"
+        return Failure("tracker", f"tracker.mode={config.tracker.mode.value}: {error}; {remedy}")
+    finally:
+        board.remove()
+
+
+def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mirror) -> dict[str, Any]:
+    """Merge what the ranks left into the record, write it, and mirror it."""
+    config, placement, folder = run.config, run.placement, run.folder
+    ranks = record.read_ranks(folder)
+    trained_s = ranks[0]["started_s"] if ranks else None
+    try:
+        steps = record.merge_steps(folder)
+        result = base | {
+            "axes": run.kind.axes(config, placement.device),
+            "identity": config.identity(),
+            "status": _status(failure),
+            "cause": None if failure is None else launch.describe(failure),
+            "ended_at": timestamp(),
+            "startup_s": None if trained_s is None else trained_s - run.started_s,
+            **run.kind.summarise(config, placement, ranks, steps),
+        }
+        _complete_environment(folder, config, ranks)
+        _write_result(folder, result)
+    except OSError as error:
+        message = f"hydra.run.dir: could not record the run in {folder} ({error.strerror}); free some space"
+        return base | {"status": "failed", "cause": launch.describe(Failure("disk", message))}
+    record.remove_files(folder / "ranks", "*.json")
+    mirrored = config.tracker.mode is not TrackerMode.disabled
+    if mirrored and not (failure and failure.kind in ("tracker", "interrupt")):
+        try:
+            mirror.close(result, steps)
+        except RuntimeError as error:
+            mode = config.tracker.mode.value
+            say(f"tracker.mode={mode}: W&B failed ({error}); the record is in {folder}", error=True)
+            result["tracker_error"] = str(error)
+    return result
+
+
+def _status(failure: Failure | None) -> str:
+    if failure is None:
+        return "ok"
+    return "oom" if failure.kind == "oom" else "failed"
+
+
+def _complete_environment(folder: Path, config: RunConfig, ranks: list[dict[str, Any]]) -> None:
+    """Add what only the ranks know: their devices and the flags in force."""
+    content = record.read_json(folder / "environment.json") or {}
+    content["malloc"] = config.malloc.value
+    content["flags"] = ranks[0]["flags"] if ranks else None
+    content["ranks"] = [{key: rank[key] for key in ("rank", "host", "device", "threads")} for rank in ranks]
+    record.write_json(folder / "environment.json", content)
+
+
+def _write_result(folder: Path, result: dict[str, Any]) -> None:
+    record.write_json(folder / "result.json", {key: value for key, value in result.items() if key != "folder"})
+
+
+def _outcome(result: dict[str, Any]) -> str:
+    if result["status"] != "ok":
+        cause = result["cause"]
+        log = f" (log: {Path(result['folder']) / cause['log']})" if cause.get("log") else ""
+        return f"  {result['status']}: {cause['message']}{log}"
+    return f"  ok in {result['total_s']:.1f} s, started in {result['startup_s']:.1f} s"

@@ -1,0 +1,91 @@
+"""The table at the end of a command: one row a run."""
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from multicard import measure
+
+ALWAYS = ("precision", "gpus")
+MARK = "*"
+WIDTH = 140  # where the output is no terminal
+
+
+def show(records: list[dict[str, Any]], console: Console | None = None) -> None:
+    """Print what was measured: the axes that differ, status, times, efficiency, accuracy, memory, bytes."""
+    console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    axes = varied(records)
+    for axis in axes:
+        table.add_column(axis)
+    table.add_column("status")
+    for heading in ("total s", "images/s", "x 1 GPU", "x fp64", "accuracy", "peak memory", "to device"):
+        table.add_column(heading, justify="right")
+    for result in records:
+        table.add_row(*(_text(result["axes"].get(axis)) for axis in axes), *_figures(result, records))
+    console.print()
+    console.print(table)
+    if any(result.get("oversubscribed") for result in records):
+        console.print(f"{MARK} ranks shared a GPU (oversubscribe=true): not a figure of this machine")
+    console.print(f"Records: {folders(records)}", soft_wrap=True)
+
+
+def varied(records: list[dict[str, Any]]) -> list[str]:
+    """The axes that differ between the records, after those always shown."""
+    names = list(dict.fromkeys(name for result in records for name in result["axes"]))
+    differ = [name for name in names if len({_text(result["axes"].get(name)) for result in records}) > 1]
+    return [name for name in names if name in ALWAYS or name in differ]
+
+
+def folders(records: list[dict[str, Any]]) -> str:
+    """Where the records are: the folder itself for a single one."""
+    paths = [result["folder"] for result in records]
+    return f"{paths[0]}/" if len(paths) == 1 else f"{paths[0].rpartition('/')[0]}/*/result.json"
+
+
+def reference(result: dict[str, Any], records: list[dict[str, Any]], **axes: Any) -> dict[str, Any] | None:
+    """The `ok` record that differs from `result` in the given axes alone and has these values there."""
+    wanted = result["axes"] | axes
+    return next((r for r in records if r["status"] == "ok" and r["axes"] == wanted), None)
+
+
+def _figures(result: dict[str, Any], records: list[dict[str, Any]]) -> list[str]:
+    mark = MARK if result.get("oversubscribed") else ""
+    if result["status"] != "ok":
+        return [f"{result['status']}{mark}", *["-"] * 7]
+    total_s, gpus = result["total_s"], result["axes"]["gpus"]
+    one = reference(result, records, gpus=1)
+    fp64 = reference(result, records, precision="fp64")
+    against_one = "-"
+    if one is not None:
+        share = measure.parallel_efficiency(one["total_s"], total_s, gpus)
+        against_one = f"{measure.speedup(one['total_s'], total_s):.2f} ({share:.0%})"
+    against_fp64 = "-" if fp64 is None else f"{measure.speedup(fp64['total_s'], total_s):.2f}"
+    rate = result["images_per_s"]
+    return [
+        f"{result['status']}{mark}",
+        f"{total_s:.1f}",
+        "-" if rate is None else f"{rate:,.0f}",
+        against_one,
+        against_fp64,
+        f"{result['test_accuracy']:.2%}",
+        in_bytes(result["peak_memory_bytes"]["max"]),
+        in_bytes(result["transfer_bytes"]["h2d"]),
+    ]
+
+
+def in_bytes(count: float | None) -> str:
+    """Bytes for a person to read, in powers of 1000."""
+    if count is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,56 @@
+"""What makes a run one of image recognition. Imports neither torch nor torchvision."""
+
+from pathlib import Path
+from typing import Any
+
+from multicard import environment
+from multicard.config import Placement, VisionConfig
+from multicard.run import Kind
+from multicard.vision import data, summary
+
+
+def check(config: VisionConfig) -> None:
+    """See that the data set and the model are there.
+
+    Raises:
+        ValueError: with the key and the remedy.
+    """
+    data.check(config.dataset)
+    if config.model.name != "mobilenet_v2":
+        from multicard.vision import models  # needs torchvision, so seconds
+
+        models.check(config.model)
+
+
+def workers(config: VisionConfig, placement: Placement) -> int:
+    """Loader workers a rank. On CPU ranks none: the input is a hundredth of a step, and they would take its cores."""
+    if config.num_workers is not None:
+        return config.num_workers
+    return min(8, environment.cores() // placement.processes) if placement.device == "cuda" else 0
+
+
+def arguments(config: VisionConfig, placement: Placement, folder: Path) -> tuple[Any, ...]:
+    return config, folder, workers(config, placement)
+
+
+def describe(config: VisionConfig, placement: Placement) -> str:
+    """One line of what will run."""
+    ranks = f"{config.gpus} {'GPU' if placement.device == 'cuda' else 'CPU rank'}{'s' if config.gpus > 1 else ''}"
+    shared = ", oversubscribed (not for figures)" if placement.oversubscribed else ""
+    size = config.dataset.image_size
+    return (
+        f"{config.model.name} on {config.dataset.name} {size} px, {config.precision.name}, {config.layout.name}, "
+        f"{config.strategy.name} on {ranks}{shared}, batch {config.batch_size} a rank, {config.epochs} epochs"
+    )
+
+
+KIND = Kind(
+    name="vision",
+    work="multicard.vision.train:train",
+    preload=("multicard.vision.train", "pyarrow.parquet", "hydra.main"),
+    check=check,
+    arguments=arguments,
+    axes=summary.axes,
+    describe=describe,
+    summarise=summary.summarise,
+)

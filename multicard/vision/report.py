@@ -1,0 +1,88 @@
+"""What a rank leaves on disk, epoch by epoch, so that a run that is cut short keeps what it had measured."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multicard import measure, record
+from multicard.launch import Rank
+from multicard.measure import PHASES
+from multicard.vision.strategy import Share, unwrap
+
+PER_EPOCH = (
+    "train_s",
+    "evaluate_s",
+    "test_loss",
+    "test_accuracy",
+    "test_right",
+    "test_samples",
+    "ended_s",
+    "evaluate_h2d_images_bytes",
+    "evaluate_h2d_labels_bytes",
+)
+
+
+class Report:
+    """The rank's file and its steps. The files are written between epochs, outside all timed steps."""
+
+    def __init__(self, rank: Rank, folder: Path, share: Share, flags: dict[str, Any], workers: int) -> None:
+        self.rank, self.folder = rank, folder
+        model = unwrap(share.model)
+        self.content: dict[str, Any] = {
+            "rank": rank.rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "device": device_name(rank.device),
+            "threads": rank.threads,
+            "num_workers": workers,
+            "flags": flags,
+            "steps_per_epoch": share.steps,
+            "distinct_samples": share.distinct,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "gradient_bytes": sum(p.nbytes for p in model.parameters() if p.requires_grad),
+            "parameter_bytes": sum(p.nbytes for p in model.parameters()),
+            "buffer_bytes": sum(b.nbytes for b in model.buffers()),
+            "statistics_bytes": sum(b.nbytes for b in model.buffers() if b.is_floating_point()),
+            "started_s": None,
+            "peak_memory_bytes": None,
+            "epochs": [],
+        }
+
+    def started(self, started_s: float) -> None:
+        """Training starts now: `started_s` on the machine's clock."""
+        self.content["started_s"] = started_s
+        self.write()
+
+    def epoch(self, epoch: int, trained: dict[str, Any], evaluated: dict[str, Any], ended_s: float) -> None:
+        """Add an epoch that ended `ended_s` after the start of training."""
+        self._write_steps(epoch, trained)
+        figures = {**trained, **evaluated, "ended_s": ended_s}
+        self.content["epochs"].append({"epoch": epoch, **{key: figures[key] for key in PER_EPOCH}})
+        self.content["peak_memory_bytes"] = measure.peak_memory_bytes(self.rank.device)
+        self.write()
+
+    def _write_steps(self, epoch: int, trained: dict[str, Any]) -> None:
+        import numpy as np
+
+        phases_s = trained["phases_s"]
+        count = len(phases_s)
+        columns = {
+            "epoch": np.full(count, epoch, np.int32),
+            "rank": np.full(count, self.rank.rank, np.int32),
+            "step": np.arange(count, dtype=np.int32),
+            "step_s": phases_s.sum(axis=1),
+            **{f"{phase}_s": phases_s[:, i] for i, phase in enumerate(PHASES)},
+            "loss": np.asarray(trained["loss"]),
+            **{key: np.asarray(trained[key]) for key in ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")},
+        }
+        record.write_steps(self.folder / "steps" / f"r{self.rank.rank:02d}_e{epoch:03d}.parquet", columns)
+
+    def write(self) -> None:
+        record.write_json(record.rank_file(self.folder, self.rank.rank), self.content)
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

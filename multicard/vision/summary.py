@@ -1,0 +1,168 @@
+"""From what the ranks left on disk to the summary in result.json."""
+
+from typing import Any
+
+import numpy as np
+
+from multicard import measure
+from multicard.config import DdpConfig, Placement, StrategyName, VisionConfig
+from multicard.measure import PHASES
+
+
+def axes(config: VisionConfig, device: str) -> dict[str, Any]:
+    """What tells this run from the others of its sweep. Takes the composed configuration too, where it is refused."""
+    return {
+        "precision": str(config.precision.name),
+        "gpus": config.gpus,
+        "nodes": config.nodes,
+        "strategy": str(config.strategy.name),
+        "loader": str(config.loader.name),
+        "layout": str(config.layout.name),
+        "pin_memory": config.pin_memory,
+        "dataset": str(config.dataset.name),
+        "image_size": config.dataset.image_size,
+        "model": config.model.name,
+        "batch_size": config.batch_size,
+        "epochs": config.epochs,
+        "seed": config.seed,
+        "device": device,
+    }
+
+
+def summarise(config: VisionConfig, placement: Placement, ranks: list[dict[str, Any]], steps: Any) -> dict[str, Any]:
+    """The summary of a run, whole or cut short.
+
+    Args:
+        ranks: the rank files, by rank.
+        steps: the steps of all ranks (an Arrow table), or None where no epoch ended.
+    """
+    table = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
+    epochs = [_epoch(index, ranks, table) for index in range(_whole_epochs(ranks))]
+    first = ranks[0] if ranks else {}
+    train_s, evaluate_s = (sum(epoch[key] for epoch in epochs) for key in ("train_s", "evaluate_s"))
+    return {
+        "total_s": epochs[-1]["ended_s"] if epochs else None,
+        "train_s": train_s if epochs else None,
+        "evaluate_s": evaluate_s if epochs else None,
+        "epochs": epochs,
+        **_rates(ranks, table, config.warmup_steps),
+        "test_accuracy": epochs[-1]["test_accuracy"] if epochs else None,
+        "time_to_target_s": time_to_target_s(epochs, config.target_accuracy),
+        "peak_memory_bytes": _peak_memory(ranks, placement),
+        "transfer_bytes": _transfers(ranks, table, placement),
+        "communication_bytes": _communication(config, ranks, table),
+        "parameters": first.get("parameters"),
+        "num_workers": first.get("num_workers"),
+        "threads": first.get("threads"),
+        "oversubscribed": placement.oversubscribed,
+    }
+
+
+def time_to_target_s(epochs: list[dict[str, Any]], target: float | None) -> float | None:
+    """Seconds from the start of training to the end of the first evaluation at `target` or above; None: never."""
+    reached = (e["ended_s"] for e in epochs if target is not None and e["test_accuracy"] >= target)
+    return next(reached, None)
+
+
+def _whole_epochs(ranks: list[dict[str, Any]]) -> int:
+    return min((len(rank["epochs"]) for rank in ranks), default=0)
+
+
+def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]) -> dict[str, Any]:
+    """One epoch over all ranks: times are the slowest rank's, the loss is weighted by the samples trained."""
+    mine = [rank["epochs"][index] for rank in ranks]
+    rows = {name: column[table["epoch"] == index] for name, column in table.items()}
+    trained = int(rows["samples"].sum())
+    has_loss = rows["samples"] > 0
+    train_s = max(epoch["train_s"] for epoch in mine)
+    distinct = ranks[0]["distinct_samples"]
+    return {
+        "epoch": index,
+        "train_s": train_s,
+        "evaluate_s": max(epoch["evaluate_s"] for epoch in mine),
+        "ended_s": max(epoch["ended_s"] for epoch in mine),
+        "train_loss": float(np.average(rows["loss"][has_loss], weights=rows["samples"][has_loss])),
+        **{key: mine[0][key] for key in ("test_loss", "test_accuracy", "test_right", "test_samples")},
+        "samples": distinct,
+        "samples_trained": trained,
+        "images_per_s": measure.throughput_per_s([distinct], [train_s]),
+    }
+
+
+def _rates(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], warmup_steps: int) -> dict[str, Any]:
+    """Step and phase times, and images/s over the steps after the warm-up.
+
+    `images_per_s` counts every sample of an epoch once, however often padding or `ddp` trained it;
+    `trained_images_per_s` counts each time.
+    """
+    if not table:
+        empty = {"step_s": measure.statistics([], warmup_steps), "phases_s": None}
+        return {**empty, "images_per_s": None, "trained_images_per_s": None}
+    per_epoch = ranks[0]["steps_per_epoch"]
+    number = table["epoch"] * per_epoch + table["step"]
+    measured = number >= warmup_steps
+    by_rank = [measured & (table["rank"] == rank["rank"]) for rank in ranks]
+    samples = [table["samples"][rows].sum() for rows in by_rank]
+    trained_per_s = measure.throughput_per_s(samples, [table["step_s"][rows].sum() for rows in by_rank])
+    trained = table["samples"][table["epoch"] == 0].sum()
+    # a step lasts until its slowest rank is done
+    phases_s = {phase: float(table[f"{phase}_s"][measured].mean()) for phase in PHASES} if measured.any() else None
+    slowest_s = np.zeros(number.max() + 1)
+    np.maximum.at(slowest_s, number, table["step_s"])
+    return {
+        "step_s": measure.statistics(slowest_s, warmup_steps),
+        "images_per_s": trained_per_s and trained_per_s * ranks[0]["distinct_samples"] / trained,
+        "trained_images_per_s": trained_per_s,
+        "phases_s": phases_s,  # mean a step and rank
+    }
+
+
+def _peak_memory(ranks: list[dict[str, Any]], placement: Placement) -> dict[str, Any]:
+    per_rank = [rank["peak_memory_bytes"] for rank in ranks]
+    known = [peak for peak in per_rank if peak is not None]
+    kind = measure.peak_memory_kind(placement.device)
+    return {"max": max(known, default=None), "per_rank": per_rank, "kind": kind}
+
+
+def _transfers(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], placement: Placement) -> dict[str, Any]:
+    """What the loops handed to their devices, over all ranks and whole epochs."""
+    counted = {}
+    for part in ("images", "labels"):
+        key = f"h2d_{part}_bytes"
+        counted[f"h2d_{part}"] = {
+            "train": int(table[key].sum()) if table else 0,
+            "evaluate": sum(epoch[f"evaluate_{key}"] for rank in ranks for epoch in rank["epochs"]),
+        }
+    crosses = placement.device == "cuda"
+    return {
+        "h2d": sum(sum(part.values()) for part in counted.values()),
+        **counted,
+        "d2h": None,
+        "d2d": None,
+        "source": "counted" if crosses else "counted: what would cross to a device",
+    }
+
+
+def _communication(
+    config: VisionConfig, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]
+) -> dict[str, Any] | None:
+    """Bytes that a rank receives in collectives, from sizes and steps; None where that is not known.
+
+    All-reduce, a step: 2 (w - 1) / w of the gradients (a ring's). Broadcast from rank 0: parameters and buffers when
+    DDP starts, all buffers before each training step, the BatchNorm statistics before each evaluation.
+    """
+    strategy = config.strategy
+    if strategy.name is StrategyName.dp or (isinstance(strategy, DdpConfig) and strategy.sync_batchnorm):
+        return None
+    first, world = (ranks[0] if ranks else {}), len(ranks)
+    if world <= 1 or not table:
+        return {"all_reduce": 0, "broadcast": 0, "per": "rank", "source": "computed"}
+    steps = int((table["rank"] == 0).sum())
+    buffers = first["buffer_bytes"]
+    started = first["parameter_bytes"] + buffers
+    return {
+        "all_reduce": round(steps * measure.ring_all_reduce_bytes(first["gradient_bytes"], world)),
+        "broadcast": started + steps * buffers + len(first["epochs"]) * first["statistics_bytes"],
+        "per": "rank",
+        "source": "computed",
+    }

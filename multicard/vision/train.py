@@ -1,0 +1,251 @@
+"""One rank's part of a training run: data, model, strategy, optimiser, loop."""
+
+import gc
+import math
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
+
+from multicard import measure
+from multicard.config import (
+    AdamConfig,
+    LayoutName,
+    OptimizerConfig,
+    OptimizerName,
+    Schedule,
+    SgdConfig,
+    VisionConfig,
+)
+from multicard.launch import Rank
+from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
+from multicard.progress import Board, LossPeek
+from multicard.vision import data, models
+from multicard.vision.loaders import LOADERS, Batch, Batches
+from multicard.vision.precision import PRECISIONS, Precision
+from multicard.vision.report import Report
+from multicard.vision.strategy import (
+    STRATEGIES,
+    Share,
+    Strided,
+    share_gradients,
+    synchronise_buffers,
+    unwrap,
+)
+
+# What a step counts: samples trained, samples loaded, and bytes handed to the device
+COUNTS: tuple[str, ...] = ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")
+COLLECT_EVERY = 100  # steps between young-generation collections, the same on every rank so that none straggles
+
+
+def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    """Train, evaluate after each epoch, and leave rank files and steps in `folder`."""
+    precision, device = PRECISIONS[config.precision.name], rank.device
+    flags = precision.set_flags()
+    torch.manual_seed(config.seed)  # the same weights on every rank
+
+    # ---- data: every rank reads the set; its share of it follows from the strategy
+    content = data.load(config.dataset, config.seed)
+
+    # ---- model
+    model = models.build(config.model, content.classes, config.dataset.image_size)
+    memory_format = torch.channels_last if config.layout.name is LayoutName.nhwc else torch.contiguous_format
+    model = model.to(device, precision.model).to(memory_format=memory_format)  # pyright: ignore[reportCallIssue]
+
+    # ---- strategy
+    share = STRATEGIES[config.strategy.name](model, len(content.train), config, rank)
+    pin = config.pin_memory and device.type == "cuda"
+    load = LOADERS[config.loader.name]
+    training = load(content.train, share.sampler, share.batch_size, workers, config, precision.transfer, pin)
+    test = Strided(len(content.test), rank.rank, rank.world_size)
+    testing = load(content.test, test, share.batch_size, workers, config, precision.transfer, pin)
+
+    # ---- optimiser
+    optimizer = OPTIMIZERS[config.optimizer.name](share.model, config.lr, config.optimizer)
+    schedule = SCHEDULES[config.schedule](optimizer, config.lr, config.epochs * share.steps)
+    scaler = GradScaler(device.type, enabled=precision.scale_loss)
+
+    # ---- loop
+    torch.manual_seed(config.seed + rank.rank)  # dropout differs between ranks
+    measure.reset_peak_memory(device)
+    loop = Loop(rank, config, precision, memory_format, share, optimizer, schedule, scaler, folder)
+    report = Report(rank, folder, share, flags, workers)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    if rank.world_size > 1:
+        dist.barrier()
+    started_s = measure.clock_s()
+    report.started(started_s)
+    for epoch in range(config.epochs):
+        share.sampler.set_epoch(epoch)
+        trained = loop.train_epoch(epoch, training)
+        evaluated = loop.evaluate(testing)
+        report.epoch(epoch, trained, evaluated, measure.clock_s() - started_s)
+        target = config.target_accuracy
+        if config.stop_at_target and target is not None and evaluated["test_accuracy"] >= target:
+            break  # on all ranks alike: the counts were reduced over all of them
+
+
+class Loop:
+    """The two loops, over training and test batches, with what they have in common."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        config: VisionConfig,
+        precision: Precision,
+        memory_format: torch.memory_format,
+        share: Share,
+        optimizer: Optimizer,
+        schedule: LRScheduler,
+        scaler: GradScaler,
+        folder: Path,
+    ) -> None:
+        self.rank, self.config, self.precision, self.share = rank, config, precision, share
+        self.memory_format = memory_format
+        self.optimizer, self.schedule, self.scaler = optimizer, schedule, scaler
+        scaler.scale(torch.zeros(1, device=rank.device))  # makes its state on ranks whose first round has no batch too
+        self.timer = StepTimer(rank.device)
+        self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
+        self.peek = LossPeek(rank.device)
+        self.board = Board(folder, rank.world_size)
+        self.criterion = nn.CrossEntropyLoss()
+        self.steps = self.samples = 0
+        self.total_steps = config.epochs * share.steps
+
+    def move(self, batch: Batch, counts: dict[str, int]) -> Batch:
+        """Hand a batch to the device; what crosses is added to `counts`."""
+        images, labels = batch
+        counts["loaded"] += len(labels)
+        counts["h2d_images_bytes"] += images.nbytes
+        counts["h2d_labels_bytes"] += labels.nbytes
+        images = images.to(self.rank.device, non_blocking=True)
+        labels = labels.to(self.rank.device, non_blocking=True)
+        return images.contiguous(memory_format=self.memory_format), labels
+
+    def train_epoch(self, epoch: int, batches: Batches) -> dict[str, Any]:
+        """Train on every batch once.
+
+        Returns:
+            `train_s`, the steps' table and what this rank loaded, moved and trained.
+        """
+        share, timer, model = self.share, self.timer, self.share.model
+        rows: dict[str, list[int]] = {key: [] for key in COUNTS}
+        self.losses.fill_(math.nan)  # stays so where this rank has no batch in a round
+        model.train()
+        gc.collect(1)
+        timer.start()
+        loaded = iter(batches)
+        for step in range(share.steps):
+            mine, ranks_with_batch, counts = None, 0, dict.fromkeys(COUNTS, 0)
+            for turn, batch in enumerate(islice(loaded, share.round)):
+                timer.lap(DATA)
+                moved = self.move(batch, counts)
+                timer.lap(H2D)
+                ranks_with_batch += 1
+                if turn == share.turn:
+                    mine = moved
+            even = ranks_with_batch == share.round
+            self.optimizer.zero_grad(set_to_none=True)
+            if mine is not None:
+                counts["samples"] = len(mine[1])
+                loss = self.forward(mine, model if even else unwrap(model))
+                timer.lap(FORWARD)
+                self.scaler.scale(loss).backward()
+                self.losses[step] = loss.detach()
+                self.peek.show(loss)
+            if not even:
+                share_gradients(unwrap(model), ranks_with_batch)
+            timer.lap(BACKWARD)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.schedule.step()
+            timer.lap(OPTIMIZER)
+            for key, value in counts.items():
+                rows[key].append(value)
+            self.steps += 1
+            self.samples += counts["samples"]
+            self.board.post(self.rank.rank, self.steps, self.total_steps, self.samples, epoch, self.peek.value)
+            if self.steps % COLLECT_EVERY == 0:
+                gc.collect(0)
+        train_s, phases_s = timer.stop()
+        return {"train_s": train_s, "phases_s": phases_s, "loss": self.losses.tolist(), **rows}
+
+    def forward(self, batch: Batch, model: nn.Module) -> torch.Tensor:
+        images, labels = batch
+        with self.precision.arithmetic(self.rank.device):
+            return self.criterion(model(images), labels)
+
+    @torch.inference_mode()
+    def evaluate(self, batches: Batches) -> dict[str, Any]:
+        """Loss and accuracy on the test set: each sample on one rank, sums and counts reduced apart."""
+        device, model = self.rank.device, unwrap(self.share.model)
+        started_s = measure.clock_s()
+        synchronise_buffers(model, self.rank)
+        model.eval()
+        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right answers, samples
+        counts = dict.fromkeys(COUNTS, 0)
+        for batch in batches:
+            images, labels = self.move(batch, counts)
+            with self.precision.arithmetic(device):
+                outputs = model(images)
+            sums[0] += nn.functional.cross_entropy(outputs.double(), labels, reduction="sum")
+            sums[1] += (outputs.argmax(dim=1) == labels).sum()
+            sums[2] += len(labels)
+        if self.rank.world_size > 1:
+            dist.all_reduce(sums)
+        loss, right, samples = sums.tolist()
+        return {
+            "evaluate_s": measure.clock_s() - started_s,
+            "test_loss": loss / samples,
+            "test_right": int(right),
+            "test_samples": int(samples),
+            "test_accuracy": right / samples,
+            "evaluate_h2d_images_bytes": counts["h2d_images_bytes"],
+            "evaluate_h2d_labels_bytes": counts["h2d_labels_bytes"],
+        }
+
+
+def _sgd(model: nn.Module, lr: float, options: OptimizerConfig) -> Optimizer:
+    assert isinstance(options, SgdConfig)
+    return SGD(
+        model.parameters(),
+        lr,
+        momentum=options.momentum,
+        nesterov=options.nesterov,
+        weight_decay=options.weight_decay,
+    )
+
+
+def _adam(model: nn.Module, lr: float, options: OptimizerConfig) -> Optimizer:
+    assert isinstance(options, AdamConfig)
+    kind = Adam if options.name is OptimizerName.adam else AdamW
+    return kind(
+        model.parameters(),
+        lr,
+        betas=(options.betas[0], options.betas[1]),
+        eps=options.eps,
+        weight_decay=options.weight_decay,
+    )
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module, float, OptimizerConfig], Optimizer]] = {
+    OptimizerName.sgd: _sgd,
+    OptimizerName.adam: _adam,
+    OptimizerName.adamw: _adam,
+}
+
+# Each takes the optimiser, the highest learning rate and the number of steps of the whole run, and goes on a step.
+SCHEDULES: dict[str, Callable[[Optimizer, float, int], LRScheduler]] = {
+    Schedule.onecycle: lambda optimizer, lr, steps: OneCycleLR(optimizer, lr, total_steps=steps),
+    Schedule.cosine: lambda optimizer, _, steps: CosineAnnealingLR(optimizer, T_max=steps),
+    Schedule.constant: lambda optimizer, *_: LambdaLR(optimizer, lambda _: 1.0),
+}

@@ -1,0 +1,76 @@
+"""Fixtures: configurations composed as the command line does, and runs measured in this process."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from multicard import config, launch, run
+from multicard.config import VisionConfig
+from multicard.vision.kind import KIND
+
+ROOT = Path(__file__).parent.parent
+SHARED = ROOT.parent / "shared" / "data"  # real data: tests that need it skip where it is absent
+
+SMALL = (
+    "dataset.image_size=32",
+    "dataset.train_limit=96",
+    "dataset.test_limit=50",
+    "epochs=1",
+    "batch_size=16",
+    "warmup_steps=1",
+    "tracker.mode=disabled",
+)
+
+config.register()
+
+
+def composed(*overrides: str) -> DictConfig:
+    """The configuration as `train_vision.py` gets it from these words."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose("train_vision", list(overrides))
+
+
+def typed(*overrides: str) -> VisionConfig:
+    """The same as dataclasses."""
+    typed_config = OmegaConf.to_object(composed(*overrides))
+    assert isinstance(typed_config, VisionConfig)
+    return typed_config
+
+
+def warm_up() -> None:
+    """Have this process's ranks forked with everything imported: the first call decides."""
+    launch.warm_up("cpu", [*KIND.preload, "tests.rank_work"])
+
+
+def shared(name: str) -> Path:
+    """A folder of the real data; the test is skipped where it is absent."""
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip(f"no {path}")
+    return path
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Measures one small run per call, in a folder of its own; the record holds `folder`."""
+    calls = []
+    warm_up()
+
+    def measure(*overrides: str) -> dict[str, Any]:
+        calls.append(overrides)
+        cfg = composed(*SMALL, *overrides)
+        return run.measure(KIND, cfg, tmp_path / "sweep" / str(len(calls)), keep_refused=True)
+
+    return measure
+
+
+def command(*words: str, timeout: float = 300, **options: Any) -> subprocess.CompletedProcess[str]:
+    """`python train_vision.py WORDS`, to its end."""
+    line = [sys.executable, str(ROOT / "train_vision.py"), *words]
+    return subprocess.run(line, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT, **options)

@@ -1,0 +1,121 @@
+"""What tests have ranks do; each writes what it saw to `folder/<rank>.pt`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from multicard.config import StrategyName, VisionConfig
+from multicard.launch import Rank
+from multicard.progress import Board
+from multicard.vision import data, models
+from multicard.vision.loaders import LOADERS
+from multicard.vision.precision import PRECISIONS
+from multicard.vision.strategy import STRATEGIES, Share, Strided, unwrap
+from multicard.vision.train import OPTIMIZERS, SCHEDULES, Loop
+
+
+def save(rank: Rank, folder: Path, value: Any) -> None:
+    torch.save(value, folder / f"{rank.rank}.pt")
+
+
+def shares(rank: Rank, config: VisionConfig, folder: Path, samples: int) -> None:
+    """For each strategy: the samples that this rank loads in an epoch, and those that it trains on."""
+    seen = {}
+    for name in (StrategyName.ddp_ds, StrategyName.ddp_rr, StrategyName.ddp):
+        strategy = replace(config.strategy, name=name)
+        share = STRATEGIES[name](nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
+        share.sampler.set_epoch(1)
+        loaded = list(share.sampler)
+        size = share.batch_size
+        batches = [loaded[i : i + size] for i in range(0, len(loaded), size)]
+        trained = [i for batch in batches[share.turn :: share.round] for i in batch]
+        seen[name.value] = {"loaded": loaded, "trained": trained, "steps": share.steps, "batches": share.batches}
+    save(rank, folder, seen)
+
+
+def quiet_model(config: VisionConfig) -> nn.Module:
+    """The model with BatchNorm in evaluation mode and no dropout: a step depends on nothing but the batch."""
+    torch.manual_seed(0)
+    model = models.build(config.model, 10, config.dataset.image_size)
+    model = model.to(PRECISIONS[config.precision.name].model)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d | nn.Dropout):
+            module.eval()
+            module.train = lambda mode=True, module=module: module  # pyright: ignore[reportAttributeAccessIssue]
+    return model
+
+
+def loop_of(rank: Rank, config: VisionConfig, folder: Path, model: nn.Module, samples: int) -> tuple[Loop, Share]:
+    Board(folder, rank.world_size, create=True)
+    share = STRATEGIES[config.strategy.name](model, samples, config, rank)
+    precision = PRECISIONS[config.precision.name]
+    optimizer = OPTIMIZERS[config.optimizer.name](share.model, config.lr, config.optimizer)
+    schedule = SCHEDULES[config.schedule](optimizer, config.lr, config.epochs * share.steps)
+    scaler = torch.amp.GradScaler(rank.device.type, enabled=precision.scale_loss)  # pyright: ignore[reportPrivateImportUsage]
+    return Loop(rank, config, precision, torch.contiguous_format, share, optimizer, schedule, scaler, folder), share
+
+
+def train_quietly(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    """Train `epochs` with the quiet model; parameters and momentum of this rank."""
+    content = data.load(config.dataset, config.seed)
+    loop, share = loop_of(rank, config, folder, quiet_model(config), len(content.train))
+    precision = PRECISIONS[config.precision.name]
+    batches = LOADERS["torch"](content.train, share.sampler, share.batch_size, 0, config, precision.transfer, False)
+    for epoch in range(config.epochs):
+        share.sampler.set_epoch(epoch)
+        loop.train_epoch(epoch, batches)
+    parameters = [p.detach() for p in unwrap(share.model).parameters()]
+    momentum = [state["momentum_buffer"] for state in loop.optimizer.state.values()]
+    save(rank, folder, {"parameters": parameters, "momentum": momentum, "scale": loop.scaler.get_scale()})
+
+
+def evaluate_only(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    """Evaluate the same weights; rank 0 alone has the BatchNorm statistics that all must use."""
+    content = data.load(config.dataset, config.seed)
+    torch.manual_seed(0)
+    model = models.build(config.model, 10, config.dataset.image_size)
+    generator = torch.Generator().manual_seed(rank.rank)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None
+            module.running_mean.normal_(0, 0.05, generator=generator)
+    loop, share = loop_of(rank, config, folder, model, len(content.train))
+    test = Strided(len(content.test), rank.rank, rank.world_size)
+    batches = LOADERS["torch"](content.test, test, config.batch_size, 0, config, torch.float32, False)
+    save(rank, folder, {**loop.evaluate(batches), "mode": unwrap(share.model).training})
+
+
+def buckets(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    """The sizes of DDP's own buckets after a few steps."""
+    content = data.load(config.dataset, config.seed)
+    loop, share = loop_of(rank, config, folder, models.build(config.model, 10, 32), len(content.train))
+    batches = LOADERS["torch"](content.train, share.sampler, config.batch_size, 0, config, torch.float32, False)
+    loop.train_epoch(0, batches)
+    logged = share.model._get_ddp_logging_data()  # pyright: ignore[reportCallIssue]
+    sizes = [int(size) for size in str(logged["rebuilt_bucket_sizes"]).split(",")]
+    save(rank, folder, sum(sizes))
+
+
+def fail(rank: Rank, how: str) -> None:
+    """Rank 1 ends in the given way while the others wait for it in a collective."""
+    import os
+    import signal
+
+    import torch.distributed as dist
+
+    print(f"rank {rank.rank} was here", flush=True)
+    if rank.rank == 1:
+        if how == "raise":
+            raise KeyError("no such thing")
+        if how == "refuse":
+            raise ValueError("photo.jpg: cannot be decoded")
+        if how == "oom":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        if how == "exit":
+            os._exit(7)
+        os.kill(os.getpid(), getattr(signal, how))
+    dist.all_reduce(torch.ones(1))
+    dist.barrier()

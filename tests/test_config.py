@@ -1,0 +1,174 @@
+"""Every option composes, every closed set is whole, and what cannot work is refused by name."""
+
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+
+from multicard import cells, config
+from multicard.config import DatasetName, LayoutName, OptimizerName, Schedule, TrackerMode, place
+from multicard.vision.data import LOADS
+from multicard.vision.loaders import LOADERS
+from multicard.vision.precision import PRECISIONS
+from multicard.vision.strategy import STRATEGIES
+from multicard.vision.train import OPTIMIZERS, SCHEDULES
+from tests.conftest import ROOT, composed, typed
+
+GROUPS = {
+    "precision": PRECISIONS,
+    "strategy": STRATEGIES,
+    "loader": LOADERS,
+    "layout": LayoutName,
+    "dataset": LOADS,
+    "optimizer": OPTIMIZERS,
+}
+
+
+def options(group: str) -> set[str]:
+    return {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_each_option_has_its_function(group: str):
+    assert options(group) == set(GROUPS[group])
+
+
+def test_each_schedule_has_its_function():
+    assert set(SCHEDULES) == set(Schedule)
+
+
+def vision_options() -> list[tuple[str, str]]:
+    groups = sorted(p.name for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name != "hydra")
+    return [(group, option) for group in groups for option in sorted(options(group))]
+
+
+@pytest.mark.parametrize(("group", "option"), vision_options())
+def test_each_option_composes(group: str, option: str):
+    root = ["dataset.root=x"] if option in (DatasetName.mnist, DatasetName.images) else []
+    chosen = getattr(typed(f"{group}={option}", *root), group)
+    if hasattr(chosen, "name"):
+        assert chosen.name == option
+
+
+def test_an_option_brings_its_own_learning_rate_and_the_users_wins():
+    assert typed("optimizer=adamw").lr == 4e-3
+    assert typed("optimizer=adamw", "lr=0.5").lr == 0.5
+    assert typed().optimizer.name is OptimizerName.sgd
+
+
+REFUSED = [
+    (["gpus=0"], "gpus=0"),
+    (["nodes=0"], "nodes=0"),
+    (["epochs=0"], "epochs=0"),
+    (["batch_size=0"], "batch_size=0"),
+    (["seed=-1"], "seed=-1"),
+    (["warmup_steps=-1"], "warmup_steps=-1"),
+    (["lr=0"], "lr=0"),
+    (["num_workers=-1"], "num_workers=-1"),
+    (["target_accuracy=97"], "target_accuracy=97"),
+    (["stop_at_target=true"], "stop_at_target=true"),
+    (["name=a/b"], "name='a/b'"),
+    (["dataset.image_size=31"], "dataset.image_size=31"),
+    (["dataset.train_limit=0"], "dataset.train_limit=0"),
+    (["dataset.test_limit=0"], "dataset.test_limit=0"),
+    (["dataset.mean=[0.1]"], "dataset.mean"),
+    (["dataset.std=[1,1,0]"], "dataset.std"),
+    (["dataset=images"], "dataset.root"),
+    (["model.width=0"], "model.width=0"),
+    (["model.name=resnet18", "model.width=2"], "model.width=2"),
+    (["optimizer.momentum=1"], "optimizer.momentum=1"),
+    (["optimizer.momentum=0"], "optimizer.nesterov=true"),
+    (["optimizer.weight_decay=-1"], "optimizer.weight_decay=-1"),
+    (["optimizer=adam", "optimizer.betas=[1,0]"], "optimizer.betas"),
+    (["optimizer=adam", "optimizer.eps=0"], "optimizer.eps=0"),
+    (["strategy.bucket_cap_mb=0"], "strategy.bucket_cap_mb=0"),
+    (["loader.prefetch_factor=0"], "loader.prefetch_factor=0"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "key"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
+def test_what_can_never_work_is_refused_by_its_key(overrides: list[str], key: str):
+    with pytest.raises(ValueError, match=r".+") as refusal:
+        typed(*overrides)
+    assert str(refusal.value).startswith(key)
+    assert "\n" not in str(refusal.value)
+
+
+UNPLACED = [
+    (["device=cuda"], 0, "device=cuda"),
+    (["gpus=5"], 4, "gpus=5"),
+    (["nodes=2"], 0, "nodes=2"),
+    (["backend=nccl"], 0, "backend=nccl"),
+    (["gpus=3", "oversubscribe=true", "backend=nccl"], 2, "backend=nccl"),
+    (["strategy=dp"], 0, "strategy=dp"),
+    (["strategy=dp", "gpus=2", "oversubscribe=true"], 1, "strategy=dp"),
+    (["strategy.sync_batchnorm=true"], 0, "strategy.sync_batchnorm=true"),
+    (["precision=tf32"], 0, "precision=tf32"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "devices", "key"), UNPLACED)
+def test_what_the_machine_cannot_do_is_refused_by_its_key(overrides: list[str], devices: int, key: str):
+    with pytest.raises(ValueError, match=r".+") as refusal:
+        place(typed(*overrides), devices)
+    assert str(refusal.value).startswith(key)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "devices", "expected"),
+    [
+        ([], 0, ("cpu", "gloo", 1, False)),
+        (["gpus=16"], 0, ("cpu", "gloo", 16, False)),
+        (["gpus=4"], 4, ("cuda", "nccl", 4, False)),
+        (["gpus=4", "backend=gloo"], 4, ("cuda", "gloo", 4, False)),
+        (["gpus=4", "oversubscribe=true"], 2, ("cuda", "gloo", 4, True)),
+        (["gpus=2", "oversubscribe=true"], 2, ("cuda", "nccl", 2, False)),
+        (["gpus=3", "strategy=dp"], 4, ("cuda", "nccl", 1, False)),
+        (["gpus=3", "device=cpu"], 1, ("cpu", "gloo", 3, False)),
+    ],
+)
+def test_placement(overrides: list[str], devices: int, expected: tuple[str, str, int, bool]):
+    found = place(typed(*overrides), devices)
+    assert (found.device, found.backend, found.processes, found.oversubscribed) == expected
+
+
+def test_the_identity_is_what_is_measured():
+    one = typed("name=a").identity()
+    assert one == typed("name=b", "rerun=true", "tracker.mode=disabled").identity()
+    others = [typed("precision=fp64"), typed("gpus=2"), typed("dataset.train_limit=5"), typed("lr=0.1")]
+    assert len({one, *(other.identity() for other in others)}) == 5
+    assert len(one) == 8
+
+
+def test_the_folder_says_what_was_changed(tmp_path: Path):
+    words = ["gpus=2", "dataset.image_size=96", "name=x", "tracker.mode=disabled", "hydra.verbose=true"]
+    name = cells.folder_name(composed(*words), words)
+    assert name == f"gpus=2,image_size=96-{typed(*words).identity()}"
+    assert cells.folder_name(composed(), []) == f"default-{typed().identity()}"
+    assert cells.folder_name(composed("gpus=0"), ["gpus=0"]) == "gpus=0-00000000"
+
+
+def test_a_cell_keeps_its_folder_however_it_is_typed(tmp_path: Path):
+    typed_out = cells.folder_name(composed("gpus=1"), ["gpus=1"])
+    (tmp_path / typed_out).mkdir()
+    assert cells.find(tmp_path, cells.folder_name(composed(), [])) == tmp_path / typed_out
+    assert cells.find(tmp_path, "gpus=0-00000000") == tmp_path / "gpus=0-00000000"
+
+
+@pytest.mark.parametrize("words", [["precison=fp32"], ["dataset.downlod=true"], ["precision=fp8"], ["device=tpu"]])
+def test_misspelt_words_are_hydras_to_refuse(words: list[str]):
+    with pytest.raises(HydraException):
+        composed(*words)
+
+
+def test_an_option_has_only_the_keys_it_reads():
+    with pytest.raises(HydraException):
+        composed("dataset.download=true")  # digits downloads nothing
+    with pytest.raises(HydraException):
+        composed("optimizer=adam", "optimizer.momentum=0.9")
+
+
+def test_plain_is_json_ready():
+    content = config.plain(typed("precision=bf16"))
+    assert content["precision"] == {"name": "bf16"} and type(content["gpus"]) is int
+    assert content["tracker"]["mode"] == TrackerMode.offline

@@ -1,0 +1,151 @@
+"""Data sets: what is in them, and that broken ones are noticed before anything starts."""
+
+import gzip
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from multicard.vision import data
+from tests.conftest import shared, typed
+
+
+def test_digits_are_split_by_class_and_alike_for_every_seed():
+    content = data.load(typed().dataset, seed=0)
+    assert len(content.train) + len(content.test) == 1797
+    assert content.train.images.shape[1:] == (8, 8) and content.train.images.dtype == np.uint8
+    for digit in range(10):
+        train, test = ((part.labels == digit).sum() for part in (content.train, content.test))
+        assert test == round((train + test) / 5)
+    again = data.load(typed().dataset, seed=1)
+    np.testing.assert_array_equal(again.test.images, content.test.images)
+    seen = {image.tobytes() for image in content.train.images}
+    assert sum(image.tobytes() in seen for image in content.test.images) < 5  # a few people wrote the same pixels
+
+
+def test_digits_are_normalised_by_their_own_moments():
+    config = typed().dataset
+    pixels = data.load(config, 0).train.images / 255
+    assert pixels.mean() == pytest.approx(config.mean[0], abs=2e-3)
+    assert pixels.std() == pytest.approx(config.std[0], abs=2e-3)
+
+
+def test_limits_take_the_first_after_a_seeded_shuffle():
+    whole = data.load(typed().dataset, 0)
+    config = typed("dataset.train_limit=10", "dataset.test_limit=5000").dataset
+    some, same, other = (data.load(config, seed) for seed in (0, 0, 1))
+    assert len(some.train) == 10 and len(some.test) == len(whole.test)
+    np.testing.assert_array_equal(some.train.images, same.train.images)
+    assert (some.train.images != other.train.images).any()
+    assert len(set(some.train.labels)) > 3  # not the first ten of a sorted file
+
+
+def mnist_folder(root: Path, monkeypatch: pytest.MonkeyPatch, count: int = 20, packed: bool = True) -> Path:
+    """A small set in MNIST's form, whose checksums the module is told."""
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    known = {}
+    for name in data.MNIST_FILES:
+        images = "idx3" in name
+        header = struct.pack(">4i", 2051, count, 28, 28) if images else struct.pack(">2i", 2049, count)
+        content = header + random.integers(0, 10, count * (784 if images else 1), dtype=np.uint8).tobytes()
+        path = raw / (f"{name}.gz" if packed else name)
+        path.write_bytes(gzip.compress(content) if packed else content)
+        known[name] = (data.hashlib.md5(path.read_bytes()).hexdigest(), count)
+    monkeypatch.setattr(data, "MNIST_FILES", known)
+    return raw
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_mnist_is_read_in_place_plain_or_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool):
+    raw = mnist_folder(tmp_path, monkeypatch, packed=packed)
+    before = sorted(raw.iterdir())
+    config = typed("dataset=mnist", f"dataset.root={tmp_path}").dataset
+    data.check(config)
+    content = data.load(config, 0)
+    assert content.train.images.shape == (20, 28, 28) and content.test.labels.shape == (20,)
+    assert content.train.labels.dtype == np.int64 and content.train.labels.max() < 10
+    assert sorted(raw.iterdir()) == before
+
+
+def refusal(config: data.DatasetConfig) -> str:
+    with pytest.raises(ValueError, match=r"^dataset\.root=") as error:
+        data.check(config)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_mnist_that_is_absent_says_where_to_get_it(tmp_path: Path):
+    message = refusal(typed("dataset=mnist", f"dataset.root={tmp_path}").dataset)
+    assert "train-images-idx3-ubyte" in message and "dataset.download=true" in message
+
+
+def test_mnist_that_is_cut_off_or_altered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = typed("dataset=mnist", f"dataset.root={tmp_path}").dataset
+    raw = mnist_folder(tmp_path, monkeypatch)
+    path = raw / "t10k-labels-idx1-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-3])
+    assert "t10k-labels-idx1-ubyte.gz is cut off or altered" in refusal(config)
+    path.unlink()
+    assert "no t10k-labels-idx1-ubyte[.gz]" in refusal(config)
+    (raw / "t10k-labels-idx1-ubyte").write_bytes(b"\0" * 27)
+    assert "has 27 bytes, not 28" in refusal(config)
+    (raw / "t10k-labels-idx1-ubyte").write_bytes(b"\0" * 28)
+    assert "is not an IDX file" in refusal(config)
+
+
+def test_real_mnist():
+    config = typed("dataset=mnist", f"dataset.root={shared('mnist')}").dataset
+    data.check(config)
+    content = data.load(config, 0)
+    assert (len(content.train), len(content.test)) == (60_000, 10_000)
+    assert np.bincount(content.test.labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    pixels = content.train.images / 255
+    assert pixels.mean() == pytest.approx(config.mean[0], abs=1e-4)
+    assert pixels.std() == pytest.approx(config.std[0], abs=1e-4)
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """Two classes of plain colour images in several sizes, in both parts."""
+    for part, count in (("train", 6), ("validation", 3)):
+        for index, name in enumerate(("cat", "dog")):
+            folder = tmp_path / part / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (40 + i, 60), (index * 200, 10 * i, 0)).save(folder / f"{i}.png")
+    return tmp_path
+
+
+def test_photographs(photographs: Path):
+    config = typed("dataset=images", f"dataset.root={photographs}").dataset
+    data.check(config)
+    content = data.load(config, 0)
+    assert (len(content.train), len(content.test), content.classes) == (12, 6, 2)
+    assert content.train.labels.tolist() == [0] * 6 + [1] * 6
+    assert len(content.train.take(4, seed=0).images) == 4
+
+
+def test_broken_folders_of_photographs_are_refused(photographs: Path):
+    config = typed("dataset=images", f"dataset.root={photographs}").dataset
+    shutil.rmtree(photographs / "validation" / "dog")
+    assert "only in one of train/ and validation/: dog" in refusal(config)
+    shutil.rmtree(photographs / "validation" / "cat")
+    assert "no class folders in validation/" in refusal(config)
+    shutil.rmtree(photographs / "validation")
+    assert "no folder validation/" in refusal(config)
+    for path in (photographs / "train" / "cat").iterdir():
+        path.rename(path.with_suffix(".txt"))
+    (photographs / "validation").mkdir()
+    assert "no image in train/cat/" in refusal(config)
+
+
+def test_real_photographs():
+    config = typed("dataset=images", f"dataset.root={shared('clothing')}").dataset
+    data.check(config)
+    content = data.load(config, 0)
+    assert (len(content.train), len(content.test), content.classes) == (320, 80, 10)

@@ -1,0 +1,123 @@
+"""Strategies on real gloo ranks: who loads, moves and trains what, and that the ranks agree."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from multicard import launch
+from multicard.config import Placement, VisionConfig
+from multicard.launch import Failure, Job
+from tests.conftest import SMALL, typed, warm_up
+
+
+def on_ranks(world: int, work: str, folder: Path, *arguments: Any) -> list[Any]:
+    """What each rank of `tests.rank_work:work` saved."""
+    folder.mkdir(exist_ok=True)
+    warm_up()
+    job = Job(folder, "cpu", "gloo", 0, 1, "tuned")
+    failure = launch.launch(f"tests.rank_work:{work}", arguments, Placement("cpu", "gloo", world, False), job)
+    if isinstance(failure, Failure):
+        pytest.fail("\n".join([failure.message, *failure.log_tail]))
+    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+
+
+def small(*overrides: str) -> VisionConfig:
+    return typed(*SMALL, *overrides)
+
+
+@pytest.mark.parametrize(("world", "samples"), [(1, 10), (2, 64), (3, 50), (3, 5)])
+def test_who_loads_and_trains_what(world: int, samples: int, tmp_path: Path):
+    ranks = on_ranks(world, "shares", tmp_path, small("batch_size=8"), tmp_path, samples)
+    everything = list(range(samples))
+
+    rr = [rank["ddp_rr"] for rank in ranks]
+    assert all(rank["loaded"] == rr[0]["loaded"] for rank in rr)  # each rank loads every batch, in one order
+    assert sorted(rr[0]["loaded"]) == everything
+    assert sorted(i for rank in rr for i in rank["trained"]) == everything  # none twice, none lost
+
+    ds = [rank["ddp_ds"] for rank in ranks]
+    assert all(rank["loaded"] == rank["trained"] for rank in ds)
+    assert len({len(rank["loaded"]) for rank in ds}) == 1  # all have as many: the sampler repeats a few
+    counts = Counter(i for rank in ds for i in rank["trained"])
+    assert sorted(counts) == everything
+    assert sum(counts.values()) - samples == -samples % world
+
+    ddp = [rank["ddp"] for rank in ranks]
+    assert all(sorted(rank["trained"]) == everything for rank in ddp)
+    assert world == 1 or ddp[0]["trained"] != ddp[1]["trained"]
+    assert all(len({rank["steps"] for rank in strategy}) == 1 for strategy in (rr, ds, ddp))
+
+
+def largest_difference(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
+    return max((x - y).abs().max().item() for x, y in zip(a, b, strict=True))
+
+
+def test_two_ranks_step_as_one_on_the_joined_batch(tmp_path: Path):
+    words = ("precision=fp64", "dataset.train_limit=32", "schedule=constant")
+    one = on_ranks(1, "train_quietly", tmp_path / "1", small(*words, "batch_size=32"), tmp_path / "1")
+    two = on_ranks(2, "train_quietly", tmp_path / "2", small(*words, "batch_size=16"), tmp_path / "2")
+    assert largest_difference(one[0]["parameters"], two[0]["parameters"]) < 1e-6
+    assert largest_difference(two[0]["parameters"], two[1]["parameters"]) == 0
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp16"])
+@pytest.mark.parametrize("samples", [72, 8])
+def test_round_robin_keeps_ranks_alike_through_an_uneven_round(precision: str, samples: int, tmp_path: Path):
+    # 72 samples: 9 batches of 8 on 2 ranks, so the last round has one; 8: the only round is uneven
+    words = ("strategy=ddp_rr", f"precision={precision}", f"dataset.train_limit={samples}", "batch_size=8", "epochs=2")
+    ranks = on_ranks(2, "train_quietly", tmp_path, small(*words), tmp_path)
+    assert largest_difference(ranks[0]["parameters"], ranks[1]["parameters"]) == 0
+    assert largest_difference(ranks[0]["momentum"], ranks[1]["momentum"]) == 0
+    assert ranks[0]["scale"] == ranks[1]["scale"]
+
+
+def test_an_uneven_round_averages_over_the_ranks_that_have_a_batch(tmp_path: Path):
+    # one batch in all: the two ranks must step exactly as one rank on that batch
+    words = ("precision=fp64", "dataset.train_limit=8", "batch_size=8", "schedule=constant")
+    one = on_ranks(1, "train_quietly", tmp_path / "1", small(*words, "strategy=ddp_rr"), tmp_path / "1")
+    two = on_ranks(2, "train_quietly", tmp_path / "2", small(*words, "strategy=ddp_rr"), tmp_path / "2")
+    assert largest_difference(one[0]["parameters"], two[1]["parameters"]) < 1e-12
+
+
+def test_accuracy_is_exact_at_any_number_of_ranks(tmp_path: Path):
+    # 301 samples in batches of 16: no number of ranks divides them, the last batches are not full
+    config = small("dataset.test_limit=301")
+    found = {w: on_ranks(w, "evaluate_only", tmp_path / str(w), config, tmp_path / str(w)) for w in (1, 2, 3)}
+    right = {rank["test_right"] for ranks in found.values() for rank in ranks}
+    assert len(right) == 1 and 0 < right.pop() < 301
+    assert {rank["test_samples"] for ranks in found.values() for rank in ranks} == {301}
+    losses = [rank["test_loss"] for ranks in found.values() for rank in ranks]
+    assert max(losses) - min(losses) < 1e-6
+
+
+def test_communication_is_computed_from_what_ddp_puts_in_its_buckets(tmp_path: Path):
+    config = small()
+    ranks = on_ranks(2, "buckets", tmp_path, config, tmp_path)
+    from multicard.vision import models
+
+    model = models.build(config.model, 10, 32)
+    assert ranks[0] == sum(p.nbytes for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "says"),
+    [
+        ("raise", "exception", "rank 1: KeyError: 'no such thing'"),
+        ("refuse", "exception", "rank 1: photo.jpg: cannot be decoded"),
+        ("oom", "oom", "rank 1: OutOfMemoryError: CUDA out of memory"),
+        ("exit", "exit", "rank 1 exited with code 7"),
+        ("SIGKILL", "signal", "rank 1 was killed by SIGKILL"),
+        ("SIGSEGV", "signal", "rank 1 was killed by SIGSEGV"),
+    ],
+)
+def test_the_rank_that_died_first_is_named(how: str, kind: str, says: str, tmp_path: Path):
+    warm_up()
+    job = Job(tmp_path, "cpu", "gloo", 0, 1, "system")
+    failure = launch.launch("tests.rank_work:fail", (how,), Placement("cpu", "gloo", 3, False), job)
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.log) == (kind, 1, "logs/r01.log")
+    assert failure.message.startswith(says)
+    assert "rank 1 was here" in failure.log_tail
