@@ -9,15 +9,18 @@ import importlib
 import logging
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
+import select
 import signal
 import socket
 import sys
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from multicard.config import Malloc, Placement
@@ -64,12 +67,14 @@ class Job:
     devices: int  # CUDA devices that the ranks of this node share
     threads: int
     malloc: str
+    controller: int = field(default_factory=os.getpid)
 
 
 def warm_up(device: str, modules: list[str]) -> None:
     """Begin to import `modules` in the fork server, beside whatever the controller does next (CPU ranks only)."""
     if device == "cpu":
         multiprocessing.set_forkserver_preload(modules)
+        multiprocessing.resource_tracker.ensure_running()  # it would undo the mask
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server, and so the ranks, inherit this
         try:
             multiprocessing.forkserver.ensure_running()
@@ -86,15 +91,29 @@ def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job
     Returns:
         None where all ranks returned, else what ended the run first. No rank is left behind either way.
     """
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    handlers = {number: signal.getsignal(number) for number in signals}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.signal(number, _interrupt) for number in numbers}
     try:
         return _launch(work, arguments, placement, job)
-    except KeyboardInterrupt:  # before the agent had taken over the signals
-        return _interrupted(signal.SIGINT)
+    except Interrupted as interruption:
+        return Failure("interrupt", f"interrupted by {interruption.name}", host=socket.gethostname())
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+class Interrupted(BaseException):
+    """A signal asked the controller to end. The agent ends its ranks by SIGTERM then, whatever the signal was."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.name = signal.Signals(number).name
+
+
+def _interrupt(number: int, _: object) -> None:
+    for again in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(again, signal.SIG_IGN)  # a second Ctrl-C must not keep the ranks from being ended
+    raise Interrupted(number)
 
 
 def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
@@ -102,7 +121,7 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if placement.backend == "gloo":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -119,21 +138,16 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
         max_restarts=0,
         start_method="forkserver" if placement.device == "cpu" else "spawn",
         logs_specs=DefaultLogsSpecs(),
+        signals_to_handle="",  # `launch` handles them
     )
     try:
         elastic_launch(config, _work_as_rank)(work, arguments, job)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return _failure(job.folder, rank, failure.exitcode)
-    except SignalException as interruption:
-        return _interrupted(interruption.sigval)
-    except (OSError, EOFError, RuntimeError) as error:  # no rank could be started, or the rendezvous failed
-        return Failure("launch", f"the ranks could not be started: {type(error).__name__}: {error}")
+    except Exception as error:  # what the agent itself trips over ends this run, and is its cause
+        return Failure("launch", f"the ranks could not be started or watched: {type(error).__name__}: {error}")
     return None
-
-
-def _interrupted(number: signal.Signals) -> Failure:
-    return Failure("interrupt", f"interrupted by {signal.Signals(number).name}", host=socket.gethostname())
 
 
 def _failure(folder: Path, rank: int, exitcode: int) -> Failure:
@@ -162,7 +176,7 @@ def _work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
     """The body of a rank's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller ends the ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    die_with_parent()
+    Thread(target=_die_with, args=(job.controller,), daemon=True).start()
     number = int(os.environ["RANK"])
     _redirect(log_file(job.folder, number))
     if job.device == "cpu" and job.malloc == Malloc.tuned:
@@ -207,10 +221,16 @@ def _leave() -> None:
 
 def _report(job: Job, rank: int, error: BaseException) -> None:
     kind = "oom" if is_oom(error) else "exception"
-    lines = str(error).strip().splitlines() or [""]
-    message = f"{type(error).__name__}: {lines[0]}" if not isinstance(error, ValueError) else lines[0]
     with suppress(OSError):  # a full disk may be what ended the rank; its log and exit code still tell
-        write_json(_error_file(job.folder, rank), {"kind": kind, "message": message})
+        write_json(_error_file(job.folder, rank), {"kind": kind, "message": _in_a_line(error)})
+
+
+def _in_a_line(error: BaseException) -> str:
+    """The error as a user reads it: a ValueError's own words, else with its type."""
+    lines = str(error).strip().splitlines() or [""]
+    if lines[0].startswith("Caught ") and "DataLoader worker" in lines[0]:
+        return lines[-1].removeprefix("ValueError: ")  # the last line of the worker's own traceback
+    return lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
 
 
 def is_oom(error: BaseException) -> bool:
@@ -248,6 +268,14 @@ def _redirect(log: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+def _die_with(controller: int) -> None:
+    """Kill this rank when the controller is gone. Its parent, the fork server, would outlive it: the ranks
+    themselves keep that alive."""
+    with suppress(ProcessLookupError):  # gone already
+        select.select([os.pidfd_open(controller)], [], [])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_with_parent() -> None:

@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ def cell(kind: Kind, cfg: DictConfig) -> None:
 
 def close() -> int:
     """Print the table of what this command measured and return its exit code."""
-    if SESSION.records:
+    alone_and_refused = [result["status"] for result in SESSION.records] == ["refused"] and not SESSION.label
+    if SESSION.records and not alone_and_refused:
         table.show(SESSION.records)
     bad = any(result["status"] in record.BAD or "tracker_error" in result for result in SESSION.records)
     return 1 if bad else 0
@@ -95,7 +97,8 @@ def measure(kind: Kind, cfg: DictConfig, folder: Path, keep_refused: bool) -> di
         result |= {"status": "refused", "cause": launch.describe(Failure("refused", str(error)))}
         say(f"{SESSION.label}refused: {error}", error=True)
         if keep_refused:
-            _write_result(folder, result)
+            with suppress(OSError):  # where nothing can be written, the line above has to do
+                _write_result(folder, result)
         return result
     say(f"{SESSION.label}{kind.describe(run.config, run.placement)} -> {folder}")
     mirror = Mirror(run.config, kind.name, folder)
@@ -151,6 +154,7 @@ def _accept(kind: Kind, cfg: DictConfig, folder: Path, started_s: float) -> Run:
         record.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
         record.write_json(folder / "environment.json", environment.collect())
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
         raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
     return Run(kind, config, placement, folder, started_s)

@@ -1,5 +1,6 @@
 """Fixtures: configurations composed as the command line does, and runs measured in this process."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,6 +29,12 @@ SMALL = (
 )
 
 config.register()
+
+# Each worker of pytest-xdist keeps to a core of its own: threads that wait for one another across tests would spin
+_worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+if _worker:
+    _cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {_cores[int(_worker) % len(_cores)]})
 
 
 def composed(*overrides: str) -> DictConfig:

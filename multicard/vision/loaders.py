@@ -75,6 +75,7 @@ def torch_loader(
         batch_size=batch_size,
         sampler=sampler,
         num_workers=workers,
+        multiprocessing_context="fork" if workers else None,  # torch's default on Linux, which a forked rank loses
         pin_memory=pin,
         prefetch_factor=config.loader.prefetch_factor if workers else None,
         persistent_workers=config.loader.persistent_workers and workers > 0,

@@ -67,6 +67,11 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     test = Strided(len(content.test), rank.rank, rank.world_size)
     testing = load(content.test, test, share.batch_size, workers, config, precision.transfer, pin)
 
+    rest = len(share.sampler) % share.batch_size
+    if rest == 1 and config.dataset.image_size <= 32:  # its last feature map is 1 x 1: one value a channel
+        problem = f"batch_size={config.batch_size}: leaves a last batch of one image, which BatchNorm cannot train on"
+        raise ValueError(f"{problem} at 32 px; change batch_size, dataset.train_limit or dataset.image_size")
+
     # ---- optimiser
     optimizer = OPTIMIZERS[config.optimizer.name](share.model, config.lr, config.optimizer)
     schedule = SCHEDULES[config.schedule](optimizer, config.lr, config.epochs * share.steps)

@@ -1,0 +1,221 @@
+"""The command line, as a user types it: sweeps, interruptions, bad input. Each runs in processes of its own."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import ROOT, SMALL, command
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/result.json"))]
+
+
+def in_folder(folder: Path, *words: str) -> list[str]:
+    flags = [word for word in words if word.startswith("-")]  # Hydra wants them first
+    keys = [word for word in words if not word.startswith("-")]
+    return [*flags, *SMALL, f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}", *keys]
+
+
+def test_a_sweep_leaves_records_and_a_table_and_is_gone_on_with(tmp_path: Path):
+    words = in_folder(tmp_path / "s", "-m", "precision=fp64,fp32,fp16", "gpus=1,2", "dataset.train_limit=64")
+    first = command(*words)
+    assert first.returncode == 0, first.stderr
+    found = records(tmp_path / "s")
+    axes = {(r["axes"]["precision"], r["axes"]["gpus"]) for r in found if r["status"] == "ok"}
+    assert axes == {(p, g) for p in ("fp64", "fp32", "fp16") for g in (1, 2)}
+    table = [line.split()[:3] for line in first.stdout.splitlines() if line.startswith("fp")]
+    assert table == [[p, str(g), "ok"] for p in ("fp64", "fp32", "fp16") for g in (1, 2)]
+    assert "[6/6] " in first.stdout and f"Records: {tmp_path / 's'}" in first.stdout
+
+    again = command(*words, "lr=0.05")  # the same cells, typed otherwise
+    assert again.returncode == 0 and again.stdout.count("measured before (ok)") == 6
+    assert records(tmp_path / "s") == found
+    assert again.stdout.splitlines()[-7:-1] == first.stdout.splitlines()[-7:-1]  # the same table
+
+
+def test_a_single_run_and_its_rerun(tmp_path: Path):
+    words = in_folder(tmp_path / "one", "seed=3")
+    assert command(*words).returncode == 0
+    (before,) = records(tmp_path / "one")
+    assert "measured before (ok)" in command(*words).stdout
+    assert command(*words, "rerun=true").returncode == 0
+    (after,) = records(tmp_path / "one")
+    assert after["identity"] == before["identity"] and after["started_at"] > before["started_at"]
+
+
+def test_a_bad_cell_does_not_stop_the_rest(tmp_path: Path):
+    done = command(*in_folder(tmp_path / "s", "-m", "gpus=0,1"))
+    assert done.returncode == 1
+    assert sorted(r["status"] for r in records(tmp_path / "s")) == ["ok", "refused"]
+    assert "[1/2] refused: gpus=0: must be 1 or more" in done.stderr
+
+
+BAD = [
+    (["gpus=0"], "gpus=0"),
+    (["device=cuda"], "device=cuda"),
+    (["strategy=dp"], "strategy=dp"),
+    (["dataset.image_size=16"], "dataset.image_size=16"),
+    (["dataset=mnist", "dataset.root=/nowhere"], "dataset.root=/nowhere"),
+    (["dataset=images"], "dataset.root"),
+    (["nodes=2"], "nodes=2"),
+]
+
+
+@pytest.mark.parametrize(("words", "key"), BAD, ids=[" ".join(words) for words, _ in BAD])
+def test_a_refused_run_says_why_in_a_line_and_leaves_nothing(words: list[str], key: str, tmp_path: Path):
+    done = command(f"hydra.run.dir={tmp_path / 'run'}", *words, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"refused: {key}")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", [["precison=fp32"], ["precision=fp8"], ["device=tpu"], ["gpus=two"]])
+def test_what_hydra_refuses_leaves_nothing_either(words: list[str], tmp_path: Path):
+    done = command(f"hydra.run.dir={tmp_path / 'run'}", *words)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert re.search(r"precison|fp8|tpu|two", done.stderr)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--cfg", "job"], ["gpus=0"], ["strategy=dp", "device=cpu"]])
+def test_answers_that_need_no_torch_do_not_wait_for_it(words: list[str], tmp_path: Path):
+    line = [sys.executable, "-X", "importtime", "train_vision.py", f"hydra.run.dir={tmp_path / 'run'}", *words]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False)
+    imported = {line.split("|")[2].strip() for line in done.stderr.splitlines() if line.count("|") == 2}
+    assert "hydra" in imported
+    assert not imported & {"torch", "torchvision", "wandb", "pyarrow", "sklearn"}
+
+
+def test_help_shows_the_options():
+    text = command("--help").stdout
+    for word in ("ddp_rr", "fp32_ieee", "mnist", "nhwc", "target_accuracy", "train_vision.py -m precision=fp64"):
+        assert word in text
+
+
+@pytest.mark.parametrize(("key", "words"), [("hydra.run.dir", []), ("hydra.sweep.dir", ["-m"])])
+def test_a_folder_that_cannot_be_made_is_refused(key: str, words: list[str], tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    done = command(*in_folder(tmp_path / "file" / "x", *words))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"refused: {key}={tmp_path / 'file' / 'x'}") and "another folder" in line
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [(500, "refused: hydra.run.dir: cannot write to"), (2000, "  failed: hydra.run.dir: could not record the run in")],
+    ids=["from the start", "in mid-run"],
+)
+def test_a_full_disk_is_one_line(limit: int, says: str, tmp_path: Path):
+    # no file may grow past the limit: writing fails as it does on a full disk
+    full = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # noqa: E731
+    done = command(*in_folder(tmp_path / "run"), preexec_fn=full)
+    assert done.returncode == 1
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if "File too large" in line]
+    assert len(lines) == 1 and lines[0].startswith(says)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not list(tmp_path.rglob("result.json")) and not list(tmp_path.rglob(".*.json*"))
+
+
+class Started:
+    """`train_vision.py` in a session of its own, so that nothing it leaves behind goes unseen."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        line = [sys.executable, str(ROOT / "train_vision.py"), *in_folder(folder, *words)]
+        pipe = subprocess.PIPE
+        self.folder = folder
+        self.process = subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, start_new_session=True)
+
+    def wait_for_rank(self, rank: int) -> int:
+        """The pid of a rank that has begun to train."""
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            for path in self.folder.glob(f"*/ranks/r{rank:02d}.json"):
+                content = json.loads(path.read_text())
+                if content["started_s"] is not None:
+                    return content["pid"]
+            time.sleep(0.05)
+        raise AssertionError(self.process.communicate())
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+def assert_gone(family: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert not alive, [process.cmdline() for process in alive]
+
+
+LONG = ("epochs=500", "num_workers=1")
+
+
+def test_a_killed_rank_is_recorded_and_the_next_cell_measured(tmp_path: Path):
+    started = Started(tmp_path / "s", "-m", "gpus=2", "epochs=500,1", "num_workers=1")
+    pid = started.wait_for_rank(1)
+    family = started.family()
+    os.kill(pid, signal.SIGKILL)
+    output, errors = started.process.communicate(timeout=120)
+    assert started.process.returncode == 1, errors
+    by_epochs = {r["axes"]["epochs"]: r for r in records(tmp_path / "s")}
+    assert by_epochs[1]["status"] == "ok"
+    failed = by_epochs[500]
+    assert failed["status"] == "failed"
+    assert failed["cause"]["message"] == "rank 1 was killed by SIGKILL"
+    assert (failed["cause"]["rank"], failed["cause"]["log"]) == (1, "logs/r01.log")
+    assert "rank 1 was killed by SIGKILL" in output and "logs/r01.log" in output
+    assert_gone(family)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_is_recorded_and_stops(number: signal.Signals, tmp_path: Path):
+    started = Started(tmp_path / "s", "-m", "gpus=2", "epochs=500,1", "num_workers=1")
+    started.wait_for_rank(1)
+    family = started.family()
+    target = os.getpgid(started.process.pid) if number == signal.SIGINT else None
+    if target is not None:
+        os.killpg(target, number)  # as a terminal does
+    else:
+        started.process.send_signal(number)
+    _, errors = started.process.communicate(timeout=60)
+    assert started.process.returncode == 1
+    assert "Traceback" not in errors
+    (found,) = records(tmp_path / "s")
+    assert found["status"] == "failed" and found["cause"]["message"] == f"interrupted by {number.name}"
+    assert_gone(family)
+
+
+def test_an_interruption_while_it_starts_is_recorded_too(tmp_path: Path):
+    started = Started(tmp_path / "s")
+    deadline = time.monotonic() + 30
+    while not list((tmp_path / "s").glob("*/environment.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    family = started.family()
+    os.killpg(started.process.pid, signal.SIGINT)
+    _, errors = started.process.communicate(timeout=60)
+    assert started.process.returncode == 1 and "Traceback" not in errors
+    (found,) = records(tmp_path / "s")
+    assert found["cause"]["message"] == "interrupted by SIGINT" and found["epochs"] == []
+    assert_gone(family)
+
+
+def test_ranks_die_with_their_controller(tmp_path: Path):
+    started = Started(tmp_path / "s", "gpus=2", *LONG)
+    started.wait_for_rank(1)
+    family = started.family()
+    assert len(family) > 2
+    started.process.kill()
+    started.process.communicate(timeout=30)
+    assert_gone(family)

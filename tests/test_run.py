@@ -1,0 +1,228 @@
+"""Whole runs on CPU ranks, in this process: what is recorded, and that it is right."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multicard import record
+from multicard.run import SESSION
+from tests.conftest import shared
+
+Measured = Callable[..., dict[str, Any]]
+STEPS = ("epoch", "rank", "step", "samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes", "loss")
+
+
+def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return record.read_steps(Path(result["folder"])).select(STEPS).to_pylist()
+
+
+def ok(result: dict[str, Any]) -> dict[str, Any]:
+    assert result["status"] == "ok", result["cause"]
+    return result
+
+
+def test_the_record_is_whole(measured: Measured):
+    result = ok(measured("gpus=2", "epochs=2", "target_accuracy=0.01"))
+    folder = Path(result["folder"])
+    found = json.loads((folder / "result.json").read_text())
+    assert found == {key: value for key, value in result.items() if key != "folder"}
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "config.yaml",
+        "environment.json",
+        "logs",
+        "result.json",
+        "steps.parquet",
+    ]
+    assert (found["schema_version"], found["kind"], found["cause"]) == (1, "vision", None)
+    assert found["axes"] == {
+        "precision": "fp32",
+        "gpus": 2,
+        "nodes": 1,
+        "strategy": "ddp_ds",
+        "loader": "torch",
+        "layout": "nchw",
+        "pin_memory": True,
+        "dataset": "digits",
+        "image_size": 32,
+        "model": "mobilenet_v2",
+        "batch_size": 16,
+        "epochs": 2,
+        "seed": 0,
+        "device": "cpu",
+    }
+    assert [epoch["epoch"] for epoch in found["epochs"]] == [0, 1]
+    assert all(epoch["samples"] == epoch["samples_trained"] == 96 for epoch in found["epochs"])
+    assert all(epoch["test_right"] == round(50 * epoch["test_accuracy"]) for epoch in found["epochs"])
+    assert found["test_accuracy"] == found["epochs"][-1]["test_accuracy"]
+    assert found["time_to_target_s"] == found["epochs"][0]["ended_s"]
+    trained, evaluated = (sum(epoch[key] for epoch in found["epochs"]) for key in ("train_s", "evaluate_s"))
+    assert found["train_s"] == trained and found["evaluate_s"] == evaluated
+    assert trained + evaluated <= found["total_s"] + 0.05 and found["total_s"] == found["epochs"][-1]["ended_s"]
+    assert found["step_s"]["count"] == 5 and found["step_s"]["warmup_count"] == 1
+    assert found["startup_s"] > 0
+    memory = found["peak_memory_bytes"]
+    assert memory["kind"] == "rss" and memory["max"] == max(memory["per_rank"]) and len(memory["per_rank"]) == 2
+    assert 0 < sum(found["phases_s"].values()) <= found["step_s"]["mean"] * 1.01
+
+
+def test_rates_are_samples_over_the_time_of_the_same_steps(measured: Measured):
+    result = ok(measured("gpus=2"))
+    rows = record.read_steps(Path(result["folder"])).to_pylist()
+    kept = [row for row in rows if row["step"] >= 1]
+    slowest_s = max(sum(row["step_s"] for row in kept if row["rank"] == rank) for rank in (0, 1))
+    assert result["images_per_s"] == pytest.approx(sum(row["samples"] for row in kept) / slowest_s)
+    assert result["trained_images_per_s"] == pytest.approx(result["images_per_s"])
+    pairs = zip(rows[:3], rows[3:], strict=True)  # ranks 0 and 1
+    expected = [max(a["step_s"], b["step_s"]) for a, b in pairs][1:]
+    assert result["step_s"]["mean"] == pytest.approx(sum(expected) / 2)
+    (epoch,) = result["epochs"]
+    losses = sum(row["loss"] * row["samples"] for row in rows) / sum(row["samples"] for row in rows)
+    assert epoch["train_loss"] == pytest.approx(losses)
+
+
+def test_communication_bytes_in_closed_form(measured: Measured):
+    result = ok(measured("gpus=2", "epochs=2"))
+    parameters = 4 * result["parameters"]
+    statistics = 4 * 2 * 17056  # running mean and variance of MobileNetV2's 17,056 channels
+    buffers = statistics + 8 * 52  # and 52 batch counters
+    assert result["communication_bytes"]["all_reduce"] == 6 * parameters  # 2 (w - 1) / w = 1
+    assert result["communication_bytes"]["broadcast"] == parameters + buffers + 6 * buffers + 2 * statistics
+    alone = ok(measured())
+    assert alone["communication_bytes"]["all_reduce"] == alone["communication_bytes"]["broadcast"] == 0
+
+
+def test_one_rank_repeats_its_losses_bit_for_bit(measured: Measured):
+    first, second, other = (ok(measured("epochs=2", f"seed={seed}")) for seed in (0, 0, 1))
+    assert [row["loss"] for row in steps(first)] == [row["loss"] for row in steps(second)]
+    assert [row["loss"] for row in steps(first)] != [row["loss"] for row in steps(other)]
+    assert first["epochs"][1]["test_loss"] == second["epochs"][1]["test_loss"]
+
+
+def test_precision_decides_how_many_bytes_cross(measured: Measured):
+    few = ("dataset.train_limit=32", "dataset.test_limit=20")
+    moved = {p: ok(measured(f"precision={p}", *few))["transfer_bytes"] for p in ("fp64", "fp32", "fp16", "bf16")}
+    for part in ("train", "evaluate"):
+        images = {p: found["h2d_images"][part] for p, found in moved.items()}
+        count = 32 if part == "train" else 20
+        assert images["fp32"] == count * 3 * 32 * 32 * 4
+        assert images["fp64"] == 2 * images["fp32"] == 4 * images["fp16"] == 4 * images["bf16"]
+        assert {found["h2d_labels"][part] for found in moved.values()} == {8 * count}
+    fp32 = moved["fp32"]
+    assert fp32["h2d"] == sum(fp32[key][part] for key in ("h2d_images", "h2d_labels") for part in ("train", "evaluate"))
+    assert fp32["d2h"] is fp32["d2d"] is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "loaded", "trained", "rounds"),
+    [("ddp_ds", 2 * 51, 2 * 51, 4), ("ddp_rr", 2 * 101, 101, 4), ("ddp", 2 * 101, 2 * 101, 7)],
+)
+def test_strategies_load_move_and_train_as_they_say(
+    measured: Measured, strategy: str, loaded: int, trained: int, rounds: int
+):
+    # 101 samples in batches of 16 are 7 batches, the last of 5; the sampler repeats one on 2 ranks
+    result = ok(measured(f"strategy={strategy}", "gpus=2", "dataset.train_limit=101"))
+    rows = steps(result)
+    assert sum(row["loaded"] for row in rows) == loaded
+    assert sum(row["samples"] for row in rows) == trained
+    assert sum(row["h2d_images_bytes"] for row in rows) == loaded * 3 * 32 * 32 * 4
+    assert result["transfer_bytes"]["h2d_images"]["train"] == loaded * 3 * 32 * 32 * 4
+    assert len(rows) == 2 * rounds
+    (epoch,) = result["epochs"]
+    assert (epoch["samples"], epoch["samples_trained"]) == (101, trained)
+    assert result["trained_images_per_s"] / result["images_per_s"] == pytest.approx(trained / 101)
+
+
+def test_a_last_batch_that_cannot_be_trained_on_is_named(measured: Measured):
+    result = measured("dataset.train_limit=97")
+    assert result["status"] == "failed"
+    assert result["cause"]["message"].startswith("rank 0: batch_size=16: leaves a last batch of one image")
+
+
+def test_the_flags_in_force_are_recorded(measured: Measured):
+    for precision, conv, matmul in [("fp32", True, False), ("fp32_ieee", False, False)]:
+        folder = Path(ok(measured(f"precision={precision}"))["folder"])
+        environment = json.loads((folder / "environment.json").read_text())
+        assert environment["flags"]["cudnn_allow_tf32"] is conv
+        assert environment["flags"]["matmul_allow_tf32"] is matmul
+        assert environment["malloc"] == "tuned" and environment["git"]["commit"]
+        assert environment["ranks"][0]["device"] == "cpu"
+
+
+def test_training_can_stop_at_its_target(measured: Measured):
+    result = ok(measured("epochs=3", "target_accuracy=0.001", "stop_at_target=true"))
+    assert len(result["epochs"]) == 1
+
+
+def test_a_target_that_is_not_reached_has_no_time(measured: Measured):
+    assert ok(measured("target_accuracy=1.0"))["time_to_target_s"] is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["layout=nhwc", "optimizer=adam", "schedule=cosine"],
+        ["optimizer=adamw", "schedule=constant", "num_workers=2", "gpus=2"],
+        ["model.width=0.5", "malloc=system", "strategy.gradient_as_bucket_view=true", "gpus=2"],
+        ["model.name=resnet18"],
+        ["model.name=vit_b_16", "dataset.train_limit=4", "dataset.test_limit=2"],
+        ["batch_size=96", "num_workers=1"],
+    ],
+    ids=" ".join,
+)
+def test_other_options_train_too(measured: Measured, words: list[str]):
+    result = ok(measured(*words))
+    assert 0 <= result["test_accuracy"] <= 1
+
+
+def test_an_unknown_model_is_refused_with_its_neighbours(measured: Measured):
+    result = measured("model.name=resnet5")
+    assert result["status"] == "refused"
+    assert "model.name=resnet5" in result["cause"]["message"] and "resnet50" in result["cause"]["message"]
+
+
+def test_a_refusal_in_a_sweep_is_recorded(measured: Measured):
+    result = measured("gpus=0")
+    found = json.loads((Path(result["folder"]) / "result.json").read_text())
+    assert found["status"] == "refused" and found["cause"]["message"].startswith("gpus=0")
+    assert found["axes"]["gpus"] == 0 and found["axes"]["precision"] == "fp32"
+
+
+def test_a_broken_photograph_ends_the_run_by_its_name(measured: Measured, tmp_path: Path):
+    for part in ("train", "validation"):
+        folder = tmp_path / "set" / part / "cat"
+        folder.mkdir(parents=True)
+        for name in ("broken.jpg", "text.jpg"):
+            (folder / name).write_bytes(b"no image")
+    for workers in (0, 2):
+        result = measured("dataset=images", f"dataset.root={tmp_path / 'set'}", f"num_workers={workers}")
+        assert result["status"] == "failed"
+        assert re.fullmatch(r"rank 0: .*/(broken|text)\.jpg: cannot be decoded \(.*\); .*", result["cause"]["message"])
+        assert result["epochs"] == [] and result["total_s"] is None and result["peak_memory_bytes"]["max"] is None
+
+
+def test_real_mnist_trains(measured: Measured):
+    result = ok(measured("dataset=mnist", f"dataset.root={shared('mnist')}", "gpus=2"))
+    assert result["epochs"][0]["samples"] == 96
+
+
+def test_real_photographs_train(measured: Measured):
+    words = ["dataset=images", f"dataset.root={shared('clothing')}", "num_workers=2", "layout=nhwc"]
+    result = ok(measured(*words))
+    assert result["axes"]["dataset"] == "images" and result["epochs"][0]["test_samples"] == 50
+
+
+@pytest.mark.parametrize(
+    "words", [["batch_size=32"], ["batch_size=16", "gpus=2", "layout=nhwc"]], ids=["default", "demo at 2 ranks"]
+)
+def test_digits_are_learnt(measured: Measured, words: list[str]):
+    defaults = ["dataset.image_size=64", "dataset.train_limit=null", "dataset.test_limit=null", "epochs=10"]
+    result = ok(measured(*defaults, *words))
+    assert result["test_accuracy"] >= 0.97
+
+
+def test_nothing_here_counts_as_this_commands_result():
+    assert SESSION.records == []  # `measure` alone; `cell` adds to the session
