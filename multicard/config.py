@@ -218,6 +218,11 @@ class TrackerConfig:
     entity: Optional[str] = None
     tags: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        remedy = "W&B takes names of 1 to 128 characters without any of / \\ # ? % :"
+        fits = 0 < len(self.project) <= 128 and not set(self.project) & set("/\\#?%:")
+        require(fits, f"tracker.project={self.project}: {remedy}")
+
 
 # Keys that do not change what is measured: a cell keeps its identity whatever they are.
 NOT_IDENTITY = ("name", "rerun", "tracker")

@@ -82,6 +82,7 @@ REFUSED = [
     (["optimizer=adam", "optimizer.betas=[1,0]"], "optimizer.betas"),
     (["optimizer=adam", "optimizer.eps=0"], "optimizer.eps=0"),
     (["strategy.bucket_cap_mb=0"], "strategy.bucket_cap_mb=0"),
+    (["tracker.project=a/b"], "tracker.project=a/b"),
     (["loader.prefetch_factor=0"], "loader.prefetch_factor=0"),
 ]
 

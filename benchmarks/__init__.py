@@ -1,0 +1,1 @@
+"""Speed of our own code against plain scripts. Ratios come from interleaved runs: machines are noisy."""

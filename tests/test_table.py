@@ -1,0 +1,80 @@
+"""The table at the end: what it says of each run, and what it compares."""
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from multicard import table
+
+
+def result(total_s: float, status: str = "ok", **axes: Any) -> dict[str, Any]:
+    base = {"precision": "fp32", "gpus": 1, "strategy": "ddp_ds", "pin_memory": True}
+    figures = {
+        "total_s": total_s,
+        "images_per_s": 1234.5,
+        "test_accuracy": 0.98765,
+        "peak_memory_bytes": {"max": 5_432_000_000},
+        "transfer_bytes": {"h2d": 999},
+        "oversubscribed": False,
+    }
+    return {"status": status, "axes": base | axes, "folder": f"multirun/x/{total_s}", **figures}
+
+
+def shown(records: list[dict[str, Any]]) -> list[list[str]]:
+    console = Console(width=160, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    table.show(records, console)
+    return [line.split() for line in console.export_text().splitlines() if line.strip()]
+
+
+def test_efficiency_is_against_one_gpu_and_against_fp64_of_the_same_kind():
+    records = [
+        result(100.0, precision="fp64"),
+        result(60.0, precision="fp64", gpus=2),
+        result(40.0, precision="fp16"),
+        result(25.0, precision="fp16", gpus=2),
+    ]
+    header, *rows = shown(records)[:5]
+    assert header[:3] == ["precision", "gpus", "status"]
+    assert rows[0][2:8] == ["ok", "100.0", "1,234", "1.00", "(100%)", "1.00"]
+    assert rows[1][3:8] == ["60.0", "1,234", "1.67", "(83%)", "1.00"]
+    assert rows[2][3:8] == ["40.0", "1,234", "1.00", "(100%)", "2.50"]
+    assert rows[3][3:8] == ["25.0", "1,234", "1.60", "(80%)", "2.40"]
+    assert rows[3][8:] == ["98.77%", "5.43", "GB", "999", "B"]
+
+
+def test_only_axes_that_differ_are_shown_beside_precision_and_gpus():
+    assert table.varied([result(1.0), result(2.0)]) == ["precision", "gpus"]
+    assert table.varied([result(1.0), result(2.0, pin_memory=False)]) == ["precision", "gpus", "pin_memory"]
+
+
+def test_what_differs_elsewhere_is_no_reference():
+    records = [result(100.0), result(50.0, gpus=2, strategy="ddp")]
+    assert table.reference(records[1], records, gpus=1) is None
+    assert table.reference(records[1], [*records, result(80.0, strategy="ddp")], gpus=1) is not None
+
+
+def test_a_failed_run_is_shown_and_never_a_reference():
+    records = [result(100.0, status="failed"), result(50.0, gpus=2)]
+    _, first, second, *_ = shown(records)
+    assert first[2:] == ["failed", *["-"] * 7]
+    assert second[5:7] == ["-", "-"]  # neither against one GPU nor against fp64
+
+
+def test_oversubscribed_runs_are_marked():
+    records = [result(1.0) | {"oversubscribed": True}, result(2.0, gpus=2)]
+    lines = shown(records)
+    assert lines[1][2] == "ok*" and lines[2][2] == "ok"
+    assert any("oversubscribe=true" in " ".join(line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(None, "-"), (0, "0 B"), (999, "999 B"), (1000, "1 kB"), (5.432e9, "5.43 GB"), (2e13, "20 TB")]
+)
+def test_bytes_are_readable(count: float | None, text: str):
+    assert table.in_bytes(count) == text
+
+
+def test_the_last_line_says_where_the_records_are():
+    assert table.folders([result(1.0)]) == "multirun/x/1.0/"
+    assert table.folders([result(1.0), result(2.0)]) == "multirun/x/*/result.json"

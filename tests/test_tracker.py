@@ -1,0 +1,120 @@
+"""W&B holds what the record holds, and its failures are errors."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import wandb
+
+from multicard import config, record
+from multicard.config import TrackerMode
+from multicard.run import SESSION, close
+from multicard.tracker import flatten, step_rows
+from tests import wandb_file
+from tests.conftest import command, composed, typed
+
+Measured = Callable[..., dict[str, Any]]
+OFFLINE = ("tracker.mode=offline", "tracker.project=trial", "tracker.tags=[a,b]")
+
+
+def test_the_offline_file_holds_what_the_record_holds(measured: Measured):
+    words = ("gpus=2", "epochs=2", "precision=bf16", *OFFLINE)
+    result = measured(*words)
+    assert result["status"] == "ok", result["cause"]
+    folder = Path(result["folder"])
+    found = wandb_file.read(folder)
+
+    assert found["run"].project == "trial" and list(found["run"].tags) == ["a", "b"]
+    assert found["run"].run_group == "sweep" and found["run"].display_name == folder.name
+    assert found["run"].job_type == "vision" and found["exit_code"] == 0
+    expected = config.plain(typed("epochs=1", *words))
+    assert found["config"]["precision"] == {"name": "bf16"} and found["config"]["gpus"] == 2
+    assert set(expected) <= set(found["config"])
+    assert {**found["config"]["dataset"], "name": "digits"} == found["config"]["dataset"]
+
+    rows = [row for row in found["history"] if "train/loss" in row]
+    steps = record.read_steps(folder).to_pylist()
+    assert [row["train/step"] for row in rows] == list(range(6))
+    for row, (epoch, step) in zip(rows, [(e, s) for e in range(2) for s in range(3)], strict=True):
+        mine = [s for s in steps if (s["epoch"], s["step"]) == (epoch, step)]
+        weighted = sum(s["loss"] * s["samples"] for s in mine) / sum(s["samples"] for s in mine)
+        assert row["train/loss"] == pytest.approx(weighted)
+        assert row["train/step_s"] == max(s["step_s"] for s in mine)
+    epochs = [row for row in found["history"] if "test/accuracy" in row]
+    assert [row["test/accuracy"] for row in epochs] == [epoch["test_accuracy"] for epoch in result["epochs"]]
+    assert [row["test/loss"] for row in epochs] == [epoch["test_loss"] for epoch in result["epochs"]]
+
+    summary = found["summary"]
+    for key in ("total_s", "train_s", "evaluate_s", "startup_s", "test_accuracy", "images_per_s", "status"):
+        assert summary[key] == result[key], key
+    assert summary["peak_memory_bytes.max"] == result["peak_memory_bytes"]["max"]
+    assert summary["transfer_bytes.h2d_images.train"] == result["transfer_bytes"]["h2d_images"]["train"]
+    assert summary["communication_bytes.all_reduce"] == result["communication_bytes"]["all_reduce"]
+    assert summary["step_s.p99"] == result["step_s"]["p99"]
+
+
+def test_a_failed_run_is_mirrored_as_failed(measured: Measured):
+    result = measured("dataset.train_limit=97", *OFFLINE)
+    assert result["status"] == "failed"
+    found = wandb_file.read(Path(result["folder"]))
+    assert found["exit_code"] == 1 and found["summary"]["status"] == "failed"
+
+
+def test_disabled_writes_nothing(measured: Measured):
+    assert not (Path(measured()["folder"]) / "wandb").exists()
+
+
+def test_a_tracker_that_fails_is_an_error_and_the_record_stays(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def broken(**_: Any) -> None:
+        raise wandb.errors.CommError("no space left on device")
+
+    monkeypatch.setattr(wandb, "init", broken)
+    result = measured(*OFFLINE)
+    assert result["status"] == "ok" and result["test_accuracy"] >= 0
+    assert json.loads((Path(result["folder"]) / "result.json").read_text())["status"] == "ok"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tracker.mode=offline: W&B failed (CommError: no space left on device)")
+
+    monkeypatch.setattr(SESSION, "records", [result])
+    assert close() == 1  # though the run itself is fine
+
+
+def test_online_without_a_login_ends_before_anything_is_trained(tmp_path: Path):
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
+    env = {**clean, "HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    done = command(f"hydra.run.dir={tmp_path / 'run'}", "tracker.mode=online", env=env, timeout=120)
+    assert done.returncode == 1
+    (path,) = tmp_path.glob("run/*/result.json")
+    result = json.loads(path.read_text())
+    assert result["status"] == "failed" and result["epochs"] == []
+    assert result["cause"]["message"].startswith("tracker.mode=online") and "wandb login" in done.stdout
+
+
+def test_a_step_is_its_slowest_ranks_and_its_loss_the_weighted_mean():
+    nan = float("nan")
+    steps = pa.table(
+        {
+            "epoch": [0, 0, 0, 0, 1, 1],
+            "step": [0, 1, 0, 1, 0, 0],
+            "step_s": [1.0, 2.0, 3.0, 1.0, 5.0, 4.0],
+            "loss": [1.0, 2.0, 4.0, nan, 1.0, 1.0],  # the last round had no batch for rank 1
+            "samples": [3, 2, 1, 0, 1, 1],
+        }
+    )
+    assert step_rows(steps, {0}) == [{"step_s": 3.0, "loss": 1.75}, {"step_s": 2.0, "loss": 2.0}]
+    assert step_rows(steps, {0, 1})[-1] == {"step_s": 5.0, "loss": 1.0}
+
+
+def test_flat_keys():
+    assert flatten({"a": 1, "b": {"c": {"d": 2}, "e": None}, "f": [1]}) == {"a": 1, "b.c.d": 2}
+
+
+def test_every_mode_composes():
+    for mode in TrackerMode:
+        assert composed(f"tracker.mode={mode}").tracker.mode is mode

@@ -1,0 +1,52 @@
+"""Reads an offline `.wandb` file: LevelDB's log framing around wandb's own protobufs (0.31 has no Python reader)."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+BLOCK, HEADER = 32768, 7
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+
+def messages(path: Path) -> list[bytes]:
+    """The payloads: each chunk has a header of crc32 (4 bytes), length (2) and type (1) and stays in its block."""
+    content = path.read_bytes()
+    assert content[:4] == b":W&B"
+    found, partial, at = [], b"", HEADER
+    while at + HEADER <= len(content):
+        if BLOCK - at % BLOCK < HEADER:
+            at += BLOCK - at % BLOCK  # the rest of a block that no header fits in
+            continue
+        length, kind = struct.unpack_from("<HB", content, at + 4)
+        chunk = content[at + HEADER : at + HEADER + length]
+        at += HEADER + length
+        partial = chunk if kind in (FULL, FIRST) else partial + chunk
+        if kind in (FULL, LAST):
+            found.append(partial)
+    return found
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """`config`, `summary`, `history` (a list of rows), `run` and `exit_code` of the one run under `folder`."""
+    from wandb.proto import wandb_internal_pb2 as pb
+
+    (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    found: dict[str, Any] = {"config": {}, "summary": {}, "history": [], "exit_code": None}
+    for message in messages(path):
+        record = pb.Record()
+        record.ParseFromString(message)
+        kind = record.WhichOneof("record_type")
+        if kind == "run":
+            found["run"] = record.run
+            found["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        elif kind == "summary":
+            for item in record.summary.update:
+                key = item.key or ".".join(item.nested_key)
+                found["summary"][key] = json.loads(item.value_json)
+        elif kind == "history":
+            row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            found["history"].append(row)
+        elif kind == "exit":
+            found["exit_code"] = record.exit.exit_code
+    return found
