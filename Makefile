@@ -1,5 +1,6 @@
 # make demo     install, run a small sweep, print what was measured
 # make test     install, lint, run the tests
+# make test-gpu what only a CUDA device can show
 # make lint     ruff and basedpyright alone
 # make lock     pin all dependencies of requirements.txt again
 
@@ -7,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 UV := uv==0.13.8
 
-.PHONY: demo test lint lock install
+.PHONY: demo test test-gpu lint lock install
 install: .venv/installed
 
 demo: install
@@ -15,6 +16,9 @@ demo: install
 
 test: lint
 	$(BIN)/python -m pytest
+
+test-gpu: install
+	$(BIN)/python -m pytest -n 0 -m gpu
 
 lint: install
 	$(BIN)/ruff check .

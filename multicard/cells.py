@@ -18,7 +18,7 @@ def folder_name(cfg: DictConfig, overrides: list[str]) -> str:
     hidden = {*NOT_IDENTITY, "hydra", "+hydra", "~hydra"}
     kept = (o for o in overrides if re.split(r"[=./@]", o, maxsplit=1)[0] not in hidden)
     shown = sorted(re.sub(r"^[\w+/]*\.", "", o) for o in kept)  # the key without its group
-    text = re.sub(r"[^\w.,=+-]", "_", ",".join(shown))[:LONGEST] or "default"
+    text = re.sub(r"=[._]+", "=", re.sub(r"[^\w.,=+-]", "_", ",".join(shown)))[:LONGEST] or "default"
     return f"{text}-{identity(cfg)}"
 
 

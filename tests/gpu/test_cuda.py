@@ -1,0 +1,129 @@
+"""What only a CUDA device can show: `make test-gpu`, or `pytest -m gpu`. Skipped where there is none."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from multicard import measure, record
+from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
+from multicard.progress import LossPeek
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+Measured = Callable[..., dict[str, Any]]
+CUDA = "device=cuda"
+
+
+def ok(result: dict[str, Any]) -> dict[str, Any]:
+    assert result["status"] == "ok", result["cause"]
+    return result
+
+
+def several() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device")
+
+
+def busy(milliseconds: float) -> None:
+    """Keep the stream busy that long, by the device's own clock rate."""
+    torch.cuda._sleep(int(milliseconds * 1e-3 * torch.cuda.clock_rate() * 1e6))
+
+
+def test_laps_are_the_devices_time_and_cost_no_synchronisation():
+    device = torch.device("cuda", 0)
+    timer = measure.StepTimer(device)
+    busy(1)  # compiled and loaded before anything is timed
+    torch.cuda.synchronize()
+    timer.start()
+    for phase, milliseconds in ((DATA, 0), (H2D, 0), (FORWARD, 50), (BACKWARD, 100), (OPTIMIZER, 0)):
+        busy(milliseconds) if milliseconds else None
+        timer.lap(phase)
+    assert not torch.cuda.current_stream().query()  # the host ran ahead of the 150 ms
+    wall_s, table = timer.stop()
+    assert table[0, BACKWARD] / table[0, FORWARD] == pytest.approx(2, rel=0.1)
+    assert table.sum() <= wall_s and table.sum() == pytest.approx(wall_s, rel=0.2)
+
+
+def test_a_host_that_is_slow_to_bring_data_shows_as_data():
+    timer = measure.StepTimer(torch.device("cuda", 0))
+    busy(1)
+    torch.cuda.synchronize()
+    timer.start()
+    __import__("time").sleep(0.1)  # the device stands idle
+    timer.lap(DATA)
+    for phase in (H2D, FORWARD, BACKWARD, OPTIMIZER):
+        timer.lap(phase)
+    _, table = timer.stop()
+    assert 0.09 < table[0, DATA] < 0.2 and table[0, FORWARD] < 0.01
+
+
+def test_the_peek_at_the_loss_waits_for_nothing():
+    peek = LossPeek(torch.device("cuda", 0), every=1)
+    loss = torch.tensor(2.5, device="cuda")
+    busy(50)
+    peek.show(loss)
+    assert not torch.cuda.current_stream().query()
+    torch.cuda.synchronize()
+    peek.show(loss)
+    assert peek.value == 2.5
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "fp32_ieee", "tf32", "fp16", "bf16"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_every_precision_and_layout_trains(measured: Measured, precision: str, layout: str):
+    result = ok(measured(CUDA, f"precision={precision}", f"layout={layout}", "num_workers=2"))
+    assert result["peak_memory_bytes"]["kind"] == "cuda_allocated" and result["peak_memory_bytes"]["max"] > 2**20
+    assert result["transfer_bytes"]["source"] == "counted"
+    phases_s = sum(result["phases_s"].values())
+    assert phases_s == pytest.approx(result["step_s"]["mean"], rel=0.05)
+    assert result["epochs"][0]["train_loss"] > 0
+
+
+def test_the_tf32_flags_are_in_force(measured: Measured):
+    for precision, flags in {"fp32": (True, False), "fp32_ieee": (False, False), "tf32": (True, True)}.items():
+        folder = Path(ok(measured(CUDA, f"precision={precision}"))["folder"])
+        environment = json.loads((folder / "environment.json").read_text())
+        assert (environment["flags"]["cudnn_allow_tf32"], environment["flags"]["matmul_allow_tf32"]) == flags
+        assert environment["gpus"][0]["name"] and environment["ranks"][0]["device"] != "cpu"
+
+
+def test_the_steps_add_up_to_the_epoch(measured: Measured):
+    result = ok(measured(CUDA, "epochs=2", "dataset.train_limit=640"))
+    rows = record.read_steps(Path(result["folder"])).to_pylist()
+    for epoch in result["epochs"]:
+        total_s = sum(row["step_s"] for row in rows if row["epoch"] == epoch["epoch"])
+        assert total_s == pytest.approx(epoch["train_s"], rel=0.1)
+
+
+@pytest.mark.parametrize("strategy", ["ddp_ds", "ddp_rr", "ddp"])
+def test_ranks_may_share_a_gpu_for_a_trial(measured: Measured, strategy: str):
+    count = torch.cuda.device_count() + 1
+    result = ok(measured(CUDA, f"gpus={count}", "oversubscribe=true", f"strategy={strategy}"))
+    assert result["oversubscribed"] is True and len(result["peak_memory_bytes"]["per_rank"]) == count
+
+
+def test_memory_that_runs_out_is_a_result(measured: Measured):
+    words = ("dataset.image_size=700", "batch_size=1797", "dataset.train_limit=1400", "precision=fp64")
+    result = measured(CUDA, *words, "model.name=efficientnet_v2_l")
+    assert result["status"] == "oom" and "OutOfMemoryError" in result["cause"]["message"]
+
+
+def test_data_parallel_on_one_gpu(measured: Measured):
+    assert ok(measured(CUDA, "strategy=dp"))["communication_bytes"] is None
+
+
+@pytest.mark.parametrize("strategy", ["ddp_ds", "ddp_rr", "ddp", "dp"])
+def test_strategies_on_two_gpus(measured: Measured, strategy: str):
+    several()
+    ok(measured(CUDA, "gpus=2", f"strategy={strategy}"))
+
+
+def test_batchnorm_is_synchronised_on_request(measured: Measured):
+    several()
+    assert ok(measured(CUDA, "gpus=2", "strategy.sync_batchnorm=true"))["communication_bytes"] is None
