@@ -60,9 +60,10 @@ def our_step_s(record: dict[str, Any]) -> float:
     return statistics.mean(epoch["train_s"] / steps for epoch in record["epochs"][1:])
 
 
-def import_s() -> float:
+def elapsed_s(*words: str) -> float:
+    """How long a command takes, whatever its exit code."""
     started = time.monotonic()
-    run("-c", "import torch, torchvision")
+    subprocess.run([sys.executable, *words], capture_output=True, cwd=ROOT, check=False)
     return time.monotonic() - started
 
 
@@ -90,8 +91,13 @@ def main() -> None:
         print(f"{ranks} rank(s): step time, ours / plain:        {spread(ratios)}")
         print(f"{ranks} rank(s): step time, malloc system/tuned: {spread(gains)}")
     for ranks in (1, 4):
-        ratios = [ours(ranks, "tuned")["startup_s"] / import_s() for _ in range(args.rounds)]
+        ratios = [
+            ours(ranks, "tuned")["startup_s"] / elapsed_s("-c", "import torch, torchvision") for _ in range(args.rounds)
+        ]
         print(f"{ranks} rank(s): command to first step / imports: {spread(ratios)}")
+    for words in (["--help"], ["--cfg", "job"], ["strategy=dp", "device=cpu"]):
+        seconds = [elapsed_s("train_vision.py", *words) for _ in range(args.rounds)]
+        print(f"train_vision.py {' '.join(words)}: {spread(seconds)} s")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,14 @@
 import json
 import math
 import os
+import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
 DONE = ("ok", "oom")  # an OOM is a measurement: it would happen again
+RUNNING = ".running.json"  # who is measuring into the folder now
 BAD = ("failed", "timeout", "refused")  # a sweep that holds one of these exits with 1
 
 
@@ -125,6 +128,28 @@ def remove_empty(folder: Path) -> None:
         folder.rmdir()
     except OSError:
         return
+
+
+def claim(folder: Path) -> None:
+    """Mark `folder` as being measured by this process, until `release`.
+
+    Raises:
+        ValueError: where another process of this machine is measuring into it.
+    """
+    import psutil
+
+    marker = folder / RUNNING
+    owner = read_json(marker)
+    mine = {"host": socket.gethostname(), "pid": os.getpid()}
+    if owner is not None and owner["host"] == mine["host"] and owner != mine and psutil.pid_exists(owner["pid"]):
+        raise ValueError(f"name={folder.parent.name}: process {owner['pid']} is measuring {folder.name} at this moment")
+    if folder.exists():
+        shutil.rmtree(folder)  # an earlier try that is to be measured again
+    write_json(marker, mine)
+
+
+def release(folder: Path) -> None:
+    (folder / RUNNING).unlink(missing_ok=True)
 
 
 def find_cell(sweep: Path, identity: str) -> Path | None:

@@ -96,13 +96,16 @@ def measure(kind: Kind, cfg: DictConfig, folder: Path, keep_refused: bool) -> di
     except ValueError as error:
         result |= {"status": "refused", "cause": launch.describe(Failure("refused", str(error)))}
         say(f"{SESSION.label}refused: {error}", error=True)
-        if keep_refused:
+        if keep_refused and not (folder / record.RUNNING).exists():
             with suppress(OSError):  # where nothing can be written, the line above has to do
                 _write_result(folder, result)
         return result
     say(f"{SESSION.label}{kind.describe(run.config, run.placement)} -> {folder}")
-    mirror = Mirror(run.config, kind.name, folder)
-    result |= _record(run, result, _launch(run, mirror), mirror)
+    try:
+        mirror = Mirror(run.config, kind.name, folder)
+        result |= _record(run, result, _launch(run, mirror), mirror)
+    finally:
+        record.release(folder)
     say(_outcome(result))
     return result
 
@@ -149,8 +152,7 @@ def _accept(kind: Kind, cfg: DictConfig, folder: Path, started_s: float) -> Run:
     placement = place(config, len(environment.visible_gpus()))
     kind.check(config)
     try:
-        if folder.exists():
-            shutil.rmtree(folder)  # an earlier try that is to be measured again
+        record.claim(folder)
         record.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
         record.write_json(folder / "environment.json", environment.collect())
     except OSError as error:
@@ -196,7 +198,7 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
             "startup_s": None if trained_s is None else trained_s - run.started_s,
             **run.kind.summarise(config, placement, ranks, steps),
         }
-        _complete_environment(folder, config, ranks)
+        _complete_environment(folder, config, placement, ranks)
         _write_result(folder, result)
     except OSError as error:
         message = f"hydra.run.dir: could not record the run in {folder} ({error.strerror}); free some space"
@@ -219,10 +221,10 @@ def _status(failure: Failure | None) -> str:
     return "oom" if failure.kind == "oom" else "failed"
 
 
-def _complete_environment(folder: Path, config: RunConfig, ranks: list[dict[str, Any]]) -> None:
+def _complete_environment(folder: Path, config: RunConfig, placement: Placement, ranks: list[dict[str, Any]]) -> None:
     """Add what only the ranks know: their devices and the flags in force."""
     content = record.read_json(folder / "environment.json") or {}
-    content["malloc"] = config.malloc.value
+    content["malloc"] = config.malloc.value if placement.device == "cpu" else "system"  # in force
     content["flags"] = ranks[0]["flags"] if ranks else None
     content["ranks"] = [{key: rank[key] for key in ("rank", "host", "device", "threads")} for rank in ranks]
     record.write_json(folder / "environment.json", content)

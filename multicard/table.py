@@ -9,6 +9,8 @@ from rich.table import Table
 from multicard import measure
 
 ALWAYS = ("precision", "gpus")
+FIGURES = ("status", "total s", "images/s", "x 1 GPU", "x fp64", "accuracy", "peak memory", "to device")
+COMPARED = ("x 1 GPU", "x fp64")  # left out where no run of the table can be compared so
 MARK = "*"
 WIDTH = 140  # where the output is no terminal
 
@@ -18,18 +20,19 @@ def show(records: list[dict[str, Any]], console: Console | None = None) -> None:
     console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
     axes = varied(records)
-    for axis in axes:
-        table.add_column(axis)
-    table.add_column("status")
-    for heading in ("total s", "images/s", "x 1 GPU", "x fp64", "accuracy", "peak memory", "to device"):
+    rows = [_figures(result, records) for result in records]
+    shown = [heading for heading in FIGURES if heading not in COMPARED or any(row[heading] != "-" for row in rows)]
+    for heading in (*axes, "status"):
+        table.add_column(heading)
+    for heading in shown[1:]:
         table.add_column(heading, justify="right")
-    for result in records:
-        table.add_row(*(_text(result["axes"].get(axis)) for axis in axes), *_figures(result, records))
+    for result, row in zip(records, rows, strict=True):
+        table.add_row(*(_text(result["axes"].get(axis)) for axis in axes), *(row[heading] for heading in shown))
     console.print()
     console.print(table)
     if any(result.get("oversubscribed") for result in records):
         console.print(f"{MARK} ranks shared a GPU (oversubscribe=true): not a figure of this machine")
-    console.print(f"Records: {folders(records)}", soft_wrap=True)
+    console.print(f"Records: {folders(records)}", soft_wrap=True, highlight=False)
 
 
 def varied(records: list[dict[str, Any]]) -> list[str]:
@@ -51,29 +54,29 @@ def reference(result: dict[str, Any], records: list[dict[str, Any]], **axes: Any
     return next((r for r in records if r["status"] == "ok" and r["axes"] == wanted), None)
 
 
-def _figures(result: dict[str, Any], records: list[dict[str, Any]]) -> list[str]:
-    mark = MARK if result.get("oversubscribed") else ""
+def _figures(result: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, str]:
+    """What the row of a run shows under each of `FIGURES`."""
+    status = result["status"] + (MARK if result.get("oversubscribed") else "")
     if result["status"] != "ok":
-        return [f"{result['status']}{mark}", *["-"] * 7]
+        return dict.fromkeys(FIGURES, "-") | {"status": status}
     total_s, gpus = result["total_s"], result["axes"]["gpus"]
-    one = reference(result, records, gpus=1)
+    one = reference(result, records, gpus=1) if any(other["axes"]["gpus"] != 1 for other in records) else None
     fp64 = reference(result, records, precision="fp64")
     against_one = "-"
     if one is not None:
         share = measure.parallel_efficiency(one["total_s"], total_s, gpus)
         against_one = f"{measure.speedup(one['total_s'], total_s):.2f} ({share:.0%})"
-    against_fp64 = "-" if fp64 is None else f"{measure.speedup(fp64['total_s'], total_s):.2f}"
     rate = result["images_per_s"]
-    return [
-        f"{result['status']}{mark}",
-        f"{total_s:.1f}",
-        "-" if rate is None else f"{rate:,.0f}",
-        against_one,
-        against_fp64,
-        f"{result['test_accuracy']:.2%}",
-        in_bytes(result["peak_memory_bytes"]["max"]),
-        in_bytes(result["transfer_bytes"]["h2d"]),
-    ]
+    return {
+        "status": status,
+        "total s": f"{total_s:.1f}",
+        "images/s": "-" if rate is None else f"{rate:,.0f}",
+        "x 1 GPU": against_one,
+        "x fp64": "-" if fp64 is None else f"{measure.speedup(fp64['total_s'], total_s):.2f}",
+        "accuracy": f"{result['test_accuracy']:.2%}",
+        "peak memory": in_bytes(result["peak_memory_bytes"]["max"]),
+        "to device": in_bytes(result["transfer_bytes"]["h2d"]),
+    }
 
 
 def in_bytes(count: float | None) -> str:

@@ -1,6 +1,9 @@
 """Files are whole or absent, and what a run left is found again."""
 
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +70,24 @@ def test_cells_are_found_by_identity(tmp_path: Path):
 def test_only_measurements_are_kept(tmp_path: Path, status: str, done: bool):
     record.write_json(tmp_path / "result.json", {"status": status})
     assert (record.finished(tmp_path) is not None) is done
+
+
+def test_a_folder_is_measured_into_by_one_process(tmp_path: Path):
+    folder = tmp_path / "sweep" / "cell"
+    record.claim(folder)
+    (folder / "result.json").write_text("{}")
+    record.claim(folder)  # the same process starts it again
+    assert [path.name for path in folder.iterdir()] == [record.RUNNING]
+
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        record.write_json(folder / record.RUNNING, {"host": socket.gethostname(), "pid": other.pid})
+        with pytest.raises(ValueError, match=f"name=sweep: process {other.pid} is measuring cell"):
+            record.claim(folder)
+        assert (folder / record.RUNNING).exists()
+    finally:
+        other.kill()
+        other.wait()
+    record.claim(folder)  # what a dead process was measuring is free
+    record.release(folder)
+    assert not list(folder.iterdir())

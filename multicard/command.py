@@ -1,0 +1,65 @@
+"""The command around Hydra: its refusals in a line each, and the exit code."""
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from multicard import config, run
+
+
+def execute(main: Callable[[], None]) -> int:
+    """Call a function that `hydra.main` decorated, print the table of what it measured and return the exit code."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
+    try:
+        main()
+    except (HydraException, OmegaConfBaseException) as error:
+        causes = [str(part) for part in (error, error.__cause__) if part is not None]
+        print(f"refused: {in_a_line(chr(10).join(causes))}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted by SIGINT", file=sys.stderr)
+        return 1
+    return run.close()
+
+
+def in_a_line(message: str) -> str:
+    """What Hydra or OmegaConf says of a command line that cannot be composed, with the key first and a remedy."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    key = re.match(r"Could not override '([^']*)'", lines[0])
+    if key is not None:
+        if key[1] in known_keys():
+            return (
+                f"{key[1]}: not a key of the option chosen for {key[1].partition('.')[0]}; --cfg job shows those it has"
+            )
+        near = difflib.get_close_matches(key[1], known_keys(), n=3)
+        return f"{key[1]}: no such key here; " + (f"nearest: {', '.join(near)}" if near else "--help lists all keys")
+    option = re.search(r"Could not find '([^']*)'", lines[0])
+    if option is not None and any(line.startswith("Available options") for line in lines):
+        group, _, name = option[1].rpartition("/")
+        first = next(i for i, line in enumerate(lines) if line.startswith("Available options")) + 1
+        last = next((i for i, line in enumerate(lines) if line.startswith("Config search path")), len(lines))
+        return f"{group}={name}: no such option; choose one of {', '.join(lines[first:last])}"
+    merged = re.match(r"Error merging override (.*)", lines[0])
+    if merged is not None and len(lines) > 1:
+        return f"{merged[1]}: {lines[1][0].lower()}{lines[1][1:]}"
+    return lines[0]
+
+
+def known_keys() -> list[str]:
+    """Every key that a command line may set, of all options."""
+    schemas = [config.VisionConfig, *(schema for options in config.SCHEMAS.values() for schema in options.values())]
+    groups = {schema: group for group, options in config.SCHEMAS.items() for schema in options.values()}
+    keys: set[str] = set()
+    for schema in schemas:
+        prefix = f"{groups[schema]}." if schema in groups else ""
+        for field in fields(schema):
+            keys.add(prefix + field.name)
+            if isinstance(field.type, type) and is_dataclass(field.type):
+                keys |= {f"{prefix}{field.name}.{inner.name}" for inner in fields(field.type)}
+    return sorted(keys)
