@@ -15,7 +15,7 @@ demo: install
 	$(BIN)/python train_vision.py -m precision=fp32,bf16 gpus=1,2 layout=nhwc batch_size=16
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not gpu"
 
 test-gpu: install
 	$(BIN)/python -m pytest -n 0 -m gpu

@@ -24,6 +24,7 @@ def execute(main: Callable[[], None]) -> int:
         return 1
     except KeyboardInterrupt:
         print("interrupted by SIGINT", file=sys.stderr)
+        run.close()
         return 1
     return run.close()
 
@@ -38,7 +39,7 @@ def in_a_line(message: str) -> str:
                 f"{key[1]}: not a key of the option chosen for {key[1].partition('.')[0]}; --cfg job shows those it has"
             )
         near = difflib.get_close_matches(key[1], known_keys(), n=3)
-        return f"{key[1]}: no such key here; " + (f"nearest: {', '.join(near)}" if near else "--help lists all keys")
+        return f"{key[1]}: no such key here; " + (f"nearest: {', '.join(near)}" if near else "--cfg job shows all keys")
     option = re.search(r"Could not find '([^']*)'", lines[0])
     if option is not None and any(line.startswith("Available options") for line in lines):
         group, _, name = option[1].rpartition("/")

@@ -338,6 +338,9 @@ def _check_vision(config: VisionConfig, on_cuda: bool, oversubscribed: bool) -> 
         require(on_cuda, f"strategy=dp: nn.DataParallel needs CUDA devices; {remedy}")
         require(not oversubscribed, f"strategy=dp: its replicas cannot share a GPU; {remedy}")
     synced = isinstance(strategy, DdpConfig) and strategy.sync_batchnorm
+    remedy = "its last round may have no batch for some ranks, and their statistics would be waited for; use ddp_ds"
+    alone = strategy.name is StrategyName.ddp_rr and synced
+    require(not alone, f"strategy.sync_batchnorm=true: does not go with ddp_rr: {remedy}")
     require(on_cuda or not synced, "strategy.sync_batchnorm=true: torch's SyncBatchNorm needs CUDA; leave it false")
     remedy = "CPU ranks compute in IEEE fp32; use precision=fp32"
     require(on_cuda or precision is not PrecisionName.tf32, f"precision=tf32: needs CUDA devices; {remedy}")

@@ -144,7 +144,9 @@ def _gpu(nvml: Any, uuid: str) -> dict[str, Any]:
         except nvml.NVMLError:
             return None
 
-    handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    handle = ask(nvml.nvmlDeviceGetHandleByUUID, uuid)
+    if handle is None:
+        return {"uuid": uuid}  # an older form of a MIG instance's name, say
     memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     return {
         "uuid": uuid,

@@ -17,7 +17,8 @@ import socket
 import sys
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -91,15 +92,11 @@ def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job
     Returns:
         None where all ranks returned, else what ended the run first. No rank is left behind either way.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    handlers = {number: signal.signal(number, _interrupt) for number in numbers}
-    try:
-        return _launch(work, arguments, placement, job)
-    except Interrupted as interruption:
-        return Failure("interrupt", f"interrupted by {interruption.name}", host=socket.gethostname())
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with interruptible():
+        try:
+            return _launch(work, arguments, placement, job)
+        except Interrupted as interruption:
+            return interruption.failure
 
 
 class Interrupted(BaseException):
@@ -107,11 +104,25 @@ class Interrupted(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.name = signal.Signals(number).name
+        self.failure = Failure("interrupt", f"interrupted by {signal.Signals(number).name}", host=socket.gethostname())
+
+
+INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Within it, a signal that asks this process to end raises `Interrupted`, once."""
+    handlers = {number: signal.signal(number, _interrupt) for number in INTERRUPTIONS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(number: int, _: object) -> None:
-    for again in (signal.SIGINT, signal.SIGTERM):
+    for again in INTERRUPTIONS:
         signal.signal(again, signal.SIG_IGN)  # a second Ctrl-C must not keep the ranks from being ended
     raise Interrupted(number)
 
@@ -234,10 +245,11 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether memory ran out: torch's own error on CUDA, the allocator's or Python's on the host."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    """Whether memory ran out: torch's own error, or what the libraries below it say; Python's on the host."""
+    if isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    signs = ("out of memory", "alloc_failed", "can't allocate memory")  # driver and NCCL, cuBLAS and cuDNN, host
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
 
 
 def _peer_died(error: BaseException) -> bool:

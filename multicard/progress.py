@@ -37,7 +37,7 @@ class Board:
         descriptor = os.open(self.path, flags, 0o644)
         try:
             if create:
-                os.ftruncate(descriptor, ranks * _SLOT.size)
+                os.posix_fallocate(descriptor, 0, ranks * _SLOT.size)  # a full disk says so here, not by SIGBUS later
             self._map = mmap.mmap(descriptor, ranks * _SLOT.size)
         finally:
             os.close(descriptor)

@@ -18,6 +18,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from multicard.config import require
+
 SCHEMA_VERSION = 1
 DONE = ("ok", "oom")  # an OOM is a measurement: it would happen again
 RUNNING = ".running.json"  # who is measuring into the folder now
@@ -131,25 +133,43 @@ def remove_empty(folder: Path) -> None:
 
 
 def claim(folder: Path) -> None:
-    """Mark `folder` as being measured by this process, until `release`.
+    """Mark `folder` as being measured by this process, until `release`. What an earlier try left is removed; a
+    finished measurement is put aside until the new one has finished too.
 
     Raises:
-        ValueError: where another process of this machine is measuring into it.
+        ValueError: where another process is measuring into it.
     """
     import psutil
 
-    marker = folder / RUNNING
+    marker, key = folder / RUNNING, f"name={folder.parent.name}"
     owner = read_json(marker)
     mine = {"host": socket.gethostname(), "pid": os.getpid()}
-    if owner is not None and owner["host"] == mine["host"] and owner != mine and psutil.pid_exists(owner["pid"]):
-        raise ValueError(f"name={folder.parent.name}: process {owner['pid']} is measuring {folder.name} at this moment")
+    if owner is not None and owner != mine:
+        elsewhere = owner["host"] != mine["host"]
+        who = f"process {owner['pid']}" + (f" on {owner['host']}" if elsewhere else "")
+        busy = elsewhere or psutil.pid_exists(owner["pid"])
+        require(not busy, f"{key}: {who} is measuring {folder.name}; wait for it (if it is gone, remove {marker})")
+    if finished(folder) is not None and not _aside(folder).exists():
+        folder.rename(_aside(folder))
     if folder.exists():
-        shutil.rmtree(folder)  # an earlier try that is to be measured again
-    write_json(marker, mine)
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    try:
+        with marker.open("x") as file:
+            json.dump(mine, file)
+    except FileExistsError:
+        raise ValueError(f"{key}: another process has just begun to measure {folder.name}; wait for it") from None
 
 
 def release(folder: Path) -> None:
+    """End a `claim`."""
     (folder / RUNNING).unlink(missing_ok=True)
+    if finished(folder) is not None:
+        shutil.rmtree(_aside(folder), ignore_errors=True)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.before")
 
 
 def find_cell(sweep: Path, identity: str) -> Path | None:

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from multicard import cells, environment, launch, record, table
 from multicard.config import Placement, RunConfig, TrackerMode, place
-from multicard.launch import Failure, Job
+from multicard.launch import Failure, Interrupted, Job
 from multicard.measure import clock_s, process_started_s, timestamp
 from multicard.progress import Board
 from multicard.tracker import Mirror
@@ -96,14 +96,19 @@ def measure(kind: Kind, cfg: DictConfig, folder: Path, keep_refused: bool) -> di
     except ValueError as error:
         result |= {"status": "refused", "cause": launch.describe(Failure("refused", str(error)))}
         say(f"{SESSION.label}refused: {error}", error=True)
-        if keep_refused and not (folder / record.RUNNING).exists():
+        if keep_refused and not (folder / record.RUNNING).exists() and record.finished(folder) is None:
             with suppress(OSError):  # where nothing can be written, the line above has to do
                 _write_result(folder, result)
         return result
     say(f"{SESSION.label}{kind.describe(run.config, run.placement)} -> {folder}")
     try:
-        mirror = Mirror(run.config, kind.name, folder)
-        result |= _record(run, result, _launch(run, mirror), mirror)
+        with launch.interruptible():
+            mirror = Mirror(run.config, kind.name, folder)
+            result |= _record(run, result, _launch(run, mirror), mirror)
+    except Interrupted as interruption:  # before or after the ranks ran: what was written by then stays
+        result |= {"status": "failed", "cause": launch.describe(interruption.failure)}
+        if not (folder / "result.json").exists():
+            _write_result(folder, result)
     finally:
         record.release(folder)
     say(_outcome(result))
@@ -169,15 +174,20 @@ def _launch(run: Run, mirror: Mirror) -> Failure | None:
     threads = max(1, environment.cores() // placement.processes)
     devices = len(environment.visible_gpus())
     job = Job(run.folder, placement.device, placement.backend, devices, threads, config.malloc.value)
-    board = Board(run.folder, placement.processes, create=True)
+    try:
+        board = Board(run.folder, placement.processes, create=True)
+    except OSError as error:
+        return Failure("disk", f"hydra.run.dir: cannot write to {run.folder} ({error.strerror}); free some space")
     try:
         if mirror.live:
             mirror.open()
-        with Watch(board, placement.processes, config.epochs, mirror.update if mirror.live else None):
-            return launch.launch(run.kind.work, run.kind.arguments(config, placement, run.folder), placement, job)
     except RuntimeError as error:
+        board.remove()
         remedy = "see that you are logged in (wandb login), or use tracker.mode=offline"
         return Failure("tracker", f"tracker.mode={config.tracker.mode.value}: {error}; {remedy}")
+    try:
+        with Watch(board, placement.processes, config.epochs, mirror.update if mirror.live else None):
+            return launch.launch(run.kind.work, run.kind.arguments(config, placement, run.folder), placement, job)
     finally:
         board.remove()
 

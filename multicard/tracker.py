@@ -1,6 +1,8 @@
 """The Weights & Biases mirror. All it gets is on disk first: it reads the run folder, in the controller, and so
 takes nothing from the ranks while they are timed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ class Mirror:
         self._run: Any = None
         self._steps = 0
         self._epochs = 0
+        self._failed: RuntimeError | None = None
 
     @property
     def live(self) -> bool:
@@ -30,7 +33,7 @@ class Mirror:
         """Start the W&B run."""
         import wandb
 
-        try:
+        with _as_runtime_error():
             self._run = wandb.init(
                 project=self._options.project,
                 entity=self._options.entity,
@@ -44,19 +47,22 @@ class Mirror:
                 reinit="finish_previous",
                 settings=wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True),
             )
-        except Exception as error:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-        self._run.define_metric("train/step")
-        self._run.define_metric("train/*", step_metric="train/step")
-        self._run.define_metric("epoch")
-        self._run.define_metric("test/*", step_metric="epoch")
+            self._run.define_metric("train/step")
+            self._run.define_metric("train/*", step_metric="train/step")
+            self._run.define_metric("epoch")
+            self._run.define_metric("test/*", step_metric="epoch")
 
     def update(self) -> None:
-        """Log the steps and epochs that came to disk since the last call."""
+        """Log the steps and epochs that came to disk since the last call; a failure is kept for `close`."""
         ranks = record.read_ranks(self._folder)
         epochs = min((rank["epochs"] for rank in ranks), key=len, default=[])
-        if len(epochs) > self._epochs:
-            self.log(record.read_steps(self._folder), epochs)
+        if self._failed is not None or len(epochs) <= self._epochs:
+            return
+        try:
+            with _as_runtime_error():
+                self.log(record.read_steps(self._folder), epochs)
+        except RuntimeError as error:
+            self._failed = error
 
     def log(self, steps: Any, epochs: list[dict[str, Any]]) -> None:
         """Log what is new of the steps (an Arrow table of all ranks) and of the epochs.
@@ -80,18 +86,27 @@ class Mirror:
 
     def close(self, result: dict[str, Any], steps: Any) -> None:
         """Log what is left and the summary, and end the run."""
+        if self._failed is not None:
+            raise self._failed
         if self._run is None:
             self.open()
         assert self._run is not None
-        if steps is not None:
-            self.log(steps, result["epochs"])
         summary = {key: value for key, value in result.items() if key not in ("axes", "epochs", "cause")}
-        self._run.summary.update(flatten(summary))
-        try:
+        with _as_runtime_error():
+            if steps is not None:
+                self.log(steps, result["epochs"])
+            self._run.summary.update(flatten(summary))
             self._run.finish(exit_code=0 if result["status"] == "ok" else 1)
-        except Exception as error:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
         self._run = None
+
+
+@contextmanager
+def _as_runtime_error() -> Iterator[None]:
+    """W&B raises many kinds of errors; all mean the same here."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 def step_rows(steps: Any, epochs: set[int]) -> list[dict[str, float]]:

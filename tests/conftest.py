@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared" / "data"  # real data: tests that need it skip where it is absent
 
 SMALL = (
+    "device=cpu",
     "dataset.image_size=32",
     "dataset.train_limit=96",
     "dataset.test_limit=50",

@@ -1,5 +1,6 @@
 """What tests have ranks do; each writes what it saw to `folder/<rank>.pt`."""
 
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,27 @@ def train_quietly(rank: Rank, config: VisionConfig, folder: Path) -> None:
     parameters = [p.detach() for p in unwrap(share.model).parameters()]
     momentum = [state["momentum_buffer"] for state in loop.optimizer.state.values()]
     save(rank, folder, {"parameters": parameters, "momentum": momentum, "scale": loop.scaler.get_scale()})
+
+
+def train_and_tell(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    """The 8 x 8 pixels of every image that the loop runs the model on, in an epoch."""
+    content = data.load(config.dataset, config.seed)
+    loop, share = loop_of(rank, config, folder, quiet_model(config), len(content.train))
+    plain = copy(config.dataset)  # the set as it is: no upsampling, no normalising
+    plain.image_size, plain.mean, plain.std = 8, [0.0] * 3, [1.0] * 3
+    config = replace(config, dataset=plain)
+    batches = LOADERS["torch"](content.train, share.sampler, config.batch_size, 0, config, torch.float32, False)
+    seen: list[bytes] = []
+    forward = loop.forward
+
+    def tell(batch: Any, model: nn.Module) -> torch.Tensor:
+        images = (batch[0][:, 0] * 255).round().to(torch.uint8).numpy()
+        seen.extend(image.tobytes() for image in images)
+        return forward((nn.functional.interpolate(batch[0], size=64), batch[1]), model)
+
+    loop.forward = tell  # pyright: ignore[reportAttributeAccessIssue]
+    loop.train_epoch(0, batches)
+    save(rank, folder, seen)
 
 
 def evaluate_only(rank: Rank, config: VisionConfig, folder: Path) -> None:

@@ -53,6 +53,21 @@ def test_a_single_run_and_its_rerun(tmp_path: Path):
     assert after["identity"] == before["identity"] and after["started_at"] > before["started_at"]
 
 
+def test_a_refusal_leaves_a_measurement_alone(tmp_path: Path):
+    words = in_folder(tmp_path / "s", "-m", "gpus=1")
+    assert command(*words).returncode == 0
+    before = records(tmp_path / "s")
+    (folder,) = (path.parent for path in (tmp_path / "s").glob("*/result.json"))
+    (folder / "result.json").rename(folder / "kept.json")
+    (folder / ".running.json").write_text('{"host": "another", "pid": 1}')
+    refused = command(*words)
+    assert refused.returncode == 1 and "is measuring" in refused.stderr
+    assert (folder / "kept.json").exists() and not (folder / "result.json").exists()
+    (folder / ".running.json").unlink()
+    (folder / "kept.json").rename(folder / "result.json")
+    assert command(*words, env={**os.environ}).returncode == 0 and records(tmp_path / "s") == before
+
+
 def test_a_bad_cell_does_not_stop_the_rest(tmp_path: Path):
     done = command(*in_folder(tmp_path / "s", "-m", "gpus=0,1"))
     assert done.returncode == 1
@@ -87,7 +102,7 @@ MISTYPED = [
         ["dataset.download=true"],
         "dataset.download: not a key of the option chosen for dataset; ",
     ),  # digits downloads nothing
-    (["zzzz=1"], "zzzz: no such key here; --help lists all keys"),
+    (["zzzz=1"], "zzzz: no such key here; --cfg job shows all keys"),
     (["precision=fp8"], "precision=fp8: no such option; choose one of bf16, fp16, fp32, fp32_ieee, fp64, tf32"),
     (["device=tpu"], "device=tpu: invalid value 'tpu', expected one of [auto, cuda, cpu]"),
     (["gpus=two"], "gpus=two: value 'two' of type 'str' could not be converted to Integer"),

@@ -104,6 +104,7 @@ UNPLACED = [
     (["strategy=dp"], 0, "strategy=dp"),
     (["strategy=dp", "gpus=2", "oversubscribe=true"], 1, "strategy=dp"),
     (["strategy.sync_batchnorm=true"], 0, "strategy.sync_batchnorm=true"),
+    (["strategy=ddp_rr", "strategy.sync_batchnorm=true", "gpus=2"], 2, "strategy.sync_batchnorm=true"),
     (["precision=tf32"], 0, "precision=tf32"),
 ]
 

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import ROOT, SHARED, command
 
 SHRUNK = {
+    "device": "cpu",
     "dataset.train_limit": "64",
     "dataset.test_limit": "8",
     "dataset.image_size": "32",

@@ -89,5 +89,20 @@ def test_a_folder_is_measured_into_by_one_process(tmp_path: Path):
         other.kill()
         other.wait()
     record.claim(folder)  # what a dead process was measuring is free
+    record.write_json(folder / record.RUNNING, {"host": "another", "pid": 1})
+    with pytest.raises(ValueError, match=r"process 1 on another is measuring cell; .*remove .*/\.running\.json"):
+        record.claim(folder)
     record.release(folder)
     assert not list(folder.iterdir())
+
+
+def test_a_measurement_is_kept_until_the_next_one_has_finished(tmp_path: Path):
+    folder = tmp_path / "cell-0a1b2c3d"
+    folder.mkdir()
+    record.write_json(folder / "result.json", {"status": "ok", "which": 1})
+    for status, left in (("failed", 2), ("failed", 2), ("ok", 1)):
+        record.claim(folder)
+        record.write_json(folder / "result.json", {"status": status, "which": 2})
+        record.release(folder)
+        assert len(list(tmp_path.iterdir())) == left
+        assert record.find_cell(tmp_path, "0a1b2c3d") == folder

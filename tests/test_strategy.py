@@ -10,6 +10,8 @@ import torch
 from multicard import launch
 from multicard.config import Placement, VisionConfig
 from multicard.launch import Failure, Job
+from multicard.vision import data
+from multicard.vision.train import smallest_batch
 from tests.conftest import SMALL, typed, warm_up
 
 
@@ -49,6 +51,15 @@ def test_who_loads_and_trains_what(world: int, samples: int, tmp_path: Path):
     assert all(sorted(rank["trained"]) == everything for rank in ddp)
     assert world == 1 or ddp[0]["trained"] != ddp[1]["trained"]
     assert all(len({rank["steps"] for rank in strategy}) == 1 for strategy in (rr, ds, ddp))
+
+
+def test_the_loop_trains_every_image_once_under_round_robin(tmp_path: Path):
+    config = small("strategy=ddp_rr", "dataset.train_limit=101")
+    trained = on_ranks(2, "train_and_tell", tmp_path, config, tmp_path)
+    pixels = [image.tobytes() for image in data.load(config.dataset, config.seed).train.images]
+    assert len(set(pixels)) == 101 and len(trained[0]) > len(trained[1]) > 0
+    counts = Counter(trained[0] + trained[1])
+    assert len(counts) == 101 and set(counts.values()) == {1}
 
 
 def largest_difference(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
@@ -100,6 +111,34 @@ def test_communication_is_computed_from_what_ddp_puts_in_its_buckets(tmp_path: P
 
     model = models.build(config.model, 10, 32)
     assert ranks[0] == sum(p.nbytes for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (torch.distributed.DistBackendError("NCCL error ... Cuda failure 2 'out of memory'"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("Connection closed by peer"), False),
+        (ValueError("out of memory is only a word here"), False),
+    ],
+)
+def test_memory_that_ran_out_is_told_from_other_errors(error: BaseException, expected: bool):
+    assert launch.is_oom(error) is expected
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "replicas", "fewest"),
+    [(96, 16, 1, 16), (97, 16, 1, 1), (5, 1, 1, 1), (34, 32, 2, 1), (37, 32, 4, 1), (64, 32, 4, 8), (35, 32, 4, 1)],
+)
+def test_the_smallest_batch_a_model_sees(samples: int, batch_size: int, replicas: int, fewest: int):
+    last = torch.arange(samples).split(batch_size)[-1]
+    assert min(len(chunk) for chunk in last.chunk(replicas)) == fewest
+    assert smallest_batch(samples, batch_size, replicas) == fewest
 
 
 @pytest.mark.parametrize(

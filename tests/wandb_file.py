@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,21 @@ def messages(path: Path) -> list[bytes]:
     return found
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """`config`, `summary`, `history` (a list of rows), `run` and `exit_code` of the one run under `folder`."""
+def read(folder: Path, patience_s: float = 20) -> dict[str, Any]:
+    """`config`, `summary`, `history` (a list of rows), `run` and `exit_code` of the one run under `folder`.
+
+    W&B's own process writes the file, and may still be at its last record when the run's `finish` has returned.
+    """
+    (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + patience_s
+    while (found := _parse(path))["exit_code"] is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def _parse(path: Path) -> dict[str, Any]:
     from wandb.proto import wandb_internal_pb2 as pb
 
-    (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     found: dict[str, Any] = {"config": {}, "summary": {}, "history": [], "exit_code": None}
     for message in messages(path):
         record = pb.Record()

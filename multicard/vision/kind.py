@@ -26,7 +26,10 @@ def workers(config: VisionConfig, placement: Placement) -> int:
     """Loader workers a rank. On CPU ranks none: the input is a hundredth of a step, and they would take its cores."""
     if config.num_workers is not None:
         return config.num_workers
-    return min(8, environment.cores() // placement.processes) if placement.device == "cuda" else 0
+    if placement.device == "cpu":
+        return 0
+    gpus = config.gpus // placement.processes  # that this rank feeds: all of them with dp
+    return min(8 * gpus, environment.cores() // placement.processes)
 
 
 def arguments(config: VisionConfig, placement: Placement, folder: Path) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import torch
 from multicard import measure, record
 from multicard.launch import Rank
 from multicard.measure import PHASES
-from multicard.vision.strategy import Share, unwrap
+from multicard.vision.strategy import Share, devices_of, unwrap
 
 PER_EPOCH = (
     "train_s",
@@ -29,7 +29,9 @@ class Report:
     """The rank's file and its steps. The files are written between epochs, outside all timed steps."""
 
     def __init__(self, rank: Rank, folder: Path, share: Share, flags: dict[str, Any], workers: int) -> None:
-        self.rank, self.folder = rank, folder
+        import pyarrow.parquet  # noqa: F401 - now, and not between two epochs
+
+        self.rank, self.folder, self.devices = rank, folder, devices_of(share.model, rank.device)
         model = unwrap(share.model)
         self.content: dict[str, Any] = {
             "rank": rank.rank,
@@ -51,17 +53,17 @@ class Report:
             "epochs": [],
         }
 
-    def started(self, started_s: float) -> None:
-        """Training starts now: `started_s` on the machine's clock."""
-        self.content["started_s"] = started_s
+    def started(self) -> None:
+        """Training starts next."""
+        self.content["started_s"] = measure.clock_s()
         self.write()
 
     def epoch(self, epoch: int, trained: dict[str, Any], evaluated: dict[str, Any], ended_s: float) -> None:
-        """Add an epoch that ended `ended_s` after the start of training."""
+        """Add an epoch at whose end training and evaluation had taken `ended_s` in all."""
         self._write_steps(epoch, trained)
         figures = {**trained, **evaluated, "ended_s": ended_s}
         self.content["epochs"].append({"epoch": epoch, **{key: figures[key] for key in PER_EPOCH}})
-        self.content["peak_memory_bytes"] = measure.peak_memory_bytes(self.rank.device)
+        self.content["peak_memory_bytes"] = max(measure.peak_memory_bytes(device) for device in self.devices)
         self.write()
 
     def _write_steps(self, epoch: int, trained: dict[str, Any]) -> None:

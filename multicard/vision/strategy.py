@@ -12,6 +12,7 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from multicard.config import DdpConfig, StrategyName, VisionConfig
 from multicard.launch import Rank
+from multicard.vision.precision import PRECISIONS, Precision
 
 
 class Shuffled(Sampler[int]):
@@ -95,8 +96,21 @@ def ddp(model: nn.Module, samples: int, config: VisionConfig, rank: Rank) -> Sha
 def dp(model: nn.Module, samples: int, config: VisionConfig, rank: Rank) -> Share:
     """nn.DataParallel: one process with a thread a GPU. Each step scatters the batch from GPU 0, broadcasts the
     parameters from it, gathers the outputs and sums the gradients there."""
-    parallel = DataParallel(model, device_ids=list(range(config.gpus)))
+    inner = InPrecision(model, PRECISIONS[config.precision.name], rank.device)
+    parallel = DataParallel(inner, device_ids=list(range(config.gpus)))
     return Share(parallel, Shuffled(samples, config.seed), config.batch_size * config.gpus, samples)
+
+
+class InPrecision(nn.Module):
+    """The model with its arithmetic set inside: DataParallel's threads would take autocast's default type."""
+
+    def __init__(self, model: nn.Module, precision: Precision, device: torch.device) -> None:
+        super().__init__()
+        self.model, self.precision, self.device = model, precision, device
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        with self.precision.arithmetic(self.device):
+            return self.model(images)
 
 
 def replicate(model: nn.Module, config: VisionConfig, rank: Rank) -> nn.Module:
@@ -113,6 +127,11 @@ def replicate(model: nn.Module, config: VisionConfig, rank: Rank) -> nn.Module:
         bucket_cap_mb=options.bucket_cap_mb,
         gradient_as_bucket_view=options.gradient_as_bucket_view,
     )
+
+
+def devices_of(model: nn.Module, own: torch.device) -> list[torch.device]:
+    """The devices that this rank uses: all GPUs with DataParallel, else its own."""
+    return [torch.device("cuda", i) for i in model.device_ids] if isinstance(model, DataParallel) else [own]
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
 
@@ -22,6 +23,7 @@ from multicard.config import (
     OptimizerName,
     Schedule,
     SgdConfig,
+    StrategyName,
     VisionConfig,
 )
 from multicard.launch import Rank
@@ -35,6 +37,7 @@ from multicard.vision.strategy import (
     STRATEGIES,
     Share,
     Strided,
+    devices_of,
     share_gradients,
     synchronise_buffers,
     unwrap,
@@ -67,9 +70,10 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     test = Strided(len(content.test), rank.rank, rank.world_size)
     testing = load(content.test, test, share.batch_size, workers, config, precision.transfer, pin)
 
-    rest = len(share.sampler) % share.batch_size
-    if rest == 1 and config.dataset.image_size <= 32:  # its last feature map is 1 x 1: one value a channel
-        problem = f"batch_size={config.batch_size}: leaves a last batch of one image, which BatchNorm cannot train on"
+    replicas = config.gpus if config.strategy.name is StrategyName.dp else 1
+    if config.dataset.image_size <= 32 and smallest_batch(len(share.sampler), share.batch_size, replicas) == 1:
+        # the last feature map is 1 x 1: one value a channel
+        problem = f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot train on"
         raise ValueError(f"{problem} at 32 px; change batch_size, dataset.train_limit or dataset.image_size")
 
     # ---- optimiser
@@ -79,24 +83,40 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
     # ---- loop
     torch.manual_seed(config.seed + rank.rank)  # dropout differs between ranks
-    measure.reset_peak_memory(device)
+    for used in devices_of(share.model, device):
+        measure.reset_peak_memory(used)
     loop = Loop(rank, config, precision, memory_format, share, optimizer, schedule, scaler, folder)
     report = Report(rank, folder, share, flags, workers)
     gc.collect()
     gc.freeze()
     gc.disable()
-    if rank.world_size > 1:
-        dist.barrier()
-    started_s = measure.clock_s()
-    report.started(started_s)
+    report.started()
+    meet(rank)
+    elapsed_s = 0.0
     for epoch in range(config.epochs):
         share.sampler.set_epoch(epoch)
+        started_s = measure.clock_s()
         trained = loop.train_epoch(epoch, training)
         evaluated = loop.evaluate(testing)
-        report.epoch(epoch, trained, evaluated, measure.clock_s() - started_s)
+        elapsed_s += measure.clock_s() - started_s
+        report.epoch(epoch, trained, evaluated, elapsed_s)  # what we write is no part of the training
+        meet(rank)  # nor is the wait for a rank that wrote longer
         target = config.target_accuracy
         if config.stop_at_target and target is not None and evaluated["test_accuracy"] >= target:
             break  # on all ranks alike: the counts were reduced over all of them
+
+
+def meet(rank: Rank) -> None:
+    """Wait for all ranks."""
+    if rank.world_size > 1:
+        dist.barrier()
+
+
+def smallest_batch(samples: int, batch_size: int, replicas: int) -> int:
+    """The fewest images that a model sees in a step: of the last batch, or its last chunk where `replicas` share it."""
+    last = samples % batch_size or batch_size
+    chunk = -(-last // replicas)  # torch.chunk
+    return last - chunk * ((last - 1) // chunk)
 
 
 class Loop:
@@ -132,9 +152,7 @@ class Loop:
         counts["loaded"] += len(labels)
         counts["h2d_images_bytes"] += images.nbytes
         counts["h2d_labels_bytes"] += labels.nbytes
-        images = images.to(self.rank.device, non_blocking=True)
-        labels = labels.to(self.rank.device, non_blocking=True)
-        return images.contiguous(memory_format=self.memory_format), labels
+        return images.to(self.rank.device, non_blocking=True), labels.to(self.rank.device, non_blocking=True)
 
     def train_epoch(self, epoch: int, batches: Batches) -> dict[str, Any]:
         """Train on every batch once.
@@ -186,20 +204,24 @@ class Loop:
 
     def forward(self, batch: Batch, model: nn.Module) -> torch.Tensor:
         images, labels = batch
+        images = images.contiguous(memory_format=self.memory_format)
         with self.precision.arithmetic(self.rank.device):
             return self.criterion(model(images), labels)
 
     @torch.inference_mode()
     def evaluate(self, batches: Batches) -> dict[str, Any]:
         """Loss and accuracy on the test set: each sample on one rank, sums and counts reduced apart."""
-        device, model = self.rank.device, unwrap(self.share.model)
+        device = self.rank.device
+        # DDP's forward pass would wait for ranks that have fewer batches; DataParallel's uses all GPUs
+        model = self.share.model if isinstance(self.share.model, DataParallel) else unwrap(self.share.model)
         started_s = measure.clock_s()
-        synchronise_buffers(model, self.rank)
+        synchronise_buffers(unwrap(model), self.rank)
         model.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right answers, samples
         counts = dict.fromkeys(COUNTS, 0)
         for batch in batches:
             images, labels = self.move(batch, counts)
+            images = images.contiguous(memory_format=self.memory_format)
             with self.precision.arithmetic(device):
                 outputs = model(images)
             sums[0] += nn.functional.cross_entropy(outputs.double(), labels, reduction="sum")
