@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from multicard import cells, environment, launch, record, table
-from multicard.config import Placement, RunConfig, TrackerMode, place
+from multicard.config import Placement, RunConfig, TrackerMode, place, plain
 from multicard.launch import Failure, Interrupted, Job
 from multicard.measure import clock_s, process_started_s, timestamp
 from multicard.progress import Board
@@ -202,13 +202,15 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
         result = base | {
             "axes": run.kind.axes(config, placement.device),
             "identity": config.identity(),
+            "config": plain(config),
             "status": _status(failure),
             "cause": None if failure is None else launch.describe(failure),
             "ended_at": timestamp(),
             "startup_s": None if trained_s is None else trained_s - run.started_s,
             **run.kind.summarise(config, placement, ranks, steps),
         }
-        _complete_environment(folder, config, placement, ranks)
+        machine = _complete_environment(folder, config, placement, ranks)
+        result |= {"hardware": _hardware(machine, ranks), **(machine.get("git") or {})}
         _write_result(folder, result)
     except OSError as error:
         message = f"hydra.run.dir: could not record the run in {folder} ({error.strerror}); free some space"
@@ -231,13 +233,22 @@ def _status(failure: Failure | None) -> str:
     return "oom" if failure.kind == "oom" else "failed"
 
 
-def _complete_environment(folder: Path, config: RunConfig, placement: Placement, ranks: list[dict[str, Any]]) -> None:
-    """Add what only the ranks know: their devices and the flags in force."""
+def _complete_environment(
+    folder: Path, config: RunConfig, placement: Placement, ranks: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Add what only the ranks know, their devices and the flags in force, and return all of it."""
     content = record.read_json(folder / "environment.json") or {}
     content["malloc"] = config.malloc.value if placement.device == "cpu" else "system"  # in force
     content["flags"] = ranks[0]["flags"] if ranks else None
     content["ranks"] = [{key: rank[key] for key in ("rank", "host", "device", "threads")} for rank in ranks]
     record.write_json(folder / "environment.json", content)
+    return content
+
+
+def _hardware(machine: dict[str, Any], ranks: list[dict[str, Any]]) -> str | None:
+    """What the ranks computed on, as far as figures of two records may be compared: GPU names, or the CPU's."""
+    names = {rank["device"] for rank in ranks} - {"cpu"}
+    return ", ".join(sorted(names)) or (machine.get("cpu") or {}).get("model")
 
 
 def _write_result(folder: Path, result: dict[str, Any]) -> None:

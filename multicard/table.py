@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from multicard import measure
+from multicard import compare, measure
 
 ALWAYS = ("precision", "gpus")
 FIGURES = ("status", "total s", "images/s", "x 1 GPU", "x fp64", "accuracy", "peak memory", "to device")
@@ -19,7 +19,7 @@ def show(records: list[dict[str, Any]], console: Console | None = None) -> None:
     """Print what was measured: the axes that differ, status, times, efficiency, accuracy, memory, bytes."""
     console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    axes = varied(records)
+    axes = compare.varied(records, ALWAYS)
     rows = [_figures(result, records) for result in records]
     shown = [heading for heading in FIGURES if heading not in COMPARED or any(row[heading] != "-" for row in rows)]
     for heading in (*axes, "status"):
@@ -27,19 +27,14 @@ def show(records: list[dict[str, Any]], console: Console | None = None) -> None:
     for heading in shown[1:]:
         table.add_column(heading, justify="right")
     for result, row in zip(records, rows, strict=True):
-        table.add_row(*(_text(result["axes"].get(axis)) for axis in axes), *(row[heading] for heading in shown))
+        table.add_row(*(compare.cell(result, axis) for axis in axes), *(row[heading] for heading in shown))
     console.print()
     console.print(table)
     if any(result.get("oversubscribed") for result in records):
         console.print(f"{MARK} ranks shared a GPU (oversubscribe=true): not a figure of this machine")
+    for note in compare.notes(records):
+        console.print(note, soft_wrap=True, highlight=False)
     console.print(f"Records: {folders(records)}", soft_wrap=True, highlight=False)
-
-
-def varied(records: list[dict[str, Any]]) -> list[str]:
-    """The axes that differ between the records, after those always shown."""
-    names = list(dict.fromkeys(name for result in records for name in result["axes"]))
-    differ = [name for name in names if len({_text(result["axes"].get(name)) for result in records}) > 1]
-    return [name for name in names if name in ALWAYS or name in differ]
 
 
 def folders(records: list[dict[str, Any]]) -> str:
@@ -48,20 +43,15 @@ def folders(records: list[dict[str, Any]]) -> str:
     return f"{paths[0]}/" if len(paths) == 1 else f"{paths[0].rpartition('/')[0]}/*/result.json"
 
 
-def reference(result: dict[str, Any], records: list[dict[str, Any]], **axes: Any) -> dict[str, Any] | None:
-    """The `ok` record that differs from `result` in the given axes alone and has these values there."""
-    wanted = result["axes"] | axes
-    return next((r for r in records if r["status"] == "ok" and r["axes"] == wanted), None)
-
-
 def _figures(result: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, str]:
     """What the row of a run shows under each of `FIGURES`."""
     status = result["status"] + (MARK if result.get("oversubscribed") else "")
     if result["status"] != "ok":
         return dict.fromkeys(FIGURES, "-") | {"status": status}
     total_s, gpus = result["total_s"], result["axes"]["gpus"]
-    one = reference(result, records, gpus=1) if any(other["axes"]["gpus"] != 1 for other in records) else None
-    fp64 = reference(result, records, precision="fp64")
+    several = any(other["axes"]["gpus"] != 1 for other in records)
+    one = compare.reference(result, records, "gpus", 1) if several else None
+    fp64 = compare.reference(result, records, "precision", "fp64")
     against_one = "-"
     if one is not None:
         share = measure.parallel_efficiency(one["total_s"], total_s, gpus)
@@ -88,7 +78,3 @@ def in_bytes(count: float | None) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} TB"
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -91,7 +91,7 @@ class Mirror:
         if self._run is None:
             self.open()
         assert self._run is not None
-        summary = {key: value for key, value in result.items() if key not in ("axes", "epochs", "cause")}
+        summary = {key: value for key, value in result.items() if key not in ("axes", "epochs", "cause", "config")}
         with _as_runtime_error():
             if steps is not None:
                 self.log(steps, result["epochs"])

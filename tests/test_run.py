@@ -139,7 +139,7 @@ def test_strategies_load_move_and_train_as_they_say(
 def test_a_last_batch_that_cannot_be_trained_on_is_named(measured: Measured):
     result = measured("dataset.train_limit=97")
     assert result["status"] == "failed"
-    assert result["cause"]["message"].startswith("rank 0: batch_size=16: leaves a last batch of one image")
+    assert result["cause"]["message"].startswith("rank 0: batch_size=16: leaves a batch of one image")
 
 
 def test_the_flags_in_force_are_recorded(measured: Measured):

@@ -18,7 +18,8 @@ def result(total_s: float, status: str = "ok", **axes: Any) -> dict[str, Any]:
         "transfer_bytes": {"h2d": 999},
         "oversubscribed": False,
     }
-    return {"status": status, "axes": base | axes, "folder": f"multirun/x/{total_s}", **figures}
+    config = {key: {"name": value} if isinstance(value, str) else value for key, value in (base | axes).items()}
+    return {"status": status, "axes": base | axes, "config": config, "folder": f"multirun/x/{total_s}", **figures}
 
 
 def shown(records: list[dict[str, Any]]) -> list[list[str]]:
@@ -41,17 +42,6 @@ def test_efficiency_is_against_one_gpu_and_against_fp64_of_the_same_kind():
     assert rows[2][3:8] == ["40.0", "1,234", "1.00", "(100%)", "2.50"]
     assert rows[3][3:8] == ["25.0", "1,234", "1.60", "(80%)", "2.40"]
     assert rows[3][8:] == ["98.77%", "5.43", "GB", "999", "B"]
-
-
-def test_only_axes_that_differ_are_shown_beside_precision_and_gpus():
-    assert table.varied([result(1.0), result(2.0)]) == ["precision", "gpus"]
-    assert table.varied([result(1.0), result(2.0, pin_memory=False)]) == ["precision", "gpus", "pin_memory"]
-
-
-def test_what_differs_elsewhere_is_no_reference():
-    records = [result(100.0), result(50.0, gpus=2, strategy="ddp")]
-    assert table.reference(records[1], records, gpus=1) is None
-    assert table.reference(records[1], [*records, result(80.0, strategy="ddp")], gpus=1) is not None
 
 
 def test_a_failed_run_is_shown_and_never_a_reference():

@@ -1,0 +1,63 @@
+"""Which runs may be compared: those that differ in one thing, on the same machine and commit."""
+
+import json
+from typing import Any
+
+from multicard.config import NOT_IDENTITY
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """A configuration as "group.key" to JSON text, without what does not change what is measured."""
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        if not prefix and key in NOT_IDENTITY:
+            continue
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": json.dumps(value)}
+    return found
+
+
+def reference(result: dict[str, Any], records: list[dict[str, Any]], axis: str, value: Any) -> dict[str, Any] | None:
+    """The `ok` record that has `value` on `axis` and is like `result` in all else: configuration, device, commit."""
+    wanted = _all_but(result, axis)
+    return next(
+        (r for r in records if r["status"] == "ok" and r["axes"].get(axis) == value and _all_but(r, axis) == wanted),
+        None,
+    )
+
+
+def _all_but(result: dict[str, Any], axis: str) -> dict[str, Any]:
+    kept = {k: v for k, v in flat(result.get("config", {})).items() if k != axis and not k.startswith(f"{axis}.")}
+    return kept | {"": [result["axes"].get("device"), *(result.get(key) for key in ("hardware", "commit", "dirty"))]}
+
+
+def varied(records: list[dict[str, Any]], always: tuple[str, ...]) -> list[str]:
+    """The axes to show, those in `always` and those that differ, and then the keys that differ beside them."""
+    names = list(dict.fromkeys(name for result in records for name in result["axes"]))
+    shown = [name for name in names if name in always or len({str(r["axes"].get(name)) for r in records}) > 1]
+    configs = [flat(result["config"]) for result in records if "config" in result]
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    differ = [key for key in keys if len({config.get(key) for config in configs}) > 1]
+    groups = {key.partition(".")[0] for key in differ if key.endswith(".name")}  # another option has other keys
+    told = [key for key in differ if key not in names and key.partition(".")[2] not in names]
+    return shown + [key for key in told if key.partition(".")[0] not in groups]
+
+
+def cell(result: dict[str, Any], name: str) -> str:
+    """What a run has under a heading of `varied`, as it would be typed."""
+    if name in result["axes"]:
+        value = result["axes"][name]
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    return flat(result.get("config", {})).get(name, "-").strip('"')
+
+
+def notes(records: list[dict[str, Any]]) -> list[str]:
+    """What must be said of records that are shown together: several commits, or several machines."""
+    found = []
+    measured = [result for result in records if "config" in result]
+    commits = sorted({str(r.get("commit"))[:9] + ("+changes" if r.get("dirty") else "") for r in measured})
+    if len(commits) > 1:
+        found.append(f"measured on several commits, not compared with one another: {', '.join(commits)}")
+    hardware = sorted({str(result.get("hardware")) for result in measured})
+    if len(hardware) > 1:
+        found.append(f"measured on several machines, not compared with one another: {', '.join(hardware)}")
+    return found

@@ -1,0 +1,72 @@
+"""Only runs that differ in one thing are compared."""
+
+from typing import Any
+
+from multicard import compare
+
+
+def result(status: str = "ok", **changes: Any) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "name": "x",
+        "gpus": 1,
+        "precision": {"name": "fp32"},
+        "dataset": {"name": "digits", "train_limit": None, "mean": [0.1]},
+        "lr": 0.05,
+    }
+    hardware = changes.pop("hardware", "cpu")
+    commit = changes.pop("commit", "abc")
+    dirty = changes.pop("dirty", False)
+    for key, value in changes.items():
+        group, _, inner = key.partition("__")
+        if inner:
+            config[group] = config[group] | {inner: value}
+        else:
+            config[group] = value
+    axes = {"gpus": config["gpus"], "precision": config["precision"]["name"], "dataset": config["dataset"]["name"]}
+    state = {"hardware": hardware, "commit": commit, "dirty": dirty}
+    return {"status": status, "axes": axes | {"device": "cpu"}, "config": config, **state}
+
+
+def test_a_reference_differs_on_its_axis_alone():
+    one, two = result(), result(gpus=2)
+    assert compare.reference(two, [two, one], "gpus", 1) is one
+    assert compare.reference(one, [two, one], "gpus", 1) is one
+    assert compare.reference(two, [two, result(gpus=1, name="y")], "gpus", 1) is not None  # the name measures nothing
+    for other in (
+        result(lr=0.1),
+        result(dataset__train_limit=5),
+        result(precision__name="fp64"),
+        result(hardware="H200"),
+        result(commit="def"),
+        result(dirty=True),
+        result(status="failed"),
+    ):
+        assert compare.reference(two, [two, other], "gpus", 1) is None
+
+
+def test_an_option_counts_with_all_its_keys():
+    fp64 = result(precision={"name": "fp64", "extra": 1})
+    assert compare.reference(result(), [fp64], "precision", "fp64") is fp64
+
+
+def test_what_differs_beside_the_axes_is_shown():
+    assert compare.varied([result(), result()], ("gpus",)) == ["gpus"]
+    assert compare.varied([result(), result(precision__name="fp64")], ("gpus",)) == ["gpus", "precision"]
+    limits = [result(), result(dataset__train_limit=5)]
+    assert compare.varied(limits, ("gpus",)) == ["gpus", "dataset.train_limit"]
+    assert [compare.cell(r, "dataset.train_limit") for r in limits] == ["null", "5"]
+    other_set = result(dataset={"name": "mnist", "train_limit": None, "mean": [0.2], "root": "x"})
+    assert compare.varied([result(), other_set], ()) == ["dataset"]  # and not all that comes with it
+
+
+def test_a_refused_run_has_no_configuration():
+    refused = result(status="refused")
+    del refused["config"]
+    assert compare.varied([refused, result(gpus=2)], ()) == ["gpus"]
+    assert compare.cell(refused, "lr") == "-" and compare.cell(refused, "gpus") == "1"
+
+
+def test_several_commits_and_machines_are_said():
+    assert compare.notes([result(), result(gpus=2)]) == []
+    commits, machines = compare.notes([result(), result(commit="def", dirty=True, hardware="H200")])
+    assert "abc, def+changes" in commits and "H200, cpu" in machines
