@@ -217,7 +217,7 @@ def _join(job: Job) -> Rank:
     else:
         device = torch.device("cpu")
     if world > 1:
-        bound = device if job.backend == "nccl" else None  # binds the communicator: no guess at the first barrier
+        bound = device if "nccl" in job.backend else None  # binds the communicator: no guess at the first barrier
         dist.init_process_group(job.backend, device_id=bound)
     return Rank(number, local, world, device, job.backend, job.threads)
 

@@ -1,6 +1,7 @@
 """The table at the end of a command: one row a run."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -8,26 +9,28 @@ from rich.table import Table
 
 from multicard import measure
 
-ALWAYS = ("precision", "gpus")
-FIGURES = ("status", "total s", "images/s", "x 1 GPU", "x fp64", "accuracy", "peak memory", "to device")
+Columns = dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], str]]
+
 COMPARED = ("x 1 GPU", "x fp64")  # left out where no run of the table can be compared so
 MARK = "*"
 WIDTH = 140  # where the output is no terminal
 
 
 def show(records: list[dict[str, Any]], console: Console | None = None) -> None:
-    """Print what was measured: the axes that differ, status, times, efficiency, accuracy, memory, bytes."""
+    """Print what was measured: the axes that differ, status, and the columns of their kind."""
     console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
     axes = varied(records)
-    rows = [_figures(result, records) for result in records]
-    shown = [heading for heading in FIGURES if heading not in COMPARED or any(row[heading] != "-" for row in rows)]
+    columns = COLUMNS[records[0]["kind"]]
+    rows = [_figures(result, records, columns) for result in records]
+    shown = [heading for heading in columns if heading not in COMPARED or any(row[heading] != "-" for row in rows)]
     for heading in (*axes, "status"):
         table.add_column(heading)
-    for heading in shown[1:]:
+    for heading in shown:
         table.add_column(heading, justify="right")
     for result, row in zip(records, rows, strict=True):
-        table.add_row(*(_text(result["axes"].get(axis)) for axis in axes), *(row[heading] for heading in shown))
+        told = (_text(result["axes"].get(axis)) for axis in axes)
+        table.add_row(*told, row["status"], *(row[heading] for heading in shown))
     console.print()
     console.print(table)
     if any(result.get("oversubscribed") for result in records):
@@ -37,9 +40,10 @@ def show(records: list[dict[str, Any]], console: Console | None = None) -> None:
 
 def varied(records: list[dict[str, Any]]) -> list[str]:
     """The axes that differ between the records, after those always shown."""
-    names = list(dict.fromkeys(name for result in records for name in result["axes"]))
+    names = list(dict.fromkeys(name for result in records for name in _told(result)))
     differ = [name for name in names if len({_text(result["axes"].get(name)) for result in records}) > 1]
-    return [name for name in names if name in ALWAYS or name in differ]
+    always = ALWAYS[records[0]["kind"]]
+    return [name for name in names if name in always or name in differ]
 
 
 def folders(records: list[dict[str, Any]]) -> str:
@@ -50,33 +54,70 @@ def folders(records: list[dict[str, Any]]) -> str:
 
 def reference(result: dict[str, Any], records: list[dict[str, Any]], **axes: Any) -> dict[str, Any] | None:
     """The `ok` record that differs from `result` in the given axes alone and has these values there."""
-    wanted = result["axes"] | axes
-    return next((r for r in records if r["status"] == "ok" and r["axes"] == wanted), None)
+    wanted = _told(result) | axes
+    return next((r for r in records if r["status"] == "ok" and _told(r) == wanted), None)
 
 
-def _figures(result: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, str]:
-    """What the row of a run shows under each of `FIGURES`."""
-    status = result["status"] + (MARK if result.get("oversubscribed") else "")
+def _told(result: dict[str, Any]) -> dict[str, Any]:
+    """The axes that are chosen; torchtune's recipe follows from the others."""
+    return {name: value for name, value in result["axes"].items() if name != "recipe"}
+
+
+def _figures(result: dict[str, Any], records: list[dict[str, Any]], columns: Columns) -> dict[str, str]:
+    """What the row of a run shows: its status, and what `columns` say."""
+    ended = {"status": result["status"] + (MARK if result.get("oversubscribed") else "")}
     if result["status"] != "ok":
-        return dict.fromkeys(FIGURES, "-") | {"status": status}
-    total_s, gpus = result["total_s"], result["axes"]["gpus"]
+        return ended | dict.fromkeys(columns, "-")
+    return ended | {heading: show(result, records) for heading, show in columns.items()}
+
+
+def _against_one(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
     one = reference(result, records, gpus=1) if any(other["axes"]["gpus"] != 1 for other in records) else None
+    if one is None:
+        return "-"
+    share = measure.parallel_efficiency(one["total_s"], result["total_s"], result["axes"]["gpus"])
+    return f"{measure.speedup(one['total_s'], result['total_s']):.2f} ({share:.0%})"
+
+
+def _against_fp64(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
     fp64 = reference(result, records, precision="fp64")
-    against_one = "-"
-    if one is not None:
-        share = measure.parallel_efficiency(one["total_s"], total_s, gpus)
-        against_one = f"{measure.speedup(one['total_s'], total_s):.2f} ({share:.0%})"
-    rate = result["images_per_s"]
-    return {
-        "status": status,
-        "total s": f"{total_s:.1f}",
-        "images/s": "-" if rate is None else f"{rate:,.0f}",
-        "x 1 GPU": against_one,
-        "x fp64": "-" if fp64 is None else f"{measure.speedup(fp64['total_s'], total_s):.2f}",
-        "accuracy": f"{result['test_accuracy']:.2%}",
-        "peak memory": in_bytes(result["peak_memory_bytes"]["max"]),
-        "to device": in_bytes(result["transfer_bytes"]["h2d"]),
-    }
+    return "-" if fp64 is None else f"{measure.speedup(fp64['total_s'], result['total_s']):.2f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _communicated(result: dict[str, Any]) -> int | None:
+    found = result["communication_bytes"]
+    return found and sum(found[kind] for kind in ("all_gather", "reduce_scatter", "all_reduce"))
+
+
+# Heading to what it shows of an `ok` record, beside the others of the command.
+TOTAL: Columns = {"total s": lambda result, _: f"{result['total_s']:.1f}"}
+MEMORY: Columns = {"peak memory": lambda result, _: in_bytes(result["peak_memory_bytes"]["max"])}
+COLUMNS: dict[str, Columns] = {
+    "vision": {
+        **TOTAL,
+        "images/s": lambda result, _: _number(result["images_per_s"], ",.0f"),
+        "x 1 GPU": _against_one,
+        "x fp64": _against_fp64,
+        "accuracy": lambda result, _: f"{result['test_accuracy']:.2%}",
+        **MEMORY,
+        "to device": lambda result, _: in_bytes(result["transfer_bytes"]["h2d"]),
+    },
+    "llm": {
+        **TOTAL,
+        "s/iteration": lambda result, _: _number(result["iteration_s"]["mean"], ".4f"),
+        "tokens/s": lambda result, _: _number(result["tokens_per_s"]["non_padding"], ",.0f"),
+        "x 1 GPU": _against_one,
+        "loss": lambda result, _: _number(result["loss"]["first"], ".3f"),
+        "to": lambda result, _: _number(result["loss"]["mean_of_last_tenth"], ".3f"),
+        **MEMORY,
+        "collectives": lambda result, _: in_bytes(_communicated(result)),
+    },
+}
+ALWAYS = {"vision": ("precision", "gpus"), "llm": ("method", "template", "gpus")}
 
 
 def in_bytes(count: float | None) -> str:
