@@ -69,7 +69,8 @@ def load(config: LlmConfig) -> list[Row] | None:
     require(wanted <= available, f"dataset.rows={wanted}: {_key(config)} holds {available}; {remedy}")
     order = Random(config.seed).sample(range(available), wanted)
     convert = _preference if pairs else READ[config.template_name]
-    return [convert(config, number, found[number]) for number in order]
+    kept = {number: convert(config, number, found[number]) for number in sorted(order)}  # the first bad row is named
+    return [kept[number] for number in order]
 
 
 def texts(config: LlmConfig, rows: list[Row]) -> list[str]:

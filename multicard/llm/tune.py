@@ -23,7 +23,7 @@ import torchtune.training.lr_schedulers
 import torchtune.training.quantization  # noqa: F401  these are what recipes import: CPU ranks are forked with them
 from omegaconf import DictConfig, OmegaConf
 
-from multicard import measure
+from multicard import measure, record
 from multicard.config_llm import LlmConfig
 from multicard.launch import Rank
 from multicard.llm import inputs, recipes
@@ -77,6 +77,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         report.write()
     if rank.rank == 0:
         shutil.rmtree(cache, ignore_errors=True)
+        record.remove_empty(folder / "tune_run")  # torchtune's checkpointers make it, to save to
     if dist.is_initialized():
         dist.barrier()  # no rank takes its store away while another still needs it
     recipe.cleanup()
