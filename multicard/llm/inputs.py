@@ -81,11 +81,11 @@ def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, An
 
 
 def write_yaml(config: LlmConfig, cfg: dict[str, Any], folder: Path) -> None:
-    """Write torchtune's configuration, headed by the command that runs it."""
+    """Write torchtune's configuration, headed by the command that runs it from the project's root."""
     from omegaconf import OmegaConf
 
     ranks = f"--nproc_per_node {config.gpus} " if config.distributed else ""
-    head = f"# tune run {ranks}{config.recipe_name} --config {_from_here(folder) / 'torchtune.yaml'}\n"
+    head = f"# PYTHONPATH=. tune run {ranks}{config.recipe_name} --config {_from_here(folder) / 'torchtune.yaml'}\n"
     record.write_text(folder / "torchtune.yaml", head + OmegaConf.to_yaml(OmegaConf.create(cfg)))
 
 
