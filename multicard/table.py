@@ -132,4 +132,6 @@ def in_bytes(count: float | None) -> str:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return "-"
     return str(value).lower() if isinstance(value, bool) else str(value)

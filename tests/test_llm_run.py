@@ -276,3 +276,46 @@ def test_the_run_leaves_no_cache_and_no_connection(tuned: Tuned):
     }
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["packages"]["torchtune"] == "0.6.1" and environment["flags"]["matmul_allow_tf32"] is False
+
+
+def test_the_mirror_takes_the_loss_of_the_rank_that_knows_it(tuned: Tuned):
+    from multicard import tracker
+
+    result = ok(tuned("gpus=2", "dataset.rows=40"))
+    table = record.read_steps(Path(result["folder"]))
+    rows = tracker.step_rows(table, {0})
+    assert [row["loss"] for row in rows] == steps(result, "loss").tolist()
+    assert [row["step_s"] for row in rows] == np.maximum(steps(result, "step_s"), steps(result, "step_s", 1)).tolist()
+    assert np.isnan(steps(result, "loss", 1)).all()
+
+
+def test_the_table_shows_what_tuning_measures(tuned: Tuned):
+    from io import StringIO
+
+    from rich.console import Console
+
+    from multicard import table
+
+    results = [ok(tuned(f"gpus={gpus}", "dataset.rows=40")) for gpus in (1, 2)]
+    refused = tuned("gpus=0")
+    assert refused["status"] == "refused" and refused["axes"]["method"] == "lora"
+    written = StringIO()
+    table.show([*results, refused], Console(file=written, width=200))
+    lines = [line.split() for line in written.getvalue().splitlines() if line.strip()]
+    assert lines[0][:4] == ["method", "template", "gpus", "status"] and "recipe" not in lines[0]
+    assert {"s/iteration", "tokens/s", "collectives"} <= set(lines[0]) and "accuracy" not in lines[0]
+    assert [line[:4] for line in lines[1:4]] == [
+        ["lora", "instruct", "1", "ok"],
+        ["lora", "instruct", "2", "ok"],
+        ["lora", "-", "0", "refused"],
+    ]
+    share = results[0]["total_s"] / results[1]["total_s"]
+    assert f"{share:.2f}" in lines[2]  # against one GPU, though that ran another recipe
+
+
+def test_what_a_rank_holds_is_its_resident_set():
+    from multicard import measure
+
+    before = measure.held_memory_bytes("cpu")
+    block = np.ones(30_000_000)
+    assert measure.held_memory_bytes("cpu") - before == pytest.approx(block.nbytes, rel=0.1)
