@@ -5,7 +5,7 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from multicard import config, run
+from multicard import command, config, config_llm, run
 from multicard.llm.kind import KIND
 
 config.register()
@@ -17,5 +17,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
-    sys.exit(run.close())
+    sys.exit(command.execute(main, config_llm.LlmConfig, config_llm.SCHEMAS))
