@@ -21,7 +21,7 @@ def show(records: list[dict[str, Any]], console: Console | None = None) -> None:
     console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
     axes = varied(records)
-    columns = COLUMNS[records[0]["kind"]]
+    columns = COLUMNS[records[0].get("kind", "vision")]
     rows = [_figures(result, records, columns) for result in records]
     shown = [heading for heading in columns if heading not in COMPARED or any(row[heading] != "-" for row in rows)]
     for heading in (*axes, "status"):
@@ -42,7 +42,7 @@ def varied(records: list[dict[str, Any]]) -> list[str]:
     """The axes that differ between the records, after those always shown."""
     names = list(dict.fromkeys(name for result in records for name in _told(result)))
     differ = [name for name in names if len({_text(result["axes"].get(name)) for result in records}) > 1]
-    always = ALWAYS[records[0]["kind"]]
+    always = ALWAYS[records[0].get("kind", "vision")]
     return [name for name in names if name in always or name in differ]
 
 
