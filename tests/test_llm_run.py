@@ -296,8 +296,9 @@ def test_the_table_shows_what_tuning_measures(tuned: Tuned):
 
     from multicard import table
 
-    results = [ok(tuned(f"gpus={gpus}", "dataset.rows=40")) for gpus in (1, 2)]
-    refused = tuned("gpus=0", "dataset.rows=40")
+    same = ("dataset.rows=40", "device=cpu")  # a refused one knows no better than auto
+    results = [ok(tuned(f"gpus={gpus}", *same)) for gpus in (1, 2)]
+    refused = tuned("gpus=0", *same)
     assert refused["status"] == "refused" and refused["axes"]["method"] == "lora"
     written = StringIO()
     table.show([*results, refused], Console(file=written, width=200))
