@@ -79,6 +79,17 @@ def _against_one(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
     return f"{measure.speedup(one['total_s'], result['total_s']):.2f} ({share:.0%})"
 
 
+def _tokens_against_one(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
+    """By tokens/s: with max_steps, n GPUs take as many steps as one and n times the rows."""
+    one = reference(result, records, gpus=1) if any(other["axes"]["gpus"] != 1 for other in records) else None
+    rates = [other["tokens_per_s"]["non_padding"] for other in (one, result) if other is not None]
+    if len(rates) < 2 or None in rates:
+        return "-"
+    one_s, mine_s = (1 / rate for rate in rates)  # a token
+    share = measure.parallel_efficiency(one_s, mine_s, result["axes"]["gpus"])
+    return f"{measure.speedup(one_s, mine_s):.2f} ({share:.0%})"
+
+
 def _against_fp64(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
     fp64 = reference(result, records, precision="fp64")
     return "-" if fp64 is None else f"{measure.speedup(fp64['total_s'], result['total_s']):.2f}"
@@ -110,7 +121,7 @@ COLUMNS: dict[str, Columns] = {
         **TOTAL,
         "s/iteration": lambda result, _: _number(result["iteration_s"]["mean"], ".4f"),
         "tokens/s": lambda result, _: _number(result["tokens_per_s"]["non_padding"], ",.0f"),
-        "x 1 GPU": _against_one,
+        "x 1 GPU": _tokens_against_one,
         "loss": lambda result, _: _number(result["loss"]["first"], ".3f"),
         "to": lambda result, _: _number(result["loss"]["mean_of_last_tenth"], ".3f"),
         **MEMORY,
