@@ -1,4 +1,4 @@
-# make demo     install, run a small sweep, print what was measured
+# make demo     install, run a small sweep and one tuning run, print what was measured
 # make test     install, lint, run the tests
 # make test-gpu what only a CUDA device can show
 # make lint     ruff and basedpyright alone
@@ -13,6 +13,7 @@ install: .venv/installed
 
 demo: install
 	$(BIN)/python train_vision.py -m precision=fp32,bf16 gpus=1,2 layout=nhwc batch_size=16
+	$(BIN)/python tune_llm.py method=qlora template=grammar max_steps=100
 
 test: lint
 	$(BIN)/python -m pytest -m "not gpu"

@@ -12,15 +12,21 @@ from omegaconf.errors import OmegaConfBaseException
 
 from multicard import config, run
 
+Schemas = dict[str, dict[str, type]]
 
-def execute(main: Callable[[], None]) -> int:
-    """Call a function that `hydra.main` decorated, print the table of what it measured and return the exit code."""
+
+def execute(main: Callable[[], None], root: type = config.VisionConfig, groups: Schemas = config.SCHEMAS) -> int:
+    """Call a function that `hydra.main` decorated, print the table of what it measured and return the exit code.
+
+    Args:
+        root: the schema of the entry's configuration; `groups`: those of its options.
+    """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
     try:
         main()
     except (HydraException, OmegaConfBaseException) as error:
         causes = [str(part) for part in (error, error.__cause__) if part is not None]
-        print(f"refused: {in_a_line(chr(10).join(causes))}", file=sys.stderr)
+        print(f"refused: {in_a_line(chr(10).join(causes), known_keys(root, groups))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted by SIGINT", file=sys.stderr)
@@ -29,16 +35,16 @@ def execute(main: Callable[[], None]) -> int:
     return run.close()
 
 
-def in_a_line(message: str) -> str:
+def in_a_line(message: str, known: list[str]) -> str:
     """What Hydra or OmegaConf says of a command line that cannot be composed, with the key first and a remedy."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     key = re.match(r"Could not override '([^']*)'", lines[0])
     if key is not None:
-        if key[1] in known_keys():
+        if key[1] in known:
             return (
                 f"{key[1]}: not a key of the option chosen for {key[1].partition('.')[0]}; --cfg job shows those it has"
             )
-        near = difflib.get_close_matches(key[1], known_keys(), n=3)
+        near = difflib.get_close_matches(key[1], known, n=3)
         return f"{key[1]}: no such key here; " + (f"nearest: {', '.join(near)}" if near else "--cfg job shows all keys")
     option = re.search(r"Could not find '([^']*)'", lines[0])
     if option is not None and any(line.startswith("Available options") for line in lines):
@@ -52,13 +58,12 @@ def in_a_line(message: str) -> str:
     return lines[0]
 
 
-def known_keys() -> list[str]:
+def known_keys(root: type, groups: Schemas) -> list[str]:
     """Every key that a command line may set, of all options."""
-    schemas = [config.VisionConfig, *(schema for options in config.SCHEMAS.values() for schema in options.values())]
-    groups = {schema: group for group, options in config.SCHEMAS.items() for schema in options.values()}
+    group_of = {schema: group for group, options in groups.items() for schema in options.values()}
     keys: set[str] = set()
-    for schema in schemas:
-        prefix = f"{groups[schema]}." if schema in groups else ""
+    for schema in (root, *group_of):
+        prefix = f"{group_of[schema]}." if schema in group_of else ""
         for field in fields(schema):
             keys.add(prefix + field.name)
             if isinstance(field.type, type) and is_dataclass(field.type):

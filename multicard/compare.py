@@ -31,12 +31,19 @@ def _all_but(result: dict[str, Any], axis: str) -> dict[str, Any]:
 
 
 def varied(records: list[dict[str, Any]], always: tuple[str, ...]) -> list[str]:
-    """The axes to show, those in `always` and those that differ, and then the keys that differ beside them."""
-    names = list(dict.fromkeys(name for result in records for name in result["axes"]))
-    shown = [name for name in names if name in always or len({str(r["axes"].get(name)) for r in records}) > 1]
+    """The axes to show, those in `always` and those that differ, and then the keys that differ beside them.
+
+    An axis that differs though its key was left alone follows from the others (torchtune's recipe, from the number of
+    GPUs) and is not shown.
+    """
     configs = [flat(result["config"]) for result in records if "config" in result]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     differ = [key for key in keys if len({config.get(key) for config in configs}) > 1]
+    follows = set(keys) - set(differ)
+    names = list(dict.fromkeys(name for result in records for name in result["axes"]))
+    apart = [name for name in names if len({str(r["axes"].get(name)) for r in records}) > 1]
+    chosen = {name for name in apart if name not in follows or len(configs) < len(records)}
+    shown = [name for name in names if name in always or name in chosen]
     groups = {key.partition(".")[0] for key in differ if key.endswith(".name")}  # another option has other keys
     told = [key for key in differ if key not in names and key.partition(".")[2] not in names]
     return shown + [key for key in told if key.partition(".")[0] not in groups]

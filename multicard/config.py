@@ -5,11 +5,13 @@ work, `place` what this machine cannot do. Nothing here imports torch: `--help`,
 answered in well under a second.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 from json import dumps, loads
-from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
@@ -244,15 +246,13 @@ class RunConfig:
     pin_memory: bool = True
     lr: float = MISSING
     malloc: Malloc = Malloc.tuned
-    warmup_steps: int = 5
     rerun: bool = False
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:
         for key in ("gpus", "nodes", "epochs", "batch_size"):
             require(getattr(self, key) >= 1, f"{key}={getattr(self, key)}: must be 1 or more")
-        for key in ("seed", "warmup_steps"):
-            require(getattr(self, key) >= 0, f"{key}={getattr(self, key)}: must be 0 or more")
+        require(self.seed >= 0, f"seed={self.seed}: must be 0 or more")
         require(self.lr > 0, f"lr={self.lr}: must be above 0")
         named = self.name not in ("", ".", "..") and "/" not in self.name
         require(named, f"name={self.name!r}: is the name of a folder under multirun/; leave out '/'")
@@ -263,6 +263,24 @@ class RunConfig:
         return sha256(dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
 
 
+def own(group: str, chosen: object, schema: type | UnionType, entry: str, options: Iterable[str]) -> None:
+    """Refuse what the other entry put into a group that both share.
+
+    Raises:
+        ValueError: where `chosen` is not of this entry's `schema`; the message lists the entry's own `options`.
+    """
+    name = getattr(chosen, "name", chosen)
+    require(isinstance(chosen, schema), f"{group}={name}: {entry} has no such {group}; it has {', '.join(options)}")
+
+
+# Groups that both entries share are typed by their options' schemas: `own` then refuses the other entry's.
+if TYPE_CHECKING:
+    Dataset = DatasetConfig
+    Model = ModelConfig
+else:
+    Dataset = Model = Any
+
+
 @dataclass
 class VisionConfig(RunConfig):
     """The configuration of `train_vision.py`, once composed."""
@@ -271,16 +289,20 @@ class VisionConfig(RunConfig):
     strategy: StrategyConfig = MISSING
     loader: LoaderConfig = MISSING
     layout: LayoutConfig = MISSING
-    dataset: DatasetConfig = MISSING
-    model: ModelConfig = MISSING
+    dataset: Dataset = MISSING
+    model: Model = MISSING
     optimizer: OptimizerConfig = MISSING
     schedule: Schedule = Schedule.onecycle
+    warmup_steps: int = 5
     num_workers: Optional[int] = None
     target_accuracy: Optional[float] = None
     stop_at_target: bool = False
 
     def __post_init__(self) -> None:
+        own("dataset", self.dataset, DatasetConfig, "train_vision.py", DatasetName)
+        own("model", self.model, ModelConfig, "train_vision.py", ["mobilenet_v2"])
         super().__post_init__()
+        require(self.warmup_steps >= 0, f"warmup_steps={self.warmup_steps}: must be 0 or more")
         workers, target = self.num_workers, self.target_accuracy
         require(workers is None or workers >= 0, f"num_workers={workers}: must be 0 or more, or null to choose")
         in_range = target is None or 0 < target <= 1
@@ -351,7 +373,8 @@ def plain(config: RunConfig) -> dict[str, Any]:
     return loads(dumps(asdict(config)))
 
 
-# Options whose keys differ within their group name their own schema; the others are typed by VisionConfig's fields.
+# Options whose keys differ within their group, or whose group both entries share, name their own schema; the others
+# are typed by VisionConfig's fields.
 SCHEMAS: dict[str, dict[str, type]] = {
     "strategy": {name: StrategyConfig if name is StrategyName.dp else DdpConfig for name in StrategyName},
     "dataset": {
@@ -359,6 +382,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
         DatasetName.mnist: MnistConfig,
         DatasetName.images: ImagesConfig,
     },
+    "model": {"mobilenet_v2": ModelConfig},
     "optimizer": {
         OptimizerName.sgd: SgdConfig,
         OptimizerName.adam: AdamConfig,
@@ -369,8 +393,11 @@ SCHEMAS: dict[str, dict[str, type]] = {
 
 def register() -> None:
     """Put the schemas where the files under `conf/` look for them (`schema/...`)."""
+    from multicard import config_llm
+
     store = ConfigStore.instance()
     store.store(group="schema", name="vision", node=VisionConfig)
-    for group, options in SCHEMAS.items():
+    store.store(group="schema", name="llm", node=config_llm.LlmConfig)
+    for group, options in (*SCHEMAS.items(), *config_llm.SCHEMAS.items()):
         for name, node in options.items():
             store.store(group=f"schema/{group}", name=name, node=node)

@@ -25,6 +25,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from multicard.config import Malloc, Placement
+from multicard.measure import held_memory_bytes
 from multicard.record import read_json, write_json
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Failure:
     message: str
     rank: int | None = None
     host: str | None = None
+    memory_bytes: int | None = None  # that the rank held when memory ran out
     log: str | None = None  # relative to the run folder
     log_tail: tuple[str, ...] = ()
 
@@ -169,6 +171,7 @@ def _failure(folder: Path, rank: int, exitcode: int) -> Failure:
         where["log_tail"] = tuple(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
     report = read_json(_error_file(folder, rank))
     if report is not None:
+        where["memory_bytes"] = report.get("memory_bytes")
         return Failure(report["kind"], f"rank {rank}: {report['message']}", **where)
     if exitcode < 0:
         return Failure("signal", f"rank {rank} was killed by {signal.Signals(-exitcode).name}", **where)
@@ -217,7 +220,7 @@ def _join(job: Job) -> Rank:
     else:
         device = torch.device("cpu")
     if world > 1:
-        bound = device if job.backend == "nccl" else None  # binds the communicator: no guess at the first barrier
+        bound = device if "nccl" in job.backend else None  # binds the communicator: no guess at the first barrier
         dist.init_process_group(job.backend, device_id=bound)
     return Rank(number, local, world, device, job.backend, job.threads)
 
@@ -232,8 +235,9 @@ def _leave() -> None:
 
 def _report(job: Job, rank: int, error: BaseException) -> None:
     kind = "oom" if is_oom(error) else "exception"
+    held = held_memory_bytes(job.device) if kind == "oom" else None
     with suppress(OSError):  # a full disk may be what ended the rank; its log and exit code still tell
-        write_json(_error_file(job.folder, rank), {"kind": kind, "message": _in_a_line(error)})
+        write_json(_error_file(job.folder, rank), {"kind": kind, "message": _in_a_line(error), "memory_bytes": held})
 
 
 def _in_a_line(error: BaseException) -> str:

@@ -118,6 +118,15 @@ def reset_peak_memory(device: "torch.device") -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
+def held_memory_bytes(device: str) -> int:
+    """What this process holds now: in torch's allocator on CUDA, resident in memory on CPU."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.memory_allocated()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def peak_memory_bytes(device: "torch.device") -> int:
     """This process's peak: bytes that torch's allocator handed out on CUDA, else the resident set (VmHWM).
 

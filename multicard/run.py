@@ -27,7 +27,8 @@ class Kind:
     """What one entry adds to a run.
 
     `work` names the function that each rank calls ("module:function": imported there, not here); `arguments` gives
-    what it is called with after its `Rank`; `preload` are the modules that CPU ranks are forked with.
+    what it is called with after its `Rank`; `preload` are the modules that CPU ranks are forked with. `unit` is what
+    ranks count while they work, `nccl` the backend that is meant where NCCL is.
     """
 
     name: str
@@ -38,6 +39,8 @@ class Kind:
     axes: Callable[[Any, str], dict[str, Any]]
     describe: Callable[[Any, Placement], str]
     summarise: Callable[[Any, Placement, list[dict[str, Any]], Any], dict[str, Any]]
+    unit: str = "images"
+    nccl: str = "nccl"
 
 
 @dataclass
@@ -173,7 +176,8 @@ def _launch(run: Run, mirror: Mirror) -> Failure | None:
     launch.warm_up(placement.device, list(run.kind.preload))
     threads = max(1, environment.cores() // placement.processes)
     devices = len(environment.visible_gpus())
-    job = Job(run.folder, placement.device, placement.backend, devices, threads, config.malloc.value)
+    backend = run.kind.nccl if placement.backend == "nccl" else placement.backend
+    job = Job(run.folder, placement.device, backend, devices, threads, config.malloc.value)
     try:
         board = Board(run.folder, placement.processes, create=True)
     except OSError as error:
@@ -186,7 +190,7 @@ def _launch(run: Run, mirror: Mirror) -> Failure | None:
         remedy = "see that you are logged in (wandb login), or use tracker.mode=offline"
         return Failure("tracker", f"tracker.mode={config.tracker.mode.value}: {error}; {remedy}")
     try:
-        with Watch(board, placement.processes, config.epochs, mirror.update if mirror.live else None):
+        with Watch(board, placement.processes, config.epochs, run.kind.unit, mirror.update if mirror.live else None):
             return launch.launch(run.kind.work, run.kind.arguments(config, placement, run.folder), placement, job)
     finally:
         board.remove()

@@ -1,6 +1,7 @@
 """The table at the end of a command: one row a run."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -8,26 +9,28 @@ from rich.table import Table
 
 from multicard import compare, measure
 
-ALWAYS = ("precision", "gpus")
-FIGURES = ("status", "total s", "images/s", "x 1 GPU", "x fp64", "accuracy", "peak memory", "to device")
+Columns = dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], str]]
+
 COMPARED = ("x 1 GPU", "x fp64")  # left out where no run of the table can be compared so
 MARK = "*"
 WIDTH = 140  # where the output is no terminal
 
 
 def show(records: list[dict[str, Any]], console: Console | None = None) -> None:
-    """Print what was measured: the axes that differ, status, times, efficiency, accuracy, memory, bytes."""
+    """Print what was measured: the axes that differ, status, and the columns of their kind."""
     console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    axes = compare.varied(records, ALWAYS)
-    rows = [_figures(result, records) for result in records]
-    shown = [heading for heading in FIGURES if heading not in COMPARED or any(row[heading] != "-" for row in rows)]
+    kind = records[0]["kind"]
+    axes, columns = compare.varied(records, ALWAYS[kind]), COLUMNS[kind]
+    rows = [_figures(result, records, columns) for result in records]
+    shown = [heading for heading in columns if heading not in COMPARED or any(row[heading] != "-" for row in rows)]
     for heading in (*axes, "status"):
         table.add_column(heading)
-    for heading in shown[1:]:
+    for heading in shown:
         table.add_column(heading, justify="right")
     for result, row in zip(records, rows, strict=True):
-        table.add_row(*(compare.cell(result, axis) for axis in axes), *(row[heading] for heading in shown))
+        told = (compare.cell(result, axis) for axis in axes)
+        table.add_row(*told, row["status"], *(row[heading] for heading in shown))
     console.print()
     console.print(table)
     if any(result.get("oversubscribed") for result in records):
@@ -43,30 +46,77 @@ def folders(records: list[dict[str, Any]]) -> str:
     return f"{paths[0]}/" if len(paths) == 1 else f"{paths[0].rpartition('/')[0]}/*/result.json"
 
 
-def _figures(result: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, str]:
-    """What the row of a run shows under each of `FIGURES`."""
-    status = result["status"] + (MARK if result.get("oversubscribed") else "")
+def _figures(result: dict[str, Any], records: list[dict[str, Any]], columns: Columns) -> dict[str, str]:
+    """What the row of a run shows: its status, and what `columns` say."""
+    ended = {"status": result["status"] + (MARK if result.get("oversubscribed") else "")}
     if result["status"] != "ok":
-        return dict.fromkeys(FIGURES, "-") | {"status": status}
-    total_s, gpus = result["total_s"], result["axes"]["gpus"]
+        return ended | dict.fromkeys(columns, "-")
+    return ended | {heading: show(result, records) for heading, show in columns.items()}
+
+
+def _on_one_gpu(result: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any] | None:
     several = any(other["axes"]["gpus"] != 1 for other in records)
-    one = compare.reference(result, records, "gpus", 1) if several else None
+    return compare.reference(result, records, "gpus", 1) if several else None
+
+
+def _against_one(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
+    one = _on_one_gpu(result, records)
+    if one is None:
+        return "-"
+    share = measure.parallel_efficiency(one["total_s"], result["total_s"], result["axes"]["gpus"])
+    return f"{measure.speedup(one['total_s'], result['total_s']):.2f} ({share:.0%})"
+
+
+def _tokens_against_one(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
+    """By tokens/s: with max_steps, n GPUs take as many steps as one and n times the rows."""
+    one = _on_one_gpu(result, records)
+    rates = [other["tokens_per_s"]["non_padding"] for other in (one, result) if other is not None]
+    if len(rates) < 2 or None in rates:
+        return "-"
+    one_s, mine_s = (1 / rate for rate in rates)  # a token
+    share = measure.parallel_efficiency(one_s, mine_s, result["axes"]["gpus"])
+    return f"{measure.speedup(one_s, mine_s):.2f} ({share:.0%})"
+
+
+def _against_fp64(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
     fp64 = compare.reference(result, records, "precision", "fp64")
-    against_one = "-"
-    if one is not None:
-        share = measure.parallel_efficiency(one["total_s"], total_s, gpus)
-        against_one = f"{measure.speedup(one['total_s'], total_s):.2f} ({share:.0%})"
-    rate = result["images_per_s"]
-    return {
-        "status": status,
-        "total s": f"{total_s:.1f}",
-        "images/s": "-" if rate is None else f"{rate:,.0f}",
-        "x 1 GPU": against_one,
-        "x fp64": "-" if fp64 is None else f"{measure.speedup(fp64['total_s'], total_s):.2f}",
-        "accuracy": f"{result['test_accuracy']:.2%}",
-        "peak memory": in_bytes(result["peak_memory_bytes"]["max"]),
-        "to device": in_bytes(result["transfer_bytes"]["h2d"]),
-    }
+    return "-" if fp64 is None else f"{measure.speedup(fp64['total_s'], result['total_s']):.2f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _communicated(result: dict[str, Any]) -> int | None:
+    found = result["communication_bytes"]
+    return found and sum(found[kind] for kind in ("all_gather", "reduce_scatter", "all_reduce"))
+
+
+# Heading to what it shows of an `ok` record, beside the others of the command.
+TOTAL: Columns = {"total s": lambda result, _: f"{result['total_s']:.1f}"}
+MEMORY: Columns = {"peak memory": lambda result, _: in_bytes(result["peak_memory_bytes"]["max"])}
+COLUMNS: dict[str, Columns] = {
+    "vision": {
+        **TOTAL,
+        "images/s": lambda result, _: _number(result["images_per_s"], ",.0f"),
+        "x 1 GPU": _against_one,
+        "x fp64": _against_fp64,
+        "accuracy": lambda result, _: f"{result['test_accuracy']:.2%}",
+        **MEMORY,
+        "to device": lambda result, _: in_bytes(result["transfer_bytes"]["h2d"]),
+    },
+    "llm": {
+        **TOTAL,
+        "s/iteration": lambda result, _: _number(result["iteration_s"]["mean"], ".4f"),
+        "tokens/s": lambda result, _: _number(result["tokens_per_s"]["non_padding"], ",.0f"),
+        "x 1 GPU": _tokens_against_one,
+        "loss": lambda result, _: _number(result["loss"]["first"], ".3f"),
+        "to": lambda result, _: _number(result["loss"]["mean_of_last_tenth"], ".3f"),
+        **MEMORY,
+        "collectives": lambda result, _: in_bytes(_communicated(result)),
+    },
+}
+ALWAYS = {"vision": ("precision", "gpus"), "llm": ("method", "template", "gpus")}
 
 
 def in_bytes(count: float | None) -> str:

@@ -9,6 +9,9 @@ from typing import Any
 from multicard import record
 from multicard.config import RunConfig, TrackerConfig, TrackerMode, plain
 
+# What an epoch of either kind has, and its chart
+PER_EPOCH = {"test_accuracy": "test/accuracy", "test_loss": "test/loss", "train_s": "test/train_s"}
+
 
 class Mirror:
     """One W&B run. Offline it is written once, at the end; online it follows epoch by epoch.
@@ -74,14 +77,8 @@ class Mirror:
             self._run.log({f"train/{key}": value for key, value in row.items()} | {"train/step": self._steps})
             self._steps += 1
         for epoch in new:
-            self._run.log(
-                {
-                    "epoch": epoch["epoch"],
-                    "test/accuracy": epoch["test_accuracy"],
-                    "test/loss": epoch["test_loss"],
-                    "test/train_s": epoch["train_s"],
-                }
-            )
+            shown = {name: epoch[key] for key, name in PER_EPOCH.items() if key in epoch}
+            self._run.log({"epoch": epoch["epoch"], **shown})
         self._epochs = len(epochs)
 
     def close(self, result: dict[str, Any], steps: Any) -> None:
@@ -117,10 +114,11 @@ def step_rows(steps: Any, epochs: set[int]) -> list[dict[str, float]]:
     rows = []
     for epoch in sorted(epochs):
         mine = columns["epoch"] == epoch
-        step, weights = columns["step"][mine], columns["samples"][mine]
+        step, loss = columns["step"][mine], columns["loss"][mine]
+        weights = np.where(np.isfinite(loss), columns["samples"][mine], 0)  # of tuning, rank 0 alone knows the loss
         slowest = np.zeros(step.max() + 1)
         np.maximum.at(slowest, step, columns["step_s"][mine])
-        losses = np.where(weights > 0, columns["loss"][mine], 0.0)
+        losses = np.where(weights > 0, loss, 0.0)
         mean = np.bincount(step, weights=losses * weights) / np.bincount(step, weights=weights)
         rows += [{"step_s": s, "loss": loss} for s, loss in zip(slowest.tolist(), mean.tolist(), strict=True)]
     return rows

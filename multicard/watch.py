@@ -16,8 +16,10 @@ REFRESH_S = 0.25
 class Watch:
     """While it is open: a progress bar where stderr is a terminal, and `tick` once a second where there is one."""
 
-    def __init__(self, board: Board, ranks: int, epochs: int, tick: Callable[[], None] | None = None) -> None:
-        self._board, self._ranks, self._epochs, self._tick = board, ranks, epochs, tick
+    def __init__(
+        self, board: Board, ranks: int, epochs: int, unit: str, tick: Callable[[], None] | None = None
+    ) -> None:
+        self._board, self._ranks, self._epochs, self._unit, self._tick = board, ranks, epochs, unit, tick
         self._done = Event()
         self._thread: Thread | None = None
         if sys.stderr.isatty() or tick is not None:
@@ -72,7 +74,7 @@ class Watch:
                     elapsed_s = clock_s() - first[0]
                     figures = [] if math.isnan(mine.loss) else [f"loss {mine.loss:.3f}"]
                     with suppress(ZeroDivisionError):
-                        figures.append(f"{(trained - first[1]) / elapsed_s:,.0f} images/s")
+                        figures.append(f"{(trained - first[1]) / elapsed_s:,.0f} {self._unit}/s")
                     epoch = f"epoch {mine.epoch + 1}/{self._epochs}"
                     progress.update(
                         task, total=mine.of, completed=mine.steps, description=epoch, figures="  ".join(figures)

@@ -13,6 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from multicard import config, launch, run
 from multicard.config import VisionConfig
+from multicard.config_llm import LlmConfig
+from multicard.llm import kind as llm
 from multicard.vision.kind import KIND
 
 ROOT = Path(__file__).parent.parent
@@ -38,10 +40,10 @@ if _worker:
     os.sched_setaffinity(0, {_cores[int(_worker) % len(_cores)]})
 
 
-def composed(*overrides: str) -> DictConfig:
-    """The configuration as `train_vision.py` gets it from these words."""
+def composed(*overrides: str, entry: str = "train_vision") -> DictConfig:
+    """The configuration as `train_vision.py`, or another entry, gets it from these words."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return compose("train_vision", list(overrides))
+        return compose(entry, list(overrides))
 
 
 def typed(*overrides: str) -> VisionConfig:
@@ -51,9 +53,16 @@ def typed(*overrides: str) -> VisionConfig:
     return typed_config
 
 
+def typed_llm(*overrides: str) -> LlmConfig:
+    """As `tune_llm.py` gets it."""
+    typed_config = OmegaConf.to_object(composed(*overrides, entry="tune_llm"))
+    assert isinstance(typed_config, LlmConfig)
+    return typed_config
+
+
 def warm_up() -> None:
     """Have this process's ranks forked with everything imported: the first call decides."""
-    launch.warm_up("cpu", [*KIND.preload, "tests.rank_work"])
+    launch.warm_up("cpu", [*llm.KIND.preload, *KIND.preload, "tests.rank_work", "tests.rank_work_llm"])
 
 
 def shared(name: str) -> Path:
@@ -78,7 +87,23 @@ def measured(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return measure
 
 
-def command(*words: str, timeout: float = 300, **options: Any) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def tuned(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The same for `tune_llm.py`: a few steps of the tiny model, where the words say no more."""
+    calls = []
+    warm_up()
+
+    def measure(*overrides: str) -> dict[str, Any]:
+        calls.append(overrides)
+        cfg = composed("tracker.mode=disabled", "max_steps=4", "skip_steps=1", *overrides, entry="tune_llm")
+        return run.measure(llm.KIND, cfg, tmp_path / "sweep" / str(len(calls)), keep_refused=True)
+
+    return measure
+
+
+def command(
+    *words: str, entry: str = "train_vision.py", timeout: float = 300, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """`python train_vision.py WORDS`, to its end."""
-    line = [sys.executable, str(ROOT / "train_vision.py"), *words]
+    line = [sys.executable, str(ROOT / entry), *words]
     return subprocess.run(line, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT, **options)

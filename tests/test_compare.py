@@ -70,3 +70,12 @@ def test_several_commits_and_machines_are_said():
     assert compare.notes([result(), result(gpus=2)]) == []
     commits, machines = compare.notes([result(), result(commit="def", dirty=True, hardware="H200")])
     assert "abc, def+changes" in commits and "H200, cpu" in machines
+
+
+def test_what_follows_from_another_axis_is_not_shown():
+    single, distributed = result(recipe="auto"), result(recipe="auto", gpus=2)
+    single["axes"]["recipe"], distributed["axes"]["recipe"] = "single_device", "distributed"
+    assert compare.varied([single, distributed], ()) == ["gpus"]
+    forced = result(recipe="distributed")
+    forced["axes"]["recipe"] = "distributed"
+    assert compare.varied([single, forced], ()) == ["recipe"]

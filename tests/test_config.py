@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hydra.errors import HydraException
 
-from multicard import cells, config
+from multicard import cells, config, config_llm
 from multicard.config import DatasetName, LayoutName, OptimizerName, Schedule, TrackerMode, place
 from multicard.vision.data import LOADS
 from multicard.vision.loaders import LOADERS
@@ -19,9 +19,14 @@ GROUPS = {
     "strategy": STRATEGIES,
     "loader": LOADERS,
     "layout": LayoutName,
-    "dataset": LOADS,
+    "dataset": {*LOADS, *config_llm.TextName},
     "optimizer": OPTIMIZERS,
+    "model": {"mobilenet_v2", *config_llm.LlamaName},
+    "method": config_llm.MethodName,
+    "template": config_llm.TemplateName,
+    "tokenizer": config_llm.TokenizerName,
 }
+OTHERS = {group: set(options) for group, options in config_llm.SCHEMAS.items()}  # those of tune_llm.py
 
 
 def options(group: str) -> set[str]:
@@ -39,7 +44,7 @@ def test_each_schedule_has_its_function():
 
 def vision_options() -> list[tuple[str, str]]:
     groups = sorted(p.name for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name != "hydra")
-    return [(group, option) for group in groups for option in sorted(options(group))]
+    return [(group, option) for group in groups for option in sorted(options(group) - OTHERS.get(group, set()))]
 
 
 @pytest.mark.parametrize(("group", "option"), vision_options())
@@ -84,6 +89,8 @@ REFUSED = [
     (["strategy.bucket_cap_mb=0"], "strategy.bucket_cap_mb=0"),
     (["tracker.project=a/b"], "tracker.project=a/b"),
     (["loader.prefetch_factor=0"], "loader.prefetch_factor=0"),
+    (["dataset=samsum"], "dataset=samsum: train_vision.py has no such dataset; it has digits, mnist, images"),
+    (["model=llama3_8b"], "model=llama3_8b: train_vision.py has no such model; it has mobilenet_v2"),
 ]
 
 

@@ -23,16 +23,18 @@ REAL = {"mnist": SHARED / "mnist", "images": SHARED / "clothing"}
 def commands(text: str, program: str) -> list[str]:
     """The lines of the fenced blocks that start the program, and those of the Makefile."""
     blocks = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line.startswith(f"python {program}")]
+    joined = "\n".join(blocks).replace("\\\n", " ")
+    lines = [line.partition("  #")[0].strip() for line in joined.splitlines()]
+    return [" ".join(line.split()) for line in lines if line.startswith(f"python {program}")]
 
 
 VISION = commands((ROOT / "README.md").read_text(), "train_vision.py")
+TUNING = commands((ROOT / "README.md").read_text(), "tune_llm.py")
 DEMO = re.findall(r"^\t\$\(BIN\)/(python train_vision.py .*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
 def test_the_readme_and_the_makefile_have_commands():
-    assert len(VISION) >= 6 and len(DEMO) == 1
+    assert len(VISION) >= 6 and len(TUNING) >= 5 and len(DEMO) == 1
 
 
 @pytest.mark.parametrize("line", VISION + DEMO)
@@ -49,5 +51,31 @@ def test_a_documented_command_runs(line: str, tmp_path: Path):
     small = [f"{key}={value}" for key, value in replaced.items() if key not in known]
     folder = [f"hydra.run.dir={tmp_path}", f"hydra.sweep.dir={tmp_path}"]
     done = command(*kept, *folder, *small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"Records: {tmp_path}" in done.stdout
+
+
+# What a command of the README names that this machine may not have
+FILES = {
+    "rows.jsonl": SHARED / "text" / "alpaca_cleaned_500.jsonl",
+    "pairs.jsonl": SHARED / "text" / "hh_helpful_500.jsonl",
+    "Meta-Llama-3-8B/original/tokenizer.model": SHARED / "tokenizer" / "tokenizer.model",
+}
+TUNING_SHRUNK = {"device": "cpu", "max_steps": "2", "dataset.rows": "12", "tracker.mode": "disabled"}
+TINY = {"model=llama3_8b": "model=llama3_tiny"}
+
+
+@pytest.mark.parametrize("line", TUNING)
+def test_a_documented_tuning_command_runs(line: str, tmp_path: Path):
+    words = []
+    for word in shlex.split(line)[2:]:
+        key, _, value = word.partition("=")
+        if value in FILES and not FILES[value].exists():
+            pytest.skip(f"no {FILES[value]}")
+        words.append(f"{key}={FILES[value]}" if value in FILES else TINY.get(word, word))
+    kept = [word for word in words if word.partition("=")[0] not in TUNING_SHRUNK]
+    small = [f"{key}={value}" for key, value in TUNING_SHRUNK.items()]
+    folder = [f"hydra.run.dir={tmp_path}", f"hydra.sweep.dir={tmp_path}"]
+    done = command(*kept, *folder, *small, entry="tune_llm.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"Records: {tmp_path}" in done.stdout

@@ -19,7 +19,14 @@ def result(total_s: float, status: str = "ok", **axes: Any) -> dict[str, Any]:
         "oversubscribed": False,
     }
     config = {key: {"name": value} if isinstance(value, str) else value for key, value in (base | axes).items()}
-    return {"status": status, "axes": base | axes, "config": config, "folder": f"multirun/x/{total_s}", **figures}
+    return {
+        "kind": "vision",
+        "status": status,
+        "axes": base | axes,
+        "config": config,
+        "folder": f"multirun/x/{total_s}",
+        **figures,
+    }
 
 
 def shown(records: list[dict[str, Any]]) -> list[list[str]]:

@@ -1,13 +1,9 @@
 """What a rank leaves on disk, epoch by epoch, so that a run that is cut short keeps what it had measured."""
 
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from multicard import measure, record
+from multicard import measure, ranks, record
 from multicard.launch import Rank
 from multicard.measure import PHASES
 from multicard.vision.strategy import Share, devices_of, unwrap
@@ -34,13 +30,8 @@ class Report:
         self.rank, self.folder, self.devices = rank, folder, devices_of(share.model, rank.device)
         model = unwrap(share.model)
         self.content: dict[str, Any] = {
-            "rank": rank.rank,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "device": device_name(rank.device),
-            "threads": rank.threads,
+            **ranks.head(rank, flags),
             "num_workers": workers,
-            "flags": flags,
             "steps_per_epoch": share.steps,
             "distinct_samples": share.distinct,
             "parameters": sum(p.numel() for p in model.parameters()),
@@ -48,9 +39,6 @@ class Report:
             "parameter_bytes": sum(p.nbytes for p in model.parameters()),
             "buffer_bytes": sum(b.nbytes for b in model.buffers()),
             "statistics_bytes": sum(b.nbytes for b in model.buffers() if b.is_floating_point()),
-            "started_s": None,
-            "peak_memory_bytes": None,
-            "epochs": [],
         }
 
     def started(self) -> None:
@@ -84,7 +72,3 @@ class Report:
 
     def write(self) -> None:
         record.write_json(record.rank_file(self.folder, self.rank.rank), self.content)
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -7,6 +7,7 @@ import numpy as np
 from multicard import measure
 from multicard.config import DdpConfig, Placement, StrategyName, VisionConfig
 from multicard.measure import PHASES
+from multicard.ranks import peak_memory
 
 
 def axes(config: VisionConfig, device: str) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def axes(config: VisionConfig, device: str) -> dict[str, Any]:
         "layout": str(config.layout.name),
         "pin_memory": config.pin_memory,
         "dataset": str(config.dataset.name),
-        "image_size": config.dataset.image_size,
+        "image_size": getattr(config.dataset, "image_size", None),  # the other entry's data sets have none
         "model": config.model.name,
         "batch_size": config.batch_size,
         "epochs": config.epochs,
@@ -48,7 +49,7 @@ def summarise(config: VisionConfig, placement: Placement, ranks: list[dict[str, 
         **_rates(ranks, table, config.warmup_steps),
         "test_accuracy": epochs[-1]["test_accuracy"] if epochs else None,
         "time_to_target_s": time_to_target_s(epochs, config.target_accuracy),
-        "peak_memory_bytes": _peak_memory(ranks, placement),
+        "peak_memory_bytes": peak_memory(ranks, placement.device),
         "transfer_bytes": _transfers(ranks, table, placement),
         "communication_bytes": _communication(config, ranks, table),
         "parameters": first.get("parameters"),
@@ -115,13 +116,6 @@ def _rates(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], warmup_ste
         "trained_images_per_s": trained_per_s,
         "phases_s": phases_s,  # mean a step and rank
     }
-
-
-def _peak_memory(ranks: list[dict[str, Any]], placement: Placement) -> dict[str, Any]:
-    per_rank = [rank["peak_memory_bytes"] for rank in ranks]
-    known = [peak for peak in per_rank if peak is not None]
-    kind = measure.peak_memory_kind(placement.device)
-    return {"max": max(known, default=None), "per_rank": per_rank, "kind": kind}
 
 
 def _transfers(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], placement: Placement) -> dict[str, Any]:

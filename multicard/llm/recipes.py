@@ -1,0 +1,119 @@
+"""torchtune's recipe classes, loaded from the installed package and subclassed by as little as measuring takes."""
+
+import gc
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torchtune
+from omegaconf import DictConfig
+from torchtune import training
+
+from multicard.config_llm import MethodName
+from multicard.llm.probe import Batches, Probe
+
+
+def load(name: str) -> tuple[ModuleType, type]:
+    """The module and the class of a recipe, by path: importing the package of the recipes raises, by intent."""
+    path = Path(torchtune.__file__).parents[1] / "recipes" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"recipe_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (found,) = (c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__)
+    return module, found
+
+
+def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int], DictConfig]) -> type:
+    """The recipe with its batches watched and nothing saved at the end of an epoch."""
+
+    class Measured(recipe):
+        def _setup_data(self, *arguments: Any, **keywords: Any) -> Any:
+            built = super()._setup_data(*arguments, **keywords)
+            *sampler, loader = built if isinstance(built, tuple) else (built,)
+            loader.pin_memory = probe.config.pin_memory  # read when the loader is iterated
+            probe.pad_id = self._tokenizer.pad_id
+            batches = Batches(loader, probe)
+            return (*sampler, batches) if sampler else batches
+
+        def _setup_lr_scheduler(self, cfg_lr_scheduler: Any, num_training_steps: int, last_epoch: int) -> Any:
+            if cfg_lr_scheduler is not None:
+                cfg_lr_scheduler = on_schedule(cfg_lr_scheduler, num_training_steps)
+            return super()._setup_lr_scheduler(
+                cfg_lr_scheduler=cfg_lr_scheduler, num_training_steps=num_training_steps, last_epoch=last_epoch
+            )
+
+        def save_checkpoint(self, *_: Any, **__: Any) -> None:
+            probe.end_epoch()
+
+        def setup(self, *arguments: Any, **keywords: Any) -> None:
+            super().setup(*arguments, **keywords)
+            client = getattr(self, "_checkpoint_client", None)  # what the full recipe saves by
+            if client is not None:
+                client.save_checkpoint = self.save_checkpoint
+
+    return Measured
+
+
+@contextmanager
+def prepared(module: ModuleType, device: torch.device) -> Iterator[None]:
+    """What stands in for torchtune's own parts while a recipe runs in our ranks.
+
+    Reading the memory figures must not reset the peak. On CPU, where there are none, the distributed recipes ask for
+    them all the same. A process group is there already.
+    """
+    with ExitStack() as stack:
+        if device.type == "cpu":
+            nothing = {"get_memory_stats": lambda **_: {}, "log_memory_stats": lambda *_, **__: None}
+            stack.enter_context(mock.patch.multiple(training, cleanup_before_training=gc.collect, **nothing))
+        else:
+            real = training.get_memory_stats
+            keep = lambda device, reset_stats=False: real(device=device, reset_stats=False)  # noqa: E731
+            stack.enter_context(mock.patch.object(training, "get_memory_stats", keep))
+        if hasattr(module, "init_process_group"):
+            stack.enter_context(mock.patch.object(module, "init_process_group", lambda *_, **__: None))
+        yield
+
+
+def join_alone(backend: str) -> None:
+    """A process group of one, without a network, for a distributed recipe at one rank."""
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
+def check_built(recipe: Any, method: MethodName) -> dict[str, int]:
+    """See that the method took hold of the model, and count.
+
+    Returns:
+        `parameters`, `trainable_parameters` and how many tensors are NF4 or linears fake-quantised.
+
+    Raises:
+        RuntimeError: where torchtune left weights as they were that the method is to quantise.
+    """
+    from torchao.dtypes.nf4tensor import NF4Tensor
+    from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
+
+    model = recipe._model
+    parameters = list(model.parameters())
+    local = [getattr(parameter, "_local_tensor", parameter) for parameter in parameters]
+    nf4 = sum(isinstance(tensor, NF4Tensor) for tensor in local)
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    fake = sum(isinstance(module, Int8DynActInt4WeightQATLinear) for module in linears)
+    if method is MethodName.qlora and not nf4:
+        raise RuntimeError("method=qlora: torchtune left the base weights unquantised")
+    if method is MethodName.qat and fake != len(linears):
+        raise RuntimeError(f"method=qat: torchtune quantised {fake} of {len(linears)} linears")
+    return {
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
+        "nf4_tensors": nf4,
+        "fake_quantised_linears": fake,
+    }

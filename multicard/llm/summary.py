@@ -1,0 +1,191 @@
+"""From what the ranks left on disk to the summary in result.json."""
+
+from typing import Any
+
+import numpy as np
+
+from multicard import measure
+from multicard.config import Placement
+from multicard.config_llm import LlmConfig, LoraConfig, MethodName
+from multicard.llm import sizes
+from multicard.ranks import peak_memory
+
+REWARDS = {"chosen": "rewards_chosen", "rejected": "rewards_rejected", "accuracy": "rewards_accuracies"}
+TOKENS = {"all": "tokens", "non_padding": "non_padding", "loss_bearing": "loss_bearing"}
+
+
+def axes(config: Any, device: str) -> dict[str, Any]:
+    """What tells this run from the others of its sweep. Takes the composed configuration too, where it is refused."""
+    known = isinstance(config, LlmConfig)
+    template = config.template_name if known else getattr(config.template, "name", None)
+    return {
+        "method": str(config.method.name),
+        "recipe": config.recipe_name if known else str(config.recipe),
+        "template": None if template is None else str(template),
+        "dataset": str(config.dataset.name),
+        "rows": getattr(config.dataset, "rows", None),
+        "model": str(config.model.name),
+        "weights": getattr(config.model, "weights", None),
+        "tokenizer": str(config.tokenizer.name),
+        "precision": str(config.precision.name),
+        "gpus": config.gpus,
+        "nodes": config.nodes,
+        "pin_memory": config.pin_memory,
+        "batch_size": config.batch_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "max_seq_len": config.max_seq_len,
+        "max_steps": config.max_steps,
+        "packed": config.packed,
+        "activation_checkpointing": config.activation_checkpointing,
+        "optimizer_in_bwd": config.optimizer_in_bwd,
+        "compile": config.compile,
+        "lr": config.lr,
+        "epochs": config.epochs,
+        "seed": config.seed,
+        "device": device,
+    }
+
+
+def summarise(config: LlmConfig, placement: Placement, ranks: list[dict[str, Any]], steps: Any) -> dict[str, Any]:
+    """The summary of a run, whole or cut short.
+
+    Args:
+        ranks: the rank files, by rank.
+        steps: the steps of all ranks (an Arrow table), or None where no epoch ended.
+    """
+    table = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
+    first = ranks[0] if ranks else {}
+    whole = min((len(rank["epochs"]) for rank in ranks), default=0)
+    table = {name: column[table["epoch"] < whole] for name, column in table.items()} if whole else {}
+    epochs = [_epoch(index, ranks, table) for index in range(whole)]
+    speed = _speed(ranks, table, config.skip_steps)
+    return {
+        "total_s": epochs[-1]["ended_s"] if epochs else None,
+        "epochs": epochs,
+        **speed,
+        "loss": _loss(table),
+        **({"rewards": _rewards(table)} if config.method.name is MethodName.dpo else {}),
+        "peak_memory_bytes": peak_memory(ranks, placement.device) | _phases(ranks),
+        "transfer_bytes": _transfers(table, placement),
+        "communication_bytes": _communication(ranks),
+        "parameters": first.get("parameters"),
+        "trainable_parameters": first.get("trainable_parameters"),
+        "nf4_tensors": first.get("nf4_tensors"),
+        "fake_quantised_linears": first.get("fake_quantised_linears"),
+        **_work(config, ranks, table, speed),
+        "warmup_steps": first.get("warmup_steps"),
+        "threads": first.get("threads"),
+        "oversubscribed": placement.oversubscribed,
+    }
+
+
+def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]) -> dict[str, Any]:
+    """One epoch over all ranks: times are the slowest rank's."""
+    mine = [rank["epochs"][index] for rank in ranks]
+    rows = table["epoch"] == index
+    return {
+        "epoch": index,
+        "steps": mine[0]["steps"],
+        "train_s": max(epoch["train_s"] for epoch in mine),
+        "ended_s": max(epoch["ended_s"] for epoch in mine),
+        "train_loss": float(table["loss"][rows & (table["rank"] == 0)].mean()) if rows.any() else None,
+        "samples": int(table["samples"][rows].sum()),
+    }
+
+
+def _numbers(table: dict[str, np.ndarray]) -> np.ndarray:
+    """The number of each row's step in the run, counted over the epochs."""
+    per_epoch = int(table["step"].max()) + 1
+    return table["epoch"] * per_epoch + table["step"]
+
+
+def _speed(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], skip: int) -> dict[str, Any]:
+    """Iteration times (a step lasts until its slowest rank is done), tokens, and tokens/s after the warm-up."""
+    if not table or not len(table["step"]):
+        nothing = dict.fromkeys(TOKENS)
+        empty = {"iteration_s": measure.statistics([], skip), "data_s": None}
+        return empty | {"tokens": nothing, "tokens_per_s": dict(nothing)}
+    number = _numbers(table)
+    slowest_s = np.zeros(number.max() + 1)
+    np.maximum.at(slowest_s, number, table["step_s"])
+    kept = number >= skip
+    by_rank = [kept & (table["rank"] == rank["rank"]) for rank in ranks]
+    seconds = [table["step_s"][rows].sum() for rows in by_rank]
+    return {
+        "iteration_s": measure.statistics(slowest_s, skip),
+        "data_s": float(table["data_s"][kept].mean()) if kept.any() else None,  # of an iteration, mean over the ranks
+        "tokens": {name: int(table[column].sum()) for name, column in TOKENS.items()},
+        "tokens_per_s": {
+            name: measure.throughput_per_s([table[column][rows].sum() for rows in by_rank], seconds)
+            for name, column in TOKENS.items()
+        },
+    }
+
+
+def _first_rank(table: dict[str, np.ndarray], column: str) -> np.ndarray:
+    return table[column][table["rank"] == 0] if table else np.empty(0)
+
+
+def last_tenth(values: np.ndarray) -> np.ndarray:
+    return values[-max(1, len(values) // 10) :]
+
+
+def _loss(table: dict[str, np.ndarray]) -> dict[str, float | None]:
+    """Of all ranks together, as rank 0 logs it; DPO's is divided by the world size, over which torchtune sums it."""
+    losses = _first_rank(table, "loss")
+    if not len(losses):
+        return {"first": None, "last": None, "mean_of_last_tenth": None}
+    last = float(last_tenth(losses).mean())
+    return {"first": float(losses[0]), "last": float(losses[-1]), "mean_of_last_tenth": last}
+
+
+def _rewards(table: dict[str, np.ndarray]) -> dict[str, float | None]:
+    """DPO's implicit rewards and the share of pairs that they order rightly: means of the last tenth of the steps.
+
+    torchtune's single-device recipe logs those of the last batch of each step, the distributed one the ranks' mean.
+    """
+    found: dict[str, float | None] = {}
+    for name, column in REWARDS.items():
+        values = _first_rank(table, column)
+        found[name] = float(last_tenth(values).mean()) if len(values) else None
+    chosen, rejected = found["chosen"], found["rejected"]
+    return found | {"margin": None if chosen is None or rejected is None else chosen - rejected}
+
+
+def _phases(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The maxima while the model was built and while it was trained."""
+    found = {}
+    for phase in ("setup", "train"):
+        known = [rank.get(f"{phase}_peak_memory_bytes") for rank in ranks]
+        found[phase] = max((peak for peak in known if peak is not None), default=None)
+    return found
+
+
+def _transfers(table: dict[str, np.ndarray], placement: Placement) -> dict[str, Any]:
+    """Batches that the recipes handed to their devices, over all ranks."""
+    source = "counted" if placement.device == "cuda" else "counted: what would cross to a device"
+    moved = int(table["h2d_bytes"].sum()) if table else 0
+    return {"h2d": moved, "d2h": None, "d2d": None, "source": source}
+
+
+def _communication(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Bytes that a rank receives in collectives while it trains, the highest of the ranks; None where none finished."""
+    counted = [rank["communication_bytes"] for rank in ranks if "communication_bytes" in rank]
+    if not counted:
+        return None
+    return {kind: max(count[kind] for count in counted) for kind in counted[0]} | {"per": "rank", "source": "counted"}
+
+
+def _work(
+    config: LlmConfig, ranks: list[dict[str, Any]], table: dict[str, np.ndarray], speed: dict[str, Any]
+) -> dict[str, Any]:
+    """`flops_per_token` (of all tokens, padding too) and the share of the devices' peak that it makes."""
+    if not table or not table["tokens"].sum():
+        return {"flops_per_token": None, "mfu": None}
+    vocabulary, method = ranks[0]["vocabulary"], config.method
+    adapters = sizes.adapter_parameters(config.model, vocabulary, method) if isinstance(method, LoraConfig) else 0
+    length = table["attended"].sum() / table["tokens"].sum()
+    flops = sizes.flops_per_token(config.model, vocabulary, method.name, adapters, float(length))
+    peak, rate = sizes.peak_flops_per_s(ranks[0]["device"], config.precision.name), speed["tokens_per_s"]["all"]
+    share = None if peak is None or rate is None else flops * rate / (len(ranks) * peak)
+    return {"flops_per_token": flops, "mfu": share}

@@ -1,0 +1,102 @@
+"""One rank's part of a tuning run: torchtune's recipe, set up, watched and run."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the controller has fetched what is needed; ranks open no connection
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+logging.getLogger("torchao").setLevel(logging.ERROR)  # says that its C++ extensions are of another torch: none is used
+import torch.distributed as dist
+import torchtune.datasets
+import torchtune.models.llama3
+import torchtune.models.llama3_2
+import torchtune.modules.loss
+import torchtune.rlhf.loss
+import torchtune.training.lr_schedulers
+import torchtune.training.quantization  # noqa: F401  these are what recipes import: CPU ranks are forked with them
+from omegaconf import DictConfig, OmegaConf
+
+from multicard import measure, record
+from multicard.config_llm import LlmConfig
+from multicard.launch import Rank
+from multicard.llm import inputs, recipes
+from multicard.llm.probe import Probe
+from multicard.llm.report import Report
+from multicard.llm.traffic import Traffic
+
+
+def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    """Run the recipe that `config` names and leave rank files and steps in `folder`.
+
+    Args:
+        cfg: torchtune's configuration, as in torchtune.yaml.
+    """
+    device = rank.device
+    measure.reset_peak_memory(device)
+    os.environ["LOCAL_RANK"] = str(device.index or 0)  # torchtune takes its device from it
+    if config.distributed and not dist.is_initialized():
+        recipes.join_alone("gloo" if device.type == "cpu" else "cuda:nccl,cpu:gloo")
+
+    report = Report(rank, folder, flags(config))
+    probe, traffic = Probe(rank, config, report), Traffic()
+    cache = folder / ".datasets"
+
+    def on_schedule(scheduler: DictConfig, steps: int) -> DictConfig:
+        warmup = inputs.warmup_steps(config, steps)
+        report.content["warmup_steps"] = warmup
+        if scheduler["num_warmup_steps"] is None and rank.rank == 0:
+            cfg["lr_scheduler"]["num_warmup_steps"] = warmup
+            inputs.write_yaml(config, cfg, folder)
+        scheduler["num_warmup_steps"] = warmup
+        return scheduler
+
+    module, recipe_class = recipes.load(config.recipe_name)
+    with recipes.prepared(module, device), traffic.all_reduces():
+        ours = run_configuration(cfg, cache)
+        recipe = recipes.measured(recipe_class, probe, on_schedule)(cfg=ours)
+        recipe.setup(cfg=ours)
+        if rank.rank == 0:
+            recipe._metric_logger.listener = probe.log
+        probe.steps_per_epoch = recipe._steps_per_epoch
+        report.built(recipes.check_built(recipe, config.method.name) | {"vocabulary": cfg["model"]["vocab_size"]})
+        traffic.watch(recipe._model)
+        if rank.world_size > 1:
+            dist.barrier()
+        traffic.clear()
+        probe.start()
+        recipe.train()
+        report.content["communication_bytes"] = traffic.counted()
+        report.peak()
+        report.write()
+    if rank.rank == 0:
+        shutil.rmtree(cache, ignore_errors=True)
+        record.remove_empty(folder / "tune_run")  # torchtune's checkpointers make it, to save to
+    if dist.is_initialized():
+        dist.barrier()  # no rank takes its store away while another still needs it
+    recipe.cleanup()
+
+
+def run_configuration(cfg: dict[str, Any], cache: Path) -> DictConfig:
+    """torchtune's configuration with our logger, the peak of memory left alone, and the rows' cache in the run."""
+    ours = OmegaConf.create(cfg)
+    ours.metric_logger = {"_component_": "multicard.llm.components.StepLog"}
+    ours.log_peak_memory_stats = False
+    if ours.dataset.source == "json":
+        ours.dataset.cache_dir = str(cache)
+    return ours
+
+
+def flags(config: LlmConfig) -> dict[str, Any]:
+    """The flags in force, for the record: torchtune enables TF32 nowhere."""
+    return {
+        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+        "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
+        "model_dtype": config.precision.name.value,
+    }

@@ -1,0 +1,39 @@
+"""What every rank's file says of the rank itself, whatever it runs."""
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from multicard import measure
+from multicard.launch import Rank
+
+if TYPE_CHECKING:
+    import torch
+
+
+def head(rank: Rank, flags: dict[str, Any]) -> dict[str, Any]:
+    """The beginning of a rank's file; `started_s` and `epochs` are filled in as the run goes on."""
+    return {
+        "rank": rank.rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": device_name(rank.device),
+        "threads": rank.threads,
+        "flags": flags,
+        "started_s": None,
+        "peak_memory_bytes": None,
+        "epochs": [],
+    }
+
+
+def device_name(device: "torch.device") -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def peak_memory(ranks: list[dict[str, Any]], device: str) -> dict[str, Any]:
+    """The summary's `peak_memory_bytes`: the maximum and every rank's."""
+    per_rank = [rank["peak_memory_bytes"] for rank in ranks]
+    known = [peak for peak in per_rank if peak is not None]
+    return {"max": max(known, default=None), "per_rank": per_rank, "kind": measure.peak_memory_kind(device)}

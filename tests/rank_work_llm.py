@@ -1,0 +1,34 @@
+"""What tests of tuning have ranks do; each writes what it saw to `folder/<rank>.pt`."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from multicard.config_llm import LlmConfig
+from multicard.launch import Rank
+from multicard.llm import recipes, tune
+from multicard.llm.probe import Probe
+from multicard.llm.report import Report
+from multicard.progress import Board
+
+
+def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    """Set a recipe up as a run does, and save what it built: its loader's pinning, and the kinds of its weights."""
+    Board(folder, rank.world_size, create=True)
+    if config.distributed and rank.world_size == 1:
+        recipes.join_alone("gloo")
+    module, recipe_class = recipes.load(config.recipe_name)
+    probe = Probe(rank, config, Report(rank, folder, {}))
+    with recipes.prepared(module, rank.device):
+        ours = tune.run_configuration(cfg, folder / ".datasets")
+        recipe: Any = recipes.measured(recipe_class, probe, lambda scheduler, _: scheduler)(cfg=OmegaConf.create(ours))
+        recipe.setup(cfg=ours)
+    kinds = {}
+    for name, parameter in recipe._model.named_parameters():
+        local = getattr(parameter, "_local_tensor", parameter)
+        kinds[name] = (type(local).__name__, str(parameter.dtype), bool(parameter.requires_grad))
+    linears = {n: type(m).__name__ for n, m in recipe._model.named_modules() if isinstance(m, torch.nn.Linear)}
+    found = {"pin_memory": recipe._dataloader._loader.pin_memory, "kinds": kinds, "linears": linears}
+    torch.save(found, folder / f"{rank.rank}.pt")

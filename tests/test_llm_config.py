@@ -1,0 +1,219 @@
+"""The options of tune_llm.py: all compose, the closed sets are whole, and what cannot work is refused by its key."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from multicard import config_llm
+from multicard.config import PrecisionName, place
+from multicard.config_llm import FITS, MethodName, TemplateName, TextName
+from multicard.llm import data, inputs, synthetic
+from tests.conftest import ROOT, command, composed, typed_llm
+
+GROUPS = {group: sorted(options) for group, options in config_llm.SCHEMAS.items()}
+NEEDS = {
+    "tokenizer=llama3": ["tokenizer.path=x"],
+    "dataset=preference": ["method=dpo"],
+}
+
+
+@pytest.mark.parametrize("word", [f"{group}={option}" for group, options in GROUPS.items() for option in options])
+def test_each_option_composes(word: str):
+    group, _, option = word.partition("=")
+    chosen = getattr(typed_llm(word, *NEEDS.get(word, [])), group)
+    assert chosen.name == option
+
+
+def test_closed_sets_are_whole():
+    assert set(synthetic.MAKERS) == set(TemplateName)
+    assert set(data.READ) == set(data.TAGS) == set(data.COLUMNS) == set(inputs.BUILDERS) == {None, *TemplateName}
+    assert set(FITS) == set(TextName)
+    assert {p.stem for p in (ROOT / "conf" / "method").glob("*.yaml")} == set(MethodName)
+
+
+REFUSED = [
+    (["dataset=digits"], "dataset=digits: tune_llm.py has no such dataset; it has synthetic, alpaca_cleaned"),
+    (["model=mobilenet_v2"], "model=mobilenet_v2: tune_llm.py has no such model; it has llama3_tiny"),
+    (["precision=fp16", "method=qat"], "precision=fp16: method=qat has no such precision; it has fp32, bf16"),
+    (["precision=tf32"], "precision=tf32"),
+    (["recipe=single_device", "gpus=2"], "recipe=single_device: is for one GPU"),
+    (["recipe=single_device", "method=qat"], "recipe=single_device: torchtune has none for method=qat"),
+    (["recipe=distributed", "method=qlora"], "recipe=distributed"),
+    (["compile=true", "method=qat"], "compile=true: method=qat"),
+    (["compile=true", "method=dpo", "gpus=2"], "compile=true: method=dpo"),
+    (["packed=true", "method=dpo", "max_seq_len=512"], "packed=true: method=dpo"),
+    (["packed=true"], "packed=true: needs max_seq_len"),
+    (["optimizer_in_bwd=true"], "optimizer_in_bwd=true: method=lora"),
+    (["optimizer_in_bwd=true", "method=full", "gradient_accumulation_steps=2"], "gradient_accumulation_steps=2"),
+    (["warmup_steps=3", "method=qat"], "warmup_steps=3: method=qat"),
+    (["max_seq_len=5000"], "max_seq_len=5000: is above model.max_seq_len=4096"),
+    (["max_seq_len=0"], "max_seq_len=0"),
+    (["max_steps=0"], "max_steps=0"),
+    (["skip_steps=-1"], "skip_steps=-1"),
+    (["gradient_accumulation_steps=0"], "gradient_accumulation_steps=0"),
+    (["dataset.rows=0"], "dataset.rows=0"),
+    (["dataset=samsum", "dataset.rows=0"], "dataset.rows=0"),
+    (["dataset=samsum", "template=grammar"], "template=grammar: does not fit dataset=samsum; use template=summarize"),
+    (["dataset=slimorca", "template=instruct"], "template=instruct: does not fit dataset=slimorca; use no template"),
+    (["dataset=samsum", "method=dpo"], "dataset=samsum: method=dpo needs chosen and rejected"),
+    (["dataset=preference"], "dataset=preference: holds pairs, which method=lora cannot read"),
+    (["model.num_heads=3"], "model.num_heads=3"),
+    (["model.num_kv_heads=3"], "model.num_kv_heads=3"),
+    (["model.num_layers=0"], "model.num_layers=0"),
+    (["method.lora_rank=0"], "method.lora_rank=0"),
+    (["method.lora_attn_modules=[]"], "method.lora_attn_modules"),
+    (["method=dpo", "method.beta=0"], "method.beta=0"),
+    (["tokenizer=llama3"], "tokenizer.path is not set"),
+    (["tokenizer.vocab_size=100"], "tokenizer.vocab_size=100"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
+def test_what_can_never_work_is_refused_by_its_key(words: list[str], says: str):
+    with pytest.raises(ValueError, match=r".+") as refusal:
+        typed_llm(*words)
+    assert str(refusal.value).startswith(says)
+    assert "\n" not in str(refusal.value)
+
+
+def write_rows(path: Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"dataset.data_files={path}"
+
+
+# Refused once rows, tokenizer and sizes are known, still before any model: {} is a folder with what the case needs
+UNFIT = [
+    (["dataset=grammar"], "dataset=grammar: is not on the hub"),
+    (["dataset=samsum", "dataset.data_files={}/none.jsonl"], "dataset.data_files={}/none.jsonl: no such file"),
+    (["dataset=samsum", "dataset.data_files={}"], "dataset.data_files={}: is a folder"),
+    (["dataset=samsum", "dataset.data_files={}/rows.txt"], "dataset.data_files={}/rows.txt: must end in"),
+    (["dataset=samsum", "dataset.data_files={}/empty.jsonl"], "dataset.data_files={}/empty.jsonl: holds no rows"),
+    (["dataset=samsum", "dataset.data_files={}/cut.jsonl"], "dataset.data_files={}/cut.jsonl: line 2 is not JSON"),
+    (["dataset=samsum", "dataset.data_files={}/cut.parquet"], "dataset.data_files={}/cut.parquet: is not a whole"),
+    (
+        ["dataset=samsum", "dataset.data_files={}/pairs.jsonl"],
+        "dataset.data_files={}/pairs.jsonl: row 1 has no column dialogue, summary for template=summarize "
+        "(found: input, output)",
+    ),
+    (["dataset=grammar", "dataset.data_files={}/null.jsonl"], "dataset.data_files={}/null.jsonl: row 2 holds no text"),
+    (
+        ["dataset=slimorca", "dataset.data_files={}/pairs.jsonl"],
+        "dataset.data_files={}/pairs.jsonl: row 1 has no column conversations for dataset=slimorca",
+    ),
+    (
+        ["dataset=preference", "method=dpo", "dataset.data_files={}/pairs.jsonl"],
+        "dataset.data_files={}/pairs.jsonl: row 1 has no column chosen, rejected",
+    ),
+    (["dataset=grammar", "dataset.data_files={}/pairs.jsonl", "dataset.rows=9"], "dataset.rows=9"),
+    (["dataset.rows=3", "gpus=2"], "dataset.rows=3: is less than one step"),
+    (["method=qat", "method.groupsize=512"], "method.groupsize=512: does not divide the width of attn.q_proj (256)"),
+    (["method=qat", "model.intermediate_dim=700"], "method.groupsize=256: does not divide the width of mlp.w2 (700)"),
+    (["method=qlora", "gpus=4"], "method=qlora: NF4 needs each layer's weights to divide by 16384 x 4 rank(s)"),
+    (["model.vocab_size=300"], "model.vocab_size=300: tokenizer=embedded has"),
+    (["tokenizer=llama3", "tokenizer.path={}/rows.txt"], "tokenizer.path={}/rows.txt: holds 1 tokens, not 128000"),
+    (["tokenizer=llama3", "tokenizer.path={}/none"], "tokenizer.path={}/none: no such file"),
+    (["model.weights={}/none"], "model.weights={}/none: no such folder"),
+    (["model.weights={}"], "model.weights={}: holds no weights"),
+    (["model.weights={}/broken"], "model.weights={}/broken: model.safetensors is cut off"),
+    (["model.weights={}/meta"], "model.weights={}/meta: consolidated.00.pth is cut off"),
+]
+
+
+@pytest.fixture
+def unfit(tmp_path: Path) -> Path:
+    (tmp_path / "rows.txt").write_text("some text\n")
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "cut.jsonl").write_text('{"dialogue": "a", "summary": "b"}\n{"dialogue": "a", "su')
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 cut off")
+    write_rows(tmp_path / "pairs.jsonl", {"input": "a", "output": "b"}, {"input": "c", "output": "d"})
+    write_rows(tmp_path / "null.jsonl", {"input": "a", "output": "b"}, {"input": "c", "output": None})
+    for folder, name in (("broken", "model.safetensors"), ("meta", "consolidated.00.pth")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(b"\x10")
+        (tmp_path / folder / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("words", "says"), UNFIT, ids=[" ".join(words) for words, _ in UNFIT])
+def test_what_does_not_fit_is_refused_before_any_model_is_built(words: list[str], says: str, unfit: Path):
+    with pytest.raises(ValueError, match=r".+") as refusal:
+        inputs.prepare(typed_llm(*(word.replace("{}", str(unfit)) for word in words)))
+    assert str(refusal.value).startswith(says.replace("{}", str(unfit)))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--cfg", "job"], ["gpus=0"], ["dataset=digits"], ["method=qlora", "gpus=4"]], ids=" ".join
+)
+def test_answers_that_need_no_torch_do_not_wait_for_it(words: list[str], tmp_path: Path):
+    line = [sys.executable, "-X", "importtime", "tune_llm.py", f"hydra.run.dir={tmp_path / 'run'}", *words]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False)
+    imported = {line.split("|")[2].strip() for line in done.stderr.splitlines() if line.count("|") == 2}
+    assert "hydra" in imported
+    assert not imported & {"torch", "torchtune", "datasets", "wandb", "pyarrow"}
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [(["dataset=digits"], "dataset=digits"), (["method=qat", "method.groupsize=512"], "method.groupsize=512")],
+)
+def test_a_refused_run_says_why_in_a_line_and_leaves_nothing(words: list[str], key: str, tmp_path: Path):
+    done = command(f"hydra.run.dir={tmp_path / 'run'}", *words, entry="tune_llm.py")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"refused: {key}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_recipe_follows_from_method_and_gpus():
+    assert typed_llm().recipe_name == "lora_finetune_single_device"
+    assert typed_llm("gpus=2").recipe_name == "lora_finetune_distributed"
+    assert typed_llm("recipe=distributed").recipe_name == "lora_finetune_distributed"
+    assert typed_llm("method=qat").recipe_name == "qat_distributed"
+    assert typed_llm("method=dpo").recipe_name == "lora_dpo_single_device"
+    assert typed_llm("method=full", "gpus=3").recipe_name == "full_finetune_distributed"
+
+
+def test_the_template_defaults_to_the_data_sets_own():
+    own = {name: typed_llm(f"dataset={name}").template_name for name in ("alpaca_cleaned", "grammar", "samsum")}
+    assert own == {"alpaca_cleaned": "instruct", "grammar": "grammar", "samsum": "summarize"}
+    assert typed_llm("template=summarize").template_name == "summarize"
+    assert typed_llm("dataset=slimorca").template_name is None
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(4, 1), (250, 25), (999, 99), (1000, 100), (9000, 100)])
+def test_the_learning_rate_warms_up_over_100_steps_or_a_tenth(steps: int, expected: int):
+    assert inputs.warmup_steps(typed_llm(), steps) == expected
+    assert inputs.warmup_steps(typed_llm("warmup_steps=7"), steps) == 7
+
+
+def test_the_defaults_are_the_papers():
+    config = typed_llm()
+    assert (config.batch_size, config.lr, config.epochs, config.dataset.rows) == (2, 3e-4, 1, 500)
+    assert config.precision.name is PrecisionName.fp32
+    assert place(config, 0).processes == 1
+
+
+def test_the_identity_is_what_is_measured():
+    words = [
+        [],
+        ["method=qlora"],
+        ["template=grammar"],
+        ["lr=1e-3"],
+        ["dataset.rows=9"],
+        ["packed=true", "max_seq_len=64"],
+    ]
+    assert len({typed_llm(*some).identity() for some in words}) == len(words)
+    assert typed_llm("name=a", "tracker.mode=disabled").identity() == typed_llm("name=b").identity()
+
+
+def test_a_configuration_of_the_other_entry_still_has_axes():
+    from multicard.llm import summary
+
+    cfg = composed("dataset=digits", entry="tune_llm")
+    assert summary.axes(cfg, "cpu")["dataset"] == "digits"
+    assert OmegaConf.is_config(cfg)

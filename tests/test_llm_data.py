@@ -1,0 +1,173 @@
+"""Rows, made or read, and the tokenizers."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from multicard.config_llm import TemplateName
+from multicard.llm import data, inputs, synthetic, tokens
+from tests.conftest import shared, typed_llm
+
+# Tokens of the 500-row extracts of 2505.22905 under the Llama 3 tokenizer
+PAPER = {TemplateName.instruct: 59_330, TemplateName.summarize: 83_544, TemplateName.grammar: 28_683}
+
+
+def lengths(config: Any, folder: Path) -> np.ndarray:
+    """Tokens of each row as torchtune cuts them."""
+    from omegaconf import OmegaConf
+    from torchtune import config as torchtune_config
+
+    from multicard.config import Placement
+
+    cfg = OmegaConf.create(inputs.write(config, Placement("cpu", "gloo", 1, False), folder))
+    tokenizer = torchtune_config.instantiate(cfg.tokenizer)
+    rows = torchtune_config.instantiate(cfg.dataset, tokenizer, cache_dir=str(folder / "cache"))
+    return np.array([len(row["tokens"]) for row in rows])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("template", TemplateName)
+def test_made_rows_are_as_long_as_the_papers(template: TemplateName, seed: int, tmp_path: Path):
+    path = shared("tokenizer") / "tokenizer.model"
+    words = [f"template={template}", f"seed={seed}"]
+    real = lengths(typed_llm(*words, "tokenizer=llama3", f"tokenizer.path={path}"), tmp_path / "real")
+    assert real.sum() == pytest.approx(PAPER[template], rel=0.05)
+    assert np.percentile(real, 95) > 1.6 * np.percentile(real, 5)  # spread as real rows are
+    own = lengths(typed_llm(*words), tmp_path / "own")
+    assert own.sum() == pytest.approx(PAPER[template], rel=0.1)
+
+
+@pytest.mark.parametrize("template", TemplateName)
+def test_made_rows_follow_from_the_seed(template: TemplateName):
+    assert synthetic.rows(template, 20, 1) == synthetic.rows(template, 20, 1) != synthetic.rows(template, 20, 2)
+    assert synthetic.rows(template, 20, 1)[:5] == synthetic.rows(template, 5, 1)
+    many = synthetic.rows(template, 300, 0)
+    assert len({row.right for row in many}) > 200  # not a few rows over and over
+    assert sum(row.right == row.wrong for row in many) < 30
+
+
+def test_made_answers_follow_from_their_prompts():
+    for row in synthetic.rows(TemplateName.grammar, 50, 0):
+        assert row.columns["input"] == row.wrong != row.columns["output"] == row.right
+    for row in synthetic.rows(TemplateName.summarize, 50, 0):
+        for sentence in row.right.split(". "):
+            if sentence.startswith("They meet"):
+                assert sentence.rstrip(".").split()[4] in row.prompt
+    adding = [row for row in synthetic.rows(TemplateName.instruct, 300, 0) if row.prompt.startswith("Add")]
+    for row in adding:
+        numbers = [int(word.rstrip(",")) for word in row.prompt.split() if word.rstrip(",").isdigit()]
+        assert row.right.endswith(f"The sum is {sum(numbers)}.")
+    assert len(adding) > 30
+    assert {bool(row.columns["input"]) for row in synthetic.rows(TemplateName.instruct, 50, 0)} == {True, False}
+
+
+def test_files_of_each_form_give_the_same_rows(tmp_path: Path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"input": f"a {i}", "output": f"b {i}", "more": i} for i in range(9)]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "r.json").write_text(json.dumps(rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "r.parquet")
+    read = [
+        data.load(typed_llm("dataset=grammar", f"dataset.data_files={tmp_path / name}", "dataset.rows=4", "seed=3"))
+        for name in ("r.jsonl", "r.json", "r.parquet")
+    ]
+    assert read[0] == read[1] == read[2]
+    found = read[0]
+    assert found is not None and len({row["input"] for row in found}) == 4
+    assert all(row.keys() == {"input", "output"} for row in found)
+    other = data.load(typed_llm("dataset=grammar", f"dataset.data_files={tmp_path / 'r.json'}", "dataset.rows=4"))
+    assert other != found  # another seed, another sample
+
+
+def test_flat_pairs_become_torchtunes_chats(tmp_path: Path):
+    flat = {
+        "prompt": "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Why?\n\nAssistant:",
+        "chosen": " So",
+        "rejected": "No",
+    }
+    plain = {"prompt": "Why?", "chosen": "So", "rejected": "No"}
+    chat = {
+        name: [{"role": "user", "content": "Q"}, {"role": "assistant", "content": name}]
+        for name in ("chosen", "rejected")
+    }
+    for row, expected in (
+        (flat, [("user", "Hi"), ("assistant", "Yes?"), ("user", "Why?"), ("assistant", "So")]),
+        (plain, [("user", "Why?"), ("assistant", "So")]),
+        (chat, [("user", "Q"), ("assistant", "chosen")]),
+    ):
+        (tmp_path / "p.json").write_text(json.dumps([row]))
+        data._read.cache_clear()
+        (found,) = (
+            data.load(typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.json'}")) or []
+        )
+        assert [(turn["role"], turn["content"]) for turn in found["chosen"]] == expected
+        assert found["rejected"][:-1] == found["chosen"][:-1]
+
+
+def test_a_conversation_must_take_turns(tmp_path: Path):
+    said = lambda *who: {"conversations": [{"from": name, "value": "x"} for name in who]}  # noqa: E731
+    for number, (row, works) in enumerate(
+        [
+            (said("system", "human", "gpt"), True),
+            (said("human", "gpt", "human", "gpt"), True),
+            (said("gpt", "human"), False),
+            (said("human"), False),
+            (said("human", "human"), False),
+        ]
+    ):
+        (tmp_path / f"{number}.json").write_text(json.dumps([row]))
+        config = typed_llm("dataset=slimorca", f"dataset.data_files={tmp_path / f'{number}.json'}")
+        if works:
+            assert data.load(config) == [row]
+        else:
+            with pytest.raises(ValueError, match="holds no conversation"):
+                data.load(config)
+
+
+def test_the_embedded_tokenizer_is_byte_level_and_repeatable():
+    texts = [f"the cat number {i} sat on the mat, naïve 猫" for i in range(50)]
+    found = tokens.train(texts, 300)
+    assert found == tokens.train(texts, 300)
+    assert len(found) == 300 and len(set(found)) == 300
+    assert {bytes([byte]) for byte in range(256)} <= set(found)
+    assert b" the" in found or b"the" in found
+    lines = tokens.tiktoken_lines(found).splitlines()
+    assert [int(line.split()[1]) for line in lines] == list(range(300))
+    assert base64.b64decode(lines[7].split()[0]) == found[7]
+    special = tokens.special_tokens(300)["added_tokens"]
+    assert [entry["id"] for entry in special] == list(range(300, 310))
+
+
+def test_the_embedded_tokenizer_gives_text_back(tmp_path: Path):
+    from torchtune.models.llama3 import llama3_tokenizer
+
+    ranks = tokens.train(["some text to train on"] * 9, 280)
+    (tmp_path / "t").write_text(tokens.tiktoken_lines(ranks))
+    (tmp_path / "s.json").write_text(json.dumps(tokens.special_tokens(len(ranks))))
+    tokenizer = llama3_tokenizer(str(tmp_path / "t"), str(tmp_path / "s.json"))
+    text = "Other text: 1,234 naïve cafés — 猫 🙂"
+    assert tokenizer.decode(tokenizer.encode(text, add_bos=False, add_eos=False)) == text
+    assert tokenizer.pad_id == len(ranks) + tokens.SPECIAL.index("<|finetune_right_pad_id|>")
+    assert tokens.PATTERN == _torchtune_pattern()
+
+
+def _torchtune_pattern() -> str:
+    from torchtune.models.llama3._tokenizer import CL100K_PATTERN
+
+    return CL100K_PATTERN
+
+
+def test_pairs_of_real_text_keep_their_turns():
+    path = shared("text") / "hh_helpful_500.jsonl"
+    rows = data.load(typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={path}"))
+    assert rows is not None and len(rows) == 500
+    for row in rows:
+        roles = [turn["role"] for turn in row["chosen"]]
+        assert roles[0] == "user" and roles[-1] == "assistant"
+        assert not any("\n\nHuman:" in turn["content"] for turn in row["chosen"])
