@@ -33,17 +33,22 @@ def _all_but(result: dict[str, Any], axis: str) -> dict[str, Any]:
 def varied(records: list[dict[str, Any]], always: tuple[str, ...]) -> list[str]:
     """The axes to show, those in `always` and those that differ, and then the keys that differ beside them.
 
-    An axis that differs though its key was left alone follows from the others (torchtune's recipe, from the number of
-    GPUs) and is not shown.
+    An axis that was not chosen is not shown where its key was left alone: torchtune's recipe, which follows from the
+    number of GPUs, or the device.
     """
-    configs = [flat(result["config"]) for result in records if "config" in result]
-    keys = list(dict.fromkeys(key for config in configs for key in config))
-    differ = [key for key in keys if len({config.get(key) for config in configs}) > 1]
-    follows = set(keys) - set(differ)
+    configs = {id(result): flat(result["config"]) for result in records if "config" in result}
+    keys = list(dict.fromkeys(key for config in configs.values() for key in config))
+    differ = [key for key in keys if len({config.get(key) for config in configs.values()}) > 1]
     names = list(dict.fromkeys(name for result in records for name in result["axes"]))
-    apart = [name for name in names if len({str(r["axes"].get(name)) for r in records}) > 1]
-    chosen = {name for name in apart if name not in follows or len(configs) < len(records)}
-    shown = [name for name in names if name in always or name in chosen]
+    chosen_for_us = {
+        name
+        for result in records
+        for name, value in result["axes"].items()
+        if id(result) in configs and name in keys and configs[id(result)].get(name) != json.dumps(value)
+    }
+    hidden = chosen_for_us - set(differ)
+    apart = {name for name in names if len({str(result["axes"].get(name)) for result in records}) > 1}
+    shown = [name for name in names if name in always or name in apart - hidden]
     groups = {key.partition(".")[0] for key in differ if key.endswith(".name")}  # another option has other keys
     told = [key for key in differ if key not in names and key.partition(".")[2] not in names]
     return shown + [key for key in told if key.partition(".")[0] not in groups]
@@ -53,6 +58,8 @@ def cell(result: dict[str, Any], name: str) -> str:
     """What a run has under a heading of `varied`, as it would be typed."""
     if name in result["axes"]:
         value = result["axes"][name]
+        if value is None:
+            return "-"
         return str(value).lower() if isinstance(value, bool) else str(value)
     return flat(result.get("config", {})).get(name, "-").strip('"')
 
