@@ -1,6 +1,7 @@
-"""How far each rank is, seen by the controller without disturbing it.
+"""How far each rank is, seen by the controller without disturbing it, and where the controller asks the ranks to stop.
 
-A rank writes five doubles into a mapped file (about a microsecond); the controller reads them when it likes.
+A rank writes five doubles into a mapped file (about a microsecond); the controller reads them when it likes. The other
+way there is one double, which each rank reads after every step.
 """
 
 import mmap
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+_HEADER = struct.Struct("d")  # the step to stop after; 0: none
 _SLOT = struct.Struct("5d")
 FILE = ".progress"
 
@@ -29,27 +31,41 @@ class Progress:
 
 
 class Board:
-    """One slot a rank, in a file of the run folder."""
+    """One slot a rank, in a file of the run folder: one file a node, each with the slots of all ranks.
 
-    def __init__(self, folder: Path, ranks: int, create: bool = False) -> None:
-        self.path = folder / FILE
+    Without `node` it is this process's: the one that torch's elastic agent gives its ranks, else 0.
+    """
+
+    def __init__(self, folder: Path, ranks: int, create: bool = False, node: int | None = None) -> None:
+        node = int(os.environ.get("GROUP_RANK", "0")) if node is None else node
+        self.path = folder / (f"{FILE}-{node}" if node else FILE)
+        size = _HEADER.size + ranks * _SLOT.size
         flags = os.O_RDWR | (os.O_CREAT | os.O_TRUNC if create else 0)
         descriptor = os.open(self.path, flags, 0o644)
         try:
             if create:
-                os.posix_fallocate(descriptor, 0, ranks * _SLOT.size)  # a full disk says so here, not by SIGBUS later
-            self._map = mmap.mmap(descriptor, ranks * _SLOT.size)
+                os.posix_fallocate(descriptor, 0, size)  # a full disk says so here, not by SIGBUS later
+            self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
         if create:
             for rank in range(ranks):
                 self.post(rank, 0, 0, 0, 0, float("nan"))
 
+    def ask_stop(self, step: int) -> None:
+        """Ask the ranks of this node to save and stop after the run's step `step`, counted from 1."""
+        _HEADER.pack_into(self._map, 0, step)
+
+    @property
+    def stop_at(self) -> int:
+        """The step after which to save and stop; 0 where no stop was asked for."""
+        return int(_HEADER.unpack_from(self._map)[0])
+
     def post(self, rank: int, steps: int, of: int, samples: int, epoch: int, loss: float) -> None:
-        _SLOT.pack_into(self._map, rank * _SLOT.size, steps, of, samples, epoch, loss)
+        _SLOT.pack_into(self._map, _HEADER.size + rank * _SLOT.size, steps, of, samples, epoch, loss)
 
     def read(self, rank: int) -> Progress:
-        steps, of, samples, epoch, loss = _SLOT.unpack_from(self._map, rank * _SLOT.size)
+        steps, of, samples, epoch, loss = _SLOT.unpack_from(self._map, _HEADER.size + rank * _SLOT.size)
         return Progress(int(steps), int(of), int(samples), int(epoch), loss)
 
     def remove(self) -> None:

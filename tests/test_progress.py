@@ -1,0 +1,28 @@
+"""The board between controller and ranks."""
+
+from pathlib import Path
+
+import pytest
+
+from multicard.progress import Board, Progress
+
+
+def test_ranks_post_and_the_controller_asks(tmp_path: Path):
+    board = Board(tmp_path, 3, create=True)
+    seen = Board(tmp_path, 3)
+    assert seen.stop_at == 0
+    board.ask_stop(123_456_789)
+    for rank in range(3):
+        seen.post(rank, rank, 10, 16 * rank, 0, 0.5)
+    assert seen.stop_at == 123_456_789
+    assert [board.read(rank) for rank in range(3)] == [Progress(rank, 10, 16 * rank, 0, 0.5) for rank in range(3)]
+    board.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_node_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first, second = Board(tmp_path, 2, create=True), Board(tmp_path, 2, create=True, node=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".progress", ".progress-1"]
+    second.ask_stop(7)
+    monkeypatch.setenv("GROUP_RANK", "1")  # as the elastic agent has it on its ranks
+    assert Board(tmp_path, 2).stop_at == 7 and Board(tmp_path, 2, node=0).stop_at == first.stop_at == 0
