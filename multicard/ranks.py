@@ -1,4 +1,4 @@
-"""What every rank's file says of the rank itself, whatever it runs."""
+"""What ranks have in common, whatever they run: what their files say of them, and where they wait for one another."""
 
 import os
 import socket
@@ -24,6 +24,14 @@ def head(rank: Rank, flags: dict[str, Any]) -> dict[str, Any]:
         "peak_memory_bytes": None,
         "epochs": [],
     }
+
+
+def meet(rank: Rank) -> None:
+    """Wait for all ranks."""
+    if rank.world_size > 1:
+        import torch.distributed as dist
+
+        dist.barrier()
 
 
 def device_name(device: "torch.device") -> str:
