@@ -80,6 +80,8 @@ def torch_loader(
         prefetch_factor=config.loader.prefetch_factor if workers else None,
         persistent_workers=config.loader.persistent_workers and workers > 0,
         worker_init_fn=_start_worker,
+        # its own: else starting workers, which a run that goes on does once more, would draw from dropout's numbers
+        generator=torch.Generator().manual_seed(config.seed),
     )
 
 
