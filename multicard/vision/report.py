@@ -19,6 +19,7 @@ PER_EPOCH = (
     "evaluate_h2d_images_bytes",
     "evaluate_h2d_labels_bytes",
 )
+MEASURED = ("epochs", "segments", "peak_memory_bytes")  # what a stop must not lose; the rest is of this process
 
 
 class Report:
@@ -39,19 +40,36 @@ class Report:
             "parameter_bytes": sum(p.nbytes for p in model.parameters()),
             "buffer_bytes": sum(b.nbytes for b in model.buffers()),
             "statistics_bytes": sum(b.nbytes for b in model.buffers() if b.is_floating_point()),
+            "segments": [],  # what was trained without a stop in it; `trained_s` are seconds of training and evaluation
         }
 
-    def started(self) -> None:
-        """Training starts next."""
+    def state(self) -> dict[str, Any]:
+        """What was measured so far, for `restore`."""
+        return {key: self.content[key] for key in MEASURED}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.content |= state
+
+    def started(self, steps: int) -> None:
+        """Training starts next, after `steps` steps that were trained before."""
         self.content["started_s"] = measure.clock_s()
+        self.content["segments"].append({"first_step": steps, "steps": 0, "trained_s": 0.0})
         self.write()
 
-    def epoch(self, epoch: int, trained: dict[str, Any], evaluated: dict[str, Any], ended_s: float) -> None:
-        """Add an epoch at whose end training and evaluation had taken `ended_s` in all."""
+    def epoch(self, epoch: int, trained: dict[str, Any], evaluated: dict[str, Any], steps: int, ended_s: float) -> None:
+        """Add an epoch at whose end `steps` steps and their evaluation had taken `ended_s` in all."""
         self._write_steps(epoch, trained)
         figures = {**trained, **evaluated, "ended_s": ended_s}
         self.content["epochs"].append({"epoch": epoch, **{key: figures[key] for key in PER_EPOCH}})
-        self.content["peak_memory_bytes"] = max(measure.peak_memory_bytes(device) for device in self.devices)
+        self.reached(steps, ended_s)
+
+    def reached(self, steps: int, elapsed_s: float) -> None:
+        """Training has come to the end of an epoch or to a stop."""
+        *before, segment = self.content["segments"]
+        segment["steps"] = steps - segment["first_step"]
+        segment["trained_s"] = elapsed_s - sum(earlier["trained_s"] for earlier in before)
+        peaks = [measure.peak_memory_bytes(device) for device in self.devices]
+        self.content["peak_memory_bytes"] = max(self.content["peak_memory_bytes"] or 0, *peaks)
         self.write()
 
     def _write_steps(self, epoch: int, trained: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -45,6 +46,23 @@ class Strided(Sampler[int]):
         return iter(self.indices)
 
 
+class Rest(Sampler[int]):
+    """What is left of an epoch of `sampler` after its first `skip` samples, which are not even loaded."""
+
+    def __init__(self, sampler: Shuffled | DistributedSampler[int]) -> None:
+        self.sampler, self.skip = sampler, 0
+
+    def set_epoch(self, epoch: int, skip: int = 0) -> None:
+        self.sampler.set_epoch(epoch)
+        self.skip = skip
+
+    def __len__(self) -> int:
+        return max(0, len(self.sampler) - self.skip)  # the last step may have fewer samples than were counted for it
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self.sampler, self.skip, None)
+
+
 @dataclass
 class Share:
     """What one rank does with the training set.
@@ -68,6 +86,10 @@ class Share:
     @property
     def steps(self) -> int:
         return -(-self.batches // self.round)
+
+    def loaded(self, steps: int) -> int:
+        """Samples that this rank loads in the first `steps` steps of an epoch, all batches being full."""
+        return steps * self.round * self.batch_size
 
 
 def ddp_ds(model: nn.Module, samples: int, config: VisionConfig, rank: Rank) -> Share:

@@ -34,11 +34,14 @@ def summarise(config: VisionConfig, placement: Placement, ranks: list[dict[str, 
     """The summary of a run, whole or cut short.
 
     Args:
-        ranks: the rank files, by rank.
+        ranks: the rank files, by rank. Epochs that not all of them finished are left out.
         steps: the steps of all ranks (an Arrow table), or None where no epoch ended.
     """
-    table = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
-    epochs = [_epoch(index, ranks, table) for index in range(_whole_epochs(ranks))]
+    whole = min((len(rank["epochs"]) for rank in ranks), default=0)
+    ranks = [rank | {"epochs": rank["epochs"][:whole]} for rank in ranks]
+    columns = {} if steps is None or not whole else {name: steps[name].to_numpy() for name in steps.column_names}
+    table = {name: column[columns["epoch"] < whole] for name, column in columns.items()}
+    epochs = [_epoch(index, ranks, table) for index in range(whole)]
     first = ranks[0] if ranks else {}
     train_s, evaluate_s = (sum(epoch[key] for epoch in epochs) for key in ("train_s", "evaluate_s"))
     return {
@@ -55,6 +58,7 @@ def summarise(config: VisionConfig, placement: Placement, ranks: list[dict[str, 
         "parameters": first.get("parameters"),
         "num_workers": first.get("num_workers"),
         "threads": first.get("threads"),
+        "segments": first.get("segments", []),
         "oversubscribed": placement.oversubscribed,
     }
 
@@ -63,10 +67,6 @@ def time_to_target_s(epochs: list[dict[str, Any]], target: float | None) -> floa
     """Seconds from the start of training to the end of the first evaluation at `target` or above; None: never."""
     reached = (e["ended_s"] for e in epochs if target is not None and e["test_accuracy"] >= target)
     return next(reached, None)
-
-
-def _whole_epochs(ranks: list[dict[str, Any]]) -> int:
-    return min((len(rank["epochs"]) for rank in ranks), default=0)
 
 
 def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -99,23 +99,31 @@ def _rates(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], warmup_ste
     if not table:
         empty = {"step_s": measure.statistics([], warmup_steps), "phases_s": None}
         return {**empty, "images_per_s": None, "trained_images_per_s": None}
-    per_epoch = ranks[0]["steps_per_epoch"]
-    number = table["epoch"] * per_epoch + table["step"]
-    measured = number >= warmup_steps
+    number = table["epoch"] * ranks[0]["steps_per_epoch"] + table["step"]
+    warmup = _warmup(number.max() + 1, ranks[0]["segments"], warmup_steps)
+    measured = ~warmup[number]
     by_rank = [measured & (table["rank"] == rank["rank"]) for rank in ranks]
     samples = [table["samples"][rows].sum() for rows in by_rank]
     trained_per_s = measure.throughput_per_s(samples, [table["step_s"][rows].sum() for rows in by_rank])
     trained = table["samples"][table["epoch"] == 0].sum()
     # a step lasts until its slowest rank is done
     phases_s = {phase: float(table[f"{phase}_s"][measured].mean()) for phase in PHASES} if measured.any() else None
-    slowest_s = np.zeros(number.max() + 1)
+    slowest_s = np.zeros(len(warmup))
     np.maximum.at(slowest_s, number, table["step_s"])
     return {
-        "step_s": measure.statistics(slowest_s, warmup_steps),
+        "step_s": measure.statistics(slowest_s[~warmup], 0) | {"warmup_count": int(warmup.sum())},
         "images_per_s": trained_per_s and trained_per_s * ranks[0]["distinct_samples"] / trained,
         "trained_images_per_s": trained_per_s,
         "phases_s": phases_s,  # mean a step and rank
     }
+
+
+def _warmup(steps: int, segments: list[dict[str, Any]], warmup_steps: int) -> np.ndarray:
+    """Which of a run's steps are warm-up (steps,): the first of every segment, as a stop leaves all caches cold."""
+    warmup = np.zeros(steps, dtype=bool)
+    for segment in segments:
+        warmup[segment["first_step"] :][:warmup_steps] = True
+    return warmup
 
 
 def _transfers(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], placement: Placement) -> dict[str, Any]:

@@ -29,15 +29,16 @@ from multicard.config import (
 from multicard.launch import Rank
 from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
 from multicard.progress import Board, LossPeek
-from multicard.vision import data, models
+from multicard.ranks import meet
+from multicard.vision import data, models, state
 from multicard.vision.loaders import LOADERS, Batch, Batches
 from multicard.vision.precision import PRECISIONS, Precision
 from multicard.vision.report import Report
 from multicard.vision.strategy import (
     STRATEGIES,
+    Rest,
     Share,
     Strided,
-    devices_of,
     share_gradients,
     synchronise_buffers,
     unwrap,
@@ -49,7 +50,10 @@ COLLECT_EVERY = 100  # steps between young-generation collections, the same on e
 
 
 def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
-    """Train, evaluate after each epoch, and leave rank files and steps in `folder`."""
+    """Train, evaluate after each epoch, and leave rank files and steps in `folder`.
+
+    Where the controller asks for a stop, the state is saved and training ends there; another call goes on from it.
+    """
     precision, device = PRECISIONS[config.precision.name], rank.device
     flags = precision.set_flags()
     torch.manual_seed(config.seed)  # the same weights on every rank
@@ -66,7 +70,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     share = STRATEGIES[config.strategy.name](model, len(content.train), config, rank)
     pin = config.pin_memory and device.type == "cuda"
     load = LOADERS[config.loader.name]
-    training = load(content.train, share.sampler, share.batch_size, workers, config, precision.transfer, pin)
+    sampler = Rest(share.sampler)
+    training = load(content.train, sampler, share.batch_size, workers, config, precision.transfer, pin)
     test = Strided(len(content.test), rank.rank, rank.world_size)
     testing = load(content.test, test, share.batch_size, workers, config, precision.transfer, pin)
 
@@ -83,33 +88,47 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
     # ---- loop
     torch.manual_seed(config.seed + rank.rank)  # dropout differs between ranks
-    for used in devices_of(share.model, device):
-        measure.reset_peak_memory(used)
     loop = Loop(rank, config, precision, memory_format, share, optimizer, schedule, scaler, folder)
     report = Report(rank, folder, share, flags, workers)
+    start = state.restore(loop, report)
+    for used in report.devices:
+        measure.reset_peak_memory(used)
     gc.collect()
     gc.freeze()
     gc.disable()
-    report.started()
+    run_epochs(loop, report, sampler, training, testing, start)
+
+
+def run_epochs(
+    loop: "Loop", report: Report, sampler: Rest, training: Batches, testing: Batches, start: state.Start
+) -> None:
+    """Train and evaluate from `start` to the end, or to the step at which a stop is asked for."""
+    rank, config, share = loop.rank, loop.config, loop.share
+    sampler.set_epoch(start.epoch, share.loaded(start.step))
+    batches = training
+    if start.random is not None:
+        batches = iter(training)  # starts the workers: as in an epoch under way, they are ahead of the first step
+        state.set_random(start.random, report.devices)
+    report.started(loop.steps)
     meet(rank)
-    elapsed_s = 0.0
-    for epoch in range(config.epochs):
-        share.sampler.set_epoch(epoch)
+    elapsed_s, first, before = start.elapsed_s, start.step, start.trained
+    for epoch in range(start.epoch, config.epochs):
         started_s = measure.clock_s()
-        trained = loop.train_epoch(epoch, training)
+        trained = state.joined(before, loop.train_epoch(epoch, batches, first))
+        if loop.stopped:
+            elapsed_s += measure.clock_s() - started_s
+            report.reached(loop.steps, elapsed_s)
+            state.save(loop, report, epoch, trained, elapsed_s)
+            return
         evaluated = loop.evaluate(testing)
         elapsed_s += measure.clock_s() - started_s
-        report.epoch(epoch, trained, evaluated, elapsed_s)  # what we write is no part of the training
+        report.epoch(epoch, trained, evaluated, loop.steps, elapsed_s)  # what we write is no part of the training
         meet(rank)  # nor is the wait for a rank that wrote longer
         target = config.target_accuracy
         if config.stop_at_target and target is not None and evaluated["test_accuracy"] >= target:
             break  # on all ranks alike: the counts were reduced over all of them
-
-
-def meet(rank: Rank) -> None:
-    """Wait for all ranks."""
-    if rank.world_size > 1:
-        dist.barrier()
+        sampler.set_epoch(epoch + 1)
+        batches, first, before = training, 0, None
 
 
 def smallest_batch(samples: int, batch_size: int, replicas: int) -> int:
@@ -145,6 +164,7 @@ class Loop:
         self.criterion = nn.CrossEntropyLoss()
         self.steps = self.samples = 0
         self.total_steps = config.epochs * share.steps
+        self.stopped = False
 
     def move(self, batch: Batch, counts: dict[str, int]) -> Batch:
         """Hand a batch to the device; what crosses is added to `counts`."""
@@ -154,8 +174,11 @@ class Loop:
         counts["h2d_labels_bytes"] += labels.nbytes
         return images.to(self.rank.device, non_blocking=True), labels.to(self.rank.device, non_blocking=True)
 
-    def train_epoch(self, epoch: int, batches: Batches) -> dict[str, Any]:
-        """Train on every batch once.
+    def train_epoch(self, epoch: int, batches: Batches, first: int = 0) -> dict[str, Any]:
+        """Train on every batch once, to the epoch's end or the step after which a stop is asked for.
+
+        Args:
+            first: the epoch's step with which `batches` begin.
 
         Returns:
             `train_s`, the steps' table and what this rank loaded, moved and trained.
@@ -167,7 +190,7 @@ class Loop:
         gc.collect(1)
         timer.start()
         loaded = iter(batches)
-        for step in range(share.steps):
+        for step in range(first, share.steps):
             mine, ranks_with_batch, counts = None, 0, dict.fromkeys(COUNTS, 0)
             for turn, batch in enumerate(islice(loaded, share.round)):
                 timer.lap(DATA)
@@ -199,8 +222,23 @@ class Loop:
             self.board.post(self.rank.rank, self.steps, self.total_steps, self.samples, epoch, self.peek.value)
             if self.steps % COLLECT_EVERY == 0:
                 gc.collect(0)
+            if self.asked_to_stop():
+                break
         train_s, phases_s = timer.stop()
-        return {"train_s": train_s, "phases_s": phases_s, "loss": self.losses.tolist(), **rows}
+        losses = self.losses[first : first + len(phases_s)].tolist()
+        return {"train_s": train_s, "phases_s": phases_s, "loss": losses, **rows}
+
+    def asked_to_stop(self) -> bool:
+        """Whether the run is to be stopped after the step just done.
+
+        Raises:
+            RuntimeError: where that step is over; the other ranks may have stopped there.
+        """
+        stop_at = self.board.stop_at
+        if stop_at and self.steps > stop_at:
+            raise RuntimeError(f"asked to stop after step {stop_at}, but {self.steps} were done when this was seen")
+        self.stopped = self.steps == stop_at
+        return self.stopped
 
     def forward(self, batch: Batch, model: nn.Module) -> torch.Tensor:
         images, labels = batch

@@ -11,6 +11,8 @@ import torch
 from multicard import measure, record
 from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
 from multicard.progress import LossPeek
+from tests.conftest import SMALL, typed
+from tests.test_resume import Case
 
 pytestmark = [
     pytest.mark.gpu,
@@ -104,6 +106,19 @@ def test_ranks_may_share_a_gpu_for_a_trial(measured: Measured, strategy: str):
     count = torch.cuda.device_count() + 1
     result = ok(measured(CUDA, f"gpus={count}", "oversubscribe=true", f"strategy={strategy}"))
     assert result["oversubscribed"] is True and len(result["peak_memory_bytes"]["per_rank"]) == count
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_run_that_was_stopped_goes_on(precision: str, tmp_path: Path):
+    config = typed(*SMALL, CUDA, f"precision={precision}", "epochs=2", "lr=0.001")  # small: kernels add in any order
+    whole, cut = (Case(tmp_path / name, config, workers=2, device="cuda") for name in ("whole", "cut"))
+    expected, found = whole.train(12), cut.train(4, 12)  # of 12 steps
+    assert cut.rows()["loss"] == pytest.approx(whole.rows()["loss"], rel=0.01)
+    assert found["epochs"][0]["samples_trained"] == expected["epochs"][0]["samples_trained"] == 96
+    host, device = whole.state(12)["random"]
+    assert torch.equal(cut.state(12)["random"][0], host) and torch.equal(cut.state(12)["random"][1], device)
+    for epoch in found["epochs"]:
+        assert cut.rows()["step_s"][cut.rows()["epoch"] == epoch["epoch"]].sum() <= epoch["train_s"] * 1.01
 
 
 def test_memory_that_runs_out_is_a_result(measured: Measured):

@@ -1,0 +1,176 @@
+"""Runs that are stopped after a step and go on: the same results as without the stop, and every step counted once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from multicard import checkpoint, launch, record
+from multicard.config import Placement, VisionConfig
+from multicard.launch import Failure, Job
+from multicard.progress import Board
+from multicard.vision.kind import KIND
+from multicard.vision.summary import summarise
+from tests.conftest import SMALL, typed, warm_up
+
+MEASURED = {"train_s", "evaluate_s", "ended_s", "images_per_s"}  # of an epoch: differ from run to run
+COUNTED = ("epoch", "rank", "step", "loss", "samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")
+
+
+@dataclass
+class Case:
+    """A run in `folder` on `world` ranks."""
+
+    folder: Path
+    config: VisionConfig
+    world: int = 1
+    workers: int = 0
+    device: str = "cpu"
+
+    @property
+    def placement(self) -> Placement:
+        return Placement(self.device, "gloo", self.world, False)
+
+    def start(self, stop_at: int = 0) -> Failure | None:
+        warm_up()
+        self.folder.mkdir(exist_ok=True)
+        board = Board(self.folder, self.world, create=True)
+        board.ask_stop(stop_at)
+        job = Job(self.folder, self.device, "gloo", 1, 1, "tuned")
+        try:
+            return launch.launch(KIND.work, (self.config, self.folder, self.workers), self.placement, job)
+        finally:
+            board.remove()
+
+    def train(self, *stops: int) -> dict[str, Any]:
+        """Stop after each of these steps, then go on to the end; the summary."""
+        for stop in (*stops, 0):
+            failure = self.start(stop)
+            if failure is not None:
+                pytest.fail("\n".join([failure.message, *failure.log_tail]))
+            assert not stop or checkpoint.latest(self.folder) == stop
+        ranks, steps = record.read_ranks(self.folder), record.read_steps(self.folder)
+        return summarise(self.config, self.placement, ranks, steps)
+
+    def state(self, steps: int, rank: int = 0) -> dict[str, Any]:
+        return torch.load(self.folder / f"checkpoint/s{steps:08d}/r{rank:02d}.pt", weights_only=True)
+
+    def rows(self) -> dict[str, np.ndarray]:
+        table = record.read_steps(self.folder)
+        return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def case(folder: Path, *words: str, world: int = 1, workers: int = 0) -> Case:
+    return Case(folder, typed(*SMALL, f"gpus={world}", "epochs=2", *words), world, workers)
+
+
+def without_times(epochs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in epoch.items() if key not in MEASURED} for epoch in epochs]
+
+
+@pytest.mark.parametrize(
+    ("words", "world", "workers", "per_epoch", "stops"),
+    [
+        ([], 1, 0, 6, [3, 8]),
+        (["optimizer=adamw", "schedule=cosine", "layout=nhwc", "loader.persistent_workers=false"], 1, 2, 6, [2, 4]),
+        (["schedule=constant"], 1, 0, 6, [6, 7]),
+        (["epochs=3"], 1, 2, 6, [8]),
+        # 101 samples are 51 on a rank, 4 batches of which the last has 3
+        (["strategy=ddp_ds", "dataset.train_limit=101"], 2, 0, 4, [2, 7]),
+        # 9 batches of 8: the fifth round, an epoch's last, has one
+        (["strategy=ddp_rr", "dataset.train_limit=72", "batch_size=8"], 2, 2, 5, [4, 5]),
+        (["strategy=ddp", "optimizer=adam"], 2, 0, 6, [5, 7]),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else None,
+)
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+    words: list[str], world: int, workers: int, per_epoch: int, stops: list[int], tmp_path: Path
+):
+    """Bit for bit: one thread a rank, and two ranks' gradients have one order in which to be added."""
+    whole = case(tmp_path / "whole", *words, world=world, workers=workers)
+    cut = case(tmp_path / "cut", *words, world=world, workers=workers)
+    expected, found = whole.train(), cut.train(*stops)
+    for name in COUNTED:
+        np.testing.assert_array_equal(cut.rows()[name], whole.rows()[name], err_msg=name)
+    assert without_times(found["epochs"]) == without_times(expected["epochs"])
+    assert found["transfer_bytes"] == expected["transfer_bytes"]
+    assert found["communication_bytes"] == expected["communication_bytes"]
+
+    steps = per_epoch * cut.config.epochs
+    spans = list(zip([0, *stops], [*stops, steps], strict=True))
+    assert [(s["first_step"], s["steps"]) for s in found["segments"]] == [(a, b - a) for a, b in spans]
+    assert [(s["first_step"], s["steps"]) for s in expected["segments"]] == [(0, steps)]
+    assert found["step_s"]["warmup_count"] == sum(a < steps for a, _ in spans)
+    assert found["step_s"]["count"] + found["step_s"]["warmup_count"] == steps
+    for rank in record.read_ranks(cut.folder):
+        assert sum(s["trained_s"] for s in rank["segments"]) == pytest.approx(rank["epochs"][-1]["ended_s"])
+
+
+@pytest.mark.parametrize(("precision", "scale"), [("fp32", None), ("fp16", 2**13)])
+def test_the_state_at_the_end_is_the_same_to_the_last_bit(precision: str, scale: int | None, tmp_path: Path):
+    # 5 batches of 8 are 3 rounds, the last of which has one. MobileNetV2's fp16 overflows in all of them
+    words = (f"precision={precision}", "strategy=ddp_rr", "dataset.train_limit=40", "batch_size=8", "epochs=1")
+    whole, cut = (case(tmp_path / name, *words, "dataset.test_limit=8", world=2) for name in ("whole", "cut"))
+    expected, found = whole.train(3), cut.train(1, 2, 3)  # of 3 steps: what is left to do is to evaluate
+    assert found["test_accuracy"] == expected["test_accuracy"]
+    assert found["segments"][-1]["steps"] == 0 and found["step_s"]["warmup_count"] == 3
+    for rank in range(2):
+        a, b = whole.state(3, rank), cut.state(3, rank)
+        for name, tensor in a["model"].items():
+            assert torch.equal(tensor, b["model"][name]), name
+        momentum = a["optimizer"]["state"]
+        assert len(momentum) == len(b["optimizer"]["state"]) == (158 if scale is None else 0)
+        for index, state in momentum.items():
+            assert torch.equal(state["momentum_buffer"], b["optimizer"]["state"][index]["momentum_buffer"])
+        assert a["optimizer"]["param_groups"] == b["optimizer"]["param_groups"]
+        assert a["schedule"] == b["schedule"]
+        assert a["scaler"] == b["scaler"] and a["scaler"].get("scale") == scale
+        assert torch.equal(a["random"][0], b["random"][0])
+        assert (a["steps"], a["samples"], a["epoch"], a["step"]) == (3, (24, 16)[rank], 0, 3)
+
+
+def test_time_counts_once(tmp_path: Path):
+    cut = case(tmp_path / "cut")
+    assert cut.start(stop_at=4) is None
+    saved = cut.state(4)
+    (kept,) = record.read_ranks(cut.folder)
+    assert kept["epochs"] == [] and kept["peak_memory_bytes"] > 0
+    assert kept["segments"] == [{"first_step": 0, "steps": 4, "trained_s": saved["elapsed_s"]}]
+    first_s = saved["trained"]["train_s"]
+    assert saved["trained"]["phases_s"].shape == (4, 5) and first_s <= saved["elapsed_s"]
+
+    found = cut.train()
+    rows, (first, last) = cut.rows(), found["epochs"]
+    before, after = found["segments"]
+    assert before == kept["segments"][0]
+    np.testing.assert_array_equal(rows["step_s"][:4], saved["trained"]["phases_s"].numpy().sum(axis=1))
+    assert rows["step_s"][:6].sum() <= first["train_s"] and first_s < first["train_s"]
+    trained_s, evaluated_s = (sum(epoch[key] for epoch in found["epochs"]) for key in ("train_s", "evaluate_s"))
+    second_s = trained_s + evaluated_s - first_s  # of the second segment
+    assert second_s <= after["trained_s"] < second_s + saved["elapsed_s"]
+    assert found["total_s"] == last["ended_s"] == pytest.approx(before["trained_s"] + after["trained_s"])
+
+
+def test_a_stop_after_the_last_step_lets_the_run_end(tmp_path: Path):
+    run = case(tmp_path / "run", "epochs=1")
+    assert run.start(stop_at=7) is None
+    assert checkpoint.latest(run.folder) is None and len(record.read_ranks(run.folder)[0]["epochs"]) == 1
+
+
+def test_a_step_that_was_missed_is_an_error(tmp_path: Path):
+    run = case(tmp_path / "run")
+    assert run.start(stop_at=3) is None
+    failure = run.start(stop_at=2)
+    assert failure is not None
+    assert failure.message == "rank 0: RuntimeError: asked to stop after step 2, but 4 were done when this was seen"
+
+
+def test_a_checkpoint_that_is_not_whole_is_ignored(tmp_path: Path):
+    run = case(tmp_path / "run", "epochs=1")
+    assert run.start(stop_at=3) is None
+    (run.folder / "checkpoint" / "latest.json").unlink()
+    assert checkpoint.latest(run.folder) is None
+    assert [(s["first_step"], s["steps"]) for s in run.train()["segments"]] == [(0, 6)]

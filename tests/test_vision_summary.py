@@ -1,0 +1,97 @@
+"""The summary of a run in closed form, from rank files and steps that were made up."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from multicard.config import Placement
+from multicard.measure import PHASES
+from multicard.vision.summary import summarise
+from tests.conftest import typed
+
+PER_EPOCH, SAMPLES = 4, 10  # steps an epoch, samples a step and rank
+
+
+def rank_file(rank: int, epochs: int, segments: list[tuple[int, int]]) -> dict[str, Any]:
+    """Of a rank that ended `epochs` epochs, a second each, in segments of (first step, steps)."""
+    evaluated = {"evaluate_s": 0.25, "test_loss": 1.0, "test_accuracy": 0.5, "test_right": 5, "test_samples": 10}
+    sizes = {"parameter_bytes": 40, "gradient_bytes": 40, "buffer_bytes": 20, "statistics_bytes": 16}
+    moved = {"evaluate_h2d_images_bytes": 100, "evaluate_h2d_labels_bytes": 1}
+    return {
+        "rank": rank,
+        "steps_per_epoch": PER_EPOCH,
+        "distinct_samples": PER_EPOCH * SAMPLES,
+        "peak_memory_bytes": 7,
+        **sizes,
+        "epochs": [{"epoch": e, "train_s": 0.75, "ended_s": e + 1.0, **evaluated, **moved} for e in range(epochs)],
+        "segments": [{"first_step": first, "steps": steps, "trained_s": 1.0} for first, steps in segments],
+    }
+
+
+def steps(*ranks: list[float]) -> pa.Table:
+    """The steps of ranks that took these seconds, all in the forward pass."""
+    columns: dict[str, list[Any]] = {key: [] for key in ("rank", "epoch", "step", "step_s")}
+    for rank, seconds in enumerate(ranks):
+        number = range(len(seconds))
+        columns["rank"] += [rank for _ in number]
+        columns["epoch"] += [n // PER_EPOCH for n in number]
+        columns["step"] += [n % PER_EPOCH for n in number]
+        columns["step_s"] += seconds
+    count = len(columns["step_s"])
+    phases = {f"{phase}_s": columns["step_s"] if phase == "forward" else np.zeros(count) for phase in PHASES}
+    counts = {key: np.full(count, SAMPLES) for key in ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")}
+    return pa.table({**columns, **phases, **counts, "loss": np.ones(count)})
+
+
+def summary(ranks: list[dict[str, Any]], table: pa.Table | None, warmup_steps: int) -> dict[str, Any]:
+    placement = Placement("cpu", "gloo", len(ranks), False)
+    return summarise(typed(f"warmup_steps={warmup_steps}", "strategy=ddp_ds"), placement, ranks, table)
+
+
+@pytest.mark.parametrize(
+    ("segments", "warmup_steps", "kept"),
+    [
+        ([(0, 8)], 0, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ([(0, 8)], 2, [3, 4, 5, 6, 7, 8]),
+        ([(0, 3), (3, 5)], 1, [2, 3, 5, 6, 7, 8]),
+        ([(0, 3), (3, 5)], 4, [8]),  # the first segment is all warm-up: none of it is taken from the second
+        ([(0, 4), (4, 1), (5, 3)], 2, [3, 4, 8]),
+        ([(0, 8), (8, 0)], 2, [3, 4, 5, 6, 7, 8]),  # stopped before the last evaluation
+        ([(0, 8)], 9, []),
+    ],
+)
+def test_the_first_steps_of_every_segment_are_warm_up(
+    segments: list[tuple[int, int]], warmup_steps: int, kept: list[float]
+):
+    found = summary([rank_file(0, 2, segments)], steps([1, 2, 3, 4, 5, 6, 7, 8]), warmup_steps)
+    assert (found["step_s"]["count"], found["step_s"]["warmup_count"]) == (len(kept), 8 - len(kept))
+    assert found["step_s"]["mean"] == (pytest.approx(sum(kept) / len(kept)) if kept else None)
+    assert found["phases_s"] == (pytest.approx(dict.fromkeys(PHASES, 0) | {"forward": np.mean(kept)}) if kept else None)
+    assert found["images_per_s"] == (pytest.approx(SAMPLES * len(kept) / sum(kept)) if kept else None)
+    assert [(s["first_step"], s["steps"]) for s in found["segments"]] == segments
+
+
+def test_a_step_lasts_until_its_slowest_rank_is_done():
+    ranks = [rank_file(rank, 1, [(0, 2), (2, 2)]) for rank in range(2)]
+    found = summary(ranks, steps([9, 1, 9, 4], [9, 3, 9, 2]), warmup_steps=1)
+    assert found["step_s"]["mean"] == (3 + 4) / 2 and found["step_s"]["warmup_count"] == 2
+    assert found["trained_images_per_s"] == 4 * SAMPLES / max(1 + 4, 3 + 2)
+
+
+def test_a_run_cut_short_counts_epochs_that_all_ranks_finished():
+    table = steps([1] * 8, [1] * 4)  # rank 0 has written an epoch more
+    found = summary([rank_file(0, 2, [(0, 8)]), rank_file(1, 1, [(0, 4)])], table, warmup_steps=0)
+    assert len(found["epochs"]) == 1 and found["total_s"] == 1
+    assert found["step_s"]["count"] == 4 and found["trained_images_per_s"] == 2 * SAMPLES
+    assert found["transfer_bytes"]["h2d_images"] == {"train": 2 * 4 * SAMPLES, "evaluate": 2 * 100}
+    assert found["communication_bytes"]["all_reduce"] == 4 * 40
+    assert found["communication_bytes"]["broadcast"] == (40 + 20) + 4 * 20 + 16
+
+
+def test_a_run_without_a_whole_epoch_has_no_figures():
+    for ranks in ([], [rank_file(0, 1, [(0, 4)]), rank_file(1, 0, [(0, 0)])]):
+        found = summary(ranks, steps([1] * 4) if ranks else None, warmup_steps=1)
+        assert found["epochs"] == [] and found["total_s"] is None and found["images_per_s"] is None
+        assert found["step_s"]["count"] == found["step_s"]["warmup_count"] == 0
