@@ -10,7 +10,6 @@ from torch import nn
 
 from multicard.config import StrategyName, VisionConfig
 from multicard.launch import Rank
-from multicard.progress import Board
 from multicard.vision import data, models
 from multicard.vision.loaders import LOADERS
 from multicard.vision.precision import PRECISIONS
@@ -50,7 +49,6 @@ def quiet_model(config: VisionConfig) -> nn.Module:
 
 
 def loop_of(rank: Rank, config: VisionConfig, folder: Path, model: nn.Module, samples: int) -> tuple[Loop, Share]:
-    Board(folder, rank.world_size, create=True)
     share = STRATEGIES[config.strategy.name](model, samples, config, rank)
     precision = PRECISIONS[config.precision.name]
     optimizer = OPTIMIZERS[config.optimizer.name](share.model, config.lr, config.optimizer)

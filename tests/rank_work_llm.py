@@ -11,12 +11,10 @@ from multicard.launch import Rank
 from multicard.llm import recipes, tune
 from multicard.llm.probe import Probe
 from multicard.llm.report import Report
-from multicard.progress import Board
 
 
 def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
     """Set a recipe up as a run does, and save what it built: its loader's pinning, and the kinds of its weights."""
-    Board(folder, rank.world_size, create=True)
     if config.distributed and rank.world_size == 1:
         recipes.join_alone("gloo")
     module, recipe_class = recipes.load(config.recipe_name)

@@ -15,6 +15,7 @@ from multicard.config import Placement
 from multicard.config_llm import MethodName, TemplateName
 from multicard.launch import Job
 from multicard.llm import inputs
+from multicard.progress import Board
 from tests.conftest import typed_llm, warm_up
 
 Tuned = Callable[..., dict[str, Any]]
@@ -111,6 +112,7 @@ def on_ranks(words: list[str], gpus: int, folder: Path) -> list[Any]:
     placement = Placement("cpu", "gloo", gpus, False)
     cfg = inputs.write(config, placement, folder)
     job = Job(folder, "cpu", "gloo", 0, 1, "tuned")
+    Board(folder, placement.processes, create=True)
     failure = launch.launch("tests.rank_work_llm:build", (config, folder, cfg), placement, job)
     if failure is not None:
         pytest.fail("\n".join([failure.message, *failure.log_tail]))

@@ -10,6 +10,7 @@ import torch
 from multicard import launch
 from multicard.config import Placement, VisionConfig
 from multicard.launch import Failure, Job
+from multicard.progress import Board
 from multicard.vision import data
 from multicard.vision.train import smallest_batch
 from tests.conftest import SMALL, typed, warm_up
@@ -18,6 +19,7 @@ from tests.conftest import SMALL, typed, warm_up
 def on_ranks(world: int, work: str, folder: Path, *arguments: Any) -> list[Any]:
     """What each rank of `tests.rank_work:work` saved."""
     folder.mkdir(exist_ok=True)
+    Board(folder, world, create=True)
     warm_up()
     job = Job(folder, "cpu", "gloo", 0, 1, "tuned")
     failure = launch.launch(f"tests.rank_work:{work}", arguments, Placement("cpu", "gloo", world, False), job)
