@@ -1,5 +1,5 @@
 # make demo     install, run a small sweep and one tuning run, print what was measured
-# make test     install, lint, run the tests
+# make test     install, lint, run the tests (those of a cluster where `tests/slurm/cluster up` has started one)
 # make test-gpu what only a CUDA device can show
 # make lint     ruff and basedpyright alone
 # make lock     pin all dependencies of requirements.txt again
@@ -16,7 +16,8 @@ demo: install
 	$(BIN)/python tune_llm.py method=qlora template=grammar max_steps=100
 
 test: lint
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not slurm"
+	$(BIN)/python -m pytest -m slurm -n 0 -rs
 
 test-gpu: install
 	$(BIN)/python -m pytest -n 0 -m gpu

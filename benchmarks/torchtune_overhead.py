@@ -72,6 +72,7 @@ def main() -> None:
                 mine = our_step_s(ours(Path(temporary), args.steps, args.words))
                 bare = bare_step_s(folder)
             ratios.append(mine / bare)
+            print(f"round {number + 1}: {1e3 * mine:.2f} ms ours, {1e3 * bare:.2f} ms bare a step", flush=True)
             startup_s = json.loads((folder / "result.json").read_text())["startup_s"]
             starts.append(startup_s / import_s())
     print(f"step time, ours / bare:               {spread(ratios)}")

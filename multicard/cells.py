@@ -1,7 +1,7 @@
 """The cells of a sweep: which folder each has, and which of them are measured already."""
 
 import re
-from copy import copy
+from copy import deepcopy
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -24,15 +24,21 @@ def folder_name(cfg: DictConfig, overrides: list[str]) -> str:
 
 def identity(cfg: DictConfig) -> str:
     """What the cell measures, as 8 hex digits; all zeros for a configuration that is to be refused."""
-    task = copy(cfg)
-    with open_dict(task):
-        task.pop("hydra", None)  # is there while a sweep is composed
     try:
-        config = OmegaConf.to_object(task)
+        config = OmegaConf.to_object(task_of(cfg))
     except (ValueError, OmegaConfBaseException):
         return "0" * 8
     assert isinstance(config, RunConfig)
     return config.identity()
+
+
+def task_of(cfg: DictConfig) -> DictConfig:
+    """The configuration of the run itself, resolved, without Hydra's part, which is there while a sweep is composed."""
+    task = deepcopy(cfg)
+    OmegaConf.resolve(task)
+    with open_dict(task):
+        task.pop("hydra", None)
+    return task
 
 
 def find(sweep: Path, name: str) -> Path:

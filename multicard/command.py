@@ -15,15 +15,22 @@ from multicard import config, run
 Schemas = dict[str, dict[str, type]]
 
 
-def execute(main: Callable[[], None], root: type = config.VisionConfig, groups: Schemas = config.SCHEMAS) -> int:
+def execute(
+    main: Callable[[], None], kind: run.Kind, root: type = config.VisionConfig, groups: Schemas = config.SCHEMAS
+) -> int:
     """Call a function that `hydra.main` decorated, print the table of what it measured and return the exit code.
 
     Args:
-        root: the schema of the entry's configuration; `groups`: those of its options.
+        kind: what the entry measures; root: the schema of the entry's configuration; `groups`: those of its options.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
+    run.SESSION.kind = kind
     try:
         main()
+    except ValueError as error:  # a launcher's: nothing was started
+        print(f"refused: {error}", file=sys.stderr)
+        run.close()
+        return 1
     except (HydraException, OmegaConfBaseException) as error:
         causes = [str(part) for part in (error, error.__cause__) if part is not None]
         print(f"refused: {in_a_line(chr(10).join(causes), known_keys(root, groups))}", file=sys.stderr)

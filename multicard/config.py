@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Any, Optional  # OmegaConf reads Optional[...]
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-
-class Device(StrEnum):
-    auto = "auto"
-    cuda = "cuda"
-    cpu = "cpu"
+from multicard.config_job import ASKED, Device, JobConfig, require
 
 
 class Backend(StrEnum):
@@ -81,16 +77,6 @@ class TrackerMode(StrEnum):
     offline = "offline"
     online = "online"
     disabled = "disabled"
-
-
-def require(holds: bool, message: str) -> None:
-    """Refuse: `message` names the key and the remedy.
-
-    Raises:
-        ValueError: where `holds` is false.
-    """
-    if not holds:
-        raise ValueError(message)
 
 
 @dataclass
@@ -227,17 +213,14 @@ class TrackerConfig:
 
 
 # Keys that do not change what is measured: a cell keeps its identity whatever they are.
-NOT_IDENTITY = ("name", "rerun", "tracker")
+NOT_IDENTITY = ("name", "rerun", "tracker", *ASKED)
 
 
 @dataclass
-class RunConfig:
-    """What both entries share. `gpus` counts ranks a node: CUDA devices, or CPU ranks."""
+class RunConfig(JobConfig):
+    """What both entries share."""
 
     name: str = MISSING
-    gpus: int = 1
-    nodes: int = 1
-    device: Device = Device.auto
     backend: Backend = Backend.auto
     oversubscribe: bool = False
     seed: int = 0
@@ -250,7 +233,8 @@ class RunConfig:
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:
-        for key in ("gpus", "nodes", "epochs", "batch_size"):
+        super().__post_init__()
+        for key in ("epochs", "batch_size"):
             require(getattr(self, key) >= 1, f"{key}={getattr(self, key)}: must be 1 or more")
         require(self.seed >= 0, f"seed={self.seed}: must be 0 or more")
         require(self.lr > 0, f"lr={self.lr}: must be above 0")
@@ -313,16 +297,28 @@ class VisionConfig(RunConfig):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a run's ranks go: the device type, the collectives' backend and the processes a node."""
+    """Where a run's ranks go: the device type, the collectives' backend, the processes a node, and the nodes."""
 
     device: str
     backend: str
     processes: int
     oversubscribed: bool
+    nodes: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.processes * self.nodes
+
+    def ranks(self, gpus: int) -> str:
+        """Where a run goes, in words."""
+        each = f"{gpus} {'GPU' if self.device == 'cuda' else 'CPU rank'}{'s' if gpus > 1 else ''}"
+        several = f"{self.nodes} nodes of {each}" if self.nodes > 1 else each
+        return several + (", oversubscribed (not for figures)" if self.oversubscribed else "")
 
 
-def place(config: RunConfig, cuda_devices: int) -> Placement:
-    """Decide device and backend on a machine with `cuda_devices` visible CUDA devices.
+def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
+    """Decide device and backend on a machine with `cuda_devices` visible CUDA devices, one of `nodes` that the run
+    was given.
 
     Raises:
         ValueError: what this machine cannot do, with the key and the remedy.
@@ -334,8 +330,8 @@ def place(config: RunConfig, cuda_devices: int) -> Placement:
     fits = not on_cuda or config.gpus <= cuda_devices
     remedy = f"use gpus={cuda_devices} or fewer, device=cpu, or oversubscribe=true to try the code (never for figures)"
     require(fits or config.oversubscribe, f"gpus={config.gpus}: {cuda_devices} CUDA device(s) are visible; {remedy}")
-    remedy = "use nodes=1, with as many gpus as one node has"
-    require(config.nodes == 1, f"nodes={config.nodes}: no launcher for several nodes is there yet; {remedy}")
+    remedy = "submit it with hydra/launcher=submitit_slurm, or use nodes=1"
+    require(config.nodes == nodes, f"nodes={config.nodes}: {nodes} was given; {remedy}")
     oversubscribed = on_cuda and not fits
 
     backend = config.backend
@@ -350,7 +346,7 @@ def place(config: RunConfig, cuda_devices: int) -> Placement:
         _check_vision(config, on_cuda, oversubscribed)
         if config.strategy.name is StrategyName.dp:
             processes = 1
-    return Placement(device.value, backend.value, processes, oversubscribed)
+    return Placement(device.value, backend.value, processes, oversubscribed, nodes)
 
 
 def _check_vision(config: VisionConfig, on_cuda: bool, oversubscribed: bool) -> None:
@@ -358,6 +354,7 @@ def _check_vision(config: VisionConfig, on_cuda: bool, oversubscribed: bool) -> 
     if strategy.name is StrategyName.dp:
         remedy = "use strategy=ddp_ds"
         require(on_cuda, f"strategy=dp: nn.DataParallel needs CUDA devices; {remedy}")
+        require(config.nodes == 1, f"strategy=dp: nn.DataParallel is of one process, so nodes=1; {remedy}")
         require(not oversubscribed, f"strategy=dp: its replicas cannot share a GPU; {remedy}")
     synced = isinstance(strategy, DdpConfig) and strategy.sync_batchnorm
     remedy = "its last round may have no batch for some ranks, and their statistics would be waited for; use ddp_ds"

@@ -5,6 +5,7 @@ import platform
 import socket
 import subprocess
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def collect() -> dict[str, Any]:
     """Everything about the machine and the code that a reader of the figures needs, as JSON-ready values."""
     return {
         "recorded_at": timestamp(),
-        "host": socket.gethostname(),
+        "host": host(),
         "git": git(Path(__file__).parent),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -46,6 +47,11 @@ def collect() -> dict[str, Any]:
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "slurm": {key: value for key, value in sorted(os.environ.items()) if key.startswith("SLURM_JOB")},
     }
+
+
+def host() -> str:
+    """This machine's name, as SLURM calls it where it started this process."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def _version(package: str) -> str | None:
@@ -63,14 +69,29 @@ def git(folder: Path) -> dict[str, Any] | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain", "--untracked-files=no"))}
+        # what was changed but not committed, as 8 hex digits; None where nothing was
+        changes = ask("diff", "HEAD", "--no-ext-diff", "--binary")
+        digest = sha256(changes.encode()).hexdigest()[:8] if changes else None
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(changes), "changes": digest}
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """CPU cores that this process may use: those it is kept to, and no more than SLURM gave, which not every site
+    enforces."""
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    held = len(os.sched_getaffinity(0))
+    return min(held, int(given)) if given.isdecimal() else held
+
+
+def cpu_set() -> str:
+    """Those cores as Linux writes a list of CPUs: "0-7,16-23"."""
+    found = sorted(os.sched_getaffinity(0))
+    firsts = [cpu for cpu in found if cpu - 1 not in found]
+    lasts = [cpu for cpu in found if cpu + 1 not in found]
+    pairs = zip(firsts, lasts, strict=True)
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
 
 
 def cpu_model() -> str | None:

@@ -12,8 +12,8 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import select
+import shutil
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -21,10 +21,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from threading import Thread
+from threading import Thread, main_thread
 from typing import TYPE_CHECKING, Any
 
+from multicard.allocation import Allocation
 from multicard.config import Malloc, Placement
+from multicard.environment import host
 from multicard.measure import held_memory_bytes
 from multicard.record import read_json, write_json
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 PEER_GRACE_S = 10.0  # how long a rank whose collective failed waits for the agent to see which rank died first
 LOG_LINES = 20
+MEETING_S = 300.0  # within which all nodes of a run must have come up
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run ended. `kind` is oom, exception, signal, exit or interrupt."""
+    """Why a run ended. `kind` is oom, exception, signal, exit, node, interrupt, timeout or preempted."""
 
     kind: str
     message: str
@@ -70,19 +73,26 @@ class Job:
     devices: int  # CUDA devices that the ranks of this node share
     threads: int
     malloc: str
+    numa: bool = False  # bind each rank to the NUMA node of its GPU
+    allocation: Allocation = field(default_factory=Allocation)
     controller: int = field(default_factory=os.getpid)
+
+
+# What a terminal or SLURM sends to every process of a job: the controller answers for all of them
+SHARED = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR2}
 
 
 def warm_up(device: str, modules: list[str]) -> None:
     """Begin to import `modules` in the fork server, beside whatever the controller does next (CPU ranks only)."""
     if device == "cpu":
         multiprocessing.set_forkserver_preload(modules)
-        multiprocessing.resource_tracker.ensure_running()  # it would undo the mask
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server, and so the ranks, inherit this
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
+            multiprocessing.resource_tracker.ensure_running()  # it unblocks some by itself
+            signal.pthread_sigmask(signal.SIG_BLOCK, SHARED)  # the server, and so the ranks, inherit this
             multiprocessing.forkserver.ensure_running()
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
@@ -102,20 +112,32 @@ def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job
 
 
 class Interrupted(BaseException):
-    """A signal asked the controller to end. The agent ends its ranks by SIGTERM then, whatever the signal was."""
+    """A signal, or `end`, asked the controller to end. The agent ends its ranks by SIGTERM then."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.failure = Failure("interrupt", f"interrupted by {signal.Signals(number).name}", host=socket.gethostname())
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
 
 
 INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_ENDING: list[Failure] = []
+
+
+def end(failure: Failure) -> None:
+    """Have the main thread raise `Interrupted` with this failure, from any other; within `interruptible` only."""
+    _ENDING.append(failure)
+    main = main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGUSR1)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within it, a signal that asks this process to end raises `Interrupted`, once."""
-    handlers = {number: signal.signal(number, _interrupt) for number in INTERRUPTIONS}
+    """Within it, a signal that asks this process to end raises `Interrupted`, once; but for those that are blocked,
+    which somebody else waits for."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    wanted = [number for number in (*INTERRUPTIONS, signal.SIGUSR1) if number not in blocked]
+    handlers = {number: signal.signal(number, _interrupt) for number in wanted}
     try:
         yield
     finally:
@@ -124,34 +146,52 @@ def interruptible() -> Iterator[None]:
 
 
 def _interrupt(number: int, _: object) -> None:
-    for again in INTERRUPTIONS:
+    for again in {*INTERRUPTIONS, signal.SIGUSR1} - signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         signal.signal(again, signal.SIG_IGN)  # a second Ctrl-C must not keep the ranks from being ended
-    raise Interrupted(number)
+    name = signal.Signals(number).name
+    failure = _ENDING.pop() if _ENDING else Failure("interrupt", f"interrupted by {name}", host=host())
+    _ENDING.clear()
+    raise Interrupted(failure)
 
 
 def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
     # torch asks NVML for devices then, not the driver: the controller stays free of CUDA
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    if placement.backend == "gloo":
+    allocation = job.allocation
+    if placement.backend == "gloo" and allocation.nodes == 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.numa.binding import AffinityMode, NumaOptions
 
     for name in ("torch.distributed", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # their news reaches the user as a Failure
+    if allocation.nodes > 1:  # node 0's agent keeps the store; ranks are numbered in SLURM's order of the nodes
+        meeting: dict[str, Any] = {
+            "run_id": f"multicard-{allocation.job}",
+            "rdzv_backend": "static",
+            "rdzv_endpoint": f"{allocation.hosts[0]}:{allocation.port}",
+            "rdzv_configs": {"rank": allocation.node, "timeout": MEETING_S},
+        }
+    else:
+        meeting = {
+            "run_id": f"multicard-{os.getpid()}",
+            "rdzv_backend": "c10d",
+            "rdzv_endpoint": "localhost:0",
+            "local_addr": "127.0.0.1",
+        }
+    agents = job.folder / f".agent{allocation.node}"  # else they leave an empty folder in the system's, a run
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+        min_nodes=allocation.nodes,
+        max_nodes=allocation.nodes,
         nproc_per_node=placement.processes,
-        run_id=f"multicard-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="127.0.0.1",
+        **meeting,
         max_restarts=0,
         start_method="forkserver" if placement.device == "cpu" else "spawn",
-        logs_specs=DefaultLogsSpecs(),
+        logs_specs=DefaultLogsSpecs(log_dir=str(agents)),
         signals_to_handle="",  # `launch` handles them
+        numa_options=NumaOptions(AffinityMode.NODE, should_fall_back_if_binding_fails=True) if job.numa else None,
     )
     try:
         elastic_launch(config, _work_as_rank)(work, arguments, job)
@@ -160,13 +200,15 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
         return _failure(job.folder, rank, failure.exitcode)
     except Exception as error:  # what the agent itself trips over ends this run, and is its cause
         return Failure("launch", f"the ranks could not be started or watched: {type(error).__name__}: {error}")
+    finally:
+        shutil.rmtree(agents, ignore_errors=True)
     return None
 
 
 def _failure(folder: Path, rank: int, exitcode: int) -> Failure:
     """What is known of the rank that ended first: its own report, or how it exited."""
     log = log_file(folder, rank)
-    where: dict[str, Any] = {"rank": rank, "host": socket.gethostname(), "log": str(log.relative_to(folder))}
+    where: dict[str, Any] = {"rank": rank, "host": host(), "log": str(log.relative_to(folder))}
     with suppress(OSError):
         where["log_tail"] = tuple(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
     report = read_json(_error_file(folder, rank))
@@ -188,8 +230,10 @@ def _error_file(folder: Path, rank: int) -> Path:
 
 def _work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
     """The body of a rank's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller ends the ranks
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in SHARED:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SHARED)  # before any other thread, or process, is started
+    Thread(target=_obey, args=(job.controller,), daemon=True).start()
     Thread(target=_die_with, args=(job.controller,), daemon=True).start()
     number = int(os.environ["RANK"])
     _redirect(log_file(job.folder, number))
@@ -284,6 +328,16 @@ def _redirect(log: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+def _obey(controller: int) -> None:
+    """End this rank when the controller says so. SLURM, before a time limit or a preemption, and a terminal signal
+    every process they find: that is for the controller alone to answer."""
+    while True:
+        told = signal.sigwaitinfo(SHARED)
+        if told.si_signo == signal.SIGTERM and told.si_pid == controller:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            signal.raise_signal(signal.SIGTERM)
 
 
 def _die_with(controller: int) -> None:

@@ -25,6 +25,10 @@ def clock_s() -> float:
     return time.monotonic()
 
 
+def pause(seconds: float) -> None:
+    time.sleep(seconds)
+
+
 def process_started_s() -> float:
     """When this process was started, on `clock_s`, to 10 ms: the interpreter's own start-up counts too."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

@@ -1,10 +1,10 @@
 """What ranks have in common, whatever they run: what their files say of them, and where they wait for one another."""
 
 import os
-import socket
 from typing import TYPE_CHECKING, Any
 
 from multicard import measure
+from multicard.environment import cpu_set, host
 from multicard.launch import Rank
 
 if TYPE_CHECKING:
@@ -15,10 +15,11 @@ def head(rank: Rank, flags: dict[str, Any]) -> dict[str, Any]:
     """The beginning of a rank's file; `started_s` and `epochs` are filled in as the run goes on."""
     return {
         "rank": rank.rank,
-        "host": socket.gethostname(),
+        "host": host(),
         "pid": os.getpid(),
         "device": device_name(rank.device),
         "threads": rank.threads,
+        "cpus": cpu_set(),  # that NUMA binding, or whoever started us, left to it
         "flags": flags,
         "started_s": None,
         "peak_memory_bytes": None,

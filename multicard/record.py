@@ -7,6 +7,8 @@
 | logs/rRR.log | what rank RR printed |
 | ranks/rRR.json | rank RR's counts so far, rewritten every epoch; gone once result.json is written |
 | steps/rRR_eEEE.parquet | one row a step; merged to steps.parquet at the end |
+| segments.json | when and where the run was started, one entry a start: a job that is requeued has several |
+| checkpoint/ | what a requeued job goes on from; gone once the run has ended |
 | result.json | status, axes and summary; written last |
 """
 
@@ -14,15 +16,19 @@ import json
 import math
 import os
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
-from multicard.config import require
+from multicard import slurm
+from multicard.config_job import require
+from multicard.environment import host
+from multicard.measure import clock_s, pause
 
 SCHEMA_VERSION = 1
 DONE = ("ok", "oom")  # an OOM is a measurement: it would happen again
 RUNNING = ".running.json"  # who is measuring into the folder now
+SEGMENTS = "segments.json"
+SEEN_S = 60.0  # within which a shared file system shows what another node wrote
 BAD = ("failed", "timeout", "refused")  # a sweep that holds one of these exits with 1
 
 
@@ -111,8 +117,15 @@ def rank_file(folder: Path, rank: int) -> Path:
     return folder / "ranks" / f"r{rank:02d}.json"
 
 
-def read_ranks(folder: Path) -> list[dict[str, Any]]:
-    """What each rank had counted when it last wrote, by rank."""
+def read_ranks(folder: Path, expected: int = 0) -> list[dict[str, Any]]:
+    """What each rank had counted when it last wrote, by rank.
+
+    Args:
+        expected: wait until there are so many: a file that another node wrote may take its time to be seen here.
+    """
+    deadline_s = clock_s() + SEEN_S
+    while expected and len(list(folder.glob("ranks/r*.json"))) < expected and clock_s() < deadline_s:
+        pause(1.0)
     found = [read_json(path) for path in sorted(folder.glob("ranks/r*.json"))]
     return sorted((rank for rank in found if rank is not None), key=lambda rank: rank["rank"])
 
@@ -132,23 +145,24 @@ def remove_empty(folder: Path) -> None:
         return
 
 
-def claim(folder: Path) -> None:
-    """Mark `folder` as being measured by this process, until `release`. What an earlier try left is removed; a
-    finished measurement is put aside until the new one has finished too.
+def claim(folder: Path, job: str | None = None) -> bool:
+    """Mark `folder` as being measured by this process, or by SLURM's `job`, until `release`. What an earlier try left
+    is removed; a finished measurement is put aside until the new one has finished too.
+
+    Returns:
+        Whether the same job had begun before: it was requeued, and what it left is still there.
 
     Raises:
-        ValueError: where another process is measuring into it.
+        ValueError: where another process, or job, is measuring into it.
     """
-    import psutil
-
     marker, key = folder / RUNNING, f"name={folder.parent.name}"
-    owner = read_json(marker)
-    mine = {"host": socket.gethostname(), "pid": os.getpid()}
-    if owner is not None and owner != mine:
-        elsewhere = owner["host"] != mine["host"]
-        who = f"process {owner['pid']}" + (f" on {owner['host']}" if elsewhere else "")
-        busy = elsewhere or psutil.pid_exists(owner["pid"])
-        require(not busy, f"{key}: {who} is measuring {folder.name}; wait for it (if it is gone, remove {marker})")
+    mine = {"host": host(), "pid": os.getpid(), "job": job}
+    before = read_json(marker)
+    if job is not None and before is not None and before.get("job") == job:
+        write_json(marker, mine)
+        return True
+    who = owner(folder)
+    require(who is None, f"{key}: {who} is measuring {folder.name}; wait for it (if it is gone, remove {marker})")
     if finished(folder) is not None and not _aside(folder).exists():
         folder.rename(_aside(folder))
     if folder.exists():
@@ -159,6 +173,38 @@ def claim(folder: Path) -> None:
             json.dump(mine, file)
     except FileExistsError:
         raise ValueError(f"{key}: another process has just begun to measure {folder.name}; wait for it") from None
+    return False
+
+
+def owner(folder: Path) -> str | None:
+    """Who is measuring into `folder` now, other than this process."""
+    import psutil
+
+    marked = read_json(folder / RUNNING)
+    if marked is None:
+        return None
+    if marked.get("job") is not None:
+        return f"job {marked['job']}" if slurm.is_alive(marked["job"]) else None
+    if marked["host"] != host():
+        return f"process {marked['pid']} on {marked['host']}"
+    other = marked["pid"] != os.getpid() and psutil.pid_exists(marked["pid"])
+    return f"process {marked['pid']}" if other else None
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier start of the same job left, but for the list of its starts."""
+    for path in folder.iterdir():
+        if path.name not in (RUNNING, SEGMENTS):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def read_segments(folder: Path) -> list[dict[str, Any]]:
+    """Each start of the run, in order; one that left no `end` was cut off."""
+    return (read_json(folder / SEGMENTS) or {}).get("segments", [])
+
+
+def write_segments(folder: Path, segments: list[dict[str, Any]]) -> None:
+    write_json(folder / SEGMENTS, {"segments": segments})
 
 
 def release(folder: Path) -> None:

@@ -13,11 +13,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from multicard import cells, environment, launch, record, table
+from multicard import cells, checkpoint, environment, launch, record, segments, table
+from multicard.allocation import Allocation
 from multicard.config import Placement, RunConfig, TrackerMode, place, plain
+from multicard.config_job import Numa
 from multicard.launch import Failure, Interrupted, Job
 from multicard.measure import clock_s, process_started_s, timestamp
+from multicard.peers import Peers
 from multicard.progress import Board
+from multicard.stop import Stop
 from multicard.tracker import Mirror
 from multicard.watch import Watch
 
@@ -28,7 +32,8 @@ class Kind:
 
     `work` names the function that each rank calls ("module:function": imported there, not here); `arguments` gives
     what it is called with after its `Rank`; `preload` are the modules that CPU ranks are forked with. `unit` is what
-    ranks count while they work, `nccl` the backend that is meant where NCCL is.
+    ranks count while they work, `nccl` the backend that is meant where NCCL is. Ranks that are `resumable` save
+    themselves and stop where the board says, and go on from there when they are started again.
     """
 
     name: str
@@ -41,18 +46,17 @@ class Kind:
     summarise: Callable[[Any, Placement, list[dict[str, Any]], Any], dict[str, Any]]
     unit: str = "images"
     nccl: str = "nccl"
+    resumable: bool = False
 
 
 @dataclass
 class Session:
     """What this command has measured so far: a launcher of this process sets `label` before each cell ("[2/6] ")."""
 
+    kind: Kind | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
     label: str = ""
-
-    @property
-    def interrupted(self) -> bool:
-        return any((result["cause"] or {}).get("kind") == "interrupt" for result in self.records)
+    abandoned: bool = False  # jobs are in the queue that are not waited for
 
 
 SESSION = Session()
@@ -80,41 +84,89 @@ def close() -> int:
     if SESSION.records and not alone_and_refused:
         table.show(SESSION.records)
     bad = any(result["status"] in record.BAD or "tracker_error" in result for result in SESSION.records)
-    return 1 if bad else 0
+    return 1 if bad or SESSION.abandoned else 0
 
 
-def measure(kind: Kind, cfg: DictConfig, folder: Path, keep_refused: bool) -> dict[str, Any]:
+def measure(
+    kind: Kind,
+    cfg: DictConfig,
+    folder: Path,
+    keep_refused: bool,
+    allocation: Allocation | None = None,
+    requeue: Callable[[Failure], bool] = lambda _: False,
+) -> dict[str, Any]:
     """Measure one configuration into `folder`, or say why not; whatever ends the run, the record says it.
 
     Args:
         keep_refused: leave a record of a refusal too, as a sweep does.
+        allocation: the nodes that the run was given; None for this machine. Call it on the first.
+        requeue: asked, when a time limit or a preemption has stopped the run, to have the job started again; where
+            it does, nothing is recorded yet.
 
     Returns:
         The record, as in result.json, and its `folder`.
     """
     started_s = clock_s() if SESSION.records else process_started_s()
-    result = _base(kind, cfg, folder)
+    allocation = allocation or Allocation()
+    result, peers = _base(kind, cfg, folder, allocation.job), Peers(allocation)
     try:
-        run = _accept(kind, cfg, folder, started_s)
+        run = _accept(kind, cfg, folder, started_s, allocation, peers)
     except ValueError as error:
-        result |= {"status": "refused", "cause": launch.describe(Failure("refused", str(error)))}
-        say(f"{SESSION.label}refused: {error}", error=True)
-        if keep_refused and not (folder / record.RUNNING).exists() and record.finished(folder) is None:
-            with suppress(OSError):  # where nothing can be written, the line above has to do
-                _write_result(folder, result)
-        return result
+        peers.close()
+        return _refuse(result, str(error), keep_refused)
+    except Interrupted as interruption:
+        peers.close()
+        return _fail(result, interruption.failure)
     say(f"{SESSION.label}{kind.describe(run.config, run.placement)} -> {folder}")
+    requeued = False
     try:
         with launch.interruptible():
             mirror = Mirror(run.config, kind.name, folder)
-            result |= _record(run, result, _launch(run, mirror), mirror)
+            failure = _launch(run, mirror, peers)
+            segments.end(folder, failure)
+            requeued = failure is not None and failure.kind in STOPPED and requeue(failure)
+            if requeued:
+                return result | {"status": "requeued"}
+            result |= _record(run, result, failure, mirror)
     except Interrupted as interruption:  # before or after the ranks ran: what was written by then stays
-        result |= {"status": "failed", "cause": launch.describe(interruption.failure)}
-        if not (folder / "result.json").exists():
-            _write_result(folder, result)
+        result = _fail(result, interruption.failure)
     finally:
-        record.release(folder)
-    say(_outcome(result))
+        if not requeued:
+            record.release(folder)
+    say(outcome(result))
+    return result
+
+
+STOPPED = ("timeout", "preempted")
+
+
+def refuse(kind: Kind, cfg: DictConfig, folder: Path, message: str, job: str | None = None) -> dict[str, Any]:
+    """The record of a cell of a sweep that was refused before it could be measured."""
+    return _refuse(_base(kind, cfg, folder, job), message, keep=True)
+
+
+def fail(
+    kind: Kind, cfg: DictConfig, folder: Path, status: str, failure: Failure, job: str | None = None
+) -> dict[str, Any]:
+    """The record of a run whose controller is gone: what it had measured stays as it is."""
+    return _fail(_base(kind, cfg, folder, job), failure, status)
+
+
+def _refuse(result: dict[str, Any], message: str, keep: bool) -> dict[str, Any]:
+    folder = Path(result["folder"])
+    result |= {"status": "refused", "cause": launch.describe(Failure("refused", message))}
+    say(f"{SESSION.label}refused: {message}", error=True)
+    if keep and not (folder / record.RUNNING).exists() and record.finished(folder) is None:
+        with suppress(OSError):  # where nothing can be written, the line above has to do
+            _write_result(folder, result)
+    return result
+
+
+def _fail(result: dict[str, Any], failure: Failure, status: str = "failed") -> dict[str, Any]:
+    folder = Path(result["folder"])
+    result |= {"status": status, "cause": launch.describe(failure)}
+    if not (folder / "result.json").exists():
+        _write_result(folder, result)
     return result
 
 
@@ -127,17 +179,20 @@ class Run:
     placement: Placement
     folder: Path
     started_s: float
+    allocation: Allocation
+    arguments: tuple[Any, ...]
 
 
 def say(line: str, error: bool = False) -> None:
     print(line, file=sys.stderr if error else sys.stdout, flush=True)
 
 
-def _base(kind: Kind, cfg: DictConfig, folder: Path) -> dict[str, Any]:
+def _base(kind: Kind, cfg: DictConfig, folder: Path, job: str | None) -> dict[str, Any]:
     return {
         "schema_version": record.SCHEMA_VERSION,
         "kind": kind.name,
         "name": folder.parent.name,
+        "job": job,
         "folder": str(folder),
         "status": "failed",
         "cause": None,
@@ -146,60 +201,114 @@ def _base(kind: Kind, cfg: DictConfig, folder: Path) -> dict[str, Any]:
     }
 
 
-def _accept(kind: Kind, cfg: DictConfig, folder: Path, started_s: float) -> Run:
-    """Check what can be checked before anything starts, and make the run folder.
+def typed(cfg: DictConfig) -> RunConfig:
+    """The composed configuration as dataclasses.
 
     Raises:
-        ValueError: what cannot work, with the key and the remedy.
+        ValueError: what can never work, with the key and the remedy.
     """
     try:
         config = OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
         raise ValueError(str(error).splitlines()[0]) from None
     assert isinstance(config, RunConfig)
-    placement = place(config, len(environment.visible_gpus()))
+    return config
+
+
+def check(kind: Kind, config: RunConfig, allocation: Allocation) -> Placement:
+    """Check on the machine that is to run it what can be checked before anything starts.
+
+    Raises:
+        ValueError: what cannot work, with the key and the remedy.
+    """
+    placement = place(config, len(environment.visible_gpus()), allocation.nodes)
     kind.check(config)
+    return placement
+
+
+def _accept(kind: Kind, cfg: DictConfig, folder: Path, started_s: float, allocation: Allocation, peers: Peers) -> Run:
+    """Check what can be checked before anything starts, on all nodes, and make the run folder.
+
+    Raises:
+        ValueError: what cannot work, with the key and the remedy.
+        Interrupted: where another node is gone or did not come up.
+    """
+    peers.meet()
+    config = typed(cfg)
+    placement = check(kind, config, allocation)
+    restarted = False
     try:
-        record.claim(folder)
+        restarted = record.claim(folder, allocation.job)
+        if restarted and checkpoint.latest(folder) is None:
+            record.clear(folder)
+        record.remove_files(folder / "ranks", "error_*.json")  # of an earlier start
         record.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
         record.write_json(folder / "environment.json", environment.collect())
+        segments.begin(folder, allocation)
+        arguments = kind.arguments(config, placement, folder)
+        peers.begin((config, arguments))
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not restarted:
+            shutil.rmtree(folder, ignore_errors=True)
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
         raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
-    return Run(kind, config, placement, folder, started_s)
+    return Run(kind, config, placement, folder, started_s, allocation, arguments)
 
 
-def _launch(run: Run, mirror: Mirror) -> Failure | None:
+def job_of(kind: Kind, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:
+    """What the ranks of this node need to know to start."""
+    return Job(
+        folder,
+        placement.device,
+        kind.nccl if placement.backend == "nccl" else placement.backend,
+        devices=len(environment.visible_gpus()),
+        threads=max(1, environment.cores() // placement.processes),
+        malloc=config.malloc.value,
+        numa=binds(config, placement),
+        allocation=allocation,
+    )
+
+
+def binds(config: RunConfig, placement: Placement) -> bool:
+    """Whether ranks are bound to the NUMA node of their GPU: torch does it by the program `numactl`."""
+    wanted = config.numa is Numa.node and placement.device == "cuda"
+    return wanted and shutil.which("numactl") is not None
+
+
+def _launch(run: Run, mirror: Mirror, peers: Peers) -> Failure | None:
     """Run the ranks to their end. Returns what ended them early."""
-    config, placement = run.config, run.placement
-    launch.warm_up(placement.device, list(run.kind.preload))
-    threads = max(1, environment.cores() // placement.processes)
-    devices = len(environment.visible_gpus())
-    backend = run.kind.nccl if placement.backend == "nccl" else placement.backend
-    job = Job(run.folder, placement.device, backend, devices, threads, config.malloc.value)
+    config, placement, kind, folder = run.config, run.placement, run.kind, run.folder
+    launch.warm_up(placement.device, list(kind.preload))
+    job = job_of(kind, config, placement, folder, run.allocation)
     try:
-        board = Board(run.folder, placement.processes, create=True)
+        board = Board(folder, placement.world_size, create=True)
     except OSError as error:
-        return Failure("disk", f"hydra.run.dir: cannot write to {run.folder} ({error.strerror}); free some space")
+        peers.close()
+        return Failure("disk", f"hydra.run.dir: cannot write to {folder} ({error.strerror}); free some space")
     try:
         if mirror.live:
             mirror.open()
     except RuntimeError as error:
         board.remove()
+        peers.close()
         remedy = "see that you are logged in (wandb login), or use tracker.mode=offline"
         return Failure("tracker", f"tracker.mode={config.tracker.mode.value}: {error}; {remedy}")
     try:
-        with Watch(board, placement.processes, config.epochs, run.kind.unit, mirror.update if mirror.live else None):
-            return launch.launch(run.kind.work, run.kind.arguments(config, placement, run.folder), placement, job)
+        stop = Stop(run.allocation, board, placement.world_size, folder, kind.resumable, peers)
+        with Watch(board, placement.world_size, config.epochs, kind.unit, mirror.update if mirror.live else None), stop:
+            failure = launch.launch(kind.work, run.arguments, placement, job)
+        return peers.outcome(stop.outcome(failure))
+    except Interrupted as interruption:  # by another node, as its ranks and ours were about to end
+        return interruption.failure
     finally:
+        peers.close()
         board.remove()
 
 
 def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mirror) -> dict[str, Any]:
     """Merge what the ranks left into the record, write it, and mirror it."""
     config, placement, folder = run.config, run.placement, run.folder
-    ranks = record.read_ranks(folder)
+    ranks = record.read_ranks(folder, placement.world_size if failure is None else 0)
     trained_s = ranks[0]["started_s"] if ranks else None
     try:
         steps = record.merge_steps(folder)
@@ -213,6 +322,7 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
             "startup_s": None if trained_s is None else trained_s - run.started_s,
             **run.kind.summarise(config, placement, ranks, steps),
         }
+        result["segments"] = segments.merge(folder, result.get("segments", []))
         machine = _complete_environment(folder, config, placement, ranks)
         result |= {"hardware": _hardware(machine, ranks), **(machine.get("git") or {})}
         _write_result(folder, result)
@@ -220,6 +330,8 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
         message = f"hydra.run.dir: could not record the run in {folder} ({error.strerror}); free some space"
         return base | {"status": "failed", "cause": launch.describe(Failure("disk", message))}
     record.remove_files(folder / "ranks", "*.json")
+    (folder / record.SEGMENTS).unlink(missing_ok=True)
+    checkpoint.remove(folder)
     mirrored = config.tracker.mode is not TrackerMode.disabled
     if mirrored and not (failure and failure.kind in ("tracker", "interrupt")):
         try:
@@ -234,7 +346,7 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
 def _status(failure: Failure | None) -> str:
     if failure is None:
         return "ok"
-    return "oom" if failure.kind == "oom" else "failed"
+    return failure.kind if failure.kind in ("oom", *STOPPED) else "failed"
 
 
 def _complete_environment(
@@ -242,9 +354,10 @@ def _complete_environment(
 ) -> dict[str, Any]:
     """Add what only the ranks know, their devices and the flags in force, and return all of it."""
     content = record.read_json(folder / "environment.json") or {}
+    content["numa"] = "node" if binds(config, placement) else None  # in force
     content["malloc"] = config.malloc.value if placement.device == "cpu" else "system"  # in force
     content["flags"] = ranks[0]["flags"] if ranks else None
-    content["ranks"] = [{key: rank[key] for key in ("rank", "host", "device", "threads")} for rank in ranks]
+    content["ranks"] = [{key: rank[key] for key in ("rank", "host", "device", "threads", "cpus")} for rank in ranks]
     record.write_json(folder / "environment.json", content)
     return content
 
@@ -259,7 +372,8 @@ def _write_result(folder: Path, result: dict[str, Any]) -> None:
     record.write_json(folder / "result.json", {key: value for key, value in result.items() if key != "folder"})
 
 
-def _outcome(result: dict[str, Any]) -> str:
+def outcome(result: dict[str, Any]) -> str:
+    """One line of how a run ended."""
     if result["status"] != "ok":
         cause = result["cause"]
         log = f" (log: {Path(result['folder']) / cause['log']})" if cause.get("log") else ""

@@ -96,11 +96,14 @@ def test_the_commit_and_whether_it_was_changed(tmp_path: Path):
     (tmp_path / "a").write_text("1")
     git("add", "a")
     git("commit", "-qm", "a")
-    assert environment.git(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    assert environment.git(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": False, "changes": None}
     (tmp_path / "new").write_text("untracked files do not count")
-    assert environment.git(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    assert environment.git(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": False, "changes": None}
     (tmp_path / "a").write_text("2")
-    assert environment.git(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": True}
+    changed = environment.git(tmp_path)
+    assert changed is not None and changed["dirty"]
+    (tmp_path / "a").write_text("3")
+    assert (environment.git(tmp_path) or {})["changes"] != changed["changes"]
 
 
 def test_what_is_recorded_is_complete():

@@ -24,13 +24,12 @@ def arguments(config: LlmConfig, placement: Placement, folder: Path) -> tuple[An
 
 def describe(config: LlmConfig, placement: Placement) -> str:
     """One line of what will run."""
-    ranks = f"{config.gpus} {'GPU' if placement.device == 'cuda' else 'CPU rank'}{'s' if config.gpus > 1 else ''}"
-    shared = ", oversubscribed (not for figures)" if placement.oversubscribed else ""
     weights = "random weights" if config.model.weights == "random" else "its own weights"
     template = f", template {config.template_name}" if config.template_name else ""
+    where = placement.ranks(config.gpus)
     return (
         f"{config.method.name} of {config.model.name} ({weights}) on {config.dataset.name}{template}, "
-        f"{config.precision.name}, {config.recipe_name} on {ranks}{shared}, batch {config.batch_size} a rank"
+        f"{config.precision.name}, {config.recipe_name} on {where}, batch {config.batch_size} a rank"
     )
 
 

@@ -59,8 +59,11 @@ def summarise(config: LlmConfig, placement: Placement, ranks: list[dict[str, Any
     table = {name: column[table["epoch"] < whole] for name, column in table.items()} if whole else {}
     epochs = [_epoch(index, ranks, table) for index in range(whole)]
     speed = _speed(ranks, table, config.skip_steps)
+    total_s = epochs[-1]["ended_s"] if epochs else None
     return {
-        "total_s": epochs[-1]["ended_s"] if epochs else None,
+        "total_s": total_s,
+        # a run that is stopped starts anew: what counts is of one piece
+        "segments": [{"first_step": 0, "steps": sum(epoch["steps"] for epoch in epochs), "trained_s": total_s}],
         "epochs": epochs,
         **speed,
         "loss": _loss(table),

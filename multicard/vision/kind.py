@@ -38,12 +38,11 @@ def arguments(config: VisionConfig, placement: Placement, folder: Path) -> tuple
 
 def describe(config: VisionConfig, placement: Placement) -> str:
     """One line of what will run."""
-    ranks = f"{config.gpus} {'GPU' if placement.device == 'cuda' else 'CPU rank'}{'s' if config.gpus > 1 else ''}"
-    shared = ", oversubscribed (not for figures)" if placement.oversubscribed else ""
     size = config.dataset.image_size
+    where = placement.ranks(config.gpus)
     return (
         f"{config.model.name} on {config.dataset.name} {size} px, {config.precision.name}, {config.layout.name}, "
-        f"{config.strategy.name} on {ranks}{shared}, batch {config.batch_size} a rank, {config.epochs} epochs"
+        f"{config.strategy.name} on {where}, batch {config.batch_size} a rank, {config.epochs} epochs"
     )
 
 
@@ -56,4 +55,5 @@ KIND = Kind(
     axes=summary.axes,
     describe=describe,
     summarise=summary.summarise,
+    resumable=True,
 )

@@ -1,0 +1,60 @@
+"""The starts of a run: one, unless a time limit or a preemption cut it and its job was put into the queue again."""
+
+from pathlib import Path
+from typing import Any
+
+from multicard import checkpoint, record
+from multicard.allocation import Allocation
+from multicard.launch import Failure
+from multicard.measure import timestamp
+
+
+def begin(folder: Path, allocation: Allocation) -> None:
+    """Note that the run starts, or goes on from its checkpoint."""
+    begun = {
+        "started_at": timestamp(),
+        "ended_at": None,
+        "end": None,  # stays so where nobody was left to write it
+        "job": allocation.job,
+        "hosts": list(allocation.hosts),
+        "first_step": checkpoint.latest(folder) or 0,
+        "saved_step": None,
+    }
+    record.write_segments(folder, [*record.read_segments(folder), begun])
+
+
+def end(folder: Path, failure: Failure | None) -> None:
+    """Note how the start that `begin` noted last ended, and the step that it was saved at."""
+    segments = record.read_segments(folder)
+    last = segments[-1]
+    saved = checkpoint.latest(folder)
+    last |= {"ended_at": timestamp(), "end": "ok" if failure is None else failure.kind}
+    last["saved_step"] = saved if saved != (last["first_step"] or None) else None
+    record.write_segments(folder, segments)
+
+
+def moved_on(folder: Path) -> bool:
+    """Whether the last start came further than the one before: else a job would be requeued for ever."""
+    segments = record.read_segments(folder)
+    return bool(segments) and segments[-1]["saved_step"] is not None
+
+
+def requeues(folder: Path) -> int:
+    """How often the run was stopped by a time limit or a preemption."""
+    return sum(segment["end"] in ("timeout", "preempted") for segment in record.read_segments(folder))
+
+
+def merge(folder: Path, trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each start with what it trained.
+
+    Args:
+        trained: of the ranks, one entry a start whose work was kept: those that saved it, and the last.
+    """
+    figures = iter(trained)
+    merged = []
+    starts = record.read_segments(folder)
+    for start in starts:
+        kept = start["saved_step"] is not None or start is starts[-1]
+        own = (next(figures, None) if kept else None) or {"steps": 0, "trained_s": None}
+        merged.append({key: value for key, value in start.items() if key != "saved_step"} | own)
+    return merged

@@ -1,0 +1,94 @@
+"""The tests' own SLURM: `tests/slurm/cluster up` starts it. Without it, or on another machine's SLURM, they skip."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, SMALL
+
+CLUSTER = Path(__file__).parent / "cluster"
+ENTRY = Path(__file__).parent / "entry.py"
+QUICK = (*(word for word in SMALL if word != "device=cpu"), "dataset.train_limit=48", "cpus_per_gpu=1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(item.path).parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.slurm)
+
+
+def ask(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def slurm() -> Iterator[None]:
+    """Points the commands at the tests' cluster, and leaves its queue empty."""
+    exports = ask(str(CLUSTER), "env")
+    os.environ["SLURM_CONF"] = exports.partition("SLURM_CONF=")[2]
+    try:
+        ask("sinfo")
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("no SLURM: `tests/slurm/cluster up` starts one (root, Debian packages)")
+    yield
+    ask("scancel", "--user", ask("id", "-un"))
+
+
+class Sweep:
+    """A command of ours with a sweep folder of its own."""
+
+    def __init__(self, folder: Path, root: Path = ROOT) -> None:
+        self.folder, self.root = folder, root
+
+    def words(self, *words: str, entry: Path = ENTRY) -> list[str]:
+        fixed = ["hydra/launcher=submitit_slurm", f"hydra.sweep.dir={self.folder}", *QUICK]
+        return [sys.executable, str(self.root / entry.relative_to(ROOT)), "-m", *fixed, *words]
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        line = self.words(*words)
+        out, error = subprocess.PIPE, subprocess.STDOUT
+        return subprocess.Popen(line, **self._where, stdout=out, stderr=error)
+
+    def run(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        line = self.words(*words)
+        return subprocess.run(line, **self._where, capture_output=True, timeout=timeout, check=False)
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        found = os.environ | {"PYTHONPATH": str(self.root)}
+        return {"cwd": self.root, "env": found, "stdin": subprocess.DEVNULL, "text": True}
+
+    def results(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) | {"folder": path.parent} for path in self.folder.glob("*/result.json")]
+
+    def submissions(self) -> list[str]:
+        """All jobs that SLURM ever had for this sweep, by its accounting (which leaves out those on hold)."""
+        names = [path.stem for path in (self.folder / ".submitit").glob("*.json")]
+        return ask("sacct", "-X", "-n", "-P", "-o", "JobID", "--name", ",".join(names)).split() if names else []
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    return Sweep(tmp_path / "sweep")
+
+
+def wait_for(holds: Callable[[], Any], seconds: float = 90) -> Any:
+    """Wait until it holds, and return what it gave."""
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.2)
+    return found
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()

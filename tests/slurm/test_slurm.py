@@ -1,0 +1,232 @@
+"""Sweeps on a real SLURM: what jobs ask for, how they end, and what is measured again."""
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+
+from multicard import record
+from tests.conftest import ROOT
+from tests.slurm.conftest import Sweep, ask, kill, wait_for
+from tests.slurm.work import IS_KILLED, RAISES, RUNS_OUT, SLEEPS
+
+
+def by_axis(sweep: Sweep, axis: str) -> dict:
+    return {result["axes"][axis]: result for result in sweep.results()}
+
+
+def losses(folder: Path) -> list[float]:
+    return record.read_steps(folder)["loss"].to_pylist()
+
+
+def controller(node: str) -> psutil.Process | None:
+    """The controller on this node of the only job that runs, once its ranks are there."""
+    wanted = {"SLURMD_NODENAME": node, "SUBMITIT_EXECUTOR": "slurm"}
+    for process in psutil.process_iter():
+        try:
+            words, variables = process.cmdline(), process.environ()
+        except psutil.Error:
+            continue
+        if words[:3] == [sys.executable, "-u", "-m"] and wanted.items() <= variables.items():
+            return process if len(process.children()) > 1 else None
+    return None
+
+
+def test_each_job_gets_its_own_resources_and_is_not_measured_twice(sweep: Sweep):
+    words = ("precision=fp32,bf16", "gpus=1,2,4")
+    shown = sweep.run(*words, "dry_run=true")
+    assert shown.returncode == 0, shown.stderr
+    assert [line.split()[:5] for line in shown.stdout.splitlines() if " GPUs" in line] == [
+        ["2", "1", "node,", str(gpus), "GPUs,"] for gpus in (1, 2, 4)
+    ]
+    assert not sweep.folder.exists()
+
+    done = sweep.run(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [result["status"] for result in sweep.results()] == ["ok"] * 6
+    asked = ask("sacct", "-X", "-n", "-P", "-o", "JobID,AllocTRES,Start,End", "-j", ",".join(sweep.submissions()))
+    jobs = {line.split("|")[0]: line.split("|")[1:] for line in asked.splitlines()}
+    for result in sweep.results():
+        gpus = result["axes"]["gpus"]
+        assert f"gres/gpu={gpus}" in jobs[result["job"]][0].split(",")
+        assert f"cpu={gpus}" in jobs[result["job"]][0].split(",")
+    spans = sorted((start, end) for _, start, end in jobs.values())
+    assert any(later[0] < earlier[1] for earlier, later in pairwise(spans))
+
+    submitted = sweep.submissions()
+    again = sweep.run(*words)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert again.stdout.count("measured before (ok)") == 6
+    assert sweep.submissions() == submitted
+    table = done.stdout[done.stdout.index("precision  gpus") :]
+    assert again.stdout.endswith(table)
+
+
+def test_two_nodes_train_as_one_does(sweep: Sweep, measured):
+    words = ("epochs=2", "dataset.train_limit=96")
+    done = sweep.run("nodes=2", "gpus=2", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = sweep.results()
+    machine = record.read_json(result["folder"] / "environment.json")
+    assert machine is not None
+    assert [rank["host"] for rank in machine["ranks"]] == ["n1", "n1", "n2", "n2"]
+    assert (result["segments"][0]["hosts"], result["segments"][0]["end"]) == (["n1", "n2"], "ok")
+    together = measured("gpus=4", *words)
+    assert losses(result["folder"]) == pytest.approx(losses(Path(together["folder"])), rel=1e-5)
+    assert result["test_accuracy"] == together["test_accuracy"]
+
+
+def test_a_lost_node_ends_the_run_by_its_name(sweep: Sweep):
+    running = sweep.start("nodes=2", "gpus=1", f"seed={SLEEPS}")
+    wait_for(lambda: controller("n2")).send_signal(signal.SIGKILL)
+    output, _ = running.communicate(timeout=120)
+    assert running.returncode == 1, output
+    (result,) = sweep.results()
+    assert (result["status"], result["cause"]["host"]) == ("failed", "n2")
+    assert "node n2 was lost" in output
+
+
+def test_every_end_is_recorded_and_stops_no_other(sweep: Sweep):
+    seeds = f"seed=0,{RAISES},{RUNS_OUT},{IS_KILLED},{SLEEPS}"
+    words = (seeds, "gpus=2", "max_requeues=0", "time_min=2", "hydra.launcher.signal_delay_s=60")
+    done = sweep.run(*words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = by_axis(sweep, "seed")
+    assert {seed: found[seed]["status"] for seed in found} == {
+        0: "ok",
+        RAISES: "failed",
+        RUNS_OUT: "oom",
+        IS_KILLED: "failed",
+        SLEEPS: "timeout",
+    }
+    raised, killed = found[RAISES]["cause"], found[IS_KILLED]["cause"]
+    assert (raised["kind"], raised["rank"], raised["host"][0]) == ("exception", 1, "n")
+    assert "KeyError: 'no such weight'" in raised["message"]
+    assert any("no such weight" in line for line in raised["log_tail"])
+    assert (killed["kind"], killed["message"]) == ("signal", "rank 1 was killed by SIGKILL")
+    assert "time limit" in found[SLEEPS]["cause"]["message"]
+    for seed in found:  # the table shows all
+        assert re.search(rf"^fp32 +2 +{seed} +{found[seed]['status']}", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_a_job_that_nobody_recorded_is_recorded_from_accounting(sweep: Sweep):
+    running = sweep.start(f"seed={SLEEPS}")
+    (job,) = wait_for(sweep.submissions)
+    node = wait_for(lambda: ask("squeue", "-h", "-t", "R", "-j", job, "-o", "%N"))
+    wait_for(lambda: controller(node)).send_signal(signal.SIGKILL)
+    output, _ = running.communicate(timeout=120)
+    assert running.returncode == 1, output
+    (result,) = sweep.results()
+    assert (result["status"], result["cause"]["kind"]) == ("failed", "slurm")
+    assert f"SLURM ended job {job} on {node} as FAILED" in output
+
+
+def test_a_cancelled_job_says_so(sweep: Sweep):
+    running = sweep.start(f"seed={SLEEPS}")
+    (job,) = wait_for(sweep.submissions)
+    wait_for(lambda: list(sweep.folder.glob("*/ranks")) or list(sweep.folder.glob("*/logs/r00.log")))
+    ask("scancel", job)
+    output, _ = running.communicate(timeout=120)
+    assert running.returncode == 1, output
+    (result,) = sweep.results()
+    assert (result["status"], result["cause"]["kind"]) == ("failed", "interrupt")
+    assert "the job was cancelled (scancel)" in output
+
+
+def test_a_preempted_run_goes_on_to_the_same_result(sweep: Sweep):
+    words = ("epochs=8", "dataset.train_limit=800", "seed=5", "hydra.launcher.signal_delay_s=20")
+    running = sweep.start(*words)
+    (job,) = wait_for(sweep.submissions)
+
+    def trained() -> list[Path]:
+        return list(sweep.folder.glob("*/steps/r00_e000.parquet"))
+
+    wait_for(trained)
+    node = ask("squeue", "-h", "-j", job, "-o", "%N")
+    line = ["-p", "urgent", "-w", node, "--gpus-per-node=4", "-o", "/dev/null", "--parsable", "--wrap", "sleep 3"]
+    ask("sbatch", *line)
+    output, _ = running.communicate(timeout=300)
+    assert running.returncode == 0, output
+    (result,) = sweep.results()
+    assert result["status"] == "ok"
+    first, second = result["segments"]
+    assert (first["end"], second["end"], first["job"], second["job"]) == ("preempted", "ok", job, job)
+    assert (first["first_step"], second["first_step"]) == (0, first["steps"])
+    assert not (result["folder"] / "checkpoint").exists()
+    undisturbed = Sweep(sweep.folder.with_name("undisturbed"))
+    assert undisturbed.run(*words).returncode == 0
+    (other,) = undisturbed.results()
+    assert losses(result["folder"]) == losses(other["folder"])
+    assert result["total_s"] == pytest.approx(first["trained_s"] + second["trained_s"])
+
+
+def test_a_killed_launcher_is_replaced_by_the_same_command(sweep: Sweep):
+    words = ("seed=1,2,3", "epochs=4")
+    first = sweep.start(*words)
+    wait_for(lambda: list(sweep.folder.glob("*/.running.json")))
+    kill(first)
+    submitted = sweep.submissions()
+    again = sweep.run(*words)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert [result["status"] for result in sweep.results()] == ["ok"] * 3
+    assert sweep.submissions() == submitted
+    assert len(submitted) == 3
+
+
+def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
+    copy = tmp_path / "copy"
+    files = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in files.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    for line in ("init -q", "add -A", "-c user.name=a -c user.email=a@b commit -qm a"):
+        subprocess.run(["git", *line.split()], cwd=copy, check=True)
+    sweep.root = copy
+    other = Sweep(tmp_path / "latest", copy)
+    held = "hydra.launcher.additional_parameters={hold: true}"
+    running, latest = sweep.start(held), other.start(held, "code=latest")
+    jobs = wait_for(lambda: found if len(found := ask("squeue", "-h", "-t", "PD", "-o", "%F").split()) == 2 else None)
+    with (copy / "multicard" / "measure.py").open("a") as file:
+        file.write("# edited while the job waits\n")
+    ask("scontrol", "release", *jobs)
+    output, _ = running.communicate(timeout=120)
+    assert running.returncode == 1, output
+    assert latest.wait(timeout=120) == 0
+    assert [result["status"] for result in sweep.results()] == ["refused"]
+    assert [result["status"] for result in other.results()] == ["ok"]
+    assert re.search(
+        r"code=submitted: submitted on commit \w{9}, found commit \w{9} with changes \w{8}; submit", output
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("hydra.launcher.partition=nowhere",), "refused: hydra.launcher.partition=nowhere: SLURM refuses it"),
+        (("gpus=5",), "refused: gpus=5: no node takes a job with 1 node, 5 GPUs, 5 cores, 60 min"),
+        (("hydra.launcher.qos=gold",), "refused: hydra.launcher.qos=gold: SLURM refuses it"),
+    ],
+)
+def test_what_slurm_refuses_is_said_in_a_line(sweep: Sweep, words: tuple[str, ...], line: str):
+    done = sweep.run(*words)
+    assert done.returncode == 1
+    refused = [found for found in done.stderr.splitlines() if line in found]
+    assert len(refused) == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_sbatch_the_launcher_says_so(sweep: Sweep, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = sweep.run("gpus=1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("refused: hydra/launcher=submitit_slurm: no sbatch on this machine")
+    assert not sweep.folder.exists()

@@ -1,0 +1,153 @@
+"""What jobs ask SLURM for, what its words mean, and how their ends are judged, without a SLURM."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from multicard import queue, slurm, submit
+from multicard.config_job import Resources, resources
+from multicard.slurm import State
+from tests.conftest import typed
+
+ONE = Resources(nodes=1, gpus=2, cpus=4, memory_gb=None, time_min=60, exclusive=False)
+SITE = {
+    "_target_": "x",
+    "mode": "MULTIRUN",
+    "partition": "long",
+    "account": None,
+    "setup": ["module load cuda"],
+    "array_parallelism": 8,
+    "signal_delay_s": 30,
+    "additional_parameters": {"reservation": "mine"},
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["gpus=4"], Resources(1, 4, 8, None, 60, False)),
+        (["gpus=4", "device=cpu"], Resources(1, 0, 8, None, 60, False)),
+        (
+            ["gpus=2", "nodes=3", "cpus_per_gpu=6", "memory_gb=64", "time_min=90", "exclusive=true"],
+            Resources(3, 2, 12, 64, 90, True),
+        ),
+    ],
+)
+def test_a_job_asks_for_what_its_configuration_says(words: list[str], expected: Resources):
+    assert resources(typed(*words)) == expected
+
+
+def test_parameters_are_those_of_the_job_and_the_site():
+    found = submit.parameters("sweep-1", ONE, SITE)
+    assert found == {
+        "name": "sweep-1",
+        "nodes": 1,
+        "tasks_per_node": 1,
+        "cpus_per_task": 4,
+        "gpus_per_node": 2,
+        "timeout_min": 60,
+        "slurm_partition": "long",
+        "slurm_setup": ["module load cuda"],
+        "slurm_signal_delay_s": 30,
+        "slurm_array_parallelism": 8,
+        "slurm_additional_parameters": {"requeue": True, "reservation": "mine"},
+        "slurm_srun_args": ["--cpus-per-task=4"],
+    }
+    several = submit.parameters("x", Resources(2, 0, 4, 8, 5, True), SITE)
+    assert (several["nodes"], several["mem_gb"], several["slurm_exclusive"]) == (2, 8, True)
+    assert "gpus_per_node" not in several
+    assert several["slurm_additional_parameters"]["no-kill"] is True
+    assert "--kill-on-bad-exit=0" in several["slurm_srun_args"]
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (
+            "sbatch: error: invalid partition specified: long\n"
+            "sbatch: error: Batch job submission failed: Invalid partition name specified",
+            "hydra.launcher.partition=long: SLURM refuses it (Invalid partition name specified); `sinfo -s`",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+            "gpus=2: no node takes a job with 1 node, 2 GPUs, 4 cores, 60 min (SLURM: Requested node",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Requested time limit is invalid",
+            "time_min=60: SLURM refuses it",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+            "hydra.launcher.account=null: SLURM refuses it",
+        ),
+        ("sbatch: error: Unable to contact slurm controller", "hydra/launcher=submitit_slurm: SLURM refuses the job"),
+    ],
+)
+def test_what_sbatch_refuses_names_the_key(said: str, line: str):
+    assert submit.explain(said, ONE, SITE).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"JobState": "RUNNING", "PreemptTime": "None", "RunTime": "00:00:10", "TimeLimit": "01:00:00"}, "timeout"),
+        ({"JobState": "RUNNING", "PreemptTime": "2026-01-01T00:00:00"}, "preempted"),
+        ({"JobState": "COMPLETING", "RunTime": "00:59:59", "TimeLimit": "1-00:00:00"}, "cancelled"),
+        ({"JobState": "COMPLETING", "RunTime": "00:01:01", "TimeLimit": "00:01:00"}, "timeout"),
+        ({"JobState": "COMPLETING", "RunTime": "00:01:01", "TimeLimit": "UNLIMITED"}, "cancelled"),
+        ({}, "timeout"),
+    ],
+)
+def test_why_slurm_warns(said: dict[str, str], why: str):
+    assert slurm.why(said) == why
+
+
+def test_seconds_are_read_from_slurms_spans():
+    assert slurm.seconds("2-03:04:05") == 2 * 86400 + 3 * 3600 + 4 * 60 + 5
+    assert slurm.seconds("00:00:07") == 7
+    assert slurm.seconds("UNLIMITED") == float("inf")
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[tuple[str, ...]]]:
+    """Has SLURM's commands answer so; returns what was asked."""
+
+    def set_up(text: str) -> list[tuple[str, ...]]:
+        asked: list[tuple[str, ...]] = []
+        monkeypatch.setattr(slurm, "ask", lambda *words, **_: asked.append(words) or text)
+        return asked
+
+    return set_up
+
+
+def test_one_question_is_for_all_jobs(answers: Callable[[str], list[tuple[str, ...]]]):
+    asked = answers("7_0|RUNNING|n1|None\n7_1|PENDING||Priority\n9|COMPLETED|n2|None\n")
+    found = slurm.queued(["7_0", "7_1", "7_2", "9"])
+    assert found == {"7_0": State("RUNNING", "n1", reason="None"), "7_1": State("PENDING", "", reason="Priority")}
+    assert len(asked) == 1 and "7,9" in asked[0]
+    asked = answers("7_2|CANCELLED by 0|n1|0:15\n7_0|RUNNING|n1|0:0\n")
+    assert slurm.accounted(["7_0", "7_2"]) == {"7_2": State("CANCELLED", "n1", "0:15")}
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "words"),
+    [
+        (State("TIMEOUT", "n1", "0:0"), "timeout", "as TIMEOUT"),
+        (State("PREEMPTED", "n1", "0:15"), "preempted", "as PREEMPTED"),
+        (State("OUT_OF_MEMORY", "n1", "0:125"), "oom", "as OUT_OF_MEMORY"),
+        (State("NODE_FAIL", "n[1-2]", "1:0"), "failed", "on n[1-2] as NODE_FAIL (exit code 1:0)"),
+        (State("FAILED", "n1", "0:53"), "refused", "hydra.sweep.dir: node n1 cannot write to"),
+        (State("COMPLETED", "n1", "0:0"), "failed", "do all nodes share it?"),
+        (None, "failed", "does not account jobs"),
+    ],
+)
+def test_a_job_without_a_record_is_judged_by_accounting(tmp_path: Path, state: State, status: str, words: str):
+    (tmp_path / ".submitit").mkdir()
+    (tmp_path / ".submitit" / "4_1_0_log.err").write_text("a\nslurmstepd: error: the end\n")
+    found, failure = queue.judge("4_1", state, tmp_path / "cell")
+    assert found == status
+    assert words in failure.message
+    if state is not None and status != "refused":
+        assert failure.log_tail == ("a", "slurmstepd: error: the end")
