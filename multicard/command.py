@@ -59,6 +59,9 @@ def in_a_line(message: str, known: list[str]) -> str:
         first = next(i for i, line in enumerate(lines) if line.startswith("Available options")) + 1
         last = next((i for i, line in enumerate(lines) if line.startswith("Config search path")), len(lines))
         return f"{group}={name}: no such option; choose one of {', '.join(lines[first:last])}"
+    if lines[0].startswith("Ambiguous value"):
+        words = lines[0].partition("'")[2].rstrip("'")
+        return f"{words}: several values are a sweep; add -m, or write a list as [a,b]"
     merged = re.match(r"Error merging override (.*)", lines[0])
     if merged is not None and len(lines) > 1:
         return f"{merged[1]}: {lines[1][0].lower()}{lines[1][1:]}"

@@ -23,6 +23,7 @@ from multicard.sweep import SUBMITTED, Planned
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 15.0  # between two looks at the queue: longer while nothing happens
 SETTLED_S = 20.0  # after which a job that left the queue is asked about, and its record is no longer waited for
 STATUS_OF = {"TIMEOUT": "timeout", "DEADLINE": "timeout", "PREEMPTED": "preempted", "OUT_OF_MEMORY": "oom"}
+REFUSED = "refused: "  # what a job prints last that refused to run
 NO_OUTPUT = "0:53"  # SLURM could not open the job's log
 
 
@@ -38,7 +39,11 @@ class Waiting:
     def look(self) -> list[Planned]:
         """Ask once about all jobs. Returns the cells that have ended since the last look."""
         waiting = [cell for cell in self.planned if cell.number in self.jobs]
-        self.states = slurm.queued(list(self.jobs.values()))
+        try:
+            self.states = slurm.queued(list(self.jobs.values()))
+        except slurm.SilentError:  # a job that cannot be seen now has not left the queue for that
+            self.left_s.clear()
+            return []
         ended = []
         for cell in waiting:
             job = self.jobs[cell.number]
@@ -81,6 +86,8 @@ def judge(job: str, state: State | None, folder: Path) -> tuple[str, Failure]:
     tail: tuple[str, ...] = ()
     with suppress(OSError):
         tail = tuple(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    if state.name == "COMPLETED" and tail and tail[-1].startswith(REFUSED):  # beside a record that is kept
+        return "refused", Failure("refused", tail[-1].removeprefix(REFUSED), host=state.nodes)
     ended = f"SLURM ended job {job} on {state.nodes} as {state.name} (exit code {state.exit_code})"
     message = f"{ended}, and no controller was left to record it"
     if state.name == "COMPLETED":

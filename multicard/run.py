@@ -69,6 +69,10 @@ def cell(kind: Kind, cfg: DictConfig) -> None:
     alone = job.mode is RunMode.RUN
     if alone:
         folder = cells.find(folder, cells.folder_name(cfg, list(job.overrides.task)))
+    if cfg.dry_run:
+        say(f"dry_run=true: nothing is started. To be measured in this process: {folder}")
+        record.remove_empty(folder.parent)
+        return
     done = None if cfg.rerun else record.finished(folder)
     if done is not None:
         say(f"{SESSION.label}measured before ({done['status']}): {folder}")

@@ -67,17 +67,33 @@ def new_key() -> str:
     return secrets.token_hex(16)
 
 
+class SilentError(ValueError):
+    """SLURM does not answer, so nothing is known of its jobs: its controller is being restarted, say."""
+
+    def __init__(self) -> None:
+        super().__init__("hydra/launcher=submitit_slurm: SLURM does not answer (squeue failed); try again when it does")
+
+
 def is_alive(job: str) -> bool:
-    """Whether SLURM still has the job queued or running; False where there is no SLURM to ask."""
-    return bool((ask("squeue", "-h", "-j", job, "-o", "%T") or "").strip())
+    """Whether SLURM has the job queued or running, as far as can be known."""
+    try:
+        return bool(queued([job]))
+    except SilentError:
+        return True
 
 
 def queued(jobs: list[str]) -> dict[str, State]:
-    """Those of `jobs` that are in the queue: pending, running, or on their way from one to the other."""
+    """Those of `jobs` that are in the queue: pending, running, or on their way from one to the other.
+
+    Raises:
+        SilentError: where SLURM does not answer.
+    """
     if not jobs:
         return {}
-    text = ask("squeue", "-h", "-r", "-j", ",".join(_bases(jobs)), "-o", "%i|%T|%N|%r")
-    rows = [line.split("|", 3) for line in (text or "").splitlines()]
+    text = ask("squeue", "-h", "-r", "--me", "-o", "%i|%T|%N|%r")
+    if text is None:
+        raise SilentError
+    rows = [line.split("|", 3) for line in text.splitlines()]
     found = {row[0]: State(row[1], row[2], reason=row[3]) for row in rows if len(row) == 4}
     return {job: found[job] for job in jobs if job in found and found[job].name not in ENDED}
 
@@ -101,9 +117,8 @@ def _bases(jobs: list[str]) -> list[str]:
 
 def named(name: str) -> str | None:
     """The job, or array, of this name, whether it is queued or has ended."""
-    user = ask("id", "-un")
     for text in (
-        ask("squeue", "-h", "-u", (user or "").strip(), "-n", name, "-o", "%F"),
+        ask("squeue", "-h", "--me", "-n", name, "-o", "%F"),
         ask("sacct", "-X", "-P", "-n", "-S", "now-30days", "--name", name, "-o", "JobID"),
     ):
         found = re.match(r"\d+", text or "")
