@@ -65,7 +65,7 @@ def cell(result: dict[str, Any], name: str) -> str:
 
 
 def notes(records: list[dict[str, Any]]) -> list[str]:
-    """What must be said of records that are shown together: several commits, or several machines."""
+    """What must be said of records that are shown together: several commits or machines, runs of several pieces."""
     found = []
     measured = [result for result in records if "config" in result]
     commits = sorted({str(r.get("commit"))[:9] + ("+changes" if r.get("dirty") else "") for r in measured})
@@ -74,4 +74,9 @@ def notes(records: list[dict[str, Any]]) -> list[str]:
     hardware = sorted({str(result.get("hardware")) for result in measured})
     if len(hardware) > 1:
         found.append(f"measured on several machines, not compared with one another: {', '.join(hardware)}")
+    stopped = [result for result in measured if len(result.get("segments", [])) > 1]
+    if stopped:
+        moved = sum(len({segment.get("commit") for segment in result["segments"]}) > 1 for result in stopped)
+        on = f", {moved} of them on another commit" if moved else ""
+        found.append(f"{len(stopped)} stopped and gone on with{on}: see segments in the records")
     return found

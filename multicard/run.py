@@ -247,8 +247,9 @@ def _accept(kind: Kind, cfg: DictConfig, folder: Path, started_s: float, allocat
             record.clear(folder)
         record.remove_files(folder / "ranks", "error_*.json")  # of an earlier start
         record.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
-        record.write_json(folder / "environment.json", environment.collect())
-        segments.begin(folder, allocation)
+        machine = environment.collect()
+        record.write_json(folder / "environment.json", machine)
+        segments.begin(folder, allocation, machine["git"])
         arguments = kind.arguments(config, placement, folder)
         peers.begin((config, arguments))
     except OSError as error:

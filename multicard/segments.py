@@ -9,14 +9,15 @@ from multicard.launch import Failure
 from multicard.measure import timestamp
 
 
-def begin(folder: Path, allocation: Allocation) -> None:
-    """Note that the run starts, or goes on from its checkpoint."""
+def begin(folder: Path, allocation: Allocation, git: dict[str, Any] | None = None) -> None:
+    """Note that the run starts, or goes on from its checkpoint, and on which code."""
     begun = {
         "started_at": timestamp(),
         "ended_at": None,
         "end": None,  # stays so where nobody was left to write it
         "job": allocation.job,
         "hosts": list(allocation.hosts),
+        "commit": (git or {}).get("commit"),
         "first_step": checkpoint.latest(folder) or 0,
         "saved_step": None,
     }

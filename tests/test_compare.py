@@ -72,6 +72,16 @@ def test_several_commits_and_machines_are_said():
     assert "abc, def+changes" in commits and "H200, cpu" in machines
 
 
+def test_runs_of_several_pieces_are_said():
+    whole = result() | {"segments": [{"commit": "abc"}]}
+    stopped = result() | {"segments": [{"commit": "abc"}, {"commit": "abc"}]}
+    moved = result() | {"segments": [{"commit": "abc"}, {"commit": "def"}]}
+    assert compare.notes([whole]) == []
+    assert compare.notes([whole, stopped]) == ["1 stopped and gone on with: see segments in the records"]
+    (note,) = compare.notes([stopped, moved])
+    assert note == "2 stopped and gone on with, 1 of them on another commit: see segments in the records"
+
+
 def test_what_follows_from_another_axis_is_not_shown():
     single, distributed = result(recipe="auto"), result(recipe="auto", gpus=2)
     single["axes"]["recipe"], distributed["axes"]["recipe"] = "single_device", "distributed"
