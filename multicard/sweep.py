@@ -45,7 +45,10 @@ def plan(
     for index, overrides in enumerate(job_overrides):
         composed = context.config_loader.load_sweep_config(config, list(overrides))
         sweep = Path(str(composed.hydra.sweep.dir))
-        folder = cells.find(sweep, cells.folder_name(composed, list(overrides)))
+        task = cells.task_of(composed)
+        run_config, problem = _typed(task)
+        digits = cells.REFUSED if run_config is None else run_config.identity()
+        folder = cells.find(sweep, cells.name(digits, list(overrides)))
         same = numbers.setdefault(folder, index + 1)
         if same != index + 1:
             say(f"[{index + 1}/{len(job_overrides)}] measures the same as [{same}/{len(job_overrides)}]: left out")
@@ -53,8 +56,15 @@ def plan(
         with open_dict(composed):
             composed.hydra.job.id = composed.hydra.job.num = first + index
             composed.hydra.sweep.subdir = folder.name
-        planned.append(Planned(index + 1, composed, cells.task_of(composed), folder))
+        planned.append(Planned(index + 1, composed, task, folder, run_config, problem))
     return planned
+
+
+def _typed(task: DictConfig) -> tuple[RunConfig | None, str]:
+    try:
+        return run.typed(task), ""
+    except ValueError as error:
+        return None, str(error)
 
 
 def settle(planned: list[Planned]) -> list[Planned]:
@@ -67,12 +77,8 @@ def settle(planned: list[Planned]) -> list[Planned]:
             say(f"{SESSION.label}measured before ({done['status']}): {cell.folder}")
             cell.result = done | {"folder": str(cell.folder)}
             continue
-        try:
-            cell.config = run.typed(cell.cfg)
-        except ValueError as error:
-            cell.problem = str(error)
-            if not cell.cfg.dry_run:
-                cell.result = run.refuse(SESSION.kind, cell.cfg, cell.folder, cell.problem)
+        if cell.problem and not cell.cfg.dry_run:
+            cell.result = run.refuse(SESSION.kind, cell.cfg, cell.folder, cell.problem)
     return [cell for cell in planned if cell.result is None and not cell.problem]
 
 
