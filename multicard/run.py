@@ -56,6 +56,7 @@ class Session:
     kind: Kind | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
     label: str = ""
+    begun: bool = False  # a run was begun: the next one's start-up does not count from the command
     abandoned: bool = False  # jobs are in the queue that are not waited for
 
 
@@ -110,7 +111,8 @@ def measure(
     Returns:
         The record, as in result.json, and its `folder`.
     """
-    started_s = clock_s() if SESSION.records else process_started_s()
+    started_s = clock_s() if SESSION.begun else process_started_s()
+    SESSION.begun = True
     allocation = allocation or Allocation()
     result, peers = _base(kind, cfg, folder, allocation.job), Peers(allocation)
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from multicard import record
+from multicard import record, run
 from multicard.run import SESSION
 from tests.conftest import shared
 
@@ -226,3 +226,10 @@ def test_digits_are_learnt(measured: Measured, words: list[str]):
 
 def test_nothing_here_counts_as_this_commands_result():
     assert SESSION.records == []  # `measure` alone; `cell` adds to the session
+
+
+def test_start_up_counts_from_the_command_for_its_first_run_alone(measured: Measured, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run, "process_started_s", lambda: -1e6)
+    monkeypatch.setattr(SESSION, "begun", False)
+    first, second = ok(measured()), ok(measured("seed=1"))
+    assert first["startup_s"] > 1e6 > second["startup_s"]
