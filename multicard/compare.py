@@ -77,6 +77,7 @@ def notes(records: list[dict[str, Any]]) -> list[str]:
     stopped = [result for result in measured if len(result.get("segments", [])) > 1]
     if stopped:
         moved = sum(len({segment.get("commit") for segment in result["segments"]}) > 1 for result in stopped)
-        on = f", {moved} of them on another commit" if moved else ""
-        found.append(f"{len(stopped)} stopped and gone on with{on}: see segments in the records")
+        anew = sum(not any(segment.get("steps") for segment in result["segments"][:-1]) for result in stopped)
+        parts = [f"{anew} of them from the start"] * (anew > 0) + [f"{moved} of them on another commit"] * (moved > 0)
+        found.append(", ".join([f"{len(stopped)} stopped and started again", *parts]) + ": see segments in the records")
     return found

@@ -73,13 +73,14 @@ def test_several_commits_and_machines_are_said():
 
 
 def test_runs_of_several_pieces_are_said():
-    whole = result() | {"segments": [{"commit": "abc"}]}
-    stopped = result() | {"segments": [{"commit": "abc"}, {"commit": "abc"}]}
-    moved = result() | {"segments": [{"commit": "abc"}, {"commit": "def"}]}
+    whole = result() | {"segments": [{"commit": "abc", "steps": 9}]}
+    stopped = result() | {"segments": [{"commit": "abc", "steps": 4}, {"commit": "abc", "steps": 5}]}
+    anew = result() | {"segments": [{"commit": "abc", "steps": 0}, {"commit": "def", "steps": 9}]}
     assert compare.notes([whole]) == []
-    assert compare.notes([whole, stopped]) == ["1 stopped and gone on with: see segments in the records"]
-    (note,) = compare.notes([stopped, moved])
-    assert note == "2 stopped and gone on with, 1 of them on another commit: see segments in the records"
+    assert compare.notes([whole, stopped]) == ["1 stopped and started again: see segments in the records"]
+    (note,) = compare.notes([stopped, anew])
+    shares = "1 of them from the start, 1 of them on another commit"
+    assert note == f"2 stopped and started again, {shares}: see segments in the records"
 
 
 def test_what_follows_from_another_axis_is_not_shown():
