@@ -56,9 +56,9 @@ def begin(head: Peers, guests: list[Guest], refusals: dict[int, str] | None = No
 
 
 def die(connection: Any) -> None:
-    """Break the connection as the end of its process does, whoever reads from it."""
+    """Have the other side hear what it hears when this one's process ends; this one, alive, hears nothing."""
     with socket.socket(fileno=os.dup(connection.fileno())) as other:
-        other.shutdown(socket.SHUT_RDWR)
+        other.shutdown(socket.SHUT_WR)
 
 
 def test_a_run_that_ends_well_on_all_nodes(ended: list[Failure]):
