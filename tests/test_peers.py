@@ -2,7 +2,10 @@
 
 import os
 import socket
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from threading import Event
 from typing import Any
 
@@ -16,12 +19,24 @@ from multicard.peers import Guest, Peers
 HOSTS = ("localhost", "second", "third")
 
 
+CONNECTIONS: list[Any] = []
+
+
 @pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> list[Failure]:
-    """What would have ended this process."""
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Failure]]:
+    """What would have ended this process. No thread that listens outlives the test: it would really end it."""
     told: list[Failure] = []
     monkeypatch.setattr(launch, "end", told.append)
-    return told
+    yield told
+    for connection in CONNECTIONS:
+        if not connection.closed:
+            with suppress(OSError):  # the other side is gone already
+                die(connection, socket.SHUT_RDWR)
+    CONNECTIONS.clear()
+    for thread in threading.enumerate():
+        if "_listen" in thread.name:
+            thread.join(20)
+            assert not thread.is_alive()
 
 
 def allocation(node: int, hosts: tuple[str, ...] = HOSTS) -> Allocation:
@@ -36,7 +51,9 @@ def meet(hosts: tuple[str, ...] = HOSTS) -> tuple[Peers, list[Guest], list[int]]
         waiting = pool.submit(head.meet)
         guests = [pool.submit(Guest, allocation(node, hosts), steps.append) for node in range(1, len(hosts))]
         waiting.result(20)
-        return head, [guest.result(20) for guest in guests], steps
+        found = [guest.result(20) for guest in guests]
+    CONNECTIONS.extend([*head._others.values(), *(guest._connection for guest in found)])
+    return head, found, steps
 
 
 def begin(head: Peers, guests: list[Guest], refusals: dict[int, str] | None = None) -> list[bool]:
@@ -55,10 +72,10 @@ def begin(head: Peers, guests: list[Guest], refusals: dict[int, str] | None = No
     return [starts for _, starts in heard]
 
 
-def die(connection: Any) -> None:
+def die(connection: Any, how: int = socket.SHUT_WR) -> None:
     """Have the other side hear what it hears when this one's process ends; this one, alive, hears nothing."""
     with socket.socket(fileno=os.dup(connection.fileno())) as other:
-        other.shutdown(socket.SHUT_WR)
+        other.shutdown(how)
 
 
 def test_a_run_that_ends_well_on_all_nodes(ended: list[Failure]):
