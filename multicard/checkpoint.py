@@ -6,7 +6,6 @@
 | latest.json | `steps` and `world_size` of the checkpoint to go on from; written once all its rank files are there |
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,8 @@ def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
     import torch
 
     path = _rank_file(folder, steps, rank.rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}")
-    try:
-        with partial.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with record.replacing(path) as file:
+        torch.save(state, file)
     meet(rank)
     if rank.rank == 0:
         record.write_json(_latest_file(folder), {"steps": steps, "world_size": rank.world_size})

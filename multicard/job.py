@@ -140,6 +140,9 @@ class LocalJob(Cell):
 
     def __call__(self) -> str:
         os.environ.update(self.variables)
+        moved = self.moved()
+        if moved is not None:
+            return run.refuse(self.kind, self.cfg, self.folder, moved)["status"]
         if self.gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
         os.sched_setaffinity(0, self.cpus)

@@ -331,8 +331,8 @@ def _redirect(log: Path) -> None:
 
 
 def _obey(controller: int) -> None:
-    """End this rank when the controller says so. SLURM, before a time limit or a preemption, and a terminal signal
-    every process they find: that is for the controller alone to answer."""
+    """End this rank when the controller says so. A terminal, and SLURM before a time limit or a preemption, send
+    their signals to every process of the job: those are for the controller alone to answer."""
     while True:
         told = signal.sigwaitinfo(SHARED)
         if told.si_signo == signal.SIGTERM and told.si_pid == controller:

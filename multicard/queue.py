@@ -22,6 +22,7 @@ from multicard.sweep import SUBMITTED, Planned
 
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 15.0  # between two looks at the queue: longer while nothing happens
 SETTLED_S = 20.0  # after which a job that left the queue is asked about, and its record is no longer waited for
+LAG_S = 60.0  # within which accounting knows of a job that ended
 STATUS_OF = {"TIMEOUT": "timeout", "DEADLINE": "timeout", "PREEMPTED": "preempted", "OUT_OF_MEMORY": "oom"}
 REFUSED = "refused: "  # what a job prints last that refused to run
 NO_OUTPUT = "0:53"  # SLURM could not open the job's log
@@ -65,6 +66,8 @@ class Waiting:
         now_s = clock_s()
         gone = [c for c in waiting if now_s - self.left_s.get(self.jobs[c.number], now_s) > SETTLED_S]
         known = slurm.accounted([self.jobs[cell.number] for cell in gone])
+        late = {c.number for c in gone if now_s - self.left_s[self.jobs[c.number]] < LAG_S}
+        gone = [c for c in gone if self.jobs[c.number] in known or c.number not in late]
         for cell in gone:
             job = self.jobs[cell.number]
             assert SESSION.kind is not None
@@ -145,13 +148,13 @@ def progress(waiting: Waiting) -> Table:
 
 def _cancel(waiting: Waiting) -> bool:
     """Ask what is to become of the jobs. Returns whether to go on waiting: for the records of cancelled jobs."""
-    names = " ".join(sorted(set(waiting.jobs.values())))
+    names = slurm.ranges(list(waiting.jobs.values()))
     if sys.stdin.isatty():
         with suppress(EOFError, KeyboardInterrupt):
             if input(f"\n{len(waiting.jobs)} jobs have not ended: cancel them? [y/N] ").strip().lower() in ("y", "yes"):
-                slurm.ask("scancel", *names.split())
+                slurm.ask("scancel", *names)
                 return True
-    say(f"left in the queue: {len(waiting.jobs)} jobs. To cancel them: scancel {names}", error=True)
+    say(f"left in the queue: {len(waiting.jobs)} jobs. To cancel them: scancel {' '.join(names)}", error=True)
     say(f"To wait for them again: the same command, with name={waiting.planned[0].folder.parent.name}", error=True)
     SESSION.abandoned = True
     return False

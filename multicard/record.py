@@ -16,8 +16,10 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from multicard import slurm
 from multicard.config_job import require
@@ -32,19 +34,25 @@ SEEN_S = 60.0  # within which a shared file system shows what another node wrote
 BAD = ("failed", "timeout", "refused")  # a sweep that holds one of these exits with 1
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write by rename: whoever reads `path` sees all of it or none."""
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write what `path` is to be: whoever reads `path` sees all of it or none, after a power cut too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("w") as file:
-            file.write(text)
+        with partial.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -70,18 +78,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_steps(path: Path, columns: dict[str, Any]) -> None:
-    """Write one rank's epoch: a Parquet file, by rename (a file cut off in mid-write could not be read)."""
+    """Write one rank's epoch as a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}")
-    try:
-        pq.write_table(pa.table(columns), partial)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        pq.write_table(pa.table(columns), file)
 
 
 def read_steps(folder: Path) -> Any:
@@ -106,9 +108,8 @@ def merge_steps(folder: Path) -> Any:
 
     table = read_steps(folder)
     if table is not None and not (folder / "steps.parquet").exists():
-        partial = folder / ".steps.parquet"
-        pq.write_table(table, partial)
-        partial.replace(folder / "steps.parquet")
+        with replacing(folder / "steps.parquet") as file:
+            pq.write_table(table, file)
     remove_files(folder / "steps", "r*_e*.parquet")
     return table
 
@@ -165,24 +166,34 @@ def claim(folder: Path, job: str | None = None) -> bool:
     require(who is None, f"{key}: {who} is measuring {folder.name}; wait for it (if it is gone, remove {marker})")
     if finished(folder) is not None and not _aside(folder).exists():
         folder.rename(_aside(folder))
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
     try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
         with marker.open("x") as file:
             json.dump(mine, file)
     except FileExistsError:
         raise ValueError(f"{key}: another process has just begun to measure {folder.name}; wait for it") from None
+    except OSError:
+        disclaim(folder)
+        raise
     return False
 
 
-def owner(folder: Path) -> str | None:
-    """Who is measuring into `folder` now, other than this process."""
+def disclaim(folder: Path) -> None:
+    """Undo a `claim` before anything was measured: what was put aside is back."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        _aside(folder).rename(folder)
+
+
+def owner(folder: Path, job: str | None = None) -> str | None:
+    """Who is measuring into `folder` now, other than this process, or SLURM's `job`."""
+    marked = read_json(folder / RUNNING)
+    if marked is None or (job is not None and marked.get("job") == job):
+        return None
     import psutil
 
-    marked = read_json(folder / RUNNING)
-    if marked is None:
-        return None
     if marked.get("job") is not None:
         return f"job {marked['job']}" if slurm.is_alive(marked["job"]) else None
     if marked["host"] != host():

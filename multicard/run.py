@@ -115,18 +115,15 @@ def measure(
     SESSION.begun = True
     allocation = allocation or Allocation()
     result, peers = _base(kind, cfg, folder, allocation.job), Peers(allocation)
-    try:
-        run = _accept(kind, cfg, folder, started_s, allocation, peers)
-    except ValueError as error:
-        peers.close()
-        return _refuse(result, str(error), keep_refused)
-    except Interrupted as interruption:
-        peers.close()
-        return _fail(result, interruption.failure)
-    say(f"{SESSION.label}{kind.describe(run.config, run.placement)} -> {folder}")
-    requeued = False
+    claimed = requeued = False
     try:
         with launch.interruptible():
+            try:
+                run = _accept(kind, cfg, folder, started_s, allocation, peers)
+            except ValueError as error:
+                return _refuse(result, str(error), keep_refused)
+            claimed = True
+            say(f"{SESSION.label}{kind.describe(run.config, run.placement)} -> {folder}")
             mirror = Mirror(run.config, kind.name, folder)
             failure = _launch(run, mirror, peers)
             segments.end(folder, failure)
@@ -137,7 +134,8 @@ def measure(
     except Interrupted as interruption:  # before or after the ranks ran: what was written by then stays
         result = _fail(result, interruption.failure)
     finally:
-        if not requeued:
+        peers.close()
+        if claimed and not requeued:
             record.release(folder)
     say(outcome(result))
     return result
@@ -162,16 +160,18 @@ def _refuse(result: dict[str, Any], message: str, keep: bool) -> dict[str, Any]:
     folder = Path(result["folder"])
     result |= {"status": "refused", "cause": launch.describe(Failure("refused", message))}
     say(f"{SESSION.label}refused: {message}", error=True)
-    if keep and not (folder / record.RUNNING).exists() and record.finished(folder) is None:
+    if keep and record.finished(folder) is None and record.owner(folder, result["job"]) is None:
         with suppress(OSError):  # where nothing can be written, the line above has to do
             _write_result(folder, result)
+            record.release(folder)
     return result
 
 
 def _fail(result: dict[str, Any], failure: Failure, status: str = "failed") -> dict[str, Any]:
     folder = Path(result["folder"])
     result |= {"status": status, "cause": launch.describe(failure)}
-    if not (folder / "result.json").exists():
+    before = record.read_json(folder / "result.json")
+    if before is None or (before["status"] not in record.DONE and before.get("job") != result["job"]):
         _write_result(folder, result)
     return result
 
@@ -242,24 +242,32 @@ def _accept(kind: Kind, cfg: DictConfig, folder: Path, started_s: float, allocat
     peers.meet()
     config = typed(cfg)
     placement = check(kind, config, allocation)
-    restarted = False
     try:
         restarted = record.claim(folder, allocation.job)
-        if restarted and checkpoint.latest(folder) is None:
-            record.clear(folder)
-        record.remove_files(folder / "ranks", "error_*.json")  # of an earlier start
-        record.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
-        machine = environment.collect()
-        record.write_json(folder / "environment.json", machine)
-        segments.begin(folder, allocation, machine["git"])
-        arguments = kind.arguments(config, placement, folder)
-        peers.begin((config, arguments))
+        try:
+            arguments = _begin(kind, config, placement, folder, allocation, restarted)
+            record.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+            peers.begin((config, arguments))
+        except BaseException:
+            record.release(folder) if restarted else record.disclaim(folder)
+            raise
     except OSError as error:
-        if not restarted:
-            shutil.rmtree(folder, ignore_errors=True)
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
         raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
     return Run(kind, config, placement, folder, started_s, allocation, arguments)
+
+
+def _begin(
+    kind: Kind, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation, restarted: bool
+) -> tuple[Any, ...]:
+    """Write what is known before the ranks start. Returns what they are called with."""
+    if restarted and checkpoint.latest(folder) is None:
+        record.clear(folder)
+    record.remove_files(folder / "ranks", "error_*.json")  # of an earlier start
+    machine = environment.collect()
+    record.write_json(folder / "environment.json", machine)
+    segments.begin(folder, allocation, machine["git"])
+    return kind.arguments(config, placement, folder)
 
 
 def job_of(kind: Kind, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:

@@ -110,6 +110,15 @@ def accounted(jobs: list[str]) -> dict[str, State]:
     return {job: found[job] for job in jobs if job in found and found[job].name in ENDED}
 
 
+def ranges(jobs: list[str]) -> list[str]:
+    """The same jobs in few words, as SLURM's commands take them: "7_[0,2,3]"."""
+    tasks: dict[str, list[str]] = {}
+    for job in jobs:
+        base, _, task = job.partition("_")
+        tasks.setdefault(base, []).append(task)
+    return [f"{base}_[{','.join(sorted(tasks[base], key=int))}]" if any(tasks[base]) else base for base in tasks]
+
+
 def _bases(jobs: list[str]) -> list[str]:
     """The arrays that the jobs are of: one name stands for all tasks of an array."""
     return sorted({job.partition("_")[0] for job in jobs}, key=int)

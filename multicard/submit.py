@@ -78,15 +78,17 @@ def submit(planned: list[Planned], left: list[Planned]) -> dict[int, str]:
 def find_again(left: list[Planned]) -> dict[int, str]:
     """The jobs of an earlier command that are still in the queue, by their cell's number."""
     folder = left[0].folder.parent / SUBMITTED if left else Path()
-    found: dict[str, str] = {}
-    for file in sorted(folder.glob("*.json")):
-        content = record.read_json(file) or {}
-        job = content.get("job") or slurm.named(file.stem)  # killed between submitting and writing it down
-        if job is not None:
-            found |= dict(zip(content["cells"], _tasks(job, len(content["cells"])), strict=True))
-    mine = {cell.number: found[cell.folder.name] for cell in left if cell.folder.name in found}
-    alive = slurm.queued(list(mine.values()))
-    return {number: job for number, job in mine.items() if job in alive}
+    numbers = {cell.folder.name: cell.number for cell in left}
+    found: list[tuple[str, int]] = []  # a cell that was submitted again after a failure has several jobs
+    for file in folder.glob("*.json"):
+        content = record.read_json(file)
+        if content is not None:
+            names = content["cells"]
+            job = content["job"] or slurm.named(file.stem)  # killed between submitting and writing it down
+            tasks = [] if job is None else _tasks(job, len(names))
+            found += [(task, numbers[name]) for task, name in zip(tasks, names, strict=False) if name in numbers]
+    alive = slurm.queued([job for job, _ in found])
+    return {number: job for job, number in found if job in alive}
 
 
 def _tasks(job: str, count: int) -> list[str]:

@@ -39,9 +39,19 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Failure]]:
             assert not thread.is_alive()
 
 
+@pytest.fixture(autouse=True)
+def port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that nobody else listens on; the controllers meet on the one after the agents'."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        monkeypatch.setattr(f"{__name__}.PORT", free.getsockname()[1] - 1)
+
+
+PORT = 0
+
+
 def allocation(node: int, hosts: tuple[str, ...] = HOSTS) -> Allocation:
-    port = 20_000 + 2 * (os.getpid() % 2_000)
-    return Allocation(hosts, node, "7", port, b"key")
+    return Allocation(hosts, node, "7", PORT, b"key")
 
 
 def meet(hosts: tuple[str, ...] = HOSTS) -> tuple[Peers, list[Guest], list[int]]:

@@ -96,6 +96,28 @@ def test_a_folder_is_measured_into_by_one_process(tmp_path: Path):
     assert not list(folder.iterdir())
 
 
+def test_a_job_owns_what_it_began_before_it_was_requeued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "cell"
+    monkeypatch.setattr(record.slurm, "is_alive", lambda job: job == "7")
+    assert record.claim(folder, "7") is False
+    assert record.claim(folder, "7") is True
+    assert (record.owner(folder), record.owner(folder, "7")) == ("job 7", None)
+    with pytest.raises(ValueError, match="job 7 is measuring cell"):
+        record.claim(folder, "8")
+
+
+def test_a_claim_that_came_to_nothing_leaves_things_as_they_were(tmp_path: Path):
+    folder = tmp_path / "cell"
+    record.claim(folder)
+    record.disclaim(folder)
+    assert not list(tmp_path.iterdir())
+    record.write_json(folder / "result.json", {"status": "ok"})
+    record.claim(folder)
+    record.disclaim(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["cell"]
+    assert record.finished(folder) == {"status": "ok"}
+
+
 def test_a_measurement_is_kept_until_the_next_one_has_finished(tmp_path: Path):
     folder = tmp_path / "cell-0a1b2c3d"
     folder.mkdir()

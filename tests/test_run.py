@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from multicard import record, run
+from multicard.launch import Failure
 from multicard.run import SESSION
-from tests.conftest import shared
+from multicard.vision.kind import KIND
+from tests.conftest import SMALL, composed, shared
 
 Measured = Callable[..., dict[str, Any]]
 STEPS = ("epoch", "rank", "step", "samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes", "loss")
@@ -189,6 +191,38 @@ def test_a_refusal_in_a_sweep_is_recorded(measured: Measured):
     found = json.loads((Path(result["folder"]) / "result.json").read_text())
     assert found["status"] == "refused" and found["cause"]["message"].startswith("gpus=0")
     assert found["axes"]["gpus"] == 0 and found["axes"]["precision"] == "fp32"
+
+
+def test_a_refusal_after_the_folder_was_taken_leaves_its_record_alone(
+    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object) -> None:
+        raise ValueError("batch_size=16: this cannot be")
+
+    monkeypatch.setattr(run, "_begin", refuse)
+    result = measured()
+    assert (result["status"], result["cause"]["message"]) == ("refused", "batch_size=16: this cannot be")
+    assert [path.name for path in Path(result["folder"]).iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize(
+    ("before", "job", "written"),
+    [
+        (None, None, True),
+        ({"status": "failed", "job": "6"}, "7", True),  # of an earlier submission
+        ({"status": "failed", "job": "7"}, "7", False),  # by the controller itself, who knows more
+        ({"status": "ok", "job": "6"}, "7", False),
+    ],
+)
+def test_the_end_of_a_job_is_recorded_over_what_an_earlier_one_left(
+    tmp_path: Path, before: dict[str, Any] | None, job: str | None, written: bool
+):
+    if before is not None:
+        record.write_json(tmp_path / "result.json", before)
+    run.fail(KIND, composed(*SMALL), tmp_path, "timeout", Failure("slurm", "gone"), job)
+    found = record.read_json(tmp_path / "result.json")
+    assert found is not None
+    assert (found["status"] == "timeout") is written
 
 
 def test_a_broken_photograph_ends_the_run_by_its_name(measured: Measured, tmp_path: Path):

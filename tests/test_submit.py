@@ -4,10 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
-from multicard import queue, slurm, submit
+from multicard import queue, record, slurm, submit
 from multicard.config_job import Resources, resources
 from multicard.slurm import State
+from multicard.sweep import Planned
 from tests.conftest import typed
 
 ONE = Resources(nodes=1, gpus=2, cpus=4, memory_gb=None, time_min=60, exclusive=False)
@@ -129,6 +131,21 @@ def test_one_question_is_for_all_jobs(answers: Callable[[str], list[tuple[str, .
     asked = answers("7_2|CANCELLED by 0|n1|0:15\n7_0|RUNNING|n1|0:0\n")
     assert slurm.accounted(["7_0", "7_2"]) == {"7_2": State("CANCELLED", "n1", "0:15")}
     assert len(asked) == 1
+
+
+def test_jobs_are_named_in_few_words():
+    assert slurm.ranges(["7_0", "7_10", "7_2", "9", "8_1"]) == ["7_[0,2,10]", "9", "8_[1]"]
+
+
+def test_a_cell_that_was_submitted_twice_is_found_by_the_job_that_lives(
+    tmp_path: Path, answers: Callable[[str], list[tuple[str, ...]]]
+):
+    for name, job, cells in (("b", "5", ["x", "y"]), ("a", "7", ["y", "gone"]), ("c", "4", ["y"])):
+        record.write_json(tmp_path / ".submitit" / f"{name}.json", {"cells": cells, "job": job})
+    (tmp_path / ".submitit" / "cut.json").write_text('{"cells":')
+    left = [Planned(number, DictConfig({}), DictConfig({}), tmp_path / name) for number, name in ((1, "x"), (2, "y"))]
+    answers("5_0|RUNNING|n1|None\n7_0|PENDING||None\n7_1|PENDING||None\n")
+    assert submit.find_again(left) == {1: "5_0", 2: "7_0"}
 
 
 def test_a_slurm_that_does_not_answer_is_no_empty_queue(monkeypatch: pytest.MonkeyPatch):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class SweepLauncher(Launcher):
     """Composes all cells, takes what is measured already, and has the rest measured."""
 
-    def __init__(self, **options: Any) -> None:
-        self.options = options
+    def __init__(self, **_: Any) -> None:
+        """The options are read where they are used: they are in each cell's configuration too."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config

@@ -178,6 +178,31 @@ def test_a_killed_launcher_is_replaced_by_the_same_command(sweep: Sweep):
     assert sweep.submissions() == submitted
 
 
+def test_a_launcher_that_is_interrupted_leaves_its_jobs_and_says_how_to_end_them(sweep: Sweep):
+    words = ("seed=1,2", "epochs=4")
+    first = sweep.start(*words)
+    jobs = wait_for(lambda: found if len(found := sweep.submissions()) == 2 else None)
+    first.send_signal(signal.SIGINT)
+    output, _ = first.communicate(timeout=60)
+    assert first.returncode == 1, output
+    base = jobs[0].partition("_")[0]
+    assert re.search(rf"left in the queue: 2 jobs. To cancel them: scancel {base}_\[0,1\]$", output, re.MULTILINE)
+    again = sweep.run(*words)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert [result["status"] for result in sweep.results()] == ["ok"] * 2
+    assert sweep.submissions() == jobs
+
+
+def test_what_was_measured_on_this_machine_is_not_submitted(sweep: Sweep):
+    words = ("precision=fp32,bf16", "device=cpu")
+    here = sweep.run(*words, "hydra/launcher=local")
+    assert here.returncode == 0, here.stdout + here.stderr
+    there = sweep.run(*words)
+    assert there.returncode == 0, there.stdout + there.stderr
+    assert there.stdout.endswith(here.stdout[here.stdout.index("precision  ") :])
+    assert not sweep.submissions()
+
+
 def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
     copy = tmp_path / "copy"
     files = subprocess.run(
@@ -212,6 +237,7 @@ def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
     [
         (("hydra.launcher.partition=nowhere",), "refused: hydra.launcher.partition=nowhere: SLURM refuses it"),
         (("gpus=5",), "refused: gpus=5: no node takes a job with 1 node, 5 GPUs, 5 cores, 60 min"),
+        (("hydra.launcher.account=nobody",), "refused: hydra.launcher.account=nobody: SLURM refuses it"),
         (("hydra.launcher.qos=gold",), "refused: hydra.launcher.qos=gold: SLURM refuses it"),
     ],
 )
