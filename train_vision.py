@@ -5,7 +5,7 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from multicard import command, config, run
+from multicard import command, config, config_vision, run
 from multicard.vision.kind import KIND
 
 config.register()
@@ -17,4 +17,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.execute(main, KIND))
+    sys.exit(command.execute(main, KIND, config_vision.VisionConfig, config_vision.SCHEMAS))

@@ -10,14 +10,12 @@ from dataclasses import fields, is_dataclass
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from multicard import config, run
+from multicard import run
 
 Schemas = dict[str, dict[str, type]]
 
 
-def execute(
-    main: Callable[[], None], kind: run.Kind, root: type = config.VisionConfig, groups: Schemas = config.SCHEMAS
-) -> int:
+def execute(main: Callable[[], None], kind: run.Kind, root: type, groups: Schemas) -> int:
     """Call a function that `hydra.main` decorated, print the table of what it measured and return the exit code.
 
     Args:

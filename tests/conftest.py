@@ -12,8 +12,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from multicard import config, launch, run
-from multicard.config import VisionConfig
 from multicard.config_llm import LlmConfig
+from multicard.config_vision import VisionConfig
 from multicard.llm import kind as llm
 from multicard.vision.kind import KIND
 

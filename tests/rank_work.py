@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from multicard.config import StrategyName, VisionConfig
+from multicard.config_vision import StrategyName, VisionConfig
 from multicard.launch import Rank
 from multicard.vision import data, models
 from multicard.vision.loaders import LOADERS

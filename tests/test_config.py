@@ -6,7 +6,8 @@ import pytest
 from hydra.errors import HydraException
 
 from multicard import cells, config, config_llm
-from multicard.config import DatasetName, LayoutName, OptimizerName, Schedule, TrackerMode, place
+from multicard.config import TrackerMode, place
+from multicard.config_vision import DatasetName, LayoutName, OptimizerName, Schedule
 from multicard.vision.data import LOADS
 from multicard.vision.loaders import LOADERS
 from multicard.vision.precision import PRECISIONS

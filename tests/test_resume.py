@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from multicard import checkpoint, launch, record
-from multicard.config import Placement, VisionConfig
+from multicard.config import Placement
+from multicard.config_vision import VisionConfig
 from multicard.launch import Failure, Job
 from multicard.progress import Board
 from multicard.vision.kind import KIND

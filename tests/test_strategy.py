@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from multicard import launch
-from multicard.config import Placement, VisionConfig
+from multicard.config import Placement
+from multicard.config_vision import VisionConfig
 from multicard.launch import Failure, Job
 from multicard.progress import Board
 from multicard.vision import data

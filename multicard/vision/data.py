@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from multicard.config import DatasetConfig, DatasetName, ImagesConfig, MnistConfig, require
+from multicard.config import require
+from multicard.config_vision import DatasetConfig, DatasetName, ImagesConfig, MnistConfig
 
 # File: md5 of its .gz as torchvision 0.26 lists it, images or labels in it. They come four in a set.
 MNIST_FILES = {

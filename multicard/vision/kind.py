@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from multicard import environment
-from multicard.config import Placement, VisionConfig
+from multicard.config import Placement
+from multicard.config_vision import VisionConfig
 from multicard.run import Kind
 from multicard.vision import data, summary
 

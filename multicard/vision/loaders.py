@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.transforms import v2
 
-from multicard.config import DatasetConfig, LoaderName, VisionConfig
+from multicard.config_vision import DatasetConfig, LoaderName, VisionConfig
 from multicard.launch import die_with_parent
 from multicard.vision.data import Split
 

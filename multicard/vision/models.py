@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from multicard.config import ModelConfig
+from multicard.config_vision import ModelConfig
 
 
 def check(config: ModelConfig) -> None:

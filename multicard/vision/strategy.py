@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import DistributedSampler, Sampler
 
-from multicard.config import DdpConfig, StrategyName, VisionConfig
+from multicard.config_vision import DdpConfig, StrategyName, VisionConfig
 from multicard.launch import Rank
 from multicard.vision.precision import PRECISIONS, Precision
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from multicard import measure
-from multicard.config import DdpConfig, Placement, StrategyName, VisionConfig
+from multicard.config import Placement
+from multicard.config_vision import DdpConfig, StrategyName, VisionConfig
 from multicard.measure import PHASES
 from multicard.ranks import peak_memory
 

@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
 
 from multicard import measure
-from multicard.config import (
+from multicard.config_vision import (
     AdamConfig,
     LayoutName,
     OptimizerConfig,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import hydra
 from omegaconf import DictConfig
 
-from multicard import command, config, run
+from multicard import command, config, config_vision, run
 from multicard.vision import kind
 
 config.register()
@@ -19,4 +19,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.execute(main, KIND))
+    sys.exit(command.execute(main, KIND, config_vision.VisionConfig, config_vision.SCHEMAS))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from multicard.config import VisionConfig
+from multicard.config_vision import VisionConfig
 from multicard.launch import Rank
 from multicard.vision import train as vision
 
