@@ -24,6 +24,14 @@ class StrategyName(StrEnum):
 
 class LoaderName(StrEnum):
     torch = "torch"
+    batched = "batched"
+    device = "device"
+
+
+class CacheMode(StrEnum):
+    mmap = "mmap"
+    ram = "ram"
+    none = "none"
 
 
 class LayoutName(StrEnum):
@@ -68,6 +76,12 @@ class DdpConfig(StrategyConfig):
 @dataclass
 class LoaderConfig:
     name: LoaderName = MISSING
+
+
+@dataclass
+class WorkersConfig(LoaderConfig):
+    """The options of torch's `DataLoader`, with its own defaults but for `persistent_workers`."""
+
     prefetch_factor: int = 2
     persistent_workers: bool = True
 
@@ -77,7 +91,8 @@ class LoaderConfig:
 
 @dataclass
 class DatasetConfig:
-    """What every data set has. `mean` and `std` are of grey or RGB values in 0..1."""
+    """What every data set has. `mean` and `std` are of grey or RGB values in 0..1; `crop`, the share of an image's
+    sides that is shown at a random place, and `flip`, which mirrors half of the images, take effect with `augment`."""
 
     name: DatasetName = MISSING
     image_size: int = MISSING
@@ -85,6 +100,10 @@ class DatasetConfig:
     test_limit: Optional[int] = None
     mean: list[float] = MISSING
     std: list[float] = MISSING
+    augment: bool = False
+    crop: float = 0.875
+    flip: bool = False
+    device_budget_bytes: Optional[int] = None
 
     def __post_init__(self) -> None:
         size = self.image_size
@@ -96,6 +115,10 @@ class DatasetConfig:
             values = getattr(self, key)
             require(len(values) == 3, f"dataset.{key}={values}: give three values, one a channel (R, G, B)")
         require(min(self.std) > 0, f"dataset.std={self.std}: must be above 0")
+        require(0 < self.crop <= 1, f"dataset.crop={self.crop}: is a share of an image's sides; give one in (0, 1]")
+        budget = self.device_budget_bytes
+        remedy = "must be 0 or more, or null for a quarter of the memory that is free"
+        require(budget is None or budget >= 0, f"dataset.device_budget_bytes={budget}: {remedy}")
 
 
 @dataclass
@@ -107,9 +130,15 @@ class MnistConfig(DatasetConfig):
 @dataclass
 class ImagesConfig(DatasetConfig):
     root: Optional[str] = None
+    cache: CacheMode = CacheMode.mmap
+    cache_dir: Optional[str] = None
+    skip_broken: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        looked_at = self.cache is not CacheMode.none or not self.skip_broken
+        remedy = "broken images are found when the cache is built; use dataset.cache=mmap or ram"
+        require(looked_at, f"dataset.skip_broken=true: does not go with dataset.cache=none: {remedy}")
         remedy = "set it to a folder that holds train/<class>/ and validation/<class>/"
         require(self.root is not None, f"dataset.root is not set: {remedy}")
 
@@ -192,6 +221,10 @@ class VisionConfig(RunConfig):
         require(workers is None or workers >= 0, f"num_workers={workers}: must be 0 or more, or null to choose")
         in_range = target is None or 0 < target <= 1
         require(in_range, f"target_accuracy={target}: is a share; give a value in (0, 1], as 0.97")
+        undecoded = isinstance(self.dataset, ImagesConfig) and self.dataset.cache is CacheMode.none
+        remedy = "it moves decoded images; use dataset.cache=mmap or ram, or loader=batched"
+        works = self.loader.name is not LoaderName.device or not undecoded
+        require(works, f"loader=device: does not go with dataset.cache=none: {remedy}")
         stops = target is not None or not self.stop_at_target
         require(stops, "stop_at_target=true: needs target_accuracy")
 
@@ -219,6 +252,11 @@ class VisionConfig(RunConfig):
 # are typed by VisionConfig's fields.
 SCHEMAS: dict[str, dict[str, type]] = {
     "strategy": {name: StrategyConfig if name is StrategyName.dp else DdpConfig for name in StrategyName},
+    "loader": {
+        LoaderName.torch: WorkersConfig,
+        LoaderName.batched: WorkersConfig,
+        LoaderName.device: LoaderConfig,
+    },
     "dataset": {
         DatasetName.digits: DatasetConfig,
         DatasetName.mnist: MnistConfig,

@@ -131,6 +131,17 @@ def held_memory_bytes(device: str) -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def free_memory_bytes(device: "torch.device") -> int:
+    """What can still be allocated: on the GPU, whoever uses the rest; on CPU what the system can give."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil
+
+    return psutil.virtual_memory().available
+
+
 def peak_memory_bytes(device: "torch.device") -> int:
     """This process's peak: bytes that torch's allocator handed out on CUDA, else the resident set (VmHWM).
 

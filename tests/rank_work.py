@@ -5,20 +5,44 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import Sampler
 
-from multicard.config_vision import StrategyName, VisionConfig
+from multicard.config_vision import LoaderName, StrategyName, VisionConfig
 from multicard.launch import Rank
 from multicard.vision import data, models
-from multicard.vision.loaders import LOADERS
+from multicard.vision.loaders import LOADERS, Input, Source
 from multicard.vision.precision import PRECISIONS
-from multicard.vision.strategy import STRATEGIES, Share, Strided, unwrap
+from multicard.vision.strategy import STRATEGIES, Rest, Share, Strided, unwrap
 from multicard.vision.train import OPTIMIZERS, SCHEDULES, Loop
 
 
 def save(rank: Rank, folder: Path, value: Any) -> None:
     torch.save(value, folder / f"{rank.rank}.pt")
+
+
+def reads(rank: Rank, config: VisionConfig, folder: Path, samples: int, loaders: list[str]) -> None:
+    """For each strategy and loader: the samples' numbers in each batch of two epochs, and which are trained on."""
+    images = np.random.default_rng(0).integers(0, 256, (samples, 8, 8), np.uint8)
+    numbered = data.Split(images, np.arange(samples))
+    seen: dict[str, Any] = {}
+    for name in (StrategyName.ddp_ds, StrategyName.ddp_rr, StrategyName.ddp):
+        strategy = replace(config.strategy, name=name)
+        share = STRATEGIES[name](nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
+        sampler = Rest(share.sampler, samples)
+        sharded = name is StrategyName.ddp_ds and rank.world_size > 1
+        for loader in loaders:
+            source = Source(numbered, sampler, config.batch_size, 0, config, torch.float32, sharded=sharded)
+            batches = LOADERS[LoaderName(loader)](source)
+            epochs = []
+            for epoch in range(2):
+                sampler.set_epoch(epoch)
+                epochs.append([batch.labels.tolist() for batch in batches])
+            trained = [[number for batch in epoch[share.turn :: share.round] for number in batch] for epoch in epochs]
+            seen[f"{name} {loader}"] = {"batches": epochs, "trained": trained, "facts": batches.facts}
+    save(rank, folder, seen)
 
 
 def shares(rank: Rank, config: VisionConfig, folder: Path, samples: int) -> None:
@@ -34,6 +58,12 @@ def shares(rank: Rank, config: VisionConfig, folder: Path, samples: int) -> None
         trained = [i for batch in batches[share.turn :: share.round] for i in batch]
         seen[name.value] = {"loaded": loaded, "trained": trained, "steps": share.steps, "batches": share.batches}
     save(rank, folder, seen)
+
+
+def feed(
+    split: data.Split, sampler: Sampler[int], config: VisionConfig, transfer: torch.dtype = torch.float32
+) -> Input:
+    return LOADERS[config.loader.name](Source(split, sampler, config.batch_size, 0, config, transfer))
 
 
 def quiet_model(config: VisionConfig) -> nn.Module:
@@ -62,7 +92,7 @@ def train_quietly(rank: Rank, config: VisionConfig, folder: Path) -> None:
     content = data.load(config.dataset, config.seed)
     loop, share = loop_of(rank, config, folder, quiet_model(config), len(content.train))
     precision = PRECISIONS[config.precision.name]
-    batches = LOADERS["torch"](content.train, share.sampler, share.batch_size, 0, config, precision.transfer, False)
+    batches = feed(content.train, share.sampler, config, precision.transfer)
     for epoch in range(config.epochs):
         share.sampler.set_epoch(epoch)
         loop.train_epoch(epoch, batches)
@@ -78,7 +108,7 @@ def train_and_tell(rank: Rank, config: VisionConfig, folder: Path) -> None:
     plain = copy(config.dataset)  # the set as it is: no upsampling, no normalising
     plain.image_size, plain.mean, plain.std = 8, [0.0] * 3, [1.0] * 3
     config = replace(config, dataset=plain)
-    batches = LOADERS["torch"](content.train, share.sampler, config.batch_size, 0, config, torch.float32, False)
+    batches = feed(content.train, share.sampler, config)
     seen: list[bytes] = []
     forward = loop.forward
 
@@ -104,7 +134,7 @@ def evaluate_only(rank: Rank, config: VisionConfig, folder: Path) -> None:
             module.running_mean.normal_(0, 0.05, generator=generator)
     loop, share = loop_of(rank, config, folder, model, len(content.train))
     test = Strided(len(content.test), rank.rank, rank.world_size)
-    batches = LOADERS["torch"](content.test, test, config.batch_size, 0, config, torch.float32, False)
+    batches = feed(content.test, test, config)
     save(rank, folder, {**loop.evaluate(batches), "mode": unwrap(share.model).training})
 
 
@@ -112,7 +142,7 @@ def buckets(rank: Rank, config: VisionConfig, folder: Path) -> None:
     """The sizes of DDP's own buckets after a few steps."""
     content = data.load(config.dataset, config.seed)
     loop, share = loop_of(rank, config, folder, models.build(config.model, 10, 32), len(content.train))
-    batches = LOADERS["torch"](content.train, share.sampler, config.batch_size, 0, config, torch.float32, False)
+    batches = feed(content.train, share.sampler, config)
     loop.train_epoch(0, batches)
     logged = share.model._get_ddp_logging_data()  # pyright: ignore[reportCallIssue]
     sizes = [int(size) for size in str(logged["rebuilt_bucket_sizes"]).split(",")]

@@ -145,7 +145,7 @@ def test_broken_folders_of_photographs_are_refused(photographs: Path):
 
 
 def test_real_photographs():
-    config = typed("dataset=images", f"dataset.root={shared('clothing')}").dataset
+    config = typed("dataset=images", f"dataset.root={shared('clothing')}", "dataset.cache=none").dataset
     data.check(config)
     content = data.load(config, 0)
     assert (len(content.train), len(content.test), content.classes) == (320, 80, 10)

@@ -1,19 +1,28 @@
-"""What the loaders hand over: pixels, labels, types, order."""
+"""What the loaders hand over: pixels, labels, types, order and bytes; the same from all of them."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import Sampler
 
-from multicard.vision.data import Split, load
-from multicard.vision.loaders import LOADERS, Samples, decode
+from multicard.config_vision import LoaderName
+from multicard.vision.data import Split, decode, load
+from multicard.vision.loaders import LOADERS, Batch, Samples, Source
 from multicard.vision.precision import PRECISIONS
-from multicard.vision.strategy import Shuffled, Strided
+from multicard.vision.resident import Resident
+from multicard.vision.strategy import Rest, Shuffled, Strided
 from tests.conftest import typed
 
+NAMES = [name.value for name in LOADERS]
+OTHERS = [name for name in NAMES if name != "torch"]
 GREY = ("dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.25,0.5,1.0]")
+PLAIN = ("dataset.mean=[0,0,0]", "dataset.std=[1,1,1]")
 
 
 def split(values: list[int], size: int = 8) -> Split:
@@ -21,39 +30,155 @@ def split(values: list[int], size: int = 8) -> Split:
     return Split(images, np.arange(len(values)))
 
 
+def noise(count: int, *shape: int) -> Split:
+    """Smoothed noise, as photographs are smooth, with the samples' numbers for labels."""
+    rough = np.random.default_rng(1).random((count, *shape))
+    for axis in (1, 2):
+        rough = (rough + np.roll(rough, 1, axis) + np.roll(rough, 2, axis)) / 3
+    return Split((255 * rough).astype(np.uint8), np.arange(count))
+
+
+def source(content: Split, sampler: Sampler[int], *words: str, batch_size: int = 4, **options: Any) -> Source:
+    config = typed("dataset.image_size=32", *words)
+    return Source(content, sampler, batch_size, options.pop("workers", 0), config, torch.float32, **options)
+
+
+def read(asked: Source) -> list[Batch]:
+    return list(LOADERS[asked.config.loader.name](asked))
+
+
+def pixels(batches: list[Batch]) -> torch.Tensor:
+    return torch.cat([batch.images.expand(-1, 3, -1, -1) for batch in batches])
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_pixels_are_scaled_normalised_and_converted(precision: str):
-    config = typed(*GREY, "dataset.image_size=32")
+@pytest.mark.parametrize("loader", NAMES)
+def test_pixels_are_scaled_normalised_and_converted(loader: str, precision: str):
     transfer = PRECISIONS[precision].transfer
-    image, label = Samples(split([0, 255, 51]), config.dataset, transfer)[2]
-    assert image.shape == (3, 32, 32) and image.dtype == transfer and label == 2
-    expected = [(0.2 - 0.5) / s for s in (0.25, 0.5, 1.0)]
-    for channel, value in zip(image, expected, strict=True):
-        assert torch.allclose(channel.double(), torch.tensor(value, dtype=torch.float64), atol=8e-3)
+    asked = source(split([0, 255, 51]), Strided(3, 0, 1), *GREY, f"loader={loader}")
+    (batch,) = read(replace(asked, transfer=transfer))
+    assert batch.images.shape == (3, 3, 32, 32) and batch.images.dtype == transfer
+    assert batch.labels.tolist() == [0, 1, 2] and batch.labels.dtype == torch.int64
+    tolerance = 1e-15 if transfer is torch.float64 else 8e-3
+    for channel, std in zip(batch.images[2], (0.25, 0.5, 1.0), strict=True):
+        assert torch.allclose(channel.double(), torch.tensor((0.2 - 0.5) / std, dtype=torch.float64), atol=tolerance)
 
 
-def test_fp64_pixels_have_fp64_precision():
-    image, _ = Samples(split([51]), typed(*GREY).dataset, torch.float64)[0]
-    assert abs(image[2, 0, 0].item() - (0.2 - 0.5)) < 1e-15
-
-
-def test_upsampling_is_bilinear_with_aligned_edges_left_free():
+@pytest.mark.parametrize("loader", NAMES)
+def test_upsampling_is_bilinear_with_aligned_edges_left_free(loader: str):
     ramp = Split(np.tile(np.array([0, 255], np.uint8), (2, 1))[None], np.zeros(1, np.int64))
-    config = typed("dataset.image_size=32", "dataset.mean=[0,0,0]", "dataset.std=[1,1,1]")
-    row = Samples(ramp, config.dataset, torch.float32)[0][0][0, 0]
+    row = pixels(read(source(ramp, Strided(1, 0, 1), *PLAIN, f"loader={loader}")))[0, 0, 0]
     centres = (torch.arange(32) + 0.5) / 16 - 0.5  # of the large pixels, in small ones
     assert torch.allclose(row, centres.clamp(0, 1), atol=2 / 255)
 
 
-@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("loader", NAMES)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_come_in_the_samplers_order_and_the_last_is_short(loader: str, workers: int):
-    config = typed("dataset.image_size=32", f"loader={loader}")
-    content, sampler = split(list(range(10))), Shuffled(10, seed=3)
-    batches = list(LOADERS[loader](content, sampler, 4, workers, config, torch.float16, pin=False))
-    assert [tuple(images.shape) for images, _ in batches] == [(4, 3, 32, 32), (4, 3, 32, 32), (2, 3, 32, 32)]
-    assert torch.cat([labels for _, labels in batches]).tolist() == list(sampler)
-    assert all(images.dtype == torch.float16 and labels.dtype == torch.int64 for images, labels in batches)
+    sampler = Shuffled(10, seed=3)
+    batches = read(source(split(list(range(10))), sampler, f"loader={loader}", workers=workers))
+    assert [len(batch.images) for batch in batches] == [4, 4, 2]
+    assert torch.cat([batch.labels for batch in batches]).tolist() == list(sampler)
+
+
+@pytest.mark.parametrize("loader", OTHERS)
+@pytest.mark.parametrize("size", [32, 64, 333, 700])
+@pytest.mark.parametrize("words", [(), ("dataset.augment=true", "dataset.flip=true", "dataset.crop=0.7")])
+@pytest.mark.parametrize("shape", [(28, 28), (48, 48, 3)])
+def test_all_loaders_give_the_same_pixels(loader: str, size: int, words: tuple[str, ...], shape: tuple[int, ...]):
+    # torch's loader rounds to whole levels of 255 when it resizes; the others keep fractions: half a level, or one
+    # where torchvision's fixed-point weights round the other way
+    content = noise(5, *shape)
+    sampler = Rest(Shuffled(5, seed=2), 5)
+    sampler.set_epoch(3)
+    asked = source(content, sampler, *words, f"dataset.image_size={size}")
+    expected = LOADERS[LoaderName.torch](asked)
+    (mine,) = (pixels(read(replace(asked, config=typed(*words, f"dataset.image_size={size}", f"loader={loader}")))),)
+    level = 255 * asked.config.dataset.std[0]
+    assert (mine - pixels(list(expected))).abs().max().item() * level <= 1.0 + 1e-3
+
+
+@pytest.mark.parametrize("loader", OTHERS)
+def test_photographs_of_the_right_size_are_the_same_to_rounding(loader: str):
+    content = noise(5, 32, 32, 3)
+    asked = source(content, Strided(5, 0, 1), "dataset.mean=[0.4,0.5,0.6]", "dataset.std=[0.2,0.3,0.4]")
+    expected = pixels(read(asked))
+    mine = read(
+        source(content, Strided(5, 0, 1), "dataset.mean=[0.4,0.5,0.6]", "dataset.std=[0.2,0.3,0.4]", f"loader={loader}")
+    )
+    assert torch.allclose(pixels(mine), expected, atol=1e-6)
+    assert mine[0].images.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("loader", NAMES)
+def test_augmentation_follows_from_seed_and_epoch_alone(loader: str):
+    content = noise(6, 16, 16)
+
+    def epoch(number: int, seed: int = 0, skip: int = 0, **options: Any) -> torch.Tensor:
+        sampler = Rest(Strided(6, 0, 1), 6)  # pyright: ignore[reportArgumentType]
+        sampler.epoch, sampler.skip = number, skip
+        words = ("dataset.augment=true", "dataset.flip=true", f"seed={seed}", f"loader={loader}")
+        return pixels(read(source(content, sampler, *words, **options)))
+
+    assert torch.equal(epoch(1), epoch(1)) and torch.equal(epoch(1)[4:], epoch(1, skip=4))
+    assert torch.equal(epoch(1), epoch(1, workers=2)) and torch.equal(epoch(1), epoch(1, batch_size=6))
+    assert not torch.equal(epoch(1), epoch(2)) and not torch.equal(epoch(1), epoch(1, seed=1))
+    assert torch.equal(epoch(1, training=False), epoch(2, training=False))  # the test set is left alone
+
+
+def test_windows_lie_in_the_image_and_half_are_mirrored():
+    from multicard.vision.pixels import show, windows
+
+    config = typed("dataset.flip=true", "dataset.crop=0.5").dataset
+    found = windows(config, np.arange(4000), 0, 20, 10)
+    assert (found.height, found.width) == (10, 5)
+    assert set(found.top) == set(range(11)) and set(found.left) == set(range(6))
+    assert found.flip.mean() == pytest.approx(0.5, abs=0.03)
+    assert np.bincount(found.top).min() > 4000 / 11 * 0.8
+    image = torch.arange(200).reshape(1, 20, 10)
+    one = windows(config, np.array([7]), 0, 20, 10)
+    (top,), (left,), (flip,) = one.top, one.left, one.flip
+    expected = image[0, top : top + 10, left : left + 5]
+    assert torch.equal(show(image, one)[0], expected.flip(1) if flip else expected)
+
+
+class Fixed(Sampler[int]):
+    def __init__(self, indices: list[int]) -> None:
+        self.indices = indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+
+def test_bytes_are_those_of_what_crosses():
+    content = split(list(range(10)))  # 8 x 8, so 64 bytes an image; 8 a label
+
+    def crossed(loader: str, *words: str, **options: Any) -> tuple[list[tuple[int, int]], int]:
+        given = LOADERS[LoaderName(loader)](
+            source(content, Fixed([1, 3, 5, 7, 9]), f"loader={loader}", *words, **options)
+        )
+        return [(batch.images_bytes, batch.labels_bytes) for batch in given], given.setup_bytes
+
+    image = 32 * 32 * 4
+    assert crossed("torch") == ([(4 * 3 * image, 32), (3 * image, 8)], 0)
+    assert crossed("batched") == ([(4 * image, 32), (image, 8)], 0)
+    assert crossed("batched", *GREY)[0] == [(4 * 3 * image, 32), (3 * image, 8)]  # channels that differ
+    assert crossed("device") == ([(5 * 8, 0), (0, 0)], 10 * (64 + 8))  # the set, then an epoch's order
+    assert crossed("device", training=False) == ([(5 * 8, 0), (0, 0)], 5 * (64 + 8))
+    assert crossed("device", sharded=True) == ([(5 * 64, 40), (0, 0)], 0)
+    assert crossed("device", "dataset.device_budget_bytes=319", sharded=True) == ([(4 * 64, 32), (64, 8)], 0)
+
+
+def test_what_does_not_fit_the_device_crosses_batch_by_batch():
+    content, sampler = noise(10, 8, 8), Shuffled(10, seed=1)
+    fits = Resident(source(content, sampler, "loader=device", "dataset.device_budget_bytes=640"))
+    does_not = Resident(source(content, sampler, "loader=device", "dataset.device_budget_bytes=639"))
+    assert (fits.facts["mode"], does_not.facts["mode"]) == ("resident", "streamed")
+    assert does_not.facts == {"mode": "streamed", "bytes": 640, "budget_bytes": 639}
+    assert torch.equal(pixels(list(fits)), pixels(list(does_not)))
 
 
 def test_the_order_follows_from_seed_stream_and_epoch():
@@ -73,11 +198,12 @@ def test_strides_share_without_a_rest(world: int):
     assert [len(Strided(10, rank, world)) for rank in range(world)] == [len(part) for part in parts]
 
 
-def test_photographs_of_any_mode_become_rgb(tmp_path: Path):
+def test_photographs_of_any_mode_and_size_become_rgb_of_one(tmp_path: Path):
     Image.new("L", (10, 6), 7).save(tmp_path / "grey.png")
-    Image.new("RGBA", (10, 6), (1, 2, 3, 4)).save(tmp_path / "alpha.png")
-    assert decode(tmp_path / "grey.png").unique().tolist() == [7]
-    assert decode(tmp_path / "alpha.png").shape == (3, 6, 10)
+    Image.new("RGBA", (100, 60), (1, 2, 3, 4)).save(tmp_path / "alpha.png")
+    assert np.unique(decode(tmp_path / "grey.png", 32)).tolist() == [7]
+    assert decode(tmp_path / "alpha.png", 32).shape == (32, 32, 3)
+    assert decode(tmp_path / "alpha.png", 32)[0, 0].tolist() == [1, 2, 3]
 
 
 def test_a_broken_photograph_is_named(tmp_path: Path):
@@ -86,18 +212,23 @@ def test_a_broken_photograph_is_named(tmp_path: Path):
     for name, content in broken.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=name):
-            decode(tmp_path / name)
+            decode(tmp_path / name, 32)
+
+
+@pytest.mark.parametrize("loader", ["torch", "batched"])
+def test_photographs_can_be_decoded_each_time(loader: str, tmp_path: Path):
+    for number in range(3):
+        Image.new("RGB", (40 + number, 50), (number, 20, 30)).save(tmp_path / f"{number}.png")
+    content = Split(sorted(tmp_path.iterdir()), np.arange(3))
+    decoded = Split(np.stack([decode(path, 32) for path in sorted(tmp_path.iterdir())]), np.arange(3))
+    found = [pixels(read(source(part, Shuffled(3, 0), f"loader={loader}"))) for part in (content, decoded)]
+    assert torch.equal(*found)
 
 
 def test_digits_survive_the_way_through_the_loader():
-    config = typed("dataset.image_size=32", "dataset.mean=[0,0,0]", "dataset.std=[1,1,1]")
-    content = load(config.dataset, 0).test
-    image, label = Samples(content, config.dataset, torch.float32)[5]
+    asked = source(load(typed().dataset, 0).test, Strided(0, 0, 1), *PLAIN)
+    image, label = Samples(asked)[5]
     small = torch.nn.functional.avg_pool2d(image, 4)[0]
-    assert label == content.labels[5]
-    assert (
-        torch.corrcoef(torch.stack([small.flatten(), torch.from_numpy(content.images[5] / 255.0).float().flatten()]))[
-            0, 1
-        ]
-        > 0.95
-    )
+    assert label == asked.split.labels[5]
+    before = torch.from_numpy(asked.split.images[5] / 255.0).float()  # pyright: ignore[reportOperatorIssue]
+    assert torch.corrcoef(torch.stack([small.flatten(), before.flatten()]))[0, 1] > 0.95

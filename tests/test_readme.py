@@ -45,10 +45,10 @@ def test_a_documented_command_runs(line: str, tmp_path: Path):
     if chosen in REAL:
         if not REAL[chosen].exists():
             pytest.skip(f"no {REAL[chosen]}")
-        replaced |= {"dataset.root": str(REAL[chosen]), "dataset.download": "false"}
+        replaced |= {"dataset.root": str(REAL[chosen])}
+        replaced |= {"dataset.download": "false"} if chosen == "mnist" else {"dataset.cache_dir": str(tmp_path)}
     kept = [word for word in words if word.partition("=")[0] not in replaced]
-    known = {"dataset.download"} if chosen != "mnist" else set()
-    small = [f"{key}={value}" for key, value in replaced.items() if key not in known]
+    small = [f"{key}={value}" for key, value in replaced.items()]
     folder = [f"hydra.run.dir={tmp_path}", f"hydra.sweep.dir={tmp_path}"]
     done = command(*kept, *folder, *small)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,7 +17,14 @@ from multicard.vision.kind import KIND
 from multicard.vision.summary import summarise
 from tests.conftest import SMALL, typed, warm_up
 
-MEASURED = {"train_s", "evaluate_s", "ended_s", "images_per_s"}  # of an epoch: differ from run to run
+MEASURED = {
+    "train_s",
+    "evaluate_s",
+    "ended_s",
+    "images_per_s",
+    "first_batch_s",
+    "gap_s",
+}  # of an epoch: differ from run to run
 COUNTED = ("epoch", "rank", "step", "loss", "samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")
 
 

@@ -231,8 +231,8 @@ def test_a_broken_photograph_ends_the_run_by_its_name(measured: Measured, tmp_pa
         folder.mkdir(parents=True)
         for name in ("broken.jpg", "text.jpg"):
             (folder / name).write_bytes(b"no image")
-    for workers in (0, 2):
-        result = measured("dataset=images", f"dataset.root={tmp_path / 'set'}", f"num_workers={workers}")
+    for words in (["num_workers=0"], ["dataset.cache=none", "num_workers=2"], ["dataset.cache=none", "loader=batched"]):
+        result = measured("dataset=images", f"dataset.root={tmp_path / 'set'}", *words)
         assert result["status"] == "failed"
         assert re.fullmatch(r"rank 0: .*/(broken|text)\.jpg: cannot be decoded \(.*\); .*", result["cause"]["message"])
         assert result["epochs"] == [] and result["total_s"] is None and result["peak_memory_bytes"]["max"] is None
@@ -243,10 +243,40 @@ def test_real_mnist_trains(measured: Measured):
     assert result["epochs"][0]["samples"] == 96
 
 
-def test_real_photographs_train(measured: Measured):
-    words = ["dataset=images", f"dataset.root={shared('clothing')}", "num_workers=2", "layout=nhwc"]
-    result = ok(measured(*words))
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("loader=torch", "num_workers=2", "dataset.cache=none", "layout=nhwc"),
+        ("loader=batched", "num_workers=2", "dataset.cache=ram", "gpus=2", "dataset.augment=true"),
+        ("loader=device", "dataset.cache=mmap", "gpus=2", "layout=nhwc", "strategy=ddp_rr"),
+    ],
+)
+def test_real_photographs_train(measured: Measured, tmp_path: Path, words: tuple[str, ...]):
+    result = ok(
+        measured("dataset=images", f"dataset.root={shared('clothing')}", f"dataset.cache_dir={tmp_path}", *words)
+    )
     assert result["axes"]["dataset"] == "images" and result["epochs"][0]["test_samples"] == 50
+    cache = next(word for word in words if "cache" in word).partition("=")[2]
+    assert len(list(tmp_path.glob("*.u8"))) == (2 if cache == "mmap" else 0)
+    if cache != "none":
+        assert result["input"]["decoded"]["train"]["bytes"] == 96 * 32 * 32 * 3
+
+
+def test_the_input_of_a_run_is_recorded(measured: Measured):
+    result = ok(measured("loader=device", "gpus=2", "epochs=2", "dataset.device_budget_bytes=3072"))
+    test = {"mode": "resident", "bytes": 25 * 64, "budget_bytes": 3072}
+    assert result["input"] == {
+        "loader": "device",
+        "train": {"mode": "shard", "bytes": 3072, "budget_bytes": 3072},
+        "test": test,
+    }
+    moved = result["transfer_bytes"]
+    assert moved["h2d_images"] == {"train": 2 * 96 * 64, "evaluate": 2 * 50 * 8}  # an order of the test set each time
+    assert moved["h2d_labels"] == {"train": 2 * 96 * 8, "evaluate": 0}
+    assert moved["h2d_setup"] == {"train": 0, "evaluate": 50 * (64 + 8)}
+    assert moved["h2d"] == 2 * 96 * 72 + 2 * 50 * 8 + 50 * 72
+    first, second = result["epochs"]
+    assert first["gap_s"] is None and second["gap_s"] >= second["first_batch_s"] > 0
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from multicard.config_vision import VisionConfig
 from multicard.launch import Failure, Job
 from multicard.progress import Board
 from multicard.vision import data
+from multicard.vision.loaders import LOADERS
 from multicard.vision.train import smallest_batch
 from tests.conftest import SMALL, typed, warm_up
 
@@ -54,6 +55,29 @@ def test_who_loads_and_trains_what(world: int, samples: int, tmp_path: Path):
     assert all(sorted(rank["trained"]) == everything for rank in ddp)
     assert world == 1 or ddp[0]["trained"] != ddp[1]["trained"]
     assert all(len({rank["steps"] for rank in strategy}) == 1 for strategy in (rr, ds, ddp))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_loader_reads_what_the_strategy_says(world: int, tmp_path: Path):
+    loaders = [name.value for name in LOADERS]
+    ranks = on_ranks(world, "reads", tmp_path, small("batch_size=8"), tmp_path, 50, loaders)
+    everything = list(range(50))
+    for strategy in ("ddp_ds", "ddp_rr", "ddp"):
+        for loader in loaders:  # the same batches in the same order as torch's
+            assert [r[f"{strategy} {loader}"]["batches"] for r in ranks] == [
+                r[f"{strategy} torch"]["batches"] for r in ranks
+            ]
+        for epoch in range(2):
+            trained = [rank[f"{strategy} torch"]["trained"][epoch] for rank in ranks]
+            if strategy == "ddp":
+                assert all(sorted(mine) == everything for mine in trained)
+            else:
+                counts = Counter(number for mine in trained for number in mine)
+                repeated = -50 % world if strategy == "ddp_ds" else 0
+                assert sorted(counts) == everything and sum(counts.values()) == 50 + repeated
+    mode = "shard" if world > 1 else "resident"
+    assert {rank["ddp_ds device"]["facts"]["mode"] for rank in ranks} == {mode}
+    assert {rank["ddp_rr device"]["facts"]["mode"] for rank in ranks} == {"resident"}
 
 
 def test_the_loop_trains_every_image_once_under_round_robin(tmp_path: Path):

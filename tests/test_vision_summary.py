@@ -19,13 +19,17 @@ def rank_file(rank: int, epochs: int, segments: list[tuple[int, int]]) -> dict[s
     evaluated = {"evaluate_s": 0.25, "test_loss": 1.0, "test_accuracy": 0.5, "test_right": 5, "test_samples": 10}
     sizes = {"parameter_bytes": 40, "gradient_bytes": 40, "buffer_bytes": 20, "statistics_bytes": 16}
     moved = {"evaluate_h2d_images_bytes": 100, "evaluate_h2d_labels_bytes": 1}
+    waited = [{"first_batch_s": 0.1 * (rank + 1), "gap_s": None if e == 0 else 0.2 * (rank + 1)} for e in range(epochs)]
     return {
         "rank": rank,
+        "setup_h2d_bytes": {"train": 1000, "evaluate": 100},
         "steps_per_epoch": PER_EPOCH,
         "distinct_samples": PER_EPOCH * SAMPLES,
         "peak_memory_bytes": 7,
         **sizes,
-        "epochs": [{"epoch": e, "train_s": 0.75, "ended_s": e + 1.0, **evaluated, **moved} for e in range(epochs)],
+        "epochs": [
+            {"epoch": e, "train_s": 0.75, "ended_s": e + 1.0, **evaluated, **moved, **waited[e]} for e in range(epochs)
+        ],
         "segments": [{"first_step": first, "steps": steps, "trained_s": 1.0} for first, steps in segments],
     }
 
@@ -95,3 +99,12 @@ def test_a_run_without_a_whole_epoch_has_no_figures():
         found = summary(ranks, steps([1] * 4) if ranks else None, warmup_steps=1)
         assert found["epochs"] == [] and found["total_s"] is None and found["images_per_s"] is None
         assert found["step_s"]["count"] == found["step_s"]["warmup_count"] == 0
+
+
+def test_an_epochs_waits_are_the_slowest_ranks_and_a_set_that_stays_on_the_device_crosses_once():
+    seconds = [0.1] * 2 * PER_EPOCH
+    found = summary([rank_file(rank, 2, [(0, 8)]) for rank in range(2)], steps(seconds, seconds), 0)
+    assert [(epoch["first_batch_s"], epoch["gap_s"]) for epoch in found["epochs"]] == [(0.2, None), (0.2, 0.4)]
+    moved = found["transfer_bytes"]
+    assert moved["h2d_setup"] == {"train": 2000, "evaluate": 200}
+    assert moved["h2d"] == 2 * (2 * 2 * PER_EPOCH * SAMPLES + 2 * 101) + 2200

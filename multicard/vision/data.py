@@ -7,13 +7,14 @@ import gzip
 import hashlib
 import importlib.util
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from multicard.config import require
-from multicard.config_vision import DatasetConfig, DatasetName, ImagesConfig, MnistConfig
+from multicard.config_vision import CacheMode, DatasetConfig, DatasetName, ImagesConfig, MnistConfig
 
 # File: md5 of its .gz as torchvision 0.26 lists it, images or labels in it. They come four in a set.
 MNIST_FILES = {
@@ -28,7 +29,8 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 
 @dataclass
 class Split:
-    """One part of a data set: grey images in memory as uint8 (N, H, W), or paths of colour photographs."""
+    """One part of a data set: uint8 images, grey (N, H, W) or decoded photographs (N, S, S, 3), or the paths of
+    photographs."""
 
     images: np.ndarray | list[Path]
     labels: np.ndarray  # (N,), int64
@@ -47,9 +49,13 @@ class Split:
 
 @dataclass
 class Data:
+    """`facts` go into the record; `shared` are files to be removed once all ranks of the node have opened them."""
+
     train: Split
     test: Split
     classes: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    shared: list[Path] = field(default_factory=list)
 
 
 def check(config: DatasetConfig) -> None:
@@ -62,12 +68,50 @@ def check(config: DatasetConfig) -> None:
         _check_mnist(config)
     elif isinstance(config, ImagesConfig):
         _check_images(Path(config.root or ""))
+        if config.cache is not CacheMode.none:
+            from multicard.vision import cache
+
+            cache.check(config)
 
 
 def load(config: DatasetConfig, seed: int) -> Data:
-    """Read the data set; `train_limit` and `test_limit` are applied."""
-    data = LOADS[config.name](config)
-    return Data(data.train.take(config.train_limit, seed), data.test.take(config.test_limit, seed), data.classes)
+    """Read the data set; `train_limit` and `test_limit` are applied. Photographs are decoded, unless they are to be
+    decoded each time."""
+    whole = LOADS[config.name](config)
+    found = Data(whole.train.take(config.train_limit, seed), whole.test.take(config.test_limit, seed), whole.classes)
+    if not isinstance(config, ImagesConfig) or config.cache is CacheMode.none:
+        return found
+    from multicard.vision import cache
+
+    return cache.cached(found, config)
+
+
+def gather(split: Split, indices: np.ndarray, image_size: int) -> np.ndarray:
+    """The images of a batch, uint8 (B, H, W) or (B, S, S, 3)."""
+    if isinstance(split.images, np.ndarray):
+        return split.images[indices]
+    return np.stack([decode(split.images[index], image_size) for index in indices])
+
+
+BROKEN = "replace or remove it, or leave such images out with dataset.skip_broken=true"
+
+
+def decode(path: Path, image_size: int) -> np.ndarray:
+    """The photograph as uint8 (S, S, 3), whatever its size, mode and proportions.
+
+    Raises:
+        ValueError: naming the file, where it is no image or cut off.
+    """
+    import torch
+    from PIL import Image
+    from torchvision.transforms.v2 import functional
+
+    try:
+        with Image.open(path) as image:
+            pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # SyntaxError: a broken PNG
+        raise ValueError(f"{path}: cannot be decoded ({error}); {BROKEN}") from None
+    return functional.resize(pixels, [image_size, image_size], antialias=True).permute(1, 2, 0).numpy()
 
 
 def _digits(config: DatasetConfig) -> Data:

@@ -16,6 +16,8 @@ PER_EPOCH = (
     "test_right",
     "test_samples",
     "ended_s",
+    "first_batch_s",
+    "gap_s",
     "evaluate_h2d_images_bytes",
     "evaluate_h2d_labels_bytes",
 )
@@ -42,6 +44,10 @@ class Report:
             "statistics_bytes": sum(b.nbytes for b in model.buffers() if b.is_floating_point()),
             "segments": [],  # what was trained without a stop in it; `trained_s` are seconds of training and evaluation
         }
+
+    def reads(self, facts: dict[str, Any]) -> None:
+        """How the input comes, as far as it was not configured."""
+        self.content["input"] = facts
 
     def state(self) -> dict[str, Any]:
         """What was measured so far, for `restore`."""

@@ -47,20 +47,24 @@ class Strided(Sampler[int]):
 
 
 class Rest(Sampler[int]):
-    """What is left of an epoch of `sampler` after its first `skip` samples, which are not even loaded."""
+    """What is left of an epoch of `sampler` after its first `skip` samples, which are not even loaded.
 
-    def __init__(self, sampler: Shuffled | DistributedSampler[int]) -> None:
-        self.sampler, self.skip = sampler, 0
+    It yields draws, epoch times `samples` plus the index of a sample, so that all that a loader does to a sample can
+    follow from what it is asked for, in whichever process.
+    """
+
+    def __init__(self, sampler: Shuffled | DistributedSampler[int], samples: int) -> None:
+        self.sampler, self.samples, self.epoch, self.skip = sampler, samples, 0, 0
 
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
         self.sampler.set_epoch(epoch)
-        self.skip = skip
+        self.epoch, self.skip = epoch, skip
 
     def __len__(self) -> int:
         return max(0, len(self.sampler) - self.skip)  # the last step may have fewer samples than were counted for it
 
     def __iter__(self) -> Iterator[int]:
-        return islice(self.sampler, self.skip, None)
+        return (self.epoch * self.samples + index for index in islice(self.sampler, self.skip, None))
 
 
 @dataclass

@@ -56,6 +56,7 @@ def summarise(config: VisionConfig, placement: Placement, ranks: list[dict[str, 
         "peak_memory_bytes": peak_memory(ranks, placement.device),
         "transfer_bytes": _transfers(ranks, table, placement),
         "communication_bytes": _communication(config, ranks, table),
+        "input": first.get("input"),
         "parameters": first.get("parameters"),
         "num_workers": first.get("num_workers"),
         "threads": first.get("threads"),
@@ -81,6 +82,8 @@ def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]
     return {
         "epoch": index,
         "train_s": train_s,
+        "first_batch_s": max(epoch["first_batch_s"] for epoch in mine),
+        "gap_s": max(gaps) if (gaps := [epoch["gap_s"] for epoch in mine if epoch["gap_s"] is not None]) else None,
         "evaluate_s": max(epoch["evaluate_s"] for epoch in mine),
         "ended_s": max(epoch["ended_s"] for epoch in mine),
         "train_loss": float(np.average(rows["loss"][has_loss], weights=rows["samples"][has_loss])),
@@ -136,10 +139,13 @@ def _transfers(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], placem
             "train": int(table[key].sum()) if table else 0,
             "evaluate": sum(epoch[f"evaluate_{key}"] for rank in ranks for epoch in rank["epochs"]),
         }
+    setups = [rank["setup_h2d_bytes"] for rank in ranks]
+    setup = {part: sum(found[part] for found in setups) for part in ("train", "evaluate")}  # a set that stays there
     crosses = placement.device == "cuda"
     return {
-        "h2d": sum(sum(part.values()) for part in counted.values()),
+        "h2d": sum(sum(part.values()) for part in (*counted.values(), setup)),
         **counted,
+        "h2d_setup": setup,
         "d2h": None,
         "d2d": None,
         "source": "counted" if crosses else "counted: what would cross to a device",

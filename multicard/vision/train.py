@@ -2,8 +2,8 @@
 
 import gc
 import math
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
+from torch.utils.data import Sampler
 
 from multicard import measure
 from multicard.config_vision import (
@@ -30,8 +31,8 @@ from multicard.launch import Rank
 from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
 from multicard.progress import Board, LossPeek
 from multicard.ranks import meet
-from multicard.vision import data, models, state
-from multicard.vision.loaders import LOADERS, Batch, Batches
+from multicard.vision import cache, data, models, state
+from multicard.vision.loaders import LOADERS, Batch, Input, Source
 from multicard.vision.precision import PRECISIONS, Precision
 from multicard.vision.report import Report
 from multicard.vision.strategy import (
@@ -46,6 +47,7 @@ from multicard.vision.strategy import (
 
 # What a step counts: samples trained, samples loaded, and bytes handed to the device
 COUNTS: tuple[str, ...] = ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")
+Moved = tuple[torch.Tensor, torch.Tensor]  # images (B, 3, S, S) and labels (B,) on the device
 COLLECT_EVERY = 100  # steps between young-generation collections, the same on every rank so that none straggles
 
 
@@ -60,6 +62,10 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
     # ---- data: every rank reads the set; its share of it follows from the strategy
     content = data.load(config.dataset, config.seed)
+    if content.shared:
+        meet(rank)
+        if rank.local_rank == 0:
+            cache.forget(content)
 
     # ---- model
     model = models.build(config.model, content.classes, config.dataset.image_size)
@@ -69,11 +75,16 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     # ---- strategy
     share = STRATEGIES[config.strategy.name](model, len(content.train), config, rank)
     pin = config.pin_memory and device.type == "cuda"
-    load = LOADERS[config.loader.name]
-    sampler = Rest(share.sampler)
-    training = load(content.train, sampler, share.batch_size, workers, config, precision.transfer, pin)
+    sampler = Rest(share.sampler, len(content.train))
     test = Strided(len(content.test), rank.rank, rank.world_size)
-    testing = load(content.test, test, share.batch_size, workers, config, precision.transfer, pin)
+    sharded = config.strategy.name is StrategyName.ddp_ds and rank.world_size > 1
+
+    def load(split: data.Split, order: Sampler[int], **which: bool) -> Input:
+        read = (split, order, share.batch_size, workers, config, precision.transfer, pin, device)
+        return LOADERS[config.loader.name](Source(*read, **which))
+
+    training = load(content.train, sampler, sharded=sharded)
+    testing = load(content.test, test, training=False)
 
     replicas = config.gpus if config.strategy.name is StrategyName.dp else 1
     if config.dataset.image_size <= 32 and smallest_batch(len(share.sampler), share.batch_size, replicas) == 1:
@@ -90,6 +101,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     torch.manual_seed(config.seed + rank.rank)  # dropout differs between ranks
     loop = Loop(rank, config, precision, memory_format, share, optimizer, schedule, scaler, folder)
     report = Report(rank, folder, share, flags, workers)
+    report.reads({"loader": config.loader.name.value, "train": training.facts, "test": testing.facts, **content.facts})
+    report.content["setup_h2d_bytes"] = {"train": training.setup_bytes, "evaluate": testing.setup_bytes}
     start = state.restore(loop, report)
     for used in report.devices:
         measure.reset_peak_memory(used)
@@ -100,7 +113,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
 
 def run_epochs(
-    loop: "Loop", report: Report, sampler: Rest, training: Batches, testing: Batches, start: state.Start
+    loop: "Loop", report: Report, sampler: Rest, training: Input, testing: Input, start: state.Start
 ) -> None:
     """Train and evaluate from `start` to the end, or to the step at which a stop is asked for."""
     rank, config, share = loop.rank, loop.config, loop.share
@@ -111,17 +124,19 @@ def run_epochs(
         state.set_random(start.random, report.devices)
     report.started(loop.steps)
     meet(rank)
-    elapsed_s, first, before = start.elapsed_s, start.step, start.trained
+    elapsed_s, first, before, evaluated_s = start.elapsed_s, start.step, start.trained, None
     for epoch in range(start.epoch, config.epochs):
         started_s = measure.clock_s()
         trained = state.joined(before, loop.train_epoch(epoch, batches, first))
+        trained["gap_s"] = None if evaluated_s is None else started_s - evaluated_s + trained["first_batch_s"]
         if loop.stopped:
             elapsed_s += measure.clock_s() - started_s
             report.reached(loop.steps, elapsed_s)
             state.save(loop, report, epoch, trained, elapsed_s)
             return
         evaluated = loop.evaluate(testing)
-        elapsed_s += measure.clock_s() - started_s
+        evaluated_s = measure.clock_s()
+        elapsed_s += evaluated_s - started_s
         report.epoch(epoch, trained, evaluated, loop.steps, elapsed_s)  # what we write is no part of the training
         meet(rank)  # nor is the wait for a rank that wrote longer
         target = config.target_accuracy
@@ -166,22 +181,23 @@ class Loop:
         self.total_steps = config.epochs * share.steps
         self.stopped = False
 
-    def move(self, batch: Batch, counts: dict[str, int]) -> Batch:
+    def move(self, batch: Batch, counts: dict[str, int]) -> Moved:
         """Hand a batch to the device; what crosses is added to `counts`."""
-        images, labels = batch
-        counts["loaded"] += len(labels)
-        counts["h2d_images_bytes"] += images.nbytes
-        counts["h2d_labels_bytes"] += labels.nbytes
-        return images.to(self.rank.device, non_blocking=True), labels.to(self.rank.device, non_blocking=True)
+        counts["loaded"] += len(batch.labels)
+        counts["h2d_images_bytes"] += batch.images_bytes
+        counts["h2d_labels_bytes"] += batch.labels_bytes
+        images, labels = (part.to(self.rank.device, non_blocking=True) for part in (batch.images, batch.labels))
+        return images.expand(-1, 3, -1, -1), labels  # a grey image may come as one channel
 
-    def train_epoch(self, epoch: int, batches: Batches, first: int = 0) -> dict[str, Any]:
+    def train_epoch(self, epoch: int, batches: Iterable[Batch], first: int = 0) -> dict[str, Any]:
         """Train on every batch once, to the epoch's end or the step after which a stop is asked for.
 
         Args:
             first: the epoch's step with which `batches` begin.
 
         Returns:
-            `train_s`, the steps' table and what this rank loaded, moved and trained.
+            `train_s`, `first_batch_s` (from the start to the first batch), the steps' table and what this rank
+            loaded, moved and trained.
         """
         share, timer, model = self.share, self.timer, self.share.model
         rows: dict[str, list[int]] = {key: [] for key in COUNTS}
@@ -189,7 +205,10 @@ class Loop:
         model.train()
         gc.collect(1)
         timer.start()
+        started_s = measure.clock_s()
         loaded = iter(batches)
+        loaded = chain([batch] if (batch := next(loaded, None)) else [], loaded)
+        first_batch_s = measure.clock_s() - started_s
         for step in range(first, share.steps):
             mine, ranks_with_batch, counts = None, 0, dict.fromkeys(COUNTS, 0)
             for turn, batch in enumerate(islice(loaded, share.round)):
@@ -226,7 +245,7 @@ class Loop:
                 break
         train_s, phases_s = timer.stop()
         losses = self.losses[first : first + len(phases_s)].tolist()
-        return {"train_s": train_s, "phases_s": phases_s, "loss": losses, **rows}
+        return {"train_s": train_s, "first_batch_s": first_batch_s, "phases_s": phases_s, "loss": losses, **rows}
 
     def asked_to_stop(self) -> bool:
         """Whether the run is to be stopped after the step just done.
@@ -240,14 +259,14 @@ class Loop:
         self.stopped = self.steps == stop_at
         return self.stopped
 
-    def forward(self, batch: Batch, model: nn.Module) -> torch.Tensor:
+    def forward(self, batch: Moved, model: nn.Module) -> torch.Tensor:
         images, labels = batch
         images = images.contiguous(memory_format=self.memory_format)
         with self.precision.arithmetic(self.rank.device):
             return self.criterion(model(images), labels)
 
     @torch.inference_mode()
-    def evaluate(self, batches: Batches) -> dict[str, Any]:
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """Loss and accuracy on the test set: each sample on one rank, sums and counts reduced apart."""
         device = self.rank.device
         # DDP's forward pass would wait for ranks that have fewer batches; DataParallel's uses all GPUs
