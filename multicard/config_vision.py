@@ -26,6 +26,7 @@ class LoaderName(StrEnum):
     torch = "torch"
     batched = "batched"
     device = "device"
+    dali = "dali"
 
 
 class CacheMode(StrEnum):
@@ -87,6 +88,20 @@ class WorkersConfig(LoaderConfig):
 
     def __post_init__(self) -> None:
         require(self.prefetch_factor >= 1, f"loader.prefetch_factor={self.prefetch_factor}: must be 1 or more")
+
+
+@dataclass
+class DaliConfig(LoaderConfig):
+    """`threads` of a pipeline; null is the rank's share of the cores."""
+
+    threads: Optional[int] = None
+    prefetch_queue_depth: int = 2
+
+    def __post_init__(self) -> None:
+        threads, depth = self.threads, self.prefetch_queue_depth
+        remedy = "must be 1 or more, or null for the rank's share of the cores"
+        require(threads is None or threads >= 1, f"loader.threads={threads}: {remedy}")
+        require(depth >= 1, f"loader.prefetch_queue_depth={depth}: must be 1 or more")
 
 
 @dataclass
@@ -256,6 +271,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
         LoaderName.torch: WorkersConfig,
         LoaderName.batched: WorkersConfig,
         LoaderName.device: LoaderConfig,
+        LoaderName.dali: DaliConfig,
     },
     "dataset": {
         DatasetName.digits: DatasetConfig,

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,11 @@ def typed_llm(*overrides: str) -> LlmConfig:
     typed_config = OmegaConf.to_object(composed(*overrides, entry="tune_llm"))
     assert isinstance(typed_config, LlmConfig)
     return typed_config
+
+
+def has_dali() -> bool:
+    """Whether NVIDIA DALI is installed (make dali); a test of it is skipped otherwise."""
+    return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
 def warm_up() -> None:

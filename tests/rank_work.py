@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Sampler
 
-from multicard.config_vision import LoaderName, StrategyName, VisionConfig
+from multicard.config_vision import StrategyName, VisionConfig
 from multicard.launch import Rank
 from multicard.vision import data, models
 from multicard.vision.loaders import LOADERS, Input, Source
@@ -23,19 +23,20 @@ def save(rank: Rank, folder: Path, value: Any) -> None:
     torch.save(value, folder / f"{rank.rank}.pt")
 
 
-def reads(rank: Rank, config: VisionConfig, folder: Path, samples: int, loaders: list[str]) -> None:
+def reads(rank: Rank, configs: list[VisionConfig], folder: Path, samples: int) -> None:
     """For each strategy and loader: the samples' numbers in each batch of two epochs, and which are trained on."""
     images = np.random.default_rng(0).integers(0, 256, (samples, 8, 8), np.uint8)
     numbered = data.Split(images, np.arange(samples))
     seen: dict[str, Any] = {}
     for name in (StrategyName.ddp_ds, StrategyName.ddp_rr, StrategyName.ddp):
-        strategy = replace(config.strategy, name=name)
-        share = STRATEGIES[name](nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
-        sampler = Rest(share.sampler, samples)
         sharded = name is StrategyName.ddp_ds and rank.world_size > 1
-        for loader in loaders:
+        for config in configs:
+            loader = config.loader.name
+            strategy = replace(config.strategy, name=name)
+            share = STRATEGIES[name](nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
+            sampler = Rest(share.sampler, samples)
             source = Source(numbered, sampler, config.batch_size, 0, config, torch.float32, sharded=sharded)
-            batches = LOADERS[LoaderName(loader)](source)
+            batches = LOADERS[loader](source)
             epochs = []
             for epoch in range(2):
                 sampler.set_epoch(epoch)

@@ -1,21 +1,26 @@
 """What makes a run one of image recognition. Imports neither torch nor torchvision."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from multicard import environment
-from multicard.config import Placement
-from multicard.config_vision import VisionConfig
+from multicard.config import Placement, require
+from multicard.config_vision import LoaderName, VisionConfig
 from multicard.run import Kind
 from multicard.vision import data, summary
 
 
 def check(config: VisionConfig) -> None:
-    """See that the data set and the model are there.
+    """See that the data set, the model and the loader are there.
 
     Raises:
         ValueError: with the key and the remedy.
     """
+    if config.loader.name is LoaderName.dali:
+        installed = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
+        remedy = "pip install -r requirements-dali.txt (or make dali), or use loader=device"
+        require(installed, f"loader=dali: NVIDIA DALI is not installed; {remedy}")
     data.check(config.dataset)
     if config.model.name != "mobilenet_v2":
         from multicard.vision import models  # needs torchvision, so seconds

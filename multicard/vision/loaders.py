@@ -175,8 +175,16 @@ def device_loader(source: Source) -> Input:
     return Resident(source)
 
 
+def dali_loader(source: Source) -> Input:
+    """NVIDIA DALI's pipeline. See `dali`."""
+    from multicard.vision.dali import Dali
+
+    return Dali(source)
+
+
 LOADERS: dict[str, Callable[[Source], Input]] = {
     LoaderName.torch: torch_loader,
     LoaderName.batched: batched_loader,
     LoaderName.device: device_loader,
+    LoaderName.dali: dali_loader,
 }

@@ -10,6 +10,7 @@ from multicard import measure
 from multicard.vision import pixels
 from multicard.vision.loaders import Batch, Source
 
+WINDOW_BYTES = 8 + 8 + 1  # what says which part of an image is shown
 BUDGET_SHARE = 0.25  # of the memory that is free on a GPU before training, unless dataset.device_budget_bytes says
 
 
@@ -56,11 +57,12 @@ class Resident:
         crossed = {"resident": order.nbytes, "shard": len(order) * self.images[0].nbytes, "streamed": 0}[self.mode]
         made = (self._make(piece, order, draws) for piece in pieces)
         for images, labels in self._ahead(made) if self.on_cuda else made:
+            each = WINDOW_BYTES * len(labels) if source.training and source.config.dataset.augment else 0
             if self.mode == "streamed":
-                yield Batch(images, labels, len(labels) * self.images[0].nbytes, labels.nbytes)
+                yield Batch(images, labels, each + len(labels) * self.images[0].nbytes, labels.nbytes)
                 continue
             first, crossed = crossed, 0  # what crossed for the whole epoch counts with its first batch
-            yield Batch(images, labels, first, order.nbytes if first and self.mode == "shard" else 0)
+            yield Batch(images, labels, each + first, order.nbytes if first and self.mode == "shard" else 0)
 
     def _send_shard(self, order: np.ndarray) -> None:
         """Bring this epoch's images over in the order of their use; on CPU they stay where they are."""
