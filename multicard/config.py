@@ -37,6 +37,7 @@ class PrecisionName(StrEnum):
     tf32 = "tf32"
     fp16 = "fp16"
     bf16 = "bf16"
+    half = "half"
 
 
 class TrackerMode(StrEnum):

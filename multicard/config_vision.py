@@ -173,6 +173,7 @@ class ModelConfig:
 class OptimizerConfig:
     name: OptimizerName = MISSING
     weight_decay: float = 0.0
+    fused: bool = False
 
     def __post_init__(self) -> None:
         require(self.weight_decay >= 0, f"optimizer.weight_decay={self.weight_decay}: must be 0 or more")
@@ -222,6 +223,8 @@ class VisionConfig(RunConfig):
     model: Model = MISSING
     optimizer: OptimizerConfig = MISSING
     schedule: Schedule = Schedule.onecycle
+    compile: Optional[bool] = False
+    cudnn_benchmark: bool = False
     warmup_steps: int = 5
     num_workers: Optional[int] = None
     target_accuracy: Optional[float] = None
@@ -253,6 +256,7 @@ class VisionConfig(RunConfig):
             remedy = "use strategy=ddp_ds"
             require(on_cuda, f"strategy=dp: nn.DataParallel needs CUDA devices; {remedy}")
             require(self.nodes == 1, f"strategy=dp: nn.DataParallel is of one process, so nodes=1; {remedy}")
+            require(not self.compile, f"compile=true: does not go with strategy=dp; {remedy}, or compile=false")
             require(not oversubscribed, f"strategy=dp: its replicas cannot share a GPU; {remedy}")
         synced = isinstance(strategy, DdpConfig) and strategy.sync_batchnorm
         remedy = "its last round may have no batch for some ranks, and their statistics would be waited for; use ddp_ds"

@@ -1,18 +1,19 @@
 """What tests have ranks do; each writes what it saw to `folder/<rank>.pt`."""
 
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo.utils
 from torch import nn
 from torch.utils.data import Sampler
 
 from multicard.config_vision import StrategyName, VisionConfig
 from multicard.launch import Rank
-from multicard.vision import data, models
+from multicard.vision import compiled, data, models
 from multicard.vision.loaders import LOADERS, Input, Source
 from multicard.vision.precision import PRECISIONS
 from multicard.vision.strategy import STRATEGIES, Rest, Share, Strided, unwrap
@@ -148,6 +149,42 @@ def buckets(rank: Rank, config: VisionConfig, folder: Path) -> None:
     logged = share.model._get_ddp_logging_data()  # pyright: ignore[reportCallIssue]
     sizes = [int(size) for size in str(logged["rebuilt_bucket_sizes"]).split(",")]
     save(rank, folder, sum(sizes))
+
+
+class Small(nn.Module):
+    """A model with all that compiling must leave alone; torch does not compile a bare Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten())
+        self.classifier = nn.Linear(4 * 30 * 30, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(images))
+
+
+def compile_and_tell(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    """What compiling leaves behind, and what the compiled model gives for a full and for an odd batch."""
+    torch.manual_seed(0)
+    model = Small()
+    before = [value.clone() for value in model.state_dict().values()]
+    eager = deepcopy(model).eval()
+    model.compile(dynamic=False)
+    loop, share = loop_of(rank, config, folder, model, 64)
+    random = torch.get_rng_state()
+    seconds = compiled.compile_now(loop, [])
+    left = {
+        "state": all(torch.equal(a, b) for a, b in zip(before, unwrap(share.model).state_dict().values(), strict=True)),
+        "random": torch.equal(random, torch.get_rng_state()),
+        "gradients": all(parameter.grad is None for parameter in share.model.parameters()),
+    }
+    counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    model.eval()
+    with torch.no_grad():
+        images = [torch.randn(size, 3, 32, 32) for size in (config.batch_size, config.batch_size - 1)]
+        differ = [(loop.outputs(batch, model) - eager(batch)).abs().max().item() for batch in images]
+    again = torch._dynamo.utils.counters["stats"]["unique_graphs"] - counted
+    save(rank, folder, {"left": left, "seconds": seconds, "differ": differ, "graphs": counted, "again": again})
 
 
 def fail(rank: Rank, how: str) -> None:

@@ -3,20 +3,21 @@
 from pathlib import Path
 
 import pytest
+import torch
 from hydra.errors import HydraException
 
 from multicard import cells, config, config_llm
-from multicard.config import TrackerMode, place
+from multicard.config import PrecisionName, TrackerMode, place
 from multicard.config_vision import DatasetName, LayoutName, OptimizerName, Schedule
 from multicard.vision.data import LOADS
 from multicard.vision.loaders import LOADERS
-from multicard.vision.precision import PRECISIONS
+from multicard.vision.precision import PRECISIONS, choose
 from multicard.vision.strategy import STRATEGIES
 from multicard.vision.train import OPTIMIZERS, SCHEDULES
 from tests.conftest import ROOT, composed, typed
 
 GROUPS = {
-    "precision": PRECISIONS,
+    "precision": {*PRECISIONS, PrecisionName.half},  # which stands for one of two of them
     "strategy": STRATEGIES,
     "loader": LOADERS,
     "layout": LayoutName,
@@ -51,9 +52,27 @@ def vision_options() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("group", "option"), vision_options())
 def test_each_option_composes(group: str, option: str):
     root = ["dataset.root=x"] if option in (DatasetName.mnist, DatasetName.images) else []
-    chosen = getattr(typed(f"{group}={option}", *root), group)
+    chosen = getattr(typed(f"{group}={option}", *root), group, None)  # a preset is of several groups
     if hasattr(chosen, "name"):
         assert chosen.name == option
+
+
+def test_a_preset_changes_what_was_not_chosen():
+    fast = typed("preset=fast")
+    assert (fast.loader.name, fast.layout.name, fast.precision.name) == ("device", "nhwc", "half")
+    assert (fast.compile, fast.cudnn_benchmark, fast.optimizer.fused) == (None, True, True)
+    mine = typed("preset=fast", "precision=fp32", "layout=nchw", "compile=false", "optimizer=adam")
+    assert (mine.loader.name, mine.layout.name, mine.precision.name) == ("device", "nchw", "fp32")
+    assert (mine.compile, mine.optimizer.name, mine.optimizer.fused) == (False, "adam", True)
+    assert typed("preset=papers").identity() == typed().identity()
+
+
+def test_half_is_bf16_where_there_is_bf16(monkeypatch: pytest.MonkeyPatch):
+    bf16, fp16 = PRECISIONS[PrecisionName.bf16], PRECISIONS[PrecisionName.fp16]
+    assert choose(PrecisionName.half, torch.device("cpu")) is bf16
+    for there, expected in ((True, bf16), (False, fp16)):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda there=there, **_: there)
+        assert choose(PrecisionName.half, torch.device("cuda", 0)) is expected
 
 
 def test_an_option_brings_its_own_learning_rate_and_the_users_wins():
@@ -71,6 +90,12 @@ REFUSED = [
     (["warmup_steps=-1"], "warmup_steps=-1"),
     (["lr=0"], "lr=0"),
     (["num_workers=-1"], "num_workers=-1"),
+    (["loader=dali", "loader.threads=0"], "loader.threads=0"),
+    (["loader=dali", "loader.prefetch_queue_depth=0"], "loader.prefetch_queue_depth=0"),
+    (["dataset.crop=0"], "dataset.crop=0"),
+    (["dataset.device_budget_bytes=-1"], "dataset.device_budget_bytes=-1"),
+    (["dataset=images", "dataset.root=x", "dataset.cache=none", "loader=device"], "loader=device"),
+    (["dataset=images", "dataset.root=x", "dataset.cache=none", "dataset.skip_broken=true"], "dataset.skip_broken"),
     (["target_accuracy=97"], "target_accuracy=97"),
     (["stop_at_target=true"], "stop_at_target=true"),
     (["name=a/b"], "name='a/b'"),

@@ -22,6 +22,7 @@ def rank_file(rank: int, epochs: int, segments: list[tuple[int, int]]) -> dict[s
     waited = [{"first_batch_s": 0.1 * (rank + 1), "gap_s": None if e == 0 else 0.2 * (rank + 1)} for e in range(epochs)]
     return {
         "rank": rank,
+        "compile_s": None,
         "setup_h2d_bytes": {"train": 1000, "evaluate": 100},
         "steps_per_epoch": PER_EPOCH,
         "distinct_samples": PER_EPOCH * SAMPLES,

@@ -51,3 +51,11 @@ PRECISIONS = {
     PrecisionName.fp16: Precision(torch.float32, torch.float16, autocast=torch.float16, scale_loss=True),
     PrecisionName.bf16: Precision(torch.float32, torch.bfloat16, autocast=torch.bfloat16),
 }
+
+
+def choose(name: PrecisionName, device: torch.device) -> Precision:
+    """What `name` means on this device: `half` is bf16 where it can be computed in, else fp16."""
+    if name is not PrecisionName.half:
+        return PRECISIONS[name]
+    has_bf16 = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+    return PRECISIONS[PrecisionName.bf16 if has_bf16 else PrecisionName.fp16]

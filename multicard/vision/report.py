@@ -35,6 +35,7 @@ class Report:
         self.content: dict[str, Any] = {
             **ranks.head(rank, flags),
             "num_workers": workers,
+            "compile_s": None,
             "steps_per_epoch": share.steps,
             "distinct_samples": share.distinct,
             "parameters": sum(p.numel() for p in model.parameters()),

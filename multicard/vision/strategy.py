@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from multicard.config_vision import DdpConfig, StrategyName, VisionConfig
 from multicard.launch import Rank
-from multicard.vision.precision import PRECISIONS, Precision
+from multicard.vision.precision import Precision, choose
 
 
 class Shuffled(Sampler[int]):
@@ -122,7 +122,7 @@ def ddp(model: nn.Module, samples: int, config: VisionConfig, rank: Rank) -> Sha
 def dp(model: nn.Module, samples: int, config: VisionConfig, rank: Rank) -> Share:
     """nn.DataParallel: one process with a thread a GPU. Each step scatters the batch from GPU 0, broadcasts the
     parameters from it, gathers the outputs and sums the gradients there."""
-    inner = InPrecision(model, PRECISIONS[config.precision.name], rank.device)
+    inner = InPrecision(model, choose(config.precision.name, rank.device), rank.device)
     parallel = DataParallel(inner, device_ids=list(range(config.gpus)))
     return Share(parallel, Shuffled(samples, config.seed), config.batch_size * config.gpus, samples)
 

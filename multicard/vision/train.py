@@ -31,9 +31,9 @@ from multicard.launch import Rank
 from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
 from multicard.progress import Board, LossPeek
 from multicard.ranks import meet
-from multicard.vision import cache, data, models, state
+from multicard.vision import cache, compiled, data, models, state
 from multicard.vision.loaders import LOADERS, Batch, Input, Source
-from multicard.vision.precision import PRECISIONS, Precision
+from multicard.vision.precision import Precision, choose
 from multicard.vision.report import Report
 from multicard.vision.strategy import (
     STRATEGIES,
@@ -56,7 +56,9 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
     Where the controller asks for a stop, the state is saved and training ends there; another call goes on from it.
     """
-    precision, device = PRECISIONS[config.precision.name], rank.device
+    device = rank.device
+    precision = choose(config.precision.name, device)
+    torch.backends.cudnn.benchmark = config.cudnn_benchmark
     flags = precision.set_flags()
     torch.manual_seed(config.seed)  # the same weights on every rank
 
@@ -71,6 +73,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     model = models.build(config.model, content.classes, config.dataset.image_size)
     memory_format = torch.channels_last if config.layout.name is LayoutName.nhwc else torch.contiguous_format
     model = model.to(device, precision.model).to(memory_format=memory_format)  # pyright: ignore[reportCallIssue]
+    if compiled.wanted(config, device):
+        model.compile(dynamic=False)
 
     # ---- strategy
     share = STRATEGIES[config.strategy.name](model, len(content.train), config, rank)
@@ -103,6 +107,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     report = Report(rank, folder, share, flags, workers)
     report.reads({"loader": config.loader.name.value, "train": training.facts, "test": testing.facts, **content.facts})
     report.content["setup_h2d_bytes"] = {"train": training.setup_bytes, "evaluate": testing.setup_bytes}
+    if loop.compiled:
+        report.content["compile_s"] = compiled.compile_now(loop, report.devices)
     start = state.restore(loop, report)
     for used in report.devices:
         measure.reset_peak_memory(used)
@@ -172,6 +178,7 @@ class Loop:
         self.memory_format = memory_format
         self.optimizer, self.schedule, self.scaler = optimizer, schedule, scaler
         scaler.scale(torch.zeros(1, device=rank.device))  # makes its state on ranks whose first round has no batch too
+        self.compiled = compiled.wanted(config, rank.device)
         self.timer = StepTimer(rank.device)
         self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
         self.peek = LossPeek(rank.device)
@@ -261,11 +268,18 @@ class Loop:
 
     def forward(self, batch: Moved, model: nn.Module) -> torch.Tensor:
         images, labels = batch
-        images = images.contiguous(memory_format=self.memory_format)
+        outputs = self.outputs(images, model)
         with self.precision.arithmetic(self.rank.device):
-            return self.criterion(model(images), labels)
+            return self.criterion(outputs, labels)
 
-    @torch.inference_mode()
+    def outputs(self, images: torch.Tensor, model: nn.Module) -> torch.Tensor:
+        """(B, classes) of images (B, 3, S, S)."""
+        images = images.contiguous(memory_format=self.memory_format)
+        odd = compiled.for_batch(images, self.share.batch_size, self.compiled)
+        with self.precision.arithmetic(self.rank.device), odd:
+            return model(images)
+
+    @torch.no_grad()  # and not inference_mode, whose tensors would be compiled for once more
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """Loss and accuracy on the test set: each sample on one rank, sums and counts reduced apart."""
         device = self.rank.device
@@ -278,9 +292,7 @@ class Loop:
         counts = dict.fromkeys(COUNTS, 0)
         for batch in batches:
             images, labels = self.move(batch, counts)
-            images = images.contiguous(memory_format=self.memory_format)
-            with self.precision.arithmetic(device):
-                outputs = model(images)
+            outputs = self.outputs(images, model)
             sums[0] += nn.functional.cross_entropy(outputs.double(), labels, reduction="sum")
             sums[1] += (outputs.argmax(dim=1) == labels).sum()
             sums[2] += len(labels)
@@ -306,6 +318,7 @@ def _sgd(model: nn.Module, lr: float, options: OptimizerConfig) -> Optimizer:
         momentum=options.momentum,
         nesterov=options.nesterov,
         weight_decay=options.weight_decay,
+        fused=options.fused or None,  # False would rule out the foreach loop too
     )
 
 
@@ -318,6 +331,7 @@ def _adam(model: nn.Module, lr: float, options: OptimizerConfig) -> Optimizer:
         betas=(options.betas[0], options.betas[1]),
         eps=options.eps,
         weight_decay=options.weight_decay,
+        fused=options.fused or None,  # False would rule out the foreach loop too
     )
 
 

@@ -1,0 +1,43 @@
+"""torch.compile: its time is apart, it leaves no trace, and the compiled model computes what the plain one does."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from multicard.config_vision import VisionConfig
+from multicard.vision import compiled
+from tests.conftest import SMALL, typed
+from tests.test_strategy import on_ranks
+
+
+def test_compiling_leaves_no_trace_and_computes_the_same(tmp_path: Path):
+    config = typed(*SMALL, "compile=true", "batch_size=4")
+    (found,) = on_ranks(1, "compile_and_tell", tmp_path, config, tmp_path)
+    assert found["left"] == {"state": True, "random": True, "gradients": True}
+    assert found["seconds"] > 0 and found["graphs"] == 2  # training and evaluation
+    assert max(found["differ"]) < 1e-5
+    assert found["again"] == 0  # the odd batch ran as it is
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "expected"),
+    [
+        ("compile=true", "cpu", True),
+        ("compile=false", "cuda", False),
+        ("compile=null", "cpu", False),
+        ("compile=null", "cuda", True),
+        ("compile=null strategy=dp", "cuda", False),
+    ],
+)
+def test_what_is_compiled_where_it_is_left_open(words: str, device: str, expected: bool):
+    config: VisionConfig = typed(*words.split())
+    assert compiled.wanted(config, torch.device(device)) is expected
+
+
+def test_what_torch_cannot_compile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    config = typed(*SMALL, "compile=true", "batch_size=4")
+    with pytest.raises(pytest.fail.Exception, match=r"compile=true: torch cannot compile the model here .*false"):
+        on_ranks(1, "compile_and_tell", tmp_path, config, tmp_path)
