@@ -142,6 +142,12 @@ def free_memory_bytes(device: "torch.device") -> int:
     return psutil.virtual_memory().available
 
 
+def proportional_memory_bytes() -> int:
+    """This process's resident memory, each page divided by the number of processes that map it (PSS)."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
 def peak_memory_bytes(device: "torch.device") -> int:
     """This process's peak: bytes that torch's allocator handed out on CUDA, else the resident set (VmHWM).
 

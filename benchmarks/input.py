@@ -1,0 +1,185 @@
+"""How many images a second each loader gives, and how many bytes an image moves to the device; nothing is trained.
+
+    python -m benchmarks.input --image-size 500 [--rounds 7] [--mnist ROOT] [--images ROOT]
+
+On grey images of 28 x 28 (MNIST's, where --mnist says where it is, else made ones) and on JPEGs of about 500 x 400
+(those under --images, else made ones), decoded each time and, with the cache, once. Beside our loaders stands the
+plainest script: PIL, torchvision's transforms and a DataLoader. Every round runs all of them, in an order that
+alternates, each with fresh workers and one batch to start on; printed are medians over the rounds, and the ratio to
+`torch` at its best number of workers, round by round. The images are ready for the model on this machine's training
+device: (B, 3, S, S), of grey ones a single channel expanded without a copy where the loader moves one.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torchvision import transforms
+
+from multicard import config, launch, measure
+from multicard.config_vision import VisionConfig
+from multicard.environment import cores, cpu_model
+from multicard.vision import data
+from multicard.vision.data import Split
+from multicard.vision.loaders import LOADERS, Source
+
+ROOT = Path(__file__).parent.parent
+BATCH = 64
+SECONDS = 1.5  # that a loader runs for in a round, at least
+Turn = Callable[[], tuple[float, float]]  # images a second, bytes an image
+
+
+class Plain(Dataset[Any]):
+    """What a tutorial would write."""
+
+    def __init__(self, split: Split, options: VisionConfig) -> None:
+        size = [options.dataset.image_size] * 2
+        to_tensor = [transforms.ToTensor(), transforms.Normalize(options.dataset.mean, options.dataset.std)]
+        self.split = split
+        self.transform = transforms.Compose([transforms.Grayscale(3), transforms.Resize(size), *to_tensor])
+        self.colour = transforms.Compose([transforms.Resize(size), *to_tensor])
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, index: int) -> Any:
+        image = self.split.images[index]
+        if isinstance(image, Path):
+            return self.colour(Image.open(image).convert("RGB")), int(self.split.labels[index])
+        if image.ndim == 3:
+            return self.colour(Image.fromarray(image)), int(self.split.labels[index])
+        return self.transform(Image.fromarray(image)), int(self.split.labels[index])
+
+
+def plain(split: Split, options: VisionConfig, workers: int) -> Turn:
+    def turn() -> tuple[float, float]:
+        context = "fork" if workers else None
+        loader = DataLoader(Plain(split, options), BATCH, True, num_workers=workers, multiprocessing_context=context)
+        return timed((images, images.nbytes) for images, _ in loader)
+
+    return turn
+
+
+def ours(split: Split, options: VisionConfig, workers: int, device: torch.device) -> Turn:
+    def turn() -> tuple[float, float]:
+        pin = device.type == "cuda"
+        source = Source(split, RandomSampler(split), BATCH, workers, options, torch.float32, pin, device)  # pyright: ignore[reportArgumentType]
+        loader = LOADERS[options.loader.name](source)
+        ready = ((batch.images.to(device, non_blocking=True), batch.images_bytes) for batch in loader)
+        return timed(((images.expand(-1, 3, -1, -1), count) for images, count in ready), device)
+
+    return turn
+
+
+def timed(batches: Iterable[tuple[torch.Tensor, int]], device: torch.device | None = None) -> tuple[float, float]:
+    """Images a second and bytes an image, after the first batch and until SECONDS are over or the epoch is."""
+    batches = iter(batches)
+    for _ in islice(batches, 1):
+        pass
+    started_s, images, moved = measure.clock_s(), 0, 0
+    for content, count in batches:
+        images, moved = images + len(content), moved + count
+        if measure.clock_s() - started_s > SECONDS:
+            break
+    if device is not None:
+        measure.synchronize(device)
+    return images / (measure.clock_s() - started_s), moved / images
+
+
+def options_of(*words: str) -> VisionConfig:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        found = OmegaConf.to_object(compose("train_vision", list(words)))
+    assert isinstance(found, VisionConfig)
+    return found
+
+
+def made_grey(count: int) -> Split:
+    random = np.random.default_rng(0)
+    return Split(random.integers(0, 256, (count, 28, 28), np.uint8), random.integers(0, 10, count))
+
+
+def make_jpegs(root: Path, count: int, sides: tuple[int, int] = (500, 400)) -> None:
+    """Smooth noise, of which a JPEG is as large as a photograph's, in the folders of a data set."""
+    random = np.random.default_rng(0)
+    for part, number in (("train", count), ("validation", 2)):
+        for name in ("a", "b"):
+            (root / part / name).mkdir(parents=True)
+        for index in range(number):
+            small = Image.fromarray(random.integers(0, 256, (sides[1] // 8, sides[0] // 8, 3), np.uint8))
+            path = root / part / "ab"[index % 2] / f"{index:05}.jpg"
+            small.resize(sides, Image.Resampling.BICUBIC).save(path, quality=90)
+
+
+def candidates(split: Split, words: tuple[str, ...], device: torch.device) -> dict[str, Turn]:
+    """Name to what runs it once."""
+    found = {f"plain script, {n} workers": plain(split, options_of(*words), n) for n in (0, cores())}
+    for name in ("torch", "batched"):
+        for workers in sorted({0, max(1, cores() // 2), cores()}):
+            found[f"{name}, {workers} workers"] = ours(split, options_of(*words, f"loader={name}"), workers, device)
+    if isinstance(split.images, np.ndarray):
+        found["device"] = ours(split, options_of(*words, "loader=device"), 0, device)
+    try:
+        found["dali"] = ours(split, options_of(*words, "loader=dali"), 0, device)
+        found["dali"]()
+    except ImportError:
+        del found["dali"]
+    return found
+
+
+def compare(title: str, found: dict[str, Turn], rounds: int) -> None:
+    rates: dict[str, list[float]] = {name: [] for name in found}
+    each: dict[str, float] = {}
+    for number in range(rounds):
+        names = list(found) if number % 2 == 0 else list(reversed(found))
+        for name in names:
+            rate, each[name] = found[name]()
+            rates[name].append(rate)
+    best = max((name for name in found if name.startswith("torch,")), key=lambda name: statistics.median(rates[name]))
+    print(f"\n{title}\n\n| loader | images/s | quartiles | x {best} | bytes an image |\n|---|---|---|---|---|")
+    for name, values in rates.items():
+        low, middle, high = statistics.quantiles(values, n=4)
+        ratio = statistics.median(mine / other for mine, other in zip(values, rates[best], strict=True))
+        print(f"| {name} | {middle:,.0f} | {low:,.0f} to {high:,.0f} | {ratio:.2f} | {each[name]:,.0f} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--image-size", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--mnist", help="a folder that holds MNIST/raw")
+    parser.add_argument("--images", help="a folder that holds train/<class>/ and validation/<class>/")
+    args = parser.parse_args()
+    config.register()
+    launch.tune_malloc()
+    torch.set_num_threads(cores())
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    where = torch.cuda.get_device_name() if device.type == "cuda" else cpu_model()
+    print(f"{where}, {cores()} cores, load {os.getloadavg()[0]:.1f}, {args.image_size} px, fp32, batches of {BATCH}")
+    size = (f"dataset.image_size={args.image_size}",)
+
+    words = ("dataset=mnist", f"dataset.root={args.mnist}", *size)
+    grey = data.load(options_of(*words).dataset, 0).train if args.mnist else made_grey(20_000)
+    compare("28 x 28 grey", candidates(grey, words, device), args.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(args.images or folder)
+        if not args.images:
+            make_jpegs(root, 512)
+        words = ("dataset=images", f"dataset.root={root}", f"dataset.cache_dir={folder}/cache", *size)
+        for title, cache in (("JPEGs, decoded each time", "none"), ("JPEGs, decoded once", "mmap")):
+            split = data.load(options_of(*words, f"dataset.cache={cache}").dataset, 0).train
+            compare(title, candidates(split, (*words, f"dataset.cache={cache}"), device), args.rounds)
+
+
+if __name__ == "__main__":
+    main()
