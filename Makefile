@@ -1,6 +1,7 @@
 # make demo     install, run a small sweep and one tuning run, print what was measured
 # make test     install, lint, run the tests (those of a cluster where `tests/slurm/cluster up` has started one)
 # make test-gpu what only a CUDA device can show
+# make dali     install NVIDIA DALI too (loader=dali)
 # make lint     ruff and basedpyright alone
 # make lock     pin all dependencies of requirements.txt again
 
@@ -8,7 +9,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 UV := uv==0.13.8
 
-.PHONY: demo test test-gpu lint lock install
+.PHONY: demo test test-gpu dali lint lock install
 install: .venv/installed
 
 demo: install
@@ -21,6 +22,10 @@ test: lint
 
 test-gpu: install
 	$(BIN)/python -m pytest -n 0 -m gpu
+
+dali: install
+	$(BIN)/python -m uv pip install -q -r requirements-dali.txt -c requirements.lock \
+	  || $(BIN)/python -m pip install -q -r requirements-dali.txt -c requirements.lock
 
 lint: install
 	$(BIN)/ruff check .

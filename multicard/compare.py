@@ -74,6 +74,13 @@ def notes(records: list[dict[str, Any]]) -> list[str]:
     hardware = sorted({str(result.get("hardware")) for result in measured})
     if len(hardware) > 1:
         found.append(f"measured on several machines, not compared with one another: {', '.join(hardware)}")
+    inputs = [result.get("input") or {} for result in measured]
+    streamed = sum((read.get("train") or {}).get("mode") == "streamed" for read in inputs)
+    if streamed:
+        found.append(f"{streamed} with more images than dataset.device_budget_bytes: they crossed batch by batch")
+    skipped = [sum(part["skipped"] for part in (read.get("decoded") or {}).values()) for read in inputs]
+    if any(skipped):
+        found.append(f"up to {max(skipped)} broken images left out: see input in the records")
     stopped = [result for result in measured if len(result.get("segments", [])) > 1]
     if stopped:
         moved = sum(len({segment.get("commit") for segment in result["segments"]}) > 1 for result in stopped)

@@ -113,3 +113,11 @@ def command(
     """`python train_vision.py WORDS`, to its end."""
     line = [sys.executable, str(ROOT / entry), *words]
     return subprocess.run(line, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT, **options)
+
+
+SLOW = ("test_digits_are_learnt", "test_a_documented", "test_compiling", "test_resume")  # half a minute or more
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow tests first: one that starts last keeps a worker busy while the others have nothing left."""
+    items.sort(key=lambda item: not any(name in item.nodeid for name in SLOW))

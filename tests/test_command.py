@@ -82,6 +82,8 @@ BAD = [
     (["dataset.image_size=16"], "dataset.image_size=16"),
     (["dataset=mnist", "dataset.root=/nowhere"], "dataset.root=/nowhere"),
     (["dataset=images"], "dataset.root"),
+    (["dataset=images", "dataset.root=/nowhere", "dataset.cache=disk"], "dataset.cache"),
+    (["compile=true", "strategy=dp", "device=cpu"], "strategy=dp"),
     (["nodes=2"], "nodes=2"),
 ]
 
@@ -103,7 +105,7 @@ MISTYPED = [
         "dataset.download: not a key of the option chosen for dataset; ",
     ),  # digits downloads nothing
     (["zzzz=1"], "zzzz: no such key here; --cfg job shows all keys"),
-    (["precision=fp8"], "precision=fp8: no such option; choose one of bf16, fp16, fp32, fp32_ieee, fp64, tf32"),
+    (["precision=fp8"], "precision=fp8: no such option; choose one of bf16, fp16, fp32, fp32_ieee, fp64, half, tf32"),
     (["device=tpu"], "device=tpu: invalid value 'tpu', expected one of [auto, cuda, cpu]"),
     (["gpus=two"], "gpus=two: value 'two' of type 'str' could not be converted to Integer"),
     (["-m", "gpus=1,two"], "gpus=two: value 'two'"),

@@ -83,6 +83,17 @@ def test_runs_of_several_pieces_are_said():
     assert note == f"2 stopped and started again, {shares}: see segments in the records"
 
 
+def test_an_input_that_is_not_as_asked_is_said():
+    fits = result() | {"input": {"loader": "device", "train": {"mode": "resident"}}}
+    streamed = result() | {"input": {"loader": "device", "train": {"mode": "streamed"}}}
+    (note,) = compare.notes([fits, streamed, result()])
+    assert note.startswith("1 with more images than dataset.device_budget_bytes")
+    parts = {"train": {"skipped": 2}, "test": {"skipped": 1}}
+    assert compare.notes([result() | {"input": {"decoded": parts}}]) == [
+        "up to 3 broken images left out: see input in the records"
+    ]
+
+
 def test_what_follows_from_another_axis_is_not_shown():
     single, distributed = result(recipe="auto"), result(recipe="auto", gpus=2)
     single["axes"]["recipe"], distributed["axes"]["recipe"] = "single_device", "distributed"

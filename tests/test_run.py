@@ -280,7 +280,7 @@ def test_the_input_of_a_run_is_recorded(measured: Measured):
 
 
 @pytest.mark.parametrize(
-    "words", [["batch_size=32"], ["batch_size=16", "gpus=2", "layout=nhwc"]], ids=["default", "demo at 2 ranks"]
+    "words", [["batch_size=32"], ["batch_size=16", "gpus=2", "preset=fast"]], ids=["default", "fast at 2 ranks"]
 )
 def test_digits_are_learnt(measured: Measured, words: list[str]):
     defaults = ["dataset.image_size=64", "dataset.train_limit=null", "dataset.test_limit=null", "epochs=10"]

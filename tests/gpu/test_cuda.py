@@ -9,9 +9,13 @@ import pytest
 import torch
 
 from multicard import measure, record
+from multicard.config_vision import LoaderName
 from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
 from multicard.progress import LossPeek
+from multicard.vision.loaders import LOADERS
+from multicard.vision.strategy import Shuffled
 from tests.conftest import SMALL, typed
+from tests.test_loaders import noise, pixels, read, source
 from tests.test_resume import Case
 
 pytestmark = [
@@ -140,3 +144,46 @@ def test_strategies_on_two_gpus(measured: Measured, strategy: str):
 def test_batchnorm_is_synchronised_on_request(measured: Measured):
     several()
     assert ok(measured(CUDA, "gpus=2", "strategy.sync_batchnorm=true"))["communication_bytes"] is None
+
+
+@pytest.mark.parametrize("loader", ["batched", "device"])
+@pytest.mark.parametrize(
+    "words", [(), ("dataset.device_budget_bytes=0",), ("dataset.augment=true", "dataset.flip=true")]
+)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_batches_made_beside_a_busy_step_are_those_of_the_host(loader: str, words: tuple[str, ...], sharded: bool):
+    content, options = noise(40, 28, 28), {"training": True, "sharded": sharded, "pin": True}
+    expected = pixels(read(source(content, Shuffled(40, 1), *words)))
+    device = torch.device("cuda", 0)
+    asked = source(content, Shuffled(40, 1), *words, f"loader={loader}", device=device, **options)
+    loaded, kept = LOADERS[LoaderName(loader)](asked), []
+    for _ in range(2):  # epochs
+        for batch in loaded:
+            images = batch.images.to(device, non_blocking=True).expand(-1, 3, -1, -1)
+            busy(5)  # a step, while the next batch is made
+            kept.append(images.clone())
+    found = torch.cat(kept).cpu()
+    for epoch in found.split(40):
+        assert (epoch - expected).abs().max() * 255 * asked.config.dataset.std[0] <= 1.0 + 1e-2
+
+
+def test_making_batches_does_not_wait_for_the_step():
+    asked = source(noise(64, 28, 28), Shuffled(64, 1), "loader=device", device=torch.device("cuda", 0))
+    batches = iter(LOADERS[LoaderName.device](asked))
+    next(batches)
+    busy(50)
+    next(batches)
+    assert not torch.cuda.current_stream().query()
+
+
+@pytest.mark.parametrize("loader", ["torch", "batched", "device"])
+def test_every_loader_trains(measured: Measured, loader: str):
+    result = ok(measured(CUDA, f"loader={loader}", "epochs=2", "num_workers=2"))
+    assert result["transfer_bytes"]["h2d"] > 0
+
+
+def test_the_fast_preset_trains_compiled(measured: Measured):
+    result = ok(measured(CUDA, "preset=fast", "epochs=2", "dataset.train_limit=100"))
+    assert result["compile_s"] > 0
+    flags = json.loads((Path(result["folder"]) / "environment.json").read_text())["flags"]
+    assert flags["cudnn_benchmark"] and flags["autocast_dtype"] in ("bfloat16", "float16")
