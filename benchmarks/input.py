@@ -14,8 +14,8 @@ import argparse
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def plain(split: Split, options: VisionConfig, workers: int) -> Turn:
     def turn() -> tuple[float, float]:
         context = "fork" if workers else None
         loader = DataLoader(Plain(split, options), BATCH, True, num_workers=workers, multiprocessing_context=context)
-        return timed((images, images.nbytes) for images, _ in loader)
+        return timed(lambda: ((images, images.nbytes) for images, _ in loader))
 
     return turn
 
@@ -76,15 +76,22 @@ def ours(split: Split, options: VisionConfig, workers: int, device: torch.device
         pin = device.type == "cuda"
         source = Source(split, RandomSampler(split), BATCH, workers, options, torch.float32, pin, device)  # pyright: ignore[reportArgumentType]
         loader = LOADERS[options.loader.name](source)
-        ready = ((batch.images.to(device, non_blocking=True), batch.images_bytes) for batch in loader)
-        return timed(((images.expand(-1, 3, -1, -1), count) for images, count in ready), device)
+
+        def epoch() -> Iterator[tuple[torch.Tensor, int]]:
+            for batch in loader:
+                yield batch.images.to(device, non_blocking=True).expand(-1, 3, -1, -1), batch.images_bytes
+
+        rate, each = timed(epoch, device)
+        return rate, each + loader.setup_bytes / len(split)  # as if for one epoch
 
     return turn
 
 
-def timed(batches: Iterable[tuple[torch.Tensor, int]], device: torch.device | None = None) -> tuple[float, float]:
-    """Images a second and bytes an image, after the first batch and until SECONDS are over or the epoch is."""
-    batches = iter(batches)
+def timed(
+    epoch: Callable[[], Iterable[tuple[torch.Tensor, int]]], device: torch.device | None = None
+) -> tuple[float, float]:
+    """Images a second and bytes an image, after the first batch, going from epoch to epoch until SECONDS are over."""
+    batches = chain.from_iterable(epoch() for _ in repeat(None))
     for _ in islice(batches, 1):
         pass
     started_s, images, moved = measure.clock_s(), 0, 0
