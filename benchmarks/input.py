@@ -1,6 +1,6 @@
 """How many images a second each loader gives, and how many bytes an image moves to the device; nothing is trained.
 
-    python -m benchmarks.input --image-size 500 [--rounds 7] [--mnist ROOT] [--images ROOT]
+    python -m benchmarks.input --image-size 500 [--rounds 7] [--sets grey jpeg cached] [--mnist ROOT] [--images ROOT]
 
 On grey images of 28 x 28 (MNIST's, where --mnist says where it is, else made ones) and on JPEGs of about 500 x 400
 (those under --images, else made ones), decoded each time and, with the cache, once. Beside our loaders stands the
@@ -36,6 +36,7 @@ from multicard.vision.loaders import LOADERS, Source
 
 ROOT = Path(__file__).parent.parent
 BATCH = 64
+SETS = ["grey", "jpeg", "cached"]
 SECONDS = 1.5  # that a loader runs for in a round, at least
 Turn = Callable[[], tuple[float, float]]  # images a second, bytes an image
 
@@ -164,6 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--image-size", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
     parser.add_argument("--mnist", help="a folder that holds MNIST/raw")
     parser.add_argument("--images", help="a folder that holds train/<class>/ and validation/<class>/")
     args = parser.parse_args()
@@ -175,15 +177,17 @@ def main() -> None:
     print(f"{where}, {cores()} cores, load {os.getloadavg()[0]:.1f}, {args.image_size} px, fp32, batches of {BATCH}")
     size = (f"dataset.image_size={args.image_size}",)
 
-    words = ("dataset=mnist", f"dataset.root={args.mnist}", *size)
-    grey = data.load(options_of(*words).dataset, 0).train if args.mnist else made_grey(20_000)
-    compare("28 x 28 grey", candidates(grey, words, device), args.rounds)
+    if "grey" in args.sets:
+        words = ("dataset=mnist", f"dataset.root={args.mnist}", *size)
+        grey = data.load(options_of(*words).dataset, 0).train if args.mnist else made_grey(20_000)
+        compare("28 x 28 grey", candidates(grey, words, device), args.rounds)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(args.images or folder)
-        if not args.images:
+        if not args.images and len(args.sets) > ("grey" in args.sets):
             make_jpegs(root, 512)
         words = ("dataset=images", f"dataset.root={root}", f"dataset.cache_dir={folder}/cache", *size)
-        for title, cache in (("JPEGs, decoded each time", "none"), ("JPEGs, decoded once", "mmap")):
+        titles = {"jpeg": ("JPEGs, decoded each time", "none"), "cached": ("JPEGs, decoded once", "mmap")}
+        for title, cache in (titles[name] for name in args.sets if name in titles):
             split = data.load(options_of(*words, f"dataset.cache={cache}").dataset, 0).train
             compare(title, candidates(split, (*words, f"dataset.cache={cache}"), device), args.rounds)
 

@@ -15,6 +15,7 @@ from torch.utils.data import Sampler
 from multicard.config_vision import LoaderName
 from multicard.vision.data import Split, decode, load
 from multicard.vision.loaders import LOADERS, Batch, Samples, Source
+from multicard.vision.pixels import Preparation
 from multicard.vision.precision import PRECISIONS
 from multicard.vision.resident import Resident
 from multicard.vision.strategy import Rest, Shuffled, Strided
@@ -260,3 +261,13 @@ def test_an_epoch_can_be_left_at_its_last_batch_or_before(loader: str):
         sampler.set_epoch(epoch)
         numbers = torch.cat([batch.labels for batch in islice(iter(given), taken)]).tolist()
         assert numbers == [draw % 10 for draw in sampler][: 4 * taken]
+
+
+@pytest.mark.parametrize(("shape", "size"), [((28, 28), 500), ((8, 20), 64), ((60, 60), 32), ((64, 30), 48)])
+@pytest.mark.parametrize("transfer", [torch.float32, torch.float64])
+def test_resizing_by_matrices_is_torchs_bilinear(shape: tuple[int, int], size: int, transfer: torch.dtype):
+    prepare = Preparation(typed(f"dataset.image_size={size}").dataset, transfer)
+    images = torch.randn(3, 1, *shape, dtype=transfer)
+    smaller = max(shape) > size
+    expected = torch.nn.functional.interpolate(images, (size, size), mode="bilinear", antialias=smaller)
+    assert torch.allclose(prepare._resized(images), expected, atol=5e-6)
