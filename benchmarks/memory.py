@@ -3,8 +3,8 @@
     python -m benchmarks.memory [--images 4000] [--image-size 300] [--ranks 1 2 4]
 
 Every rank reads all images once through its loader, and then the proportional set size of all ranks is summed (a page
-that k processes map counts 1/k in each). The same ranks on a few images are subtracted: interpreters and torch. The
-last column is what is left of a rank's growth, as a share of the data set.
+that k processes map counts 1/k in each). The same ranks on a few batches are subtracted: interpreters, torch, the
+buffers of a batch. The last column is what is left of a rank's growth, as a share of the data set.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from multicard.environment import cores, cpu_model
 from multicard.launch import Job, Rank
 from multicard.progress import Board
 
-FEW = 8
+FEW = 128  # images: enough batches for every buffer to be allocated, on a set of almost no size
 
 
 def hold(rank: Rank, options: VisionConfig, folder: Path) -> None:

@@ -95,16 +95,16 @@ class Preparation:
             (B, 3, S, S), channels last where it comes from RGB; (B, 1, S, S) for grey images whose channels are
             normalised alike: expand it on the device.
         """
-        grey = raw.dim() == 3
-        images = raw[:, None] if grey else raw.permute(0, 3, 1, 2)
-        mean, scale = (self.mean[:1], self.scale[:1]) if grey and self.alike else (self.mean, self.scale)
-        resizes = tuple(images.shape[2:]) != (self.size, self.size)
-        last = self.transfer is self.arithmetic and not resizes
-        shape = torch.broadcast_shapes(images.shape, mean.shape)
-        order = torch.contiguous_format if grey else torch.channels_last
-        pin = self.pin and last
-        prepared = torch.empty(shape, dtype=self.arithmetic, device=raw.device, pin_memory=pin, memory_format=order)
-        torch.sub(images, mean, out=prepared).mul_(scale)
+        resizes = tuple(raw.shape[1:3]) != (self.size, self.size)
+        pin = self.pin and self.transfer is self.arithmetic and not resizes
+        if raw.dim() == 3:
+            mean, scale = (self.mean[:1], self.scale[:1]) if self.alike else (self.mean, self.scale)
+            prepared = _normalised(raw[:, None], mean, scale, pin)
+        else:  # a whole row at a time: over the three channels alone the CPU would have nothing to vectorise
+            batch, height, width, _ = raw.shape
+            mean, scale = (values.flatten().repeat(width) for values in (self.mean, self.scale))
+            rows = _normalised(raw.reshape(batch, height, width * 3), mean, scale, pin)
+            prepared = rows.view(batch, height, width, 3).permute(0, 3, 1, 2)
         if resizes:
             prepared = self._resized(prepared)
         return prepared.to(self.transfer)
@@ -124,3 +124,10 @@ class Preparation:
             each = torch.eye(side, dtype=self.arithmetic)[None, None]
             self.weights[side] = interpolate(each, (self.size, side), mode="bilinear", antialias=side > self.size)[0, 0]
         return self.weights[side]
+
+
+def _normalised(raw: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor, pin: bool) -> torch.Tensor:
+    """(raw - mean) * scale in the type of `mean`, in two passes over new memory."""
+    shape = torch.broadcast_shapes(raw.shape, mean.shape)
+    made = torch.empty(shape, dtype=mean.dtype, device=raw.device, pin_memory=pin)
+    return torch.sub(raw, mean, out=made).mul_(scale)
