@@ -187,6 +187,16 @@ def compile_and_tell(rank: Rank, config: VisionConfig, folder: Path) -> None:
     save(rank, folder, {"left": left, "seconds": seconds, "differ": differ, "graphs": counted, "again": again})
 
 
+def compile_without_a_compiler(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    import os
+
+    from torch._inductor import config as inductor
+
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # where nothing was compiled before
+    inductor.cpp.cxx = ("/nowhere/g++",)
+    compile_and_tell(rank, config, folder)
+
+
 def fail(rank: Rank, how: str) -> None:
     """Rank 1 ends in the given way while the others wait for it in a collective."""
     import os

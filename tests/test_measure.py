@@ -1,6 +1,8 @@
 """The formulas in closed form."""
 
 import math
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 
 from multicard import measure
 from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
+from tests.conftest import ROOT
 
 
 def test_statistics_leave_the_warm_up_out():
@@ -78,15 +81,25 @@ def test_step_timer_on_cpu():
     assert 0.01 <= table.sum() <= wall_s
 
 
+PEAK = """
+import torch
+from multicard import measure
+device = torch.device("cpu")
+measure.reset_peak_memory(device)
+before = measure.peak_memory_bytes(device)
+held = torch.ones(64 * 2**20, dtype=torch.uint8)
+after = measure.peak_memory_bytes(device)
+del held
+print(before, after, measure.peak_memory_bytes(device))
+"""
+
+
 def test_peak_memory_grows_with_what_is_held():
-    device = torch.device("cpu")
-    measure.reset_peak_memory(device)
-    before = measure.peak_memory_bytes(device)
-    held = torch.ones(64 * 2**20, dtype=torch.uint8)
-    after = measure.peak_memory_bytes(device)
-    del held
+    # in a process of its own: where the system does not let a peak be reset, that of earlier tests would stand
+    done = subprocess.run([sys.executable, "-c", PEAK], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, after, later = map(int, done.stdout.split())
     assert after >= before + 32 * 2**20
-    assert measure.peak_memory_bytes(device) >= before + 32 * 2**20  # a peak does not fall with what is freed
+    assert later >= before + 32 * 2**20  # a peak does not fall with what is freed
 
 
 def test_clock_of_the_process():
