@@ -1,10 +1,11 @@
 """What a rank more costs in memory on photographs: they are mapped, so that the ranks of a node share them.
 
-    python -m benchmarks.memory [--images 4000] [--image-size 300] [--ranks 1 2 4]
+    python -m benchmarks.memory [--images 4000] [--image-size 300] [--ranks 1 2 4] [--loaders device]
 
 Every rank reads all images once through its loader, and then the proportional set size of all ranks is summed (a page
-that k processes map counts 1/k in each). The same ranks on a few batches are subtracted: interpreters, torch, the
-buffers of a batch. The last column is what is left of a rank's growth, as a share of the data set.
+that k processes map counts 1/k in each). The same ranks reading a few images as often are subtracted: interpreters,
+torch, the buffers of a batch and what the allocator keeps of them, which grows for some dozens of batches. The last
+column is what is left of a rank's growth, as a share of the data set.
 """
 
 import argparse
@@ -21,11 +22,12 @@ from multicard.environment import cores, cpu_model
 from multicard.launch import Job, Rank
 from multicard.progress import Board
 
-FEW = 128  # images: enough batches for every buffer to be allocated, on a set of almost no size
+FEW = 128  # images: a set of almost no size
+BATCH = 32
 
 
-def hold(rank: Rank, options: VisionConfig, folder: Path) -> None:
-    """The rank's part: read everything, and say what it holds while all others hold theirs."""
+def hold(rank: Rank, options: VisionConfig, images: int, folder: Path) -> None:
+    """The rank's part: read its set until `images` were read, and say what it holds while all others hold theirs."""
     import torch
 
     from multicard import measure
@@ -36,23 +38,25 @@ def hold(rank: Rank, options: VisionConfig, folder: Path) -> None:
 
     content = data.load(options.dataset, 0)
     order = Strided(len(content.train), 0, 1)
-    for batch in LOADERS[options.loader.name](Source(content.train, order, 32, 0, options, torch.float32)):
-        assert batch.images.shape[1:] == (3, options.dataset.image_size, options.dataset.image_size)
+    batches = LOADERS[options.loader.name](Source(content.train, order, BATCH, 0, options, torch.float32))
+    for _ in range(-(-images // len(content.train))):
+        for batch in batches:
+            assert batch.images.shape[1:] == (3, options.dataset.image_size, options.dataset.image_size)
     meet(rank)
     held = measure.proportional_memory_bytes()
     meet(rank)
     (folder / f"{rank.rank}.json").write_text(json.dumps(held))
 
 
-def held_bytes(ranks: int, options: VisionConfig) -> int:
-    """The proportional set size of all ranks."""
+def held_bytes(ranks: int, options: VisionConfig, images: int) -> int:
+    """The proportional set size of all ranks once each has read `images`."""
     launch.warm_up("cpu", ["multicard.vision.train"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         Board(folder, ranks, create=True)
         job = Job(folder, "cpu", "gloo", 0, max(1, cores() // ranks), "tuned")
         place = Placement("cpu", "gloo", ranks, False)
-        failure = launch.launch("benchmarks.memory:hold", (options, folder), place, job)
+        failure = launch.launch("benchmarks.memory:hold", (options, images, folder), place, job)
         if failure is not None:
             raise SystemExit("\n".join([failure.message, *failure.log_tail]))
         return sum(json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks))
@@ -63,6 +67,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=4000)
     parser.add_argument("--image-size", type=int, default=300)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--loaders", nargs="+", default=["torch", "batched", "device"])
     args = parser.parse_args()
     config.register()
     whole = args.images * args.image_size**2 * 3
@@ -71,13 +76,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_jpegs(Path(folder) / "set", args.images, (args.image_size, args.image_size))
         words = (f"dataset.root={folder}/set", f"dataset.image_size={args.image_size}", "device=cpu", "dataset=images")
-        for loader in ("torch", "batched", "device"):
+        for loader in args.loaders:
             for cache in ("mmap", "ram"):
                 first = None
                 for ranks in args.ranks:
                     chosen = (*words, f"loader={loader}", f"dataset.cache={cache}", f"gpus={ranks}")
-                    held = held_bytes(ranks, options_of(*chosen))
-                    data = held - held_bytes(ranks, options_of(*chosen, f"dataset.train_limit={FEW}"))
+                    held = held_bytes(ranks, options_of(*chosen), args.images)
+                    few = options_of(*chosen, f"dataset.train_limit={FEW}")
+                    data = held - held_bytes(ranks, few, args.images)
                     first = data if first is None else first
                     more = f"{(data - first) / (ranks - args.ranks[0]) / whole:.1%}" if ranks > args.ranks[0] else "-"
                     print(f"| {loader} | {cache} | {ranks} | {held / 1e6:,.0f} | {more} |", flush=True)
