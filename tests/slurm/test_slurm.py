@@ -181,10 +181,11 @@ def test_a_killed_launcher_is_replaced_by_the_same_command(sweep: Sweep):
 def test_a_launcher_that_is_interrupted_leaves_its_jobs_and_says_how_to_end_them(sweep: Sweep):
     words = ("seed=1,2", "epochs=4")
     first = sweep.start(*words)
-    jobs = wait_for(lambda: found if len(found := sweep.submissions()) == 2 else None)
+    wait_for(lambda: list(sweep.folder.glob("*/.running.json")))
     first.send_signal(signal.SIGINT)
     output, _ = first.communicate(timeout=60)
     assert first.returncode == 1, output
+    jobs = wait_for(lambda: found if len(found := sweep.submissions()) == 2 else None)  # accounting lags
     base = jobs[0].partition("_")[0]
     assert re.search(rf"left in the queue: 2 jobs. To cancel them: scancel {base}_\[0,1\]$", output, re.MULTILINE)
     again = sweep.run(*words)
