@@ -1,0 +1,391 @@
+"""The metrics of profiler files: against sums made here over real traces, and in closed form on made ones."""
+
+import gzip
+import json
+import sqlite3
+import tarfile
+from collections import Counter, defaultdict
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from multicard.profiling import kineto, nsys
+from multicard.profiling.events import SCHEMA, Kind, Metric, api, collective, metric
+from multicard.profiling.metrics import Profile, Row, covered, covered_by, union
+from multicard.profiling.reader import read
+from tests.conftest import shared
+from tests.profiler_files import BASE_US, Event, write_kineto, write_nsys
+
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+# Two steps, of 1000 us each. On the device, of 2000 us: compute in 0-100, 200-900 and 1600-1650, the first begun
+# before the window; communication in 800-1200 and 1500-1700; copies in 100-150, 1250-1300 and 1900-2100.
+MADE = [
+    Event("range", "ProfilerStep#5", 0, 1000, 1),
+    Event("range", "ProfilerStep#6", 1000, 1000, 1),
+    Event("range", "forward", 0, 400, 1),
+    Event("range", "forward", 100, 100, 1),  # within the one before
+    Event("range", "backward", 400, 350, 2),
+    Event("range", "mine", 1000, 10, 2),
+    Event("api", "cudaLaunchKernel_v7000", -50, 10, 1),  # of the warm-up
+    Event("api", "cudaLaunchKernel_v7000", 10, 5.001, 1),
+    Event("api", "cudaLaunchKernel_v7000", 20, 7, 1),
+    Event("api", "cudaLaunchKernelExC_v11060", 30, 3, 1),
+    Event("api", "cudaMemcpyAsync_v3020", 90, 4, 1),
+    Event("api", "cudaStreamSynchronize_v3020", 1000, 100, 1),
+    Event("api", "cudaEventSynchronize_v3020", 1050, 100, 1),  # overlaps the one before
+    Event("api", "cudaDeviceSynchronize_v3020", 1950, 200, 2),  # half a step beyond the end
+    Event("api", "cudaDeviceSynchronize_v3020", 2500, 100, 1),  # the profiler's own
+    Event("kernel", "void gemm<float>(float*)", -100, 200, 7),
+    Event("kernel", "void gemm<float>(float*)", 200, 300, 7),
+    Event("kernel", "void gemm<float>(float*)", 600, 300, 7),
+    Event("kernel", "relu", 400, 300, 8),
+    Event("kernel", "relu", 1600, 50, 8),
+    Event("kernel", ALL_REDUCE, 800, 400, 20),
+    Event("kernel", ALL_REDUCE, 1500, 200, 20),
+    Event("copy", "Memcpy HtoD (Pinned -> Device)", 100, 50, 9, 4096),
+    Event("copy", "Memcpy HtoD (Pageable -> Device)", 1250, 50, 9, 1000),
+    Event("copy", "Memcpy DtoH (Device -> Pinned)", 1900, 200, 9, 64),
+    Event("memset", "Memset (Device)", 1300, 10, 7, 512),
+]
+
+
+def rows_of(profile: Profile, rank: int | None = None) -> dict[tuple[str, str], Row]:
+    return {(row.group, row.metric): row for row in profile.of(rank)}
+
+
+def figures(profile: Profile) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """All that the rows of all ranks say, without the calls that only one of the profilers records."""
+    rows = [row for row in profile.rows if row.metric != "cudaEventDestroy"]
+    return {
+        (row.rank, row.group, row.metric): (row.calls, row.total_s, row.bytes, row.detail, row.share) for row in rows
+    }
+
+
+@pytest.mark.parametrize("source", ["kineto", "nsys"])
+def test_overlap_exposure_and_gaps_have_their_closed_form(tmp_path: Path, source: str):
+    path = tmp_path / "made"
+    profile = read([write_kineto(path, MADE) if source == "kineto" else write_nsys(path, {77: MADE})])
+    assert profile.source == source
+    (rank,) = profile.ranks
+    assert (rank.rank, rank.steps, rank.devices) == (0, 2, [0])
+    assert rank.window_s == pytest.approx(2e-3)
+    busy = 150 + 1000 + 60 + 200 + 100
+    told = rank.derived
+    assert told.gpu_busy_share == pytest.approx(busy / 2000)
+    assert told.communication_s == pytest.approx(600e-6)
+    assert told.exposed_communication_s == pytest.approx((300 + 150) * 1e-6)
+    assert told.overlap_share == pytest.approx(1 - 450 / 600)
+    assert told.launch_gap_s == pytest.approx((2000 - busy) * 1e-6)
+    assert told.blocked_s == pytest.approx((150 + 50) * 1e-6)
+    rows = rows_of(profile)
+    launches = rows["derived", "cudaLaunchKernel + cudaLaunchKernelExC"]
+    assert (launches.calls, launches.total_s) == (3, pytest.approx(15.001e-6))
+    assert rows["derived", "GPU busy"].total_s == pytest.approx(busy * 1e-6)
+    gemm = rows["kernel", "void gemm<float>(float*)"]
+    assert (gemm.calls, gemm.total_s, gemm.mean_s) == (2, pytest.approx(600e-6), pytest.approx(300e-6))
+    assert gemm.share == pytest.approx(0.3)
+    reduce = rows["collective", "nccl AllReduce"]
+    assert (reduce.calls, reduce.total_s, reduce.detail) == (2, pytest.approx(600e-6), "RING LL")
+    h2d, d2h = rows["copy", "memcpy Host-to-Device"], rows["copy", "memcpy Device-to-Host"]
+    assert (h2d.calls, h2d.bytes, h2d.detail) == (2, 5096, "pageable, pinned")
+    assert (d2h.calls, d2h.total_s, d2h.bytes) == (1, pytest.approx(200e-6), 64)
+    assert rows["copy", "memcpy Peer-to-Peer"].calls == 0
+    assert rows["api", "cudaDeviceSynchronize"].calls == 1
+    forward = rows["phase", "forward"]
+    assert (forward.calls, forward.total_s) == (2, pytest.approx(400e-6))
+    assert ("annotation", "mine") in rows
+    assert not any("ProfilerStep" in name for _, name in rows)
+
+
+def test_both_profilers_give_equal_figures(tmp_path: Path):
+    other = [event._replace(device=1, us=2 * event.us, name=event.name.replace("relu", "gelu")) for event in MADE]
+    first = read([write_kineto(tmp_path / f"rank{i}.json", part) for i, part in enumerate([MADE, other])])
+    second = read([write_nsys(tmp_path / "a.sqlite", {90: other, 91: MADE})])
+    assert [one.devices for one in second.ranks] == [[0], [1]]  # by device, not by process
+    assert figures(first) == figures(second)
+    assert [one.derived for one in first.ranks] == [one.derived for one in second.ranks]
+
+
+def test_a_call_that_kineto_drops_is_not_told_as_zero(tmp_path: Path):
+    events = [*MADE, Event("api", "cudaEventDestroy_v3020", 50, 2, 1)]
+    assert rows_of(read([write_nsys(tmp_path / "a", {1: events})]))["api", "cudaEventDestroy"].calls == 1
+    profile = read([write_kineto(tmp_path / "b", MADE)])
+    assert "cudaEventDestroy" in profile.not_recorded
+    assert ("api", "cudaEventDestroy") not in rows_of(profile)
+    assert rows_of(read([write_nsys(tmp_path / "c", {1: MADE})]))["api", "cudaEventDestroy"].calls == 0
+    recorded = read([write_kineto(tmp_path / "d", events)])  # should a later Kineto keep it
+    assert "cudaEventDestroy" not in recorded.not_recorded
+    assert rows_of(recorded)["api", "cudaEventDestroy"].calls == 1
+
+
+def test_the_sum_over_ranks_is_of_the_rows_and_shares_of_the_summed_windows(tmp_path: Path):
+    longer = [*MADE, Event("range", "ProfilerStep#7", 2000, 2000, 1)]
+    profile = read([write_kineto(tmp_path / "r0.json", MADE), write_kineto(tmp_path / "r1.json", longer)])
+    assert [one.steps for one in profile.ranks] == [2, 3]
+    assert profile.steps == 5
+    one, other, both = (rows_of(profile, rank)["api", "cudaDeviceSynchronize"] for rank in (0, 1, None))
+    assert (one.calls, other.calls, both.calls) == (1, 2, 3)
+    assert both.total_s == pytest.approx(one.total_s + other.total_s) == pytest.approx(500e-6)
+    assert (one.share, other.share, both.share) == pytest.approx((0.1, 0.075, 500 / 6000))
+
+
+def test_without_step_markers_the_window_is_all_events(tmp_path: Path):
+    events = [event for event in MADE if not event.name.startswith("ProfilerStep")]
+    for path in (write_kineto(tmp_path / "a", events), write_nsys(tmp_path / "b", {1: events})):
+        (rank,) = read([path]).ranks
+        assert rank.steps is None
+        assert rank.window_s == pytest.approx(2700e-6)  # -100 to 2600
+
+
+def test_operators_that_no_metric_counts_widen_the_window_only(tmp_path: Path):
+    ops = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "ts": BASE_US - 4000, "dur": 10}]
+    ops.append(
+        {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "x", "ts": 0, "dur": 9}
+    )
+    profile = read([write_kineto(tmp_path / "a", [*ops, Event("range", "mine", 0, 1000, 1)])])
+    assert profile.ranks[0].window_s == pytest.approx(5e-3)
+    assert list(rows_of(profile)) == [("annotation", "mine")]
+
+
+def test_an_annotation_on_the_device_is_a_metric_of_its_own(tmp_path: Path):
+    device = {
+        "ph": "X",
+        "cat": "gpu_user_annotation",
+        "name": "forward",
+        "pid": 0,
+        "tid": 7,
+        "ts": BASE_US + 60,
+        "dur": 900,
+    }
+    marker = device | {"name": "ProfilerStep#5", "ts": BASE_US, "dur": 9000}  # is no step and no window
+    rows = rows_of(read([write_kineto(tmp_path / "a", [*MADE, device, marker])]))
+    assert rows["phase", "forward"].calls == 2
+    assert (rows["phase", "forward (device)"].calls, rows["phase", "forward (device)"].total_s) == (1, 900e-6)
+    assert rows["derived", "GPU busy"].total_s == pytest.approx(1510e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "bare"),
+    [
+        ("cudaLaunchKernel_v7000", "cudaLaunchKernel"),
+        ("cudaLaunchKernelExC_v11060", "cudaLaunchKernelExC"),
+        ("cudaStreamGetCaptureInfo_v2_v11030", "cudaStreamGetCaptureInfo_v2"),
+        ("cudaStreamGetCaptureInfo_v2", "cudaStreamGetCaptureInfo_v2"),
+        ("cudaMemcpyAsync_ptsz_v7000", "cudaMemcpyAsync_ptsz"),
+        ("cuMemAlloc_v2", "cuMemAlloc_v2"),
+        ("cudaDeviceGetAttribute", "cudaDeviceGetAttribute"),
+        ("my_v7000_call", "my_v7000_call"),
+    ],
+)
+def test_of_a_call_only_cuptis_version_is_left_out(name: str, bare: str):
+    assert api(name) == bare
+
+
+@pytest.mark.parametrize(
+    ("name", "does", "detail"),
+    [
+        (ALL_REDUCE, "AllReduce", "RING LL"),
+        (
+            "ncclDevKernel_AllReduce_Sum_f32_TREE_LL128(ncclDevKernelArgsStorage<(unsigned long)4096>)",
+            "AllReduce",
+            "TREE LL128",
+        ),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "AllReduce", "RING LL"),
+        ("ncclKernel_AllReduce_COLLNET_DIRECT_SIMPLE_Sum_half(ncclDevComm*)", "AllReduce", "COLLNET DIRECT SIMPLE"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_SIMPLE(x)", "ReduceScatter", "RING SIMPLE"),
+        ("ncclDevKernel_AllGather_RING_LL(x)", "AllGather", "RING LL"),
+        ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclDevComm*)", "Broadcast", "RING LL"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "SendRecv", ""),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork", "SendRecv", "RING SIMPLE"),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "Generic", ""),
+        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", "Generic", ""),
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "AllReduce", "RING LL"),
+        ("ncclSomethingNew", "other", ""),
+    ],
+)
+def test_nccl_kernels_are_known_by_their_collective(name: str, does: str, detail: str):
+    assert collective(name) == Metric("collective", f"nccl {does}", detail)
+
+
+def test_a_kernel_counts_for_one_metric():
+    assert metric(Kind.KERNEL, "void at::native::reduce_kernel<ncclFake>(int)") == Metric(
+        "kernel", "void at::native::reduce_kernel<ncclFake>(int)"
+    )
+    assert metric(Kind.KERNEL, ALL_REDUCE) == Metric("collective", "nccl AllReduce", "RING LL")
+    assert metric(Kind.RANGE, "nccl:all_reduce") == Metric("annotation", "nccl:all_reduce")  # the call, not the work
+    assert metric(Kind.RANGE, "gloo:all_reduce") == Metric("collective", "gloo all_reduce")
+
+
+def test_unions_of_intervals_equal_those_counted_one_by_one():
+    random = np.random.default_rng(0)
+    start = random.integers(0, 1000, 60)
+    end = start + random.integers(0, 40, 60)
+    group = random.integers(0, 5, 60)
+
+    def marked(chosen: np.ndarray) -> int:
+        line = np.zeros(2000, bool)
+        for first, last in zip(start[chosen], end[chosen], strict=True):
+            line[first:last] = True
+        return int(line.sum())
+
+    assert covered(start, end) == marked(np.arange(60))
+    assert covered_by(start, end, group).tolist() == [marked(np.flatnonzero(group == one)) for one in range(5)]
+    first, last = union(start, end)
+    assert (first[1:] > last[:-1]).all()
+    assert covered(start[:0], end[:0]) == 0
+
+
+def test_times_are_exact_to_the_nanosecond(tmp_path: Path):
+    """Microseconds with three digits behind the point, at sizes where a float64 of them is off."""
+    random = np.random.default_rng(1)
+    for base_us in (BASE_US, 8_000_000_000_000, 1_711_964_646_123_456):
+        ns = base_us * 1000 + np.sort(random.integers(0, 10**9, 500))
+        same = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "dur": 0.001, "ts": '
+        lines = [f"{same}{Decimal(int(time_ns)) / 1000}}}" for time_ns in ns]
+        path = tmp_path / "a.json"
+        path.write_text(f'{{"traceEvents": [{",".join(lines)}]}}')
+        with path.open("rb") as file:
+            events = kineto.read(file, "a").events
+        assert events.schema == SCHEMA
+        assert events["start_ns"].to_pylist() == ns.tolist()
+        assert events["end_ns"].to_pylist() == (ns + 1).tolist()
+
+
+def raw_sums(trace: dict[str, Any]) -> tuple[dict[tuple[str, str], list[float]], Counter[str]]:
+    """By category and name: calls, seconds and bytes of the events that start within the steps; summed here alone."""
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    steps = [e for e in events if e["cat"] == "user_annotation" and e["name"].startswith("ProfilerStep#")]
+    first, last = min(e["ts"] for e in steps), max(e["ts"] + e["dur"] for e in steps)
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0])
+    everywhere: Counter[str] = Counter()
+    for event in events:
+        everywhere[event["name"]] += 1
+        if first <= event["ts"] < last:
+            entry = sums[event["cat"], event["name"]]
+            entry[0] += 1
+            entry[1] += event["dur"] / 1e6
+            entry[2] += event.get("args", {}).get("bytes", 0)
+    return sums, everywhere
+
+
+def test_a_trace_of_ddp_on_a100():
+    path = shared("traces") / "kineto_ddp_a100.json.gz"
+    sums, everywhere = raw_sums(json.loads(gzip.decompress(path.read_bytes())))
+    profile = read([path])
+    rows = rows_of(profile, 0)
+    assert rows["api", "cudaLaunchKernel"].calls == everywhere["cudaLaunchKernel"] == 2550
+    for (category, name), (calls, total_s, _) in sums.items():
+        if category in ("cuda_runtime", "kernel") and not name.startswith("nccl"):
+            row = rows["api" if category == "cuda_runtime" else "kernel", name]
+            assert (row.calls, row.total_s) == (calls, pytest.approx(total_s)), name
+    copies = rows["copy", "memcpy Device-to-Device"]
+    calls, total_s, size = sums["gpu_memcpy", "Memcpy DtoD (Device -> Device)"]
+    assert (copies.calls, copies.total_s, copies.bytes) == (960, pytest.approx(total_s), size)
+    assert calls == 960
+    collectives = [row for row in rows.values() if row.group == "collective"]
+    assert {row.metric: (row.calls, row.detail) for row in collectives} == {
+        "nccl AllReduce": (15, "RING LL"),
+        "nccl Broadcast": (6, "RING LL"),
+    }
+    nccl_s = sum(
+        total_s for (category, name), (_, total_s, _) in sums.items() if category == "kernel" and "nccl" in name
+    )
+    assert sum(row.total_s for row in collectives) == pytest.approx(nccl_s)
+    assert rows["api", "cudaDeviceSynchronize"].calls == 0  # the one in the file is the profiler's, after the steps
+    assert everywhere["cudaDeviceSynchronize"] == 1
+    assert profile.ranks[0].steps == 3
+
+
+def test_busy_and_exposed_time_of_a_real_trace_equal_those_counted_in_a_sweep():
+    """All starts and ends of device operations in order, with how many of each sort are running in between."""
+    path = shared("traces") / "kineto_ddp_a100.json.gz"
+    events = [e for e in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if e.get("ph") == "X"]
+    points = []
+    for event in events:
+        if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
+            sort = "talk" if event["name"].startswith("nccl") else "compute" if event["cat"] == "kernel" else "copy"
+            points += [(event["ts"], 1, sort), (event["ts"] + event["dur"], -1, sort)]
+    running, busy_us, exposed_us, before = Counter[str](), 0.0, 0.0, 0.0
+    for at, change, sort in sorted(points):
+        busy_us += (at - before) * (sum(running.values()) > 0)
+        exposed_us += (at - before) * (running["talk"] > 0 and running["compute"] == 0)
+        running[sort] += change
+        before = at
+    (rank,) = read([path]).ranks  # all device operations of this file are within its steps
+    assert rank.derived.gpu_busy_share == pytest.approx(busy_us / 1e6 / rank.window_s, rel=1e-5)
+    assert rank.derived.exposed_communication_s == pytest.approx(exposed_us / 1e6, rel=1e-5)
+
+
+def test_traces_of_eight_ranks_in_an_archive():
+    path = shared("traces") / "kineto_dlrm_8rank.tar.gz"
+    with tarfile.open(path) as archive:
+        files = [archive.extractfile(member) for member in archive if member.isfile()]
+        raw = [json.loads(file.read()) for file in files if file is not None]
+    profile = read([path])
+    assert [one.rank for one in profile.ranks] == list(range(8))
+    for trace in raw:
+        rank = trace["distributedInfo"]["rank"]
+        sums, _ = raw_sums(trace)
+        rows = rows_of(profile, rank)
+        assert (rows["collective", "nccl AllReduce"].calls, rows["collective", "nccl SendRecv"].calls) == (3, 5)
+        calls, total_s, _ = sums["cuda_runtime", "cudaLaunchKernel"]
+        assert (rows["api", "cudaLaunchKernel"].calls, rows["api", "cudaLaunchKernel"].total_s) == (
+            calls,
+            pytest.approx(total_s),
+        )
+        sizes = sum(size for (_, name), (_, _, size) in sums.items() if name.startswith("Memcpy HtoD"))
+        assert rows["copy", "memcpy Host-to-Device"].bytes == sizes
+    total = rows_of(profile)
+    assert (total["collective", "nccl AllReduce"].calls, total["collective", "nccl SendRecv"].calls) == (24, 40)
+
+
+def test_an_export_of_nsys_with_two_gpus():
+    path = shared("traces") / "nsys_2gpu_1s.sqlite"
+    profile = read([path])
+    assert [(one.rank, one.devices) for one in profile.ranks] == [(0, [0]), (1, [1])]
+    rows = rows_of(profile)
+    for name, calls, total_ms in [
+        ("cudaLaunchKernel", 2788, 509.7),
+        ("cudaLaunchKernelExC", 558, 422.5),
+        ("cudaMemcpyAsync", 914, 6.94),
+        ("cudaStreamSynchronize", 8, 856.9),
+    ]:
+        row = rows["api", name]
+        assert (row.calls, row.total_s * 1e3) == (calls, pytest.approx(total_ms, rel=1e-3))
+    assert rows["api", "cudaEventDestroy"].calls == 236
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+        for kind, name in ((1, "Host-to-Device"), (2, "Device-to-Host"), (8, "Device-to-Device")):
+            query = 'SELECT count(*), sum("end" - start) / 1e9, sum(bytes) FROM CUPTI_ACTIVITY_KIND_MEMCPY '
+            row = rows["copy", f"memcpy {name}"]
+            assert (row.calls, pytest.approx(row.total_s), row.bytes) == database.execute(
+                f"{query} WHERE copyKind = {kind}"
+            ).fetchone()
+        (kernels,) = database.execute('SELECT sum("end" - start) / 1e9 FROM CUPTI_ACTIVITY_KIND_KERNEL').fetchone()
+        assert sum(row.total_s for row in rows.values() if row.group == "kernel") == pytest.approx(kernels)
+    assert not any(row.group == "annotation" for row in rows.values())  # emit_nvtx's operators are none
+
+
+def test_names_of_nvtx_ranges_lose_what_emit_nvtx_adds():
+    assert nsys._range("forward, op_id = 17") == "forward"
+    assert nsys._range("ProfilerStep#3, seq = 4, op_id = 1") == "ProfilerStep#3"
+    assert nsys._range("aten::mul, op_id = 322567") is None
+    assert nsys._range("my range") == "my range"
+
+
+def test_the_record_for_a_run_holds_the_longest_kernels_only(tmp_path: Path):
+    many = [Event("kernel", f"k{index}", 10 * index, index, 7) for index in range(1, 31)]
+    profile = read([write_kineto(tmp_path / "a", many)])
+    record = json.loads(json.dumps(profile.as_dict()))
+    for rank in (0, None):
+        kept = [row["metric"] for row in record["rows"] if row["rank"] == rank and row["group"] == "kernel"]
+        assert kept == [f"k{index}" for index in range(30, 10, -1)]
+    assert record["ranks"][0]["derived"]["overlap_share"] is None  # no communication
+    assert record["ranks"][0]["derived"]["blocked_s"] is None  # no API calls in it
+    assert {"rank", "group", "metric", "calls", "total_s", "mean_s", "share", "bytes", "detail"} == set(
+        record["rows"][0]
+    )
