@@ -81,7 +81,8 @@ def _traces(path: Path, scratch: Path) -> Iterator[tuple[str, Trace]]:
             with path.open("rb") as file:
                 yield "kineto", _one(file, str(path), path.name)
     except BROKEN as error:
-        raise ValueError(f"{path}: cannot be read, it is damaged or cut off ({error})") from None
+        why = getattr(error, "strerror", None) or f"damaged or cut off ({str(error).partition(chr(10))[0].rstrip(':')})"
+        raise ValueError(f"{path}: cannot be read: {why}") from None
 
 
 def _is_tar(path: Path) -> bool:
