@@ -89,6 +89,7 @@ def test_overlap_exposure_and_gaps_have_their_closed_form(tmp_path: Path, source
     gemm = rows["kernel", "void gemm<float>(float*)"]
     assert (gemm.calls, gemm.total_s, gemm.mean_s) == (2, pytest.approx(600e-6), pytest.approx(300e-6))
     assert gemm.share == pytest.approx(0.3)
+    assert gemm.bytes is None
     reduce = rows["collective", "nccl AllReduce"]
     assert (reduce.calls, reduce.total_s, reduce.detail) == (2, pytest.approx(600e-6), "RING LL")
     h2d, d2h = rows["copy", "memcpy Host-to-Device"], rows["copy", "memcpy Device-to-Host"]

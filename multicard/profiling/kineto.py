@@ -2,7 +2,7 @@
 
 Slabs of some thousand events go through msgspec, which builds only the fields named here (five times as fast as
 `json` and ijson on these files), and become Arrow record batches. Looked at: torch 2.11 and the Kineto in it, and
-files of torch 2.1 (whole microseconds since 1970) and 2.3 (fractions, since baseTimeNanoseconds).
+files of 2023 (whole microseconds since 1970) and 2024 (fractions, since baseTimeNanoseconds).
 
 Counted are the categories in KINDS, and of `cpu_op` what torch.distributed started. `cuda_sync` is the device's view
 of calls that are already there, `ac2g` and `fwdbwd` are arrows, `Trace` is the profiler itself.
@@ -29,8 +29,8 @@ KINDS = {
     "gpu_user_annotation": Kind.DEVICE_RANGE,
 }
 DISTRIBUTED = (GLOO, "c10d::")
-# Calls that Kineto drops as frequent and not interesting: CuptiCbidRegistry.cpp, isBlocklisted, at 54d69b2 (2025), and
-# the same six in isBlockListedRuntimeCbid since 2022
+# Calls that Kineto drops as frequent and not interesting: isBlocklisted in CuptiCbidRegistry.cpp at
+# 54d69b2, and before it isBlockListedRuntimeCbid in CuptiActivityProfiler.cpp: the same six
 NOT_RECORDED = (
     "cudaEventDestroy",
     "cudaEventCreate",

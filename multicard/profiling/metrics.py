@@ -19,7 +19,6 @@ from multicard.profiling.events import (
     APIS,
     BLOCKING,
     COPIES,
-    GLOO,
     LAUNCHES,
     MEMSET,
     ON_DEVICE,
@@ -288,8 +287,7 @@ class _Window:
         found: dict[tuple[int, int], int] = {}
         lengths = covered_by(self.start[chosen], self.end[chosen], group.reshape(-1))
         for (one, code, _), length in zip(keys.tolist(), lengths.tolist(), strict=True):
-            if not self.names[code].startswith(GLOO):
-                found[one, code] = found.get((one, code), 0) + length
+            found[one, code] = found.get((one, code), 0) + length
         return found
 
     def _clipped(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
