@@ -18,6 +18,7 @@ class Event(NamedTuple):
     lane: int  # thread on the host, stream on the device
     bytes: int | None = None
     device: int = 0
+    launch: int | None = None  # of a call, and of what it launched: correlation
 
 
 CATEGORIES = {"api": "cuda_runtime", "kernel": "kernel", "copy": "gpu_memcpy", "memset": "gpu_memset"}
@@ -31,7 +32,8 @@ def kineto_events(events: Sequence[Event], pid: int = 77) -> list[dict[str, Any]
     for event in events:
         on_host = event.kind in ("api", "range")
         args: dict[str, Any] = {"External id": 1}
-        args |= {} if on_host else {"device": event.device, "stream": event.lane, "correlation": 3}
+        args |= {} if on_host else {"device": event.device, "stream": event.lane}
+        args |= {} if event.launch is None else {"correlation": event.launch}
         args |= {} if event.bytes is None else {"bytes": event.bytes}
         name = event.name.rpartition("_v")[0] if event.kind == "api" else event.name
         times = {"ts": BASE_US + event.start_us, "dur": event.us}
@@ -55,13 +57,15 @@ def write_nsys(path: Path, processes: dict[int, Sequence[Event]]) -> Path:
     with closing(sqlite3.connect(path)) as database:
         database.executescript("""
             CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
-            CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, "end" INTEGER, globalTid INTEGER, nameId INTEGER);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, "end" INTEGER, globalTid INTEGER, nameId INTEGER,
+                correlationId INTEGER);
             CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, "end" INTEGER, deviceId INTEGER, streamId INTEGER,
-                globalPid INTEGER, demangledName INTEGER, shortName INTEGER);
+                globalPid INTEGER, demangledName INTEGER, shortName INTEGER, correlationId INTEGER);
             CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, "end" INTEGER, deviceId INTEGER, streamId INTEGER,
-                globalPid INTEGER, bytes INTEGER, copyKind INTEGER, srcKind INTEGER, dstKind INTEGER);
+                globalPid INTEGER, bytes INTEGER, copyKind INTEGER, srcKind INTEGER, dstKind INTEGER,
+                correlationId INTEGER);
             CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, "end" INTEGER, deviceId INTEGER, streamId INTEGER,
-                globalPid INTEGER, bytes INTEGER);
+                globalPid INTEGER, bytes INTEGER, correlationId INTEGER);
             CREATE TABLE NVTX_EVENTS (start INTEGER, "end" INTEGER, eventType INTEGER, globalTid INTEGER, text TEXT,
                 textId INTEGER);
         """)
@@ -80,18 +84,18 @@ def _insert(database: sqlite3.Connection, event: Event, pid: int, strings: dict[
     where = (*times, event.device, event.lane, process)
     name = strings.setdefault(event.name, len(strings))
     if event.kind == "api":
-        _into(database, "CUPTI_ACTIVITY_KIND_RUNTIME", (*times, process + event.lane, name))
+        _into(database, "CUPTI_ACTIVITY_KIND_RUNTIME", (*times, process + event.lane, name, event.launch))
     elif event.kind == "kernel":
-        _into(database, "CUPTI_ACTIVITY_KIND_KERNEL", (*where, name, name))
+        _into(database, "CUPTI_ACTIVITY_KIND_KERNEL", (*where, name, name, event.launch))
     elif event.kind == "memset":
-        _into(database, "CUPTI_ACTIVITY_KIND_MEMSET", (*where, event.bytes))
+        _into(database, "CUPTI_ACTIVITY_KIND_MEMSET", (*where, event.bytes, event.launch))
     elif event.kind == "range":  # some have their text at once, some in StringIds
         text, text_id = (None, name) if event.lane % 2 else (event.name, None)
         _into(database, "NVTX_EVENTS", (*times, 59, process + event.lane, text, text_id))
     else:
         words = event.name.replace("(", "").replace(")", "").split()  # Memcpy HtoD (Pinned -> Device)
         kinds = (WAYS[words[1]], MEMORY[words[2]], MEMORY[words[4]])
-        _into(database, "CUPTI_ACTIVITY_KIND_MEMCPY", (*where, event.bytes, *kinds))
+        _into(database, "CUPTI_ACTIVITY_KIND_MEMCPY", (*where, event.bytes, *kinds, event.launch))
 
 
 def _into(database: sqlite3.Connection, table: str, values: Sequence[Any]) -> None:

@@ -103,6 +103,73 @@ def test_overlap_exposure_and_gaps_have_their_closed_form(tmp_path: Path, source
     assert not any("ProfilerStep" in name for _, name in rows)
 
 
+def lagging(steps: int) -> list[Event]:
+    """Steps of 1000 us, each with a copy, a memset and a graph of two kernels that the device runs a step later.
+
+    The markers leave out the first step, a warm-up, and the last, which comes after them.
+    """
+    found = []
+    for step in range(steps):
+        at, number = 1000.0 * step, 100 + 10 * step
+        found += [Event("range", f"ProfilerStep#{step}", at, 1000, 1)] if 0 < step < steps - 1 else []
+        found += [Event("api", "cudaMemcpyAsync_v3020", at + 10, 5, 1, launch=number)]
+        found += [Event("api", "cudaMemsetAsync_v3020", at + 20, 5, 2, launch=number + 1)]
+        found += [Event("api", "cudaGraphLaunch_v10000", at + 30, 5, 1, launch=number + 2)]
+        size = 2**step  # so that a sum of bytes tells which steps are in it
+        later = at + 1000
+        found += [Event("copy", "Memcpy HtoD (Pinned -> Device)", later + 100, 50, 9, size, launch=number)]
+        found += [Event("memset", "Memset (Device)", later + 200, 50, 7, size, launch=number + 1)]
+        found += [Event("kernel", "relu", later + 300 + 100 * i, 50 + step, 7, launch=number + 2) for i in range(2)]
+    return found[::-1]  # in no order of time
+
+
+@pytest.mark.parametrize("calls_of_the_warm_up", [True, False])  # Kineto drops them and keeps what they launched
+@pytest.mark.parametrize("source", ["kineto", "nsys"])
+def test_what_a_lagging_device_runs_counts_for_the_step_that_launched_it(
+    tmp_path: Path, source: str, calls_of_the_warm_up: bool
+):
+    events = [one for one in lagging(6) if calls_of_the_warm_up or one.kind != "api" or one.start_us > 1000]
+    path = tmp_path / "made"
+    profile = read([write_kineto(path, events) if source == "kineto" else write_nsys(path, {77: events})])
+    rows = rows_of(profile)
+    for name in ("memcpy Host-to-Device", "memset"):
+        row = rows["copy", name]
+        assert (row.calls, row.bytes, row.total_s) == (4, 2 + 4 + 8 + 16, pytest.approx(200e-6)), name
+    assert (rows["kernel", "relu"].calls, rows["kernel", "relu"].total_s) == (8, pytest.approx(2 * 210e-6))
+    assert rows["api", "cudaMemcpyAsync"].calls == 4
+    # unions of time are of what the device did meanwhile: of the warm-up and of the first three steps
+    assert profile.ranks[0].window_s == pytest.approx(4e-3)
+    assert rows["derived", "GPU busy"].total_s == pytest.approx((4 * 100 + 2 * (50 + 51 + 52 + 53)) * 1e-6)
+
+
+@pytest.mark.parametrize("source", ["kineto", "nsys"])
+def test_what_was_launched_by_no_call_in_the_trace_counts_by_its_own_start(tmp_path: Path, source: str):
+    """Kineto records few calls of the driver; a correlation of 0 is CUPTI's for none."""
+    where = {"none": None, "unknown": 0, "of the driver": 115}
+    extra = [
+        Event("kernel", name, start, 10, 8, launch=launch)
+        for name, launch in where.items()
+        for start in (900, 1700, 5100)  # before the markers, within and after them
+    ]
+
+    def calls(events: list[Event]) -> list[int | None]:
+        (tmp_path / "made").unlink(missing_ok=True)
+        path = tmp_path / "made"
+        rows = rows_of(read([write_kineto(path, events) if source == "kineto" else write_nsys(path, {77: events})]))
+        return [rows["kernel", name].calls for name in where]
+
+    assert calls(lagging(6) + extra) == [1, 1, 1]
+    # where calls are recorded, but none of those that launch, their absence says nothing
+    of_profiler = Event("api", "cudaDeviceSynchronize_v3020", 6000, 5, 1, launch=900)
+    assert calls([one for one in lagging(6) if one.kind == "range"] + [*extra, of_profiler]) == [1, 1, 1]
+
+
+def test_without_step_markers_all_that_a_device_ran_counts(tmp_path: Path):
+    events = [one for one in lagging(6) if one.kind != "range" and (one.kind != "api" or one.start_us > 1000)]
+    for path in (write_kineto(tmp_path / "a", events), write_nsys(tmp_path / "b", {1: events})):
+        assert rows_of(read([path]))["copy", "memcpy Host-to-Device"].bytes == 63
+
+
 def test_both_profilers_give_equal_figures(tmp_path: Path):
     other = [event._replace(device=1, us=2 * event.us, name=event.name.replace("relu", "gelu")) for event in MADE]
     first = read([write_kineto(tmp_path / f"rank{i}.json", part) for i, part in enumerate([MADE, other])])
@@ -258,15 +325,20 @@ def test_times_are_exact_to_the_nanosecond(tmp_path: Path):
 
 
 def raw_sums(trace: dict[str, Any]) -> tuple[dict[tuple[str, str], list[float]], Counter[str]]:
-    """By category and name: calls, seconds and bytes of the events that start within the steps; summed here alone."""
+    """By category and name: calls, seconds and bytes of what the steps started or launched; summed here alone."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     steps = [e for e in events if e["cat"] == "user_annotation" and e["name"].startswith("ProfilerStep#")]
     first, last = min(e["ts"] for e in steps), max(e["ts"] + e["dur"] for e in steps)
+    calls = {e["args"]["correlation"]: e["ts"] for e in events if e["cat"] in ("cuda_runtime", "cuda_driver")}
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0])
     everywhere: Counter[str] = Counter()
     for event in events:
         everywhere[event["name"]] += 1
-        if first <= event["ts"] < last:
+        at = event["ts"]
+        if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
+            number = event["args"]["correlation"]
+            at = calls.get(number, at if number > min(calls) else first - 1)
+        if first <= at < last:
             entry = sums[event["cat"], event["name"]]
             entry[0] += 1
             entry[1] += event["dur"] / 1e6
@@ -329,6 +401,7 @@ def test_traces_of_eight_ranks_in_an_archive():
         raw = [json.loads(file.read()) for file in files if file is not None]
     profile = read([path])
     assert [one.rank for one in profile.ranks] == list(range(8))
+    left_over = {}
     for trace in raw:
         rank = trace["distributedInfo"]["rank"]
         sums, _ = raw_sums(trace)
@@ -341,6 +414,12 @@ def test_traces_of_eight_ranks_in_an_archive():
         )
         sizes = sum(size for (_, name), (_, _, size) in sums.items() if name.startswith("Memcpy HtoD"))
         assert rows["copy", "memcpy Host-to-Device"].bytes == sizes
+        kernels = sum(calls for (category, _), (calls, _, _) in sums.items() if category == "kernel")
+        assert sum(row.calls or 0 for row in rows.values() if row.group in ("kernel", "collective")) == kernels
+        recorded = sum(event.get("cat") == "kernel" for event in trace["traceEvents"])
+        left_over[rank] = recorded - kernels
+    # what ranks of this job were still running of the warm-up: Kineto has these kernels and not their launches
+    assert {rank: count for rank, count in left_over.items() if count} == {1: 64, 3: 64}
     total = rows_of(profile)
     assert (total["collective", "nccl AllReduce"].calls, total["collective", "nccl SendRecv"].calls) == (24, 40)
 

@@ -67,6 +67,7 @@ SCHEMA = pa.schema(
         ("device", pa.int32()),  # -1 on the host
         ("thread", pa.int64()),  # any number that tells host threads apart; 0 on the device
         ("bytes", pa.int64()),  # -1 where the record has none
+        ("correlation", pa.int64()),  # what a call and the operations it launched share; -1 for none
     ]
 )
 

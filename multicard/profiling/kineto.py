@@ -52,6 +52,7 @@ SPACE_OR_COMMA = re.compile(r"[\s,]*")
 class Args(msgspec.Struct, gc=False):
     device: int | str | None = None
     bytes: int | float | str | None = None
+    correlation: int | float | str | None = None
 
 
 class Event(msgspec.Struct, gc=False):
@@ -110,6 +111,7 @@ def _collect(events: Sequence[Event], collector: Collector, threads: dict[Any, i
         device=np.where(host, -1, [_device(event) for event in counted]),
         thread=np.where(host, lanes, 0),
         bytes=np.array([_bytes(event) for event in counted], np.int64),
+        correlation=np.array([_correlation(event) for event in counted], np.int64),
     )
 
 
@@ -129,6 +131,12 @@ def _device(event: Event) -> int:
 def _bytes(event: Event) -> int:
     count = None if event.args is None else event.args.bytes
     return int(count) if isinstance(count, (int, float)) else -1
+
+
+def _correlation(event: Event) -> int:
+    """CUPTI writes 0 (CUPTI_CORRELATION_ID_UNKNOWN) where it knows none."""
+    found = None if event.args is None else event.args.correlation
+    return found if isinstance(found, int) and found > 0 else -1
 
 
 def _ns(times_us: list[Any]) -> np.ndarray:

@@ -3,8 +3,10 @@
 The window of a rank reaches from the start of its first step marker to the end of its last, so that what the profiler
 itself does before and after them is left out; without markers, over all of its events.
 
-- A row counts the events that start in the window, whole: those that an asynchronous device runs after the last
-  marker are not counted, those left over from before the first are.
+- A row counts events whole, those that start in the window. Kernels, copies and memsets run behind the host: they count
+  if the call that launched them started in the window, so that calls and bytes are those of the steps, whenever the
+  device came to them. One whose call is not in the trace counts by its own start; but not if it was launched before
+  the first call in the trace, as what the device had left to do from the warm-up was (see `_Window._launched`).
 - Times of `derived` are lengths of unions of intervals, clipped to the window: kernels that overlap on several streams
   make a device busy once. They are summed over the devices of a rank.
 """
@@ -172,7 +174,9 @@ class _Window:
 
     def __init__(self, trace: Trace) -> None:
         self.names = trace.names
-        self.kind, self.name, self.start, self.end, self.device, self.thread, self.bytes = trace.columns()
+        self.kind, self.name, self.start, self.end, self.device, self.thread, self.bytes, self.correlation = (
+            trace.columns()
+        )
         markers = [code for code, name in enumerate(self.names) if name.startswith(STEP)]
         marked = np.isin(self.name, markers) & (self.kind == Kind.RANGE)
         self.steps = len(np.unique(self.name[marked])) or None
@@ -201,11 +205,12 @@ class _Window:
         return sorted(self._derived_rows(rank, rows) + rows, key=_order)
 
     def _counted(self) -> Iterator[tuple[int, int, int, int, int | None]]:
-        """Kind, name, calls, ns and bytes of all events that start in the window.
+        """Kind, name, calls, ns and bytes of all events that count.
 
         The ns of ranges are those within any of that name, on a thread or device: a recursive one counts once.
         """
-        inside = np.flatnonzero((self.start >= self.open) & (self.start < self.close))
+        at = self._launched()
+        inside = np.flatnonzero((at >= self.open) & (at < self.close))
         keys, group = np.unique(self.kind[inside] * np.int64(len(self.names)) + self.name[inside], return_inverse=True)
         size = self.bytes[inside]
         sized = size >= 0
@@ -217,6 +222,29 @@ class _Window:
             kind, name = divmod(key, len(self.names))
             total = nested.get((kind, name), int(ns[index]))
             yield kind, name, int(calls[index]), total, int(sizes[index]) if index in with_size else None
+
+    def _launched(self) -> np.ndarray:
+        """The time (N,) by which each event counts: on a device the start of its launching call, else its own.
+
+        At stop torch waits for the device (`synchronize` in torch.autograd.profiler.profile.__exit__) before Kineto
+        takes the end of what it keeps (captureWindowEndTime_), so what the last step launched is in the trace however
+        late it ran. At the start nobody waits: outOfRange in CuptiActivityProfiler.cpp drops the calls of the warm-up
+        but keeps the kernels and copies of it that are still to run. CUPTI numbers calls in ascending order, so these
+        have numbers below all calls in the trace.
+        """
+        calls = np.flatnonzero((self.kind == Kind.API) & (self.correlation >= 0))
+        operations = np.flatnonzero(self._is(*ON_DEVICE) & (self.correlation >= 0))
+        if not self.steps or not len(calls):  # without markers nothing is outside
+            return self.start
+        calls = calls[np.argsort(self.correlation[calls], kind="stable")]
+        numbers, sought = self.correlation[calls], self.correlation[operations]
+        call = np.minimum(np.searchsorted(numbers, sought), len(calls) - 1)
+        found = numbers[call] == sought
+        at = self.start.copy()
+        at[operations[found]] = self.start[calls[call[found]]]
+        if found.any():  # else launching calls are not recorded at all, and nothing follows from their absence
+            at[operations[sought < numbers[0]]] = self.open - 1
+        return at
 
     @cached_property
     def derived(self) -> Derived:

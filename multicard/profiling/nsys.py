@@ -26,16 +26,17 @@ MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: 
 RANGES = (59, 60)  # eventType of NVTX ranges, pushed and popped or started and ended
 
 CUPTI = "CUPTI_ACTIVITY_KIND_"
-# Columns: start, end, device, the process or thread, bytes, and what the name is made from
+# Columns: start, end, device, the process or thread, bytes, correlation, and what the name is made from
+CORRELATION = "ifnull(nullif(correlationId, 0), -1)"  # 0: CUPTI knows none
 QUERIES = {
-    Kind.API: f"""SELECT start, "end", -1, globalTid, -1, s.value FROM {CUPTI}RUNTIME
+    Kind.API: f"""SELECT start, "end", -1, globalTid, -1, {CORRELATION}, s.value FROM {CUPTI}RUNTIME
         JOIN StringIds s ON s.id = nameId""",
-    Kind.KERNEL: f"""SELECT start, "end", deviceId, globalPid, -1, s.value FROM {CUPTI}KERNEL
+    Kind.KERNEL: f"""SELECT start, "end", deviceId, globalPid, -1, {CORRELATION}, s.value FROM {CUPTI}KERNEL
         JOIN StringIds s ON s.id = demangledName""",
-    Kind.COPY: f"""SELECT start, "end", deviceId, globalPid, bytes, copyKind || ' ' || ifnull(srcKind, '') || ' '
-        || ifnull(dstKind, '') FROM {CUPTI}MEMCPY""",
-    Kind.SET: f"""SELECT start, "end", deviceId, globalPid, bytes, 'Memset' FROM {CUPTI}MEMSET""",
-    Kind.RANGE: f"""SELECT start, "end", -1, globalTid, -1, coalesce(text, s.value) AS name FROM NVTX_EVENTS
+    Kind.COPY: f"""SELECT start, "end", deviceId, globalPid, bytes, {CORRELATION},
+        copyKind || ' ' || ifnull(srcKind, '') || ' ' || ifnull(dstKind, '') FROM {CUPTI}MEMCPY""",
+    Kind.SET: f"""SELECT start, "end", deviceId, globalPid, bytes, {CORRELATION}, 'Memset' FROM {CUPTI}MEMSET""",
+    Kind.RANGE: f"""SELECT start, "end", -1, globalTid, -1, -1, coalesce(text, s.value) AS name FROM NVTX_EVENTS
         LEFT JOIN StringIds s ON s.id = textId
         WHERE eventType IN {RANGES} AND "end" IS NOT NULL AND name IS NOT NULL""",
 }
@@ -101,24 +102,24 @@ def _which(where: str, process: int, order: list[int]) -> str:
     return where if len(order) == 1 else f"{where} (process {process >> 24 & 0xFFFFFF})"
 
 
-def _batches(database: sqlite3.Connection, kind: Kind) -> Iterator[list[tuple[int, int, int, int, int, str]]]:
+def _batches(database: sqlite3.Connection, kind: Kind) -> Iterator[list[tuple[int, int, int, int, int, int, str]]]:
     cursor = database.execute(QUERIES[kind])
     while rows := cursor.fetchmany(ROWS):
         yield rows
 
 
 def _collect(
-    rows: list[tuple[int, int, int, int, int, str]],
+    rows: list[tuple[int, int, int, int, int, int, str]],
     kind: Kind,
     collectors: dict[int, Collector],
     devices: dict[int, int],
 ) -> None:
     """Give each row to the collector of its process; `devices` gets the lowest device of each."""
-    start, end, device, owner, size, text = zip(*rows, strict=True)
+    start, end, device, owner, size, launch, text = zip(*rows, strict=True)
     start_ns, end_ns = np.array(start, np.int64), np.array(end, np.int64)
     owners, on = np.array(owner, np.int64), np.array(device, np.int32)
     names = [_name(kind, one) for one in text]
-    sizes = np.array(size, np.int64)
+    sizes, launches = np.array(size, np.int64), np.array(launch, np.int64)
     for process in np.unique(owners & PROCESS).tolist():
         mine = np.flatnonzero(owners & PROCESS == process)
         collector = collectors.setdefault(process, Collector())
@@ -134,6 +135,7 @@ def _collect(
             device=on[mine],
             thread=np.where(on[mine] < 0, owners[mine], 0),
             bytes=sizes[mine],
+            correlation=launches[mine],
         )
 
 
