@@ -29,7 +29,7 @@ CALL = '"ph": "X", "cat": "cuda_runtime", "name": "{name}", "pid": 9, "tid": 9,\
 KERNEL = '"ph": "X", "cat": "kernel", "name": "{name}", "pid": 0, "tid": {stream},\n    "ts": {ts:.3f}, "dur": 9.504'
 OP = '"ph": "X", "cat": "cpu_op", "name": "aten::{name}", "pid": 9, "tid": 9,\n    "ts": {ts:.3f}, "dur": 7.133'
 OP_ARGS = '"External id": {id},"Record function id": 0, "Sequence number": {id}, "Fwd thread id": 0, "Ev Idx": {id}'
-DEVICE_ARGS = '"External id": {id},\n      "device": 0, "context": 1,\n      "stream": {stream}, "correlation": {id}'
+DEVICE_ARGS = '"External id": {id},\n      "device": 0, "context": 1,\n      "stream": {stream}, "correlation": {call}'
 SIZES = '\n      "registers per thread": 40,\n      "grid": [512, 1, 1],\n      "block": [512, 1, 1]'
 
 
@@ -60,7 +60,7 @@ def _event(index: int) -> str:
         return CALL.format(name=name, ts=ts) + f',\n    "args": {{\n      {args}\n    }}'
     if which < 7:
         return f'"ph": "s", "id": {index}, "pid": 9, "tid": 9, "ts": {ts:.3f},\n    "cat": "ac2g", "name": "ac2g"'
-    args = DEVICE_ARGS.format(id=index, stream=stream)
+    args = DEVICE_ARGS.format(id=index, stream=stream, call=index - min(which - 3, 5))
     if which < 9:
         name = f"void at::native::vectorized_elementwise_kernel<4, Functor{index % 300}<float> >(int, float*)"
         name = name if index % 200 else "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
