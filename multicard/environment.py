@@ -4,12 +4,14 @@ import os
 import platform
 import socket
 import subprocess
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from multicard import nvml, topology
 from multicard.measure import timestamp
 
 PACKAGES = (
@@ -44,6 +46,7 @@ def collect() -> dict[str, Any]:
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         },
         "gpus": gpus(),
+        "topology": topology.collect(visible_gpus()),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "slurm": {key: value for key, value in sorted(os.environ.items()) if key.startswith("SLURM_JOB")},
     }
@@ -102,29 +105,13 @@ def cpu_model() -> str | None:
     return None
 
 
-@contextmanager
-def _nvml():
-    """NVIDIA's management library, or None where there is none: it counts GPUs without starting CUDA on them."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def visible_gpus() -> list[str]:
     """The GPUs that CUDA would show this process, as indices or UUIDs of NVML; CUDA_VISIBLE_DEVICES is honoured."""
-    with _nvml() as nvml:
-        if nvml is None:
+    with nvml.opened() as library:
+        if library is None:
             return []
-        present = nvml.nvmlDeviceGetCount()
-        uuids = [_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(i))) for i in range(present)]
+        handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+        uuids = [nvml.ask(library, library.nvmlDeviceGetUUID, handle) for handle in handles]
     return select_visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
 
 
@@ -157,30 +144,21 @@ def select_visible(setting: str | None, uuids: list[str]) -> list[str]:
 def gpus() -> list[dict[str, Any]]:
     """Name, memory, clocks and driver of the visible GPUs; a figure that NVML does not give is None."""
     chosen = visible_gpus()
-    with _nvml() as nvml:
-        return [] if nvml is None else [_gpu(nvml, uuid) for uuid in chosen]
+    with nvml.opened() as library:
+        return [] if library is None else [_gpu(library, uuid) for uuid in chosen]
 
 
-def _gpu(nvml: Any, uuid: str) -> dict[str, Any]:
-    def ask(function: Any, *arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except nvml.NVMLError:
-            return None
-
-    handle = ask(nvml.nvmlDeviceGetHandleByUUID, uuid)
+def _gpu(library: Any, uuid: str) -> dict[str, Any]:
+    ask = partial(nvml.ask, library)
+    handle = ask(library.nvmlDeviceGetHandleByUUID, uuid)
     if handle is None:
         return {"uuid": uuid}  # an older form of a MIG instance's name, say
-    memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = ask(library.nvmlDeviceGetMemoryInfo, handle)
     return {
         "uuid": uuid,
-        "name": _text(ask(nvml.nvmlDeviceGetName, handle)),
+        "name": ask(library.nvmlDeviceGetName, handle),
         "memory_bytes": None if memory is None else memory.total,
-        "sm_clock_max_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-        "memory_clock_max_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM),
-        "driver": _text(ask(nvml.nvmlSystemGetDriverVersion)),
+        "sm_clock_max_mhz": ask(library.nvmlDeviceGetMaxClockInfo, handle, library.NVML_CLOCK_SM),
+        "memory_clock_max_mhz": ask(library.nvmlDeviceGetMaxClockInfo, handle, library.NVML_CLOCK_MEM),
+        "driver": ask(library.nvmlSystemGetDriverVersion),
     }
-
-
-def _text(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value
