@@ -5,6 +5,8 @@ from typing import Any
 
 from multicard.config import NOT_IDENTITY
 
+DISTURBED = "!"  # the mark of a run that shared its GPUs with others, in tables and in `notes`
+
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """A configuration as "group.key" to JSON text, without what does not change what is measured."""
@@ -54,6 +56,11 @@ def varied(records: list[dict[str, Any]], always: tuple[str, ...]) -> list[str]:
     return shown + [key for key in told if key.partition(".")[0] not in groups]
 
 
+def disturbers(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The processes of others that were seen on the GPUs of a run."""
+    return (result.get("gpu") or {}).get("disturbed_by", [])
+
+
 def cell(result: dict[str, Any], name: str) -> str:
     """What a run has under a heading of `varied`, as it would be typed."""
     if name in result["axes"]:
@@ -81,6 +88,11 @@ def notes(records: list[dict[str, Any]]) -> list[str]:
     skipped = [sum(part["skipped"] for part in (read.get("decoded") or {}).values()) for read in inputs]
     if any(skipped):
         found.append(f"up to {max(skipped)} broken images left out: see input in the records")
+    disturbed = [result for result in measured if disturbers(result)]
+    if disturbed:
+        who = sorted({str(other["name"] or other["pid"]) for result in disturbed for other in disturbers(result)})
+        shared = f"{DISTURBED} others used the GPUs of {len(disturbed)} while they were measured ({', '.join(who)})"
+        found.append(f"{shared}: see gpu.disturbed_by in the records")
     stopped = [result for result in measured if len(result.get("segments", [])) > 1]
     if stopped:
         moved = sum(len({segment.get("commit") for segment in result["segments"]}) > 1 for result in stopped)

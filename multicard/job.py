@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from multicard import environment, launch, record, run, segments, slurm, stop
+from multicard import environment, launch, record, run, sampler, segments, slurm, stop
 from multicard.allocation import Allocation
 from multicard.config_job import Code
 from multicard.launch import Failure, Interrupted
@@ -107,7 +107,7 @@ class SlurmJob(Cell):
         given = guest.arguments()
         if given is None:
             return None
-        config, arguments = given
+        config, arguments, start = given
         try:
             placement = run.check(self.kind, config, allocation)
         except ValueError as error:
@@ -119,7 +119,10 @@ class SlurmJob(Cell):
                 return None
             launch.warm_up(placement.device, list(self.kind.preload))
             job = run.job_of(self.kind, config, placement, self.folder, allocation)
-            failure = launch.launch(self.kind.work, arguments, placement, job)
+            with sampler.of(config, placement, self.folder, start, allocation.node) as gpus:
+                failure = launch.launch(self.kind.work, arguments, placement, job)
+            if failure is None:  # else node 0 may have recorded the run by now
+                gpus.write()
             guest.finish(failure)
             return failure
         finally:

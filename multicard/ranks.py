@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def head(rank: Rank, flags: dict[str, Any]) -> dict[str, Any]:
-    """The beginning of a rank's file; `started_s` and `epochs` are filled in as the run goes on."""
+    """The beginning of a rank's file; what is None or empty is filled in as the run goes on. `spans_s` are from and to
+    of all that counts as training in `total_s`, an epoch or a part of one each, on the machine's clock."""
     return {
         "rank": rank.rank,
         "host": host(),
@@ -22,6 +23,7 @@ def head(rank: Rank, flags: dict[str, Any]) -> dict[str, Any]:
         "cpus": cpu_set(),  # that NUMA binding, or whoever started us, left to it
         "flags": flags,
         "started_s": None,
+        "spans_s": [],
         "peak_memory_bytes": None,
         "epochs": [],
     }

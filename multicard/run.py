@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from multicard import cells, checkpoint, environment, launch, record, segments, table
+from multicard import cells, checkpoint, environment, launch, record, sampler, segments, table
 from multicard.allocation import Allocation
 from multicard.config import Placement, RunConfig, TrackerMode, place, plain
 from multicard.config_job import Numa
@@ -43,7 +43,7 @@ class Kind:
     arguments: Callable[[Any, Placement, Path], tuple[Any, ...]]
     axes: Callable[[Any, str], dict[str, Any]]
     describe: Callable[[Any, Placement], str]
-    summarise: Callable[[Any, Placement, list[dict[str, Any]], Any], dict[str, Any]]
+    summarise: Callable[[Any, Placement, list[dict[str, Any]], Any, float | None], dict[str, Any]]
     unit: str = "images"
     nccl: str = "nccl"
     resumable: bool = False
@@ -247,7 +247,7 @@ def _accept(kind: Kind, cfg: DictConfig, folder: Path, started_s: float, allocat
         try:
             arguments = _begin(kind, config, placement, folder, allocation, restarted)
             record.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
-            peers.begin((config, arguments))
+            peers.begin((config, arguments, segments.current(folder)))
         except BaseException:
             record.release(folder) if restarted else record.disclaim(folder)
             raise
@@ -310,8 +310,10 @@ def _launch(run: Run, mirror: Mirror, peers: Peers) -> Failure | None:
         return Failure("tracker", f"tracker.mode={config.tracker.mode.value}: {error}; {remedy}")
     try:
         stop = Stop(run.allocation, board, placement.world_size, folder, kind.resumable, peers)
-        with Watch(board, placement.world_size, config.epochs, kind.unit, mirror.update if mirror.live else None), stop:
+        watch = Watch(board, placement.world_size, config.epochs, kind.unit, mirror.update if mirror.live else None)
+        with watch, stop, sampler.of(config, placement, folder, segments.current(folder)) as gpus:
             failure = launch.launch(kind.work, run.arguments, placement, job)
+        gpus.write()
         return peers.outcome(stop.outcome(failure))
     except Interrupted as interruption:  # by another node, as its ranks and ours were about to end
         return interruption.failure
@@ -327,6 +329,7 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
     trained_s = ranks[0]["started_s"] if ranks else None
     try:
         steps = record.merge_steps(folder)
+        gpu = None if placement.device == "cpu" else sampler.merge(folder, segments.parts(folder), failure is None)
         result = base | {
             "axes": run.kind.axes(config, placement.device),
             "identity": config.identity(),
@@ -335,7 +338,8 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
             "cause": None if failure is None else launch.describe(failure),
             "ended_at": timestamp(),
             "startup_s": None if trained_s is None else trained_s - run.started_s,
-            **run.kind.summarise(config, placement, ranks, steps),
+            **run.kind.summarise(config, placement, ranks, steps, sampler.joules(gpu)),
+            "gpu": gpu,
         }
         result["segments"] = segments.merge(folder, result.get("segments", []))
         machine = _complete_environment(folder, config, placement, ranks)

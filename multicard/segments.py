@@ -45,17 +45,32 @@ def requeues(folder: Path) -> int:
     return sum(segment["end"] in ("timeout", "preempted") for segment in record.read_segments(folder))
 
 
+def current(folder: Path) -> int:
+    """The number of the start that `begin` noted last, from 0."""
+    return len(record.read_segments(folder)) - 1
+
+
+def parts(folder: Path) -> list[tuple[int, int]]:
+    """Start and node, from 0, of all that has a part in the result."""
+    starts = record.read_segments(folder)
+    return [(number, node) for number in kept(folder) for node in range(len(starts[number]["hosts"]))]
+
+
+def kept(folder: Path) -> list[int]:
+    """The starts, from 0, whose work is in the result: those that saved it, and the last."""
+    starts = record.read_segments(folder)
+    return [number for number, start in enumerate(starts) if start["saved_step"] is not None or start is starts[-1]]
+
+
 def merge(folder: Path, trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each start with what it trained.
 
     Args:
         trained: of the ranks, one entry a start whose work was kept: those that saved it, and the last.
     """
-    figures = iter(trained)
+    figures, whole = iter(trained), kept(folder)
     merged = []
-    starts = record.read_segments(folder)
-    for start in starts:
-        kept = start["saved_step"] is not None or start is starts[-1]
-        own = (next(figures, None) if kept else None) or {"steps": 0, "trained_s": None}
+    for number, start in enumerate(record.read_segments(folder)):
+        own = (next(figures, None) if number in whole else None) or {"steps": 0, "trained_s": None}
         merged.append({key: value for key, value in start.items() if key != "saved_step"} | own)
     return merged

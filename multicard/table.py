@@ -48,7 +48,8 @@ def folders(records: list[dict[str, Any]]) -> str:
 
 def _figures(result: dict[str, Any], records: list[dict[str, Any]], columns: Columns) -> dict[str, str]:
     """What the row of a run shows: its status, and what `columns` say."""
-    ended = {"status": result["status"] + (MARK if result.get("oversubscribed") else "")}
+    shared, disturbed = result.get("oversubscribed"), compare.disturbers(result)
+    ended = {"status": result["status"] + MARK * bool(shared) + compare.DISTURBED * bool(disturbed)}
     if result["status"] != "ok":
         return ended | dict.fromkeys(columns, "-")
     return ended | {heading: show(result, records) for heading, show in columns.items()}

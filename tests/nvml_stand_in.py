@@ -62,6 +62,9 @@ def _pci(bus: int) -> SimpleNamespace:
 READS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
     "nvmlDeviceGetIndex": lambda gpu: gpu.bus,
+    "nvmlDeviceGetName": lambda _: "H200",
+    "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=150_000_000_000),
+    "nvmlDeviceGetMaxClockInfo": _clock,
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
     "nvmlDeviceGetPowerUsage": lambda gpu: gpu.power_mw,
     "nvmlDeviceGetClockInfo": _clock,
@@ -119,6 +122,9 @@ class Nvml:
             if gpu.uuid == uuid:
                 return gpu
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "580.1"
 
     def nvmlSystemGetProcessName(self, pid: int) -> str:  # noqa: N802
         if pid not in self.names:

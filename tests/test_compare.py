@@ -94,6 +94,15 @@ def test_an_input_that_is_not_as_asked_is_said():
     ]
 
 
+def test_runs_that_others_disturbed_are_said():
+    alone = result() | {"gpu": {"disturbed_by": []}}
+    shared = result() | {"gpu": {"disturbed_by": [{"name": "solve", "pid": 7}, {"name": None, "pid": 8}]}}
+    assert compare.notes([alone, result() | {"gpu": None}]) == []
+    assert compare.notes([alone, shared, shared]) == [
+        "! others used the GPUs of 2 while they were measured (8, solve): see gpu.disturbed_by in the records"
+    ]
+
+
 def test_what_follows_from_another_axis_is_not_shown():
     single, distributed = result(recipe="auto"), result(recipe="auto", gpus=2)
     single["axes"]["recipe"], distributed["axes"]["recipe"] = "single_device", "distributed"

@@ -1,13 +1,13 @@
 """Which GPUs a run may use, and what is recorded of the machine."""
 
 import subprocess
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from multicard import environment
+from tests.nvml_stand_in import Gpu, Nvml, install
 
 UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]
 
@@ -32,40 +32,8 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(setting: str | None, expe
     assert environment.select_visible(setting, UUIDS) == expected
 
 
-class Nvml(types.SimpleNamespace):
-    """The part of NVML that is asked, with two GPUs, one of which does not know its memory clock."""
-
-    class NVMLError(Exception):
-        pass
-
-    NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
-
-    def __init__(self, driver: bool = True) -> None:
-        def init() -> None:
-            if not driver:
-                raise self.NVMLError
-
-        def clock(handle: int, kind: int) -> int:
-            if (handle, kind) == (1, 2):
-                raise self.NVMLError
-            return 1980 if kind == 1 else 2619
-
-        super().__init__(
-            nvmlInit=init,
-            nvmlShutdown=lambda: None,
-            nvmlDeviceGetCount=lambda: 2,
-            nvmlDeviceGetHandleByIndex=lambda i: i,
-            nvmlDeviceGetHandleByUUID=UUIDS.index,
-            nvmlDeviceGetUUID=lambda i: UUIDS[i].encode(),
-            nvmlDeviceGetName=lambda _: "H200",
-            nvmlDeviceGetMemoryInfo=lambda _: types.SimpleNamespace(total=150_000_000_000),
-            nvmlDeviceGetMaxClockInfo=clock,
-            nvmlSystemGetDriverVersion=lambda: "580.1",
-        )
-
-
 def test_gpus_are_asked_of_nvml_and_unknown_figures_are_null(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", Nvml())
+    install(monkeypatch, Nvml(Gpu(UUIDS[0]), Gpu(UUIDS[1], lacks=("MaxClockInfo",))))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     assert environment.visible_gpus() == [UUIDS[1], UUIDS[0]]
     second, first = environment.gpus()
@@ -81,7 +49,7 @@ def test_gpus_are_asked_of_nvml_and_unknown_figures_are_null(monkeypatch: pytest
 
 
 def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", Nvml(driver=False))
+    install(monkeypatch, Nvml(driver=False))
     assert environment.visible_gpus() == [] and environment.gpus() == []
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from multicard import launch, record
+from multicard import launch, record, sampler
 from multicard.config import Placement
 from multicard.config_llm import MethodName, TemplateName
 from multicard.launch import Job
@@ -248,8 +248,10 @@ def test_tokens_by_hand_for_pairs(tuned: Tuned):
     assert steps(result, "samples").tolist() == [2] * 5
 
 
-def test_rates_are_tokens_over_the_time_of_the_same_steps(tuned: Tuned):
+def test_rates_are_tokens_over_the_time_of_the_same_steps(tuned: Tuned, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sampler, "joules", lambda gpu: 5e3 if gpu is None else None)  # as if GPUs had been there
     result = ok(tuned("gpus=2", "dataset.rows=40", "max_steps=6"))
+    assert result["joules_per_token"] == 5e3 / sum(steps(result, "non_padding", rank).sum() for rank in (0, 1))
     times = [steps(result, "step_s", rank)[1:] for rank in (0, 1)]
     assert result["iteration_s"]["mean"] == pytest.approx(np.maximum(*times).mean())
     for name, column in (("all", "tokens"), ("non_padding", "non_padding"), ("loss_bearing", "loss_bearing")):

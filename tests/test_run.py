@@ -66,6 +66,7 @@ def test_the_record_is_whole(measured: Measured):
     assert trained + evaluated <= found["total_s"] + 0.05 and found["total_s"] == found["epochs"][-1]["ended_s"]
     assert found["step_s"]["count"] == 5 and found["step_s"]["warmup_count"] == 1
     assert found["startup_s"] > 0
+    assert found["gpu"] is found["joules_per_image"] is None
     memory = found["peak_memory_bytes"]
     assert memory["kind"] == "rss" and memory["max"] == max(memory["per_rank"]) and len(memory["per_rank"]) == 2
     assert 0 < sum(found["phases_s"].values()) <= found["step_s"]["mean"] * 1.01

@@ -34,6 +34,17 @@ def test_pieces_are_listed_with_what_each_trained(tmp_path: Path):
     assert segments.requeues(tmp_path) == 1
 
 
+def test_the_parts_of_a_result_are_those_of_starts_whose_work_is_in_it(tmp_path: Path):
+    segments.begin(tmp_path, JOB)
+    save(tmp_path, 10)
+    segments.end(tmp_path, PREEMPTED)
+    segments.begin(tmp_path, JOB)
+    segments.end(tmp_path, PREEMPTED)  # too slow to save
+    segments.begin(tmp_path, Allocation(("n3",), job="12_3"))
+    assert segments.current(tmp_path) == 2
+    assert segments.parts(tmp_path) == [(0, 0), (0, 1), (2, 0)]
+
+
 def test_a_start_that_saved_nothing_new_did_not_move_on(tmp_path: Path):
     segments.begin(tmp_path, JOB)
     segments.end(tmp_path, Failure("timeout", "the job reached its time limit"))

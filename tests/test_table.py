@@ -65,6 +65,13 @@ def test_oversubscribed_runs_are_marked():
     assert any("oversubscribe=true" in " ".join(line) for line in lines)
 
 
+def test_runs_that_others_disturbed_are_marked():
+    disturbed = {"gpu": {"disturbed_by": [{"name": "solve", "pid": 7}]}}
+    lines = shown([result(1.0) | disturbed, result(2.0, gpus=2) | {"gpu": None}])
+    assert lines[1][2] == "ok!" and lines[2][2] == "ok"
+    assert any(line[0] == "!" and "(solve):" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("count", "text"), [(None, "-"), (0, "0 B"), (999, "999 B"), (1000, "1 kB"), (5.432e9, "5.43 GB"), (2e13, "20 TB")]
 )

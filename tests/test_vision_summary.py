@@ -95,6 +95,14 @@ def test_a_run_cut_short_counts_epochs_that_all_ranks_finished():
     assert found["communication_bytes"]["broadcast"] == (40 + 20) + 4 * 20 + 16
 
 
+def test_joules_per_image_are_of_every_time_that_one_was_trained():
+    ranks = [rank_file(rank, 2, [(0, 8)]) for rank in range(2)]
+    given = typed("strategy=ddp_ds"), Placement("cuda", "nccl", 2, False), ranks, steps([1] * 8, [1] * 8)
+    assert summarise(*given, 3200.0)["joules_per_image"] == 3200 / (2 * 8 * SAMPLES)
+    assert summarise(*given)["joules_per_image"] is None
+    assert summarise(given[0], given[1], [], None, 3200.0)["joules_per_image"] is None
+
+
 def test_a_run_without_a_whole_epoch_has_no_figures():
     for ranks in ([], [rank_file(0, 1, [(0, 4)]), rank_file(1, 0, [(0, 0)])]):
         found = summary(ranks, steps([1] * 4) if ranks else None, warmup_steps=1)

@@ -37,6 +37,8 @@ class Report:
             **per_step,
         }
         record.write_steps(self.folder / "steps" / f"r{self.rank.rank:02d}_e{epoch:03d}.parquet", columns)
+        before = self.content["epochs"][-1]["ended_s"] if epoch else 0.0
+        self.content["spans_s"].append([self.content["started_s"] + moment for moment in (before, ended_s)])
         self.content["epochs"].append({"epoch": epoch, "train_s": epoch_s, "ended_s": ended_s, "steps": count})
         self.peak()
         self.write()

@@ -46,12 +46,15 @@ def axes(config: Any, device: str) -> dict[str, Any]:
     }
 
 
-def summarise(config: LlmConfig, placement: Placement, ranks: list[dict[str, Any]], steps: Any) -> dict[str, Any]:
+def summarise(
+    config: LlmConfig, placement: Placement, ranks: list[dict[str, Any]], steps: Any, joules: float | None = None
+) -> dict[str, Any]:
     """The summary of a run, whole or cut short.
 
     Args:
         ranks: the rank files, by rank.
         steps: the steps of all ranks (an Arrow table), or None where no epoch ended.
+        joules: of all GPUs while it trained; None where that is not known.
     """
     table = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
     first = ranks[0] if ranks else {}
@@ -59,6 +62,7 @@ def summarise(config: LlmConfig, placement: Placement, ranks: list[dict[str, Any
     table = {name: column[table["epoch"] < whole] for name, column in table.items()} if whole else {}
     epochs = [_epoch(index, ranks, table) for index in range(whole)]
     speed = _speed(ranks, table, config.skip_steps)
+    tokens = speed["tokens"]["non_padding"]
     total_s = epochs[-1]["ended_s"] if epochs else None
     return {
         "total_s": total_s,
@@ -66,6 +70,7 @@ def summarise(config: LlmConfig, placement: Placement, ranks: list[dict[str, Any
         "segments": [{"first_step": 0, "steps": sum(epoch["steps"] for epoch in epochs), "trained_s": total_s}],
         "epochs": epochs,
         **speed,
+        "joules_per_token": None if joules is None or not tokens else joules / tokens,
         "loss": _loss(table),
         **({"rewards": _rewards(table)} if config.method.name is MethodName.dpo else {}),
         "peak_memory_bytes": peak_memory(ranks, placement.device) | _phases(ranks),

@@ -63,15 +63,28 @@ class Report:
         self.content["segments"].append({"first_step": steps, "steps": 0, "trained_s": 0.0})
         self.write()
 
-    def epoch(self, epoch: int, trained: dict[str, Any], evaluated: dict[str, Any], steps: int, ended_s: float) -> None:
-        """Add an epoch at whose end `steps` steps and their evaluation had taken `ended_s` in all."""
+    def epoch(
+        self,
+        epoch: int,
+        trained: dict[str, Any],
+        evaluated: dict[str, Any],
+        steps: int,
+        ended_s: float,
+        span_s: tuple[float, float],
+    ) -> None:
+        """Add an epoch at whose end `steps` steps and their evaluation had taken `ended_s` in all.
+
+        Args:
+            span_s: from when to when this process trained and evaluated it, on the machine's clock.
+        """
         self._write_steps(epoch, trained)
         figures = {**trained, **evaluated, "ended_s": ended_s}
         self.content["epochs"].append({"epoch": epoch, **{key: figures[key] for key in PER_EPOCH}})
-        self.reached(steps, ended_s)
+        self.reached(steps, ended_s, span_s)
 
-    def reached(self, steps: int, elapsed_s: float) -> None:
+    def reached(self, steps: int, elapsed_s: float, span_s: tuple[float, float]) -> None:
         """Training has come to the end of an epoch or to a stop."""
+        self.content["spans_s"].append(span_s)
         *before, segment = self.content["segments"]
         segment["steps"] = steps - segment["first_step"]
         segment["trained_s"] = elapsed_s - sum(earlier["trained_s"] for earlier in before)

@@ -31,12 +31,15 @@ def axes(config: VisionConfig, device: str) -> dict[str, Any]:
     }
 
 
-def summarise(config: VisionConfig, placement: Placement, ranks: list[dict[str, Any]], steps: Any) -> dict[str, Any]:
+def summarise(
+    config: VisionConfig, placement: Placement, ranks: list[dict[str, Any]], steps: Any, joules: float | None = None
+) -> dict[str, Any]:
     """The summary of a run, whole or cut short.
 
     Args:
         ranks: the rank files, by rank. Epochs that not all of them finished are left out.
         steps: the steps of all ranks (an Arrow table), or None where no epoch ended.
+        joules: of all GPUs while it trained and evaluated; None where that is not known.
     """
     whole = min((len(rank["epochs"]) for rank in ranks), default=0)
     ranks = [rank | {"epochs": rank["epochs"][:whole]} for rank in ranks]
@@ -44,6 +47,7 @@ def summarise(config: VisionConfig, placement: Placement, ranks: list[dict[str, 
     table = {name: column[columns["epoch"] < whole] for name, column in columns.items()}
     epochs = [_epoch(index, ranks, table) for index in range(whole)]
     first = ranks[0] if ranks else {}
+    trained = sum(epoch["samples_trained"] for epoch in epochs)  # each time that an image was
     train_s, evaluate_s = (sum(epoch[key] for epoch in epochs) for key in ("train_s", "evaluate_s"))
     return {
         "total_s": epochs[-1]["ended_s"] if epochs else None,
@@ -51,6 +55,7 @@ def summarise(config: VisionConfig, placement: Placement, ranks: list[dict[str, 
         "evaluate_s": evaluate_s if epochs else None,
         "epochs": epochs,
         **_rates(ranks, table, config.warmup_steps),
+        "joules_per_image": None if joules is None or not trained else joules / trained,
         "test_accuracy": epochs[-1]["test_accuracy"] if epochs else None,
         "time_to_target_s": time_to_target_s(epochs, config.target_accuracy),
         "peak_memory_bytes": peak_memory(ranks, placement.device),

@@ -136,14 +136,16 @@ def run_epochs(
         trained = state.joined(before, loop.train_epoch(epoch, batches, first))
         trained["gap_s"] = None if evaluated_s is None else started_s - evaluated_s + trained["first_batch_s"]
         if loop.stopped:
-            elapsed_s += measure.clock_s() - started_s
-            report.reached(loop.steps, elapsed_s)
+            stopped_s = measure.clock_s()
+            elapsed_s += stopped_s - started_s
+            report.reached(loop.steps, elapsed_s, (started_s, stopped_s))
             state.save(loop, report, epoch, trained, elapsed_s)
             return
         evaluated = loop.evaluate(testing)
         evaluated_s = measure.clock_s()
         elapsed_s += evaluated_s - started_s
-        report.epoch(epoch, trained, evaluated, loop.steps, elapsed_s)  # what we write is no part of the training
+        span_s = (started_s, evaluated_s)
+        report.epoch(epoch, trained, evaluated, loop.steps, elapsed_s, span_s)  # what we write is no part of it
         meet(rank)  # nor is the wait for a rank that wrote longer
         target = config.target_accuracy
         if config.stop_at_target and target is not None and evaluated["test_accuracy"] >= target:

@@ -1,0 +1,122 @@
+"""Energy and state in a span of time, in closed form."""
+
+from typing import Any
+
+import numpy as np
+import pynvml
+import pytest
+
+from multicard import energy
+
+NAN = float("nan")
+
+
+def rows(times_s: list[float], **columns: list[float]) -> dict[str, np.ndarray]:
+    """The samples of one GPU; what is not given it does not tell."""
+    blank = [NAN] * len(times_s)
+    return {name: np.array(columns.get(name, blank)) for name in energy.COLUMNS} | {"time_s": np.array(times_s)}
+
+
+@pytest.mark.parametrize(
+    ("span", "joules"),
+    [
+        ((0, 4), 1000),  # the whole
+        ((1, 2), 100),  # from sample to sample
+        ((0.5, 1.5), 50 + 50),  # 100 W, then 100 W
+        ((2.25, 3), 0.75 * 300),
+        ((1.5, 3.5), 50 + 300 + 250),
+        ((2, 2), 0),
+        ((-0.1, 2), None),  # not watched by then
+        ((2, 4.1), None),
+    ],
+)
+def test_joules_between_samples_are_those_of_steady_power(span: tuple[float, float], joules: float | None):
+    times, counter = np.arange(5.0), np.array([50.0, 150, 250, 550, 1050])
+    expected = None if joules is None else pytest.approx(joules)
+    assert energy.between(times, counter, span) == expected
+    gaps = np.array([0, 0.5, 1, 2, 3, 4]), np.array([50, NAN, 150, 250, 550, 1050])  # a sample that failed
+    assert energy.between(*gaps, span) == expected
+
+
+def test_the_error_is_at_most_an_intervals_energy_at_each_end():
+    def counter(t: Any) -> Any:  # 400 W from 1.0 s on, before that nothing
+        return np.maximum(0.0, 400 * (t - 1.0))
+
+    times = np.array([0.5, 1.5, 2.5, 3.5])
+    for start in np.linspace(0.5, 1.5, 11):
+        found = energy.between(times, counter(times), (start, 3.0))
+        assert found is not None and abs(found - (counter(3.0) - counter(start))) <= 400 * 1.0
+
+
+def test_power_is_integrated_by_trapezoids():
+    times = np.array([0.0, 1, 3, 4])
+    assert energy.integrated(times, np.array([100.0, 200, 200, 0])).tolist() == [0, 150, 550, 650]
+    assert energy.integrated(times, np.array([NAN, 200, NAN, 0]))[[1, 3]].tolist() == [0, 300]
+    assert np.isnan(energy.integrated(times, np.full(4, NAN))).all()
+
+
+def test_the_counter_goes_before_samples_of_power_and_says_so():
+    times, power = [0.0, 1, 2], [100.0, 100, 100]
+    assert energy.joules_of(rows(times, energy_joules=[7, 107.5, 208], power_w=power), (0, 2)) == (201, "counter")
+    assert energy.joules_of(rows(times, power_w=power), (0, 2)) == (200, "power_samples")
+    again = rows(times, energy_joules=[900, 1000, 50], power_w=power)  # the driver was loaded again
+    assert energy.joules_of(again, (0, 2)) == (200, "power_samples")
+    assert energy.joules_of(rows(times), (0, 2)) == (None, None)
+
+
+def test_reasons_are_nvmls_own():
+    bits = {
+        name: getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in ("GpuIdle", "SwPowerCap", "Reliability")
+    }
+    bits["HwThermalSlowdown"] = pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    mask = sum(bits.values())
+    assert energy.decode(mask) == {1: "gpu_idle", 4: "sw_power_cap", 64: "hw_thermal_slowdown", 1024: "reliability"}
+    assert sum(energy.REASONS) == pynvml.nvmlClocksThrottleReasonAll | pynvml.nvmlClocksEventReasonAll
+    assert energy.decode(1 << 40 | 8) == {8: "hw_slowdown", 1 << 40: "bit_40"} and energy.decode(0) == {}
+
+
+def test_throttling_is_told_by_its_share_of_the_samples():
+    assert energy.shares(np.array([0, 4, 4 | 32, 4, NAN])) == {"sw_power_cap": 0.75, "sw_thermal_slowdown": 0.25}
+    assert energy.shares(np.zeros(3)) == {}
+    assert energy.shares(np.array([NAN])) is None and energy.shares(np.empty(0)) is None
+
+
+def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
+    told = rows(
+        [0.0, 1, 2, 3],
+        energy_joules=[0, 50, 350, 750],
+        power_w=[50, 200, 500, 900],
+        sm_clock_mhz=[300, 1900, 1500, 210],
+        memory_clock_mhz=[100, 2600, 2600, 100],
+        temperature_c=[30, 55, 60, 99],
+        utilisation=[0, 1, 0.5, 0],
+        reasons=[1, 0, 4, 1],
+    )
+    assert energy.device([(told, (0.5, 2.5))]) == {
+        "samples": 2,
+        "energy_joules": 25 + 300 + 200,
+        "energy_source": "counter",
+        "power_mean_w": 525 / 2,
+        "power_max_w": 500,
+        "sm_clock_mean_mhz": 1700,
+        "sm_clock_min_mhz": 1500,
+        "memory_clock_mean_mhz": 2600,
+        "temperature_max_c": 60,
+        "utilisation_mean": 0.75,
+        "throttle": {"sw_power_cap": 0.5},
+    }
+    short = energy.device([(told, (1.25, 1.75))])  # between two samples
+    assert (short["samples"], short["energy_joules"], short["power_mean_w"]) == (0, 150, 300)
+    assert short["power_max_w"] is short["utilisation_mean"] is short["throttle"] is None
+
+
+def test_spans_of_several_starts_add_up():
+    first = rows([0.0, 1, 2], energy_joules=[0, 100, 200], temperature_c=[40, 50, 60])
+    second = rows([0.0, 4], power_w=[300, 300], temperature_c=[70, NAN])
+    found = energy.device([(first, (0, 1)), (second, (0, 4))])
+    assert (found["energy_joules"], found["power_mean_w"]) == (1300, 260)
+    assert (found["energy_source"], found["temperature_max_c"], found["samples"]) == ("power_samples", 70, 4)
+    at_once = energy.device([(first, (1, 1))])
+    assert at_once["energy_joules"] is at_once["power_mean_w"] is None  # not a figure, and not 0
+    lost = energy.device([(first, (0, 1)), (energy.NO_ROWS, (0, 4))])
+    assert lost["energy_joules"] is lost["energy_source"] is lost["power_mean_w"] is None
