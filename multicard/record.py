@@ -7,6 +7,7 @@
 | logs/rRR.log | what rank RR printed |
 | ranks/rRR.json | rank RR's counts so far, rewritten every epoch; gone once result.json is written |
 | steps/rRR_eEEE.parquet | one row a step; merged to steps.parquet at the end |
+| gpu/ | samples of the GPUs, by start and node; merged to gpu.parquet at the end |
 | segments.json | when and where the run was started, one entry a start: a job that is requeued has several |
 | checkpoint/ | what a requeued job goes on from; gone once the run has ended |
 | result.json | status, axes and summary; written last |

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -105,10 +106,26 @@ def test_the_steps_add_up_to_the_epoch(measured: Measured):
         assert total_s == pytest.approx(epoch["train_s"], rel=0.1)
 
 
+def test_energy_and_state_are_the_gpus_own(measured: Measured):
+    result = ok(measured(CUDA, "epochs=3", "dataset.train_limit=640"))
+    gpu, folder = result["gpu"], Path(result["folder"])
+    (device,) = gpu["devices"]
+    assert (gpu["covers"], gpu["problem"], device["energy_source"]) == ("training", None, "counter")
+    assert device["energy_joules"] > 0 and 20 < device["power_mean_w"] < 1500
+    assert result["joules_per_image"] == gpu["energy_joules"] / (3 * 640)
+    rows = pq.read_table(folder / "gpu.parquet").to_pydict()
+    spans = [rows[key][-1] - rows[key][0] for key in ("energy_joules", "time_s")]
+    assert spans[0] / spans[1] == pytest.approx(sum(rows["power_w"]) / len(rows["power_w"]), rel=0.5)  # the same units
+    assert 10 < max(rows["temperature_c"]) < 100 and max(rows["sm_clock_mhz"]) > 100
+    topology = json.loads((folder / "environment.json").read_text())["topology"]["gpus"][0]
+    assert topology["uuid"] == device["uuid"] and topology["pci"] and topology["power_limit_w"] > 20
+
+
 @pytest.mark.parametrize("strategy", ["ddp_ds", "ddp_rr", "ddp"])
 def test_ranks_may_share_a_gpu_for_a_trial(measured: Measured, strategy: str):
     count = torch.cuda.device_count() + 1
     result = ok(measured(CUDA, f"gpus={count}", "oversubscribe=true", f"strategy={strategy}"))
+    assert len(result["gpu"]["devices"]) == count - 1
     assert result["oversubscribed"] is True and len(result["peak_memory_bytes"]["per_rank"]) == count
 
 
