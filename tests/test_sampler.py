@@ -6,18 +6,21 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from multicard import launch, neighbours, record, sampler
+from multicard import job, launch, neighbours, record, sampler
+from multicard.allocation import Allocation
 from multicard.config import Placement
 from multicard.launch import Failure, Job
 from multicard.measure import clock_s, pause
 from multicard.neighbours import Neighbours
 from multicard.sampler import Sampler
-from tests.conftest import typed
+from multicard.vision.kind import KIND
+from tests.conftest import SMALL, composed, typed
 from tests.nvml_stand_in import Gpu, Nvml, install, process
 
 HIDDEN = 5_000_000  # above what Linux gives to any process
@@ -41,9 +44,12 @@ def drain(gpus: list[Gpu], watts: int, done: threading.Event) -> None:
             gpu.energy_mj = mj + round(1e3 * watts * (clock_s() - began_s))
 
 
-def sampled(folder: Path, uuids: list[str], ranks: int, started: bool = True, **which: int) -> dict[str, Any]:
-    """Sample while ranks "train" for 0.4 s, and merge."""
-    with Sampler(folder, uuids, range(ranks), **which) as watched:
+def sampled(
+    folder: Path, uuids: list[str], ranks: int, started: bool = True, first: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Sample while ranks start, do what is to be done `first`, and "train" for 0.4 s; merge."""
+    with Sampler(folder, uuids, range(ranks)) as watched:
+        first()
         pause(0.1)
         start_s = clock_s()
         pause(0.4)
@@ -51,7 +57,7 @@ def sampled(folder: Path, uuids: list[str], ranks: int, started: bool = True, **
             rank_file(folder, rank, (start_s, clock_s()))
         pause(0.1)
     watched.write()
-    return sampler.merge(folder, [(which.get("start", 0), which.get("node", 0))], wait=False)
+    return sampler.merge(folder, [(0, 0)], wait=False)
 
 
 def test_gpus_with_different_support_are_sampled_while_their_counters_run(
@@ -149,9 +155,9 @@ def test_a_run_on_gpus_records_what_they_took(measured: Callable[..., dict[str, 
     install(monkeypatch, Nvml(*gpus))
     start = launch.launch
 
-    def on_cpu(work: str, arguments: Any, placement: Placement, job: Job) -> Failure | None:
-        job = replace(job, device="cpu", backend="gloo", numa=False, threads=1)
-        return start(work, arguments, replace(placement, device="cpu"), job)
+    def on_cpu(work: str, arguments: Any, placement: Placement, told: Job) -> Failure | None:
+        told = replace(told, device="cpu", backend="gloo", numa=False, threads=1)
+        return start(work, arguments, replace(placement, device="cpu"), told)
 
     monkeypatch.setattr(launch, "launch", on_cpu)
     result = measured("device=cuda", "backend=gloo", "epochs=2", "num_workers=0", "dataset.train_limit=32")
@@ -168,6 +174,25 @@ def test_a_run_on_gpus_records_what_they_took(measured: Callable[..., dict[str, 
     assert pq.read_table(folder / "gpu.parquet").num_rows > 2 and not (folder / "gpu").exists()
     machine = record.read_json(folder / "environment.json")
     assert machine is not None and [found["uuid"] for found in machine["topology"]["gpus"]] == ["GPU-a", "GPU-b"]
+
+
+@pytest.mark.parametrize("failure", [None, Failure("node", "node 0 ended the run")])
+def test_another_node_leaves_its_part_unless_the_run_is_recorded_by_then(
+    failure: Failure | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    install(monkeypatch, Nvml(Gpu("GPU-a"), Gpu("GPU-b")))
+    words = (*SMALL, "device=cuda", "gpus=1", "nodes=2")
+    left: list[list[str]] = []
+
+    def end(_: Failure | None) -> None:
+        left.append(sorted(path.name for path in tmp_path.glob("gpu/*")))
+
+    guest = SimpleNamespace(arguments=lambda: (typed(*words), (), 2), answer=lambda _: True, finish=end)
+    monkeypatch.setattr(job, "Guest", lambda *_: guest)
+    monkeypatch.setattr(launch, "launch", lambda *_: failure)
+    cell = job.SlurmJob(KIND, composed(*words), tmp_path, None)
+    assert cell._run_ranks(Allocation(("n1", "n2"), 1, "7")) == failure
+    assert left == [["s02_n01.json", "s02_n01.parquet"] if failure is None else []]  # before node 0 hears of the end
 
 
 def test_a_driver_that_hangs_does_not_hang_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -276,5 +301,4 @@ def test_others_on_the_gpus_are_recorded_once_with_their_most_memory(tmp_path: P
 def test_who_had_gone_before_the_training_did_not_disturb_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gpu = Gpu("GPU-a", compute=[process(1, 5)])
     install(monkeypatch, Nvml(gpu))
-    threading.Timer(0.03, gpu.compute.clear).start()
-    assert sampled(tmp_path, ["GPU-a"], ranks=1)["disturbed_by"] == []
+    assert sampled(tmp_path, ["GPU-a"], ranks=1, first=gpu.compute.clear)["disturbed_by"] == []
