@@ -16,6 +16,8 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
+    from multicard.ranges import Ranges
+
 PHASES = ("data", "h2d", "forward", "backward", "optimizer")
 DATA, H2D, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
 
@@ -44,30 +46,37 @@ def timestamp() -> str:
 class StepTimer:
     """Seconds that each step spent in each of `PHASES`.
 
-    `lap(phase)` gives the time since the lap before it to `phase`; `lap(OPTIMIZER)` ends the step. On CUDA a lap
-    is an event in the stream, read only after the epoch: the figures are then the GPU's, and `data` is the time for
-    which it stood idle waiting for the host to have a batch. On CPU a lap reads the clock.
+    `begin(phase)` gives the time since the last one to the phase that was under way. A step starts in DATA, and ends
+    when OPTIMIZER does. On CUDA a mark is an event in the stream, read only after the epoch: the figures are then the
+    GPU's, and `data` is the time for which it stood idle waiting for the host to have a batch. On CPU it is the clock.
+
+    Args:
+        ranges: names the phases for a profiler, if one looks on.
     """
 
-    def __init__(self, device: "torch.device") -> None:
-        self._device = device
+    def __init__(self, device: "torch.device", ranges: "Ranges | None" = None) -> None:
+        self._device, self._ranges = device, ranges
         self._cuda = device.type == "cuda"
         self._pool: list[Any] = []
         self._marks: list[Any] = []
         self._phases: list[int] = []
+        self._now = DATA
         self._started_s = 0.0
 
     def start(self) -> None:
-        """Begin an epoch."""
+        """Begin an epoch, in DATA."""
         self._phases, self._marks = [], []
-        self._mark()
+        self._enter(DATA)
         self._started_s = clock_s()
 
-    def lap(self, phase: int) -> None:
-        self._phases.append(phase)
-        self._mark()
+    def begin(self, phase: int) -> None:
+        self._phases.append(self._now)
+        self._enter(phase)
 
-    def _mark(self) -> None:
+    def _enter(self, phase: int) -> None:
+        self._now = phase
+        if self._ranges is not None:
+            self._ranges.open(PHASES[phase])
         if not self._cuda:
             self._marks.append(time.perf_counter())
             return
@@ -85,6 +94,8 @@ class StepTimer:
         Returns:
             Wall seconds since `start`, the device's work included, and an array of seconds (steps, phases).
         """
+        if self._ranges is not None:
+            self._ranges.close()
         synchronize(self._device)
         wall_s = clock_s() - self._started_s
         marks = self._marks

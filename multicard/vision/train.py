@@ -2,7 +2,7 @@
 
 import gc
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from multicard.config_vision import (
 from multicard.launch import Rank
 from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
 from multicard.progress import Board, LossPeek
+from multicard.ranges import Ranges
 from multicard.ranks import meet
 from multicard.vision import cache, compiled, data, models, state
 from multicard.vision.loaders import LOADERS, Batch, Input, Source
@@ -181,7 +182,8 @@ class Loop:
         self.optimizer, self.schedule, self.scaler = optimizer, schedule, scaler
         scaler.scale(torch.zeros(1, device=rank.device))  # makes its state on ranks whose first round has no batch too
         self.compiled = compiled.wanted(config, rank.device)
-        self.timer = StepTimer(rank.device)
+        self.ranges = Ranges(rank.device)
+        self.timer = StepTimer(rank.device, self.ranges)
         self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
         self.peek = LossPeek(rank.device)
         self.board = Board(folder, rank.world_size)
@@ -208,10 +210,10 @@ class Loop:
             `train_s`, `first_batch_s` (from the start to the first batch), the steps' table and what this rank
             loaded, moved and trained.
         """
-        share, timer, model = self.share, self.timer, self.share.model
+        share, timer = self.share, self.timer
         rows: dict[str, list[int]] = {key: [] for key in COUNTS}
         self.losses.fill_(math.nan)  # stays so where this rank has no batch in a round
-        model.train()
+        share.model.train()
         gc.collect(1)
         timer.start()
         started_s = measure.clock_s()
@@ -219,30 +221,9 @@ class Loop:
         loaded = chain([batch] if (batch := next(loaded, None)) else [], loaded)
         first_batch_s = measure.clock_s() - started_s
         for step in range(first, share.steps):
-            mine, ranks_with_batch, counts = None, 0, dict.fromkeys(COUNTS, 0)
-            for turn, batch in enumerate(islice(loaded, share.round)):
-                timer.lap(DATA)
-                moved = self.move(batch, counts)
-                timer.lap(H2D)
-                ranks_with_batch += 1
-                if turn == share.turn:
-                    mine = moved
-            even = ranks_with_batch == share.round
-            self.optimizer.zero_grad(set_to_none=True)
-            if mine is not None:
-                counts["samples"] = len(mine[1])
-                loss = self.forward(mine, model if even else unwrap(model))
-                timer.lap(FORWARD)
-                self.scaler.scale(loss).backward()
-                self.losses[step] = loss.detach()
-                self.peek.show(loss)
-            if not even:
-                share_gradients(unwrap(model), ranks_with_batch)
-            timer.lap(BACKWARD)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.schedule.step()
-            timer.lap(OPTIMIZER)
+            counts, loss = self.step(loaded)
+            if loss is not None:
+                self.losses[step] = loss
             for key, value in counts.items():
                 rows[key].append(value)
             self.steps += 1
@@ -255,6 +236,41 @@ class Loop:
         train_s, phases_s = timer.stop()
         losses = self.losses[first : first + len(phases_s)].tolist()
         return {"train_s": train_s, "first_batch_s": first_batch_s, "phases_s": phases_s, "loss": losses, **rows}
+
+    def step(self, batches: Iterator[Batch]) -> tuple[dict[str, int], torch.Tensor | None]:
+        """Train on the next round of batches.
+
+        Returns:
+            What this rank counted, and its loss, on the device; None where the round has no batch for this rank.
+        """
+        share, timer, model = self.share, self.timer, self.share.model
+        mine, loss, ranks_with_batch, counts = None, None, 0, dict.fromkeys(COUNTS, 0)
+        for turn, batch in enumerate(islice(batches, share.round)):
+            timer.begin(H2D)
+            moved = self.move(batch, counts)
+            timer.begin(DATA)
+            ranks_with_batch += 1
+            if turn == share.turn:
+                mine = moved
+        even = ranks_with_batch == share.round
+        timer.begin(FORWARD)
+        self.optimizer.zero_grad(set_to_none=True)
+        if mine is not None:
+            counts["samples"] = len(mine[1])
+            loss = self.forward(mine, model if even else unwrap(model))
+        timer.begin(BACKWARD)
+        if loss is not None:
+            self.scaler.scale(loss).backward()
+            loss = loss.detach()
+            self.peek.show(loss)
+        if not even:
+            share_gradients(unwrap(model), ranks_with_batch)
+        timer.begin(OPTIMIZER)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.schedule.step()
+        timer.begin(DATA)
+        return counts, loss
 
     def asked_to_stop(self) -> bool:
         """Whether the run is to be stopped after the step just done.
@@ -288,6 +304,7 @@ class Loop:
         # DDP's forward pass would wait for ranks that have fewer batches; DataParallel's uses all GPUs
         model = self.share.model if isinstance(self.share.model, DataParallel) else unwrap(self.share.model)
         started_s = measure.clock_s()
+        self.ranges.open("evaluate")
         synchronise_buffers(unwrap(model), self.rank)
         model.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right answers, samples
@@ -301,6 +318,7 @@ class Loop:
         if self.rank.world_size > 1:
             dist.all_reduce(sums)
         loss, right, samples = sums.tolist()
+        self.ranges.close()
         return {
             "evaluate_s": measure.clock_s() - started_s,
             "test_loss": loss / samples,
