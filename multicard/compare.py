@@ -5,6 +5,8 @@ from typing import Any
 
 from multicard.config import NOT_IDENTITY
 
+APART = 0.02  # a disagreement between the bytes counted and those profiled that is worth a word
+
 DISTURBED = "!"  # the mark of a run that shared its GPUs with others, in tables and in `notes`
 
 
@@ -93,6 +95,9 @@ def notes(records: list[dict[str, Any]]) -> list[str]:
         who = sorted({str(other["name"] or other["pid"]) for result in disturbed for other in disturbers(result)})
         shared = f"{DISTURBED} others used the GPUs of {len(disturbed)} while they were measured ({', '.join(who)})"
         found.append(f"{shared}: see gpu.disturbed_by in the records")
+    off = max((profiled_off(result) for result in measured), key=abs, default=0.0)
+    if abs(off) > APART:
+        found.append(f"profiled bytes to the device are {off:+.0%} off those counted: see profile.h2d in the records")
     stopped = [result for result in measured if len(result.get("segments", [])) > 1]
     if stopped:
         moved = sum(len({segment.get("commit") for segment in result["segments"]}) > 1 for result in stopped)
@@ -100,3 +105,8 @@ def notes(records: list[dict[str, Any]]) -> list[str]:
         parts = [f"{anew} of them from the start"] * (anew > 0) + [f"{moved} of them on another commit"] * (moved > 0)
         found.append(", ".join([f"{len(stopped)} stopped and started again", *parts]) + ": see segments in the records")
     return found
+
+
+def profiled_off(result: dict[str, Any]) -> float:
+    """By what share the bytes to the device that a profiler saw differ from those counted; 0 where it saw none."""
+    return ((result.get("profile") or {}).get("h2d") or {}).get("disagreement") or 0.0

@@ -46,6 +46,37 @@ class TrackerMode(StrEnum):
     disabled = "disabled"
 
 
+class ProfileName(StrEnum):
+    none = "none"
+    kineto = "kineto"
+    nsys = "nsys"
+
+
+@dataclass
+class ProfileConfig:
+    name: ProfileName = MISSING
+
+
+@dataclass
+class WindowConfig(ProfileConfig):
+    """Which steps are profiled, in a pass of their own after training: `skip` as they are, `warmup` with the profiler
+    on and its events dropped, then `steps`, or as many as `seconds` take."""
+
+    skip: int = 3
+    warmup: int = 3
+    steps: int = 10
+    seconds: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        for key, least in (("skip", 0), ("warmup", 1), ("steps", 1)):
+            value = getattr(self, key)
+            require(value >= least, f"profile.{key}={value}: must be {least} or more")
+        seconds = self.seconds
+        require(
+            seconds is None or seconds > 0, f"profile.seconds={seconds}: must be above 0, or null for profile.steps"
+        )
+
+
 @dataclass
 class PrecisionConfig:
     name: PrecisionName = MISSING
@@ -82,6 +113,8 @@ class RunConfig(JobConfig):
     lr: float = MISSING
     malloc: Malloc = Malloc.tuned
     rerun: bool = False
+    profile: ProfileConfig = MISSING
+    diagnose: bool = False
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:
@@ -174,6 +207,9 @@ def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
 def plain(config: RunConfig) -> dict[str, Any]:
     """The configuration as JSON-ready values."""
     return loads(dumps(asdict(config)))
+
+
+PROFILES: dict[str, type] = {name: ProfileConfig if name is ProfileName.none else WindowConfig for name in ProfileName}
 
 
 def register() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from omegaconf import MISSING
 
-from multicard.config import PrecisionConfig, PrecisionName, RunConfig, own, require
+from multicard.config import PROFILES, PrecisionConfig, PrecisionName, RunConfig, own, require
 
 ENTRY = "tune_llm.py"
 PRECISIONS = (PrecisionName.fp32, PrecisionName.bf16)
@@ -330,4 +330,5 @@ SCHEMAS: dict[str, dict[str, type]] = {
         TokenizerName.embedded: EmbeddedTokenizerConfig,
         TokenizerName.llama3: Llama3TokenizerConfig,
     },
+    "profile": PROFILES,
 }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Optional  # OmegaConf reads Optional[...]
 
 from omegaconf import MISSING
 
-from multicard.config import PrecisionConfig, PrecisionName, RunConfig, own, require
+from multicard.config import PROFILES, PrecisionConfig, PrecisionName, RunConfig, own, require
 
 
 class Schedule(StrEnum):
@@ -288,4 +288,5 @@ SCHEMAS: dict[str, dict[str, type]] = {
         OptimizerName.adam: AdamConfig,
         OptimizerName.adamw: AdamConfig,
     },
+    "profile": PROFILES,
 }

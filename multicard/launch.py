@@ -11,6 +11,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import pickle
 import select
 import shutil
 import signal
@@ -76,6 +77,8 @@ class Job:
     numa: bool = False  # bind each rank to the NUMA node of its GPU
     allocation: Allocation = field(default_factory=Allocation)
     controller: int = field(default_factory=os.getpid)
+    # a command that starts each rank instead of us, and its own options; RANK in them stands for the rank's number
+    wrapper: tuple[str, ...] = ()
 
 
 # What a terminal or SLURM sends to every process of a job: the controller answers for all of them
@@ -194,7 +197,11 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
         numa_options=NumaOptions(AffinityMode.NODE, should_fall_back_if_binding_fails=True) if job.numa else None,
     )
     try:
-        elastic_launch(config, _work_as_rank)(work, arguments, job)
+        if job.wrapper:
+            _leave_work(work, arguments, job)
+            elastic_launch(config, sys.executable)(str(Path(__file__).with_name("rank.py")), str(job.folder))
+        else:
+            elastic_launch(config, work_as_rank)(work, arguments, job)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return _failure(job.folder, rank, failure.exitcode)
@@ -202,7 +209,23 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
         return Failure("launch", f"the ranks could not be started or watched: {type(error).__name__}: {error}")
     finally:
         shutil.rmtree(agents, ignore_errors=True)
+        _work_file(job.folder, job.allocation.node).unlink(missing_ok=True)
     return None
+
+
+def _work_file(folder: Path, node: int) -> Path:
+    return folder / f".work{node}.pickle"
+
+
+def _leave_work(work: str, arguments: tuple[Any, ...], job: Job) -> None:
+    """For ranks that start as commands: what others are called with."""
+    path = _work_file(job.folder, job.allocation.node)
+    path.write_bytes(pickle.dumps((work, arguments, job)))
+
+
+def left_work(folder: Path) -> tuple[str, tuple[Any, ...], Job]:
+    """What this rank is to be called with."""
+    return pickle.loads(_work_file(folder, int(os.environ["GROUP_RANK"])).read_bytes())
 
 
 def _failure(folder: Path, rank: int, exitcode: int) -> Failure:
@@ -228,7 +251,7 @@ def _error_file(folder: Path, rank: int) -> Path:
     return folder / "ranks" / f"error_r{rank:02d}.json"
 
 
-def _work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
+def work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
     """The body of a rank's process."""
     for number in SHARED:
         signal.signal(number, signal.SIG_DFL)
@@ -236,7 +259,7 @@ def _work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
     Thread(target=_obey, args=(job.controller,), daemon=True).start()
     Thread(target=_die_with, args=(job.controller,), daemon=True).start()
     number = int(os.environ["RANK"])
-    _redirect(log_file(job.folder, number))
+    redirect(log_file(job.folder, number))
     if job.device == "cpu" and job.malloc == Malloc.tuned:
         tune_malloc()
     try:
@@ -322,7 +345,7 @@ def _exit_at_once() -> None:
     os._exit(1)
 
 
-def _redirect(log: Path) -> None:
+def redirect(log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)

@@ -43,6 +43,37 @@ def timestamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
+class Marks:
+    """Points in the device's work: events on CUDA, which cost no synchronisation, the clock on CPU."""
+
+    def __init__(self, device: "torch.device") -> None:
+        self._device = device
+        self._cuda = device.type == "cuda"
+        self._pool: list[Any] = []
+        self._marks: list[Any] = []
+
+    def clear(self) -> None:
+        """Begin anew; CUDA's events are used again."""
+        self._marks = []
+
+    def add(self) -> None:
+        if not self._cuda:
+            self._marks.append(time.perf_counter())
+            return
+        import torch
+
+        used = len(self._marks)
+        if used == len(self._pool):
+            self._pool.append(torch.cuda.Event(enable_timing=True))
+        self._pool[used].record()
+        self._marks.append(self._pool[used])
+
+    def seconds(self) -> Sequence[float] | np.ndarray:
+        """The time between each mark and the next. Waits for the device."""
+        synchronize(self._device)
+        return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._marks)] if self._cuda else np.diff(self._marks)
+
+
 class StepTimer:
     """Seconds that each step spent in each of `PHASES`.
 
@@ -55,17 +86,15 @@ class StepTimer:
     """
 
     def __init__(self, device: "torch.device", ranges: "Ranges | None" = None) -> None:
-        self._device, self._ranges = device, ranges
-        self._cuda = device.type == "cuda"
-        self._pool: list[Any] = []
-        self._marks: list[Any] = []
+        self._device, self._ranges, self._marks = device, ranges, Marks(device)
         self._phases: list[int] = []
         self._now = DATA
         self._started_s = 0.0
 
     def start(self) -> None:
         """Begin an epoch, in DATA."""
-        self._phases, self._marks = [], []
+        self._phases = []
+        self._marks.clear()
         self._enter(DATA)
         self._started_s = clock_s()
 
@@ -77,16 +106,7 @@ class StepTimer:
         self._now = phase
         if self._ranges is not None:
             self._ranges.open(PHASES[phase])
-        if not self._cuda:
-            self._marks.append(time.perf_counter())
-            return
-        import torch
-
-        used = len(self._marks)
-        if used == len(self._pool):
-            self._pool.append(torch.cuda.Event(enable_timing=True))
-        self._pool[used].record()
-        self._marks.append(self._pool[used])
+        self._marks.add()
 
     def stop(self) -> tuple[float, np.ndarray]:
         """End the epoch.
@@ -98,9 +118,7 @@ class StepTimer:
             self._ranges.close()
         synchronize(self._device)
         wall_s = clock_s() - self._started_s
-        marks = self._marks
-        laps = [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)] if self._cuda else np.diff(marks)
-        return wall_s, phase_table(self._phases, laps)
+        return wall_s, phase_table(self._phases, self._marks.seconds())
 
 
 def phase_table(phases: Sequence[int], laps_s: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from multicard import cells, checkpoint, environment, launch, record, sampler, segments, table
+from multicard import cells, checkpoint, diagnosis, environment, launch, record, sampler, segments, table
 from multicard.allocation import Allocation
-from multicard.config import Placement, RunConfig, TrackerMode, place, plain
+from multicard.config import Placement, ProfileName, RunConfig, TrackerMode, place, plain
 from multicard.config_job import Numa
 from multicard.launch import Failure, Interrupted, Job
 from multicard.measure import clock_s, process_started_s, timestamp
 from multicard.peers import Peers
+from multicard.profiling import nsight
 from multicard.progress import Board
 from multicard.stop import Stop
 from multicard.tracker import Mirror
@@ -31,9 +33,10 @@ class Kind:
     """What one entry adds to a run.
 
     `work` names the function that each rank calls ("module:function": imported there, not here); `arguments` gives
-    what it is called with after its `Rank`; `preload` are the modules that CPU ranks are forked with. `unit` is what
-    ranks count while they work, `nccl` the backend that is meant where NCCL is. Ranks that are `resumable` save
-    themselves and stop where the board says, and go on from there when they are started again.
+    what it is called with after its `Rank`; `preload` are the modules that CPU ranks are forked with. `advise` names
+    the option to try next against what bounds a run. `unit` is what ranks count while they work, `nccl` the backend
+    that is meant where NCCL is. Ranks that are `resumable` save themselves and stop where the board says, and go on
+    from there when they are started again.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Kind:
     axes: Callable[[Any, str], dict[str, Any]]
     describe: Callable[[Any, Placement], str]
     summarise: Callable[[Any, Placement, list[dict[str, Any]], Any, float | None], dict[str, Any]]
+    advise: Callable[[Any, Placement, str], str]
     unit: str = "images"
     nccl: str = "nccl"
     resumable: bool = False
@@ -88,8 +92,27 @@ def close() -> int:
     alone_and_refused = [result["status"] for result in SESSION.records] == ["refused"] and not SESSION.label
     if SESSION.records and not alone_and_refused:
         table.show(SESSION.records)
+        show_profiles(SESSION.records)
     bad = any(result["status"] in record.BAD or "tracker_error" in result for result in SESSION.records)
     return 1 if bad or SESSION.abandoned else 0
+
+
+def show_profiles(records: list[dict[str, Any]]) -> None:
+    """Print the table of metrics of a single profiled run; of several, how to see them."""
+    profiles = {result["folder"]: found for result in records if (found := result.get("profile")) is not None}
+    for folder, found in profiles.items():
+        if "error" in found:
+            say(f"profile: {found['error']} ({folder})", error=True)
+    rows = [found for found in profiles.values() if "rows" in found]
+    if len(records) == 1 and rows:
+        from rich.console import Console
+
+        from multicard.profiling import metrics, show
+
+        say("")
+        show.table(metrics.from_dict(rows[0]), Console(width=None if sys.stdout.isatty() else table.WIDTH), top=10)
+    elif rows:
+        say("Profiles: python -m multicard.profiling FOLDER/profile, with --against OTHER/profile to compare two")
 
 
 def measure(
@@ -228,6 +251,8 @@ def check(kind: Kind, config: RunConfig, allocation: Allocation) -> Placement:
         ValueError: what cannot work, with the key and the remedy.
     """
     placement = place(config, len(environment.visible_gpus()), allocation.nodes)
+    if config.profile.name is ProfileName.nsys:
+        nsight.check(placement.device)
     kind.check(config)
     return placement
 
@@ -281,6 +306,7 @@ def job_of(kind: Kind, config: RunConfig, placement: Placement, folder: Path, al
         malloc=config.malloc.value,
         numa=binds(config, placement),
         allocation=allocation,
+        wrapper=nsight.command(folder) if config.profile.name is ProfileName.nsys else (),
     )
 
 
@@ -341,6 +367,7 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
             **run.kind.summarise(config, placement, ranks, steps, sampler.joules(gpu)),
             "gpu": gpu,
         }
+        result |= _explained(run, result, ranks if failure is None else [])
         result["segments"] = segments.merge(folder, result.get("segments", []))
         machine = _complete_environment(folder, config, placement, ranks)
         result |= {"hardware": _hardware(machine, ranks), **(machine.get("git") or {})}
@@ -360,6 +387,19 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
             say(f"tracker.mode={mode}: W&B failed ({error}); the record is in {folder}", error=True)
             result["tracker_error"] = str(error)
     return result
+
+
+def _explained(run: Run, result: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `profile` and `diagnose` gave, of a run that ended well."""
+    found: dict[str, Any] = {"profile": None, "diagnosis": None}
+    if ranks and "profile" in ranks[0]:
+        from multicard.profiling import summary
+
+        found["profile"] = summary.of_run(run.folder, [rank["profile"] for rank in ranks], result)
+    if ranks and ranks[0].get("twins") is not None:
+        advise = partial(run.kind.advise, run.config, run.placement)
+        found["diagnosis"] = diagnosis.diagnose([rank["twins"] for rank in ranks], advise)
+    return found
 
 
 def _status(failure: Failure | None) -> str:
@@ -397,4 +437,6 @@ def outcome(result: dict[str, Any]) -> str:
         cause = result["cause"]
         log = f" (log: {Path(result['folder']) / cause['log']})" if cause.get("log") else ""
         return f"  {result['status']}: {cause['message']}{log}"
-    return f"  ok in {result['total_s']:.1f} s, started in {result['startup_s']:.1f} s"
+    found = result.get("diagnosis")
+    told = f"\n  {found['sentence']}" if found else ""
+    return f"  ok in {result['total_s']:.1f} s, started in {result['startup_s']:.1f} s{told}"

@@ -1,23 +1,28 @@
 """What tests have ranks do; each writes what it saw to `folder/<rank>.pt`."""
 
+import time
 from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import torch._dynamo.utils
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
 from multicard.config_vision import StrategyName, VisionConfig
 from multicard.launch import Rank
-from multicard.vision import compiled, data, models
-from multicard.vision.loaders import LOADERS, Input, Source
+from multicard.vision import compiled, data, models, strategy
+from multicard.vision.loaders import LOADERS, Input, Samples, Source
 from multicard.vision.precision import PRECISIONS
 from multicard.vision.strategy import STRATEGIES, Rest, Share, Strided, unwrap
-from multicard.vision.train import OPTIMIZERS, SCHEDULES, Loop
+from multicard.vision.train import OPTIMIZERS, SCHEDULES, Loop, train
 
 
 def save(rank: Rank, folder: Path, value: Any) -> None:
@@ -217,3 +222,39 @@ def fail(rank: Rank, how: str) -> None:
         os.kill(os.getpid(), getattr(signal, how))
     dist.all_reduce(torch.ones(1))
     dist.barrier()
+
+
+def train_on_slow_data(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    """As `train`, with 15 ms for each image."""
+    read = Samples.__getitem__
+
+    def slowly(samples: Samples, draw: int) -> tuple[torch.Tensor, int]:
+        time.sleep(0.015)
+        return read(samples, draw)
+
+    with mock.patch.object(Samples, "__getitem__", slowly):
+        train(rank, config, folder, workers)
+
+
+class SlowDdp(DistributedDataParallel):
+    """Its all-reduces take 0.3 s longer than gloo's."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.register_comm_hook(None, self.slowly)
+
+    @staticmethod
+    def slowly(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        time.sleep(0.3)
+        return allreduce_hook(dist.distributed_c10d._get_default_group(), bucket)
+
+
+def train_over_slow_gloo(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    """As `train`, with a network that is slow to exchange gradients."""
+    with mock.patch.object(strategy, "DistributedDataParallel", SlowDdp):
+        train(rank, config, folder, workers)
+
+
+def says_hello(rank: Rank, folder: Path, word: str) -> None:
+    print(f"rank {rank.rank} of {rank.world_size}: {word}", flush=True)
+    (folder / f"{rank.rank}.txt").write_text(word)

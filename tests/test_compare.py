@@ -110,3 +110,13 @@ def test_what_follows_from_another_axis_is_not_shown():
     forced = result(recipe="distributed")
     forced["axes"]["recipe"] = "distributed"
     assert compare.varied([single, forced], ()) == ["recipe"]
+
+
+def test_bytes_that_a_profiler_saw_otherwise_are_said():
+    def profiled(disagreement: float | None) -> dict[str, Any]:
+        return result() | {"profile": {"h2d": {"disagreement": disagreement}}}
+
+    assert compare.notes([profiled(0.02), profiled(None), result() | {"profile": {"error": "x"}}]) == []
+    assert compare.notes([profiled(0.01), profiled(-0.05)]) == [
+        "profiled bytes to the device are -5% off those counted: see profile.h2d in the records"
+    ]

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from multicard.config import Placement
-from multicard.config_llm import LlmConfig
+from multicard.config import Placement, PrecisionName
+from multicard.config_llm import LlmConfig, MethodName
 from multicard.llm import inputs, summary
 from multicard.run import Kind
 
@@ -33,6 +33,26 @@ def describe(config: LlmConfig, placement: Placement) -> str:
     )
 
 
+def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
+    """The option to try next where a run is bound by this."""
+    on_cuda = placement.device == "cuda"
+    compiles = on_cuda and not config.compile and config.method.name in (MethodName.lora, MethodName.qlora)
+    options = {
+        "input": [("packed=true", not config.packed and config.method.name is not MethodName.dpo)],
+        "copy": [("pin_memory=true", not config.pin_memory)],
+        "communication": [("gradient_accumulation_steps=4", config.gradient_accumulation_steps == 1)],
+        "launch": [("compile=true", compiles), ("packed=true", not config.packed)],
+        "compute": [
+            ("precision=bf16", on_cuda and config.precision.name is not PrecisionName.bf16),
+            ("activation_checkpointing=false", config.activation_checkpointing),
+            ("compile=true", compiles),
+            ("method=lora", config.method.name in (MethodName.full, MethodName.qat)),
+            ("more GPUs", True),
+        ],
+    }[bound]
+    return next((option for option, open_to_try in options if open_to_try), "a larger batch_size")
+
+
 KIND = Kind(
     name="llm",
     work="multicard.llm.tune:tune",
@@ -42,6 +62,7 @@ KIND = Kind(
     axes=summary.axes,
     describe=describe,
     summarise=summary.summarise,
+    advise=advise,
     unit="tokens",
     nccl="cuda:nccl,cpu:gloo",  # torchtune reduces some counts on the host
 )

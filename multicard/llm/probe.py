@@ -15,6 +15,7 @@ from multicard.config_llm import LlmConfig, MethodName
 from multicard.launch import Rank
 from multicard.llm.report import Report
 from multicard.progress import Board
+from multicard.ranges import Ranges
 
 IGNORED = -100  # torchtune's label of tokens that bear no loss
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies")
@@ -31,6 +32,9 @@ class Probe:
         self.rank, self.config, self.report = rank, config, report
         self.dpo = config.method.name is MethodName.dpo
         self.moves = config.pin_memory and rank.device.type == "cuda"
+        self.copies = 2 if self.dpo and not self.moves else 1  # of a batch, that the recipe makes
+        self.given: Iterator[Batch] | None = None  # batches of another pass than the run's own
+        self.ranges: Ranges | None = None
         self.board = Board(report.folder, rank.world_size)
         self.pad_id = -1
         self.steps_per_epoch = 0
@@ -47,6 +51,9 @@ class Probe:
 
     def batches(self, loader: Any) -> Iterator[Batch]:
         """The loader's batches, timed and counted; pinned ones are copied to the device without waiting."""
+        if self.given is not None:
+            yield from self.given
+            return
         batches = iter(loader)
         while True:
             self._ask()
@@ -54,8 +61,8 @@ class Probe:
             if batch is None:
                 return
             self.got_s.append(measure.clock_s())
-            self.counted.append(count(batch, self.pad_id, copies=2 if self.dpo and not self.moves else 1))
-            yield self._move(batch) if self.moves else batch
+            self.counted.append(count(batch, self.pad_id, self.copies))
+            yield self.moved(batch)
 
     def _ask(self) -> None:
         self.asked_s.append(measure.clock_s())
@@ -69,7 +76,12 @@ class Probe:
         of, epoch = self.config.epochs * self.steps_per_epoch, len(self.report.content["epochs"])
         self.board.post(self.rank.rank, min(self.steps, of), of, self.tokens, epoch, self.loss)
 
-    def _move(self, batch: Batch) -> Batch:
+    def moved(self, batch: Batch) -> Batch:
+        """The batch as the recipe gets it."""
+        if not self.moves:
+            return batch
+        if self.ranges is not None:
+            self.ranges.open("h2d")
         if isinstance(batch, tuple):
             return tuple(tensor.to(self.rank.device, non_blocking=True) for tensor in batch)
         for key, value in batch.items():
@@ -79,6 +91,8 @@ class Probe:
 
     def log(self, payload: Mapping[str, Any]) -> None:
         """A step's figures, as the recipe logs them on rank 0."""
+        if self.given is not None:
+            return
         figures = {key: float(payload[key]) for key in ("loss", "lr", *REWARDS) if key in payload}
         if self.dpo and self.config.distributed:
             figures["loss"] /= self.rank.world_size  # torchtune sums it over the ranks
@@ -92,6 +106,8 @@ class Probe:
 
     def end_epoch(self) -> None:
         """The recipe has done its last step of an epoch: write what was seen."""
+        if self.given is not None:
+            return
         ended_s = measure.clock_s()
         every = self.config.gradient_accumulation_steps
         limit = self.config.max_steps or self.steps_per_epoch
@@ -137,13 +153,13 @@ class Batches:
     """The recipe's loader as the recipe sees it: all but its iteration is the loader's own."""
 
     def __init__(self, loader: Any, probe: Probe) -> None:
-        self._loader, self._probe = loader, probe
+        self.loader, self._probe = loader, probe
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._probe.batches(self._loader)
+        return self._probe.batches(self.loader)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+        return getattr(self.loader, name)

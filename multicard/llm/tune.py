@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from multicard import measure, record
 from multicard.config_llm import LlmConfig
 from multicard.launch import Rank
-from multicard.llm import inputs, recipes
+from multicard.llm import beside, inputs, recipes
 from multicard.llm.probe import Probe
 from multicard.llm.report import Report
 from multicard.llm.traffic import Traffic
@@ -75,6 +75,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         report.content["communication_bytes"] = traffic.counted()
         report.peak()
         report.write()
+        beside.after_tuning(recipe, probe)
     if rank.rank == 0:
         shutil.rmtree(cache, ignore_errors=True)
         record.remove_empty(folder / "tune_run")  # torchtune's checkpointers make it, to save to

@@ -11,9 +11,10 @@ itself does before and after them is left out; without markers, over all of its 
   make a device busy once. They are summed over the devices of a rank.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -110,6 +111,13 @@ class Profile:
             "rows": [asdict(row) | {"mean_s": row.mean_s} for row in rows],
             "not_recorded": list(self.not_recorded),
         }
+
+
+def from_dict(content: Mapping[str, Any]) -> Profile:
+    """What `as_dict` gave, as it is in a run's record."""
+    ranks = [Rank(**{**rank, "derived": Derived(**rank["derived"])}) for rank in content["ranks"]]
+    rows = [Row(**{key: value for key, value in row.items() if key != "mean_s"}) for row in content["rows"]]
+    return Profile(content["source"], ranks, rows, tuple(content["not_recorded"]))
 
 
 def profile(source: str, traces: Sequence[Trace], dropped: Sequence[str]) -> Profile:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from multicard import environment
-from multicard.config import Placement, require
-from multicard.config_vision import LoaderName, VisionConfig
+from multicard.config import Placement, PrecisionName, require
+from multicard.config_vision import CacheMode, ImagesConfig, LayoutName, LoaderName, StrategyName, VisionConfig
 from multicard.run import Kind
 from multicard.vision import data, summary
 
@@ -52,6 +52,52 @@ def describe(config: VisionConfig, placement: Placement) -> str:
     )
 
 
+def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
+    """The option to try next where a run is bound by this."""
+    return next(option for option, open_to_try in _options(config, placement, bound) if open_to_try)
+
+
+def _options(config: VisionConfig, placement: Placement, bound: str) -> list[tuple[str, bool]]:
+    """Options against what bounds a run, the best first, and whether each is still open to it."""
+    on_cuda, loader, options = placement.device == "cuda", config.loader.name, config.dataset
+    several = config.gpus * config.nodes > 1
+    undecoded = isinstance(options, ImagesConfig) and options.cache is CacheMode.none
+    found = {
+        "input": [
+            ("dataset.cache=mmap", undecoded),
+            ("loader=device", loader is not LoaderName.device),
+            ("dataset.device_budget_bytes, larger", options.device_budget_bytes is not None),
+            ("a smaller dataset.image_size", True),
+        ],
+        "copy": [
+            ("loader=device", loader is not LoaderName.device),
+            ("pin_memory=true", not config.pin_memory),
+            ("dataset.device_budget_bytes, larger", True),
+        ],
+        "communication": [
+            ("strategy=ddp_ds", config.strategy.name is not StrategyName.ddp_ds),
+            ("backend=nccl", on_cuda and placement.backend != "nccl"),
+            ("a larger batch_size", True),
+        ],
+        "launch": [
+            ("compile=true", on_cuda and not config.compile),
+            ("a larger batch_size", True),
+        ],
+        "compute": [
+            ("precision=half", on_cuda and config.precision.name not in LOW),
+            ("precision=fp32", config.precision.name is PrecisionName.fp64),
+            ("layout=nhwc", config.layout.name is not LayoutName.nhwc),
+            ("compile=true", on_cuda and config.compile is False),
+            (f"gpus={2 * config.gpus}", not several),
+            ("more GPUs", True),
+        ],
+    }
+    return found[bound]
+
+
+LOW = (PrecisionName.half, PrecisionName.fp16, PrecisionName.bf16)
+
+
 KIND = Kind(
     name="vision",
     work="multicard.vision.train:train",
@@ -61,5 +107,6 @@ KIND = Kind(
     axes=summary.axes,
     describe=describe,
     summarise=summary.summarise,
+    advise=advise,
     resumable=True,
 )

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, O
 from torch.utils.data import Sampler
 
 from multicard import measure
+from multicard.config import ProfileName
 from multicard.config_vision import (
     AdamConfig,
     LayoutName,
@@ -32,7 +33,7 @@ from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
 from multicard.progress import Board, LossPeek
 from multicard.ranges import Ranges
 from multicard.ranks import meet
-from multicard.vision import cache, compiled, data, models, state
+from multicard.vision import beside, cache, compiled, data, models, state
 from multicard.vision.loaders import LOADERS, Batch, Input, Source
 from multicard.vision.precision import Precision, choose
 from multicard.vision.report import Report
@@ -117,6 +118,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     gc.freeze()
     gc.disable()
     run_epochs(loop, report, sampler, training, testing, start)
+    if not loop.stopped:
+        beside.after_training(loop, report, sampler, training, workers)
 
 
 def run_epochs(
@@ -182,7 +185,7 @@ class Loop:
         self.optimizer, self.schedule, self.scaler = optimizer, schedule, scaler
         scaler.scale(torch.zeros(1, device=rank.device))  # makes its state on ranks whose first round has no batch too
         self.compiled = compiled.wanted(config, rank.device)
-        self.ranges = Ranges(rank.device)
+        self.ranges = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
         self.timer = StepTimer(rank.device, self.ranges)
         self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
         self.peek = LossPeek(rank.device)
