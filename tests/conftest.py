@@ -1,6 +1,7 @@
 """Fixtures: configurations composed as the command line does, and runs measured in this process."""
 
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -113,6 +114,23 @@ def command(
     """`python train_vision.py WORDS`, to its end."""
     line = [sys.executable, str(ROOT / entry), *words]
     return subprocess.run(line, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT, **options)
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """The same within this process, whose fork server has imported everything: exit code, and what was printed."""
+
+    def call(*words: str, entry: str = "train_vision.py") -> tuple[int, str]:
+        warm_up()
+        run.SESSION.__init__()
+        monkeypatch.setattr(sys, "argv", [entry, *words])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / entry), run_name="__main__")
+        printed = capfd.readouterr()
+        return int(str(ended.value)), printed.out + printed.err
+
+    return call
 
 
 SLOW = ("test_digits_are_learnt", "test_a_documented", "test_compiling", "test_resume")  # half a minute or more
