@@ -28,5 +28,5 @@ def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> N
         local = getattr(parameter, "_local_tensor", parameter)
         kinds[name] = (type(local).__name__, str(parameter.dtype), bool(parameter.requires_grad))
     linears = {n: type(m).__name__ for n, m in recipe._model.named_modules() if isinstance(m, torch.nn.Linear)}
-    found = {"pin_memory": recipe._dataloader._loader.pin_memory, "kinds": kinds, "linears": linears}
+    found = {"pin_memory": recipe._dataloader.loader.pin_memory, "kinds": kinds, "linears": linears}
     torch.save(found, folder / f"{rank.rank}.pt")
