@@ -77,6 +77,7 @@ def test_overlap_exposure_and_gaps_have_their_closed_form(tmp_path: Path, source
     busy = 150 + 1000 + 60 + 200 + 100
     told = rank.derived
     assert told.gpu_busy_share == pytest.approx(busy / 2000)
+    assert told.compute_s == pytest.approx((100 + 700 + 50) * 1e-6)
     assert told.communication_s == pytest.approx(600e-6)
     assert told.exposed_communication_s == pytest.approx((300 + 150) * 1e-6)
     assert told.overlap_share == pytest.approx(1 - 450 / 600)

@@ -64,6 +64,7 @@ class Derived:
     """
 
     gpu_busy_share: float | None  # of window x devices
+    compute_s: float | None  # with a kernel at work that is none of NCCL's: busy with copies alone is not computing
     communication_s: float | None
     exposed_communication_s: float | None  # while no other kernel ran on the device; copies hide nothing
     overlap_share: float | None  # of the communication, what compute kernels hid
@@ -256,7 +257,7 @@ class _Window:
 
     @cached_property
     def derived(self) -> Derived:
-        busy = communication = exposed = gap = 0
+        busy = computing = communication = exposed = gap = 0
         talking = np.isin(self.name, self._collectives(Kind.KERNEL))
         for device in self.devices:
             here = self.device == device
@@ -266,12 +267,14 @@ class _Window:
             either = (np.concatenate(pair) for pair in zip(compute, talk, strict=True))
             busy += covered(start, end)
             gap += int(end.max() - start.min()) - covered(start, end) if len(start) else 0
+            computing += covered(*compute)
             communication += covered(*talk)
             exposed += covered(*either) - covered(*compute)
         if not self.devices:
             return self._derived_on_host()
         return Derived(
             gpu_busy_share=busy / ((self.close - self.open) * len(self.devices)) if self.close > self.open else None,
+            compute_s=computing / 1e9,
             communication_s=communication / 1e9,
             exposed_communication_s=exposed / 1e9,
             overlap_share=1 - exposed / communication if communication else None,
@@ -283,7 +286,7 @@ class _Window:
         gloo = self._is(Kind.RANGE) & np.isin(self.name, self._collectives(Kind.RANGE))
         communication_s = covered(*self._clipped(gloo)[:2]) / 1e9 if gloo.any() else None
         blocked_s = self._blocked_ns() / 1e9 if self.apis else None
-        return Derived(None, communication_s, None, None, None, blocked_s)
+        return Derived(None, None, communication_s, None, None, None, blocked_s)
 
     def _derived_rows(self, rank: int, rows: list[Row]) -> list[Row]:
         found, told = [], self.derived
@@ -294,6 +297,7 @@ class _Window:
         busy_s = None if told.gpu_busy_share is None else told.gpu_busy_share * self.length_s * len(self.devices)
         times = {
             "GPU busy": busy_s,
+            "GPU computing": told.compute_s,
             "communication": told.communication_s,
             "communication, exposed": told.exposed_communication_s,
             "launch gaps": told.launch_gap_s,

@@ -104,6 +104,7 @@ def _ranks(ranks: Sequence[Rank]) -> Table:
         "window": [in_seconds(one.window_s) for one in ranks],
         "devices": [", ".join(map(str, one.devices)) or None for one in ranks],
         "GPU busy": [_percent(one.derived.gpu_busy_share) for one in ranks],
+        "computing": [_seconds(one.derived.compute_s) for one in ranks],
         "communication": [_seconds(one.derived.communication_s) for one in ranks],
         "exposed": [_seconds(one.derived.exposed_communication_s) for one in ranks],
         "overlap": [_percent(one.derived.overlap_share) for one in ranks],
