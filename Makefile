@@ -1,6 +1,7 @@
 # make demo     install, run a small sweep and one tuning run, print what was measured
 # make test     install, lint, run the tests (those of a cluster where `tests/slurm/cluster up` has started one)
 # make test-gpu what only a CUDA device can show
+# make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other
 # make dali     install NVIDIA DALI too (loader=dali)
 # make lint     ruff and basedpyright alone
 # make lock     pin all dependencies of requirements.txt again
@@ -9,7 +10,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 UV := uv==0.13.8
 
-.PHONY: demo test test-gpu dali lint lock install
+VISION := table2 table3 strategies image_size vision_metrics loss_curves loaders layout
+TUNING := datasets table5 llm_metrics templates template_scaling llm_api_share peak_memory transfer_volume
+
+.PHONY: demo test test-gpu experiments dali lint lock install
 install: .venv/installed
 
 demo: install
@@ -22,6 +26,17 @@ test: lint
 
 test-gpu: install
 	$(BIN)/python -m pytest -n 0 -m gpu
+
+experiments: dali
+	@failed=; \
+	run() { \
+	  begun=$$(date +%s); \
+	  $(BIN)/python $$1 experiment=$$2 name=smoke_$$2 scale=smoke rerun=true tracker.mode=disabled || failed="$$failed $$2"; \
+	  echo "== $$2: $$(($$(date +%s) - begun)) s"; \
+	}; \
+	for name in $(VISION); do run train_vision.py $$name; done; \
+	for name in $(TUNING); do run tune_llm.py $$name; done; \
+	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 dali: install
 	$(BIN)/python -m uv pip install -q -r requirements-dali.txt -c requirements.lock \

@@ -17,4 +17,6 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.execute(main, KIND, config_vision.VisionConfig, config_vision.SCHEMAS))
+    sys.exit(
+        command.execute(main, KIND, config_vision.VisionConfig, config_vision.SCHEMAS, config_vision.ExperimentName)
+    )

@@ -17,4 +17,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.execute(main, KIND, config_llm.LlmConfig, config_llm.SCHEMAS))
+    sys.exit(command.execute(main, KIND, config_llm.LlmConfig, config_llm.SCHEMAS, config_llm.ExperimentName))

@@ -4,28 +4,32 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from multicard import run
+from multicard.config_job import require
 
 Schemas = dict[str, dict[str, type]]
 
 
-def execute(main: Callable[[], None], kind: run.Kind, root: type, groups: Schemas) -> int:
+def execute(main: Callable[[], None], kind: run.Kind, root: type, groups: Schemas, experiments: Iterable[str]) -> int:
     """Call a function that `hydra.main` decorated, print the table of what it measured and return the exit code.
 
     Args:
-        kind: what the entry measures; root: the schema of the entry's configuration; `groups`: those of its options.
+        kind: what the entry measures; root: the schema of the entry's configuration; `groups`: those of its options;
+            experiments: the options of `experiment` that are for this entry.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
     run.SESSION.kind = kind
     try:
+        check_sweep(sys.argv[1:], Path(sys.argv[0]).name, list(experiments))
         main()
-    except ValueError as error:  # a launcher's: nothing was started
+    except ValueError as error:  # of a sweep as a whole: nothing was started
         print(f"refused: {error}", file=sys.stderr)
         run.close()
         return 1
@@ -38,6 +42,20 @@ def execute(main: Callable[[], None], kind: run.Kind, root: type, groups: Schema
         run.close()
         return 1
     return run.close()
+
+
+def check_sweep(words: list[str], entry: str, experiments: list[str]) -> None:
+    """Refuse what Hydra could only say of the keys that an experiment sets, or would pass over.
+
+    Raises:
+        ValueError: where `words` name an experiment that `entry` does not have, or several at once.
+    """
+    chosen = dict(word.split("=", 1) for word in words if re.match(r"(experiment|scale)=", word))
+    for group, value in chosen.items():
+        require("," not in value, f"{group}={value}: each is a sweep of its own; give one a command")
+    name = chosen.get("experiment", "null")
+    known = name in ("null", *experiments)
+    require(known, f"experiment={name}: {entry} has no such experiment; it has {', '.join(experiments)}")
 
 
 def in_a_line(message: str, known: list[str]) -> str:

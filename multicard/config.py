@@ -25,6 +25,11 @@ class Backend(StrEnum):
     gloo = "gloo"
 
 
+class Scale(StrEnum):
+    full = "full"
+    smoke = "smoke"
+
+
 class Malloc(StrEnum):
     tuned = "tuned"
     system = "system"
@@ -101,9 +106,10 @@ NOT_IDENTITY = ("name", "rerun", "tracker", *ASKED)
 
 @dataclass
 class RunConfig(JobConfig):
-    """What both entries share."""
+    """What both entries share. `scale` is set by the group of that name: shrunk runs are marked by it."""
 
     name: str = MISSING
+    scale: Scale = Scale.full
     backend: Backend = Backend.auto
     oversubscribe: bool = False
     seed: int = 0

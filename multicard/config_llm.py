@@ -56,6 +56,17 @@ class Recipe(StrEnum):
     distributed = "distributed"
 
 
+class ExperimentName(StrEnum):
+    datasets = "datasets"
+    table5 = "table5"
+    llm_metrics = "llm_metrics"
+    templates = "templates"
+    template_scaling = "template_scaling"
+    llm_api_share = "llm_api_share"
+    peak_memory = "peak_memory"
+    transfer_volume = "transfer_volume"
+
+
 @dataclass
 class MethodConfig:
     """A tuning method and the torchtune recipes that run it (`single_device`: null where torchtune has none)."""

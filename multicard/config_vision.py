@@ -52,6 +52,17 @@ class OptimizerName(StrEnum):
     adamw = "adamw"
 
 
+class ExperimentName(StrEnum):
+    table2 = "table2"
+    table3 = "table3"
+    strategies = "strategies"
+    image_size = "image_size"
+    vision_metrics = "vision_metrics"
+    loss_curves = "loss_curves"
+    loaders = "loaders"
+    layout = "layout"
+
+
 @dataclass
 class LayoutConfig:
     name: LayoutName = MISSING

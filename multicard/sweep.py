@@ -10,7 +10,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
 
 from multicard import cells, environment, record, run
-from multicard.config import RunConfig
+from multicard.config import RunConfig, Scale
 from multicard.job import Cell
 from multicard.run import SESSION, say
 
@@ -42,13 +42,15 @@ def plan(
         config: the sweep's; job_overrides: of each cell; first: the number of the first.
     """
     planned, numbers = list[Planned](), dict[Path, int]()
+    shrunk = {f"{key}={value}" for key, value in (config.hydra.sweeper.smoke or {}).items()}
+    unsaid = shrunk if config.scale == Scale.smoke else set()  # in the name of a folder
     for index, overrides in enumerate(job_overrides):
         composed = context.config_loader.load_sweep_config(config, list(overrides))
         sweep = Path(str(composed.hydra.sweep.dir))
         task = cells.task_of(composed)
         run_config, problem = _typed(task)
         digits = cells.REFUSED if run_config is None else run_config.identity()
-        folder = cells.find(sweep, cells.name(digits, list(overrides)))
+        folder = cells.find(sweep, cells.name(digits, [word for word in overrides if word not in unsaid]))
         same = numbers.setdefault(folder, index + 1)
         if same != index + 1:
             say(f"[{index + 1}/{len(job_overrides)}] measures the same as [{same}/{len(job_overrides)}]: left out")

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from multicard import compare, measure
+from multicard.config import Scale
 
 Columns = dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], str]]
 
@@ -35,6 +36,8 @@ def show(records: list[dict[str, Any]], console: Console | None = None) -> None:
     console.print(table)
     if any(result.get("oversubscribed") for result in records):
         console.print(f"{MARK} ranks shared a GPU (oversubscribe=true): not a figure of this machine")
+    if any(result["axes"].get("scale") == Scale.smoke for result in records):
+        console.print("scale=smoke: shrunk, to try the code: not figures of what the papers measured")
     for note in compare.notes(records):
         console.print(note, soft_wrap=True, highlight=False)
     console.print(f"Records: {folders(records)}", soft_wrap=True, highlight=False)

@@ -45,7 +45,7 @@ def test_each_schedule_has_its_function():
 
 
 def vision_options() -> list[tuple[str, str]]:
-    groups = sorted(p.name for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name != "hydra")
+    groups = sorted(p.name for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name not in ("hydra", "experiment"))
     return [(group, option) for group in groups for option in sorted(options(group) - OTHERS.get(group, set()))]
 
 

@@ -54,6 +54,7 @@ def test_the_record_is_whole(measured: Measured):
         "batch_size": 16,
         "epochs": 2,
         "seed": 0,
+        "scale": "full",
         "device": "cpu",
     }
     assert [epoch["epoch"] for epoch in found["epochs"]] == [0, 1]

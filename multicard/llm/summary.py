@@ -42,6 +42,7 @@ def axes(config: Any, device: str) -> dict[str, Any]:
         "lr": config.lr,
         "epochs": config.epochs,
         "seed": config.seed,
+        "scale": str(config.scale),
         "device": device,
     }
 

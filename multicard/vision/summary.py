@@ -27,6 +27,7 @@ def axes(config: VisionConfig, device: str) -> dict[str, Any]:
         "batch_size": config.batch_size,
         "epochs": config.epochs,
         "seed": config.seed,
+        "scale": str(config.scale),
         "device": device,
     }
 

@@ -1,0 +1,238 @@
+"""Every table and figure of the papers: what it measures at full scale and shrunk, and what a user's words change."""
+
+import json
+import re
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multicard import config_llm, config_vision, queue
+from multicard.config import RunConfig, place
+from multicard.config_llm import LlmConfig
+from multicard.config_vision import VisionConfig
+from multicard.llm import kind as llm
+from multicard.sweep import Planned
+from multicard.vision import kind as vision
+from tests.conftest import ROOT, has_dali
+
+Plan = Callable[..., list[RunConfig]]
+Called = Callable[..., tuple[int, str]]
+
+VISION, TUNING = "train_vision.py", "tune_llm.py"
+UP_TO_4 = {"gpus": {1, 2, 3, 4}}
+PINNED = {"pin_memory": {True, False}}
+PRECISIONS = {"precision": {"fp64", "fp32", "fp16"}}
+METHODS = {"method": {"lora", "qlora", "dpo", "qat"}}
+TEMPLATES = {"template": {"instruct", "grammar", "summarize"}}
+LOADERS = {"loader": {"torch", "dali"}}
+
+# Axes at full scale, and what stays the same over all cells
+EXPERIMENTS: dict[str, tuple[str, dict[str, set[Any]], dict[str, Any]]] = {
+    "table2": (VISION, PRECISIONS | UP_TO_4, {"image_size": 500, "epochs": 20, "pin_memory": False}),
+    "table3": (VISION, PINNED | UP_TO_4, {"image_size": 500, "epochs": 20, "precision": "fp32"}),
+    "strategies": (VISION, {"strategy": {"ddp_ds", "ddp_rr", "ddp"}} | UP_TO_4, {"image_size": 700}),
+    "image_size": (VISION, {"image_size": {100, 200, 300, 400, 500}} | UP_TO_4, {"precision": "fp64"}),
+    "vision_metrics": (VISION, {"image_size": {100, 500}, "gpus": {2, 4}} | PINNED, {"precision": "fp32"}),
+    "loss_curves": (VISION, PRECISIONS | PINNED, {"epochs": 20, "gpus": 1}),
+    "loaders": (VISION, LOADERS | {"image_size": {300, 500}} | UP_TO_4, {"dataset": "images", "layout": "nchw"}),
+    "layout": (VISION, LOADERS | {"layout": {"nchw", "nhwc"}} | UP_TO_4, {"dataset": "images", "image_size": 300}),
+    "datasets": (TUNING, TEMPLATES | UP_TO_4, {"method": "lora"}),
+    "table5": (TUNING, PINNED | UP_TO_4, {"method": "lora"}),
+    "llm_metrics": (TUNING, PINNED | UP_TO_4, {"method": "lora"}),
+    "templates": (TUNING, METHODS | TEMPLATES | {"gpus": {1, 4}}, {}),
+    "template_scaling": (TUNING, {"method": {"dpo", "lora"}} | TEMPLATES | UP_TO_4, {}),
+    "llm_api_share": (TUNING, METHODS | {"gpus": {1, 4}}, {}),
+    "peak_memory": (TUNING, METHODS | {"gpus": {1, 2, 4}}, {}),
+    "transfer_volume": (TUNING, METHODS | {"gpus": {1, 2, 4}}, {}),
+}
+EACH = {  # of all experiments of an entry, where not said otherwise above
+    VISION: {"dataset": "mnist", "model": "mobilenet_v2", "strategy": "ddp_ds", "loader": "torch", "scale": "full"},
+    TUNING: {"model": "llama3_8b", "precision": "bf16", "rows": 500, "batch_size": 2, "max_steps": None},
+}
+PROFILED = {"vision_metrics", "llm_metrics", "llm_api_share"}
+PHOTOGRAPHS = {"loaders", "layout"}
+
+
+@pytest.fixture
+def plan(called: Called, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """The typed configurations of the cells that a command would measure."""
+
+    def planned(*words: str, entry: str) -> list[RunConfig]:
+        seen: list[list[Planned]] = []
+        monkeypatch.setattr(queue, "show_plan", lambda cells, *_: seen.append(cells))
+        code, printed = called(*words, "dry_run=true", entry=entry)
+        assert code == 0, printed
+        (cells,) = seen
+        assert not [cell.problem for cell in cells if cell.problem]
+        return [cell.config for cell in cells if cell.config is not None]
+
+    return planned
+
+
+def axes(config: RunConfig) -> dict[str, Any]:
+    return llm.KIND.axes(config, "-") if isinstance(config, LlmConfig) else vision.KIND.axes(config, "-")
+
+
+def varied(configs: list[RunConfig]) -> dict[str, set[Any]]:
+    """The axes that differ, less torchtune's recipe, which follows from method and GPUs."""
+    found = [axes(config) for config in configs]
+    values = {key: {row[key] for row in found} for key in found[0] if key != "recipe"}
+    return {key: several for key, several in values.items() if len(several) > 1}
+
+
+def test_each_file_is_an_experiment_of_one_entry():
+    named = {name: entry for name, (entry, *_) in EXPERIMENTS.items()}
+    assert {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} == set(named)
+    for entry, names in ((VISION, config_vision.ExperimentName), (TUNING, config_llm.ExperimentName)):
+        assert set(names) == {name for name in named if named[name] == entry}
+        variable = "VISION" if entry == VISION else "TUNING"
+        listed = re.search(rf"^{variable} := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert listed is not None and listed[1].split() == list(names)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_at_full_scale_it_is_the_papers_and_fits_a_node_of_4_gpus(name: str, plan: Plan):
+    entry, expected, same = EXPERIMENTS[name]
+    root = ["dataset.root=photographs"] if name in PHOTOGRAPHS else []
+    cells = plan(f"experiment={name}", *root, entry=entry)
+    assert varied(cells) == expected
+    assert len(cells) == prod(len(values) for values in expected.values())
+    held = {key: value for key, value in (EACH[entry] | same).items() if key not in expected}
+    for config in cells:
+        assert {key: axes(config)[key] for key in held} == held
+        assert config.profile.name == ("kineto" if name in PROFILED else "none")
+        found = place(config, 4)
+        assert (found.device, found.backend, found.oversubscribed) == ("cuda", "nccl", False)
+        if isinstance(config, VisionConfig) and name in PHOTOGRAPHS:
+            assert getattr(config.dataset, "cache", None) == "none"
+
+
+def test_no_cell_of_the_full_model_is_refused_for_its_sizes(plan: Plan):
+    """Rows, tokenizer, NF4's blocks and QAT's groups fit, as it is checked before a run."""
+    checked = set()
+    for name in ("peak_memory", "templates"):
+        for config in plan(f"experiment={name}", entry=TUNING):
+            assert isinstance(config, LlmConfig)
+            what = (config.method.name, config.gpus)
+            if what not in checked:
+                llm.KIND.check(config)
+                checked.add(what)
+    assert len(checked) == 12
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_at_smoke_scale_it_has_the_same_axes_on_small_things(name: str, plan: Plan):
+    entry, expected, _ = EXPERIMENTS[name]
+    words = list[str]()
+    if expected.get("gpus") == {1, 2, 3, 4}:  # half of the cells tell as much
+        expected, words = expected | {"gpus": {1, 4}}, ["gpus=1,4"]
+    cells = plan(f"experiment={name}", "scale=smoke", *words, entry=entry)
+    found = varied(cells)
+    assert {key: len(values) for key, values in found.items()} == {key: len(v) for key, v in expected.items()}
+    assert {key: v for key, v in found.items() if key != "image_size"} == {
+        key: v for key, v in expected.items() if key != "image_size"
+    }
+    assert len(cells) == prod(len(values) for values in expected.values())
+    for config in cells:
+        assert axes(config)["scale"] == "smoke" and place(config, 4).device == "cpu"
+        if isinstance(config, VisionConfig):
+            assert config.dataset.name == "digits" and config.dataset.image_size <= 96 and config.epochs <= 3
+            if config.loader.name != "dali" or has_dali():
+                vision.KIND.check(config)
+        else:
+            assert isinstance(config, LlmConfig) and config.model.name == "llama3_tiny" and config.max_steps == 4
+
+
+def test_every_tiny_method_fits_its_ranks(plan: Plan):
+    for config in plan("experiment=templates", "template=grammar", "scale=smoke", entry=TUNING):
+        llm.KIND.check(config)
+
+
+WINS = [
+    (["gpus=1,2"], {**PRECISIONS, "gpus": {1, 2}}, {}),
+    (["precision=fp32"], UP_TO_4, {"precision": "fp32", "image_size": 500}),
+    (["gpus=2", "precision=fp16", "pin_memory=true,false"], PINNED, {"gpus": 2, "precision": "fp16"}),
+    (["gpus=1", "dataset=digits", "epochs=3"], PRECISIONS, {"dataset": "digits", "epochs": 3, "image_size": 500}),
+    (["gpus=1", "layout=nhwc", "strategy=ddp_rr"], PRECISIONS, {"layout": "nhwc", "strategy": "ddp_rr"}),
+    (["gpus=1", "scale=smoke", "dataset=mnist", "dataset.image_size=48"], PRECISIONS, {"dataset": "mnist"}),
+    (["gpus=1", "scale=smoke", "device=auto", "epochs=2"], PRECISIONS, {"epochs": 2, "image_size": 32}),
+]
+
+
+@pytest.mark.parametrize(("words", "expected", "same"), WINS, ids=[" ".join(words) for words, *_ in WINS])
+def test_the_users_words_win(words: list[str], expected: dict[str, set[Any]], same: dict[str, Any], plan: Plan):
+    cells = plan("experiment=table2", *words, entry=VISION)
+    assert varied(cells) == expected
+    assert all(axes(config)[key] == value for config in cells for key, value in same.items())
+    assert all(config.device == "auto" for config in cells) == ("device=auto" in words or "scale=smoke" not in words)
+
+
+def test_smoke_shrinks_a_command_without_an_experiment_too(plan: Plan):
+    (single,) = plan("scale=smoke", entry=VISION)
+    assert (axes(single)["scale"], axes(single)["image_size"], single.epochs) == ("smoke", 32, 1)
+    (whole,) = plan("-m", "scale=full", entry=VISION)
+    assert (axes(whole)["scale"], axes(whole)["image_size"], whole.epochs) == ("full", 64, 10)
+    assert single.identity() != whole.identity()
+
+
+REFUSED = [
+    (VISION, "experiment=templates", "experiment=templates: train_vision.py has no such experiment; it has table2"),
+    (TUNING, "experiment=table2", "experiment=table2: tune_llm.py has no such experiment; it has datasets, table5"),
+    (VISION, "experiment=tabel2", "experiment=tabel2: train_vision.py has no such experiment; it has table2, table3"),
+    (VISION, "experiment=table2,table3", "experiment=table2,table3: each is a sweep of its own; give one a command"),
+    (TUNING, "scale=full,smoke", "scale=full,smoke: each is a sweep of its own"),
+    (VISION, "scale=tiny", "scale=tiny: no such option; choose one of full, smoke"),
+]
+
+
+@pytest.mark.parametrize(("entry", "word", "says"), REFUSED, ids=[f"{entry} {word}" for entry, word, _ in REFUSED])
+def test_what_is_no_experiment_of_the_entry_is_refused_in_a_line(entry: str, word: str, says: str, called: Called):
+    code, printed = called(word, "dry_run=true", entry=entry)
+    assert code == 1
+    (line,) = printed.splitlines()
+    assert line.startswith(f"refused: {says}")
+
+
+def test_photographs_are_the_users(called: Called, tmp_path: Path):
+    code, printed = called("experiment=loaders", f"hydra.sweep.dir={tmp_path}", "gpus=1", "loader=torch")
+    assert code == 1
+    assert printed.count("refused: dataset.root is not set: set it to a folder") == 2  # both sizes
+
+
+def test_on_slurm_an_experiment_is_arrays_by_gpus(called: Called, tmp_path: Path):
+    words = ["experiment=table2", "hydra/launcher=submitit_slurm", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
+    code, printed = called(*words)
+    assert code == 0 and "12 cells, to be measured as arrays of SLURM" in printed
+    assert re.findall(r"^3 +1 node, (\d) GPUs, (\d+) cores, 240 min", printed, re.MULTILINE) == [
+        (str(gpus), str(8 * gpus)) for gpus in (1, 2, 3, 4)
+    ]
+
+
+def test_the_help_shows_the_groups(called: Called):
+    code, printed = called("--help")
+    assert code == 0
+    assert "experiment: datasets, image_size" in printed and "scale: full, smoke" in printed
+
+
+RUNS = [
+    (VISION, ["experiment=table2", "precision=fp64,fp32"], {("fp64", 1), ("fp64", 2), ("fp32", 1), ("fp32", 2)}),
+    (TUNING, ["experiment=peak_memory", "method=lora", "max_steps=2"], {("fp32", 1), ("fp32", 2)}),
+]
+
+
+@pytest.mark.parametrize(("entry", "words", "cells"), RUNS, ids=[entry for entry, *_ in RUNS])
+def test_it_runs_at_smoke_scale(entry: str, words: list[str], cells: set[Any], tmp_path: Path, called: Called):
+    shrunk = ["gpus=1,2", "scale=smoke", "tracker.mode=disabled", f"hydra.sweep.dir={tmp_path}"]
+    code, printed = called(*words, *shrunk, entry=entry)
+    assert code == 0, printed
+    assert "scale=smoke: shrunk, to try the code: not figures" in printed
+    found = [(path, json.loads(path.read_text())) for path in tmp_path.glob("*/result.json")]
+    assert {(record["axes"]["precision"], record["axes"]["gpus"]) for _, record in found} == cells
+    for path, record in found:
+        assert record["status"] == "ok"
+        assert record["axes"]["scale"] == record["config"]["scale"] == "smoke"
+        assert "scale=smoke" in path.parent.name and "experiment" not in path.parent.name
+        assert "dataset" not in path.parent.name  # what scale=smoke sets is in the record, not in every folder's name
