@@ -1,0 +1,90 @@
+"""Cells: the runs that measured one and the same thing, so that a mean over them means something."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from analysis import show
+from analysis.columns import RESERVED
+from analysis.data import Run
+from multicard.config import NOT_IDENTITY
+
+REPEATED = "seed"  # runs that differ in it alone are repetitions
+RECIPE = "recipe"  # torchtune's, which follows from the method and the number of GPUs unless it is forced
+PLACES = ("dataset.root", "dataset.cache_dir", "dataset.download", "dataset.data_files", "tokenizer.path")
+COMMIT = 9  # digits
+Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
+
+
+def settings(runs: Iterable[Run]) -> list[str]:
+    """The axes and keys of the configuration that say what was measured, of runs with a configuration.
+
+    Not the seed, nor where files are, nor what a job asked for.
+    """
+    names = dict.fromkeys(name for run in runs for name in run.columns)
+    apart = {REPEATED, *RESERVED, *PLACES}
+    return [name for name in names if name not in apart and name.partition(".")[0] not in NOT_IDENTITY]
+
+
+def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:
+    """The runs by what they have under `keys`."""
+    found: dict[Cell, list[Run]] = {}
+    for run in runs:
+        found.setdefault(tuple((key, run[key]) for key in keys), []).append(run)
+    return found
+
+
+def origin(run: Run) -> tuple[Any, ...]:
+    """Commit, changes and machine: runs that differ here are not averaged, nor compared, unless that was asked for."""
+    return run["commit"], bool(run["dirty"]), run["hardware"]  # not the host: the nodes of a cluster are alike
+
+
+def mixture(runs: Sequence[Run]) -> str | None:
+    """The commits and machines of a cell, where there are several; None for one."""
+    if len({origin(run) for run in runs}) == 1:
+        return None
+    return ", ".join(dict.fromkeys(f"{commit(run)} on {machine(run)}" for run in runs))
+
+
+def label(cell: Cell, keys: Iterable[str]) -> str:
+    """A cell as a person would type it, by those of its keys that are told."""
+    told = set(keys)
+    return " ".join(f"{key}={typed(value)}" for key, value in cell if key in told)
+
+
+def typed(value: Any) -> str:
+    """A value as the command line takes it."""
+    return "null" if value is None else show.value("", value)
+
+
+def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
+    """Those of `keys` in which rows differ, in their order; where a row lacks a key, it does not differ there.
+
+    What an option or axis brings with it (`dataset.mean`, torchtune's recipe) goes unsaid where they tell it already.
+    """
+    differ = [key for key in keys if len({row[key] for row in rows if key in row}) > 1]
+    options = {key.removesuffix(".name") for key in differ}
+    brought = [key for key in differ if key == RECIPE or _brought(key, options)]
+    told = [key for key in differ if key not in brought]
+    for key in brought:
+        with_it = {tuple(row.get(name) for name in (*told, key)) for row in rows}
+        if len(with_it) > len({tuple(row.get(name) for name in told) for row in rows}):
+            told.append(key)
+    return told
+
+
+def _brought(key: str, options: set[str]) -> bool:
+    group, _, inner = key.partition(".")
+    return bool(inner) and (inner in options or (group in options and (inner != "name" or group != key)))
+
+
+def commit(run: Run) -> str:
+    """The commit's first digits, with + where the code had changes."""
+    if run["commit"] is None:
+        return "-"
+    return show.clean(run["commit"])[:COMMIT] + "+" * bool(run["dirty"])
+
+
+def machine(run: Run) -> str:
+    """What it computed on, and where."""
+    parts = [show.clean(str(part)) for part in (run["hardware"], run["hosts"]) if part is not None]
+    return " on ".join(parts) or "-"
