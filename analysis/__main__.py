@@ -1,0 +1,158 @@
+"""What was measured, which setting is best, and what changed between two sweeps. It reads run folders alone.
+
+    python -m analysis list [FOLDER...] [--where "precision='fp16' and gpus>=2"] [--sort "total_s desc"]
+    python -m analysis compare A B [--by KEY] [--common] [--gate 5%]
+    python -m analysis best --goal time [--accuracy 0.99] [--memory 80GB] [--gpus 4] [FOLDER...]
+
+FOLDER is multirun where none is given. An error is one line, `refused: ...`, and exit code 1.
+"""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from analysis import best, compare, data, differences, listing, query, show
+from analysis.marks import legend
+
+FOLDERS = (Path("multirun"),)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 1, after one line that says why, where it cannot be done, or --gate is passed."""
+    options = _parser().parse_args(words)
+    try:
+        return options.run(options)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as error:
+        print(f"refused: {show.clean(str(error))}", file=sys.stderr)
+        return 1
+
+
+def _list(options: argparse.Namespace) -> int:
+    found = data.read(options.folders or FOLDERS)
+    runs = query.select(found.runs, options.where, options.sort)
+    chosen = options.columns.split(",") if options.columns is not None else None
+    lines = listing.lines(found, runs, chosen, show.width())
+    if options.csv is not None:
+        listing.write_csv(options.csv, runs, chosen)
+    if options.json is not None:
+        listing.write_json(options.json, found, runs, chosen)
+    show.say(lines)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    a, b = (data.read([folder]) for folder in (options.a, options.b))
+    by = options.by.split(",") if options.by is not None else []
+    found = compare.compare(a.runs, b.runs, by, options.common, options.mix)
+    ours, theirs = ([run for one in found for run in side(one)] for side in (lambda one: one.a, lambda one: one.b))
+    warned = [f"warning: {line}" for line in differences.lines(ours, theirs)]
+    told = [f"A: {show.clean(str(options.a))}", f"B: {show.clean(str(options.b))}", *compare.lines(found, show.width())]
+    marks = legend(run["marks"] for run in (*ours, *theirs))
+    show.say([*told, *warned, *marks, *listing.skipped([*a.skipped, *b.skipped])])
+    if options.gate is None:
+        return 0
+    passed, line = compare.gated(found, options.gate)
+    print(line)
+    return 0 if passed else 1
+
+
+def _best(options: argparse.Namespace) -> int:
+    found = data.read(options.folders or FOLDERS)
+    limits = best.Limits(options.accuracy, options.memory, options.gpus)
+    told = best.lines(found.runs, options.goal, limits, options.mix, show.width())
+    show.say([*told, *listing.skipped(found.skipped)])
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = Parser("python -m analysis", description=__doc__, formatter_class=form)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    told = commands.add_parser("list", help="the runs found", description=listing.__doc__)
+    told.set_defaults(run=_list)
+    told.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
+    told.add_argument("--where", metavar="SQL", help="runs for which this is true, over the columns of --csv")
+    told.add_argument("--sort", metavar="COLUMNS", help='in this order: "gpus, total_s desc"')
+    told.add_argument("--columns", metavar="A,B", help="show and write these")
+    told.add_argument("--json", metavar="FILE", type=Path, help="write all columns there")
+    told.add_argument("--csv", metavar="FILE", type=Path, help="write all columns there")
+    pair = commands.add_parser("compare", help="two sweeps cell by cell", description=compare.__doc__)
+    pair.set_defaults(run=_compare)
+    pair.add_argument("a", metavar="A", type=Path, help="the folder of a sweep")
+    pair.add_argument("b", metavar="B", type=Path, help="another's, of the same cells")
+    pair.add_argument("--by", metavar="KEY", help="keys in which A and B differ on purpose")
+    pair.add_argument("--common", action="store_true", help="leave out cells that one of them lacks")
+    pair.add_argument("--mix", action="store_true", help="average runs of several commits or machines in a cell")
+    pair.add_argument("--gate", metavar="5%", type=_share, help="exit with 1 where B is slower by more")
+    goal = commands.add_parser("best", help="the settings, ranked", description=best.__doc__)
+    goal.set_defaults(run=_best)
+    goal.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
+    goal.add_argument("--goal", choices=best.GOALS, required=True)
+    goal.add_argument("--accuracy", metavar="0.99", type=_accuracy, help="at least; leaves tuning runs out")
+    goal.add_argument("--memory", metavar="80GB", type=_bytes, help="peak of a GPU at most: GB, GiB, MB ...")
+    goal.add_argument("--gpus", metavar="N", type=_count, help="on all nodes at most")
+    goal.add_argument("--mix", action="store_true", help="rank runs of several commits or machines together")
+    return parser
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as our commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"refused: {message}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _share(text: str) -> float:
+    """0.05 of "5%".
+
+    Raises:
+        argparse.ArgumentTypeError: any other text.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text} is no share; write 5%")
+    return float(found[1]) / 100
+
+
+def _accuracy(text: str) -> float:
+    share = _share(text) if text.endswith("%") else _float(text)
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no accuracy; write 0.99 or 99%")
+    return share
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is no number") from None
+
+
+def _bytes(text: str) -> float:
+    """Bytes of "80GB" (1000³) or "80GiB" (1024³).
+
+    Raises:
+        argparse.ArgumentTypeError: any other text.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)(i?)B", text)
+    if found is None or (found[3] and not found[2]):
+        raise argparse.ArgumentTypeError(f"{text} is no size; write 80GB, 80GiB or 500MB")
+    return float(found[1]) * (1024 if found[3] else 1000) ** " kMGT".index(found[2] or " ")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of GPUs")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

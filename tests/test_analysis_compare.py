@@ -1,0 +1,169 @@
+"""Intervals of ratios, and `compare`: two sweeps cell by cell."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis import compare, data, differences
+from analysis.__main__ import main
+from tests import records
+from tests.test_analysis_bootstrap import autocorrelated
+
+
+def sweep(folder: Path, factor: float = 1.0, seed: int = 0, **changes: Any) -> Path:
+    """Four cells, whose steps take `factor` times as long."""
+    random = np.random.default_rng(seed)
+    for precision in ("fp32", "fp16"):
+        for gpus in (1, 2):
+            steps_s = autocorrelated(random, 201, 0.1 * factor / gpus, 0.4, 0.05)
+            record = records.vision(precision=precision, gpus=gpus, **changes)
+            records.write(folder / f"{precision}-{gpus}", record, records.steps(np.stack([steps_s, steps_s / 2], 1)))
+    return folder
+
+
+def compared(a: Path, b: Path, *by: str, common: bool = False, mix: bool = False) -> list[compare.Compared]:
+    return compare.compare(data.read([a]).runs, data.read([b]).runs, by, common, mix)
+
+
+def test_equal_runs_do_not_differ_and_a_slow_down_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    a, same = sweep(tmp_path / "a"), sweep(tmp_path / "same", seed=1)
+    slow, fast = sweep(tmp_path / "slow", 1.1, seed=2), sweep(tmp_path / "fast", 1 / 1.1, seed=3)
+    assert {one.verdict for one in compared(a, a)} == {"no difference"}
+    assert [one.verdict for one in compared(a, same)].count("no difference") >= 3
+    found = compared(a, slow)
+    assert {one.verdict for one in found} == {"slower"}
+    assert all(one.step is not None and one.step.ratio == pytest.approx(1.1, rel=0.02) for one in found)
+    assert {one.verdict for one in compared(a, fast)} == {"faster"}
+    command = ["compare", str(a)]
+    assert main([*command, str(slow), "--gate", "5%"]) == 1
+    assert "gate 5%: 4 of 4 cells are slower by more" in capsys.readouterr().out
+    assert main([*command, str(slow), "--gate", "10%"]) == 0
+    assert main([*command, str(slow)]) == 0 and main([*command, str(fast), "--gate", "0.5%"]) == 0
+
+
+def test_a_step_lasts_until_its_slowest_rank_is_done_and_warm_up_is_left_out(tmp_path: Path):
+    steps_s = np.array([[9.0, 9.0], [1.0, 2.0], [4.0, 1.0], [9.0, 1.0], [1.0, 1.0]])
+    segments = [records.segment(), records.segment(3)]
+    record = records.vision(segments=segments)
+    records.write(tmp_path / "a", record, records.steps(steps_s, per_epoch=2))
+    (run,) = data.read([tmp_path]).runs
+    assert compare.steps.measured_s(run).tolist() == [2.0, 4.0, 1.0]
+    anew = [records.segment() | {"steps": 0, "first_step": 4}, records.segment()]  # the first one's work was lost
+    records.write(tmp_path / "a", records.vision(segments=anew), records.steps(steps_s, per_epoch=2))
+    assert compare.steps.measured_s(data.read([tmp_path]).runs[0]).tolist() == [2.0, 4.0, 9.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"layout": "nhwc"}, "layout is nchw in A and nhwc in B (--by layout where"),
+        ({"malloc": "system"}, "malloc is tuned in A and system in B (--by malloc where"),
+        ({"epochs": 5}, "epochs is 2 in A and 5 in B"),
+    ],
+)
+def test_other_axes_are_refused_unless_they_are_compared(
+    change: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    a, b = sweep(tmp_path / "a"), sweep(tmp_path / "b", **change)
+    assert main(["compare", str(a), str(b)]) == 1
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+    assert main(["compare", str(a), str(b), "--by", next(iter(change))]) == 0
+    assert main(["compare", str(a), str(b), "--by", "nothing"]) == 1
+
+
+def test_missing_cells_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    a, b = sweep(tmp_path / "a"), sweep(tmp_path / "b")
+    for name in ("result.json", "config.yaml"):
+        (b / "fp16-2" / name).unlink()
+    assert main(["compare", str(a), str(b)]) == 1
+    told = "refused: B has no gpus=2 precision=fp16 (--common compares the cells that both have)\n"
+    assert capsys.readouterr().err == told
+    assert len(compared(a, b, common=True)) == 3 and len(compared(b, a, common=True)) == 3
+
+
+def test_cells_that_failed_are_shown_and_fail_the_gate(tmp_path: Path):
+    a, b = sweep(tmp_path / "a"), sweep(tmp_path / "b")
+    records.write(b / "fp16-2", records.vision(precision="fp16", gpus=2, status="oom"))
+    refused = records.vision(precision="fp16", gpus=1, status="refused")
+    del refused["config"]
+    records.write(b / "fp16-1", refused)
+    found = compared(a, b)
+    assert sorted(one.verdict for one in found if one.step is None) == ["A ok, B oom", "A ok, B refused"]
+    assert not compare.gated(found, 0.5)[0] and compare.gated(compared(b, a), 0.5)[0]
+
+
+def test_seeds_are_repetitions_and_commits_are_not_mixed(tmp_path: Path):
+    random = np.random.default_rng(0)
+    for side in "ab":
+        for seed in range(3):
+            steps_s = autocorrelated(random, 50, 0.1, 0.3)
+            records.write(tmp_path / side / str(seed), records.vision(seed=seed), records.steps(steps_s))
+    (one,) = compared(tmp_path / "a", tmp_path / "b")
+    assert len(one.a) == len(one.b) == 3 and one.verdict == "no difference"
+    assert any("3 and 3" in line for line in compare.lines([one], None))
+    records.write(tmp_path / "b" / "3", records.vision(seed=3, commit="f" * 40), records.steps(np.full(50, 0.1)))
+    with pytest.raises(ValueError, match=r"B mixes commits or machines in one cell: 8fdd49003 on .*fffffffff"):
+        compared(tmp_path / "a", tmp_path / "b")
+    assert len(compared(tmp_path / "a", tmp_path / "b", mix=True)[0].b) == 4
+
+
+def test_epochs_have_an_interval_of_their_own(tmp_path: Path):
+    for side, train_s in (("a", 10.0), ("b", 12.0)):
+        record = records.vision(epochs=5)
+        for index, epoch in enumerate(record["epochs"]):
+            epoch["train_s"] = 99.0 if index == 0 else train_s + 0.01 * index
+        records.write(tmp_path / side, record, records.steps(np.full(50, 0.1)))
+    (one,) = compared(tmp_path / "a", tmp_path / "b")
+    assert one.verdict == "no difference" and one.epoch is not None
+    assert one.epoch.ratio == pytest.approx(12.025 / 10.025) and one.epoch.low is not None and one.epoch.low > 1.19
+
+
+def test_few_or_no_steps_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    records.write(tmp_path / "a", records.vision(), records.steps(np.full(5, 0.1)))
+    records.write(tmp_path / "b", records.vision())
+    few, none = compared(tmp_path / "a", tmp_path / "a")[0], compared(tmp_path / "a", tmp_path / "b")[0]
+    assert few.verdict == "undecided: fewer than 8 steps" and few.step is not None and few.step.ratio == 1.0
+    assert none.step is None and none.verdict.startswith("no steps: ")
+    (tmp_path / "b" / "steps.parquet").write_bytes(b"PAR1 and no more")
+    assert compared(tmp_path / "a", tmp_path / "b")[0].verdict.startswith("no steps: ")
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "a"), "--gate", "5%"]) == 0
+    assert "passed; 1 with too few steps to judge" in capsys.readouterr().out
+
+
+def test_other_circumstances_are_said(tmp_path: Path):
+    records.write(tmp_path / "a", records.vision(dataset__root="/data"))
+    other = records.vision(
+        dataset__root="/mnt", commit="f" * 40, hardware="A100", gpu=records.gpu(sm_clock_mhz=1500.0, by="solve")
+    )
+    other["config"]["added"] = 1
+    machine = records.environment(
+        packages={"torch": "2.12.0", "torchvision": "0.26.0"}, gpus=[{"driver": "570"}], flags={}, python="3.12"
+    )
+    records.write(tmp_path / "b", other, machine=machine)
+    ours, theirs = (data.read([tmp_path / side]).runs for side in "ab")
+    assert differences.lines(ours, ours) == []
+    told = "\n".join(differences.lines(ours, theirs))
+    for line in (
+        "commit: 8fdd49003 in A, fffffffff in B",
+        "hardware: NVIDIA H200 in A, A100 in B",
+        "torch: 2.11.0 in A, 2.12.0 in B",
+        "driver: 580.1 in A, 570 in B",
+        "cudnn_allow_tf32: True in A, nothing in B",
+        "dataset.root: /data in A, /mnt in B",
+        "SM clock while it ran: 1,900 MHz in A, 1,500 MHz in B (means)",
+        "others used its GPUs meanwhile: 0 of 1 runs of A, 1 of 1 of B",
+        "only B knows added",
+    ):
+        assert line in told
+    assert "torchvision" not in told
+
+
+@pytest.mark.parametrize("gate", ["5", "x%", "-1%"])
+def test_a_gate_is_a_share(gate: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="1"):
+        main(["compare", str(tmp_path), str(tmp_path), f"--gate={gate}"])
+    error = capsys.readouterr().err
+    assert "is no share; write 5%" in error and error.count("\n") == 1
