@@ -20,7 +20,8 @@ def settings(runs: Iterable[Run]) -> list[str]:
 
     Not the seed, nor where files are, nor what a job asked for.
     """
-    names = dict.fromkeys(name for run in runs for name in run.columns)
+    shapes = dict.fromkeys(tuple(run.columns) for run in runs)
+    names = dict.fromkeys(name for shape in shapes for name in shape)
     apart = {REPEATED, *RESERVED, *PLACES}
     return [name for name in names if name not in apart and name.partition(".")[0] not in NOT_IDENTITY]
 

@@ -4,7 +4,6 @@
 which are called as they are typed (`"dataset.train_limit"`; in SQL such a name needs its double quotes).
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,11 +198,11 @@ def columns(folder: Path, result: Result) -> dict[str, Any]:
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    """A configuration as "group.key" to value; lists as their JSON text."""
+    """A configuration as "group.key" to value; lists as their text."""
     found: dict[str, Scalar] = {}
     for key, value in config.items():
         if isinstance(value, dict):
             found |= flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list) else value
+            found[f"{prefix}{key}"] = str(value) if isinstance(value, list) else value
     return found

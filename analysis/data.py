@@ -82,6 +82,7 @@ def read(folders: Sequence[Path]) -> Found:
 
 def _below(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
     """Each run folder, and whether its record was written; not what is hidden, as a measurement put aside is."""
+    folders = list(folders)
     seen: set[str] = set()
     for folder in folders:
         if not folder.is_dir():
@@ -91,7 +92,8 @@ def _below(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
                 inner[:] = sorted(name for name in inner if not name.startswith("."))
                 continue
             inner.clear()  # a run holds no other
-            if (real := os.path.realpath(parent)) not in seen:
+            real = os.path.realpath(parent) if len(folders) > 1 else parent
+            if real not in seen:
                 seen.add(real)
                 yield Path(parent), RESULT in files
 
@@ -114,15 +116,20 @@ def _decode(content: bytes) -> Result:
         ValueError: what is wrong with it; of a newer schema that alone, for all else may then be otherwise too.
     """
     try:
-        version = msgspec.json.decode(content, type=_Head).schema_version
-        if version > SCHEMA_VERSION:
-            raise ValueError(
-                f"schema_version {version} is newer than this program's {SCHEMA_VERSION}: update multicard"
-            )
-        result = msgspec.json.decode(content, type=Result)
+        try:
+            result = msgspec.json.decode(content, type=Result)
+        except msgspec.ValidationError:
+            _require_known(msgspec.json.decode(content, type=_Head).schema_version)
+            raise
+        _require_known(result.schema_version)
         counts = [result.axes.get(name, 1) for name in ("gpus", "nodes")]
         if not all(isinstance(count, int) for count in counts):
             raise ValueError(f"{RESULT} is broken (axes.gpus or axes.nodes is no number)")
         return result
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{RESULT} is broken ({error})") from None
+
+
+def _require_known(version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise ValueError(f"schema_version {version} is newer than this program's {SCHEMA_VERSION}: update multicard")
