@@ -1,5 +1,7 @@
 """Intervals of ratios, and `compare`: two sweeps cell by cell."""
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from analysis import compare, data, differences
 from analysis.__main__ import main
 from tests import records
+from tests.conftest import ROOT
 from tests.test_analysis_bootstrap import autocorrelated
 
 
@@ -167,3 +170,12 @@ def test_a_gate_is_a_share(gate: str, tmp_path: Path, capsys: pytest.CaptureFixt
         main(["compare", str(tmp_path), str(tmp_path), f"--gate={gate}"])
     error = capsys.readouterr().err
     assert "is no share; write 5%" in error and error.count("\n") == 1
+
+
+def test_the_readmes_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines = re.findall(r"^python -m analysis (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    sweep(tmp_path / "multirun" / "before", test_accuracy=0.995)
+    sweep(tmp_path / "multirun" / "after", test_accuracy=0.995)
+    monkeypatch.chdir(tmp_path)
+    assert [line.partition(" ")[0] for line in lines] == ["list", "compare", "best"]
+    assert [main(shlex.split(line)) for line in lines] == [0, 0, 0]
