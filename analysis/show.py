@@ -5,6 +5,7 @@ Not rich's tables, which take 12 s for 10,000 rows. Text from a run is shown as 
 
 import re
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -63,9 +64,8 @@ def joules(count: float) -> str:
 
 
 def width() -> int | None:
-    """Cells of the terminal; None where the output is none, and nothing need be cut."""
-    found = shutil.get_terminal_size(fallback=(0, 0)).columns
-    return found or None
+    """Of the terminal; None where the output goes elsewhere, so that nothing is cut."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], limit: int | None = None) -> list[str]:

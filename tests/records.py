@@ -38,6 +38,7 @@ JOB = {
     "rerun": False,
     "profile": {"name": "none"},
     "diagnose": False,
+    "scale": "full",
     "tracker": {"mode": "disabled", "project": "multicard", "entity": None, "tags": []},
     "precision": {"name": "fp32"},
 }
@@ -92,7 +93,7 @@ AXES = {
     "vision": {
         **dict.fromkeys(("precision", "gpus", "nodes", "strategy", "loader", "layout", "pin_memory", "dataset")),
         "image_size": "dataset.image_size",
-        **dict.fromkeys(("model", "batch_size", "epochs", "seed", "device")),
+        **dict.fromkeys(("model", "batch_size", "epochs", "seed", "scale", "device")),
     },
     "llm": {
         **dict.fromkeys(("method", "recipe", "template", "dataset")),
@@ -101,7 +102,8 @@ AXES = {
         "weights": "model.weights",
         **dict.fromkeys(("tokenizer", "precision", "gpus", "nodes", "pin_memory", "batch_size")),
         **dict.fromkeys(("gradient_accumulation_steps", "max_seq_len", "max_steps", "packed")),
-        **dict.fromkeys(("activation_checkpointing", "optimizer_in_bwd", "compile", "lr", "epochs", "seed", "device")),
+        **dict.fromkeys(("activation_checkpointing", "optimizer_in_bwd", "compile", "lr", "epochs", "seed")),
+        **dict.fromkeys(("scale", "device")),
     },
 }
 
