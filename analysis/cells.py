@@ -46,6 +46,12 @@ def mixture(runs: Sequence[Run]) -> str | None:
     return ", ".join(dict.fromkeys(f"{commit(run)} on {machine(run)}" for run in runs))
 
 
+def meant(key: str, names: Sequence[str]) -> list[str]:
+    """All columns of a key: `precision` is `precision.name` too, `image_size` is `dataset.image_size`."""
+    last = key.rpartition(".")[2]
+    return [name for name in names if name in (key, last) or name.startswith(f"{key}.") or name.endswith(f".{last}")]
+
+
 def label(cell: Cell, keys: Iterable[str]) -> str:
     """A cell as a person would type it, by those of its keys that are told."""
     told = set(keys)

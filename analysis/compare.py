@@ -103,15 +103,9 @@ def _configured(run: Run) -> bool:
 def _keys(a: Sequence[Run], b: Sequence[Run], by: Sequence[str]) -> list[str]:
     """What must match: kind, axes and keys that both sides know, but for those compared."""
     names = cells.settings([*a, *b])
-    meant = {key for name in by for key in _meant(known(name, names, "--by"), names)}
+    meant = {key for name in by for key in cells.meant(known(name, names, "--by"), names)}
     ours, theirs = ({name for run in runs for name in run.columns} for runs in (a, b))
     return ["kind", *(name for name in names if name not in meant and name in ours and name in theirs)]
-
-
-def _meant(key: str, names: Sequence[str]) -> list[str]:
-    """All columns of a key: `precision` is `precision.name` too, `image_size` is `dataset.image_size`."""
-    last = key.rpartition(".")[2]
-    return [name for name in names if name in (key, last) or name.startswith(f"{key}.") or name.endswith(f".{last}")]
 
 
 def _refused(ours: dict[Cell, list[Run]], theirs: dict[Cell, list[Run]], runs: Sequence[Run]) -> None:
