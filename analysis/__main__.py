@@ -2,6 +2,7 @@
 
     python -m analysis list [FOLDER...] [--where "precision='fp16' and gpus>=2"] [--sort "total_s desc"]
     python -m analysis compare A B [--by KEY] [--common] [--gate 5%]
+    python -m analysis table table2 [--format text|markdown|csv|latex] [--out FILE] [FOLDER...]
     python -m analysis best --goal time [--accuracy 0.99] [--memory 80GB] [--gpus 4] [FOLDER...]
 
 FOLDER is multirun where none is given. An error is one line, `refused: ...`, and exit code 1.
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from analysis import best, compare, data, differences, listing, query, show
+from analysis import best, compare, data, differences, experiments, formats, listing, query, show, tables
 from analysis.marks import legend
 
 FOLDERS = (Path("multirun"),)
@@ -71,6 +72,22 @@ def _best(options: argparse.Namespace) -> int:
     return 0
 
 
+def _table(options: argparse.Namespace) -> int:
+    experiment = experiments.load(options.experiment)
+    found = data.read(options.folders or FOLDERS)
+    panels = experiments.panels(experiment, found.runs, options.mix)
+    if not panels:
+        raise ValueError(f"{experiment.name} is not measured; this measures it: {experiment.command}")
+    shown, rest = (panels, []) if options.all else tables.fullest(panels)
+    content = formats.FORMATS[options.format](tables.tables(experiment, shown))
+    also = [f"--all shows {len(rest)} more settings, which have fewer of the cells"] if rest else []
+    if options.out is None:
+        show.say([content, *([*also, *listing.skipped(found.skipped)] if options.format == "text" else [])])
+    else:
+        formats.write(options.out, content)
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser("python -m analysis", description=__doc__, formatter_class=form)
@@ -83,6 +100,14 @@ def _parser() -> argparse.ArgumentParser:
     told.add_argument("--columns", metavar="A,B", help="show and write these")
     told.add_argument("--json", metavar="FILE", type=Path, help="write all columns there")
     told.add_argument("--csv", metavar="FILE", type=Path, help="write all columns there")
+    one = commands.add_parser("table", help="a table or figure of the papers", description=tables.__doc__)
+    one.set_defaults(run=_table)
+    one.add_argument("experiment", metavar="NAME", help=", ".join(experiments.names()))
+    one.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
+    one.add_argument("--format", choices=formats.FORMATS, default="text")
+    one.add_argument("--all", action="store_true", help="settings with few of the cells too")
+    one.add_argument("--out", metavar="FILE", type=Path, help="write it there instead")
+    one.add_argument("--mix", action="store_true", help="average runs of several commits or machines in a cell")
     pair = commands.add_parser("compare", help="two sweeps cell by cell", description=compare.__doc__)
     pair.set_defaults(run=_compare)
     pair.add_argument("a", metavar="A", type=Path, help="the folder of a sweep")

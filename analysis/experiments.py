@@ -32,6 +32,7 @@ class View:
     x: the swept column along the figure's horizontal axis; each combination of the others is a series.
     measures: the columns (`analysis.columns`) it shows, the main one first; for `calls` none: it shows the metrics of
         the records' profiles, for `curves` the record's epochs.
+    base: the value of `subject` that the others are compared with; None where there is no such.
     form: how it is drawn: `lines`, `bars`, `curves` (over epochs) or `calls` (metrics of the profile).
     """
 
@@ -39,25 +40,26 @@ class View:
     x: str
     measures: tuple[str, ...]
     form: str = "lines"
+    base: Any = None
 
 
 VIEWS = {
-    "table2": View("precision", "gpus", ("total_s", "test_accuracy")),
-    "table3": View("pin_memory", "gpus", ("total_s",)),
+    "table2": View("precision", "gpus", ("total_s", "test_accuracy"), base="fp64"),
+    "table3": View("pin_memory", "gpus", ("total_s",), base=False),
     "strategies": View("strategy", "gpus", ("total_s", "trained_images_per_s")),
     "image_size": View("dataset.image_size", "dataset.image_size", ("total_s",)),
     "vision_metrics": View("pin_memory", "gpus", (), "calls"),
     "loss_curves": View("precision", "precision", ("test_accuracy", "total_s"), "curves"),
-    "loaders": View("loader", "gpus", ("total_s", "trained_images_per_s")),
-    "layout": View("layout", "gpus", ("total_s", "trained_images_per_s")),
+    "loaders": View("loader", "gpus", ("total_s", "trained_images_per_s"), base="torch"),
+    "layout": View("layout", "gpus", ("total_s", "trained_images_per_s"), base="nchw"),
     "datasets": View("template", "gpus", ("step_s",)),
-    "table5": View("pin_memory", "gpus", ("total_s", "step_s")),
+    "table5": View("pin_memory", "gpus", ("total_s", "step_s"), base=False),
     "llm_metrics": View("pin_memory", "gpus", (), "calls"),
-    "templates": View("method", "template", ("step_s",), "bars"),
-    "template_scaling": View("method", "gpus", ("step_s",)),
+    "templates": View("method", "template", ("step_s",), "bars", base="lora"),
+    "template_scaling": View("method", "gpus", ("step_s",), base="lora"),
     "llm_api_share": View("method", "method", (), "calls"),
-    "peak_memory": View("method", "gpus", ("peak_memory_bytes",), "bars"),
-    "transfer_volume": View("method", "gpus", ("h2d_bytes", "received_bytes"), "bars"),
+    "peak_memory": View("method", "gpus", ("peak_memory_bytes",), "bars", base="lora"),
+    "transfer_volume": View("method", "gpus", ("h2d_bytes", "received_bytes"), "bars", base="lora"),
 }
 
 

@@ -1,0 +1,229 @@
+"""`table`: the papers' tables from your own runs, and what the papers printed."""
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import calls, data, experiments, papers, tables
+from analysis.__main__ import main
+from analysis.columns import FIGURES
+from multicard.profiling.metrics import Derived, Profile, Rank, Row
+from tests import records
+from tests.conftest import ROOT
+
+PRECISIONS = ("fp64", "fp32", "fp16")
+
+
+def table2(folder: Path, times_s: dict[tuple[str, int], float], **changes: Any) -> Path:
+    for (precision, gpus), total_s in times_s.items():
+        settings = {"dataset": "mnist", "dataset__image_size": 500, "epochs": 20, "pin_memory": False} | changes
+        record = records.vision(precision=precision, gpus=gpus, total_s=total_s, **settings)
+        records.write(folder / f"{precision}-{gpus}", record)
+    return folder
+
+
+def printed(*names: str, folder: Path) -> list[tables.Table]:
+    (name,) = names
+    experiment = experiments.load(name)
+    return tables.tables(experiment, experiments.panels(experiment, data.read([folder]).runs))
+
+
+def row(table: tables.Table, **cell: Any) -> dict[str, Any]:
+    (found,) = (one for one in table.rows if all(one[key] == value for key, value in cell.items()))
+    return found
+
+
+def test_the_papers_own_times_give_their_figures_back(tmp_path: Path):
+    known = {(one.cell["precision"], one.cell["gpus"]): one.value for one in papers.figures("table2", "total_s")}
+    assert known["fp16", 1] == 2477 and known["fp16", 4] == 919
+    (table,) = printed("table2", folder=table2(tmp_path, known))
+    for (precision, gpus), total_s in known.items():
+        found = row(table, precision=precision, gpus=gpus)
+        assert found["total_s"] == found["paper total_s"] == total_s
+        assert found["x 1 GPU"] == pytest.approx(found["paper x 1 GPU"]) == known[precision, 1] / total_s
+        assert found["x fp64"] == pytest.approx(found["paper x fp64"]) == known["fp64", gpus] / total_s
+    # "fp16 trains 110 to 152 % faster than fp64": on 4 GPUs and on 1
+    assert 100 * (row(table, precision="fp16", gpus=1)["x fp64"] - 1) == pytest.approx(152, abs=1)
+    assert 100 * (row(table, precision="fp16", gpus=4)["x fp64"] - 1) == pytest.approx(110, abs=1)
+    # images/s of 20 epochs of 60,000, as far as they were rounded
+    for cell, rate in {("fp64", 1): 192, ("fp32", 1): 322, ("fp64", 4): 620, ("fp32", 4): 955}.items():
+        assert round(1_200_000 / known[cell]) == rate
+
+
+def test_what_is_not_measured_is_marked_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    table2(tmp_path, {("fp64", 1): 100.0, ("fp16", 1): 50.0, ("fp16", 2): 30.0})
+    records.write(tmp_path / "oom", records.vision(precision="fp64", gpus=2, **_setting(), status="oom", total_s=None))
+    (table,) = printed("table2", folder=tmp_path)
+    assert len(table.rows) == 12
+    assert [one["status"] for one in table.rows].count("not measured") == 8
+    assert row(table, precision="fp64", gpus=2)["status"] == "oom"
+    assert row(table, precision="fp64", gpus=2)["total_s"] is None
+    assert row(table, precision="fp16", gpus=2)["x 1 GPU"] == pytest.approx(5 / 3)
+    assert row(table, precision="fp16", gpus=2)["x fp64"] is None
+    assert row(table, precision="fp16", gpus=1)["x fp64"] == 2.0
+    assert main(["table", "table2", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "8 cells are not measured: python train_vision.py experiment=table2 name=table2" in told
+    assert re.search(r"fp64 +3 +not measured +-", told)
+
+
+def _setting() -> dict[str, Any]:
+    return {"dataset": "mnist", "dataset__image_size": 500, "epochs": 20, "pin_memory": False}
+
+
+def test_a_cell_is_the_mean_of_its_runs_and_says_how_many(tmp_path: Path):
+    for seed, total_s in enumerate((90.0, 100.0, 110.0)):
+        table2(tmp_path / str(seed), {("fp64", 1): total_s, ("fp32", 1): total_s / 2}, seed=seed)
+    failed = records.vision(precision="fp64", gpus=1, **_setting(), seed=7, status="failed", total_s=1.0)
+    records.write(tmp_path / "failed", failed | {"cause": {"message": "a\x1b[31m rank died"}})
+    (table,) = printed("table2", folder=tmp_path)
+    found = row(table, precision="fp64", gpus=1)
+    assert (found["total_s"], found["total_s_std"], found["runs"]) == (100.0, 10.0, 3)
+    assert found["status"] == "3 ok, 1 failed"
+    assert row(table, precision="fp32", gpus=1)["x fp64"] == 2.0
+    assert any("failed: a�[31m rank died" in note for note in table.notes)
+
+
+def test_machines_commits_and_sizes_stand_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    times_s = {(precision, 1): 100.0 for precision in PRECISIONS}
+    table2(tmp_path / "a", times_s)
+    table2(tmp_path / "b", dict.fromkeys(times_s, 300.0), commit="f" * 40)
+    table2(tmp_path / "c", times_s, dataset__image_size=224)
+    found = printed("table2", folder=tmp_path)
+    assert len(found) == 3
+    assert {one.rows[0]["total_s"] for one in found} == {100.0, 300.0}
+    assert (
+        {re.search(r"\((.*)\)$", one.title)[1] for one in found}
+        == {  # pyright: ignore[reportOptionalSubscript]
+            f"image_size=500 commit={records.COMMIT[:9]}",
+            f"image_size=500 commit={'f' * 9}",
+            f"image_size=224 commit={records.COMMIT[:9]}",
+        }
+    )
+    assert main(["table", "table2", str(tmp_path), "--mix"]) == 0
+    told = capsys.readouterr().out
+    assert "200.0 ± 141.4" in told  # the two commits' mean
+    assert f"{records.COMMIT[:9]} on NVIDIA H200 on node1, {'f' * 9} on" in told
+
+
+def test_other_sweeps_do_not_bury_the_experiments_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    table2(tmp_path / "a", {(precision, gpus): 10.0 for precision in PRECISIONS for gpus in (1, 2, 3, 4)})
+    table2(tmp_path / "b", {("fp32", 1): 9.0, ("fp16", 1): 8.0}, batch_size=64)
+    table2(tmp_path / "c", {("fp32", gpus): 9.0 for gpus in (1, 2, 3, 4)}, batch_size=128)  # one precision: no Table 2
+    assert main(["table", "table2", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "--all shows 1 more settings" in told and "batch_size=64" not in told
+    assert main(["table", "table2", str(tmp_path), "--all"]) == 0
+    told = capsys.readouterr().out
+    assert "batch_size=64" in told and "batch_size=128" not in told
+
+
+def test_marks_follow_their_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    table2(tmp_path, {("fp64", 1): 9.0, ("fp32", 1): 5.0}, scale="smoke", device="cpu")
+    assert main(["table", "table2", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"fp64 +1 +ok .* cs\n", told)
+    assert "c  CPU ranks" in told and "s  smoke scale" in told and "not what the papers measured" in told
+
+
+def test_bytes_are_compared_by_how_many_times(tmp_path: Path):
+    for method, held in {"lora": 20_000_000_000, "dpo": 40_000_000_000}.items():
+        memory = {"max": held, "per_rank": [held], "kind": "cuda_allocated"}
+        records.write(tmp_path / method, records.llm(method={"name": method}, peak_memory_bytes=memory))
+    (table,) = printed("peak_memory", folder=tmp_path)
+    assert row(table, method="dpo", gpus=1)["x lora"] == 2.0
+    assert "x 1 GPU" not in table.headings
+
+
+def test_the_formats_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    table2(tmp_path / "runs", {("fp64", 1): 100.25, ("fp16", 1): 50.0})
+    runs = str(tmp_path / "runs")
+    assert main(["table", "table2", runs, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == 12
+    assert (rows[0]["precision"], rows[0]["total_s"], rows[0]["paper rounded"]) == ("fp64", "100.25", "True")
+    assert main(["table", "table2", runs, "--format", "markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    bars = {len(re.findall(r"(?<!\\)\|", line)) for line in lines if line.startswith("|")}
+    assert len(bars) == 1 and any(line.startswith("| fp64 | 1 | ok | 100.2 |") for line in lines)
+    out = tmp_path / "table2.tex"
+    assert main(["table", "table2", runs, "--format", "latex", "--out", str(out)]) == 0
+    content = out.read_text()
+    body = content[content.index(r"\toprule") : content.index(r"\bottomrule")]
+    counts = {len(re.findall(r"(?<!\\)&", line)) for line in body.splitlines() if line.endswith(r"\\")}
+    assert counts == {len(printed("table2", folder=tmp_path / "runs")[0].headings) - 1}
+    assert r"total\_s" in content and not re.search(r"(?<!\\)[_%#]", content)
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "table2.tex"}  # and no part of it
+
+
+def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    records.write(tmp_path / "run", records.vision())
+    assert main(["table", "table9", str(tmp_path)]) == 1
+    assert re.fullmatch(r"refused: no experiment table9; there are table2, .*\n", capsys.readouterr().err)
+    assert main(["table", "table5", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert (
+        told == "refused: table5 is not measured; this measures it: python tune_llm.py experiment=table5 name=table5\n"
+    )
+
+
+def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
+    nothing = Derived(None, None, None, None, None, None, None)
+    for pinned, copies_s in {True: 0.4, False: 1.6}.items():
+        rows = [
+            Row(rank, group, name, 10, total_s * (1 if rank is None else 0.5), 0.1)
+            for rank in (0, 1, None)
+            for group, name, total_s in (
+                ("api", "cudaMemcpyAsync", copies_s),
+                ("api", "cudaLaunchKernel", 0.4),
+                ("copy", "memcpy Host-to-Device", copies_s / 2),
+                ("kernel", "gemm", 5.0),
+            )
+        ]
+        profile = Profile("kineto", [Rank(rank, "", 1.0, 10, [rank], nothing) for rank in (0, 1)], rows, ())
+        recorded = profile.as_dict() | {"steps": 10}
+        settings = {"pin_memory": pinned, "gpus": 2, "dataset__image_size": 100, "profile": recorded}
+        record = records.vision(**{key: value for key, value in settings.items() if key != "profile"})
+        record["profile"], record["config"]["profile"] = recorded, {"name": "kineto"}
+        records.write(tmp_path / str(pinned), record)
+    (table,) = printed("vision_metrics", folder=tmp_path)
+    found = row(table, metric="memcpy Host-to-Device")
+    assert found["pin_memory=false"] == pytest.approx(1.6 / 2 / (10 * 2))
+    assert found["pin_memory=true"] == pytest.approx(0.4 / 2 / (10 * 2))
+    assert not any(one["metric"] == "gemm" for one in table.rows)
+    assert table.headings == ["group", "metric", "pin_memory=true", "pin_memory=false"]
+
+
+def test_shares_are_of_the_calls(tmp_path: Path):
+    figures = {("api", "a"): 3.0, ("api", "b"): 1.0, ("copy", "memcpy Host-to-Device"): 9.0}
+    assert calls._shares(figures) == {("api", "a"): 0.75, ("api", "b"): 0.25}
+    assert calls._shares({("copy", "c"): 1.0}) == {}
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_every_experiment_has_a_view_that_its_file_can_fill(name: str):
+    experiment = experiments.load(name)
+    assert experiment.view.subject in experiment.swept and experiment.view.x in experiment.swept
+    assert set(experiment.view.measures) <= set(FIGURES)
+    base = experiment.view.base
+    assert base is None or base in experiment.swept[experiment.view.subject]
+    assert experiment.title and not experiment.title.startswith("@")
+
+
+def test_every_file_of_the_experiments_is_known():
+    assert {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} == set(experiments.names())
+
+
+def test_the_papers_figures_name_what_there_is():
+    for name in experiments.names():
+        swept = experiments.load(name).swept
+        for one in papers.figures(name):
+            assert all(value in swept[key] for key, value in one.cell.items()), one
+            assert one.measure in FIGURES or one.measure.startswith(papers.METRIC)
+            assert 0 < one.low <= one.high
+    listed = {row["experiment"] for row in csv.DictReader(papers.FILE.open())}
+    assert listed <= set(experiments.names())
