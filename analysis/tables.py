@@ -17,6 +17,7 @@ from analysis.experiments import Experiment, Panel
 from analysis.marks import legend
 
 UNMEASURED = "not measured"
+TOLERANCE = 0.2  # points by which a printed percentage may be off what the printed times give
 ROUNDED = "paper rounded"  # whether the paper's figure was worked out from a rounded one
 ABOUT = ("dataset", "image_size", "epochs", "model", "precision", "strategy", "loader", "layout", "method", "template")
 
@@ -199,12 +200,25 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], printed: Sequence[pa
     if any(not one.exact for one in printed):
         widest = max((one.high - one.low) / one.low for one in printed)
         notes.append(f"~ is worked out from what the paper printed rounded: up to {widest / 2:.1%} off")
+    notes += _misprints(panel.experiment)
     for run in runs:
         if run["status"] not in ("ok", "oom"):
             cell = tuple((key, run[key]) for key in panel.experiment.swept)
             cause = show.clean(str(run["cause"] or "no cause recorded"))
             notes.append(f"{cells.label(cell, panel.experiment.swept)}: {run['status']}: {cause}")
     return [*notes, *legend(run["marks"] for run in runs)]
+
+
+def _misprints(experiment: Experiment) -> list[str]:
+    """Printed percentages that are not what the paper's own times give."""
+    view, told = experiment.view, []
+    if view.base is None:
+        return []
+    for one, least, most in papers.gains(experiment.name, view.measures[0], view.subject, view.base):
+        if not least - TOLERANCE <= one.value <= most + TOLERANCE:
+            at = cells.label(tuple(one.cell.items()), one.cell)
+            told.append(f"the paper prints {one.value:g} % faster for {at}; its times give {least:.1f} to {most:.1f} %")
+    return told
 
 
 def _setting(panel: Panel) -> str:

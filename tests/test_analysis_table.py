@@ -46,9 +46,11 @@ def test_the_papers_own_times_give_their_figures_back(tmp_path: Path):
         assert found["total_s"] == found["paper total_s"] == total_s
         assert found["x 1 GPU"] == pytest.approx(found["paper x 1 GPU"]) == known[precision, 1] / total_s
         assert found["x fp64"] == pytest.approx(found["paper x fp64"]) == known["fp64", gpus] / total_s
-    # "fp16 trains 110 to 152 % faster than fp64": on 4 GPUs and on 1
-    assert 100 * (row(table, precision="fp16", gpus=1)["x fp64"] - 1) == pytest.approx(152, abs=1)
-    assert 100 * (row(table, precision="fp16", gpus=4)["x fp64"] - 1) == pytest.approx(110, abs=1)
+    # "fp16 trains 110 to 152 % faster than fp64": of these the first is not what the times give
+    told = [note for note in table.notes if "prints" in note]
+    assert told == ["the paper prints 110 % faster for precision=fp16 gpus=4; its times give 110.4 to 110.8 %"]
+    found = {one.value: (least, most) for one, least, most in papers.gains("table2", "total_s", "precision", "fp64")}
+    assert found[152] == pytest.approx((100 * (6234 / 2477 - 1), 100 * (6266 / 2477 - 1)))
     # images/s of 20 epochs of 60,000, as far as they were rounded
     for cell, rate in {("fp64", 1): 192, ("fp32", 1): 322, ("fp64", 4): 620, ("fp32", 4): 955}.items():
         assert round(1_200_000 / known[cell]) == rate
@@ -223,7 +225,7 @@ def test_the_papers_figures_name_what_there_is():
         swept = experiments.load(name).swept
         for one in papers.figures(name):
             assert all(value in swept[key] for key, value in one.cell.items()), one
-            assert one.measure in FIGURES or one.measure.startswith(papers.METRIC)
+            assert one.measure in {*FIGURES, papers.GAIN} or one.measure.startswith(papers.METRIC)
             assert 0 < one.low <= one.high
     listed = {row["experiment"] for row in csv.DictReader(papers.FILE.open())}
     assert listed <= set(experiments.names())

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 FILE = Path(__file__).with_name("figures.csv")
 HARDWARE = "NVIDIA H100"  # of both papers
+GAIN = "gain_percent"  # a measure: by how much faster than the base, which the paper worked out of its own times
 METRIC = "metric:"  # before a measure that is a metric of the profile, in seconds over the whole run and all ranks
 
 
@@ -24,7 +25,7 @@ class Paper:
     """A printed figure.
 
     cell: swept columns to the values it is for; the columns that it does not say are not in it.
-    measure: a column of `analysis.columns`, or METRIC and the profile's name.
+    measure: a column of `analysis.columns`, GAIN, or METRIC and the profile's name.
     low, high: the same where it was printed as one number; a printed range, or what rounding leaves open, else.
     """
 
@@ -54,6 +55,20 @@ def figures(experiment: str, measure: str | None = None) -> list[Paper]:
 def at(found: Iterable[Paper], cell: Mapping[str, Any]) -> Paper | None:
     """The one for exactly this cell."""
     return next((one for one in found if one.cell == dict(cell)), None)
+
+
+def gains(experiment: str, measure: str, subject: str, base: Any) -> list[tuple[Paper, float, float]]:
+    """Each printed gain, with the least and the most that the paper's own times give for it, in percent.
+
+    Those whose times are not at hand are left out.
+    """
+    known = figures(experiment, measure)
+    found = []
+    for one in figures(experiment, GAIN):
+        own, other = at(known, one.cell), at(known, one.cell | {subject: base})
+        if own is not None and other is not None:
+            found.append((one, 100 * (other.low / own.high - 1), 100 * (other.high / own.low - 1)))
+    return found
 
 
 @cache
