@@ -49,8 +49,26 @@ def rows(panel: Panel) -> tuple[list[str], list[dict[str, Any]]]:
     return ["group", "metric", *headings.values()], told
 
 
+def short(panel: Panel) -> dict[str, str]:
+    """The headings of the cells as they fit a terminal, by those in full: where several keys tell them apart, the
+    values alone, in the order of `panel.experiment.swept`."""
+    told = {_heading(cell, panel): [cells.typed(dict(cell)[key]) for key in _differing(panel)] for cell in panel.cells}
+    return {full: ", ".join(values) if len(values) > 1 else full for full, values in told.items()}
+
+
+def _differing(panel: Panel) -> list[str]:
+    return [key for key in panel.experiment.swept if len(panel.values(key)) > 1]
+
+
+def columns(panel: Panel) -> str | None:
+    """What the values of short headings are of; None where the headings say it."""
+    keys = _differing(panel)
+    return ", ".join(key.rpartition(".")[2] for key in keys) if len(keys) > 1 else None
+
+
 def _heading(cell: Cell, panel: Panel) -> str:
-    told = [(key.rpartition(".")[2], value) for key, value in cell if len(panel.values(key)) > 1]
+    differing = _differing(panel)
+    told = [(key.rpartition(".")[2], value) for key, value in cell if key in differing]
     return cells.label(tuple(told), [key for key, _ in told])
 
 

@@ -5,6 +5,7 @@ ratios of the main figure, as the papers' efficiency columns have them: the time
 time (fp64's, that without pinned memory ...) ÷ the time. Of bytes, how many times the base's.
 """
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,14 +69,15 @@ def _table(experiment: Experiment, panel: Panel) -> Table:
 
 
 def _of_calls(experiment: Experiment, panel: Panel) -> Table:
-    headings, rows = calls.rows(panel)
-    share = experiment.name == calls.SHARE
-    texts = [{name: _time(row[name], share) for name in headings} for row in rows]
+    full, rows = calls.rows(panel)
+    share, short = experiment.name == calls.SHARE, calls.short(panel)
+    texts = [{short.get(name, name): _time(row[name], share) for name in full} for row in rows]
     shown = "share of the host's time in CUDA calls" if share else "milliseconds a step and rank, of the profiled steps"
-    notes = [shown, *_notes(panel, [], [])]
+    of = calls.columns(panel)
+    notes = [shown + f"; columns: {of}" * (of is not None), *_notes(panel, [], [])]
     if not any(row["group"] == "api" for row in rows):
         notes.insert(1, "no CUDA calls were seen: CPU ranks make none")
-    return Table(experiment, _title(panel), headings, rows, texts, notes)
+    return Table(experiment, _title(panel), [short.get(name, name) for name in full], rows, texts, notes)
 
 
 def _title(panel: Panel) -> str:
@@ -108,8 +110,7 @@ def _row(panel: Panel, cell: Cell, printed: Sequence[papers.Paper]) -> dict[str,
     row["runs"] = len(ok) if any(len(group) > 1 for group in panel.cells.values()) else None
     for measure in panel.experiment.view.measures:
         row |= _mean(measure, ok)
-    main = panel.experiment.view.measures[0]
-    row |= {name: _ratio(panel, main, cell, base) for name, base in _bases(panel, cell).items()}
+    row |= {name: _ratio(panel, measure, cell, base) for name, (measure, base) in _ratios(panel, cell).items()}
     row |= _printed(panel.experiment, cell, printed)
     row["marks"] = "".join(dict.fromkeys("".join(run["marks"] for run in ok))) or None
     return row
@@ -133,14 +134,20 @@ def _mean(measure: str, ok: Sequence[Run]) -> dict[str, float | None]:
     return {measure: statistics.fmean(values) if values else None, f"{measure}_std": spread}
 
 
-def _bases(panel: Panel, cell: Cell) -> dict[str, Cell]:
-    """The heading of each ratio, and the cell that it compares with."""
+def _ratios(panel: Panel, cell: Cell) -> dict[str, tuple[str, Cell]]:
+    """The heading of each ratio, the measure, and the cell that it compares with."""
     view, found = panel.experiment.view, {}
-    if "gpus" in dict(cell) and view.measures[0].endswith("_s"):
-        found["x 1 GPU"] = _with(cell, "gpus", 1)
+    main = view.measures[0]
+    if "gpus" in dict(cell) and main.endswith("_s"):
+        found["x 1 GPU"] = (main, _with(cell, "gpus", 1))
     if view.base is not None:
-        name = f"{view.subject}={cells.typed(view.base)}" if isinstance(view.base, bool) else view.base
-        found[f"x {name}"] = _with(cell, view.subject, view.base)
+        name = f"x {view.subject}={cells.typed(view.base)}" if isinstance(view.base, bool) else f"x {view.base}"
+        base = _with(cell, view.subject, view.base)
+        volumes = [measure for measure in view.measures if measure.endswith("_bytes")]
+        if len(volumes) > 1:
+            found |= {f"{measure.removesuffix('_bytes')} {name}": (measure, base) for measure in volumes}
+        else:
+            found[name] = (main, base)
     return found
 
 
@@ -165,7 +172,7 @@ def _printed(experiment: Experiment, cell: Cell, printed: Sequence[papers.Paper]
     known = [one for one in printed if one.measure == main]
     own = papers.at(known, dict(cell))
     row: dict[str, Any] = {f"paper {main}": own and own.value, ROUNDED: own and not own.exact}
-    for heading, base in _bases(Panel(experiment, (), {}, []), cell).items():
+    for heading, (_, base) in _ratios(Panel(experiment, (), {}, []), cell).items():
         other = papers.at(known, dict(base))
         row[f"paper {heading}"] = other.value / own.value if own and other else None
     return row
@@ -175,7 +182,7 @@ def _text(name: str, row: Mapping[str, Any]) -> str:
     found = row[name]
     if found is None:
         return "-"
-    if name.startswith(("x ", "paper x ")):
+    if re.match(r"(\w+ )?x ", name):
         return f"{found:.2f}"
     if name.startswith("paper ") and row[ROUNDED]:
         return f"~{found:,.0f}"
@@ -191,6 +198,8 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], printed: Sequence[pa
     notes = [_setting(panel)]
     if any(row["runs"] is not None for row in rows):
         notes.append("runs: how many of the cell ended ok; ± is their standard deviation")
+    if any("x 1 GPU" in row and panel.experiment.view.measures[0] == "step_s" for row in rows):
+        notes.append("x 1 GPU is of an iteration, which on n GPUs takes n times the rows")
     if panel.missing:
         notes.append(f"{len(panel.missing)} cells are not measured: {panel.experiment.command}")
     if any(run["scale"] == "smoke" for run in runs):
