@@ -4,6 +4,7 @@
     python -m analysis compare A B [--by KEY] [--common] [--gate 5%]
     python -m analysis table table2 [--format text|markdown|csv|latex] [--out FILE] [FOLDER...]
     python -m analysis best --goal time [--accuracy 0.99] [--memory 80GB] [--gpus 4] [FOLDER...]
+    python -m analysis claims [FOLDER...] [--only NAME,...] [--markdown FILE] [--json FILE]
 
 FOLDER is multirun where none is given. An error is one line, `refused: ...`, and exit code 1.
 """
@@ -20,6 +21,9 @@ from analysis import best, compare, data, differences, experiments, formats, lis
 from analysis.marks import legend
 
 FOLDERS = (Path("multirun"),)
+CLAIMS = (
+    "What the two papers say, tested on the runs at hand: each claim holds, does not, is undecided or not measured."
+)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -88,6 +92,22 @@ def _table(options: argparse.Namespace) -> int:
     return 0
 
 
+def _claims(options: argparse.Namespace) -> int:
+    from analysis import claims
+    from analysis.claims import show as told
+
+    chosen = claims.chosen(options.only.split(",")) if options.only is not None else claims.CLAIMS
+    found = data.read(options.folders or FOLDERS)
+    verdicts = claims.judge(found.runs, options.mix, chosen)
+    if options.markdown is not None:
+        told.write_markdown(options.markdown, verdicts)
+    if options.json is not None:
+        told.write_verdicts(options.json, verdicts)
+    lines = told.table if options.only is None else told.at_length
+    show.say([*lines(verdicts, show.width()), *listing.skipped(found.skipped)])
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser("python -m analysis", description=__doc__, formatter_class=form)
@@ -124,6 +144,13 @@ def _parser() -> argparse.ArgumentParser:
     goal.add_argument("--memory", metavar="80GB", type=_bytes, help="peak of a GPU at most: GB, GiB, MB ...")
     goal.add_argument("--gpus", metavar="N", type=_count, help="on all nodes at most")
     goal.add_argument("--mix", action="store_true", help="rank runs of several commits or machines together")
+    claims = commands.add_parser("claims", help="the papers' claims, tested", description=CLAIMS)
+    claims.set_defaults(run=_claims)
+    claims.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
+    claims.add_argument("--only", metavar="NAME,...", help="these claims, at length")
+    claims.add_argument("--markdown", metavar="FILE", type=Path, help="write them there as a document")
+    claims.add_argument("--json", metavar="FILE", type=Path, help="write all figures there")
+    claims.add_argument("--mix", action="store_true", help="let runs of several commits or machines stand in a cell")
     return parser
 
 
