@@ -102,7 +102,7 @@ def _claims(options: argparse.Namespace) -> int:
     if options.markdown is not None:
         told.write_markdown(options.markdown, verdicts)
     if options.json is not None:
-        told.write_verdicts(options.json, verdicts)
+        told.write_verdicts(options.json, verdicts, found.skipped)
     lines = told.table if options.only is None else told.at_length
     show.say([*lines(verdicts, show.width()), *listing.skipped(found.skipped)])
     return 0

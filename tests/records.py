@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from multicard import measure
+from multicard.profiling import metrics
 
 COMMIT = "8fdd49003961b229ab73624738c1943cc72646c1"
 JOB = {
@@ -179,10 +180,14 @@ def _at(config: dict[str, Any], path: str) -> Any:
 def _trained(config: dict[str, Any]) -> dict[str, Any]:
     epochs = config["epochs"]
     told = {"samples": 1000, "samples_trained": 1000, "test_samples": 1000, "test_right": 980, "test_accuracy": 0.98}
+    train_s = 90.0 / epochs
     return {
         "train_s": 90.0,
         "evaluate_s": 10.0,
-        "epochs": [{"epoch": epoch, "train_s": 90.0 / epochs, "ended_s": 0.0, **told} for epoch in range(epochs)],
+        "epochs": [
+            {"epoch": epoch, "train_s": train_s, "ended_s": 100.0 * (epoch + 1) / epochs, **epoch_waits(epoch), **told}
+            for epoch in range(epochs)
+        ],
         "step_s": measure.statistics([0.1] * 10, 1),
         "images_per_s": 1234.5,
         "trained_images_per_s": 1234.5,
@@ -194,6 +199,12 @@ def _trained(config: dict[str, Any]) -> dict[str, Any]:
         "input": {"loader": "torch", "train": {"workers": 0}, "test": {"workers": 0}},
         "num_workers": 0,
     }
+
+
+def epoch_waits(epoch: int, first_batch_s: float = 0.5) -> dict[str, Any]:
+    """What an epoch's record has beside its times and answers."""
+    gap_s = None if epoch == 0 else first_batch_s + 0.1
+    return {"first_batch_s": first_batch_s, "gap_s": gap_s, "train_loss": 2.0 * 0.9**epoch}
 
 
 def _tuned(config: dict[str, Any]) -> dict[str, Any]:
@@ -230,6 +241,31 @@ def gpu(energy_joules: float | None = 50_000.0, sm_clock_mhz: float = 1900.0, by
         "devices": [{"host": "node1", "uuid": "GPU-1", "name": "NVIDIA H200", **clocks}],
         "disturbed_by": [] if by is None else [{"host": "node1", "name": by, "pid": 7, "gpu": "GPU-1"}],
         "problem": None,
+    }
+
+
+def profile(
+    rank_rows: list[dict[tuple[str, str], float]], communication_s: list[float], steps: int = 10
+) -> dict[str, Any]:
+    """The record's `profile`, of torch's own profiler.
+
+    Args:
+        rank_rows: seconds of each metric, by group and name, for every rank.
+        communication_s: of every rank.
+    """
+    ranks, rows = [], []
+    for rank, found in enumerate(rank_rows):
+        derived = metrics.Derived(0.9, 0.8, communication_s[rank], 0.1, 0.5, 0.01, 0.2)
+        ranks.append(metrics.Rank(rank, f"profile/r{rank:02d}.json.gz", 1.0, steps, [rank], derived))
+        rows += [metrics.Row(rank, group, name, steps, total_s, total_s) for (group, name), total_s in found.items()]
+    told = metrics.Profile("kineto", ranks, rows, ()).as_dict()
+    copies = dict.fromkeys(("counted_bytes", "profiled_bytes", "disagreement", "whole_run_bytes"))
+    return told | {
+        "files": [rank.where for rank in ranks],
+        "first_step": 1,
+        "steps": steps,
+        "step_s": {"inside": 0.1, "outside": 0.1, "ratio": 1.0},
+        "h2d": copies | {"source": "the profiler's window, scaled by steps"},
     }
 
 

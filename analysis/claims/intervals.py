@@ -141,6 +141,25 @@ def ratio(
     return Interval(found, found * math.exp(-half), found * math.exp(half), basis)
 
 
+def alike(top: Sequence[float], bottom: Sequence[float], confidence: float, basis: str) -> Interval:
+    """The ratio of geometric means by Student's interval of the logarithms, which are taken to scatter alike on both
+    sides, so that few values of each do; without bounds of fewer than three values.
+
+    Raises:
+        ValueError: a value that is not above 0.
+    """
+    if min(*top, *bottom) <= 0:
+        raise ValueError("nothing to compare with: it is 0")
+    sides = [np.log(np.asarray(side, dtype=float)) for side in (top, bottom)]
+    off = float(sides[0].mean() - sides[1].mean())
+    freedom = len(top) + len(bottom) - 2
+    if freedom < 1:
+        return Interval(math.exp(off), None, None, basis)
+    scatter = sum(float(((side - side.mean()) ** 2).sum()) for side in sides) / freedom
+    half = student(confidence, freedom) * math.sqrt(scatter * (1 / len(top) + 1 / len(bottom)))
+    return Interval(math.exp(off), math.exp(off - half), math.exp(off + half), basis)
+
+
 def resampled(
     top: Sequence[np.ndarray], bottom: Sequence[np.ndarray], confidence: float, basis: str, block: int | None = None
 ) -> Interval:

@@ -80,6 +80,7 @@ class Verdict:
     why: what decided it, or why nothing could.
     setting: what was measured, and where; apart: what tells it from others of the same experiment.
     unlike: what the experiment chooses for all cells and these runs had otherwise.
+    lost: cells of that setting of which no run ended ok, and how they ended; no figure is of them.
     command: what would measure it; None where it was.
     others: other settings, judged by themselves; unjudged: how many more there are.
     """
@@ -94,6 +95,7 @@ class Verdict:
     setting: str = ""
     apart: str = ""
     unlike: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
     command: str | None = None
     others: tuple[Other, ...] = ()
     unjudged: int = 0
@@ -160,9 +162,10 @@ def _judged(claim: Claim, candidate: _Candidate, known: Known) -> Verdict:
     asked, parts = len(candidate.comparisons), {one.part for one in candidate.comparisons}
     verdict = _together(claim, figures, asked, len(parts))
     experiment = candidate.panel.experiment
-    why = _why(verdict, figures, asked, candidate.panel)
+    lost = _lost(candidate.panel)
+    why = _why(verdict, figures, asked, lost)
     if verdict == UNMEASURED:
-        return Verdict(claim, verdict, asked=asked, why=why, command=experiment.command)
+        return Verdict(claim, verdict, asked=asked, why=why, lost=lost, command=experiment.command)
     return Verdict(
         claim,
         verdict,
@@ -174,6 +177,7 @@ def _judged(claim: Claim, candidate: _Candidate, known: Known) -> Verdict:
         _setting(experiment, runs),
         show.clean(candidate.panel.apart),
         tuple(_unlike(experiment, runs[0])),
+        lost,
     )
 
 
@@ -220,7 +224,7 @@ def _ends(bound: Bound) -> tuple[float, float]:
     return bound.over, bound.under
 
 
-def _why(verdict: str, figures: Sequence[Figure], asked: int, panel: Panel) -> str:
+def _why(verdict: str, figures: Sequence[Figure], asked: int, lost: Sequence[str]) -> str:
     """What decided it, how much of the claim was measured, and what did not end well."""
     told = []
     counts = {kind: [one for one in figures if one.verdict == kind] for kind in (FAILS, UNDECIDED, UNMEASURED)}
@@ -235,11 +239,16 @@ def _why(verdict: str, figures: Sequence[Figure], asked: int, panel: Panel) -> s
         told.append(f"{measured} of {asked} comparisons")
     if counts[UNMEASURED]:
         told.append(counts[UNMEASURED][0].why)
-    lost = [(cell, runs) for cell, runs in panel.cells.items() if all(run["status"] != "ok" for run in runs)]
     if lost:
-        named = [f"{cells.label(cell, [key for key, _ in cell])} {runs[0]['status']}" for cell, runs in lost[:NAMED]]
-        told.append(f"not ok: {', '.join(named)}" + f" and {len(lost) - NAMED} more" * (len(lost) > NAMED))
+        told.append(f"not ok: {', '.join(lost[:NAMED])}" + f" and {len(lost) - NAMED} more" * (len(lost) > NAMED))
     return show.clean("; ".join(told))
+
+
+def _lost(panel: Panel) -> tuple[str, ...]:
+    found = [(cell, runs) for cell, runs in panel.cells.items() if all(run["status"] != "ok" for run in runs)]
+    return tuple(
+        show.clean(f"{cells.label(cell, [key for key, _ in cell])} {runs[0]['status']}") for cell, runs in found
+    )
 
 
 def _named(figures: Sequence[Figure]) -> str:

@@ -8,7 +8,7 @@
 - Counted bytes and the peak of torch's allocator are exact: the interval of single runs has no width. The resident
   memory of CPU ranks is not: there several runs are needed.
 - What a profile tells is summed over its steps: each rank of each run is a sample of it, so that a single rank has no
-  interval.
+  interval. Ranks are taken to scatter alike, by the same share, on both sides: there are few of them.
 """
 
 import math
@@ -224,15 +224,22 @@ def _answers(runs: Runs, confidence: float) -> Interval:
 
 
 def loss(known: Known, top: Runs, bottom: Runs, confidence: float) -> Interval:
-    """The ratio of the training losses, as a geometric mean over all epochs. Of single runs the interval is over the
-    epochs, as many as they are worth when neighbours are alike; of several over the runs.
+    """The ratio of the training losses, as a geometric mean over all epochs; infinite, or 0, where those of one side
+    became no numbers (null in a record). Of single runs the interval is over the epochs, as many as they are worth when
+    neighbours are alike; of several over the runs.
 
     Raises:
-        ValueError: a loss that is not above 0, or none (a record has null for what is no number).
+        ValueError: a record without losses; none of either side that is a number.
     """
     told = [[_losses(known, run) for run in side] for side in (top, bottom)]
     if len({len(losses) for side in told for losses in side}) > 1:
         raise ValueError("runs of different numbers of epochs")
+    lost = [not np.isfinite(side).all() for side in told]
+    if any(lost):
+        if all(lost):
+            raise ValueError("the losses became no numbers on both sides")
+        ratio = math.inf if lost[0] else 0.0
+        return Interval(ratio, ratio, ratio, "a loss that became no number")
     ours, theirs = (np.log(side) for side in told)  # (runs, epochs)
     if min(len(ours), len(theirs)) > 1:
         first, second = (side.mean(axis=1).tolist() for side in (ours, theirs))
@@ -247,10 +254,12 @@ def loss(known: Known, top: Runs, bottom: Runs, confidence: float) -> Interval:
 
 
 def _losses(known: Known, run: Run) -> list[float]:
-    found = [epoch.get("train_loss") for epoch in known.epochs(run)]
+    """Of each epoch; infinite for one that became no number."""
+    told = [epoch.get("train_loss", 0.0) for epoch in known.epochs(run)]
+    found = [math.inf if value is None else value for value in told]
     if not found or not all(isinstance(value, int | float) and value > 0 for value in found):
-        raise ValueError(f"{show.clean(str(run.folder))}: a loss that is no number above 0")
-    return found  # type: ignore[return-value]
+        raise ValueError(f"{show.clean(str(run.folder))}: its record has no losses above 0")
+    return found
 
 
 def _independent(series: np.ndarray) -> float:
@@ -278,12 +287,14 @@ def communicating(known: Known, top: Runs, bottom: Runs, confidence: float) -> I
 
 
 def synchronising(known: Known, top: Runs, bottom: Runs, confidence: float) -> Interval:
-    """top - bottom of the time in cudaStreamSynchronize, seconds a step and rank: one of them may be 0."""
+    """Of the time in cudaStreamSynchronize, a step and rank; infinite where the bottom never calls it."""
     ours, theirs = (
         _ranks(known, side, lambda profile, rank: _row(profile, rank, "api", "cudaStreamSynchronize"))
         for side in (top, bottom)
     )
-    return intervals.means_apart(ours, theirs, confidence, _plural(len(ours), len(theirs), "rank"))
+    if min(ours) > 0 and not any(theirs):
+        return Interval(math.inf, math.inf, math.inf, "none on one side")
+    return intervals.alike(ours, theirs, confidence, _plural(len(ours), len(theirs), "rank"))
 
 
 def calling(known: Known, runs: Runs, _: Runs, confidence: float) -> Interval:
@@ -306,7 +317,7 @@ def _profiled(
     known: Known, top: Runs, bottom: Runs, confidence: float, of: Callable[[Profile, Rank], float]
 ) -> Interval:
     ours, theirs = (_ranks(known, side, of) for side in (top, bottom))
-    return intervals.ratio(ours, theirs, confidence, _plural(len(ours), len(theirs), "rank"))
+    return intervals.alike(ours, theirs, confidence, _plural(len(ours), len(theirs), "rank"))
 
 
 def _ranks(known: Known, runs: Runs, of: Callable[[Profile, Rank], float], per_step: bool = True) -> list[float]:

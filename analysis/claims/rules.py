@@ -43,8 +43,7 @@ LESS = Unit("% less", "less by {} %", lambda ratio: 100 * (1 - 1 / ratio))
 TIMES = Unit("x", "{} x", float, 2)
 POINTS = Unit("points", "{} points", lambda share: 100 * share, 2)
 SHARE = Unit("%", "{} %", lambda share: 100 * share)
-MILLISECONDS = Unit("ms a step", "{} ms a step", lambda seconds: 1000 * seconds, 3)
-OF_TOP = (TIMES, POINTS, MILLISECONDS)  # the others say what the bottom has of the top
+OF_TOP = (TIMES, POINTS)  # the others say what the bottom has of the top
 
 
 @dataclass(frozen=True)
@@ -183,14 +182,16 @@ def _apart(
 
 
 def each(what: str, measure: Measure, unit: Unit, bound: Bound) -> Rule:
-    """A figure of every cell by itself."""
+    """A figure of every cell by itself. Those of a single rank, of which nothing says how it scatters, are left out
+    where there are others."""
 
     def compared(panel: Panel) -> list[Comparison]:
         told = []
         for cell in _others(panel, []):
             runs = _runs(panel, dict(cell))
             told.append(Comparison(what, _where(cell), unit, bound, runs, _alone(measure, runs)))
-        return told
+        several = [one for one in told if sum(run["gpus"] for run in one.runs) > 1]
+        return several or told
 
     return compared
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from analysis import show
 from analysis.claims.judge import Figure, Verdict, labels
 from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED
+from analysis.data import Skipped
 from analysis.marks import legend
 from multicard.record import write_json, write_text
 
@@ -73,9 +74,11 @@ def write_markdown(path: Path, verdicts: Sequence[Verdict]) -> None:
     write_text(path, markdown(verdicts))
 
 
-def write_verdicts(path: Path, verdicts: Sequence[Verdict]) -> None:
-    """JSON with all figures; a bound that is not there is null."""
-    write_json(path, {"claims": [as_dict(one) for one in verdicts], "summary": summary(verdicts)[0]})
+def write_verdicts(path: Path, verdicts: Sequence[Verdict], skipped: Sequence[Skipped]) -> None:
+    """JSON with all figures, and the records that could not be used; a bound that is not there is null."""
+    left_out = [{"folder": str(one.folder), "why": one.why} for one in skipped]
+    claims = [as_dict(one) for one in verdicts]
+    write_json(path, {"claims": claims, "summary": summary(verdicts)[0], "skipped": left_out})
 
 
 def as_dict(one: Verdict) -> dict[str, Any]:
@@ -141,7 +144,7 @@ def explained(verdicts: Sequence[Verdict]) -> list[str]:
 def _row(one: Verdict) -> tuple[str, ...]:
     claim = one.claim
     says = f"{claim.says} ({claim.source})" + f"; {claim.note}" * bool(claim.note)
-    return claim.name, says, _verdict(one), "\n".join(_figures(one)) or one.why, claim.printed or "-"
+    return claim.name, says, _verdict(one), "\n".join([*_figures(one), *_amount(one)]) or one.why, claim.printed or "-"
 
 
 def _verdict(one: Verdict) -> str:
@@ -164,6 +167,14 @@ def _figures(one: Verdict) -> list[str]:
         if len(shown) < len(known):
             told.append(_rest(known))
     return told
+
+
+def _amount(one: Verdict) -> list[str]:
+    """Of how many runs, and of how much of the claim."""
+    measured = sum(figure.verdict != UNMEASURED for figure in one.figures)
+    part = f"; {measured} of {one.asked} comparisons" if measured < one.asked else ""
+    lost = f"; {len(one.lost)} cell{'s' * (len(one.lost) > 1)} did not end ok" if one.lost else ""
+    return [f"n={one.n}{part}{lost}"] if one.figures else []
 
 
 def _extremes(figures: Sequence[Figure]) -> list[Figure]:

@@ -8,7 +8,6 @@ from analysis.claims.claim import HARDLY, LEVEL, NO_PLACE, Claim
 from analysis.claims.rules import (
     FASTER,
     LESS,
-    MILLISECONDS,
     POINTS,
     TIMES,
     Bound,
@@ -180,8 +179,7 @@ CLAIMS = (
         "at each size from 300 px on, each GPU more makes it faster: time before / time with it - 1 is above 0, "
         "up to 4",
         "image_size",
-        contrast("gpus", neighbours, m.time, FASTER, Bound(over=0.0), _large),
-        whole=True,
+        both(*(contrast("gpus", [pair], m.time, FASTER, Bound(over=0.0), _large) for pair in ((1, 2), (2, 3), (3, 4)))),
     ),
     Claim(
         "small-images-do-not",
@@ -210,9 +208,9 @@ CLAIMS = (
         PAPER,
         "Figs. 3, 4",
         "1.3 s to 18 s",
-        "time in cudaStreamSynchronize with pinned memory less that without, a profiled step and rank, is above 0",
+        "time in cudaStreamSynchronize with pinned memory / without, a profiled step and rank, is above 1",
         "vision_metrics",
-        contrast("pin_memory", [(True, False)], m.synchronising, MILLISECONDS, Bound(over=0.0)),
+        contrast("pin_memory", [(True, False)], m.synchronising, TIMES, Bound(over=1.0)),
     ),
     Claim(
         "nccl-by-gpus",

@@ -1,0 +1,281 @@
+"""Every claim on records of a world in which it holds, does not, and cannot be told."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import data, experiments, steps
+from analysis.__main__ import main
+from analysis.claims import CLAIMS, Verdict, chosen, judge
+from analysis.claims import show as told
+from tests import records
+from tests.claim_worlds import CASES, ending, iterations, run, waves, write
+
+STATES = {"holds": "holds", "fails": "does not hold", "undecided": "undecided"}
+
+
+def judged(folder: Path, *names: str, mix: bool = False) -> list[Verdict]:
+    return judge(data.read([folder]).runs, mix, chosen(names))
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", [claim.name for claim in CLAIMS])
+def test_a_claim_is_judged_by_what_was_measured(name: str, state: str, tmp_path: Path):
+    case, (claim,) = CASES[name], chosen([name])
+    write(tmp_path, claim.experiment, lambda cell: case.world(cell, getattr(case, state)))
+    (found,) = judged(tmp_path, name)
+    assert found.verdict == STATES[state], found.why
+    assert found.n > 1 and found.figures and found.command is None and found.why
+    assert all(one.low is None or one.low <= one.estimate <= one.high for one in found.figures)
+
+
+@pytest.mark.parametrize("name", [claim.name for claim in CLAIMS])
+def test_what_was_not_measured_has_its_command(name: str, tmp_path: Path):
+    records.write(tmp_path / "a", records.vision(precision="bf16", layout="nhwc"))
+    (found,) = judged(tmp_path, name)
+    assert (found.verdict, found.n, found.figures) == ("not measured", 0, ())
+    entry = "train_vision" if found.claim.paper == "2503.15252" else "tune_llm"
+    experiment = found.claim.experiment
+    assert found.command == f"python {entry}.py experiment={experiment} name={experiment}"
+
+
+def table2(folder: Path, x: float = 2.5, **changes: Any) -> None:
+    write(folder, "table2", lambda cell: CASES["fp16-over-fp64"].world(cell, x), **changes)
+
+
+def test_every_claim_says_where_it_is_from_and_what_tests_it():
+    assert len(CLAIMS) >= 24 and len({claim.name for claim in CLAIMS}) == len(CLAIMS) == len(CASES)
+    for claim in CLAIMS:
+        assert claim.paper in ("2503.15252", "2505.22905") and claim.place and claim.test
+        assert experiments.load(claim.experiment).kind == ("vision" if claim.paper == "2503.15252" else "llm")
+    third = [claim.name for claim in CLAIMS if claim.note]
+    assert third == ["up-to-47-percent-time", "up-to-39-percent-memory", "up-to-52-percent-traffic"]
+
+
+def test_a_figure_is_the_ratio_of_its_cells_and_intervals_widen_with_their_number(tmp_path: Path):
+    table2(tmp_path)
+    (found,) = judged(tmp_path, "fp16-over-fp64")
+    assert (found.asked, found.n, found.marks, found.of_gpus) == (4, 8, "", True)
+    assert [one.where for one in found.figures] == [f"gpus={gpus}" for gpus in (1, 2, 3, 4)]
+    for one in found.figures:
+        assert (one.unit, one.over, one.basis, one.runs) == ("% faster", 110.0, "epochs", 2)
+        assert one.estimate == pytest.approx(150.0) and one.confidence == pytest.approx(1 - 0.05 / 4)
+        assert one.text == f"faster by 150.0 % ({one.low:.1f} to {one.high:.1f})"
+    alone = [run for run in data.read([tmp_path]).runs if run["gpus"] == 1]
+    (single,) = judge(alone, claims=chosen(["fp16-over-fp64"]))
+    assert single.figures[0].confidence == pytest.approx(0.95) and single.verdict == "holds"
+    assert single.asked == 4 and single.why == "1 of 4 comparisons"
+    ours, all_four = single.figures[0], found.figures[0]
+    assert ours.low is not None and all_four.low is not None and all_four.low < ours.low < 150
+
+
+def test_one_cell_that_refutes_a_claim_is_named(tmp_path: Path):
+    world = CASES["fp16-over-fp64"].world
+    write(tmp_path, "table2", lambda cell: world(cell, 1.5 if cell["gpus"] == 3 else 2.5))
+    (found,) = judged(tmp_path, "fp16-over-fp64")
+    assert found.verdict == "does not hold" and found.why.startswith("refuted by gpus=3;")
+
+
+def test_settings_are_judged_apart_and_the_most_telling_decides(tmp_path: Path):
+    smoke = {"scale": "smoke", "device": "cpu", "dataset": "digits", "started_at": "2027-01-01T00:00:00Z"}
+    table2(tmp_path / "smoke", 1.5, **smoke)
+    (small,) = judged(tmp_path, "fp16-over-fp64")
+    assert (small.verdict, small.marks, small.of_gpus) == ("does not hold", "cs", False)
+    assert small.unlike == ("dataset=mnist",)
+    said = told.summary([small])
+    assert said[0] == "1 claim: 0 hold, 1 does not hold, 0 undecided, 0 not measured"
+    assert "neither confirm nor refute the papers" in said[1]
+    table2(tmp_path / "full")
+    table2(tmp_path / "later", 2.0, commit="f" * 40, started_at="2026-12-01T00:00:00Z")
+    (found,) = judged(tmp_path, "fp16-over-fp64")
+    assert found.verdict == "does not hold" and "ffffffff" in found.setting and found.of_gpus and found.n == 8
+    assert [(one.verdict, one.marks) for one in found.others] == [("holds", ""), ("does not hold", "cs")]
+    assert "commit=8fdd49003" in found.others[0].apart
+    (mixed,) = judged(tmp_path, "fp16-over-fp64", mix=True)
+    assert mixed.n == 16 and len(mixed.others) == 1 and mixed.figures[0].runs == 4
+
+
+def test_a_cell_that_failed_is_named_and_no_figure(tmp_path: Path):
+    world = CASES["qat-memory"].world
+    write(tmp_path, "peak_memory", lambda cell: world(cell, 1.5) | ending(cell, {1: "oom", 2: "oom", 4: "ok"}))
+    memory, needs = judged(tmp_path, "qat-memory", "qat-needs-4-gpus")
+    assert memory.verdict == needs.verdict == "holds" and memory.asked == 9 and len(memory.figures) == 3
+    assert "3 of 9 comparisons; not ok: method=qat gpus=1 oom, method=qat gpus=2 oom" in memory.why
+    assert "n=4; 3 of 9 comparisons; 2 cells did not end ok" in " ".join(" ".join(told.table([memory], 200)).split())
+    assert [one.text for one in needs.figures] == ["oom", "oom", "ok"]
+    some = [run for run in data.read([tmp_path]).runs if run["gpus"] != 4]
+    assert judge(some, claims=chosen(["qat-needs-4-gpus"]))[0].verdict == "undecided"
+
+
+def test_a_claim_of_two_parts_needs_both(tmp_path: Path):
+    write(tmp_path, "datasets", lambda cell: iterations(cell, 1.0))
+    few = [run for run in data.read([tmp_path]).runs if run["gpus"] <= 2]
+    (found,) = judge(few, claims=chosen(["iteration-by-gpus"]))
+    assert {one.verdict for one in found.figures} == {"holds"} and found.verdict == "undecided"
+    assert "3 of 9 comparisons" in found.why
+
+
+def test_memory_of_cpu_ranks_is_not_exact(tmp_path: Path):
+    case = CASES["lora-memory"]
+    write(tmp_path, "peak_memory", lambda cell: case.world(cell, case.holds), device="cpu")
+    (found,) = judged(tmp_path, "lora-memory")
+    assert found.verdict == "undecided" and "no interval of 1 run; repeat with seed=0,1,2" in found.why
+    assert found.figures[0].text == "1.50 x" and found.figures[0].low is None
+
+
+def test_seeds_count_and_many_need_no_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    world = CASES["pinned-tuning"].world
+    for seed in range(8):
+        write(tmp_path / str(seed), "table5", lambda cell: world(cell, 1.0 + 0.001 * seed), seed=seed)  # noqa: B023
+    runs = data.read([tmp_path]).runs
+    (few,) = judge([run for run in runs if run["seed"] < 3], claims=chosen(["pinned-tuning"]))
+    assert few.verdict == "holds" and few.n == 24 and few.figures[0].basis == "steps"
+    monkeypatch.setattr(steps, "measured_s", lambda run: pytest.fail("read the steps of a run"))
+    (many,) = judge(runs, claims=chosen(["pinned-tuning"]))
+    assert many.verdict == "holds" and many.n == 64 and many.figures[0].basis == "8 runs"
+
+
+def test_steps_stand_for_the_time_where_epochs_are_few(tmp_path: Path):
+    for precision, step_s, count in (("fp64", 0.2, 101), ("fp16", 0.1, 51)):
+        record = records.vision(precision=precision, dataset="mnist")
+        record["step_s"] |= {"count": count - 1, "warmup_count": 1}
+        records.write(tmp_path / precision, record, records.steps(step_s * waves(count)))
+    (found,) = judged(tmp_path, "fp16-over-fp64")
+    assert found.figures[0].basis == "steps"
+    assert found.figures[0].estimate == pytest.approx(100 * (0.2 * 101 / (0.1 * 51) - 1))  # of all steps, not of one
+    (tmp_path / "fp64" / "steps.parquet").unlink()
+    (found,) = judged(tmp_path, "fp16-over-fp64")
+    assert found.verdict == "not measured" and "no steps can be read" in found.why and found.command is not None
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(None, "does not hold"), (0.0, "not measured")])
+def test_a_loss_that_became_no_number_is_not_alike(lost: float | None, verdict: str, tmp_path: Path):
+    for precision in ("fp64", "fp32", "fp16"):
+        record, _ = run("vision", {"precision": precision, "dataset": "mnist", "gpus": 1}, {}, 0, {})
+        if precision == "fp16":
+            record["epochs"][-1]["train_loss"] = lost
+        records.write(tmp_path / precision, record)
+    (found,) = judged(tmp_path, "loss-alike")
+    assert [one.verdict for one in found.figures] == ["holds", verdict]
+    assert found.verdict == ("does not hold" if lost is None else "undecided")  # the other part was not measured
+
+
+@pytest.mark.parametrize("content", [None, {"error": "no events"}, {"source": "kineto"}, [1]])
+def test_a_profile_that_is_absent_or_broken_is_said(content: Any, tmp_path: Path):
+    write(tmp_path, "vision_metrics", lambda _: {})
+    for path in tmp_path.glob("*/result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"profile": content}))
+    (found,) = judged(tmp_path, "pinned-copies")
+    assert found.verdict == "not measured" and "profile" in found.why
+
+
+def test_records_with_odd_epochs_or_steps_do_not_end_the_rest(tmp_path: Path):
+    table2(tmp_path)
+    for path in tmp_path.glob("*/result.json"):
+        record = json.loads(path.read_text())
+        record["epochs"] = [{"ended_s": "soon", "train_loss": []}] * 20
+        record["step_s"] = {"mean": None, "count": None}
+        path.write_text(json.dumps(record))
+    found = judged(tmp_path, *(claim.name for claim in CLAIMS))
+    assert {one.verdict for one in found if one.claim.name == "precision-volume"} == {"does not hold"}
+    assert next(one for one in found if one.claim.name == "fp16-over-fp64").verdict == "not measured"
+
+
+EVIL = "[red]x[/red]\x1b[2J<script>alert(1)</script>|a|\n# b\u202e"
+
+
+def test_text_of_a_run_drives_neither_terminal_nor_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    table2(tmp_path / "runs", hardware=EVIL, model__name=EVIL)
+    files = [tmp_path / "c.md", tmp_path / "c.json"]
+    words = ["claims", str(tmp_path / "runs"), "--markdown", str(files[0]), "--json", str(files[1])]
+    assert main(words) == main([*words, "--only", "fp16-over-fp64"]) == 0
+    printed = capsys.readouterr().out
+    assert "[red]x[/red]" in printed and "<script>" in printed
+    assert "\x1b" not in printed and "\u202e" not in printed
+    document = files[0].read_text()
+    assert "<script>" not in document and "\\<script\\>" in document and "\x1b" not in document
+    assert not any(line.startswith("# b") for line in document.splitlines())
+    rows = [line for line in document.splitlines() if line.startswith("| fp16")]
+    assert len(rows) == 1 and rows[0].replace("\\|", "").count("|") == 7
+
+
+def test_the_table_has_claims_figures_counts_marks_and_each_command_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    table2(tmp_path / "runs", device="cpu")
+    (tmp_path / "runs" / "cut").mkdir()
+    (tmp_path / "runs" / "cut" / "result.json").write_text("{")
+    json_file = tmp_path / "c.json"
+    assert main(["claims", str(tmp_path / "runs"), "--json", str(json_file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[:-1])) <= 120  # the last names a folder
+    text = " ".join(" ".join(lines).split())
+    assert "37 claims: 4 hold, 1 does not hold, 2 undecided, 30 not measured" in text
+    assert "c CPU ranks, not GPUs" in text and "n=8" in text
+    assert "all of those measured are of CPU ranks" in text
+    commands = [line.strip() for line in lines if line.startswith("  python ")]
+    assert len(commands) == len(set(commands)) and len(commands) == 13
+    assert "python train_vision.py experiment=table3 name=table3" in commands
+    content = json.loads(json_file.read_text())
+    assert len(content["claims"]) == 37 and "cut" in content["skipped"][0]["folder"]
+    first = content["claims"][0]
+    assert (first["name"], first["verdict"], first["of_gpus"]) == ("fp16-over-fp64", "holds", False)
+    assert first["figures"][0]["estimate"] == pytest.approx(150.0) and first["figures"][0]["under"] is None
+
+
+def test_a_claim_at_length_has_its_rule_and_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    table2(tmp_path)
+    assert main(["claims", str(tmp_path), "--only", "gpus-accuracy,pinned-gain"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("gpus-accuracy: holds\n") and "pinned-gain: not measured\n" in printed
+    assert "holds if  accuracy on several GPUs is less than 1 point below that on one" in printed
+    assert printed.count("points (") == 9 and "python train_vision.py experiment=table3" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["--only", "fp16-over-fp6"],
+            "no claim fp16-over-fp6 (did you mean fp16-over-fp64?); there are fp16-over-fp64, ",
+        ),
+        (["--only", ""], "no claim ; there are"),
+        (["--markdown", "no/such/../c.md", "--only"], "expected one argument"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_a_line(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    records.write(tmp_path / "a", records.vision())
+    try:
+        code = main(["claims", str(tmp_path), *words])
+    except SystemExit as ended:
+        code = ended.code
+    error = capsys.readouterr().err
+    assert code == 1 and error.count("\n") == 1 and error.startswith("refused: ") and says in error
+
+
+def test_no_runs_and_no_place_to_write_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["claims", str(tmp_path)]) == 1 and "no run under" in capsys.readouterr().err
+    records.write(tmp_path / "a", records.vision())
+    (tmp_path / "file").write_text("")
+    assert main(["claims", str(tmp_path), "--json", str(tmp_path / "file" / "c.json")]) == 1
+    assert capsys.readouterr().err.startswith("refused: ")
+
+
+def test_two_thousand_runs_are_judged_quickly(tmp_path: Path):
+    text = json.dumps(records.vision(dataset="mnist"))
+    for index in range(2000):
+        record = text.replace('"gpus": 1', f'"gpus": {1 + index % 4}').replace('"seed": 0', f'"seed": {index // 12}')
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        precision = ("fp64", "fp32", "fp16")[index // 4 % 3]
+        (folder / "result.json").write_text(record.replace('"fp32"', f'"{precision}"'))
+    runs = data.read([tmp_path]).runs
+    started_s = time.process_time()
+    verdicts = judge(runs)
+    assert sum(one.n for one in verdicts) > 2000
+    assert time.process_time() - started_s < 6.0  # a fifth of it is what it takes
