@@ -24,6 +24,7 @@ Z = 1.96  # the normal's quantile at it
 RESAMPLES = 2000
 LEAST = 8  # samples of a run; of fewer there is no interval
 SEED = 20250315
+AT_ONCE = 4_000_000  # indices that are held at a time: 32 MB
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ def _block_means(samples: np.ndarray, random: np.random.Generator, block: int | 
     sums = np.concatenate([[0.0], np.cumsum(np.concatenate([samples, samples[:length]]))])
     block_means = (sums[length : length + count] - sums[:count]) / length  # (count,), by where the block starts
     mean = samples.mean()
-    drawn = block_means[random.integers(count, size=(RESAMPLES, blocks))].mean(axis=1)
+    drawn = np.empty(RESAMPLES)
+    for rows in np.array_split(np.arange(RESAMPLES), math.ceil(RESAMPLES * blocks / AT_ONCE)):
+        drawn[rows] = block_means[random.integers(count, size=(len(rows), blocks))].mean(axis=1)
     return mean + wider(blocks) * (drawn - mean)
 
 
