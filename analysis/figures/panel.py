@@ -1,0 +1,223 @@
+"""What the charts of a panel share: which column is shown how, its words, and the layers that are alike in all."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import altair as alt
+
+from analysis.experiments import Panel
+from analysis.figures import points, words
+from analysis.figures.drawing import DASHES, DATA, SHAPES, Figure, figure
+from analysis.figures.points import Row
+
+ACROSS = 4  # charts beside each other
+MARGIN = 160  # of axes and legend, in points
+STRIP = 0.07  # of the height, for each of the crosses at one x
+ENDED = "datum.status + (datum.n > 1 ? ' x' + datum.n : '')"  # how a run ended, and how many of them
+SHOWN = {"shown": "mean", "shown_low": "low", "shown_high": "high"}  # in the axis' unit
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which swept column is shown how; one with a single value is none of it.
+
+    x: the view's. colour: the experiment's subject, or else the first of the rest. other: the last one.
+    """
+
+    x: str
+    colour: str | None
+    other: str | None
+
+    @property
+    def by(self) -> list[str]:
+        return [name for name in (self.x, self.colour, self.other) if name is not None]
+
+
+def layout(panel: Panel) -> Layout:
+    view = panel.experiment.view
+    rest = [name for name in panel.experiment.series if len(panel.values(name)) > 1]
+    rest.sort(key=lambda name: name != view.subject)
+    colour, other = [*rest, None, None][:2]
+    return Layout(view.x, colour, other)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One measure of a panel: a chart, or several beside each other where `faceted`."""
+
+    panel: Panel
+    layout: Layout
+    measure: str
+    rows: list[Row]
+    faceted: bool
+
+    @cached_property
+    def reach(self) -> tuple[float, float]:
+        """What the axis has to show, without crosses; from 0 but for accuracies."""
+        least, most = points.reach(self.rows)
+        if self.measure == "test_accuracy":
+            room = max(0.1 * (most - least), 0.005)
+            return max(0.0, least - room), min(1.0, most + room)
+        return 0.0, 1.05 * most or 1.0
+
+    @cached_property
+    def unit(self) -> words.Unit:
+        return words.unit(self.measure, self.reach[1])
+
+    @cached_property
+    def strip(self) -> float:
+        """The height of a cross, in the axis' unit."""
+        least, most = self.reach
+        return STRIP * (most - least) / self.unit.divisor
+
+    @cached_property
+    def crosses(self) -> int:
+        """The most of them at one x of one chart."""
+        other = self.layout.other if self.faceted else None
+        at = Counter((row[self.layout.x], row.get(other or "")) for row in self.rows if row["status"] != "ok")
+        return max(at.values(), default=0)
+
+    @property
+    def domain(self) -> tuple[float, float]:
+        """Of the axis, in its unit, with a strip for the crosses above all else."""
+        least, most = (bound / self.unit.divisor for bound in self.reach)
+        return least, most + self.crosses * self.strip
+
+    def base(self) -> Any:
+        """The rows of the measure, in the axis' unit."""
+        kept = alt.Chart().transform_filter(alt.FieldEqualPredicate(field="measure", equal=self.measure))
+        return kept.transform_calculate(**{name: f"datum.{of} / {self.unit.divisor}" for name, of in SHOWN.items()})
+
+    def y(self, top: float | None = None) -> alt.Y:
+        title = words.axis(self.measure, self.panel.experiment.kind, self.unit)
+        scale = alt.Scale(domain=[self.domain[0], top or self.domain[1]], nice=False, zero=False)
+        return alt.Y("shown:Q", title=title, scale=scale, axis=alt.Axis(format=self.unit.format, tickCount=6))
+
+    def facets(self, chart: Any) -> Any:
+        """The chart once for each value of the other column, where they are shown so."""
+        if not self.faceted or self.layout.other is None:
+            return chart
+        name = self.layout.other
+        facet = alt.Facet(field(name), type="nominal", sort=self.order(name), header=alt.Header(title=self.title(name)))
+        return chart.facet(facet=facet, data=DATA, columns=ACROSS)
+
+    def title(self, name: str) -> str:
+        return words.column(name, self.panel.runs) + words.axis_unit(name)
+
+    def order(self, name: str) -> list[str]:
+        return [words.value(value) for value in ordered(self.panel.values(name))]
+
+    def colour(self) -> dict[str, Any]:
+        name = self.layout.colour
+        return {} if name is None else {"color": self._scaled(alt.Color, name).legend(alt.Legend(symbolOpacity=1))}
+
+    def shape(self) -> dict[str, Any]:
+        name = self.layout.colour
+        return {} if name is None else {"shape": self._scaled(alt.Shape, name, SHAPES)}
+
+    def dash(self) -> dict[str, Any]:
+        name = self.layout.other
+        if name is None or self.faceted:
+            return {}
+        legend = alt.Legend(symbolType="stroke", symbolSize=500, symbolStrokeWidth=1.6)
+        return {"strokeDash": self._scaled(alt.StrokeDash, name, [list(dash) for dash in DASHES]).legend(legend)}
+
+    def detail(self) -> dict[str, Any]:
+        names = [name for name in (self.layout.colour, self.layout.other) if name is not None]
+        return {"detail": [alt.Detail(field(name), type="nominal") for name in names]} if names else {}
+
+    def _scaled(self, channel: Any, name: str, values: Sequence[Any] | None = None) -> Any:
+        order = self.order(name)
+        chosen: dict[str, Any] = (
+            {} if values is None else {"range": [values[index % len(values)] for index in range(len(order))]}
+        )
+        scale = alt.Scale(domain=order, **chosen)
+        return channel(field(name), type="nominal", scale=scale, title=self.title(name), sort=None)
+
+    def tooltips(self) -> list[alt.Tooltip]:
+        told = [alt.Tooltip(field(name), type="nominal", title=self.title(name)) for name in self.layout.by]
+        unit = f", {self.unit.name}" * bool(self.unit.name)
+        titles = ((f"mean{unit}", "shown"), (f"from{unit}", "shown_low"), (f"to{unit}", "shown_high"))
+        told += [alt.Tooltip(name, type="quantitative", title=title, format=".4~g") for title, name in titles]
+        runs = alt.Tooltip("n", type="quantitative", title="runs")
+        return [*told, runs, alt.Tooltip("bar", type="nominal", title="from and to")]
+
+
+def ordered(values: list[Any]) -> list[Any]:
+    """Numbers by size, all else as it was."""
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return sorted(values) if numbers else values
+
+
+def field(name: str) -> str:
+    """A column's name as Vega-Lite takes it: a dot would be a way into an object."""
+    return name.replace(".", "\\.")
+
+
+def only(base: Any, of: str, status: str | None = None) -> Any:
+    kept = base.transform_filter(alt.FieldEqualPredicate(field="of", equal=of))
+    return kept if status is None else kept.transform_filter(alt.FieldEqualPredicate(field="status", equal=status))
+
+
+def error_bars(ok: Any, encoding: dict[str, Any], size: int = 7, **mark: Any) -> list[Any]:
+    """A rule from the lower to the upper bound, with caps."""
+    bounded = ok.transform_filter("isValid(datum.low)")
+    tick = {"thickness": 1.2, "size": size, "orient": "horizontal", "clip": True, **mark}
+    caps = [bounded.mark_tick(**tick).encode(y=f"{name}:Q", **encoding) for name in ("shown_low", "shown_high")]
+    rule = bounded.mark_rule(strokeWidth=1.2, clip=True, **mark)
+    return [rule.encode(y="shown_low:Q", y2="shown_high:Q", **encoding), *caps]
+
+
+def hollow(base: Any, encoding: dict[str, Any]) -> Any:
+    """The papers' own figures; their legend is that of an opacity that is the same for all."""
+    legend = alt.Legend(title=None, symbolFillColor="transparent", symbolType="circle", symbolStrokeWidth=1.5)
+    label = alt.Opacity("paper:N", scale=alt.Scale(range=[1, 0.999]), legend=legend)
+    tips = [alt.Tooltip("paper:N"), alt.Tooltip("shown:Q", format=".4~g")]
+    kept = only(base, of=points.PAPER).mark_point(filled=False, size=75, strokeWidth=1.6)
+    return kept.encode(**encoding, opacity=label, tooltip=tips)
+
+
+def around(
+    panel: Panel,
+    name: str,
+    chart: Any,
+    rows: list[Row],
+    by: Sequence[str],
+    notes: Sequence[str],
+    width: int,
+    what: str | None = None,
+) -> Figure:
+    """A panel's chart with its title, what is the same for all runs, and how to read it.
+
+    Args:
+        by: the swept columns that tell the points apart.
+        what: is shown, where it is not the rows' measures.
+    """
+    experiment = panel.experiment
+    measures = [words.measure(measure, experiment.kind) for measure in dict.fromkeys(row["measure"] for row in rows)]
+    title = words.title([what] if what is not None else measures, [words.column(column, panel.runs) for column in by])
+    source = f"{experiment.name}: {experiment.title.rstrip('.')}"
+    above = [source, words.same(panel.runs, by), *([f"This one: {panel.apart}"] if panel.apart else [])]
+    common, legend = words.of_marks(panel.runs)
+    below = [*dict.fromkeys(notes), *words.absent(panel.missing), *legend]
+    signs = "".join(dict.fromkeys(common + "".join(run["marks"] for run in panel.runs)))
+    return figure(name, chart, rows, title, above, below, signs, width + MARGIN)
+
+
+def explained(panel: Panel, rows: Sequence[Row], paper: Sequence[Any]) -> list[str]:
+    """Lines about runs that did not end, and about the papers' figures."""
+    told = []
+    statuses = list(dict.fromkeys(row["status"] for row in rows if row["status"] != "ok"))
+    if statuses:
+        told.append(f"Crosses: runs that did not end ({', '.join(map(words.value, statuses))}); no mean has them in it")
+    measures = {row["measure"] for row in rows}
+    printed = [one for one in paper if one.measure in measures]
+    if any(row["of"] == points.PAPER for row in rows):
+        sources = words.listed(sorted({one.source for one in printed}))
+        told.append(f"Hollow: the papers' own figures ({sources})")
+    elif printed and not points.comparable(panel):
+        told.append("The papers' own figures are not shown beside what was shrunk or ran on CPU ranks")
+    return told
