@@ -5,6 +5,7 @@
     python -m analysis table table2 [--format text|markdown|csv|latex] [--out FILE] [FOLDER...]
     python -m analysis best --goal time [--accuracy 0.99] [--memory 80GB] [--gpus 4] [FOLDER...]
     python -m analysis claims [FOLDER...] [--only NAME,...] [--markdown FILE] [--json FILE]
+    python -m analysis figure NAME|all [FOLDER...] [--format svg,pdf,png]
 
 FOLDER is multirun where none is given. An error is one line, `refused: ...`, and exit code 1.
 """
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from analysis import best, compare, data, differences, experiments, formats, listing, query, show, tables
+from analysis import best, compare, data, differences, draw, experiments, formats, listing, query, show, tables
 from analysis.marks import legend
 
 FOLDERS = (Path("multirun"),)
@@ -108,6 +109,14 @@ def _claims(options: argparse.Namespace) -> int:
     return 0
 
 
+def _figure(options: argparse.Namespace) -> int:
+    found = data.read(options.folders or FOLDERS)
+    formats = dict.fromkeys(options.format.split(","))
+    told = draw.draw(options.name, found.runs, options.out, list(formats), options.mix)
+    show.say([*told, *listing.skipped(found.skipped)])
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser("python -m analysis", description=__doc__, formatter_class=form)
@@ -151,6 +160,13 @@ def _parser() -> argparse.ArgumentParser:
     claims.add_argument("--markdown", metavar="FILE", type=Path, help="write them there as a document")
     claims.add_argument("--json", metavar="FILE", type=Path, help="write all figures there")
     claims.add_argument("--mix", action="store_true", help="let runs of several commits or machines stand in a cell")
+    drawn = commands.add_parser("figure", help="the papers' figures, of your runs", description=draw.__doc__)
+    drawn.set_defaults(run=_figure)
+    drawn.add_argument("name", metavar="NAME", help="of conf/experiment, all, losses, phases, efficiency or trade_off")
+    drawn.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
+    drawn.add_argument("--out", metavar="FOLDER", type=Path, default=draw.OUT, help="write there (outputs/figures)")
+    drawn.add_argument("--format", metavar="svg,pdf,png", default="svg", help="the kinds of files (svg)")
+    drawn.add_argument("--mix", action="store_true", help="let several commits or machines stand in one figure")
     return parser
 
 

@@ -1,4 +1,7 @@
-"""Figures of runs, as Vega-Lite with its data: those of the papers (`charts`) and those of any runs (`general`)."""
+"""Figures of runs, as Vega-Lite with its data.
+
+`charts` has those of the papers' experiments; `GENERAL` has, by name, what can be drawn of any runs.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,19 +9,27 @@ from typing import Any
 from analysis.experiments import Experiment, Panel
 from analysis.figures import bars, calls, curves, lines
 from analysis.figures.drawing import FORMATS, Figure, save, theme
+from analysis.figures.general import losses, phases
+from analysis.figures.scaling import efficiency, trade_off
 
-__all__ = ["FORMATS", "Figure", "charts", "save", "theme"]
+__all__ = ["FORMATS", "GENERAL", "Figure", "charts", "efficiency", "losses", "phases", "save", "theme", "trade_off"]
 
 FORMS = {"lines": lines.draw, "bars": bars.draw, "curves": curves.draw, "calls": calls.draw}
+GENERAL = {"losses": losses, "phases": phases, "efficiency": efficiency, "trade_off": trade_off}
 
 
 def charts(experiment: Experiment, panels: Sequence[Panel], paper: Sequence[Any] = ()) -> list[Figure]:
-    """A figure for each panel of an experiment, named after it; none without panels.
+    """A figure for each panel of an experiment, named after it and numbered from the second on.
+
+    None for panels without anything to show (no profile that can be read, no epochs), and none without panels.
 
     Args:
-        paper: the papers' own figures, drawn hollow beside what is comparable: objects with `cell`, `measure`, `value`,
-            `hardware` and `source`.
+        paper: the papers' own figures, drawn hollow beside what is comparable: objects with `cell` (swept column to
+            value), `measure`, `value`, `hardware` and `source`.
     """
-    names = [experiment.name if not index else f"{experiment.name}-{index + 1}" for index in range(len(panels))]
-    drawn = FORMS[experiment.view.form]
-    return [drawn(panel, name, paper) for panel, name in zip(panels, names, strict=True)]
+    drawn: list[Figure] = []
+    for panel in panels:
+        name = f"{experiment.name}-{len(drawn) + 1}" if drawn else experiment.name
+        found = FORMS[experiment.view.form](panel, name, paper)
+        drawn += [found] if found is not None else []
+    return drawn

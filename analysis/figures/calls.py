@@ -6,6 +6,7 @@ CPU ranks make no CUDA calls: what is there of them (collectives, phases) is dra
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import altair as alt
@@ -15,8 +16,8 @@ from analysis.data import Run
 from analysis.experiments import Panel
 from analysis.figures import points, words
 from analysis.figures.curves import unended
-from analysis.figures.drawing import DATA, SALTIRE, Figure
-from analysis.figures.panel import ACROSS, Plot, around, explained, field, layout
+from analysis.figures.drawing import SALTIRE, Figure, Spec, calculated, layered, only
+from analysis.figures.panel import ACROSS, SHOWN, Layout, Plot, around, explained, field, layout
 from analysis.figures.points import MEASURED, Row
 from multicard.profiling import metrics
 
@@ -36,14 +37,14 @@ NAMED = 0.06  # of a stack, from which a part has its share written in it
 Values = dict[tuple[str, str], float]  # group and metric to what is drawn of it
 
 
-def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure:
+def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure | None:
     """The metrics of the profiles; `paper` printed none."""
     del paper
     stacked = panel.experiment.view.subject == panel.experiment.view.x
     return _shares(panel, name) if stacked else _times(panel, name)
 
 
-def _times(panel: Panel, name: str) -> Figure:
+def _times(panel: Panel, name: str) -> Figure | None:
     told = layout(panel)
     found = _rows(panel, _seconds)
     apart = [column for column in (told.x, told.other) if column is not None]
@@ -63,7 +64,9 @@ def _times(panel: Panel, name: str) -> Figure:
             plot = Plot(panel, told, "step_s", kept, faceted=False)
             notes += points.cut(kept, plot.reach)
             charts.append(_group(plot, group, longest, order))
-    whole = alt.vconcat(*charts, spacing=12)
+    if not rows:
+        return None
+    whole = {"vconcat": charts, "spacing": 12}
     notes = [
         *_means(rows, f", with their {points.T_INTERVAL} where there is a line"),
         *notes,
@@ -73,37 +76,36 @@ def _times(panel: Panel, name: str) -> Figure:
     return _titled(panel, name, whole, rows, told.by, notes, CHART)
 
 
-def _group(plot: Plot, group: str, longest: Sequence[str], order: Sequence[str]) -> Any:
+def _group(plot: Plot, group: str, longest: Sequence[str], order: Sequence[str]) -> Spec:
     """The metrics of a group: a chart for each value of x and the rest, beside each other with one scale."""
     told = plot.layout
     bars = len(plot.panel.values(told.colour)) if told.colour is not None else 1
     unit = words.unit("step_s", plot.reach[1])
-    kept = alt.Chart().transform_filter(alt.FieldEqualPredicate(field="group", equal=group))
-    kept = kept.transform_calculate(**{f"shown{end}": f"datum.{of} / {unit.divisor}" for end, of in BOUNDS.items()})
+    shown = {name: f"datum.{of} / {unit.divisor}" for name, of in SHOWN.items()}
     told_title = f"{TITLES[group][:1].upper()}{TITLES[group][1:]}, {unit.name} a step and rank"
-    title = alt.TitleParams(told_title, anchor="start", frame="group", style="heading", offset=4)
+    title = {"text": told_title, "anchor": "start", "frame": "group", "style": "heading", "offset": 4}
     scale = alt.Scale(domain=[0, plot.reach[1] / unit.divisor], nice=False)
     x = alt.X("shown:Q", title=None, scale=scale, axis=alt.Axis(tickCount=4, format=",~f"))
-    base = kept.encode(x=x, y=alt.Y("metric:N", sort=list(longest), title=None))
+    base = alt.Chart().encode(x=x, y=alt.Y("metric:N", sort=list(longest), title=None))
     if told.colour is not None:
         offset = alt.YOffset(field(told.colour), type="nominal", scale=alt.Scale(domain=plot.order(told.colour)))
         base = base.encode(yOffset=offset)
     bounded = base.transform_filter("isValid(datum.low)").mark_rule(style="plain", strokeWidth=1, clip=True)
     tips = [alt.Tooltip("metric:N"), *plot.tooltips()]
     layers = [base.mark_bar().encode(**plot.colour(), tooltip=tips), bounded.encode(x="shown_low:Q", x2="shown_high:Q")]
-    size = {"width": CHART // len(order), "height": len(longest) * (bars * BAR + 6)}
-    facet = alt.Column("chart:N", sort=list(order), title=None)
-    return alt.layer(*layers).properties(**size).facet(column=facet, data=DATA).properties(title=title)
+    size = CHART // len(order), len(longest) * (bars * BAR + 6)
+    spec = layered(layers, [only("group", group), *calculated(**shown)], *size)
+    column = {"field": "chart", "type": "nominal", "sort": list(order), "title": None}
+    return {"facet": {"column": column}, "spec": spec, "title": title}
 
 
-BOUNDS = {"": "mean", "_low": "low", "_high": "high"}
-
-
-def _shares(panel: Panel, name: str) -> Figure:
+def _shares(panel: Panel, name: str) -> Figure | None:
     """Stacks of shares, those of all calls on a GPU, of the phases where there are no calls."""
     told = layout(panel)
     calls = _rows(panel, _api_shares)
     found = calls or _rows(panel, _phase_shares)
+    if not found:
+        return None
     longest = _longest(found, STACKED)
     rows = _with_rest(found, longest, panel)
     order = [*longest, *([REST] if any(row["metric"] == REST for row in rows) else [])]
@@ -114,8 +116,7 @@ def _shares(panel: Panel, name: str) -> Figure:
     plot = Plot(panel, told, "share", rows, faceted=False)
     what = "CUDA API calls" if calls else "phases"
     title = "share of the host's time in CUDA API calls (%)" if calls else "share of a step (%)"
-    base = alt.Chart().transform_calculate(shown="datum.mean / 0.01")
-    base = base.encode(
+    base = alt.Chart().encode(
         x=alt.X(field(told.x), type="ordinal", sort=plot.order(told.x), title=plot.title(told.x)).axis(labelAngle=0),
         y=alt.Y("shown:Q", stack="zero", title=title, scale=alt.Scale(domain=[0, 100], nice=False)),
         order=alt.Order("order:Q"),
@@ -124,12 +125,11 @@ def _shares(panel: Panel, name: str) -> Figure:
     legend = alt.Legend(title=what, orient="right", symbolType="square")
     colour = alt.Color("metric:N", scale=scale, sort=order, legend=legend)
     drawn = base.mark_bar(style="part").encode(color=colour, tooltip=[alt.Tooltip("metric:N"), alt.Tooltip("shown:Q")])
-    chart = alt.layer(drawn, *_written(base, title), *_crosses(plot, base)).properties(width=STACK, height=300)
-    charts = 1
-    if told.colour is not None:
-        header = alt.Header(title=plot.title(told.colour))
-        facet = alt.Facet(field(told.colour), type="nominal", sort=plot.order(told.colour), header=header)
-        chart, charts = chart.facet(facet=facet, data=DATA, columns=ACROSS), len(plot.order(told.colour))
+    layers = [drawn, *_written(base, title), *_crosses(plot, base)]
+    chart = layered(layers, calculated(shown="datum.mean / 0.01"), STACK, 300)
+    if told.colour is not None:  # stacks have colours of their own
+        chart = replace(plot, layout=Layout(told.x, None, told.colour), faceted=True).facets(chart)
+    charts = len(plot.order(told.colour)) if told.colour is not None else 1
     notes = [*_means(rows), *_absent(panel, rows), *explained(panel, rows, ())]
     return _titled(panel, name, chart, rows, told.by, notes, STACK * min(charts, ACROSS))
 
@@ -248,8 +248,6 @@ def _means(rows: Sequence[Row], spread: str = "") -> list[str]:
 def _absent(panel: Panel, rows: Sequence[Row]) -> list[str]:
     """What the profiles of these ranks cannot have, and what their profiler leaves out."""
     told = []
-    if not rows:
-        told.append("No run here left a profile that can be read")
     if all(run["cpu_ranks"] for run in panel.runs):
         told.append(
             "CPU ranks make no CUDA calls: API calls, copies, NCCL and how busy a GPU is are seen on GPUs alone"

@@ -10,8 +10,8 @@ from analysis.cells import Cell
 from analysis.data import Run
 from analysis.experiments import Panel
 from analysis.figures import points, words
-from analysis.figures.drawing import Figure
-from analysis.figures.panel import Layout, Plot, around, field, only
+from analysis.figures.drawing import Figure, Spec
+from analysis.figures.panel import Layout, Plot, around, field
 from analysis.figures.points import MEASURED, Row
 
 MEASURES = ("train_loss", "test_accuracy")  # keys of a record's epochs
@@ -19,24 +19,26 @@ WIDTH, HEIGHT = 340, 240
 DOTTED = 25  # epochs that are shown as points too
 
 
-def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure:
+def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure | None:
     """Training loss and test accuracy by epoch; `paper` has no curves."""
     del paper
     swept = [column for column in panel.experiment.swept if len(panel.values(column)) > 1]
     swept.sort(key=lambda column: column != panel.experiment.view.subject)
     colour, other = [*swept, None, None][:2]
     told = Layout("epoch", colour, other)
-    rows, charts, notes = [], [], []
+    rows, charts, shown = [], [], {}
     for measure in MEASURES:
         found = by_epoch(panel.cells, measure)
         if not found:
             continue
         rows += found
         plot = Plot(panel, told, measure, found, faceted=False)
-        notes += points.bars(found, plot.reach)
+        shown[measure] = found, plot.reach
         charts.append(chart(plot))
-    notes += [*gaps(panel.runs), *unended(panel.cells)]
-    return around(panel, name, alt.hconcat(*charts), rows, told.by, notes, WIDTH * len(charts))
+    if not rows:
+        return None
+    notes = [*points.bars(shown, panel.experiment.kind), *gaps(panel.runs), *unended(panel.cells)]
+    return around(panel, name, {"hconcat": charts}, rows, told.by, notes, WIDTH * len(charts))
 
 
 def by_epoch(found: Mapping[Cell, Sequence[Run]], measure: str) -> list[Row]:
@@ -73,12 +75,12 @@ def unended(found: Mapping[Cell, Sequence[Run]]) -> list[str]:
     return [f"Not shown, for they did not end: {'; '.join(told)}"] if told else []
 
 
-def chart(plot: Plot) -> Any:
+def chart(plot: Plot) -> Spec:
     epochs = [row["epoch"] for row in plot.rows]
     scale = alt.Scale(domain=[min(epochs) - 0.3, max(epochs) + 0.3], nice=False, zero=False)
     ticks = alt.Axis(format="d", tickMinStep=1, grid=False)
     x = alt.X("epoch", type="quantitative", title="epoch", scale=scale, axis=ticks)
-    ok = only(plot.base().encode(x=x, y=plot.y()), of=MEASURED)
+    ok = alt.Chart().encode(x=x, y=plot.y())
     series, detail = plot.colour(), plot.detail()
     layers = []
     if any(row["low"] is not None for row in plot.rows):
@@ -88,7 +90,7 @@ def chart(plot: Plot) -> Any:
     size = 35 if max(epochs) - min(epochs) < DOTTED else 8
     dots = ok.mark_point(filled=True, size=size, opacity=1, clip=True)
     layers.append(dots.encode(**series, **plot.shape(), **detail, tooltip=tooltips(plot)))
-    return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
+    return plot.layered(layers, WIDTH, HEIGHT)
 
 
 def tooltips(plot: Plot) -> list[alt.Tooltip]:

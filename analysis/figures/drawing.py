@@ -30,7 +30,8 @@ INK = {"light": ("#1A1A1A", "#555555", "#DDDDDD", "#FFFFFF"), "dark": ("#EEEEEE"
 # text, notes, grid, page
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "cross", "triangle-left")
 DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 1), (1, 3), (9, 2, 2, 2, 2, 2))
-DATA = alt.NamedData("rows")  # of every chart
+DATA = "rows"  # of every chart
+Spec = dict[str, Any]  # Vega-Lite
 SALTIRE = "M-1,-1L1,1M1,-1L-1,1"  # of a run that did not end
 
 
@@ -78,6 +79,7 @@ def theme(name: str) -> dict[str, Any]:
             "tickColor": notes,
             "gridColor": grid,
         },
+        "axisX": {"labelFlush": False, "labelOverlap": True},
         "legend": {"labelColor": text, "titleColor": text, "labelFontSize": 11, "labelLimit": 420, "titleLimit": 420}
         | {"symbolBaseStrokeColor": text, "titleFontWeight": "normal", "titleFontSize": 12, "symbolSize": 70},
         "header": {"labelColor": text, "titleColor": text, "titleFontWeight": "normal", "labelFontSize": 11}
@@ -99,7 +101,7 @@ def theme(name: str) -> dict[str, Any]:
 
 def figure(
     name: str,
-    chart: Any,
+    chart: Spec,
     rows: Sequence[dict[str, Any]],
     title: str,
     above: Sequence[str],
@@ -116,14 +118,42 @@ def figure(
     """
     data = [{key: _plain(value) for key, value in row.items()} for row in rows]
     across = max(int(width / LETTER), 95)
-    head = alt.TitleParams(_wrapped([title], across * 7 // 10), subtitle=_wrapped(above, across), anchor="start")
-    if below:
-        foot = alt.TitleParams(_wrapped(below, across), orient="bottom", anchor="start", style="notes", offset=10)
-        chart = chart.properties(title=foot)
-    spec = alt.vconcat(chart, data=DATA, title=head).to_dict()
-    spec.pop("config", None)  # Altair's own, which would win over the theme
+    start = {"anchor": "start"}
+    head = {"text": _wrapped([title], across * 7 // 10), "subtitle": _wrapped(above, across), **start}
+    foot = {"text": _wrapped(below, across), "orient": "bottom", "style": "notes", "offset": 10, **start}
+    spec = {
+        "$schema": alt.SCHEMA_URL,
+        "title": head,
+        "data": {"name": DATA},
+        "datasets": {DATA: data},
+        "vconcat": [chart | {"title": foot} if below else chart],
+    }
     caption = " ".join(f"{line.rstrip('.')}." for line in (title, *above, *below))
-    return Figure(name, title, spec | {"description": caption, "datasets": {DATA.name: data}}, data, marks, caption)
+    return Figure(name, title, spec | {"description": caption}, data, marks, caption)
+
+
+def layered(layers: Sequence[alt.Chart], transform: Sequence[Spec], width: int, height: int) -> Spec:
+    """Marks over one another, of rows that are transformed once for all of them.
+
+    Altair makes marks and encodings; what holds them together is put together here, for Altair copies all that is in a
+    chart at each step, which takes longer than all else together.
+    """
+    return {
+        "layer": [layer.to_dict(validate=False, context={"top_level": False}) for layer in layers],
+        "transform": list(transform),
+        "width": width,
+        "height": height,
+    }
+
+
+def only(field: str, value: str) -> Spec:
+    """A transform that keeps rows with this value."""
+    return {"filter": {"field": field, "equal": value}}
+
+
+def calculated(**fields: str) -> list[Spec]:
+    """Transforms that add fields to rows, by Vega's expressions."""
+    return [{"calculate": expression, "as": name} for name, expression in fields.items()]
 
 
 def _wrapped(lines: Sequence[str], across: int) -> list[str]:

@@ -3,6 +3,7 @@
 Colour and shape are for what the experiment is about, dashes or a chart of its own for the rest.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import altair as alt
 
 from analysis.experiments import Panel
 from analysis.figures import points, words
-from analysis.figures.drawing import SALTIRE, Figure
+from analysis.figures.drawing import SALTIRE, Figure, Spec
 from analysis.figures.panel import (
     ACROSS,
     ENDED,
@@ -21,22 +22,23 @@ from analysis.figures.panel import (
     explained,
     field,
     hollow,
+    kept,
     layout,
-    only,
 )
 from analysis.figures.points import Row
 
 WIDTH, HEIGHT = 340, 240
 FACETED = 220  # the width of a chart among several
+BESIDE = 0.012  # of the range of x, from one series to the next
 DASHED = 2  # values that dashes can show; more are charts beside each other
 
 
-def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure:
+def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure | None:
     """A chart for each measure of the view, with the ideal beside times and rates."""
     told = layout(panel)
     others = len(panel.values(told.other)) if told.other is not None else 0
     faceted = others > DASHED
-    rows, notes, charts = [], [], []
+    rows, notes, charts, shown = [], [], [], {}
     for measure in panel.experiment.view.measures:
         found = points.measured(panel, measure)
         if not any(row["status"] == "ok" for row in found) and charts:
@@ -45,13 +47,14 @@ def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure:
         found += points.ideal(panel, measure, found) + points.paper(panel, measure, paper)
         plot = Plot(panel, told, measure, found, faceted)
         rows += found
-        notes += points.bars(found, plot.reach)
+        shown[measure] = found, plot.reach
         charts.append(chart(plot))
-    whole = alt.vconcat(*charts) if faceted else alt.hconcat(*charts)
+    if not rows:
+        return None
+    whole = {"vconcat" if faceted else "hconcat": charts}
     width = FACETED * min(ACROSS, others) if faceted else WIDTH * len(charts)
-    return around(
-        panel, name, whole, rows, told.by, [*notes, *_ideal(panel, rows), *explained(panel, rows, paper)], width
-    )
+    notes = [*points.bars(shown, panel.experiment.kind), *notes, *_ideal(panel, rows), *explained(panel, rows, paper)]
+    return around(panel, name, whole, rows, told.by, notes, width)
 
 
 def _ideal(panel: Panel, rows: Sequence[Row]) -> list[str]:
@@ -59,38 +62,59 @@ def _ideal(panel: Panel, rows: Sequence[Row]) -> list[str]:
     ranks = words.column("gpus", panel.runs)
     told = []
     if measures - {"step_s"}:
-        told.append(f"Thin grey: the ideal, n {ranks} n times as fast as one")
+        rows_of = " in rows" if panel.experiment.kind == "llm" else ""
+        told.append(f"Thin grey: the ideal, n {ranks} n times as fast as one{rows_of}")
     if "step_s" in measures:
         told.append(f"Thin grey: the ideal, an iteration of n {ranks} (with n times the rows) as long as that of one")
     return told
 
 
-def chart(plot: Plot) -> Any:
+def chart(plot: Plot) -> Spec:
     """A measure over x."""
-    base = plot.base().encode(x=axis(plot.panel, plot.layout), y=plot.y())
-    layers = alt.layer(*_layers(plot, base)).properties(width=FACETED if plot.faceted else WIDTH, height=HEIGHT)
-    return plot.facets(layers)
+    base = alt.Chart().encode(x=axis(plot.panel, plot.layout), y=plot.y())
+    width = FACETED if plot.faceted else WIDTH
+    return plot.facets(plot.layered(_layers(plot, base), width, HEIGHT, along=_along(plot)))
+
+
+def _along(plot: Plot) -> str:
+    """The place of a row along x: where there are intervals, series stand a little beside each other."""
+    told, values = plot.layout, plot.panel.values(plot.layout.x)
+    place = f"datum[{told.x!r}]"
+    if told.colour is None or not numbers(values) or all(row.get("low") is None for row in plot.rows):
+        return place
+    colours = plot.order(told.colour)
+    others = plot.order(told.other) if told.other is not None and not plot.faceted else [""]
+    index = f"{len(others)} * indexof({json.dumps(colours)}, datum[{told.colour!r}])"
+    if len(others) > 1:
+        index += f" + indexof({json.dumps(others)}, datum[{told.other!r}])"
+    middle, apart = (len(colours) * len(others) - 1) / 2, BESIDE * (max(values) - min(values))
+    beside = f"datum.of == '{points.MEASURED}' && datum.status == 'ok'"
+    return f"{place} + ({beside} ? ({index} - {middle}) * {apart} : 0)"
+
+
+def numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def axis(panel: Panel, told: Layout) -> alt.X:
     """The x axis: numbers where they are, with a tick at each."""
     values = panel.values(told.x)
     title = words.column(told.x, panel.runs) + words.axis_unit(told.x)
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+    if not numbers(values):
         order = [words.value(value) for value in values]
-        return alt.X(field(told.x), type="nominal", sort=order, title=title, axis=alt.Axis(labelAngle=0))
+        return alt.X("along", type="nominal", sort=order, title=title, axis=alt.Axis(labelAngle=0))
     room = 0.08 * (max(values) - min(values)) or 1
     scale = alt.Scale(domain=[min(values) - room, max(values) + room], nice=False, zero=False)
     ticks = alt.Axis(values=values, format="d", grid=False)
-    return alt.X(field(told.x), type="quantitative", title=title, scale=scale, axis=ticks)
+    return alt.X("along", type="quantitative", title=title, scale=scale, axis=ticks)
 
 
 def _layers(plot: Plot, base: Any) -> list[Any]:
     series, detail = plot.colour(), plot.detail()
-    ok = only(base, of=points.MEASURED, status="ok")
+    ok = kept(base, of=points.MEASURED, status="ok")
     layers = []
     if any(row["of"] == points.IDEAL for row in plot.rows):
-        ideal = only(base, of=points.IDEAL).mark_line(style="ideal", interpolate="monotone", clip=True)
+        ideal = kept(base, of=points.IDEAL).mark_line(style="ideal", interpolate="monotone", clip=True)
         layers.append(ideal.encode(**detail))
     layers.append(ok.mark_line(strokeWidth=1.6).encode(**series, **plot.dash(), **detail))
     layers += error_bars(ok, series | detail)
@@ -110,11 +134,11 @@ def _crosses(plot: Plot, base: Any) -> list[Any]:
     told = plot.layout
     names = [name for name in (told.colour, None if plot.faceted else told.other) if name is not None]
     label = " + ' ' + ".join([*(f"datum[{name!r}]" for name in names), ENDED])
-    numbers = [value for value in plot.panel.values(told.x) if isinstance(value, int | float)]
-    last = f"datum[{told.x!r}] == {max(numbers)}" if numbers else "false"
+    values = plot.panel.values(told.x)
+    last = f"datum[{told.x!r}] == {max(values)}" if numbers(values) else "false"
     groups = [field(name) for name in (told.x, told.other if plot.faceted else None) if name is not None]
     crossed = (
-        only(base, of=points.MEASURED)
+        kept(base, of=points.MEASURED)
         .transform_filter("datum.status != 'ok'")
         .transform_window(number="row_number()", groupby=groups)
         .transform_calculate(

@@ -10,7 +10,7 @@ import altair as alt
 
 from analysis.experiments import Panel
 from analysis.figures import points, words
-from analysis.figures.drawing import DASHES, DATA, SHAPES, Figure, figure
+from analysis.figures.drawing import DASHES, SHAPES, Figure, Spec, calculated, figure, layered, only
 from analysis.figures.points import Row
 
 ACROSS = 4  # charts beside each other
@@ -86,23 +86,29 @@ class Plot:
         least, most = (bound / self.unit.divisor for bound in self.reach)
         return least, most + self.crosses * self.strip
 
-    def base(self) -> Any:
-        """The rows of the measure, in the axis' unit."""
-        kept = alt.Chart().transform_filter(alt.FieldEqualPredicate(field="measure", equal=self.measure))
-        return kept.transform_calculate(**{name: f"datum.{of} / {self.unit.divisor}" for name, of in SHOWN.items()})
+    def layered(self, layers: Sequence[alt.Chart], width: int, height: int, **fields: str) -> Spec:
+        """The layers over the rows of the measure, in the axis' unit, with further fields."""
+        shown = {name: f"datum.{of} / {self.unit.divisor}" for name, of in SHOWN.items()}
+        transform = [only("measure", self.measure), *calculated(**shown, **fields)]
+        return layered(layers, transform, width, height)
 
     def y(self, top: float | None = None) -> alt.Y:
         title = words.axis(self.measure, self.panel.experiment.kind, self.unit)
         scale = alt.Scale(domain=[self.domain[0], top or self.domain[1]], nice=False, zero=False)
         return alt.Y("shown:Q", title=title, scale=scale, axis=alt.Axis(format=self.unit.format, tickCount=6))
 
-    def facets(self, chart: Any) -> Any:
+    def facets(self, chart: Spec) -> Spec:
         """The chart once for each value of the other column, where they are shown so."""
-        if not self.faceted or self.layout.other is None:
-            return chart
         name = self.layout.other
-        facet = alt.Facet(field(name), type="nominal", sort=self.order(name), header=alt.Header(title=self.title(name)))
-        return chart.facet(facet=facet, data=DATA, columns=ACROSS)
+        if not self.faceted or name is None:
+            return chart
+        facet = {
+            "field": field(name),
+            "type": "nominal",
+            "sort": self.order(name),
+            "header": {"title": self.title(name)},
+        }
+        return {"facet": facet, "spec": chart, "columns": ACROSS}
 
     def title(self, name: str) -> str:
         return words.column(name, self.panel.runs) + words.axis_unit(name)
@@ -157,9 +163,9 @@ def field(name: str) -> str:
     return name.replace(".", "\\.")
 
 
-def only(base: Any, of: str, status: str | None = None) -> Any:
-    kept = base.transform_filter(alt.FieldEqualPredicate(field="of", equal=of))
-    return kept if status is None else kept.transform_filter(alt.FieldEqualPredicate(field="status", equal=status))
+def kept(base: Any, of: str, status: str | None = None) -> Any:
+    found = base.transform_filter(alt.FieldEqualPredicate(field="of", equal=of))
+    return found if status is None else found.transform_filter(alt.FieldEqualPredicate(field="status", equal=status))
 
 
 def error_bars(ok: Any, encoding: dict[str, Any], size: int = 7, **mark: Any) -> list[Any]:
@@ -176,14 +182,14 @@ def hollow(base: Any, encoding: dict[str, Any]) -> Any:
     legend = alt.Legend(title=None, symbolFillColor="transparent", symbolType="circle", symbolStrokeWidth=1.5)
     label = alt.Opacity("paper:N", scale=alt.Scale(range=[1, 0.999]), legend=legend)
     tips = [alt.Tooltip("paper:N"), alt.Tooltip("shown:Q", format=".4~g")]
-    kept = only(base, of=points.PAPER).mark_point(filled=False, size=75, strokeWidth=1.6)
-    return kept.encode(**encoding, opacity=label, tooltip=tips)
+    hollow = kept(base, of=points.PAPER).mark_point(filled=False, size=75, strokeWidth=1.6)
+    return hollow.encode(**encoding, opacity=label, tooltip=tips)
 
 
 def around(
     panel: Panel,
     name: str,
-    chart: Any,
+    chart: Spec,
     rows: list[Row],
     by: Sequence[str],
     notes: Sequence[str],
@@ -199,8 +205,9 @@ def around(
     experiment = panel.experiment
     measures = [words.measure(measure, experiment.kind) for measure in dict.fromkeys(row["measure"] for row in rows)]
     title = words.title([what] if what is not None else measures, [words.column(column, panel.runs) for column in by])
+    title += f" ({panel.apart})" if panel.apart else ""  # as there are other panels
     source = f"{experiment.name}: {experiment.title.rstrip('.')}"
-    above = [source, words.same(panel.runs, by), *([f"This one: {panel.apart}"] if panel.apart else [])]
+    above = [source, words.same(panel.runs, by)]
     common, legend = words.of_marks(panel.runs)
     below = [*dict.fromkeys(notes), *words.absent(panel.missing), *legend]
     signs = "".join(dict.fromkeys(common + "".join(run["marks"] for run in panel.runs)))

@@ -145,11 +145,22 @@ def reach(rows: Sequence[Row]) -> tuple[float, float]:
     return max(min([least, *lows]), least - room), min(max([most, *highs]), most + room)
 
 
-def bars(rows: Sequence[Row], shown: tuple[float, float]) -> list[str]:
-    """A line on what the points and their bars are, and one where an interval was cut."""
+def bars(shown: dict[str, tuple[list[Row], tuple[float, float]]], kind: str) -> list[str]:
+    """Lines on what points and their bars are, said once where it is the same for all measures, and on what was cut.
+
+    Args:
+        shown: by measure, its rows and the least and the most of its axis.
+        kind: of the runs.
+    """
+    told = {words.measure(measure, kind): _bars(rows) for measure, (rows, _) in shown.items()}
+    said = {line: [name for name, other in told.items() if other == line] for line in told.values() if line}
+    named = [f"{words.listed(names)}: {line}" if len(said) > 1 else line for line, names in said.items()]
+    beyond = [line for rows, limits in shown.values() for line in cut(rows, limits)]
+    return [*(line[:1].upper() + line[1:] for line in named), *dict.fromkeys(beyond)]
+
+
+def _bars(rows: Sequence[Row]) -> str:
     points = [row for row in rows if row["of"] == MEASURED and row["status"] == "ok"]
-    if not points:
-        return []
     several = sorted({row["n"] for row in points if row["bar"] == T_INTERVAL})
     told = []
     if several:
@@ -157,9 +168,8 @@ def bars(rows: Sequence[Row], shown: tuple[float, float]) -> list[str]:
         told.append(f"means of {runs} runs with their {T_INTERVAL}")
     if any(row["n"] == 1 for row in points):
         spread = any(row["bar"] == OF_STEPS for row in points)
-        told.append(f"single runs, {f'with the {OF_STEPS}' if spread else 'without a bar'}")
-    line = words.listed(told)
-    return [line[:1].upper() + line[1:], *cut(points, shown)]
+        told.append(f"single runs {f'with the {OF_STEPS}' if spread else 'without a bar'}")
+    return words.listed(told)
 
 
 def cut(rows: Sequence[Row], shown: tuple[float, float]) -> list[str]:
