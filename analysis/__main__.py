@@ -83,7 +83,7 @@ def _table(options: argparse.Namespace) -> int:
     panels = experiments.panels(experiment, found.runs, options.mix)
     if not panels:
         raise ValueError(f"{experiment.name} is not measured; this measures it: {experiment.command}")
-    shown, rest = (panels, []) if options.all else tables.fullest(panels)
+    shown, rest = (panels, []) if options.all else experiments.fullest(panels)
     content = formats.FORMATS[options.format](tables.tables(experiment, shown))
     also = [f"--all shows {len(rest)} more settings, which have fewer of the cells"] if rest else []
     if options.out is None:
@@ -112,7 +112,7 @@ def _claims(options: argparse.Namespace) -> int:
 def _figure(options: argparse.Namespace) -> int:
     found = data.read(options.folders or FOLDERS)
     formats = dict.fromkeys(options.format.split(","))
-    told = draw.draw(options.name, found.runs, options.out, list(formats), options.mix)
+    told = draw.draw(options.name, found.runs, options.out, list(formats), options.mix, options.all)
     show.say([*told, *listing.skipped(found.skipped)])
     return 0
 
@@ -166,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     drawn.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
     drawn.add_argument("--out", metavar="FOLDER", type=Path, default=draw.OUT, help="write there (outputs/figures)")
     drawn.add_argument("--format", metavar="svg,pdf,png", default="svg", help="the kinds of files (svg)")
+    drawn.add_argument("--all", action="store_true", help="settings with few of the cells too")
     drawn.add_argument("--mix", action="store_true", help="let several commits or machines stand in one figure")
     return parser
 

@@ -11,6 +11,10 @@ from multicard.config import NOT_IDENTITY
 REPEATED = "seed"  # runs that differ in it alone are repetitions
 RECIPE = "recipe"  # torchtune's, which follows from the method and the number of GPUs unless it is forced
 PLACES = ("dataset.root", "dataset.cache_dir", "dataset.download", "dataset.data_files", "tokenizer.path")
+AFTER = (
+    "profile",
+    "diagnose",
+)  # looks at a run once it is over, by steps of their own: nothing measured has them in it
 COMMIT = 9  # digits
 Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
 
@@ -22,8 +26,8 @@ def settings(runs: Iterable[Run]) -> list[str]:
     """
     shapes = dict.fromkeys(tuple(run.columns) for run in runs)
     names = dict.fromkeys(name for shape in shapes for name in shape)
-    apart = {REPEATED, *RESERVED, *PLACES}
-    return [name for name in names if name not in apart and name.partition(".")[0] not in NOT_IDENTITY]
+    apart = {REPEATED, *RESERVED, *PLACES, *(f"{name}.name" for name in names)}  # an axis says what was in force
+    return [name for name in names if name not in apart and name.partition(".")[0] not in {*NOT_IDENTITY, *AFTER}]
 
 
 def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:

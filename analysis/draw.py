@@ -5,12 +5,11 @@ NAME is one of `conf/experiment/`, `all` of them, or of any runs: `losses` over 
 measured are files of their own: NAME-2, NAME-3 and so on.
 """
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from analysis import experiments, show
+from analysis import experiments, papers, show
 from analysis.data import Run
 from analysis.marks import legend
 
@@ -21,11 +20,14 @@ ALL = "all"
 OUT = Path("outputs") / "figures"
 
 
-def draw(name: str, runs: Sequence[Run], out: Path, formats: Sequence[str], mix: bool) -> list[str]:
+def draw(
+    name: str, runs: Sequence[Run], out: Path, formats: Sequence[str], mix: bool = False, whole: bool = False
+) -> list[str]:
     """Write the figures of that name; a line for each, one for each experiment that was not measured, and the marks.
 
     Args:
         mix: let runs of several commits and machines stand in one figure of an experiment.
+        whole: draw settings with few of an experiment's cells too.
 
     Raises:
         ValueError: no such figure or format, or nothing to draw.
@@ -45,20 +47,15 @@ def draw(name: str, runs: Sequence[Run], out: Path, formats: Sequence[str], mix:
         return [*_written(drawn, out, formats), *legend(figure.marks for figure in drawn)]
     drawn, absent = [], []
     for experiment in map(experiments.load, names):
-        found = charts(experiment, experiments.panels(experiment, runs, mix), printed(experiment.name))
+        panels = experiments.panels(experiment, runs, mix)
+        shown = experiments.fullest(panels)[0] if panels and not whole else panels
+        found = charts(experiment, shown, papers.figures(experiment.name))
         drawn += found
         absent += [] if found else [f"{experiment.name}: not measured: {experiment.command}"]
     if not drawn:
         rest = f" (nor any of {len(absent) - 1} others)" if len(absent) > 1 else ""
         raise ValueError(absent[0] + rest)
     return [*_written(drawn, out, formats), *absent, *legend(figure.marks for figure in drawn)]
-
-
-def printed(name: str) -> Sequence[Any]:
-    """What the papers printed of an experiment (`analysis.papers`); nothing where that is not there."""
-    if importlib.util.find_spec("analysis.papers") is None:
-        return ()
-    return importlib.import_module("analysis.papers").figures(name)
 
 
 def _written(drawn: Sequence["Figure"], out: Path, formats: Sequence[str]) -> list[str]:

@@ -177,6 +177,17 @@ def panels(experiment: Experiment, runs: Sequence[Run], mix: bool = False) -> li
     return [replace(panel, apart=_label(panel.setting, told)) for panel in telling]
 
 
+def fullest(found: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:
+    """The panels to show unasked, and the rest: where one is complete, those that are not; else those with less than
+    half of its cells.
+
+    What other sweeps have in common with an experiment fills a few of its cells, and would bury its own.
+    """
+    first = found[0]
+    shown = [one for one in found if (not one.missing if not first.missing else 2 * len(one.cells) >= len(first.cells))]
+    return shown, [one for one in found if one not in shown]
+
+
 def _telling(settings: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[str]:
     """Keys enough to tell all settings apart, the earlier ones first: what `scale=smoke` brings goes unsaid."""
     told: list[str] = []

@@ -46,15 +46,6 @@ def tables(experiment: Experiment, panels: Sequence[Panel]) -> list[Table]:
     return [_table(experiment, panel) for panel in panels]
 
 
-def fullest(panels: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:
-    """The panels to show unasked, and the rest: those with less than half of the cells of the first.
-
-    What other sweeps have in common with an experiment fills a few of its cells, and would bury its own.
-    """
-    most = max(len(panel.cells) for panel in panels)
-    return [one for one in panels if 2 * len(one.cells) >= most], [one for one in panels if 2 * len(one.cells) < most]
-
-
 def _table(experiment: Experiment, panel: Panel) -> Table:
     if experiment.view.form == "calls":
         return _of_calls(experiment, panel)
