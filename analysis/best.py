@@ -56,6 +56,22 @@ class Setting:
         return "".join(dict.fromkeys("".join(run["marks"] for run in self.runs)))
 
 
+@dataclass(frozen=True)
+class Ranking:
+    """Settings that did the same amount of the same work, the best first.
+
+    work: what tells it from the other works; empty for one alone. amount: rows or pairs, where its runs differ there.
+    words: the trade-off front. headings, rows: the ranking.
+    """
+
+    work: str
+    amount: str
+    words: str
+    headings: list[str]
+    rows: list[list[str]]
+    runs: list[Run]
+
+
 def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int | None) -> list[str]:
     """The ranking of each work that was done, in words and as a table.
 
@@ -65,6 +81,30 @@ def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int 
     Raises:
         ValueError: nothing can be ranked, with the reason.
     """
+    figured, kept = _kept(runs, goal, limits)
+    found = _rankings(kept, goal, mix)
+    works = list(dict.fromkeys(ranking.work for ranking in found))
+    told = [f"{len(works)} different works, each ranked by itself:"] if len(works) > 1 else []
+    for work in works:
+        told += ["", f"{work}:"] if len(works) > 1 else []
+        for ranking in found:
+            if ranking.work == work:
+                told += [f"{ranking.amount}:"] if ranking.amount else []
+                told += [ranking.words, *show.table(ranking.headings, ranking.rows, width)]
+    return [*told, *_left_out(runs, figured, kept), *legend(run["marks"] for run in kept)]
+
+
+def rankings(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> list[Ranking]:
+    """The same as data, the works in the order of their first runs.
+
+    Raises:
+        ValueError: nothing can be ranked, with the reason.
+    """
+    return _rankings(_kept(runs, goal, limits)[1], goal, mix)
+
+
+def _kept(runs: Sequence[Run], goal: str, limits: Limits) -> tuple[list[Run], list[Run]]:
+    """The runs with the goal's figure, and those of them within the limits."""
     measured = [run for run in runs if run["status"] == "ok"]
     figured = [run for run in measured if run[GOALS[goal]] is not None]
     if not figured:
@@ -72,12 +112,16 @@ def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int 
     kept = [run for run in figured if _fits(run, limits)]
     if not kept:
         raise ValueError(f"none of {len(figured)} runs keeps to the limits ({_nearest(figured, limits)})")
+    return figured, kept
+
+
+def _rankings(kept: Sequence[Run], goal: str, mix: bool) -> list[Ranking]:
     works = cells.group(kept, _work(kept, mix))
-    told = [f"{len(works)} different works, each ranked by itself:"] if len(works) > 1 else []
-    for work, group in works.items():
-        told += ["", f"{_named(work, list(works))}:"] if len(works) > 1 else []
-        told += _ranked(group, goal, width)
-    return [*told, *_left_out(runs, figured, kept), *legend(run["marks"] for run in kept)]
+    return [
+        ranking
+        for work, group in works.items()
+        for ranking in _ranked(group, goal, _named(work, list(works)) if len(works) > 1 else "")
+    ]
 
 
 def _named(work: cells.Cell, works: Sequence[cells.Cell]) -> str:
@@ -153,18 +197,18 @@ def _same_amount(runs: Sequence[Run]) -> dict[Any, list[Run]]:
     return found
 
 
-def _ranked(group: Sequence[Run], goal: str, width: int | None) -> list[str]:
-    told = []
+def _ranked(group: Sequence[Run], goal: str, work: str) -> list[Ranking]:
+    found = []
     amounts = _same_amount(group)
     for (rows, pairs), runs in amounts.items():
-        if len(amounts) > 1:
-            told.append(f"{'preference pairs' if pairs else 'runs'} of {'all' if rows is None else rows} rows:")
+        done = f"{'preference pairs' if pairs else 'runs'} of {'all' if rows is None else rows} rows"
         ways = [name for name in cells.settings(runs) if any(name in run.columns for run in runs)]
         settings = sorted((_setting(c, r, goal) for c, r in cells.group(runs, ways).items()), key=lambda s: s.cost)
         keys = cells.apart([dict(setting.cell) for setting in settings], ways)
         best = front(settings)
-        told += [_words(best, keys, goal), *_table(settings, best, keys, goal, width)]
-    return told
+        amount = done if len(amounts) > 1 else ""
+        found.append(Ranking(work, amount, _words(best, keys, goal), *_table(settings, best, keys, goal), runs))
+    return found
 
 
 def _setting(cell: cells.Cell, runs: list[Run], goal: str) -> Setting:
@@ -256,8 +300,9 @@ def _cost(setting: Setting, goal: str) -> str:
 
 
 def _table(
-    settings: Sequence[Setting], best: Sequence[Setting], keys: Sequence[str], goal: str, width: int | None
-) -> list[str]:
+    settings: Sequence[Setting], best: Sequence[Setting], keys: Sequence[str], goal: str
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows."""
     rows = []
     for rank, setting in enumerate(settings, 1):
         values = dict(setting.cell)
@@ -275,4 +320,4 @@ def _table(
             }
         )
     names = [name for name in rows[0] if name in keys or {row[name] for row in rows} - {"-", ""}]
-    return show.table(names, [[row[name] for name in names] for row in rows], width)
+    return names, [[row[name] for name in names] for row in rows]
