@@ -6,6 +6,7 @@
     python -m analysis best --goal time [--accuracy 0.99] [--memory 80GB] [--gpus 4] [FOLDER...]
     python -m analysis claims [FOLDER...] [--only NAME,...] [--markdown FILE] [--json FILE]
     python -m analysis figure NAME|all [FOLDER...] [--format svg,pdf,png]
+    python -m analysis report [FOLDER...] [--out report.html] [--title TEXT]
 
 FOLDER is multirun where none is given. An error is one line, `refused: ...`, and exit code 1.
 """
@@ -117,6 +118,13 @@ def _figure(options: argparse.Namespace) -> int:
     return 0
 
 
+def _report(options: argparse.Namespace) -> int:
+    from analysis import report  # hydra, jinja2 and vl-convert, which nothing else needs
+
+    print(show.clean(report.write(options.folders or FOLDERS, options.out, options.title, options.mix)))
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser("python -m analysis", description=__doc__, formatter_class=form)
@@ -168,6 +176,12 @@ def _parser() -> argparse.ArgumentParser:
     drawn.add_argument("--format", metavar="svg,pdf,png", default="svg", help="the kinds of files (svg)")
     drawn.add_argument("--all", action="store_true", help="settings with few of the cells too")
     drawn.add_argument("--mix", action="store_true", help="let several commits or machines stand in one figure")
+    page = commands.add_parser("report", help="one HTML file about all of it")
+    page.set_defaults(run=_report)
+    page.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
+    page.add_argument("--out", metavar="FILE", type=Path, help="report.html in the first folder where not given")
+    page.add_argument("--title", metavar="TEXT", help="its heading")
+    page.add_argument("--mix", action="store_true", help="average runs of several commits or machines")
     return parser
 
 

@@ -61,15 +61,23 @@ class Ranking:
     """Settings that did the same amount of the same work, the best first.
 
     work: what tells it from the other works; empty for one alone. amount: rows or pairs, where its runs differ there.
-    words: the trade-off front. headings, rows: the ranking.
+    label, figures: of the best. others: a sentence for each other setting of the trade-off front.
+    headings, rows: the ranking.
     """
 
+    goal: str
     work: str
     amount: str
-    words: str
+    label: str
+    figures: str
+    others: list[str]
     headings: list[str]
     rows: list[list[str]]
     runs: list[Run]
+
+    @property
+    def words(self) -> str:
+        return " ".join([f"{FIRST[self.goal]}: {self.label}: {self.figures}.", *self.others])
 
 
 def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int | None) -> list[str]:
@@ -207,7 +215,9 @@ def _ranked(group: Sequence[Run], goal: str, work: str) -> list[Ranking]:
         keys = cells.apart([dict(setting.cell) for setting in settings], ways)
         best = front(settings)
         amount = done if len(amounts) > 1 else ""
-        found.append(Ranking(work, amount, _words(best, keys, goal), *_table(settings, best, keys, goal), runs))
+        label = cells.label(best[0].cell, keys) or "the only setting"
+        told = label, _figures(best[0], goal), _others(best, keys, goal)
+        found.append(Ranking(goal, work, amount, *told, *_table(settings, best, keys, goal), runs))
     return found
 
 
@@ -254,10 +264,10 @@ def distinct(a: float, a_samples: int, b: float, b_samples: int) -> bool:
     return abs(shares[0][0] - shares[1][0]) > Z * error
 
 
-def _words(best: Sequence[Setting], keys: Sequence[str], goal: str) -> str:
-    """The front, the best first, each other setting by what it asks for and what it gives."""
+def _others(best: Sequence[Setting], keys: Sequence[str], goal: str) -> list[str]:
+    """The front but for the best: each setting by what it asks for and what it gives."""
     first, *others = best
-    told = f"{FIRST[goal]}: {cells.label(first.cell, keys) or 'the only setting'}: {_figures(first, goal)}."
+    told = []
     for other in others:
         ratio = other.cost / first.cost
         gives = [_fewer(first, other)] if other.gpus < first.gpus else []
@@ -265,7 +275,7 @@ def _words(best: Sequence[Setting], keys: Sequence[str], goal: str) -> str:
             gives.append(_gain(first, other))
         what = cells.label(other.cell, keys)
         given = " and ".join(gives)
-        told += f" {given[:1].upper()}{given[1:]} {ratio:.2g} times {MORE[goal]} ({what}: {_figures(other, goal)})."
+        told.append(f"{given[:1].upper()}{given[1:]} {ratio:.2g} times {MORE[goal]} ({what}: {_figures(other, goal)}).")
     return told
 
 

@@ -1,0 +1,31 @@
+"""`report`: one HTML file about some runs, for a person who must decide how to run a training on several GPUs.
+
+`content` says what is in it, as the plain data of `parts`; `page` writes that as a file that opens offline.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis import data
+from analysis.report import content, page
+
+NAME = "report.html"
+
+
+def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: bool) -> str:
+    """Write the report on all runs under `folders`; what it holds, in a line.
+
+    Args:
+        out: the file; by default report.html in the first folder.
+        mix: average runs of several commits or machines.
+
+    Raises:
+        ValueError: nothing that can be reported, or nowhere to write it.
+    """
+    found = data.read(folders)
+    path = folders[0] / NAME if out is None else out
+    if path.is_dir():
+        raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
+    made = content.report(found, title or f"Runs of {folders[0].resolve().name}", mix, content.sources())
+    size_bytes = page.write(path, made)
+    return f"{path}: {content.summary(found)}; {page.counted(made)}, {size_bytes / 1e6:.1f} MB"

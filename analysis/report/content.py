@@ -1,0 +1,204 @@
+"""What the report says: the one place where runs, tables, figures and verdicts come together as its sections."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from analysis import experiments
+from analysis.data import Found, Run
+from analysis.experiments import Experiment, Panel
+from analysis.report import commands, gaps, overview, reads, runs_grid, settings
+from analysis.report.parts import Claim, Fold, Grid, Heading, Part, Plot, Report, Section, Table, Words
+from analysis.report.reads import Read, mapping
+from multicard.measure import timestamp
+
+
+class Drawn(Protocol):
+    """A figure: Vega-Lite and the rows that it shows."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def spec(self) -> dict[str, Any]: ...
+    @property
+    def rows(self) -> list[dict[str, Any]]: ...
+    @property
+    def marks(self) -> str: ...
+    @property
+    def caption(self) -> str: ...
+
+
+class Tabled(Protocol):
+    """A table of text."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def headings(self) -> Sequence[str]: ...
+    @property
+    def rows(self) -> Sequence[Sequence[str]]: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The claims, and how many of them hold, in sentences."""
+
+    claims: Sequence[Claim]
+    summary: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Who makes what the report shows beside its own tables.
+
+    tables, charts: of an experiment and the panels that runs fill. overall: figures of all runs by the subsection that
+    they belong to (`scaling`, `phases`, `curves`, `profiles`, `volumes`, `energy`). theme: Vega's configuration, of
+    `light` and `dark`.
+    """
+
+    tables: Callable[[Experiment, list[Panel]], Sequence[Tabled]]
+    charts: Callable[[Experiment, list[Panel]], Sequence[Drawn]]
+    overall: Callable[[Sequence[Run], bool], Mapping[str, Sequence[Drawn]]]
+    judge: Callable[[Sequence[Run], bool], Judged]
+    theme: Callable[[str], Mapping[str, Any]]
+
+
+def sources() -> Sources:
+    """Those of this program."""
+    return Sources(
+        tables=lambda *_: (),
+        charts=lambda *_: (),
+        overall=lambda *_: {},
+        judge=lambda *_: Judged((), ()),
+        theme=lambda _: {},
+    )
+
+
+def report(found: Found, title: str, mix: bool, sources: Sources) -> Report:
+    """The whole report of some runs.
+
+    Args:
+        mix: let runs of several commits and machines stand in one cell, panel and ranking.
+    """
+    read = reads.read(found.runs)
+    filled = [(one, experiments.panels(one, found.runs, mix)) for one in map(experiments.load, experiments.names())]
+    judged = sources.judge(found.runs, mix)
+    made = [
+        overview.answers(read, mix, judged.summary),
+        overview.machines(read),
+        Section(
+            "runs",
+            "All runs",
+            "What was measured? Each row opens what it was, what it cost and the command that measures it again.",
+            [runs_grid.grid(read)],
+        ),
+        _settings(read, mix, sources),
+        _papers(filled, sources),
+        _claims(judged),
+        gaps.section(read, found.skipped, filled),
+    ]
+    return Report(
+        title,
+        timestamp(),
+        summary(found),
+        overview.warnings(found.runs),
+        overview.signs(found.runs),
+        [section for section in made if section.parts],
+        {name: sources.theme(name) for name in ("light", "dark")},
+    )
+
+
+def summary(found: Found) -> str:
+    """How many runs, and of when."""
+    runs = found.runs
+    good = sum(run["status"] == "ok" for run in runs)
+    told = [f"{len(runs):,} run{'s' * (len(runs) != 1)}"]
+    told += [f"{len(runs) - good:,} of them did not end ok"] * (good < len(runs))
+    days = sorted({run["started_at"][:10] for run in runs if run["started_at"]})
+    told += [f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "")] if days else []
+    return ", ".join(told)
+
+
+def _settings(read: Sequence[Read], mix: bool, sources: Sources) -> Section:
+    """What a setting gains and costs: each subsection its figures, then its table."""
+    found = settings.settings(read, mix)
+    figures = sources.overall([one.run for one in read if one.run["status"] == "ok"], mix)
+    made: list[tuple[str, str, Grid | None]] = [
+        ("scaling", "Scaling", settings.scaling(found)),
+        ("phases", "A step", settings.phases(found)),
+        ("curves", "Learning", None),
+        ("profiles", "Profiles", settings.profiles(read)),
+        ("volumes", "Memory and bytes", settings.volumes(found)),
+        ("energy", "Energy", settings.energy(found)),
+    ]
+    parts: list[Part] = []
+    for name, title, grid in made:
+        plots = [_plot(_numbered(name, n), one, ()) for n, one in enumerate(figures.get(name, ()))]
+        if plots or grid is not None:
+            parts += [Heading(title, "" if grid is None else grid.title), *plots]
+            parts += [replace(grid, title="")] if grid is not None else []
+    if parts and settings.energy(found) is None:
+        parts += [Heading("Energy"), Words("Not measured: it needs GPUs whose NVML gives power or energy.", "quiet")]
+    question = "What does each setting gain, where does its time go, and what does it take?"
+    return Section("settings", "Efficiency", question, parts)
+
+
+def _papers(filled: Sequence[tuple[Experiment, list[Panel]]], sources: Sources) -> Section:
+    parts: list[Part] = []
+    for experiment, panels in filled:
+        if not panels:
+            continue
+        shown = [_panel(experiment, panel, index, sources) for index, panel in enumerate(panels)]
+        if not any(shown):
+            continue
+        parts += [Heading(experiment.name, experiment.title), *shown[0]]
+        others = [part for inner in shown[1:] for part in inner]
+        if others:
+            count = len(shown) - 1
+            told = "another setting, machine or commit" if count == 1 else "other settings, machines or commits"
+            parts.append(Fold(f"{count} more: {told}" if count > 1 else f"Also measured in {told}", others))
+    question = "Do the papers' tables and figures look alike here?"
+    return Section("papers", "Beside the papers", question, parts)
+
+
+def _panel(experiment: Experiment, panel: Panel, index: int, sources: Sources) -> list[Part]:
+    """The figure and the table of one of an experiment's panels."""
+    typed = commands.of_sweeps(panel.runs) or [experiment.command]
+    name = f"{experiment.name}_{index + 1}" if index else experiment.name
+    plots = [
+        _plot(_numbered(name, number), one, typed) for number, one in enumerate(sources.charts(experiment, [panel]))
+    ]
+    tables = [Table(one.title, one.headings, one.rows, one.notes, typed) for one in sources.tables(experiment, [panel])]
+    return [*plots, *tables]
+
+
+def _numbered(name: str, number: int) -> str:
+    return f"{name}_{number + 1}" if number else name
+
+
+def _claims(judged: Judged) -> Section:
+    """Those that were measured, and folded away the rest."""
+    told: list[Part] = [Words(f"{line}.", "quiet") for line in judged.summary]
+    told += [claim for claim in judged.claims if claim.figures]
+    rest = [claim for claim in judged.claims if not claim.figures]
+    if rest:
+        told.append(Fold(f"{len(rest)} claims that no run here tests", rest))
+    return Section("claims", "Claims", "Which of the papers' findings hold on this machine?", told)
+
+
+def _plot(name: str, drawn: Drawn, typed: Sequence[str]) -> Plot:
+    """A figure for the page, whose title and notes are text of the page, not of the drawing."""
+    spec = {key: value for key, value in drawn.spec.items() if key not in ("title", "description")}
+    if spec.get("data") == {"values": drawn.rows}:
+        del spec["data"]  # the page has the rows for the download
+    charts = [
+        {key: value for key, value in chart.items() if key != "title" or mapping(value).get("style") != "notes"}
+        for chart in spec.get("vconcat", ())
+    ]
+    return Plot(
+        name, drawn.title, spec | ({"vconcat": charts} if charts else {}), drawn.rows, drawn.marks, drawn.caption, typed
+    )

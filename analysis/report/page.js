@@ -1,0 +1,49 @@
+// The theme's button, the section that is in sight, and what happens around printing.
+
+const themeButton = document.getElementById("theme");
+
+function nameTheme() {
+  themeButton.textContent = chosenTheme() === "dark" ? "Light theme" : "Dark theme";
+}
+
+themeButton.hidden = false;
+themeButton.addEventListener("click", () => {
+  document.documentElement.dataset.theme = chosenTheme() === "dark" ? "light" : "dark";
+  nameTheme();
+  redraw();
+});
+dark.addEventListener("change", () => {
+  nameTheme();
+  redraw();
+});
+nameTheme();
+
+let resized;
+window.addEventListener("resize", () => {
+  clearTimeout(resized);
+  resized = setTimeout(redraw, 200);
+});
+
+const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
+const inSight = new IntersectionObserver(
+  (seen) => {
+    for (const { target, isIntersecting } of seen) {
+      if (!isIntersecting) continue;
+      links.forEach((link) => link.removeAttribute("aria-current"));
+      links.get(target.id)?.setAttribute("aria-current", "true");
+    }
+  },
+  { rootMargin: "-20% 0px -70% 0px" },
+);
+document.querySelectorAll(".section").forEach((section) => inSight.observe(section));
+
+// Vega draws in microtasks alone, which are done before the browser lays the printed page out
+window.addEventListener("beforeprint", () => {
+  grids.forEach((grid) => grid.show(PRINTED_ROWS));
+  plots.forEach((plot) => plot.draw("light"));
+  document.querySelectorAll("details.command").forEach((one) => (one.open = true));
+});
+window.addEventListener("afterprint", () => {
+  grids.forEach((grid) => grid.show());
+  redraw();
+});
