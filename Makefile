@@ -1,7 +1,8 @@
-# make demo     install, run a small sweep and one tuning run, print what was measured
+# make demo     install, run a small sweep and one tuning run, print what was measured, write a page about it
 # make test     install, lint, run the tests (those of a cluster where `tests/slurm/cluster up` has started one)
 # make test-gpu what only a CUDA device can show
-# make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other
+# make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other, and a report of them
+#               (a nightly job: about half an hour on 2 cores)
 # make dali     install NVIDIA DALI too (loader=dali)
 # make lint     ruff and basedpyright alone
 # make lock     pin all dependencies of requirements.txt again
@@ -12,6 +13,7 @@ UV := uv==0.13.8
 
 VISION := table2 table3 strategies image_size vision_metrics loss_curves loaders layout
 TUNING := datasets table5 llm_metrics templates template_scaling llm_api_share peak_memory transfer_volume
+EXPERIMENTS := $(foreach name,$(VISION) $(TUNING),multirun/smoke_$(name))
 
 .PHONY: demo test test-gpu experiments dali lint lock install
 install: .venv/installed
@@ -19,6 +21,7 @@ install: .venv/installed
 demo: install
 	$(BIN)/python train_vision.py -m precision=fp32,bf16 gpus=1,2 layout=nhwc batch_size=16
 	$(BIN)/python tune_llm.py method=qlora template=grammar max_steps=100
+	$(BIN)/python -m analysis report
 
 test: lint
 	$(BIN)/python -m pytest -m "not gpu and not slurm"
@@ -36,6 +39,7 @@ experiments: dali
 	}; \
 	for name in $(VISION); do run train_vision.py $$name; done; \
 	for name in $(TUNING); do run tune_llm.py $$name; done; \
+	$(BIN)/python -m analysis report $(EXPERIMENTS) --out multirun/experiments.html || failed="$$failed report"; \
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 dali: install
