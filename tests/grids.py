@@ -1,12 +1,17 @@
-"""Run folders of a whole experiment of the papers, with made figures, for tests of what is drawn of them."""
+"""Run folders of a whole experiment of the papers, with made figures, and what is drawn of them, for tests of it."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import vl_convert
+
+from analysis import data, experiments, figures
 from analysis.experiments import Experiment, load
+from analysis.figures import Figure
 from multicard import measure
 from tests import records
 
@@ -133,3 +138,17 @@ def profile(ranks: int, factor: float, device: str = "cuda", steps: int = 10) ->
 def oom() -> dict[str, Any]:
     """What a record has otherwise where memory ran out; its figures so far stay, and must not be shown."""
     return {"status": "oom", "cause": {"message": "CUDA out of memory"}, "profile": None}
+
+
+def drawn(folder: Path, name: str, mix: bool = False, paper: Any = ()) -> list[Figure]:
+    experiment = experiments.load(name)
+    return figures.charts(experiment, experiments.panels(experiment, data.read([folder]).runs, mix), paper)
+
+
+def svg(figure: Figure) -> str:
+    return vl_convert.vegalite_to_svg(figure.spec, config=figures.theme("light"))
+
+
+def texts(figure: Figure) -> str:
+    """What is written in it, in one line: Vega makes an element of each line."""
+    return " ".join(re.findall(r">([^<>]+)</t", svg(figure)))

@@ -138,8 +138,11 @@ def layered(layers: Sequence[alt.Chart], transform: Sequence[Spec], width: int, 
     Altair makes marks and encodings; what holds them together is put together here, for Altair copies all that is in a
     chart at each step, which takes longer than all else together.
     """
+    marks = [layer.to_dict(validate=False, context={"top_level": False}) for layer in layers]
+    for mark in marks:
+        mark.pop("data", None)  # Altair says "empty" where a layer has none of its own
     return {
-        "layer": [layer.to_dict(validate=False, context={"top_level": False}) for layer in layers],
+        "layer": marks,
         "transform": list(transform),
         "width": width,
         "height": height,

@@ -182,8 +182,8 @@ def hollow(base: Any, encoding: dict[str, Any]) -> Any:
     legend = alt.Legend(title=None, symbolFillColor="transparent", symbolType="circle", symbolStrokeWidth=1.5)
     label = alt.Opacity("paper:N", scale=alt.Scale(range=[1, 0.999]), legend=legend)
     tips = [alt.Tooltip("paper:N"), alt.Tooltip("shown:Q", format=".4~g")]
-    hollow = kept(base, of=points.PAPER).mark_point(filled=False, size=75, strokeWidth=1.6)
-    return hollow.encode(**encoding, opacity=label, tooltip=tips)
+    points_of = kept(base, of=points.PAPER).mark_point(filled=False, size=75, strokeWidth=1.6)
+    return points_of.encode(**encoding, opacity=label, tooltip=tips)
 
 
 def around(

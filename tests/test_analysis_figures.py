@@ -1,0 +1,252 @@
+"""Figures of the experiments: the rows that are drawn, and what is said around them."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from analysis import cells, data
+from analysis.figures import Figure, calls, points
+from analysis.interval import interval, t_quantile
+from tests import grids, records
+from tests.grids import drawn, svg, texts
+
+
+def measured(figure: Figure, measure: str, **where: Any) -> list[dict[str, Any]]:
+    wanted = {"measure": measure, "of": points.MEASURED, **where}
+    return [row for row in figure.rows if all(row.get(key) == value for key, value in wanted.items())]
+
+
+# Intervals
+
+
+@pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (2, 4.30265), (4, 2.77645), (9, 2.26216), (100, 1.98397)])
+def test_quantiles_of_t_are_those_of_the_tables(freedom: int, t: float):
+    assert t_quantile(freedom) == pytest.approx(t, rel=1e-5)
+
+
+def test_quantiles_of_t_have_their_closed_forms():
+    assert t_quantile(1) == pytest.approx(math.tan(0.95 * math.pi / 2), rel=1e-12)
+    assert t_quantile(2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), rel=1e-12)
+    assert t_quantile(2, 0.5) == pytest.approx(0.5 * math.sqrt(2 / 0.75), rel=1e-12)
+
+
+def test_an_interval_is_of_the_mean():
+    found = interval([10.0, 11.0, 12.0])  # s = 1
+    assert (found.mean, found.n) == (11.0, 3)
+    assert found.high is not None and found.high - 11 == pytest.approx(4.302652729749464 / math.sqrt(3), rel=1e-9)
+    assert interval([7.0]).low is None
+    with pytest.raises(ValueError, match="no value"):
+        interval([])
+
+
+# Rows
+
+
+def test_points_are_means_over_seeds_with_their_interval(tmp_path: Path):
+    grids.fill(tmp_path, "table2", (0, 1, 2), change=lambda cell: {"total_s": 100.0 / cell["gpus"] + cell["seed"]})
+    (figure,) = drawn(tmp_path, "table2")
+    (row,) = measured(figure, "total_s", precision="fp32", gpus=4)
+    half = 4.302652729749464 / math.sqrt(3)
+    assert (row["mean"], row["n"], row["bar"]) == (26.0, 3, points.T_INTERVAL)
+    assert [row["low"], row["high"]] == pytest.approx([26 - half, 26 + half], rel=1e-9)
+    assert len(measured(figure, "total_s")) == len(measured(figure, "test_accuracy")) == 12
+    assert "Means of 3 runs with their 95 % t interval" in texts(figure)
+    assert figure.spec["datasets"]["rows"] == figure.rows  # what is downloaded is what is shown
+
+
+def test_a_single_run_has_no_bar_but_that_of_its_steps(tmp_path: Path):
+    grids.fill(tmp_path, "table5")
+    (figure,) = drawn(tmp_path, "table5")
+    assert {row["low"] for row in measured(figure, "total_s")} == {None}
+    runs = data.read([tmp_path]).runs
+    for row in measured(figure, "step_s"):
+        (run,) = [r for r in runs if r["gpus"] == row["gpus"] and cells.typed(r["pin_memory"]) == row["pin_memory"]]
+        assert row["high"] - row["mean"] == pytest.approx(run["step_std_s"]) and run["step_std_s"] > 0
+    told = texts(figure)
+    assert "Tuning time: single runs without a bar" in told
+    assert "Time of an iteration: single runs with the standard deviation of their steps" in told
+
+
+def test_what_did_not_end_is_a_labelled_cross_and_in_no_mean(tmp_path: Path):
+    grids.fill(tmp_path, "peak_memory", (0, 1), change=lambda c: grids.oom() if c["method"] == "qat" else {})
+    (figure,) = drawn(tmp_path, "peak_memory")
+    crossed = measured(figure, "peak_memory_bytes", method="qat")
+    assert [(row["status"], row["n"], row.get("mean")) for row in crossed] == [("oom", 2, None)] * 3
+    assert texts(figure).count("oom x2") == 3 and "Crosses: runs that did not end (oom)" in figure.caption
+    assert all(row["status"] == "ok" for row in measured(figure, "peak_memory_bytes", method="lora"))
+
+
+def test_of_a_cell_with_a_failed_seed_the_others_are_the_mean(tmp_path: Path):
+    failed = {"status": "failed", "cause": {"message": "boom"}, "total_s": 1.0}
+
+    def change(cell: dict[str, Any]) -> dict[str, Any]:
+        return failed if cell["seed"] == 2 and cell["gpus"] == 1 else {"total_s": 9.0}
+
+    grids.fill(tmp_path, "image_size", (0, 1, 2), change=change)
+    (figure,) = drawn(tmp_path, "image_size")
+    at = measured(figure, "total_s", gpus="1", **{"dataset.image_size": 500})
+    assert [(row["status"], row.get("mean"), row["n"]) for row in at] == [("ok", 9.0, 2), ("failed", None, 1)]
+    assert texts(figure).count("1 failed") == 5
+
+
+def test_missing_cells_are_named(tmp_path: Path):
+    grids.fill(tmp_path, "table3", where=lambda cell: cell["gpus"] < 3)
+    (figure,) = drawn(tmp_path, "table3")
+    assert len(measured(figure, "total_s")) == 4
+    missing = "pin_memory=true gpus=3; pin_memory=true gpus=4; pin_memory=false gpus=3; pin_memory=false gpus=4"
+    assert f"Not measured: {missing}" in texts(figure)
+
+
+def test_runs_of_two_commits_are_two_figures_but_where_they_are_mixed(tmp_path: Path):
+    grids.fill(tmp_path / "a", "table3", change=lambda _: {"total_s": 10.0})
+    grids.fill(tmp_path / "b", "table3", change=lambda _: {"total_s": 30.0, "commit": "f" * 40})
+    apart = drawn(tmp_path, "table3")
+    assert [figure.name for figure in apart] == ["table3", "table3-2"]
+    assert [{row["mean"] for row in measured(figure, "total_s")} for figure in apart] == [{10.0}, {30.0}]
+    assert "commit=8fdd49003" in apart[0].title and "commit=fffffffff" in apart[1].title
+    (mixed,) = drawn(tmp_path, "table3", mix=True)
+    assert {row["mean"] for row in measured(mixed, "total_s")} == {20.0}
+    assert "8fdd49003 and fffffffff (2 commits averaged, as asked)" in mixed.caption
+
+
+def test_marks_stand_below_where_all_have_them_and_else_at_the_points(tmp_path: Path):
+    def change(cell: dict[str, Any]) -> dict[str, Any]:
+        return {"oversubscribed": cell["gpus"] == 4}
+
+    grids.fill(tmp_path, "table2", device="cpu", change=change)
+    (figure,) = drawn(tmp_path, "table2")
+    signs = {row["gpus"]: row["signs"] for row in measured(figure, "total_s")}
+    assert signs == {1: "", 2: "", 3: "", 4: "*"} and set(figure.marks) == {"*", "c"}
+    told = texts(figure)
+    assert "All runs here: CPU ranks, not GPUs" in told and "At a point: *: ranks shared a GPU" in told
+    assert svg(figure).count(">*</text>") == 6  # three precisions, two charts
+    assert "CPU ranks" in figure.title and "GPUs" not in figure.title
+
+
+def test_the_ideal_is_of_one_gpu(tmp_path: Path):
+    grids.fill(tmp_path / "v", "strategies", change=lambda _: {"total_s": 60.0, "trained_images_per_s": 50.0})
+    (figure,) = drawn(tmp_path / "v", "strategies")
+    ideal = {(r["measure"], r["gpus"]): r["mean"] for r in figure.rows if r["of"] == points.IDEAL}
+    assert [ideal["total_s", n] for n in (1, 2, 3, 4)] == [60.0, 30.0, 20.0, 15.0]
+    assert [ideal["trained_images_per_s", n] for n in (1, 2, 3, 4)] == [50.0, 100.0, 150.0, 200.0]
+
+
+def test_the_ideal_of_tuning_counts_the_rows(tmp_path: Path):
+    def change(cell: dict[str, Any]) -> dict[str, Any]:  # max_steps: as many steps, so n times the rows
+        epochs = [{"epoch": 0, "steps": 50, "samples": 100 * cell["gpus"], "train_loss": 1.0}]
+        return {"total_s": 80.0, "epochs": epochs}
+
+    grids.fill(tmp_path / "steps", "table5", change=change)
+    grids.fill(tmp_path / "rows", "table5", change=lambda _: {"total_s": 80.0})
+    for folder, expected in (("steps", [80.0] * 4), ("rows", [80.0, 40.0, 80 / 3, 20.0])):
+        (figure,) = drawn(tmp_path / folder, "table5")
+        ideal = [row for row in figure.rows if row["of"] == points.IDEAL and row["pin_memory"] == "true"]
+        assert [row["mean"] for row in ideal if row["measure"] == "total_s"] == pytest.approx(expected)
+        assert len({row["mean"] for row in ideal if row["measure"] == "step_s"}) == 1
+
+
+def test_wide_intervals_do_not_dwarf_the_means(tmp_path: Path):
+    grids.fill(tmp_path, "table3", (0, 1), change=lambda c: {"total_s": 10.0 + 5 * c["seed"]})
+    (figure,) = drawn(tmp_path, "table3")
+    (row,) = measured(figure, "total_s", pin_memory="true", gpus=1)
+    assert row["high"] > 40  # 12.5 + 12.7 s / √2
+    assert points.reach(figure.rows)[1] < 20
+    assert "Intervals are cut where they reach beyond the axis" in figure.caption
+
+
+def test_more_values_than_dashes_can_show_are_charts_of_their_own(tmp_path: Path):
+    grids.fill(tmp_path, "template_scaling")
+    grids.fill(tmp_path, "loaders")
+    (faceted,), (dashed,) = drawn(tmp_path, "template_scaling"), drawn(tmp_path, "loaders")
+    assert faceted.spec["vconcat"][0]["vconcat"][0]["facet"]["field"] == "template"
+    assert "strokeDash" in json.dumps(dashed.spec) and "facet" not in json.dumps(dashed.spec)
+
+
+# The papers' figures
+
+
+def printed(measure: str = "total_s", **cell: Any) -> SimpleNamespace:
+    return SimpleNamespace(cell=cell, measure=measure, value=42.0, hardware="H100", source="Table 2")
+
+
+def test_the_papers_figures_are_hollow_points(tmp_path: Path):
+    grids.fill(tmp_path, "table2")
+    (figure,) = drawn(tmp_path, "table2", paper=[printed(precision="fp16", gpus=2), printed(gpus=2), printed("mfu")])
+    (row,) = [row for row in figure.rows if row["of"] == points.PAPER]
+    assert (row["precision"], row["gpus"], row["mean"], row["paper"]) == ("fp16", 2, 42.0, "paper (H100)")
+    told = texts(figure)
+    assert "paper (H100)" in told and "Hollow: the papers' own figures (Table 2)" in told.replace("&apos;", "'")
+
+
+@pytest.mark.parametrize("change", [{"device": "cpu"}, {"scale": "smoke"}])
+def test_the_papers_figures_are_not_beside_what_cannot_be_compared(tmp_path: Path, change: dict[str, str]):
+    made = {"config": records.vision(scale=change["scale"])["config"]} if "scale" in change else {}
+    grids.fill(tmp_path, "table2", device=change.get("device", "cuda"))
+    for path in tmp_path.rglob("result.json") if made else ():
+        record = json.loads(path.read_text())
+        record["config"]["scale"] = record["axes"]["scale"] = "smoke"
+        path.write_text(json.dumps(record))
+    (figure,) = drawn(tmp_path, "table2", paper=[printed(precision="fp16", gpus=2)])
+    assert not any(row["of"] == points.PAPER for row in figure.rows)
+    assert "not shown beside what was shrunk or ran on CPU ranks" in figure.caption
+
+
+# Profiles and curves
+
+
+def test_times_of_calls_are_by_step_and_rank(tmp_path: Path):
+    grids.fill(tmp_path, "llm_metrics", change=lambda c: {"profile": grids.profile(c["gpus"], 2.0)})
+    (figure,) = drawn(tmp_path, "llm_metrics")
+    copied = [row for row in figure.rows if row["metric"] == "memcpy Host-to-Device"]
+    assert len(copied) == 8 and [row["mean"] for row in copied] == pytest.approx([2 * 3.0e-3] * 8)
+    shown = {row["metric"] for row in figure.rows if row["group"] == "api"}
+    assert len(shown) == calls.LONGEST < len(grids.CALLS) and "cudaStreamIsCapturing" not in shown
+    assert "Of 10 CUDA API calls the 8 that took longest are shown" in figure.caption
+    assert "Not recorded by kineto: cudaEventDestroy" in figure.caption
+
+
+def test_shares_of_calls_add_up(tmp_path: Path):
+    grids.fill(
+        tmp_path, "llm_api_share", change=lambda c: grids.oom() if c["method"] == "qat" and c["gpus"] == 1 else {}
+    )
+    (figure,) = drawn(tmp_path, "llm_api_share")
+    mine = [row for row in figure.rows if row["method"] == "lora" and row["gpus"] == "4"]
+    total_ms = sum(grids.CALLS.values())
+    assert sum(row["mean"] for row in mine) == pytest.approx(1.0)
+    found = {row["metric"]: row["mean"] for row in mine}
+    assert found["cudaStreamSynchronize"] == pytest.approx(20.5 / total_ms)
+    smallest = sorted(grids.CALLS.values())[: len(grids.CALLS) - calls.STACKED]
+    assert found[calls.REST] == pytest.approx(sum(smallest) / total_ms)
+    assert "oom" in texts(figure) and texts(figure).count("58") == 7  # 20.5 / 35.17
+
+
+def test_cpu_ranks_show_phases_and_say_what_is_missing(tmp_path: Path):
+    grids.fill(tmp_path, "llm_api_share", device="cpu")
+    (figure,) = drawn(tmp_path, "llm_api_share")
+    assert {row["group"] for row in figure.rows} == {"phase"}
+    assert "share of a step (%)" in texts(figure) and "CPU ranks make no CUDA calls" in texts(figure)
+
+
+def test_curves_are_means_by_epoch(tmp_path: Path):
+    grids.fill(tmp_path, "loss_curves", (0, 1))
+    (figure,) = drawn(tmp_path, "loss_curves")
+    runs = [r for r in data.read([tmp_path]).runs if r["precision"] == "fp16" and r["pin_memory"]]
+    losses = [run.record()["epochs"][4]["train_loss"] for run in runs]
+    (row,) = measured(figure, "train_loss", precision="fp16", pin_memory="true", epoch=5)
+    found = interval(losses)
+    assert (row["mean"], row["low"], row["n"]) == (pytest.approx(found.mean), pytest.approx(found.low), 2)
+    assert len(measured(figure, "test_accuracy")) == 6 * 20
+
+
+def test_a_loss_that_is_no_number_is_told(tmp_path: Path):
+    experiment = grids.fill(tmp_path, "loss_curves")
+    path = next(tmp_path.rglob("result.json"))
+    record = json.loads(path.read_text())
+    record["epochs"][3]["train_loss"] = None  # as a record has NaN
+    path.write_text(json.dumps(record))
+    (figure,) = drawn(tmp_path, experiment.name)
+    assert len(measured(figure, "train_loss")) == 119 and "The loss of 1 of 120 epochs" in figure.caption
