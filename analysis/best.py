@@ -61,7 +61,7 @@ class Ranking:
     """Settings that did the same amount of the same work, the best first.
 
     work: what tells it from the other works; empty for one alone. amount: rows or pairs, where its runs differ there.
-    label, figures: of the best. others: a sentence for each other setting of the trade-off front.
+    label, figures, marks: of the best. others: a sentence for each other setting of the trade-off front.
     headings, rows: the ranking.
     """
 
@@ -70,6 +70,7 @@ class Ranking:
     amount: str
     label: str
     figures: str
+    marks: str
     others: list[str]
     headings: list[str]
     rows: list[list[str]]
@@ -77,7 +78,8 @@ class Ranking:
 
     @property
     def words(self) -> str:
-        return " ".join([f"{FIRST[self.goal]}: {self.label}: {self.figures}.", *self.others])
+        figures = _marked(self.figures, self.marks)
+        return " ".join([f"{FIRST[self.goal]}: {self.label}: {figures}.", *self.others])
 
 
 def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int | None) -> list[str]:
@@ -216,7 +218,7 @@ def _ranked(group: Sequence[Run], goal: str, work: str) -> list[Ranking]:
         best = front(settings)
         amount = done if len(amounts) > 1 else ""
         label = cells.label(best[0].cell, keys) or "the only setting"
-        told = label, _figures(best[0], goal), _others(best, keys, goal)
+        told = label, _figures(best[0], goal), best[0].marks, _others(best, keys, goal)
         found.append(Ranking(goal, work, amount, *told, *_table(settings, best, keys, goal), runs))
     return found
 
@@ -273,9 +275,9 @@ def _others(best: Sequence[Setting], keys: Sequence[str], goal: str) -> list[str
         gives = [_fewer(first, other)] if other.gpus < first.gpus else []
         if more_accurate(other, first):
             gives.append(_gain(first, other))
-        what = cells.label(other.cell, keys)
+        what, figures = cells.label(other.cell, keys), _marked(_figures(other, goal), other.marks)
         given = " and ".join(gives)
-        told.append(f"{given[:1].upper()}{given[1:]} {ratio:.2g} times {MORE[goal]} ({what}: {_figures(other, goal)}).")
+        told.append(f"{given[:1].upper()}{given[1:]} {ratio:.2g} times {MORE[goal]} ({what}: {figures}).")
     return told
 
 
@@ -300,7 +302,11 @@ def _figures(setting: Setting, goal: str) -> str:
         told.append(f"loss {setting.loss:.3f}")
     if len(setting.runs) > 1:
         told.append(f"n={len(setting.runs)}")
-    return ", ".join(told) + (f" [{setting.marks}]" if setting.marks else "")
+    return ", ".join(told)
+
+
+def _marked(figures: str, marks: str) -> str:
+    return f"{figures} [{marks}]" if marks else figures
 
 
 def _cost(setting: Setting, goal: str) -> str:

@@ -182,7 +182,7 @@ def _numbered(name: str, number: int) -> str:
 
 def _claims(judged: Judged) -> Section:
     """Those that were measured, and folded away the rest."""
-    told: list[Part] = [Words(f"{line}.", "quiet") for line in judged.summary]
+    told: list[Part] = [Words(overview.sentences(judged.summary), "quiet")] if judged.summary else []
     told += [claim for claim in judged.claims if claim.figures]
     rest = [claim for claim in judged.claims if not claim.figures]
     if rest:
@@ -199,6 +199,6 @@ def _plot(name: str, drawn: Drawn, typed: Sequence[str]) -> Plot:
         {key: value for key, value in chart.items() if key != "title" or mapping(value).get("style") != "notes"}
         for chart in spec.get("vconcat", ())
     ]
-    return Plot(
-        name, drawn.title, spec | ({"vconcat": charts} if charts else {}), drawn.rows, drawn.marks, drawn.caption, typed
-    )
+    spec |= {"vconcat": charts} if charts else {}
+    caption = drawn.caption.removeprefix(f"{drawn.title.rstrip('.')}. ")
+    return Plot(name, drawn.title, spec, drawn.rows, drawn.marks, caption, typed)

@@ -3,7 +3,6 @@
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const PRINTED_ROWS = 500;
 const FEW = 24; // different texts of a column up to which they are a list to choose from
 
 function element(name, properties = {}, ...children) {
@@ -89,7 +88,7 @@ class Column {
 class Grid {
   constructor(place) {
     const packed = data.grids[place.dataset.grid];
-    Object.assign(this, { place, name: place.dataset.grid, total: packed.rows, pageRows: packed.page_rows });
+    Object.assign(this, { place, name: place.dataset.grid, total: packed.rows, pageRows: packed.page_rows, printedRows: packed.printed_rows });
     this.columns = packed.columns.map((column) => new Column(column));
     this.details = packed.details.map((column) => new Column(column));
     this.rows = Array.from({ length: this.total }, (_, row) => row);
@@ -206,11 +205,12 @@ class Grid {
     this.page = Math.min(Math.max(this.page, 0), pages - 1);
     const shown = this.rows.slice(this.page * most, (this.page + 1) * most);
     const made = shown.flatMap((row) => (this.opened.has(row) ? [this.line(row), this.detail(row)] : [this.line(row)]));
-    if (!made.length) made.push(element("tr", { className: "none" }, element("td", { colSpan: this.columns.length + 1, textContent: "No row fits." })));
+    if (!made.length) made.push(element("tr", { className: "empty" }, element("td", { colSpan: this.columns.length + 1, textContent: "No row fits." })));
     this.body.replaceChildren(...made);
     const all = this.total.toLocaleString("en");
     this.count.textContent = this.rows.length < this.total ? `${this.rows.length.toLocaleString("en")} of ${all} rows` : `${all} rows`;
-    this.where.textContent = `Page ${this.page + 1} of ${pages}`;
+    const first = this.page * most;
+    this.where.textContent = `Rows ${first + 1} to ${first + shown.length} of ${this.rows.length.toLocaleString("en")}`;
     this.pages.hidden = pages === 1;
     this.before.disabled = this.page === 0;
     this.after.disabled = this.page === pages - 1;
@@ -226,7 +226,7 @@ class Grid {
       return cell;
     });
     if (this.details.length) {
-      const button = element("button", { type: "button", className: "open", aria: { label: "Details of this run", expanded: String(this.opened.has(row)) } });
+      const button = element("button", { type: "button", className: "opens", aria: { label: "Details of this run", expanded: String(this.opened.has(row)) } });
       button.addEventListener("click", () => this.toggle(row, button));
       cells.unshift(element("td", { className: "opener" }, button));
     }

@@ -92,7 +92,7 @@ def answers(read: Sequence[Read], mix: bool, claims: Sequence[str]) -> Section:
     runs = [one.run for one in read]
     parts: list[Part] = [*_best(runs, mix), _bounds(read)]
     if claims:
-        parts.append(Answer("The papers' claims", [Line("Verdicts", beside=". ".join(claims))]))
+        parts.append(Answer("The papers' claims", [Line("Verdicts", beside=sentences(claims))]))
     question = "Which setting should I choose, and what holds it back?"
     return Section("answers", "In short", question, parts)
 
@@ -104,7 +104,7 @@ def _best(runs: Sequence[Run], mix: bool) -> list[Part]:
     for goal, name in GOALS.items():
         for ranking in _rankings(runs, goal, mix):
             title = ", ".join(text for text in (ranking.work or _only(ranking.runs), ranking.amount) if text)
-            line = Line(name, ranking.figures, ranking.label, " ".join(ranking.others))
+            line = Line(name, ranking.figures, ranking.label, " ".join(ranking.others), ranking.marks)
             found.setdefault(title, []).append(line)
             sizes[title] = max(sizes.get(title, 0), len(ranking.rows))
     if not found:
@@ -142,9 +142,8 @@ def _bounds(read: Sequence[Read]) -> Answer:
     lines = []
     for bound, count in Counter(bound for _, bound, _ in told).most_common(MOST_SENTENCES):
         one, _, sentence = next(found for found in told if found[1] == bound)
-        marks = f" [{one.run['marks']}]" if one.run["marks"] else ""
         which = f"{count} of {len(told)} diagnosed" if len(told) > 1 else ""
-        lines.append(Line(bound.capitalize(), which, _place(one.run), f"{sentence}{marks}"))
+        lines.append(Line(bound.capitalize(), which, _place(one.run), sentence, one.run["marks"]))
     return Answer(title, lines)
 
 
@@ -156,3 +155,8 @@ def signs(runs: Iterable[Run]) -> dict[str, str]:
     """The legend of the marks that occur."""
     shown = set("".join(run["marks"] for run in runs))
     return {mark.sign: mark.meaning for mark in MARKS if mark.sign in shown}
+
+
+def sentences(lines: Iterable[str]) -> str:
+    """Lines of a terminal as sentences."""
+    return " ".join(f"{line[:1].upper()}{line[1:].rstrip('.')}." for line in lines)

@@ -38,12 +38,15 @@ const inSight = new IntersectionObserver(
 document.querySelectorAll(".section").forEach((section) => inSight.observe(section));
 
 // Vega draws in microtasks alone, which are done before the browser lays the printed page out
+let unfolded = [];
 window.addEventListener("beforeprint", () => {
-  grids.forEach((grid) => grid.show(PRINTED_ROWS));
+  grids.forEach((grid) => grid.show(grid.printedRows));
   plots.forEach((plot) => plot.draw("light"));
-  document.querySelectorAll("details.command").forEach((one) => (one.open = true));
+  unfolded = [...document.querySelectorAll("details.command:not([open])")];
+  unfolded.forEach((one) => (one.open = true));
 });
 window.addEventListener("afterprint", () => {
   grids.forEach((grid) => grid.show());
+  unfolded.forEach((one) => (one.open = false));
   redraw();
 });

@@ -16,7 +16,6 @@ from typing import Any
 
 import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from analysis import show
 from analysis.report.parts import Claim, Column, Grid, Plot, Report, Table
@@ -71,9 +70,9 @@ def html(report: Report) -> str:
         .render(
             report=report,
             policy=_policy(scripts, styles),
-            styles=Markup(styles),
-            scripts=[Markup(script) for script in scripts],
-            data=Markup(in_script(data)),
+            styles=styles,
+            scripts=scripts,
+            data=in_script(data),
             vega=VEGA if plots else "",
         )
     )
@@ -131,6 +130,7 @@ def _grid(grid: Grid) -> dict[str, Any]:
         "details": [_column(column) | {"wide": column.key in grid.wide} for column in grid.details],
         "rows": len(grid.columns[0].texts) if grid.columns else 0,
         "page_rows": grid.page_rows,
+        "printed_rows": grid.printed_rows,
     }
 
 

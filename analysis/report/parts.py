@@ -33,12 +33,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Line:
-    """An answer: its name, the figure, the setting as it is typed, and what is to be said beside it."""
+    """An answer: its name, the figure with its marks, the setting as it is typed, and what is to be said beside it."""
 
     name: str
     figure: str = ""
     setting: str = ""
     beside: str = ""
+    marks: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Grid:
     """A table of any length, which the page pages, sorts and filters.
 
     name: of its data. details: what a row opens, by the same row; `wide` ones have a line of their own.
+    page_rows, printed_rows: at once, and on paper.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Grid:
     wide: Sequence[str] = ()
     notes: Sequence[str] = ()
     page_rows: int = 50
+    printed_rows: int = 500
 
 
 @dataclass(frozen=True)
@@ -111,8 +114,8 @@ class Plot:
 class Claim:
     """A claim of the papers and what the runs say of it.
 
-    tone: `good`, `bad`, or `open` where the verdict says nothing of the papers' claim. figures: a comparison and its
-    figure. printed: the paper's own.
+    tone: `good`, `bad`, `open` where the verdict says nothing of the papers' claim, `none` without one.
+    figures: a comparison and its figure. printed: the paper's own.
     """
 
     title: str

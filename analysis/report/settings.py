@@ -104,6 +104,7 @@ def scaling(found: Sequence[Setting]) -> Grid | None:
         [*_about(chosen), *_kept(columns), *_marks(chosen)],
         notes=["x 1 GPU: how many times faster than one rank, alike in all else; efficiency: that over the ranks."],
         page_rows=15,
+        printed_rows=40,
     )
 
 
@@ -128,7 +129,9 @@ def phases(found: Sequence[Setting]) -> Grid | None:
     step = _figure("step, s", "step_s", chosen)
     notes = ["Shares of the mean step; data: waiting for a batch, h2d: copying it to the device."]
     title = "Where a step's time goes"
-    return Grid("phases", title, [*_about(chosen), step, *columns, *_marks(chosen)], notes=notes, page_rows=15)
+    return Grid(
+        "phases", title, [*_about(chosen), step, *columns, *_marks(chosen)], notes=notes, page_rows=15, printed_rows=40
+    )
 
 
 def volumes(found: Sequence[Setting]) -> Grid | None:
@@ -172,7 +175,7 @@ def profiles(read: Sequence[Read]) -> Grid | None:
         Column("bytes a step", "bytes", [show.value("_bytes", v) for v in moved], moved),
         *_marks([Setting((), [one]) for one, _ in shown]),
     ]
-    return Grid("profiles", "Metrics of the profiles", _kept(columns), notes=notes, page_rows=15)
+    return Grid("profiles", "Metrics of the profiles", _kept(columns), notes=notes, page_rows=15, printed_rows=40)
 
 
 def _of_figures(
@@ -182,7 +185,9 @@ def _of_figures(
     if not chosen:
         return None
     columns = [_figure(heading, column, chosen) for heading, column in figures.items()]
-    return Grid(name, title, [*_about(chosen), *_kept(columns), *_marks(chosen)], notes=notes, page_rows=15)
+    return Grid(
+        name, title, [*_about(chosen), *_kept(columns), *_marks(chosen)], notes=notes, page_rows=15, printed_rows=40
+    )
 
 
 def _against(found: Sequence[Setting], keys: Sequence[str], is_base: Callable[[Setting], bool]) -> list[Setting | None]:
