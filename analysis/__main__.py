@@ -13,24 +13,20 @@ FOLDER is multirun where none is given. An error is one line, `refused: ...`, an
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from analysis import best, compare, data, differences, draw, experiments, formats, listing, query, show, tables
 from analysis.marks import legend
+from analysis.options import parser
 
 FOLDERS = (Path("multirun"),)
-CLAIMS = (
-    "What the two papers say, tested on the runs at hand: each claim holds, does not, is undecided or not measured."
-)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 1, after one line that says why, where it cannot be done, or --gate is passed."""
-    options = _parser().parse_args(words)
+    options = parser(__doc__ or "", RUNS).parse_args(words)
     try:
         return options.run(options)
     except BrokenPipeError:  # `| head` has seen enough
@@ -125,117 +121,15 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = Parser("python -m analysis", description=__doc__, formatter_class=form)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    told = commands.add_parser("list", help="the runs found", description=listing.__doc__)
-    told.set_defaults(run=_list)
-    told.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
-    told.add_argument("--where", metavar="SQL", help="runs for which this is true, over the columns of --csv")
-    told.add_argument("--sort", metavar="COLUMNS", help='in this order: "gpus, total_s desc"')
-    told.add_argument("--columns", metavar="A,B", help="show and write these")
-    told.add_argument("--json", metavar="FILE", type=Path, help="write all columns there")
-    told.add_argument("--csv", metavar="FILE", type=Path, help="write all columns there")
-    one = commands.add_parser("table", help="a table or figure of the papers", description=tables.__doc__)
-    one.set_defaults(run=_table)
-    one.add_argument("experiment", metavar="NAME", help=", ".join(experiments.names()))
-    one.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
-    one.add_argument("--format", choices=formats.FORMATS, default="text")
-    one.add_argument("--all", action="store_true", help="settings with few of the cells too")
-    one.add_argument("--out", metavar="FILE", type=Path, help="write it there instead")
-    one.add_argument("--mix", action="store_true", help="average runs of several commits or machines in a cell")
-    pair = commands.add_parser("compare", help="two sweeps cell by cell", description=compare.__doc__)
-    pair.set_defaults(run=_compare)
-    pair.add_argument("a", metavar="A", type=Path, help="the folder of a sweep")
-    pair.add_argument("b", metavar="B", type=Path, help="another's, of the same cells")
-    pair.add_argument("--by", metavar="KEY", help="keys in which A and B differ on purpose")
-    pair.add_argument("--common", action="store_true", help="leave out cells that one of them lacks")
-    pair.add_argument("--mix", action="store_true", help="average runs of several commits or machines in a cell")
-    pair.add_argument("--gate", metavar="5%", type=_share, help="exit with 1 where B is slower by more")
-    goal = commands.add_parser("best", help="the settings, ranked", description=best.__doc__)
-    goal.set_defaults(run=_best)
-    goal.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
-    goal.add_argument("--goal", choices=best.GOALS, required=True)
-    goal.add_argument("--accuracy", metavar="0.99", type=_accuracy, help="at least; leaves tuning runs out")
-    goal.add_argument("--memory", metavar="80GB", type=_bytes, help="peak of a GPU at most: GB, GiB, MB ...")
-    goal.add_argument("--gpus", metavar="N", type=_count, help="on all nodes at most")
-    goal.add_argument("--mix", action="store_true", help="rank runs of several commits or machines together")
-    claims = commands.add_parser("claims", help="the papers' claims, tested", description=CLAIMS)
-    claims.set_defaults(run=_claims)
-    claims.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
-    claims.add_argument("--only", metavar="NAME,...", help="these claims, at length")
-    claims.add_argument("--markdown", metavar="FILE", type=Path, help="write them there as a document")
-    claims.add_argument("--json", metavar="FILE", type=Path, help="write all figures there")
-    claims.add_argument("--mix", action="store_true", help="let runs of several commits or machines stand in a cell")
-    drawn = commands.add_parser("figure", help="the papers' figures, of your runs", description=draw.__doc__)
-    drawn.set_defaults(run=_figure)
-    drawn.add_argument("name", metavar="NAME", help="of conf/experiment, all, losses, phases, efficiency or trade_off")
-    drawn.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
-    drawn.add_argument("--out", metavar="FOLDER", type=Path, default=draw.OUT, help="write there (outputs/figures)")
-    drawn.add_argument("--format", metavar="svg,pdf,png", default="svg", help="the kinds of files (svg)")
-    drawn.add_argument("--all", action="store_true", help="settings with few of the cells too")
-    drawn.add_argument("--mix", action="store_true", help="let several commits or machines stand in one figure")
-    page = commands.add_parser("report", help="one HTML file about all of it")
-    page.set_defaults(run=_report)
-    page.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
-    page.add_argument("--out", metavar="FILE", type=Path, help="report.html in the first folder where not given")
-    page.add_argument("--title", metavar="TEXT", help="its heading")
-    page.add_argument("--mix", action="store_true", help="average runs of several commits or machines")
-    return parser
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as our commands do."""
-
-    def error(self, message: str) -> NoReturn:
-        print(f"refused: {message}", file=sys.stderr)
-        sys.exit(1)
-
-
-def _share(text: str) -> float:
-    """0.05 of "5%".
-
-    Raises:
-        argparse.ArgumentTypeError: any other text.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text} is no share; write 5%")
-    return float(found[1]) / 100
-
-
-def _accuracy(text: str) -> float:
-    share = _share(text) if text.endswith("%") else _float(text)
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no accuracy; write 0.99 or 99%")
-    return share
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is no number") from None
-
-
-def _bytes(text: str) -> float:
-    """Bytes of "80GB" (1000³) or "80GiB" (1024³).
-
-    Raises:
-        argparse.ArgumentTypeError: any other text.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)(i?)B", text)
-    if found is None or (found[3] and not found[2]):
-        raise argparse.ArgumentTypeError(f"{text} is no size; write 80GB, 80GiB or 500MB")
-    return float(found[1]) * (1024 if found[3] else 1000) ** " kMGT".index(found[2] or " ")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no number of GPUs")
-    return int(text)
-
+RUNS = {
+    "list": _list,
+    "table": _table,
+    "compare": _compare,
+    "best": _best,
+    "claims": _claims,
+    "figure": _figure,
+    "report": _report,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

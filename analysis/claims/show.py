@@ -61,7 +61,7 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
     told = ["# Claims of the papers", "", _line(head), _line(["---"] * len(head)), *map(_line, rows), ""]
     for one in verdicts:
         if one.figures:
-            told += [f"- `{one.claim.name}`: {_escaped(_measured(one))}"]
+            told += [f"- `{one.claim.name}`: {_escaped(measured(one))}"]
             told += [f"  - {_escaped(line)}" for line in _others(one)]
     notes = [*summary(verdicts), *explained(verdicts)]
     told += ["", *(f"- {_escaped(note)}" for note in notes), ""]
@@ -200,7 +200,7 @@ def _fields(one: Verdict, width: int) -> list[str]:
         "says": [f"{claim.says} ({claim.source})" + f"; {claim.note}" * bool(claim.note)],
         "paper": [claim.printed] * bool(claim.printed),
         "holds if": [claim.test],
-        "measured": [_measured(one)] if one.figures else [one.why],
+        "measured": [measured(one)] if one.figures else [one.why],
         "figures": [
             *([f"{one.figures[0].what}:"] if alone and one.figures[0].where else []),
             *(f"{label}: {figure.text}, {figure.verdict}{_basis(figure)}" for figure, label in named),
@@ -220,7 +220,7 @@ def _basis(figure: Figure) -> str:
     return f" ({'; '.join(parts)})" if parts else ""
 
 
-def _measured(one: Verdict) -> str:
+def measured(one: Verdict) -> str:
     unlike = f"; other than the papers': {', '.join(one.unlike)}" if one.unlike else ""
     return f"{one.setting}; n={one.n} runs{unlike}; {one.why}"
 

@@ -26,6 +26,11 @@ def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: boo
     path = folders[0] / NAME if out is None else out
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
-    made = content.report(found, title or f"Runs of {folders[0].resolve().name}", mix, content.sources())
+    made = content.report(found, title or _title(folders), mix, content.sources())
     size_bytes = page.write(path, made)
     return f"{path}: {content.summary(found)}; {page.counted(made)}, {size_bytes / 1e6:.1f} MB"
+
+
+def _title(folders: Sequence[Path]) -> str:
+    more = len(folders) - 1
+    return f"Runs of {folders[0].resolve().name}" + f" and {more} more folder{'s' * (more > 1)}" * bool(more)

@@ -12,6 +12,8 @@ from analysis.report.parts import Claim, Fold, Grid, Heading, Part, Plot, Report
 from analysis.report.reads import Read, mapping
 from multicard.measure import timestamp
 
+SHOWN = 3  # figures of a kind that are not folded away
+
 
 class Drawn(Protocol):
     """A figure: Vega-Lite and the rows that it shows."""
@@ -69,12 +71,14 @@ class Sources:
 
 def sources() -> Sources:
     """Those of this program."""
+    from analysis.report import wiring  # it draws: a second of imports
+
     return Sources(
-        tables=lambda *_: (),
-        charts=lambda *_: (),
-        overall=lambda *_: {},
-        judge=lambda *_: Judged((), ()),
-        theme=lambda _: {},
+        tables=wiring.tables_of,
+        charts=wiring.charts_of,
+        overall=wiring.overall,
+        judge=lambda runs, mix: Judged(*wiring.judged(runs, mix)),
+        theme=wiring.theme,
     )
 
 
@@ -139,12 +143,18 @@ def _settings(read: Sequence[Read], mix: bool, sources: Sources) -> Section:
     for name, title, grid in made:
         plots = [_plot(_numbered(name, n), one, ()) for n, one in enumerate(figures.get(name, ()))]
         if plots or grid is not None:
-            parts += [Heading(title, "" if grid is None else grid.title), *plots]
+            parts += [Heading(title, "" if grid is None else grid.title), *_folded(plots)]
             parts += [replace(grid, title="")] if grid is not None else []
     if parts and settings.energy(found) is None:
         parts += [Heading("Energy"), Words("Not measured: it needs GPUs whose NVML gives power or energy.", "quiet")]
     question = "What does each setting gain, where does its time go, and what does it take?"
     return Section("settings", "Efficiency", question, parts)
+
+
+def _folded(plots: Sequence[Plot]) -> list[Part]:
+    """The first few; several works on several machines have as many figures each."""
+    rest = plots[SHOWN:]
+    return [*plots[:SHOWN], *([Fold(f"{len(rest)} more of other work", list(rest))] if rest else [])]
 
 
 def _papers(filled: Sequence[tuple[Experiment, list[Panel]]], sources: Sources) -> Section:

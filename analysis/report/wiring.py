@@ -1,0 +1,70 @@
+"""What the report takes from the rest of the analysis: its tables, figures and verdicts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis import claims, figures, papers, tables
+from analysis.claims import show as words
+from analysis.claims.judge import labels
+from analysis.data import Run
+from analysis.experiments import Experiment, Panel
+from analysis.figures import Figure
+from analysis.report.parts import Claim
+
+TONES = {"holds": "good", "does not hold": "bad"}
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A table as a person reads it."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+
+
+def tables_of(experiment: Experiment, panels: Sequence[Panel]) -> list[Texts]:
+    return [
+        Texts(one.title, one.headings, [[text[name] for name in one.headings] for text in one.texts], one.notes)
+        for one in tables.tables(experiment, panels)
+    ]
+
+
+def charts_of(experiment: Experiment, panels: Sequence[Panel]) -> list[Figure]:
+    return figures.charts(experiment, panels, papers.figures(experiment.name))
+
+
+def overall(runs: Sequence[Run], _mix: bool) -> Mapping[str, Sequence[Figure]]:
+    """Figures of any runs, by the subsection that they stand in; several commits and machines are drawn apart."""
+    return {
+        "scaling": [*figures.efficiency(runs), *figures.trade_off(runs)],
+        "phases": figures.phases(runs),
+        "curves": figures.losses(runs),
+    }
+
+
+def judged(runs: Sequence[Run], mix: bool) -> tuple[list[Claim], list[str]]:
+    """The claims of the papers, and how many of them hold."""
+    verdicts = claims.judge(runs, mix)
+    return [_claim(one) for one in verdicts], words.summary(verdicts)
+
+
+def theme(name: str) -> dict[str, Any]:
+    return figures.theme(name)
+
+
+def _claim(one: claims.Verdict) -> Claim:
+    """Where the runs are not of the papers' GPUs, the verdict has no colour: it says nothing of the papers."""
+    tone = TONES.get(one.verdict, "open") if one.of_gpus else "open"
+    whats = {figure.what for figure in one.figures}
+    alone = len(whats) == 1 and bool(one.figures) and bool(one.figures[0].where)
+    shown = [
+        (f"{one.figures[0].what}, {label}" if alone else label, figure.text)
+        for figure, label in zip(one.figures, labels(one.figures), strict=True)
+    ]
+    beside = words.measured(one) if one.figures else one.why
+    source = f"{one.claim.source}; {one.claim.note}" if one.claim.note else one.claim.source
+    commands = [one.command] if one.command is not None else []
+    return Claim(one.claim.says, one.verdict, tone, shown, beside, one.claim.printed, source, one.marks, commands)
