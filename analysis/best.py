@@ -138,7 +138,9 @@ def _named(work: cells.Cell, works: Sequence[cells.Cell]) -> str:
     """A work by what tells it from the others of its kind."""
     kind = dict(work)["kind"]
     alike = [dict(other) for other in works if dict(other)["kind"] == kind]
-    apart = cells.apart(alike, [key for key, _ in work])
+    apart = cells.telling(
+        alike, sorted((key for key, _ in work), key=lambda key: (key in ORIGIN, key != "scale", "." in key))
+    )
     return " ".join([show.clean(kind), *([cells.label(work, apart)] if apart else [])])
 
 

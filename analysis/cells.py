@@ -6,11 +6,12 @@ from typing import Any
 from analysis import show
 from analysis.columns import RESERVED
 from analysis.data import Run
-from multicard.config import NOT_IDENTITY
+from multicard.config import NOT_IDENTITY, Scale
 
 REPEATED = "seed"  # runs that differ in it alone are repetitions
 RECIPE = "recipe"  # torchtune's, which follows from the method and the number of GPUs unless it is forced
 PLACES = ("dataset.root", "dataset.cache_dir", "dataset.download", "dataset.data_files", "tokenizer.path")
+SCALE = "scale"
 AFTER = (
     "profile",
     "diagnose",
@@ -70,9 +71,12 @@ def typed(value: Any) -> str:
 def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
     """Those of `keys` in which rows differ, in their order; where a row lacks a key, it does not differ there.
 
-    What an option or axis brings with it (`dataset.mean`, torchtune's recipe) goes unsaid where they tell it already.
+    What an option or axis brings with it (`dataset.mean`, torchtune's recipe) goes unsaid where they tell it already;
+    so does what `scale=smoke` does.
     """
     differ = [key for key in keys if len({row[key] for row in rows if key in row}) > 1]
+    if SCALE in differ:
+        differ = [key for key in differ if key == SCALE or _within_scale(rows, key)]
     options = {key.removesuffix(".name") for key in differ}
     brought = [key for key in differ if key == RECIPE or _brought(key, options)]
     told = [key for key in differ if key not in brought]
@@ -81,6 +85,27 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
         if len(with_it) > len({tuple(row.get(name) for name in told) for row in rows}):
             told.append(key)
     return told
+
+
+def _within_scale(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
+    """Whether a key differs among rows of one scale; records older than scales are of full."""
+    found: dict[Any, set[Any]] = {}
+    for row in rows:
+        found.setdefault(row.get(SCALE) or Scale.full.value, set()).add(row.get(key))
+    return any(len(values) > 1 for values in found.values())
+
+
+def telling(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
+    """Keys enough to tell rows apart, the earlier ones first."""
+    told: list[str] = []
+    for key in apart(rows, keys):
+        if _kinds(rows, [*told, key]) > _kinds(rows, told):
+            told.append(key)
+    return told
+
+
+def _kinds(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
+    return len({tuple(row.get(key) for key in keys) for row in rows})
 
 
 def _brought(key: str, options: set[str]) -> bool:

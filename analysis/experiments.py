@@ -173,7 +173,8 @@ def panels(experiment: Experiment, runs: Sequence[Run], mix: bool = False) -> li
     found = [_panel(experiment, setting, group) for setting, group in cells.group(meant, kept).items()]
     telling = [panel for panel in found if len(panel.values(experiment.view.subject)) > 1]
     telling.sort(key=lambda panel: -len(panel.cells))
-    told = _telling([dict(panel.setting) for panel in telling], kept)
+    order = sorted(kept, key=lambda key: (key in ORIGIN, key != "scale", "." in key))
+    told = cells.telling([dict(panel.setting) for panel in telling], order)
     return [replace(panel, apart=_label(panel.setting, told)) for panel in telling]
 
 
@@ -186,19 +187,6 @@ def fullest(found: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:
     first = found[0]
     shown = [one for one in found if (not one.missing if not first.missing else 2 * len(one.cells) >= len(first.cells))]
     return shown, [one for one in found if one not in shown]
-
-
-def _telling(settings: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[str]:
-    """Keys enough to tell all settings apart, the earlier ones first: what `scale=smoke` brings goes unsaid."""
-    told: list[str] = []
-    for key in sorted(cells.apart(settings, keys), key=lambda key: (key in ORIGIN, key != "scale", "." in key)):
-        if _kinds(settings, [*told, key]) > _kinds(settings, told):
-            told.append(key)
-    return told
-
-
-def _kinds(settings: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
-    return len({tuple(setting[key] for key in keys) for setting in settings})
 
 
 def _label(setting: Cell, told: Sequence[str]) -> str:

@@ -89,8 +89,8 @@ def _row(run: Run, axes: Sequence[str]) -> dict[str, str]:
 def differing(runs: Sequence[Run]) -> list[str]:
     """The axes and keys that tell runs of one kind apart, and those that are always shown of it."""
     keys = [*cells.settings(runs), cells.REPEATED]
-    told = cells.apart([run.columns for run in runs], keys)
     always = [name for name in ALWAYS.get(runs[0]["kind"], ()) if any(run[name] is not None for run in runs)]
+    told = cells.apart([run.columns for run in runs], keys)
     return [*always, *(name for name in told if name not in always)]
 
 

@@ -2,10 +2,8 @@
 
 import json
 import re
-import sys
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import altair as alt
@@ -13,9 +11,10 @@ import jsonschema
 import pytest
 import vl_convert
 
-from analysis import data, draw, experiments, figures
+from analysis import data, experiments, figures
 from analysis.__main__ import main
 from analysis.figures import general
+from analysis.papers import HARDWARE
 from tests import grids, records
 from tests.grids import drawn, svg, texts
 
@@ -228,11 +227,10 @@ def test_general_figures_are_drawn_by_name(tmp_path: Path, capsys: pytest.Captur
     assert (tmp_path / "efficiency.svg").is_file() and "What more GPUs are worth" in capsys.readouterr().out
 
 
-def test_figures_of_the_papers_come_from_their_module(monkeypatch: pytest.MonkeyPatch):
-    found = SimpleNamespace(cell={"gpus": 1})
-    module = SimpleNamespace(figures=lambda name: [found] if name == "table2" else [], __spec__=SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "analysis.papers", module)
-    assert draw.printed("table2") == [found] and draw.printed("table3") == []
+def test_the_papers_printed_figures_stand_beside_those_of_gpus(tmp_path: Path):
+    grids.fill(tmp_path / "runs", "table2")
+    assert main(["figure", "table2", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
+    assert f"paper ({HARDWARE})" in (tmp_path / "table2.svg").read_text()
 
 
 def test_sizes_of_files_stay_small(tmp_path: Path):

@@ -90,7 +90,7 @@ def test_of_a_cell_with_a_failed_seed_the_others_are_the_mean(tmp_path: Path):
     (figure,) = drawn(tmp_path, "image_size")
     at = measured(figure, "total_s", gpus="1", **{"dataset.image_size": 500})
     assert [(row["status"], row.get("mean"), row["n"]) for row in at] == [("ok", 9.0, 2), ("failed", None, 1)]
-    assert texts(figure).count("1 failed") == 5
+    assert texts(figure).count("GPUs 1 failed") == 5
 
 
 def test_missing_cells_are_named(tmp_path: Path):

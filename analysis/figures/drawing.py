@@ -81,7 +81,13 @@ def theme(name: str) -> dict[str, Any]:
         },
         "axisX": {"labelFlush": False, "labelOverlap": True},
         "legend": {"labelColor": text, "titleColor": text, "labelFontSize": 11, "labelLimit": 420, "titleLimit": 420}
-        | {"symbolBaseStrokeColor": text, "titleFontWeight": "normal", "titleFontSize": 12, "symbolSize": 70},
+        | {
+            "symbolBaseStrokeColor": text,
+            "symbolBaseFillColor": text,
+            "titleFontWeight": "normal",
+            "titleFontSize": 12,
+            "symbolSize": 70,
+        },
         "header": {"labelColor": text, "titleColor": text, "titleFontWeight": "normal", "labelFontSize": 11}
         | {"labelLimit": 300, "titleFontSize": 12},
         "title": {"color": text, "fontSize": 15, "subtitleColor": notes, "subtitleFontSize": 11.5}

@@ -121,7 +121,7 @@ def _layers(plot: Plot, base: Any) -> list[Any]:
     dots = ok.mark_point(filled=True, size=55, opacity=1)
     layers.append(dots.encode(**series, **plot.shape(), **detail, tooltip=plot.tooltips()))
     if any(row.get("signs") for row in plot.rows):
-        layers.append(ok.mark_text(dx=6, dy=-9, align="left").encode(text="signs:N", **detail))
+        layers.append(ok.mark_text(dx=6, dy=-8, align="left", fontSize=13).encode(text="signs:N", **detail))
     if any(row["of"] == points.PAPER for row in plot.rows):
         layers.append(hollow(base, series | plot.shape() | detail))
     if plot.crosses:
@@ -133,7 +133,7 @@ def _crosses(plot: Plot, base: Any) -> list[Any]:
     """In a strip above all figures, below each other where several did not end at one x, each with its name."""
     told = plot.layout
     names = [name for name in (told.colour, None if plot.faceted else told.other) if name is not None]
-    label = " + ' ' + ".join([*(f"datum[{name!r}]" for name in names), ENDED])
+    label = " + ' ' + ".join([*(_named(plot, name) for name in names), ENDED])
     values = plot.panel.values(told.x)
     last = f"datum[{told.x!r}] == {max(values)}" if numbers(values) else "false"
     groups = [field(name) for name in (told.x, told.other if plot.faceted else None) if name is not None]
@@ -153,3 +153,11 @@ def _crosses(plot: Plot, base: Any) -> list[Any]:
     ]
     cross = crossed.mark_point(shape=SALTIRE, size=40, strokeWidth=2, opacity=1)
     return [cross.encode(**plot.colour()), *texts]
+
+
+def _named(plot: Plot, name: str) -> str:
+    """An expression of a row's value, with its column where the value alone says little: "fp32", "GPUs 2"."""
+    telling = all(isinstance(value, str) for value in plot.panel.values(name))
+    return (
+        f"datum[{name!r}]" if telling else f"{json.dumps(words.column(name, plot.panel.runs) + ' ')} + datum[{name!r}]"
+    )

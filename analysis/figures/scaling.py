@@ -26,7 +26,7 @@ def efficiency(runs: Sequence[Run]) -> list[Figure]:
     tables.
     """
     drawn = []
-    for group in groups(runs, SERIES, without=("gpus", "nodes", "gpus.name")):
+    for group in groups(runs, SERIES, without=("gpus", "nodes")):
         rows = [row for setting in group.settings for row in _speeds(setting)]
         if not rows:
             continue
