@@ -68,7 +68,7 @@ def stand_in() -> Sources:
     return Sources(
         tables=lambda *_: [table],
         charts=lambda experiment, _: [Figure(experiment.name, ROWS)],
-        overall=lambda *_: {"scaling": [Figure("scaling", ROWS)]},
+        overall=lambda _: {"scaling": [Figure(f"efficiency-{n}", ROWS) for n in range(4)]},
         judge=lambda *_: Judged([claim], ["1 claim: 1 holds"]),
         theme=lambda name: {"background": "transparent", "axis": {"labelColor": "#111" if name == "light" else "#eee"}},
     )

@@ -12,7 +12,7 @@ from analysis.report.parts import Claim, Fold, Grid, Heading, Part, Plot, Report
 from analysis.report.reads import Read, mapping
 from multicard.measure import timestamp
 
-SHOWN = 3  # figures of a kind that are not folded away
+IN_SIGHT, MOST_FIGURES = 2, 10  # of a kind, of all runs
 
 
 class Drawn(Protocol):
@@ -64,7 +64,7 @@ class Sources:
 
     tables: Callable[[Experiment, list[Panel]], Sequence[Tabled]]
     charts: Callable[[Experiment, list[Panel]], Sequence[Drawn]]
-    overall: Callable[[Sequence[Run], bool], Mapping[str, Sequence[Drawn]]]
+    overall: Callable[[Sequence[Run]], Mapping[str, Sequence[Drawn]]]
     judge: Callable[[Sequence[Run], bool], Judged]
     theme: Callable[[str], Mapping[str, Any]]
 
@@ -130,7 +130,7 @@ def summary(found: Found) -> str:
 def _settings(read: Sequence[Read], mix: bool, sources: Sources) -> Section:
     """What a setting gains and costs: each subsection its figures, then its table."""
     found = settings.settings(read, mix)
-    figures = sources.overall([one.run for one in read if one.run["status"] == "ok"], mix)
+    figures = sources.overall([one.run for one in read])
     made: list[tuple[str, str, Grid | None]] = [
         ("scaling", "Scaling", settings.scaling(found)),
         ("phases", "A step", settings.phases(found)),
@@ -141,9 +141,9 @@ def _settings(read: Sequence[Read], mix: bool, sources: Sources) -> Section:
     ]
     parts: list[Part] = []
     for name, title, grid in made:
-        plots = [_plot(_numbered(name, n), one, ()) for n, one in enumerate(figures.get(name, ()))]
+        plots = _folded([_plot(drawn.name, drawn, ()) for drawn in figures.get(name, ())])
         if plots or grid is not None:
-            parts += [Heading(title, "" if grid is None else grid.title), *_folded(plots)]
+            parts += [Heading(title, "" if grid is None else grid.title), *plots]
             parts += [replace(grid, title="")] if grid is not None else []
     if parts and settings.energy(found) is None:
         parts += [Heading("Energy"), Words("Not measured: it needs GPUs whose NVML gives power or energy.", "quiet")]
@@ -152,9 +152,14 @@ def _settings(read: Sequence[Read], mix: bool, sources: Sources) -> Section:
 
 
 def _folded(plots: Sequence[Plot]) -> list[Part]:
-    """The first few; several works on several machines have as many figures each."""
-    rest = plots[SHOWN:]
-    return [*plots[:SHOWN], *([Fold(f"{len(rest)} more of other work", list(rest))] if rest else [])]
+    """The first figures in sight, more folded away, and how many more there are, which would be too much of a page."""
+    told: list[Part] = [*plots[:IN_SIGHT]]
+    folded, rest = plots[IN_SIGHT:MOST_FIGURES], len(plots) - MOST_FIGURES
+    if folded:
+        told.append(Fold(f"{len(folded)} more, of other settings", folded))
+    if rest > 0:
+        told.append(Words(f"{rest} more are left out; python -m analysis figure draws them as files.", "quiet"))
+    return told
 
 
 def _papers(filled: Sequence[tuple[Experiment, list[Panel]]], sources: Sources) -> Section:

@@ -145,7 +145,7 @@ class Grid {
       return cell;
     });
     const first = this.details.length ? [element("td", { className: "opener" })] : [];
-    return element("tr", {}, ...first, ...cells);
+    return element("tr", { className: "heads" }, ...first, ...cells);
   }
 
   filterRow() {

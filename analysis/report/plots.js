@@ -40,6 +40,7 @@ class Plot {
       this.made?.finalize();
       this.made = await window.vegaEmbed(this.place, structuredClone(narrow ? stacked(whole) : whole), options);
     } catch (error) {
+      console.error(error);
       this.place.textContent = `This figure cannot be drawn: ${error.message}. Its data can be downloaded.`;
     }
     this.place.classList.add("done");

@@ -216,7 +216,7 @@ def _about(chosen: Sequence[Setting]) -> list[Column]:
         for run in firsts.values()
     }
     labels = {
-        number: " ".join(f"{key.removesuffix('.name')}={_short(key, run)}" for key in kinds[run["kind"]])
+        number: " ".join(f"{_shown(key, kinds[run['kind']])}={_short(key, run)}" for key in kinds[run["kind"]])
         for number, run in firsts.items()
     }
     texts = [labels[id(setting.runs[0])] or show.clean(setting.runs[0]["kind"]) for setting in chosen]
@@ -243,6 +243,11 @@ def _telling(runs: Sequence[Run]) -> list[str]:
 
 def _kinds(runs: Sequence[Run], names: Sequence[str]) -> int:
     return len({tuple(run[name] for name in names) for run in runs})
+
+
+def _shown(key: str, keys: Sequence[str]) -> str:
+    bare = key.removesuffix(".name")
+    return key if bare in keys else bare
 
 
 def _short(key: str, run: Run) -> str:

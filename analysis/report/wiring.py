@@ -36,7 +36,7 @@ def charts_of(experiment: Experiment, panels: Sequence[Panel]) -> list[Figure]:
     return figures.charts(experiment, panels, papers.figures(experiment.name))
 
 
-def overall(runs: Sequence[Run], _mix: bool) -> Mapping[str, Sequence[Figure]]:
+def overall(runs: Sequence[Run]) -> Mapping[str, Sequence[Figure]]:
     """Figures of any runs, by the subsection that they stand in; several commits and machines are drawn apart."""
     return {
         "scaling": [*figures.efficiency(runs), *figures.trade_off(runs)],
