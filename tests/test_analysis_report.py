@@ -18,7 +18,7 @@ from analysis.__main__ import main
 from analysis.listing import lines
 from analysis.report import commands, content, page, settings
 from analysis.report.content import Judged, Sources
-from analysis.report.parts import Claim, Report
+from analysis.report.parts import Claim, Plot, Report
 from analysis.report.reads import read
 from multicard.config import plain
 from multicard.measure import clock_s
@@ -80,7 +80,8 @@ def sweep(folder: Path, **changes: Any) -> Path:
         for gpus in (1, 2, 4):
             total_s = {"fp64": 400.0, "fp32": 160.0, "fp16": 100.0}[precision] / gpus**0.9
             record = records.vision(precision=precision, gpus=gpus, total_s=total_s, **changes)
-            records.write(folder / "grid" / f"{precision}-{gpus}", record)
+            steps = records.steps([total_s / 40 * (1 + step % 3 / 100) for step in range(40)])
+            records.write(folder / "grid" / f"{precision}-{gpus}", record, steps)
     cause = {"rank": 0, "host": "node1", "message": f"out of memory {EVIL}"}
     records.write(folder / "grid" / "failed", records.vision(precision="bf16", status="oom", cause=cause))
     named = records.vision(precision="tf32", total_s=90.0) | {"name": EVIL}
@@ -368,6 +369,26 @@ def test_every_figure_is_drawn_and_hands_out_its_data(browser: Any, report: Path
     with (tmp_path / "runs.csv").open(newline="") as file:
         runs = list(csv.DictReader(file))
     assert len(runs) == 210 and {run["total_s"] for run in runs} > {"400", "1199", ""}
+    seen.sound()
+
+
+def test_the_programs_own_figures_and_verdicts(browser: Any, tmp_path: Path):
+    found = data.read([sweep(tmp_path)])
+    real = content.report(found, "Runs", False, content.sources())
+    page.write(tmp_path / "report.html", real)
+    names = {part.name for part in real.parts if isinstance(part, Plot)}
+    assert names > {"table2", "efficiency", "phases", "losses"}
+    verdicts = {part.title: part for part in real.parts if isinstance(part, Claim)}
+    faster = next(part for title, part in verdicts.items() if "fp32 trains faster than fp64" in title)
+    assert faster.figures and faster.source.startswith("arXiv 2503.15252")
+    assert [part.commands for part in verdicts.values() if part.tone == "none"].count(()) == 0
+    seen = Seen(browser, tmp_path / "report.html")
+    seen.draw_all()
+    drawn = seen.page.eval_on_selector_all(
+        ".drawing svg", "all => all.map(one => one.closest('.drawing').dataset.plot)"
+    )
+    assert set(drawn) == names
+    seen.said = [text for text in seen.said if not text.startswith("WARN")]  # Vega-Lite's, of how a figure is written
     seen.sound()
 
 

@@ -13,6 +13,7 @@ from analysis.report.reads import Read, mapping
 from multicard.measure import timestamp
 
 IN_SIGHT, MOST_FIGURES = 2, 10  # of a kind, of all runs
+MOST_COMMANDS = 20  # that a figure of all runs names
 
 
 class Drawn(Protocol):
@@ -130,7 +131,8 @@ def summary(found: Found) -> str:
 def _settings(read: Sequence[Read], mix: bool, sources: Sources) -> Section:
     """What a setting gains and costs: each subsection its figures, then its table."""
     found = settings.settings(read, mix)
-    figures = sources.overall([one.run for one in read])
+    runs = [one.run for one in read]
+    figures, typed = sources.overall(runs), commands.of_sweeps(runs)[:MOST_COMMANDS]
     made: list[tuple[str, str, Grid | None]] = [
         ("scaling", "Scaling", settings.scaling(found)),
         ("phases", "A step", settings.phases(found)),
@@ -141,7 +143,7 @@ def _settings(read: Sequence[Read], mix: bool, sources: Sources) -> Section:
     ]
     parts: list[Part] = []
     for name, title, grid in made:
-        plots = _folded([_plot(drawn.name, drawn, ()) for drawn in figures.get(name, ())])
+        plots = _folded([_plot(drawn.name, drawn, typed) for drawn in figures.get(name, ())])
         if plots or grid is not None:
             parts += [Heading(title, "" if grid is None else grid.title), *plots]
             parts += [replace(grid, title="")] if grid is not None else []

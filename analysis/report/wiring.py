@@ -56,8 +56,8 @@ def theme(name: str) -> dict[str, Any]:
 
 
 def _claim(one: claims.Verdict) -> Claim:
-    """Where the runs are not of the papers' GPUs, the verdict has no colour: it says nothing of the papers."""
-    tone = TONES.get(one.verdict, "open") if one.of_gpus else "open"
+    """A verdict; where the runs are not of the papers' GPUs it has no colour, for it says nothing of the papers."""
+    tone = "none" if not one.figures else TONES.get(one.verdict, "open") if one.of_gpus else "open"
     whats = {figure.what for figure in one.figures}
     alone = len(whats) == 1 and bool(one.figures) and bool(one.figures[0].where)
     shown = [
