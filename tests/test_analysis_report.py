@@ -388,7 +388,6 @@ def test_the_programs_own_figures_and_verdicts(browser: Any, tmp_path: Path):
         ".drawing svg", "all => all.map(one => one.closest('.drawing').dataset.plot)"
     )
     assert set(drawn) == names
-    seen.said = [text for text in seen.said if not text.startswith("WARN")]  # Vega-Lite's, of how a figure is written
     seen.sound()
 
 

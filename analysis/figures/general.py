@@ -176,8 +176,8 @@ def _lines(group: Group, rows: Sequence[Row], measure: str, x: str) -> Spec:
 
 def series(base: Any, labels: Sequence[str]) -> list[Any]:
     """A line with points for each setting, told apart by colour, dash and shape."""
-    dashes = alt.StrokeDash(f"{SETTING}:N", scale=_cycled(labels, [list(dash) for dash in DASHES]), legend=None)
     legend = alt.Legend(title=None, symbolOpacity=1)
+    dashes = alt.StrokeDash(f"{SETTING}:N", scale=_cycled(labels, [list(dash) for dash in DASHES]), legend=legend)
     colour = alt.Color(f"{SETTING}:N", scale=alt.Scale(domain=list(labels)), legend=legend)
     shape = alt.Shape(f"{SETTING}:N", scale=_cycled(labels, SHAPES), legend=legend)
     line = base.mark_line(strokeWidth=1.6).encode(color=colour, strokeDash=dashes)

@@ -180,7 +180,7 @@ def error_bars(ok: Any, encoding: dict[str, Any], size: int = 7, **mark: Any) ->
 def hollow(base: Any, encoding: dict[str, Any]) -> Any:
     """The papers' own figures; their legend is that of an opacity that is the same for all."""
     legend = alt.Legend(title=None, symbolFillColor="transparent", symbolType="circle", symbolStrokeWidth=1.5)
-    label = alt.Opacity("paper:N", scale=alt.Scale(range=[1, 0.999]), legend=legend)
+    label = alt.Opacity("paper:O", scale=alt.Scale(range=[1, 0.999]), legend=legend)
     tips = [alt.Tooltip("paper:N"), alt.Tooltip("shown:Q", format=".4~g")]
     points_of = kept(base, of=points.PAPER).mark_point(filled=False, size=75, strokeWidth=1.6)
     return points_of.encode(**encoding, opacity=label, tooltip=tips)

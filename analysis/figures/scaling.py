@@ -208,8 +208,7 @@ def _scatter(rows: Sequence[Row], against: Against, told: dict[str, str], group:
     front = base.transform_filter("isValid(datum.front)")
     encoding = {CHANNELS[channel][0]: _channel(channel, name, group) for channel, name in told.items()}
     if "colour" in told:  # points have both, so that a hollow one keeps its outline
-        scale = alt.Scale(domain=_order(group, told["colour"]))
-        encoding["stroke"] = alt.Stroke("colour:N", scale=scale, legend=None)
+        encoding["stroke"] = alt.Stroke("colour:N", **_titled("colour", told["colour"], group))
     tips = [alt.Tooltip(f"{SETTING}:N"), alt.Tooltip("x:Q", title="time"), alt.Tooltip("shown:Q"), alt.Tooltip("n:Q")]
     layers = [
         front.mark_line(style="ideal", interpolate="step-after", strokeDash=[4, 2]).encode(order="total_s:Q"),
@@ -227,14 +226,17 @@ CHANNELS = {
 
 
 def _channel(channel: str, name: str, group: Group) -> Any:
-    """A column as fill, shape, or filled or hollow points; of the last Vega has no legend."""
+    """A column as fill, shape, or filled or hollow points."""
+    kind = "O" if channel == "filled" else "N"
+    return CHANNELS[channel][1](f"{channel}:{kind}", **_titled(channel, name, group))
+
+
+def _titled(channel: str, name: str, group: Group) -> dict[str, Any]:
+    """Scale, title and legend of a channel: the same wherever a column is shown, so that it has one legend."""
     order = _order(group, name)
-    legend, scale = alt.Legend(symbolOpacity=1), alt.Scale(domain=order)
-    if channel == "shape":
-        scale = alt.Scale(domain=order, range=[SHAPES[index % len(SHAPES)] for index in range(len(order))])
-    if channel == "filled":
-        scale = alt.Scale(domain=order, range=[1, 0])
-    return CHANNELS[channel][1](f"{channel}:N", title=words.column(name, group.runs), scale=scale, legend=legend)
+    ranges = {"shape": [SHAPES[index % len(SHAPES)] for index in range(len(order))], "filled": [1, 0]}
+    scale = alt.Scale(domain=order, range=ranges[channel]) if channel in ranges else alt.Scale(domain=order)
+    return {"title": words.column(name, group.runs), "scale": scale, "legend": alt.Legend(symbolOpacity=1)}
 
 
 def _order(group: Group, name: str) -> list[str]:

@@ -34,8 +34,8 @@ class Plot {
     const { spec, rows } = this.packed;
     const whole = spec.data || spec.datasets ? spec : { ...spec, data: { values: rows } };
     const config = { background: "transparent", ...data.themes[theme], background: "transparent" };
-    if (narrow) config.legend = { ...config.legend, orient: "bottom", columns: 1 };
-    const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, logLevel: 1, defaultStyle: false, config, tooltip: tip };
+    if (narrow) config.legend = { ...config.legend, orient: "bottom", columns: 1, labelLimit: 300 };
+    const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, config, tooltip: tip };
     try {
       this.made?.finalize();
       this.made = await window.vegaEmbed(this.place, structuredClone(narrow ? stacked(whole) : whole), options);
