@@ -4,7 +4,7 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,9 @@ def command(
 
 
 @pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def called(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., tuple[int, str]]]:
     """The same within this process, whose fork server has imported everything: exit code, and what was printed."""
 
     def call(*words: str, entry: str = "train_vision.py") -> tuple[int, str]:
@@ -130,7 +132,8 @@ def called(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
         printed = capfd.readouterr()
         return int(str(ended.value)), printed.out + printed.err
 
-    return call
+    yield call
+    run.SESSION.records.clear()  # of this command alone
 
 
 SLOW = ("test_digits_are_learnt", "test_a_documented", "test_compiling", "test_resume")  # half a minute or more

@@ -292,7 +292,8 @@ def test_digits_are_learnt(measured: Measured, words: list[str], least: float):
     assert result["test_accuracy"] >= least
 
 
-def test_nothing_here_counts_as_this_commands_result():
+def test_nothing_here_counts_as_this_commands_result(measured: Measured):
+    ok(measured())
     assert SESSION.records == []  # `measure` alone; `cell` adds to the session
 
 
