@@ -12,15 +12,14 @@ REPEATED = "seed"  # runs that differ in it alone are repetitions
 RECIPE = "recipe"  # torchtune's, which follows from the method and the number of GPUs unless it is forced
 PLACES = ("dataset.root", "dataset.cache_dir", "dataset.download", "dataset.data_files", "tokenizer.path")
 SCALE = "scale"
-AFTER = (
-    "profile",
-    "diagnose",
-)  # looks at a run once it is over, by steps of their own: nothing measured has them in it
+PROFILER = "profile.name"
+# They look at a run once it is over, by steps of their own; but nsys is around the processes from their start
+AFTER, AROUND = ("profile", "diagnose"), "nsys"
 COMMIT = 9  # digits
 Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
 
 
-def settings(runs: Iterable[Run]) -> list[str]:
+def settings(runs: Sequence[Run]) -> list[str]:
     """The axes and keys of the configuration that say what was measured, of runs with a configuration.
 
     Not the seed, nor where files are, nor what a job asked for.
@@ -28,7 +27,8 @@ def settings(runs: Iterable[Run]) -> list[str]:
     shapes = dict.fromkeys(tuple(run.columns) for run in runs)
     names = dict.fromkeys(name for shape in shapes for name in shape)
     apart = {REPEATED, *RESERVED, *PLACES, *(f"{name}.name" for name in names)}  # an axis says what was in force
-    return [name for name in names if name not in apart and name.partition(".")[0] not in {*NOT_IDENTITY, *AFTER}]
+    kept = [name for name in names if name not in apart and name.partition(".")[0] not in {*NOT_IDENTITY, *AFTER}]
+    return [*kept, *([PROFILER] if any(run[PROFILER] == AROUND for run in runs) else [])]
 
 
 def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:

@@ -124,6 +124,16 @@ def test_other_sweeps_do_not_bury_the_experiments_own(tmp_path: Path, capsys: py
     assert "batch_size=64" in told and "batch_size=128" not in told
 
 
+def test_a_profile_taken_afterwards_is_the_same_setting_but_nsys_is_around_it_all(tmp_path: Path):
+    for profiler, precision in {"none": "fp64", "kineto": "fp32"}.items():
+        table2(tmp_path, {(precision, 1): 10.0}, profile={"name": profiler})
+    assert len(printed("table2", folder=tmp_path)) == 1
+    table2(tmp_path, {("fp16", 1): 10.0, ("fp64", 2): 10.0}, profile={"name": "nsys"})
+    (found,) = printed("table2", folder=tmp_path)  # of nsys alone: of the others none has two precisions
+    measured = {(one["precision"], one["gpus"]) for one in found.rows if one["status"] == "ok"}
+    assert measured == {("fp16", 1), ("fp64", 2)}
+
+
 def test_marks_follow_their_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     table2(tmp_path, {("fp64", 1): 9.0, ("fp32", 1): 5.0}, scale="smoke", device="cpu")
     assert main(["table", "table2", str(tmp_path)]) == 0
