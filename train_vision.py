@@ -5,10 +5,12 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from multicard import command, config, config_vision, run
-from multicard.vision.kind import KIND
+from multicard import cli
+from multicard.config import base, vision
+from multicard.controller import run
+from multicard.vision.workload import KIND
 
-config.register()
+base.register()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train_vision")
@@ -17,6 +19,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(
-        command.execute(main, KIND, config_vision.VisionConfig, config_vision.SCHEMAS, config_vision.ExperimentName)
-    )
+    sys.exit(cli.execute(main, KIND, vision.VisionConfig, vision.SCHEMAS, vision.ExperimentName))

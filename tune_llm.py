@@ -5,10 +5,12 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from multicard import command, config, config_llm, run
-from multicard.llm.kind import KIND
+from multicard import cli
+from multicard.config import base, llm
+from multicard.controller import run
+from multicard.llm.workload import KIND
 
-config.register()
+base.register()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="tune_llm")
@@ -17,4 +19,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.execute(main, KIND, config_llm.LlmConfig, config_llm.SCHEMAS, config_llm.ExperimentName))
+    sys.exit(cli.execute(main, KIND, llm.LlmConfig, llm.SCHEMAS, llm.ExperimentName))

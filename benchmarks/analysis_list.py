@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from multicard import measure
+from multicard.measure import timing
 
 ROOT = Path(__file__).parent.parent
 PRECISIONS, GPUS, SIZES = ("fp64", "fp32", "fp16", "bf16"), (1, 2, 3, 4), (100, 200, 300, 500, 700)
@@ -55,10 +55,10 @@ def main() -> None:
         for words in ([], ["--where", "precision='fp16' and gpus>=2", "--sort", "total_s desc"]):
             taken_s, peaks = [], []
             for _ in range(options.rounds):
-                started_s = measure.clock_s()
+                started_s = timing.clock_s()
                 line = [sys.executable, "-c", MEASURE, "list", made, *words]
                 ended = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
-                taken_s.append(measure.clock_s() - started_s)
+                taken_s.append(timing.clock_s() - started_s)
                 peaks.append(int(ended.stderr.rpartition("peak ")[2]))
             shown = " ".join(["list", *words])
             rounds = ", ".join(f"{seconds:.2f}" for seconds in taken_s)

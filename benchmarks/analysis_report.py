@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.analysis_list import MEASURE, ROOT, write
-from multicard import measure
+from multicard.measure import timing
 
 
 def main() -> None:
@@ -29,10 +29,10 @@ def main() -> None:
         out = Path(made) / "report.html"
         taken_s, peaks = [], []
         for _ in range(options.rounds):
-            started_s = measure.clock_s()
+            started_s = timing.clock_s()
             line = [sys.executable, "-c", MEASURE, "report", made, "--out", str(out)]
             ended = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
-            taken_s.append(measure.clock_s() - started_s)
+            taken_s.append(timing.clock_s() - started_s)
             peaks.append(int(ended.stderr.rpartition("peak ")[2]))
         rounds = ", ".join(f"{seconds:.1f}" for seconds in taken_s)
         told = f"{statistics.median(taken_s):.1f} s ({rounds}), {max(peaks) / 1e6:.0f} MB"

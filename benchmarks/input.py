@@ -27,12 +27,14 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
-from multicard import config, launch, measure
-from multicard.config_vision import VisionConfig
-from multicard.environment import cores, cpu_model
-from multicard.vision import data
-from multicard.vision.data import Split
-from multicard.vision.loaders import LOADERS, Source
+from multicard.config import base
+from multicard.config.vision import VisionConfig
+from multicard.machine.environment import cores, cpu_model
+from multicard.measure import timing
+from multicard.ranks import elastic
+from multicard.vision.data import datasets
+from multicard.vision.data.datasets import Split
+from multicard.vision.data.loaders import LOADERS, Source
 
 ROOT = Path(__file__).parent.parent
 BATCH = 64
@@ -95,14 +97,14 @@ def timed(
     batches = chain.from_iterable(epoch() for _ in repeat(None))
     for _ in islice(batches, 1):
         pass
-    started_s, images, moved = measure.clock_s(), 0, 0
+    started_s, images, moved = timing.clock_s(), 0, 0
     for content, count in batches:
         images, moved = images + len(content), moved + count
-        if measure.clock_s() - started_s > SECONDS:
+        if timing.clock_s() - started_s > SECONDS:
             break
     if device is not None:
-        measure.synchronize(device)
-    return images / (measure.clock_s() - started_s), moved / images
+        timing.synchronize(device)
+    return images / (timing.clock_s() - started_s), moved / images
 
 
 def options_of(*words: str) -> VisionConfig:
@@ -169,8 +171,8 @@ def main() -> None:
     parser.add_argument("--mnist", help="a folder that holds MNIST/raw")
     parser.add_argument("--images", help="a folder that holds train/<class>/ and validation/<class>/")
     args = parser.parse_args()
-    config.register()
-    launch.tune_malloc()
+    base.register()
+    elastic.tune_malloc()
     torch.set_num_threads(cores())
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     where = torch.cuda.get_device_name() if device.type == "cuda" else cpu_model()
@@ -179,7 +181,7 @@ def main() -> None:
 
     if "grey" in args.sets:
         words = ("dataset=mnist", f"dataset.root={args.mnist}", *size)
-        grey = data.load(options_of(*words).dataset, 0).train if args.mnist else made_grey(20_000)
+        grey = datasets.load(options_of(*words).dataset, 0).train if args.mnist else made_grey(20_000)
         compare("28 x 28 grey", candidates(grey, words, device), args.rounds)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(args.images or folder)
@@ -188,7 +190,7 @@ def main() -> None:
         words = ("dataset=images", f"dataset.root={root}", f"dataset.cache_dir={folder}/cache", *size)
         titles = {"jpeg": ("JPEGs, decoded each time", "none"), "cached": ("JPEGs, decoded once", "mmap")}
         for title, cache in (titles[name] for name in args.sets if name in titles):
-            split = data.load(options_of(*words, f"dataset.cache={cache}").dataset, 0).train
+            split = datasets.load(options_of(*words, f"dataset.cache={cache}").dataset, 0).train
             compare(title, candidates(split, (*words, f"dataset.cache={cache}"), device), args.rounds)
 
 

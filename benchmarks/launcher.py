@@ -20,11 +20,12 @@ from hydra.core.utils import setup_globals
 from hydra.types import HydraContext, RunMode
 
 from benchmarks.overhead import spread
-from multicard import config, submit, sweep
-from multicard.environment import cores, cpu_model
-from multicard.measure import clock_s
-from multicard.run import SESSION
-from multicard.vision.kind import KIND
+from multicard.config import base
+from multicard.controller.run import SESSION
+from multicard.machine.environment import cores, cpu_model
+from multicard.measure.timing import clock_s
+from multicard.sweep import plan, slurm_submit
+from multicard.vision.workload import KIND
 
 ROOT = Path(__file__).parent.parent
 
@@ -47,10 +48,10 @@ def measure(count: int, folder: Path, to_slurm: bool) -> tuple[float, float, flo
         for overrides in cells(count):
             context.config_loader.load_sweep_config(master, overrides)
         composed_s = clock_s()
-        planned = sweep.plan(context, master, cells(count), 0)
-        left = sweep.settle(planned)
+        planned = plan.plan(context, master, cells(count), 0)
+        left = plan.settle(planned)
         planned_s = clock_s()
-        jobs = submit.submit(planned, left) if to_slurm else {}
+        jobs = slurm_submit.submit(planned, left) if to_slurm else {}
         submitted_s = clock_s()
         if jobs:
             subprocess.run(["scancel", *{job.partition("_")[0] for job in jobs.values()}], check=True)
@@ -63,7 +64,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--submit", action="store_true", help="to the SLURM that sbatch finds")
     args = parser.parse_args()
-    config.register()
+    base.register()
     SESSION.kind = KIND
     print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}, {args.cells} cells")
     rounds = []

@@ -15,12 +15,13 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.input import make_jpegs, options_of
-from multicard import config, launch
-from multicard.config import Placement
-from multicard.config_vision import VisionConfig
-from multicard.environment import cores, cpu_model
-from multicard.launch import Job, Rank
-from multicard.progress import Board
+from multicard.config import base
+from multicard.config.base import Placement
+from multicard.config.vision import VisionConfig
+from multicard.machine.environment import cores, cpu_model
+from multicard.ranks import elastic
+from multicard.ranks.elastic import Job, Rank
+from multicard.records.progress import Board
 
 FEW = 128  # images: a set of almost no size
 BATCH = 32
@@ -30,33 +31,33 @@ def hold(rank: Rank, options: VisionConfig, images: int, folder: Path) -> None:
     """The rank's part: read its set until `images` were read, and say what it holds while all others hold theirs."""
     import torch
 
-    from multicard import measure
-    from multicard.ranks import meet
-    from multicard.vision import data
-    from multicard.vision.loaders import LOADERS, Source
+    from multicard.measure import timing
+    from multicard.ranks.meeting import meet
+    from multicard.vision.data import datasets
+    from multicard.vision.data.loaders import LOADERS, Source
     from multicard.vision.strategy import Strided
 
-    content = data.load(options.dataset, 0)
+    content = datasets.load(options.dataset, 0)
     order = Strided(len(content.train), 0, 1)
     batches = LOADERS[options.loader.name](Source(content.train, order, BATCH, 0, options, torch.float32))
     for _ in range(-(-images // len(content.train))):
         for batch in batches:
             assert batch.images.shape[1:] == (3, options.dataset.image_size, options.dataset.image_size)
     meet(rank)
-    held = measure.proportional_memory_bytes()
+    held = timing.proportional_memory_bytes()
     meet(rank)
     (folder / f"{rank.rank}.json").write_text(json.dumps(held))
 
 
 def held_bytes(ranks: int, options: VisionConfig, images: int) -> int:
     """The proportional set size of all ranks once each has read `images`."""
-    launch.warm_up("cpu", ["multicard.vision.train"])
+    elastic.warm_up("cpu", ["multicard.vision.train"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         Board(folder, ranks, create=True)
         job = Job(folder, "cpu", "gloo", 0, max(1, cores() // ranks), "tuned")
         place = Placement("cpu", "gloo", ranks, False)
-        failure = launch.launch("benchmarks.memory:hold", (options, images, folder), place, job)
+        failure = elastic.launch("benchmarks.memory:hold", (options, images, folder), place, job)
         if failure is not None:
             raise SystemExit("\n".join([failure.message, *failure.log_tail]))
         return sum(json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks))
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--loaders", nargs="+", default=["torch", "batched", "device"])
     args = parser.parse_args()
-    config.register()
+    base.register()
     whole = args.images * args.image_size**2 * 3
     print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}; {args.images} images, {whole / 1e6:,.0f} MB")
     print("\n| loader | cache | ranks | held in all, MB | a rank more, of the data set |\n|---|---|---|---|---|")

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from multicard import record
-from multicard.environment import cores, cpu_model
+from multicard.machine.environment import cores, cpu_model
+from multicard.records import run_folder
 
 ROOT = Path(__file__).parent.parent
 SAMPLES, EPOCHS = 640, 3
@@ -54,7 +54,7 @@ def ours(ranks: int, malloc: str) -> dict[str, Any]:
         )
         (path,) = Path(folder).glob("*/result.json")
         result = json.loads(path.read_text())
-        first_s = record.read_steps(path.parent)["step_s"][0].as_py()
+        first_s = run_folder.read_steps(path.parent)["step_s"][0].as_py()
         return result | {"first_step_s": result["startup_s"] + first_s}
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from multicard import measure
-from multicard.environment import cores, cpu_model
+from multicard.machine.environment import cores, cpu_model
+from multicard.measure import timing
 
 ROOT = Path(__file__).parent.parent
 BASE_US = 4392593071980
@@ -72,19 +72,19 @@ def _event(index: int) -> str:
 def measured(path: Path) -> dict[str, Any]:
     """Read a file in a process of its own: seconds from its start, of reading alone, and its peak in bytes."""
     line = [sys.executable, "-m", "benchmarks.profile_reader", "--read", str(path)]
-    started_s = measure.clock_s()
+    started_s = timing.clock_s()
     done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
-    return json.loads(done.stdout) | {"process_s": measure.clock_s() - started_s}
+    return json.loads(done.stdout) | {"process_s": timing.clock_s() - started_s}
 
 
 def _read(path: Path) -> None:
     """The part of the process that `measured` starts."""
-    from multicard.profiling import reader
+    from multicard.profiling import load
 
-    started_s = measure.clock_s()
-    profile = reader.read([path])
-    read_s = measure.clock_s() - started_s
-    peak = measure.peak_memory_bytes(cast(Any, SimpleNamespace(type="cpu")))  # a torch.device would import torch
+    started_s = timing.clock_s()
+    profile = load.read([path])
+    read_s = timing.clock_s() - started_s
+    peak = timing.peak_memory_bytes(cast(Any, SimpleNamespace(type="cpu")))  # a torch.device would import torch
     print(json.dumps({"read_s": read_s, "peak_memory_bytes": peak, "rows": len(profile.rows)}))
 
 

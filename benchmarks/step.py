@@ -27,9 +27,11 @@ from torch.amp.grad_scaler import GradScaler
 from torchvision import models
 
 from benchmarks.input import options_of
-from multicard import config, launch, measure
-from multicard.config import PrecisionName
-from multicard.environment import cores, cpu_model
+from multicard.config import base
+from multicard.config.base import PrecisionName
+from multicard.machine.environment import cores, cpu_model
+from multicard.measure import timing
+from multicard.ranks import elastic
 from multicard.vision.precision import PRECISIONS, choose
 from multicard.vision.train import OPTIMIZERS
 
@@ -67,11 +69,11 @@ def bandwidth_bytes_per_s(device: torch.device) -> float:
     target = torch.empty_like(source)
     taken = []
     for _ in range(5):
-        measure.synchronize(device)
-        started_s = measure.clock_s()
+        timing.synchronize(device)
+        started_s = timing.clock_s()
         target.copy_(source)
-        measure.synchronize(device)
-        taken.append(measure.clock_s() - started_s)
+        timing.synchronize(device)
+        taken.append(timing.clock_s() - started_s)
     return 2 * source.nbytes / min(taken)
 
 
@@ -90,8 +92,8 @@ def step(name: str, nhwc: bool, compiled: bool, size: int, batch: int, device: t
 
     def turn(steps: int = STEPS) -> float:
         precision.set_flags()
-        measure.synchronize(device)
-        started_s = measure.clock_s()
+        timing.synchronize(device)
+        started_s = timing.clock_s()
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
             with precision.arithmetic(device):
@@ -99,8 +101,8 @@ def step(name: str, nhwc: bool, compiled: bool, size: int, batch: int, device: t
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-        measure.synchronize(device)
-        return (measure.clock_s() - started_s) / steps
+        timing.synchronize(device)
+        return (timing.clock_s() - started_s) / steps
 
     turn(2)  # compiles, and has every buffer allocated
     return turn
@@ -114,8 +116,8 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", default=["fp64", "fp32", "fp16", "bf16"], choices=list(PRECISIONS))
     parser.add_argument("--compile", action="store_true", help="measure compiled steps too: a minute each to compile")
     args = parser.parse_args()
-    config.register()
-    launch.tune_malloc()
+    base.register()
+    elastic.tune_malloc()
     torch.set_num_threads(cores())
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     torch.backends.cudnn.benchmark = True

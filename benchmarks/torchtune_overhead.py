@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.overhead import run, spread
-from multicard import record
-from multicard.environment import cores, cpu_model
+from multicard.machine.environment import cores, cpu_model
+from multicard.records import run_folder
 
 WARMUP = 10
 
@@ -33,7 +33,7 @@ def ours(folder: Path, steps: int, words: list[str]) -> Path:
 
 
 def our_step_s(folder: Path) -> float:
-    return float(np.median(record.read_steps(folder)["step_s"].to_numpy()[WARMUP:]))
+    return float(np.median(run_folder.read_steps(folder)["step_s"].to_numpy()[WARMUP:]))
 
 
 def bare_step_s(folder: Path) -> float:
@@ -43,7 +43,7 @@ def bare_step_s(folder: Path) -> float:
     (log,) = (folder / "tune_run" / "logs").glob("*.txt")
     rates = [float(found) for found in re.findall(r"tokens_per_second_per_gpu:([\d.]+)", log.read_text())]
     log.unlink()
-    tokens = record.read_steps(folder)["loss_bearing"].to_numpy()
+    tokens = run_folder.read_steps(folder)["loss_bearing"].to_numpy()
     return float(np.median((tokens / np.array(rates))[WARMUP:]))
 
 

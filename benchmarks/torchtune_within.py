@@ -22,14 +22,16 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from benchmarks.overhead import spread
-from multicard import config, launch, run
-from multicard.allocation import Allocation
-from multicard.config_llm import LlmConfig
-from multicard.environment import cores, cpu_model
-from multicard.launch import Rank
-from multicard.llm.kind import KIND
-from multicard.measure import clock_s
-from multicard.progress import Board
+from multicard.config import base
+from multicard.config.llm import LlmConfig
+from multicard.controller import run
+from multicard.llm.workload import KIND
+from multicard.machine.allocation import Allocation
+from multicard.machine.environment import cores, cpu_model
+from multicard.measure.timing import clock_s
+from multicard.ranks import elastic
+from multicard.ranks.elastic import Rank
+from multicard.records.progress import Board
 
 ROOT = Path(__file__).parent.parent
 MARKS = "marks.json"
@@ -38,7 +40,7 @@ MARKS = "marks.json"
 def tune(rank: Rank, options: LlmConfig, folder: Path, cfg: dict[str, Any], block: int) -> None:
     """The rank's part: as `multicard.llm.tune.tune`, with a probe that sleeps every other block."""
     from multicard.llm import tune as ours
-    from multicard.llm.probe import Probe
+    from multicard.llm.step_probe import Probe
 
     marks: list[float] = []
 
@@ -78,11 +80,11 @@ def step_times_s(words: list[str], block: int) -> np.ndarray:
     placement = run.check(KIND, typed, allocation)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        launch.warm_up("cpu", [*KIND.preload, "benchmarks.torchtune_within"])
+        elastic.warm_up("cpu", [*KIND.preload, "benchmarks.torchtune_within"])
         Board(folder, placement.world_size, create=True)
         arguments = (*KIND.arguments(typed, placement, folder), block)
         job = run.job_of(KIND, typed, placement, folder, allocation)
-        failure = launch.launch("benchmarks.torchtune_within:tune", arguments, placement, job)
+        failure = elastic.launch("benchmarks.torchtune_within:tune", arguments, placement, job)
         assert failure is None, failure
         return np.diff(json.loads((folder / MARKS).read_text()))
 
@@ -93,7 +95,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="options of tune_llm.py, at one rank and a supervised method")
     args = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    config.register()
+    base.register()
     print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}")
     step_s = step_times_s(args.words, args.steps)
     blocks = np.median(step_s[: len(step_s) // args.steps * args.steps].reshape(-1, args.steps), axis=1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import experiments
+from analysis.papers import experiments
 from tests import records
 
 Cell = dict[str, Any]

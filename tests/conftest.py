@@ -13,11 +13,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from multicard import config, launch, run
-from multicard.config_llm import LlmConfig
-from multicard.config_vision import VisionConfig
-from multicard.llm import kind as llm
-from multicard.vision.kind import KIND
+from multicard.config import base
+from multicard.config.llm import LlmConfig
+from multicard.config.vision import VisionConfig
+from multicard.controller import run
+from multicard.llm import workload as llm
+from multicard.ranks import elastic
+from multicard.vision.workload import KIND
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared" / "data"  # real data: tests that need it skip where it is absent
@@ -33,7 +35,7 @@ SMALL = (
     "tracker.mode=disabled",
 )
 
-config.register()
+base.register()
 
 # Each worker of pytest-xdist keeps to a core of its own: threads that wait for one another across tests would spin
 _worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
@@ -69,7 +71,7 @@ def has_dali() -> bool:
 
 def warm_up() -> None:
     """Have this process's ranks forked with everything imported: the first call decides."""
-    launch.warm_up("cpu", [*llm.KIND.preload, *KIND.preload, "tests.rank_work", "tests.rank_work_llm"])
+    elastic.warm_up("cpu", [*llm.KIND.preload, *KIND.preload, "tests.rank_work", "tests.rank_work_llm"])
 
 
 def shared(name: str) -> Path:

@@ -16,10 +16,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
-from multicard.config_vision import StrategyName, VisionConfig
-from multicard.launch import Rank
-from multicard.vision import compiled, data, models, strategy
-from multicard.vision.loaders import LOADERS, Input, Samples, Source
+from multicard.config.vision import StrategyName, VisionConfig
+from multicard.ranks.elastic import Rank
+from multicard.vision import compiling, models, strategy
+from multicard.vision.data import datasets
+from multicard.vision.data.loaders import LOADERS, Input, Samples, Source
 from multicard.vision.precision import PRECISIONS
 from multicard.vision.strategy import STRATEGIES, Rest, Share, Strided, unwrap
 from multicard.vision.train import OPTIMIZERS, SCHEDULES, Loop, train
@@ -32,7 +33,7 @@ def save(rank: Rank, folder: Path, value: Any) -> None:
 def reads(rank: Rank, configs: list[VisionConfig], folder: Path, samples: int) -> None:
     """For each strategy and loader: the samples' numbers in each batch of two epochs, and which are trained on."""
     images = np.random.default_rng(0).integers(0, 256, (samples, 8, 8), np.uint8)
-    numbered = data.Split(images, np.arange(samples))
+    numbered = datasets.Split(images, np.arange(samples))
     seen: dict[str, Any] = {}
     for name in (StrategyName.ddp_ds, StrategyName.ddp_rr, StrategyName.ddp):
         sharded = name is StrategyName.ddp_ds and rank.world_size > 1
@@ -68,7 +69,7 @@ def shares(rank: Rank, config: VisionConfig, folder: Path, samples: int) -> None
 
 
 def feed(
-    split: data.Split, sampler: Sampler[int], config: VisionConfig, transfer: torch.dtype = torch.float32
+    split: datasets.Split, sampler: Sampler[int], config: VisionConfig, transfer: torch.dtype = torch.float32
 ) -> Input:
     return LOADERS[config.loader.name](Source(split, sampler, config.batch_size, 0, config, transfer))
 
@@ -96,7 +97,7 @@ def loop_of(rank: Rank, config: VisionConfig, folder: Path, model: nn.Module, sa
 
 def train_quietly(rank: Rank, config: VisionConfig, folder: Path) -> None:
     """Train `epochs` with the quiet model; parameters and momentum of this rank."""
-    content = data.load(config.dataset, config.seed)
+    content = datasets.load(config.dataset, config.seed)
     loop, share = loop_of(rank, config, folder, quiet_model(config), len(content.train))
     precision = PRECISIONS[config.precision.name]
     batches = feed(content.train, share.sampler, config, precision.transfer)
@@ -110,7 +111,7 @@ def train_quietly(rank: Rank, config: VisionConfig, folder: Path) -> None:
 
 def train_and_tell(rank: Rank, config: VisionConfig, folder: Path) -> None:
     """The 8 x 8 pixels of every image that the loop runs the model on, in an epoch."""
-    content = data.load(config.dataset, config.seed)
+    content = datasets.load(config.dataset, config.seed)
     loop, share = loop_of(rank, config, folder, quiet_model(config), len(content.train))
     plain = copy(config.dataset)  # the set as it is: no upsampling, no normalising
     plain.image_size, plain.mean, plain.std = 8, [0.0] * 3, [1.0] * 3
@@ -131,7 +132,7 @@ def train_and_tell(rank: Rank, config: VisionConfig, folder: Path) -> None:
 
 def evaluate_only(rank: Rank, config: VisionConfig, folder: Path) -> None:
     """Evaluate the same weights; rank 0 alone has the BatchNorm statistics that all must use."""
-    content = data.load(config.dataset, config.seed)
+    content = datasets.load(config.dataset, config.seed)
     torch.manual_seed(0)
     model = models.build(config.model, 10, config.dataset.image_size)
     generator = torch.Generator().manual_seed(rank.rank)
@@ -147,7 +148,7 @@ def evaluate_only(rank: Rank, config: VisionConfig, folder: Path) -> None:
 
 def buckets(rank: Rank, config: VisionConfig, folder: Path) -> None:
     """The sizes of DDP's own buckets after a few steps."""
-    content = data.load(config.dataset, config.seed)
+    content = datasets.load(config.dataset, config.seed)
     loop, share = loop_of(rank, config, folder, models.build(config.model, 10, 32), len(content.train))
     batches = feed(content.train, share.sampler, config)
     loop.train_epoch(0, batches)
@@ -177,7 +178,7 @@ def compile_and_tell(rank: Rank, config: VisionConfig, folder: Path) -> None:
     model.compile(dynamic=False)
     loop, share = loop_of(rank, config, folder, model, 64)
     random = torch.get_rng_state()
-    seconds = compiled.compile_now(loop, [])
+    seconds = compiling.compile_now(loop, [])
     left = {
         "state": all(torch.equal(a, b) for a, b in zip(before, unwrap(share.model).state_dict().values(), strict=True)),
         "random": torch.equal(random, torch.get_rng_state()),

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from multicard.config_llm import LlmConfig
-from multicard.launch import Rank
+from multicard.config.llm import LlmConfig
 from multicard.llm import recipes, tune
-from multicard.llm.probe import Probe
-from multicard.llm.report import Report
+from multicard.llm.rank_report import Report
+from multicard.llm.step_probe import Probe
+from multicard.ranks.elastic import Rank
 
 
 def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from analysis import best, data
 from analysis.__main__ import main
-from analysis.best import Limits
+from analysis.commands import best
+from analysis.commands.best import Limits
+from analysis.runs import load
 from tests import records
 
 
@@ -23,7 +24,7 @@ def write(folder: Path, *made: dict[str, Any]) -> Path:
 
 
 def told(folder: Path, goal: str = "time", limits: Limits | None = None, mix: bool = False) -> list[str]:
-    return best.lines(data.read([folder]).runs, goal, limits or Limits(), mix, None)
+    return best.lines(load.read([folder]).runs, goal, limits or Limits(), mix, None)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis import bootstrap
+from analysis.stats import bootstrap
 
 
 def autocorrelated(random: np.random.Generator, count: int, mean: float, phi: float, spread: float = 0.1) -> np.ndarray:

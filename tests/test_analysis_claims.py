@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from analysis import data, experiments, steps
 from analysis.__main__ import main
-from analysis.claims import CLAIMS, Verdict, chosen, judge
-from analysis.claims import show as told
+from analysis.claims import CLAIMS, Verdict, chosen
+from analysis.claims import render as told
+from analysis.claims import verdicts as judge
+from analysis.papers import experiments
+from analysis.runs import load, steps
 from tests import records
 from tests.claim_worlds import CASES, ending, iterations, run, waves, write
 
@@ -18,7 +20,7 @@ STATES = {"holds": "holds", "fails": "does not hold", "undecided": "undecided"}
 
 
 def judged(folder: Path, *names: str, mix: bool = False) -> list[Verdict]:
-    return judge(data.read([folder]).runs, mix, chosen(names))
+    return judge(load.read([folder]).runs, mix, chosen(names))
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -64,7 +66,7 @@ def test_a_figure_is_the_ratio_of_its_cells_and_intervals_widen_with_their_numbe
         assert (one.unit, one.over, one.basis, one.runs) == ("% faster", 110.0, "epochs", 2)
         assert one.estimate == pytest.approx(150.0) and one.confidence == pytest.approx(1 - 0.05 / 4)
         assert one.text == f"faster by 150.0 % ({one.low:.1f} to {one.high:.1f})"
-    alone = [run for run in data.read([tmp_path]).runs if run["gpus"] == 1]
+    alone = [run for run in load.read([tmp_path]).runs if run["gpus"] == 1]
     (single,) = judge(alone, claims=chosen(["fp16-over-fp64"]))
     assert single.figures[0].confidence == pytest.approx(0.95) and single.verdict == "holds"
     assert single.asked == 4 and single.why == "1 of 4 comparisons"
@@ -106,13 +108,13 @@ def test_a_cell_that_failed_is_named_and_no_figure(tmp_path: Path):
     assert "3 of 9 comparisons; not ok: method=qat gpus=1 oom, method=qat gpus=2 oom" in memory.why
     assert "n=4; 3 of 9 comparisons; 2 cells did not end ok" in " ".join(" ".join(told.table([memory], 200)).split())
     assert [one.text for one in needs.figures] == ["oom", "oom", "ok"]
-    some = [run for run in data.read([tmp_path]).runs if run["gpus"] != 4]
+    some = [run for run in load.read([tmp_path]).runs if run["gpus"] != 4]
     assert judge(some, claims=chosen(["qat-needs-4-gpus"]))[0].verdict == "undecided"
 
 
 def test_a_claim_of_two_parts_needs_both(tmp_path: Path):
     write(tmp_path, "datasets", lambda cell: iterations(cell, 1.0))
-    few = [run for run in data.read([tmp_path]).runs if run["gpus"] <= 2]
+    few = [run for run in load.read([tmp_path]).runs if run["gpus"] <= 2]
     (found,) = judge(few, claims=chosen(["iteration-by-gpus"]))
     assert {one.verdict for one in found.figures} == {"holds"} and found.verdict == "undecided"
     assert "3 of 9 comparisons" in found.why
@@ -130,7 +132,7 @@ def test_seeds_count_and_many_need_no_steps(tmp_path: Path, monkeypatch: pytest.
     world = CASES["pinned-tuning"].world
     for seed in range(8):
         write(tmp_path / str(seed), "table5", lambda cell: world(cell, 1.0 + 0.001 * seed), seed=seed)  # noqa: B023
-    runs = data.read([tmp_path]).runs
+    runs = load.read([tmp_path]).runs
     (few,) = judge([run for run in runs if run["seed"] < 3], claims=chosen(["pinned-tuning"]))
     assert few.verdict == "holds" and few.n == 24 and few.figures[0].basis == "steps"
     monkeypatch.setattr(steps, "measured_s", lambda run: pytest.fail("read the steps of a run"))
@@ -274,7 +276,7 @@ def test_two_thousand_runs_are_judged_quickly(tmp_path: Path):
         folder.mkdir()
         precision = ("fp64", "fp32", "fp16")[index // 4 % 3]
         (folder / "result.json").write_text(record.replace('"fp32"', f'"{precision}"'))
-    runs = data.read([tmp_path]).runs
+    runs = load.read([tmp_path]).runs
     started_s = time.process_time()
     verdicts = judge(runs)
     assert sum(one.n for one in verdicts) > 2000

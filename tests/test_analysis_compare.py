@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import compare, data, differences
 from analysis.__main__ import main
-from analysis.options import COMMANDS
+from analysis.cli import COMMANDS
+from analysis.commands import compare, environment_diff
+from analysis.runs import load
 from tests import records
 from tests.conftest import ROOT
 from tests.test_analysis_bootstrap import autocorrelated
@@ -28,7 +29,7 @@ def sweep(folder: Path, factor: float = 1.0, seed: int = 0, **changes: Any) -> P
 
 
 def compared(a: Path, b: Path, *by: str, common: bool = False, mix: bool = False) -> list[compare.Compared]:
-    return compare.compare(data.read([a]).runs, data.read([b]).runs, by, common, mix)
+    return compare.compare(load.read([a]).runs, load.read([b]).runs, by, common, mix)
 
 
 def test_equal_runs_do_not_differ_and_a_slow_down_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -52,11 +53,11 @@ def test_a_step_lasts_until_its_slowest_rank_is_done_and_warm_up_is_left_out(tmp
     segments = [records.segment(), records.segment(3)]
     record = records.vision(segments=segments)
     records.write(tmp_path / "a", record, records.steps(steps_s, per_epoch=2))
-    (run,) = data.read([tmp_path]).runs
+    (run,) = load.read([tmp_path]).runs
     assert compare.steps.measured_s(run).tolist() == [2.0, 4.0, 1.0]
     anew = [records.segment() | {"steps": 0, "first_step": 4}, records.segment()]  # the first one's work was lost
     records.write(tmp_path / "a", records.vision(segments=anew), records.steps(steps_s, per_epoch=2))
-    assert compare.steps.measured_s(data.read([tmp_path]).runs[0]).tolist() == [2.0, 4.0, 9.0, 1.0]
+    assert compare.steps.measured_s(load.read([tmp_path]).runs[0]).tolist() == [2.0, 4.0, 9.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +148,9 @@ def test_other_circumstances_are_said(tmp_path: Path):
         packages={"torch": "2.12.0", "torchvision": "0.26.0"}, gpus=[{"driver": "570"}], flags={}, python="3.12"
     )
     records.write(tmp_path / "b", other, machine=machine)
-    ours, theirs = (data.read([tmp_path / side]).runs for side in "ab")
-    assert differences.lines(ours, ours) == []
-    told = "\n".join(differences.lines(ours, theirs))
+    ours, theirs = (load.read([tmp_path / side]).runs for side in "ab")
+    assert environment_diff.lines(ours, ours) == []
+    told = "\n".join(environment_diff.lines(ours, theirs))
     for line in (
         "commit: 8fdd49003 in A, fffffffff in B",
         "hardware: NVIDIA H200 in A, A100 in B",

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from analysis import data, listing, query, show, steps
+from analysis import formatting
 from analysis.__main__ import main
-from analysis.marks import MARKS
+from analysis.commands import list_runs
+from analysis.runs import load, sql, steps
+from analysis.runs.caveats import MARKS
 from tests import records
 from tests.conftest import ROOT
 
@@ -35,7 +37,7 @@ def test_the_builder_makes_records_as_the_entries_leave_them(
     assert set(made["config"]) == set(real["config"])
     assert set(made["epochs"][0]) <= set(real["epochs"][0])
     assert set(made["segments"][0]) == set(real["segments"][0])
-    (run,) = data.read([folder]).runs
+    (run,) = load.read([folder]).runs
     statistics = real["step_s" if build == "vision" else "iteration_s"]
     measured_s = steps.measured_s(run)
     assert run["step_s"] == statistics["mean"] == pytest.approx(measured_s.mean(), rel=1e-12)
@@ -45,7 +47,7 @@ def test_the_builder_makes_records_as_the_entries_leave_them(
 def test_a_record_becomes_columns(tmp_path: Path):
     records.write(tmp_path / "v", records.vision(precision="fp16", gpus=2, dataset__train_limit=96))
     records.write(tmp_path / "w", records.llm(device="cpu", method="dpo"))
-    vision, llm = data.read([tmp_path]).runs
+    vision, llm = load.read([tmp_path]).runs
     assert vision["precision"] == "fp16" and vision["gpus"] == 2 and vision["dataset.train_limit"] == 96
     assert vision["test_accuracy"] == 0.98 and vision["peak_memory_bytes"] == 5e9 and vision["energy_joules"] == 50_000
     assert vision["samples_trained"] == 2000 and vision["loss_last_tenth"] is None
@@ -55,7 +57,7 @@ def test_a_record_becomes_columns(tmp_path: Path):
 
 def test_energy_of_more_than_the_training_is_none(tmp_path: Path):
     records.write(tmp_path / "v", records.vision(gpu=records.gpu() | {"covers": "sampled"}))
-    assert data.read([tmp_path]).runs[0]["energy_joules"] is None
+    assert load.read([tmp_path]).runs[0]["energy_joules"] is None
 
 
 def test_broken_and_future_records_are_named_and_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -77,11 +79,11 @@ def test_broken_and_future_records_are_named_and_skipped(tmp_path: Path, capsys:
         path = tmp_path / "bad" / name / "result.json"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match="can be read"):
-        data.read([tmp_path])
+        load.read([tmp_path])
     records.write(tmp_path / "good", records.vision())
     (records.write(tmp_path / "running", {}) / "result.json").unlink()
     records.write(tmp_path / ".good.before", records.vision())
-    found = data.read([tmp_path])
+    found = load.read([tmp_path])
     assert [run.folder.name for run in found.runs] == ["good"]
     why = {one.folder.name: one.why for one in found.skipped}
     assert set(why) == {*broken, "running"}
@@ -107,7 +109,7 @@ def test_no_folder_and_no_run_are_refused(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_run_found_twice_counts_once(tmp_path: Path):
     records.write(tmp_path / "s" / "a", records.vision())
-    assert len(data.read([tmp_path, tmp_path / "s", tmp_path / "s" / "a"]).runs) == 1
+    assert len(load.read([tmp_path, tmp_path / "s", tmp_path / "s" / "a"]).runs) == 1
 
 
 def test_records_of_other_ages_are_read_together(tmp_path: Path):
@@ -123,9 +125,9 @@ def test_records_of_other_ages_are_read_together(tmp_path: Path):
     records.write(tmp_path / "b", refused)
     records.write(tmp_path / "c", records.llm() | {"added_later": 1})
     records.write(tmp_path / "d", records.vision())
-    runs = data.read([tmp_path]).runs
-    assert [run["status"] for run in query.select(runs, "cause is not null")] == ["refused"]
-    assert [run["kind"] for run in query.select(runs, "layout is null", "kind")] == ["llm", "vision", "vision"]
+    runs = load.read([tmp_path]).runs
+    assert [run["status"] for run in sql.select(runs, "cause is not null")] == ["refused"]
+    assert [run["kind"] for run in sql.select(runs, "layout is null", "kind")] == ["llm", "vision", "vision"]
 
 
 def test_where_and_sort_are_sql(tmp_path: Path):
@@ -133,10 +135,10 @@ def test_where_and_sort_are_sql(tmp_path: Path):
         limit = 96 if index == 1 else None
         record = records.vision(precision=precision, gpus=gpus, total_s=9.5 - index, dataset__train_limit=limit)
         records.write(tmp_path / str(index), record)
-    runs = data.read([tmp_path]).runs
+    runs = load.read([tmp_path]).runs
 
     def found(where: str | None, sort: str | None = None) -> str:
-        return "".join(run.folder.name for run in query.select(runs, where, sort))
+        return "".join(run.folder.name for run in sql.select(runs, where, sort))
 
     assert found("precision='fp16' and gpus>=2") == "13"
     assert found("PRECISION = 'fp16' and total_s / 2 < 4") == "3"
@@ -174,9 +176,9 @@ def test_columns_of_several_types_and_spellings_can_be_asked_for(tmp_path: Path)
         record = records.vision()
         record["config"] |= {"odd": value, "GPUS": 7, 'a"b': index}
         records.write(tmp_path / str(index), record)
-    runs = data.read([tmp_path]).runs
-    assert len(query.select(runs, "odd = 'true' or odd = '[1, 2]' or odd = '3'")) == 3
-    assert len(query.select(runs, "gpus = 1", 'a"b desc')) == 7
+    runs = load.read([tmp_path]).runs
+    assert len(sql.select(runs, "odd = 'true' or odd = '[1, 2]' or odd = '3'")) == 3
+    assert len(sql.select(runs, "gpus = 1", 'a"b desc')) == 7
 
 
 def test_text_of_a_run_is_shown_as_it_is_and_drives_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -192,8 +194,8 @@ def test_the_list_says_what_differs_and_leaves_out_figures_of_what_failed(tmp_pa
     records.write(tmp_path / "a", records.vision(precision="fp16"))
     records.write(tmp_path / "b", records.vision(gpus=2, dataset__train_limit=96))
     records.write(tmp_path / "c", records.vision(gpus=4, status="failed", total_s=7.25))
-    found = data.read([tmp_path])
-    lines = listing.lines(found, found.runs, None, None)
+    found = load.read([tmp_path])
+    lines = list_runs.lines(found, found.runs, None, None)
     assert lines[0] == "all: name sweep, kind vision, commit 8fdd49003, machine NVIDIA H200 on node1"
     assert lines[1].split()[:4] == ["precision", "gpus", "dataset.train_limit", "status"]
     assert lines[2].split() == ["fp16", "1", "-", "ok", "100.0", "1,234", "98.00%", "5", "GB"]
@@ -215,11 +217,11 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
     for index, record in enumerate(marked.values()):
         records.write(tmp_path / str(index), record)
     records.write(tmp_path / "plain", records.llm(model__weights="models/llama") | {"scale": "full"})
-    found = data.read([tmp_path])
+    found = load.read([tmp_path])
     assert [run["marks"] for run in found.runs] == [*marked, ""]
-    lines = listing.lines(found, found.runs, None, None)
+    lines = list_runs.lines(found, found.runs, None, None)
     assert lines[-7:] == [f"{mark.sign}  {mark.meaning}" for mark in MARKS]
-    assert [run["marks"] for run in query.select(found.runs, "disturbed or smoke")] == ["!", "s"]
+    assert [run["marks"] for run in sql.select(found.runs, "disturbed or smoke")] == ["!", "s"]
 
 
 def test_csv_and_json_have_all_columns_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -240,10 +242,10 @@ def test_csv_and_json_have_all_columns_as_they_are(tmp_path: Path, capsys: pytes
 
 def test_a_table_keeps_to_the_width_and_cuts_no_figure():
     rows = [["a" * 40, "1,234", "b" * 20], ["界" * 30, "-", "x"]]
-    lines = show.table(["name", "total s", "commit"], rows, 40)
-    assert all(show.cell_len(line) <= 40 for line in lines)
+    lines = formatting.table(["name", "total s", "commit"], rows, 40)
+    assert all(formatting.cell_len(line) <= 40 for line in lines)
     assert "1,234" in lines[1] and "…" in lines[1] and "…" in lines[2]
-    assert show.table(["name", "total s", "commit"], rows)[1].split() == rows[0]
+    assert formatting.table(["name", "total s", "commit"], rows)[1].split() == rows[0]
 
 
 def test_two_thousand_runs_are_listed_quickly(tmp_path: Path):
@@ -253,9 +255,9 @@ def test_two_thousand_runs_are_listed_quickly(tmp_path: Path):
         folder.mkdir(parents=True)
         (folder / "result.json").write_text(text.replace('"gpus": 1', f'"gpus": {1 + index % 4}'))
     started_s = time.process_time()
-    found = data.read([tmp_path])
-    runs = query.select(found.runs, "gpus >= 3", "folder")
-    lines = listing.lines(found, runs, None, 140)
+    found = load.read([tmp_path])
+    runs = sql.select(found.runs, "gpus >= 3", "folder")
+    lines = list_runs.lines(found, runs, None, 140)
     assert len(runs) == 1000 and len(lines) > 1000
     assert time.process_time() - started_s < 3.0  # a fifth of it is what it takes
 

@@ -11,10 +11,12 @@ import jsonschema
 import pytest
 import vl_convert
 
-from analysis import data, experiments, figures
+from analysis import figures
 from analysis.__main__ import main
-from analysis.figures import general
-from analysis.papers import HARDWARE
+from analysis.figures import losses_phases
+from analysis.papers import experiments
+from analysis.papers.printed import HARDWARE
+from analysis.runs import load
 from tests import grids, records
 from tests.grids import drawn, svg, texts
 
@@ -47,10 +49,10 @@ def vega_lite() -> jsonschema.Draft7Validator:
 # Figures of any runs
 
 
-def write(folder: Path, *made: dict[str, Any]) -> list[data.Run]:
+def write(folder: Path, *made: dict[str, Any]) -> list[load.Run]:
     for index, record in enumerate(made):
         records.write(folder / f"{index:02d}", record)
-    return data.read([folder]).runs
+    return load.read([folder]).runs
 
 
 def test_efficiency_is_against_one_gpu(tmp_path: Path):
@@ -106,16 +108,16 @@ def test_runs_that_did_other_work_are_not_traded_off(tmp_path: Path):
 def test_losses_of_tuning_are_by_step(tmp_path: Path):
     steps = records.steps([0.1] * 100, per_epoch=100) | {"loss": [float(step) for step in range(100)]}
     records.write(tmp_path / "a", records.llm(), steps)
-    (figure,) = figures.losses(data.read([tmp_path]).runs)
-    assert len(figure.rows) == general.WINDOWS
+    (figure,) = figures.losses(load.read([tmp_path]).runs)
+    assert len(figure.rows) == losses_phases.WINDOWS
     assert [(r["step"], r["mean"]) for r in figure.rows[:2]] == [(2, 0.5), (4, 2.5)]
 
 
 def test_many_settings_are_several_figures(tmp_path: Path):
-    made = [records.vision(lr=0.01 * (n + 1)) for n in range(general.SERIES + 1)]
+    made = [records.vision(lr=0.01 * (n + 1)) for n in range(losses_phases.SERIES + 1)]
     found = figures.losses(write(tmp_path, *made))
     assert [figure.name for figure in found] == ["losses", "losses-2"]
-    assert [len({row["setting"] for row in figure.rows}) for figure in found] == [general.SERIES, 1]
+    assert [len({row["setting"] for row in figure.rows}) for figure in found] == [losses_phases.SERIES, 1]
 
 
 # Specifications and files
@@ -145,7 +147,7 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
 @pytest.mark.parametrize("draws", [figures.losses, figures.phases, figures.efficiency, figures.trade_off])
 def test_general_figures_are_valid(tmp_path: Path, draws: Any):
     grids.fill(tmp_path, "table2", (0, 1))
-    (figure, *_) = draws(data.read([tmp_path]).runs)
+    (figure, *_) = draws(load.read([tmp_path]).runs)
     assert vega_lite().is_valid(figure.spec)
     assert figure.title in texts(figure) and not re.search(r"#[0-9a-fA-F]{6}\b", json.dumps(figure.spec))
 

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from analysis import bootstrap
-from analysis.claims import intervals
-from analysis.claims.intervals import Interval
+from analysis.stats import bootstrap, intervals
+from analysis.stats.intervals import Interval
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from analysis import data
 from analysis.__main__ import main
-from analysis.listing import lines
-from analysis.report import commands, content, page, settings
-from analysis.report.content import Judged, Sources
-from analysis.report.parts import Claim, Plot, Report
-from analysis.report.reads import read
-from multicard.config import plain
-from multicard.measure import clock_s
+from analysis.commands.list_runs import lines
+from analysis.report import page, rerun_commands, sections, settings_section
+from analysis.report.blocks import Claim, Plot, Report
+from analysis.report.run_details import read
+from analysis.report.sections import Judged, Sources
+from analysis.runs import load
+from multicard.config.base import plain
+from multicard.measure.timing import clock_s
 from tests import records
 from tests.conftest import typed, typed_llm
 
@@ -93,7 +93,7 @@ def sweep(folder: Path, **changes: Any) -> Path:
 
 
 def made(folder: Path, mix: bool = False) -> Report:
-    return content.report(data.read([folder]), "Runs", mix, stand_in())
+    return sections.report(load.read([folder]), "Runs", mix, stand_in())
 
 
 class Elements(HTMLParser):
@@ -146,7 +146,7 @@ def test_the_page_holds_every_run_and_nothing_of_a_run_is_html(tmp_path: Path):
 
 
 def test_the_columns_are_those_of_the_list(tmp_path: Path):
-    found = data.read([sweep(tmp_path)])
+    found = load.read([sweep(tmp_path)])
     shown = lines(found, found.runs, None, None)
     headings = next(line for line in shown if line.startswith("name"))
     grid = next(part for part in made(tmp_path).sections[2].parts if hasattr(part, "columns"))
@@ -160,9 +160,9 @@ def test_speedups_and_shares_of_a_step(tmp_path: Path):
             for gpus, total_s in ((1, one_s + seed), (4, one_s / 2 + seed)):
                 record = records.vision(precision=precision, gpus=gpus, seed=seed, total_s=total_s, phases_s=phases)
                 records.write(tmp_path / f"{precision}-{gpus}-{seed}", record)
-    found = settings.settings(read(data.read([tmp_path]).runs), mix=False)
+    found = settings_section.settings(read(load.read([tmp_path]).runs), mix=False)
     assert [len(setting.runs) for setting in found] == [2, 2, 2, 2]
-    scaling = settings.scaling(found)
+    scaling = settings_section.scaling(found)
     assert scaling is not None
     columns = {column.key: column for column in scaling.columns}
     at = columns["setting"].texts.index("precision=fp32")
@@ -175,7 +175,7 @@ def test_speedups_and_shares_of_a_step(tmp_path: Path):
     assert columns["speedup"].values[four] == pytest.approx(100.5 / 50.5)  # of the means over seeds
     assert columns["parallel_efficiency"].values[four] == pytest.approx(100.5 / 50.5 / 4)
     assert columns["speedup_fp64"].texts[at] == f"{300.5 / 100.5:.2f}"
-    shares = settings.phases(found)
+    shares = settings_section.phases(found)
     assert shares is not None
     told = {column.key: column.texts for column in shares.columns}
     assert set(told["backward_share"]) == {"50.0%"} and set(told["h2d_share"]) == {"0.0%"}
@@ -184,9 +184,9 @@ def test_speedups_and_shares_of_a_step(tmp_path: Path):
 def test_several_commits_are_settings_apart_unless_they_are_mixed(tmp_path: Path):
     for index, commit in enumerate(("a" * 40, "b" * 40)):
         records.write(tmp_path / str(index), records.vision(total_s=100.0 + index, commit=commit))
-    found = read(data.read([tmp_path]).runs)
-    assert [len(setting.runs) for setting in settings.settings(found, mix=False)] == [1, 1]
-    (mixed,) = settings.settings(found, mix=True)
+    found = read(load.read([tmp_path]).runs)
+    assert [len(setting.runs) for setting in settings_section.settings(found, mix=False)] == [1, 1]
+    (mixed,) = settings_section.settings(found, mix=True)
     assert mixed.mean("total_s") == 100.5
 
 
@@ -200,7 +200,7 @@ def test_the_command_of_a_run_measures_the_same(kind: str):
     asked = [word.replace("_", " ") if "photos" in word else word for word in words.replace("\\ ", "_").split()]
     compose = typed if kind == "vision" else typed_llm
     meant = compose(*asked)
-    command = commands.again(kind, plain(meant))
+    command = rerun_commands.again(kind, plain(meant))
     assert command is not None
     _, entry, *again = shlex.split(command)
     assert entry == {"vision": "train_vision.py", "llm": "tune_llm.py"}[kind]
@@ -209,8 +209,8 @@ def test_the_command_of_a_run_measures_the_same(kind: str):
 
 
 def test_a_configuration_of_another_version_has_no_command():
-    assert commands.again("vision", {"gpus": 2, "warp": 9}) is None
-    assert commands.again("other", {"gpus": 2}) is None
+    assert rerun_commands.again("vision", {"gpus": 2, "warp": 9}) is None
+    assert rerun_commands.again("other", {"gpus": 2}) is None
 
 
 def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -373,8 +373,8 @@ def test_every_figure_is_drawn_and_hands_out_its_data(browser: Any, report: Path
 
 
 def test_the_programs_own_figures_and_verdicts(browser: Any, tmp_path: Path):
-    found = data.read([sweep(tmp_path)])
-    real = content.report(found, "Runs", False, content.sources())
+    found = load.read([sweep(tmp_path)])
+    real = sections.report(found, "Runs", False, sections.sources())
     page.write(tmp_path / "report.html", real)
     names = {part.name for part in real.parts if isinstance(part, Plot)}
     assert names > {"table2", "efficiency", "phases", "losses"}

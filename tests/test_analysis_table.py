@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
-from analysis import calls, data, experiments, papers, tables
 from analysis.__main__ import main
-from analysis.columns import FIGURES
+from analysis.commands import profile_table
+from analysis.commands import table as tables
+from analysis.papers import experiments
+from analysis.papers import printed as papers
+from analysis.runs import load
+from analysis.runs.columns import FIGURES
 from multicard.profiling.metrics import Derived, Profile, Rank, Row
 from tests import records
 from tests.conftest import ROOT
@@ -29,7 +33,7 @@ def table2(folder: Path, times_s: dict[tuple[str, int], float], **changes: Any) 
 def printed(*names: str, folder: Path) -> list[tables.Table]:
     (name,) = names
     experiment = experiments.load(name)
-    return tables.tables(experiment, experiments.panels(experiment, data.read([folder]).runs))
+    return tables.tables(experiment, experiments.panels(experiment, load.read([folder]).runs))
 
 
 def row(table: tables.Table, **cell: Any) -> dict[str, Any]:
@@ -212,8 +216,8 @@ def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
 
 def test_shares_are_of_the_calls(tmp_path: Path):
     figures = {("api", "a"): 3.0, ("api", "b"): 1.0, ("copy", "memcpy Host-to-Device"): 9.0}
-    assert calls._shares(figures) == {("api", "a"): 0.75, ("api", "b"): 0.25}
-    assert calls._shares({("copy", "c"): 1.0}) == {}
+    assert profile_table._shares(figures) == {("api", "a"): 0.75, ("api", "b"): 0.25}
+    assert profile_table._shares({("copy", "c"): 1.0}) == {}
 
 
 @pytest.mark.parametrize("name", experiments.names())

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from multicard import record
-from multicard.config_vision import ImagesConfig
-from multicard.vision import cache, data
-from multicard.vision.data import Data
+from multicard.config.vision import ImagesConfig
+from multicard.records import run_folder
+from multicard.vision.data import datasets, decoded_cache
+from multicard.vision.data.datasets import Data
 from tests.conftest import ROOT, composed, typed
 
 COUNT = 6
@@ -46,7 +46,7 @@ def built(content: Data) -> list[bool]:
 
 
 def decoded(root: Path) -> np.ndarray:
-    return np.stack([data.decode(path, 32) for path in sorted((root / "train").rglob("*.png"))])
+    return np.stack([datasets.decode(path, 32) for path in sorted((root / "train").rglob("*.png"))])
 
 
 def whole(content: Data, root: Path) -> bool:
@@ -60,7 +60,7 @@ def cache_file(root: Path) -> Path:
 
 
 def test_it_is_built_once_and_then_mapped(photographs: Path):
-    first, second = data.load(images(photographs), 0), data.load(images(photographs), 0)
+    first, second = datasets.load(images(photographs), 0), datasets.load(images(photographs), 0)
     assert whole(first, photographs) and whole(second, photographs)
     assert (built(first), built(second)) == ([True, True], [False, False])
     assert first.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
@@ -74,13 +74,13 @@ def test_it_is_built_once_and_then_mapped(photographs: Path):
 
 
 def test_each_size_and_part_of_the_set_has_its_own(photographs: Path):
-    data.load(images(photographs), 0)
-    assert built(data.load(images(photographs, "dataset.image_size=48"), 0)) == [True, True]
-    part = data.load(images(photographs, "dataset.train_limit=2"), 0)
+    datasets.load(images(photographs), 0)
+    assert built(datasets.load(images(photographs, "dataset.image_size=48"), 0)) == [True, True]
+    part = datasets.load(images(photographs, "dataset.train_limit=2"), 0)
     assert built(part) == [True, False]
     assert len(part.train) == len(part.train.images) == 2
-    assert built(data.load(images(photographs, "dataset.train_limit=2"), 1)) == [True, False]  # another two
-    assert built(data.load(images(photographs), 0)) == [False, False]
+    assert built(datasets.load(images(photographs, "dataset.train_limit=2"), 1)) == [True, False]  # another two
+    assert built(datasets.load(images(photographs), 0)) == [False, False]
 
 
 def change(root: Path) -> None:
@@ -116,17 +116,17 @@ def half_an_entry(root: Path) -> None:
 
 @pytest.mark.parametrize("harm", [change, add, cut, flip, lose, half_an_entry])
 def test_what_is_not_of_these_images_is_built_anew(photographs: Path, harm: Any):
-    data.load(images(photographs), 0)
+    datasets.load(images(photographs), 0)
     harm(photographs)
-    again = data.load(images(photographs), 0)
+    again = datasets.load(images(photographs), 0)
     assert built(again) == [True, False] and whole(again, photographs)
     assert len(list((photographs / ".multicard").glob("train_*.u8"))) == 1
 
 
 def test_a_copy_is_looked_into_once_more_and_taken(photographs: Path):
-    data.load(images(photographs), 0)
+    datasets.load(images(photographs), 0)
     os.utime(cache_file(photographs), (1, 1))
-    assert built(data.load(images(photographs), 0)) == [False, False]
+    assert built(datasets.load(images(photographs), 0)) == [False, False]
 
 
 def test_data_sets_share_a_folder_of_caches(photographs: Path, tmp_path: Path):
@@ -134,15 +134,15 @@ def test_data_sets_share_a_folder_of_caches(photographs: Path, tmp_path: Path):
     (tmp_path / "other").mkdir()
     subprocess.run(["cp", "-rp", photographs, other], check=True)  # the same names, sizes and times
     where = f"dataset.cache_dir={tmp_path}/cache"
-    assert built(data.load(images(photographs, where), 0)) == [True, True]
-    assert built(data.load(images(other, where), 0)) == [True, True]
-    assert built(data.load(images(photographs, where), 0)) == [False, False]
+    assert built(datasets.load(images(photographs, where), 0)) == [True, True]
+    assert built(datasets.load(images(other, where), 0)) == [True, True]
+    assert built(datasets.load(images(photographs, where), 0)) == [False, False]
     assert not (photographs / ".multicard").exists()
 
 
 def _open(root: str, cache_dir: str, out: Any) -> None:
     composed()  # registers the schemas
-    found = data.load(images(Path(root), f"dataset.cache_dir={cache_dir}"), 0)
+    found = datasets.load(images(Path(root), f"dataset.cache_dir={cache_dir}"), 0)
     out.put((built(found), whole(found, Path(root))))
 
 
@@ -182,7 +182,7 @@ def test_a_builder_that_is_killed_leaves_no_half_of_it(photographs: Path):
     builder.send_signal(signal.SIGKILL)
     builder.wait()
     assert list(folder.glob(".train_*.u8.*")) and not list(folder.glob("*.json"))
-    again = data.load(images(photographs), 0)
+    again = datasets.load(images(photographs), 0)
     assert built(again) == [True, True] and whole(again, photographs)
     assert not list(folder.glob(".train_*.u8.*"))
 
@@ -190,31 +190,31 @@ def test_a_builder_that_is_killed_leaves_no_half_of_it(photographs: Path):
 def test_a_broken_image_is_named_or_left_out_and_counted(photographs: Path):
     (photographs / "train" / "cat" / "1.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"cat/1\.png: cannot be decoded .* dataset.skip_broken=true"):
-        data.load(images(photographs), 0)
+        datasets.load(images(photographs), 0)
     assert not list((photographs / ".multicard").glob("train_*"))
-    found = data.load(images(photographs, "dataset.skip_broken=true"), 0)
+    found = datasets.load(images(photographs, "dataset.skip_broken=true"), 0)
     assert len(found.train) == len(found.train.images) == COUNT - 1
     assert found.train.labels.tolist() == [0, 0, 1, 1, 1]
     facts = found.facts["decoded"]["train"]
     assert (facts["skipped"], [Path(path).name for path in facts["skipped_paths"]]) == (1, ["1.png"])
     with pytest.raises(ValueError, match=r"cat/1\.png: cannot be decoded"):  # the cache is there, but not asked for so
-        data.load(images(photographs), 0)
+        datasets.load(images(photographs), 0)
 
 
 def test_a_set_without_a_whole_image_is_refused(photographs: Path):
     for path in (photographs / "train").rglob("*.png"):
         path.write_bytes(b"no image")
     with pytest.raises(ValueError, match="no image of train_32px can be decoded"):
-        data.load(images(photographs, "dataset.skip_broken=true"), 0)
+        datasets.load(images(photographs, "dataset.skip_broken=true"), 0)
 
 
 def test_shared_memory_is_given_back(photographs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(cache, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(decoded_cache, "SHARED_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     config = images(photographs, "dataset.cache=ram")
-    first, second = data.load(config, 0), data.load(config, 0)
+    first, second = datasets.load(config, 0), datasets.load(config, 0)
     assert (built(first), built(second)) == ([True, True], [False, False])
-    cache.forget(first)
+    decoded_cache.forget(first)
     assert not list((tmp_path / "shm").iterdir())
     assert whole(first, photographs) and whole(second, photographs)
     assert not (photographs / ".multicard").exists()
@@ -223,22 +223,22 @@ def test_shared_memory_is_given_back(photographs: Path, monkeypatch: pytest.Monk
 def test_a_folder_that_cannot_be_written_is_refused(photographs: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ValueError, match=r"^dataset\.root=.*; set dataset\.cache_dir to a folder"):
-        data.check(images(photographs))
-    data.check(images(photographs, "dataset.cache=none"))
-    data.load(images(photographs), 0)
-    data.check(images(photographs))  # it is there: nothing is to be written
+        datasets.check(images(photographs))
+    datasets.check(images(photographs, "dataset.cache=none"))
+    datasets.load(images(photographs), 0)
+    datasets.check(images(photographs))  # it is there: nothing is to be written
 
 
 def test_a_full_disk_is_said(photographs: Path, monkeypatch: pytest.MonkeyPatch):
     def full(_: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(record, "replacing", full)
+    monkeypatch.setattr(run_folder, "replacing", full)
     with pytest.raises(ValueError, match=r"^dataset\.cache=mmap: cannot write to .* \(No space left on device\)"):
-        data.load(images(photographs), 0)
+        datasets.load(images(photographs), 0)
 
 
 def test_without_a_cache_paths_are_given(photographs: Path):
-    found = data.load(images(photographs, "dataset.cache=none"), 0)
+    found = datasets.load(images(photographs, "dataset.cache=none"), 0)
     assert found.train.images == sorted((photographs / "train").rglob("*.png"))
     assert not (photographs / ".multicard").exists()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from multicard import checkpoint
-from multicard.launch import Rank
+from multicard.ranks import checkpoint
+from multicard.ranks.elastic import Rank
 
 
 def alone(world_size: int = 1) -> Rank:

@@ -6,11 +6,12 @@ import pytest
 import torch
 from hydra.errors import HydraException
 
-from multicard import cells, config, config_llm
-from multicard.config import PrecisionName, TrackerMode, place
-from multicard.config_vision import DatasetName, LayoutName, OptimizerName, Schedule
-from multicard.vision.data import LOADS
-from multicard.vision.loaders import LOADERS
+from multicard.config import base, llm
+from multicard.config.base import PrecisionName, TrackerMode, place
+from multicard.config.vision import DatasetName, LayoutName, OptimizerName, Schedule
+from multicard.records import identity
+from multicard.vision.data.datasets import LOADS
+from multicard.vision.data.loaders import LOADERS
 from multicard.vision.precision import PRECISIONS, choose
 from multicard.vision.strategy import STRATEGIES
 from multicard.vision.train import OPTIMIZERS, SCHEDULES
@@ -21,14 +22,14 @@ GROUPS = {
     "strategy": STRATEGIES,
     "loader": LOADERS,
     "layout": LayoutName,
-    "dataset": {*LOADS, *config_llm.TextName},
+    "dataset": {*LOADS, *llm.TextName},
     "optimizer": OPTIMIZERS,
-    "model": {"mobilenet_v2", *config_llm.LlamaName},
-    "method": config_llm.MethodName,
-    "template": config_llm.TemplateName,
-    "tokenizer": config_llm.TokenizerName,
+    "model": {"mobilenet_v2", *llm.LlamaName},
+    "method": llm.MethodName,
+    "template": llm.TemplateName,
+    "tokenizer": llm.TokenizerName,
 }
-OTHERS = {group: set(options) for group, options in config_llm.SCHEMAS.items()}  # those of tune_llm.py
+OTHERS = {group: set(options) for group, options in llm.SCHEMAS.items()}  # those of tune_llm.py
 
 
 def options(group: str) -> set[str]:
@@ -177,17 +178,17 @@ def test_the_identity_is_what_is_measured():
 
 def test_the_folder_says_what_was_changed(tmp_path: Path):
     words = ["gpus=2", "dataset.image_size=96", "name=x", "tracker.mode=disabled", "hydra.verbose=true"]
-    name = cells.folder_name(composed(*words), words)
+    name = identity.folder_name(composed(*words), words)
     assert name == f"gpus=2,image_size=96-{typed(*words).identity()}"
-    assert cells.folder_name(composed(), []) == f"default-{typed().identity()}"
-    assert cells.folder_name(composed("gpus=0"), ["gpus=0"]) == "gpus=0-00000000"
+    assert identity.folder_name(composed(), []) == f"default-{typed().identity()}"
+    assert identity.folder_name(composed("gpus=0"), ["gpus=0"]) == "gpus=0-00000000"
 
 
 def test_a_cell_keeps_its_folder_however_it_is_typed(tmp_path: Path):
-    typed_out = cells.folder_name(composed("gpus=1"), ["gpus=1"])
+    typed_out = identity.folder_name(composed("gpus=1"), ["gpus=1"])
     (tmp_path / typed_out).mkdir()
-    assert cells.find(tmp_path, cells.folder_name(composed(), [])) == tmp_path / typed_out
-    assert cells.find(tmp_path, "gpus=0-00000000") == tmp_path / "gpus=0-00000000"
+    assert identity.find(tmp_path, identity.folder_name(composed(), [])) == tmp_path / typed_out
+    assert identity.find(tmp_path, "gpus=0-00000000") == tmp_path / "gpus=0-00000000"
 
 
 @pytest.mark.parametrize("words", [["precison=fp32"], ["dataset.downlod=true"], ["precision=fp8"], ["device=tpu"]])
@@ -204,6 +205,6 @@ def test_an_option_has_only_the_keys_it_reads():
 
 
 def test_plain_is_json_ready():
-    content = config.plain(typed("precision=bf16"))
+    content = base.plain(typed("precision=bf16"))
     assert content["precision"] == {"name": "bf16"} and type(content["gpus"]) is int
     assert content["tracker"]["mode"] == TrackerMode.offline

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from multicard.vision import data
+from multicard.vision.data import datasets
 from tests.conftest import shared, typed
 
 
 def test_digits_are_split_by_class_and_alike_for_every_seed():
-    content = data.load(typed().dataset, seed=0)
+    content = datasets.load(typed().dataset, seed=0)
     assert len(content.train) + len(content.test) == 1797
     assert content.train.images.shape[1:] == (8, 8) and content.train.images.dtype == np.uint8
     for digit in range(10):
         train, test = ((part.labels == digit).sum() for part in (content.train, content.test))
         assert test == round((train + test) / 5)
-    again = data.load(typed().dataset, seed=1)
+    again = datasets.load(typed().dataset, seed=1)
     np.testing.assert_array_equal(again.test.images, content.test.images)
     seen = {image.tobytes() for image in content.train.images}
     assert sum(image.tobytes() in seen for image in content.test.images) < 5  # a few people wrote the same pixels
@@ -28,15 +28,15 @@ def test_digits_are_split_by_class_and_alike_for_every_seed():
 
 def test_digits_are_normalised_by_their_own_moments():
     config = typed().dataset
-    pixels = data.load(config, 0).train.images / 255
+    pixels = datasets.load(config, 0).train.images / 255
     assert pixels.mean() == pytest.approx(config.mean[0], abs=2e-3)
     assert pixels.std() == pytest.approx(config.std[0], abs=2e-3)
 
 
 def test_limits_take_the_first_after_a_seeded_shuffle():
-    whole = data.load(typed().dataset, 0)
+    whole = datasets.load(typed().dataset, 0)
     config = typed("dataset.train_limit=10", "dataset.test_limit=5000").dataset
-    some, same, other = (data.load(config, seed) for seed in (0, 0, 1))
+    some, same, other = (datasets.load(config, seed) for seed in (0, 0, 1))
     assert len(some.train) == 10 and len(some.test) == len(whole.test)
     np.testing.assert_array_equal(some.train.images, same.train.images)
     assert (some.train.images != other.train.images).any()
@@ -49,14 +49,14 @@ def mnist_folder(root: Path, monkeypatch: pytest.MonkeyPatch, count: int = 20, p
     raw.mkdir(parents=True)
     random = np.random.default_rng(0)
     known = {}
-    for name in data.MNIST_FILES:
+    for name in datasets.MNIST_FILES:
         images = "idx3" in name
         header = struct.pack(">4i", 2051, count, 28, 28) if images else struct.pack(">2i", 2049, count)
         content = header + random.integers(0, 10, count * (784 if images else 1), dtype=np.uint8).tobytes()
         path = raw / (f"{name}.gz" if packed else name)
         path.write_bytes(gzip.compress(content) if packed else content)
-        known[name] = (data.hashlib.md5(path.read_bytes()).hexdigest(), count)
-    monkeypatch.setattr(data, "MNIST_FILES", known)
+        known[name] = (datasets.hashlib.md5(path.read_bytes()).hexdigest(), count)
+    monkeypatch.setattr(datasets, "MNIST_FILES", known)
     return raw
 
 
@@ -65,16 +65,16 @@ def test_mnist_is_read_in_place_plain_or_packed(tmp_path: Path, monkeypatch: pyt
     raw = mnist_folder(tmp_path, monkeypatch, packed=packed)
     before = sorted(raw.iterdir())
     config = typed("dataset=mnist", f"dataset.root={tmp_path}").dataset
-    data.check(config)
-    content = data.load(config, 0)
+    datasets.check(config)
+    content = datasets.load(config, 0)
     assert content.train.images.shape == (20, 28, 28) and content.test.labels.shape == (20,)
     assert content.train.labels.dtype == np.int64 and content.train.labels.max() < 10
     assert sorted(raw.iterdir()) == before
 
 
-def refusal(config: data.DatasetConfig) -> str:
+def refusal(config: datasets.DatasetConfig) -> str:
     with pytest.raises(ValueError, match=r"^dataset\.root=") as error:
-        data.check(config)
+        datasets.check(config)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -100,8 +100,8 @@ def test_mnist_that_is_cut_off_or_altered_is_named(tmp_path: Path, monkeypatch: 
 
 def test_real_mnist():
     config = typed("dataset=mnist", f"dataset.root={shared('mnist')}").dataset
-    data.check(config)
-    content = data.load(config, 0)
+    datasets.check(config)
+    content = datasets.load(config, 0)
     assert (len(content.train), len(content.test)) == (60_000, 10_000)
     assert np.bincount(content.test.labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     pixels = content.train.images / 255
@@ -123,8 +123,8 @@ def photographs(tmp_path: Path) -> Path:
 
 def test_photographs(photographs: Path):
     config = typed("dataset=images", f"dataset.root={photographs}").dataset
-    data.check(config)
-    content = data.load(config, 0)
+    datasets.check(config)
+    content = datasets.load(config, 0)
     assert (len(content.train), len(content.test), content.classes) == (12, 6, 2)
     assert content.train.labels.tolist() == [0] * 6 + [1] * 6
     assert len(content.train.take(4, seed=0).images) == 4
@@ -146,6 +146,6 @@ def test_broken_folders_of_photographs_are_refused(photographs: Path):
 
 def test_real_photographs():
     config = typed("dataset=images", f"dataset.root={shared('clothing')}", "dataset.cache=none").dataset
-    data.check(config)
-    content = data.load(config, 0)
+    datasets.check(config)
+    content = datasets.load(config, 0)
     assert (len(content.train), len(content.test), content.classes) == (320, 80, 10)

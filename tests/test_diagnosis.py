@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from multicard import diagnosis, run, twins
-from multicard.config import Placement
-from multicard.launch import Rank
-from multicard.llm import kind as llm
-from multicard.vision import kind as vision
+from multicard.bottleneck import ablations, diagnosis
+from multicard.config.base import Placement
+from multicard.controller import run
+from multicard.llm import workload as llm
+from multicard.ranks.elastic import Rank
+from multicard.vision import workload as vision
 from tests.conftest import SMALL, composed, typed, typed_llm, warm_up
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
@@ -55,14 +56,14 @@ def test_a_step_is_its_slowest_ranks_and_the_median_of_the_rounds():
 def test_twins_take_turns_and_their_first_round_warms_up():
     taken: list[tuple[str, int]] = []
 
-    def twin(name: str) -> twins.Twin:
+    def twin(name: str) -> ablations.Twin:
         return lambda count: taken.append((name, count)) or count * len(taken)  # returns seconds
 
     refill = {"a": lambda count: taken.append(("refill", count))}
-    found = twins.interleaved({"a": twin("a"), "b": twin("b")}, refill, ALONE, 0.1, 4, lambda: False)
-    assert taken == [("refill", 4), ("a", 1), ("b", 1), *[("refill", 4), ("a", 3), ("b", 3)] * twins.ROUNDS]
+    found = ablations.interleaved({"a": twin("a"), "b": twin("b")}, refill, ALONE, 0.1, 4, lambda: False)
+    assert taken == [("refill", 4), ("a", 1), ("b", 1), *[("refill", 4), ("a", 3), ("b", 3)] * ablations.ROUNDS]
     assert found == {"a": [5, 8, 11, 14, 17], "b": [6, 9, 12, 15, 18]}
-    assert twins.interleaved({"a": twin("a")}, {}, ALONE, 0.1, 0, lambda: True) is None
+    assert ablations.interleaved({"a": twin("a")}, {}, ALONE, 0.1, 0, lambda: True) is None
 
 
 @pytest.mark.parametrize(

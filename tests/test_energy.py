@@ -6,7 +6,7 @@ import numpy as np
 import pynvml
 import pytest
 
-from multicard import energy
+from multicard.energy import integrals
 
 NAN = float("nan")
 
@@ -14,7 +14,7 @@ NAN = float("nan")
 def rows(times_s: list[float], **columns: list[float]) -> dict[str, np.ndarray]:
     """The samples of one GPU; what is not given it does not tell."""
     blank = [NAN] * len(times_s)
-    return {name: np.array(columns.get(name, blank)) for name in energy.COLUMNS} | {"time_s": np.array(times_s)}
+    return {name: np.array(columns.get(name, blank)) for name in integrals.COLUMNS} | {"time_s": np.array(times_s)}
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def rows(times_s: list[float], **columns: list[float]) -> dict[str, np.ndarray]:
 def test_joules_between_samples_are_those_of_steady_power(span: tuple[float, float], joules: float | None):
     times, counter = np.arange(5.0), np.array([50.0, 150, 250, 550, 1050])
     expected = None if joules is None else pytest.approx(joules)
-    assert energy.between(times, counter, span) == expected
+    assert integrals.between(times, counter, span) == expected
     gaps = np.array([0, 0.5, 1, 2, 3, 4]), np.array([50, NAN, 150, 250, 550, 1050])  # a sample that failed
-    assert energy.between(*gaps, span) == expected
+    assert integrals.between(*gaps, span) == expected
 
 
 def test_the_error_is_at_most_an_intervals_energy_at_each_end():
@@ -44,24 +44,24 @@ def test_the_error_is_at_most_an_intervals_energy_at_each_end():
 
     times = np.array([0.5, 1.5, 2.5, 3.5])
     for start in np.linspace(0.5, 1.5, 11):
-        found = energy.between(times, counter(times), (start, 3.0))
+        found = integrals.between(times, counter(times), (start, 3.0))
         assert found is not None and abs(found - (counter(3.0) - counter(start))) <= 400 * 1.0
 
 
 def test_power_is_integrated_by_trapezoids():
     times = np.array([0.0, 1, 3, 4])
-    assert energy.integrated(times, np.array([100.0, 200, 200, 0])).tolist() == [0, 150, 550, 650]
-    assert energy.integrated(times, np.array([NAN, 200, NAN, 0]))[[1, 3]].tolist() == [0, 300]
-    assert np.isnan(energy.integrated(times, np.full(4, NAN))).all()
+    assert integrals.integrated(times, np.array([100.0, 200, 200, 0])).tolist() == [0, 150, 550, 650]
+    assert integrals.integrated(times, np.array([NAN, 200, NAN, 0]))[[1, 3]].tolist() == [0, 300]
+    assert np.isnan(integrals.integrated(times, np.full(4, NAN))).all()
 
 
 def test_the_counter_goes_before_samples_of_power_and_says_so():
     times, power = [0.0, 1, 2], [100.0, 100, 100]
-    assert energy.joules_of(rows(times, energy_joules=[7, 107.5, 208], power_w=power), (0, 2)) == (201, "counter")
-    assert energy.joules_of(rows(times, power_w=power), (0, 2)) == (200, "power_samples")
+    assert integrals.joules_of(rows(times, energy_joules=[7, 107.5, 208], power_w=power), (0, 2)) == (201, "counter")
+    assert integrals.joules_of(rows(times, power_w=power), (0, 2)) == (200, "power_samples")
     again = rows(times, energy_joules=[900, 1000, 50], power_w=power)  # the driver was loaded again
-    assert energy.joules_of(again, (0, 2)) == (200, "power_samples")
-    assert energy.joules_of(rows(times), (0, 2)) == (None, None)
+    assert integrals.joules_of(again, (0, 2)) == (200, "power_samples")
+    assert integrals.joules_of(rows(times), (0, 2)) == (None, None)
 
 
 def test_reasons_are_nvmls_own():
@@ -70,15 +70,15 @@ def test_reasons_are_nvmls_own():
     }
     bits["HwThermalSlowdown"] = pynvml.nvmlClocksEventReasonHwThermalSlowdown
     mask = sum(bits.values())
-    assert energy.decode(mask) == {1: "gpu_idle", 4: "sw_power_cap", 64: "hw_thermal_slowdown", 1024: "reliability"}
-    assert sum(energy.REASONS) == pynvml.nvmlClocksThrottleReasonAll | pynvml.nvmlClocksEventReasonAll
-    assert energy.decode(1 << 40 | 8) == {8: "hw_slowdown", 1 << 40: "bit_40"} and energy.decode(0) == {}
+    assert integrals.decode(mask) == {1: "gpu_idle", 4: "sw_power_cap", 64: "hw_thermal_slowdown", 1024: "reliability"}
+    assert sum(integrals.REASONS) == pynvml.nvmlClocksThrottleReasonAll | pynvml.nvmlClocksEventReasonAll
+    assert integrals.decode(1 << 40 | 8) == {8: "hw_slowdown", 1 << 40: "bit_40"} and integrals.decode(0) == {}
 
 
 def test_throttling_is_told_by_its_share_of_the_samples():
-    assert energy.shares(np.array([0, 4, 4 | 32, 4, NAN])) == {"sw_power_cap": 0.75, "sw_thermal_slowdown": 0.25}
-    assert energy.shares(np.zeros(3)) == {}
-    assert energy.shares(np.array([NAN])) is None and energy.shares(np.empty(0)) is None
+    assert integrals.shares(np.array([0, 4, 4 | 32, 4, NAN])) == {"sw_power_cap": 0.75, "sw_thermal_slowdown": 0.25}
+    assert integrals.shares(np.zeros(3)) == {}
+    assert integrals.shares(np.array([NAN])) is None and integrals.shares(np.empty(0)) is None
 
 
 def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
@@ -92,7 +92,7 @@ def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
         utilisation=[0, 1, 0.5, 0],
         reasons=[1, 0, 4, 1],
     )
-    assert energy.device([(told, (0.5, 2.5))]) == {
+    assert integrals.device([(told, (0.5, 2.5))]) == {
         "samples": 2,
         "energy_joules": 25 + 300 + 200,
         "energy_source": "counter",
@@ -105,7 +105,7 @@ def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
         "utilisation_mean": 0.75,
         "throttle": {"sw_power_cap": 0.5},
     }
-    short = energy.device([(told, (1.25, 1.75))])  # between two samples
+    short = integrals.device([(told, (1.25, 1.75))])  # between two samples
     assert (short["samples"], short["energy_joules"], short["power_mean_w"]) == (0, 150, 300)
     assert short["power_max_w"] is short["utilisation_mean"] is short["throttle"] is None
 
@@ -113,10 +113,10 @@ def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
 def test_spans_of_several_starts_add_up():
     first = rows([0.0, 1, 2], energy_joules=[0, 100, 200], temperature_c=[40, 50, 60])
     second = rows([0.0, 4], power_w=[300, 300], temperature_c=[70, NAN])
-    found = energy.device([(first, (0, 1)), (second, (0, 4))])
+    found = integrals.device([(first, (0, 1)), (second, (0, 4))])
     assert (found["energy_joules"], found["power_mean_w"]) == (1300, 260)
     assert (found["energy_source"], found["temperature_max_c"], found["samples"]) == ("power_samples", 70, 4)
-    at_once = energy.device([(first, (1, 1))])
+    at_once = integrals.device([(first, (1, 1))])
     assert at_once["energy_joules"] is at_once["power_mean_w"] is None  # not a figure, and not 0
-    lost = energy.device([(first, (0, 1)), (energy.NO_ROWS, (0, 4))])
+    lost = integrals.device([(first, (0, 1)), (integrals.NO_ROWS, (0, 4))])
     assert lost["energy_joules"] is lost["energy_source"] is lost["power_mean_w"] is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from multicard import environment
+from multicard.machine import environment
 from tests.nvml_stand_in import Gpu, Nvml, install
 
 UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]

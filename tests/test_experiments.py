@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from multicard import config_llm, config_vision, queue
-from multicard.config import RunConfig, place
-from multicard.config_llm import LlmConfig
-from multicard.config_vision import VisionConfig
-from multicard.llm import kind as llm
-from multicard.sweep import Planned
-from multicard.vision import kind as vision
+from multicard.config import llm as config_llm
+from multicard.config import vision as config_vision
+from multicard.config.base import RunConfig, place
+from multicard.config.llm import LlmConfig
+from multicard.config.vision import VisionConfig
+from multicard.llm import workload as llm
+from multicard.sweep import slurm_wait
+from multicard.sweep.plan import Planned
+from multicard.vision import workload as vision
 from tests.conftest import ROOT, has_dali
 
 Plan = Callable[..., list[RunConfig]]
@@ -62,7 +64,7 @@ def plan(called: Called, monkeypatch: pytest.MonkeyPatch) -> Plan:
 
     def planned(*words: str, entry: str) -> list[RunConfig]:
         seen: list[list[Planned]] = []
-        monkeypatch.setattr(queue, "show_plan", lambda cells, *_: seen.append(cells))
+        monkeypatch.setattr(slurm_wait, "show_plan", lambda cells, *_: seen.append(cells))
         code, printed = called(*words, "dry_run=true", entry=entry)
         assert code == 0, printed
         (cells,) = seen

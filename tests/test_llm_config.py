@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from multicard import config_llm
-from multicard.config import PrecisionName, place
-from multicard.config_llm import FITS, MethodName, TemplateName, TextName
-from multicard.llm import data, inputs, synthetic
+from multicard.config import llm
+from multicard.config.base import PrecisionName, place
+from multicard.config.llm import FITS, MethodName, TemplateName, TextName
+from multicard.llm import torchtune_config
+from multicard.llm.data import row_sources, synthetic
 from tests.conftest import ROOT, command, composed, typed_llm
 
-GROUPS = {group: sorted(options) for group, options in config_llm.SCHEMAS.items()}
+GROUPS = {group: sorted(options) for group, options in llm.SCHEMAS.items()}
 NEEDS = {
     "tokenizer=llama3": ["tokenizer.path=x"],
     "dataset=preference": ["method=dpo"],
@@ -30,7 +31,13 @@ def test_each_option_composes(word: str):
 
 def test_closed_sets_are_whole():
     assert set(synthetic.MAKERS) == set(TemplateName)
-    assert set(data.READ) == set(data.TAGS) == set(data.COLUMNS) == set(inputs.BUILDERS) == {None, *TemplateName}
+    assert (
+        set(row_sources.READ)
+        == set(row_sources.TAGS)
+        == set(row_sources.COLUMNS)
+        == set(torchtune_config.BUILDERS)
+        == {None, *TemplateName}
+    )
     assert set(FITS) == set(TextName)
     assert {p.stem for p in (ROOT / "conf" / "method").glob("*.yaml")} == set(MethodName)
 
@@ -141,7 +148,7 @@ def unfit(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("words", "says"), UNFIT, ids=[" ".join(words) for words, _ in UNFIT])
 def test_what_does_not_fit_is_refused_before_any_model_is_built(words: list[str], says: str, unfit: Path):
     with pytest.raises(ValueError, match=r".+") as refusal:
-        inputs.prepare(typed_llm(*(word.replace("{}", str(unfit)) for word in words)))
+        torchtune_config.prepare(typed_llm(*(word.replace("{}", str(unfit)) for word in words)))
     assert str(refusal.value).startswith(says.replace("{}", str(unfit)))
     assert "\n" not in str(refusal.value)
 
@@ -187,8 +194,8 @@ def test_the_template_defaults_to_the_data_sets_own():
 
 @pytest.mark.parametrize(("steps", "expected"), [(4, 1), (250, 25), (999, 99), (1000, 100), (9000, 100)])
 def test_the_learning_rate_warms_up_over_100_steps_or_a_tenth(steps: int, expected: int):
-    assert inputs.warmup_steps(typed_llm(), steps) == expected
-    assert inputs.warmup_steps(typed_llm("warmup_steps=7"), steps) == 7
+    assert torchtune_config.warmup_steps(typed_llm(), steps) == expected
+    assert torchtune_config.warmup_steps(typed_llm("warmup_steps=7"), steps) == 7
 
 
 def test_the_defaults_are_the_papers():

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from multicard.config_llm import TemplateName
-from multicard.llm import data, inputs, synthetic, tokens
+from multicard.config.llm import TemplateName
+from multicard.llm import torchtune_config as inputs
+from multicard.llm.data import row_sources, synthetic
+from multicard.llm.data import tokenizer as tokens
 from tests.conftest import shared, typed_llm
 
 # Tokens of the 500-row extracts of 2505.22905 under the Llama 3 tokenizer
@@ -21,7 +23,7 @@ def lengths(config: Any, folder: Path) -> np.ndarray:
     from omegaconf import OmegaConf
     from torchtune import config as torchtune_config
 
-    from multicard.config import Placement
+    from multicard.config.base import Placement
 
     cfg = OmegaConf.create(inputs.write(config, Placement("cpu", "gloo", 1, False), folder))
     tokenizer = torchtune_config.instantiate(cfg.tokenizer)
@@ -74,14 +76,18 @@ def test_files_of_each_form_give_the_same_rows(tmp_path: Path):
     (tmp_path / "r.json").write_text(json.dumps(rows))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "r.parquet")
     read = [
-        data.load(typed_llm("dataset=grammar", f"dataset.data_files={tmp_path / name}", "dataset.rows=4", "seed=3"))
+        row_sources.load(
+            typed_llm("dataset=grammar", f"dataset.data_files={tmp_path / name}", "dataset.rows=4", "seed=3")
+        )
         for name in ("r.jsonl", "r.json", "r.parquet")
     ]
     assert read[0] == read[1] == read[2]
     found = read[0]
     assert found is not None and len({row["input"] for row in found}) == 4
     assert all(row.keys() == {"input", "output"} for row in found)
-    other = data.load(typed_llm("dataset=grammar", f"dataset.data_files={tmp_path / 'r.json'}", "dataset.rows=4"))
+    other = row_sources.load(
+        typed_llm("dataset=grammar", f"dataset.data_files={tmp_path / 'r.json'}", "dataset.rows=4")
+    )
     assert other != found  # another seed, another sample
 
 
@@ -102,9 +108,10 @@ def test_flat_pairs_become_torchtunes_chats(tmp_path: Path):
         (chat, [("user", "Q"), ("assistant", "chosen")]),
     ):
         (tmp_path / "p.json").write_text(json.dumps([row]))
-        data._read.cache_clear()
+        row_sources._read.cache_clear()
         (found,) = (
-            data.load(typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.json'}")) or []
+            row_sources.load(typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.json'}"))
+            or []
         )
         assert [(turn["role"], turn["content"]) for turn in found["chosen"]] == expected
         assert found["rejected"][:-1] == found["chosen"][:-1]
@@ -124,10 +131,10 @@ def test_a_conversation_must_take_turns(tmp_path: Path):
         (tmp_path / f"{number}.json").write_text(json.dumps([row]))
         config = typed_llm("dataset=slimorca", f"dataset.data_files={tmp_path / f'{number}.json'}")
         if works:
-            assert data.load(config) == [row]
+            assert row_sources.load(config) == [row]
         else:
             with pytest.raises(ValueError, match="holds no conversation"):
-                data.load(config)
+                row_sources.load(config)
 
 
 def test_the_embedded_tokenizer_is_byte_level_and_repeatable():
@@ -165,7 +172,7 @@ def _torchtune_pattern() -> str:
 
 def test_pairs_of_real_text_keep_their_turns():
     path = shared("text") / "hh_helpful_500.jsonl"
-    rows = data.load(typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={path}"))
+    rows = row_sources.load(typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={path}"))
     assert rows is not None and len(rows) == 500
     for row in rows:
         roles = [turn["role"] for turn in row["chosen"]]

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from multicard import launch, record, sampler
-from multicard.config import Placement
-from multicard.config_llm import MethodName, TemplateName
-from multicard.launch import Job
-from multicard.llm import inputs
-from multicard.progress import Board
+from multicard.config.base import Placement
+from multicard.config.llm import MethodName, TemplateName
+from multicard.energy import sampler
+from multicard.llm import torchtune_config
+from multicard.ranks import elastic
+from multicard.ranks.elastic import Job
+from multicard.records import run_folder
+from multicard.records.progress import Board
 from tests.conftest import typed_llm, warm_up
 
 Tuned = Callable[..., dict[str, Any]]
@@ -28,7 +30,7 @@ def ok(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def steps(result: dict[str, Any], column: str, rank: int = 0) -> np.ndarray:
-    table = record.read_steps(Path(result["folder"]))
+    table = run_folder.read_steps(Path(result["folder"]))
     return table[column].to_numpy()[table["rank"].to_numpy() == rank]
 
 
@@ -110,10 +112,10 @@ def on_ranks(words: list[str], gpus: int, folder: Path) -> list[Any]:
     warm_up()
     config = typed_llm(*words, f"gpus={gpus}")
     placement = Placement("cpu", "gloo", gpus, False)
-    cfg = inputs.write(config, placement, folder)
+    cfg = torchtune_config.write(config, placement, folder)
     job = Job(folder, "cpu", "gloo", 0, 1, "tuned")
     Board(folder, placement.processes, create=True)
-    failure = launch.launch("tests.rank_work_llm:build", (config, folder, cfg), placement, job)
+    failure = elastic.launch("tests.rank_work_llm:build", (config, folder, cfg), placement, job)
     if failure is not None:
         pytest.fail("\n".join([failure.message, *failure.log_tail]))
     return [torch.load(folder / f"{rank}.pt") for rank in range(gpus)]
@@ -189,7 +191,7 @@ class ByHand:
 
         import tiktoken
 
-        from multicard.llm.tokens import PATTERN
+        from multicard.llm.data.tokenizer import PATTERN
 
         lines = (folder / "inputs" / "tokenizer.tiktoken").read_text().splitlines()
         ranks = {base64.b64decode(line.split()[0]): int(line.split()[1]) for line in lines}
@@ -283,11 +285,11 @@ def test_the_run_leaves_no_cache_and_no_connection(tuned: Tuned):
 
 
 def test_the_mirror_takes_the_loss_of_the_rank_that_knows_it(tuned: Tuned):
-    from multicard import tracker
+    from multicard.tracking import wandb_mirror
 
     result = ok(tuned("gpus=2", "dataset.rows=40"))
-    table = record.read_steps(Path(result["folder"]))
-    rows = tracker.step_rows(table, {0})
+    table = run_folder.read_steps(Path(result["folder"]))
+    rows = wandb_mirror.step_rows(table, {0})
     assert [row["loss"] for row in rows] == steps(result, "loss").tolist()
     assert [row["step_s"] for row in rows] == np.maximum(steps(result, "step_s"), steps(result, "step_s", 1)).tolist()
     assert np.isnan(steps(result, "loss", 1)).all()
@@ -298,7 +300,7 @@ def test_the_table_shows_what_tuning_measures(tuned: Tuned):
 
     from rich.console import Console
 
-    from multicard import table
+    from multicard.records import table
 
     same = ("dataset.rows=40", "device=cpu")  # a refused one knows no better than auto
     results = [ok(tuned(f"gpus={gpus}", *same)) for gpus in (1, 2)]
@@ -319,8 +321,8 @@ def test_the_table_shows_what_tuning_measures(tuned: Tuned):
 
 
 def test_what_a_rank_holds_is_its_resident_set():
-    from multicard import measure
+    from multicard.measure import timing
 
-    before = measure.held_memory_bytes("cpu")
+    before = timing.held_memory_bytes("cpu")
     block = np.ones(30_000_000)
-    assert measure.held_memory_bytes("cpu") - before == pytest.approx(block.nbytes, rel=0.1)
+    assert timing.held_memory_bytes("cpu") - before == pytest.approx(block.nbytes, rel=0.1)

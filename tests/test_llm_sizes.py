@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from multicard.config_llm import LlamaName, LoraConfig, MethodName
-from multicard.llm import sizes
-from multicard.llm.inputs import model_component
+from multicard.config.llm import LlamaName, LoraConfig, MethodName
+from multicard.llm import llama_sizes
+from multicard.llm.torchtune_config import model_component
 from tests.conftest import typed_llm
 
 
@@ -21,7 +21,7 @@ def built(words: list[str], vocabulary: int) -> torch.nn.Module:
 def test_tensors_are_those_of_torchtunes_model(name: LlamaName):
     vocabulary = 1234 if name is LlamaName.llama3_tiny else 128_256
     model = built([f"model={name}", "method=full"], vocabulary)
-    expected = sizes.tensors(typed_llm(f"model={name}").model, vocabulary)
+    expected = llama_sizes.tensors(typed_llm(f"model={name}").model, vocabulary)
     assert {key: tuple(value.shape) for key, value in model.state_dict().items()} == expected
 
 
@@ -46,7 +46,7 @@ def test_adapter_parameters(words: list[str]):
     adapters = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
     config = typed_llm(*words)
     assert isinstance(config.method, LoraConfig)
-    assert sizes.adapter_parameters(config.model, 1000, config.method) == adapters > 0
+    assert llama_sizes.adapter_parameters(config.model, 1000, config.method) == adapters > 0
 
 
 def test_flops_per_token_in_closed_form():
@@ -55,7 +55,7 @@ def test_flops_per_token_in_closed_form():
     model.intermediate_dim = 16
     weights = 8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 8 * 16 + 10 * 8  # q, k and v, output, feed-forward, vocabulary
     forward = 2 * weights + 4 * 8 * 16  # and attention: 2 d s for the scores, 2 d s for the values
-    count = lambda method, extra: sizes.flops_per_token(model, vocabulary, method, extra, length)  # noqa: E731
+    count = lambda method, extra: llama_sizes.flops_per_token(model, vocabulary, method, extra, length)  # noqa: E731
     assert count(MethodName.full, 0) == count(MethodName.qat, 0) == 3 * forward
     frozen = 2 * weights  # gradients of weights that are not trained
     assert count(MethodName.lora, adapters) == 3 * forward - frozen + 6 * adapters
@@ -64,7 +64,7 @@ def test_flops_per_token_in_closed_form():
 
 def test_8b_takes_its_known_work():
     model = typed_llm("model=llama3_8b").model
-    flops = sizes.flops_per_token(model, 128_256, MethodName.full, 0, 0)
+    flops = llama_sizes.flops_per_token(model, 128_256, MethodName.full, 0, 0)
     assert flops == pytest.approx(6 * 7.5e9, rel=0.01)  # 8.03e9 parameters less the embedding
 
 
@@ -73,4 +73,4 @@ def test_8b_takes_its_known_work():
     [("NVIDIA H200", "bf16", 989e12), ("NVIDIA H100 80GB HBM3", "fp32", 67e12), ("cpu", "fp32", None)],
 )
 def test_peaks_are_found_by_the_devices_name(device: str, precision: str, peak: float | None):
-    assert sizes.peak_flops_per_s(device, precision) == peak
+    assert llama_sizes.peak_flops_per_s(device, precision) == peak

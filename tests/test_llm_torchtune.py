@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from multicard import record
+from multicard.records import run_folder
 from tests.conftest import ROOT, command, shared
 from tests.test_llm_run import ok, steps
 
@@ -102,8 +102,8 @@ def write_checkpoint(folder: Path, form: str) -> None:
     from safetensors.torch import save_file
     from torchtune.models import convert_weights
 
-    from multicard.llm.components import RandomState
-    from multicard.llm.inputs import model_component
+    from multicard.llm.torchtune_components import RandomState
+    from multicard.llm.torchtune_config import model_component
     from tests.conftest import typed_llm
 
     folder.mkdir()
@@ -163,4 +163,4 @@ def test_running_out_of_memory_is_recorded_and_the_sweep_goes_on(tmp_path: Path)
     assert oom["cause"]["rank"] in (0, 1)
     assert 2e8 < oom["cause"]["memory_bytes"] < limit
     assert "oom: rank" in done.stdout and "Traceback" not in done.stdout + done.stderr
-    assert record.finished(Path(next((tmp_path / "s").glob("*8000000*")))) is not None  # not tried again
+    assert run_folder.finished(Path(next((tmp_path / "s").glob("*8000000*")))) is not None  # not tried again

@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 from torch.utils.data import Sampler
 
-from multicard.config_vision import LoaderName
-from multicard.vision.data import Split, decode, load
-from multicard.vision.loaders import LOADERS, Batch, Samples, Source
-from multicard.vision.pixels import Preparation
+from multicard.config.vision import LoaderName
+from multicard.vision.data.datasets import Split, decode, load
+from multicard.vision.data.device_loader import Resident
+from multicard.vision.data.loaders import LOADERS, Batch, Samples, Source
+from multicard.vision.data.preprocess import Preparation
 from multicard.vision.precision import PRECISIONS
-from multicard.vision.resident import Resident
 from multicard.vision.strategy import Rest, Shuffled, Strided
 from tests.conftest import has_dali, typed
 
@@ -132,7 +132,7 @@ def test_augmentation_follows_from_seed_and_epoch_alone(loader: str):
 
 
 def test_windows_lie_in_the_image_and_half_are_mirrored():
-    from multicard.vision.pixels import show, windows
+    from multicard.vision.data.preprocess import show, windows
 
     config = typed("dataset.flip=true", "dataset.crop=0.5").dataset
     found = windows(config, np.arange(4000), 0, 20, 10)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from multicard import measure
-from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
+from multicard.measure import timing
+from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
 from tests.conftest import ROOT
 
 
 def test_statistics_leave_the_warm_up_out():
-    figures = measure.statistics([100.0, 100.0, 1.0, 2.0, 3.0, 4.0, 5.0], warmup=2)
+    figures = timing.statistics([100.0, 100.0, 1.0, 2.0, 3.0, 4.0, 5.0], warmup=2)
     assert figures["mean"] == 3 and figures["median"] == 3
     assert figures["std"] == pytest.approx(math.sqrt(2.5))  # n - 1
     assert figures["p95"] == pytest.approx(4.8)  # 1 + 0.95 x 4
@@ -25,51 +25,51 @@ def test_statistics_leave_the_warm_up_out():
 
 @pytest.mark.parametrize(("samples", "warmup"), [([], 0), ([1.0], 5), ([1.0, 2.0], 2)])
 def test_statistics_of_nothing_are_null(samples: list[float], warmup: int):
-    figures = measure.statistics(samples, warmup)
+    figures = timing.statistics(samples, warmup)
     assert figures["count"] == 0 and figures["warmup_count"] == len(samples)
     assert figures["mean"] is figures["median"] is figures["p99"] is figures["std"] is None
 
 
 def test_statistics_of_one_sample_have_no_spread():
-    figures = measure.statistics([7.0], 0)
+    figures = timing.statistics([7.0], 0)
     assert figures["mean"] == figures["p95"] == 7 and figures["std"] is None
 
 
 def test_throughput_is_that_of_all_ranks_over_the_slowest_ones_time():
-    assert measure.throughput_per_s([640, 640], [2.0, 4.0]) == 320
-    assert measure.throughput_per_s([100], [0.5]) == 200
+    assert timing.throughput_per_s([640, 640], [2.0, 4.0]) == 320
+    assert timing.throughput_per_s([100], [0.5]) == 200
 
 
 def test_throughput_without_time_is_null():
-    assert measure.throughput_per_s([], []) is None
-    assert measure.throughput_per_s([0], [0.0]) is None
+    assert timing.throughput_per_s([], []) is None
+    assert timing.throughput_per_s([0], [0.0]) is None
 
 
 def test_efficiencies():
-    assert measure.speedup(100.0, 40.0) == 2.5
-    assert measure.parallel_efficiency(100.0, 25.0, 4) == 1  # n GPUs, n times as fast
-    assert measure.parallel_efficiency(100.0, 50.0, 4) == 0.5
+    assert timing.speedup(100.0, 40.0) == 2.5
+    assert timing.parallel_efficiency(100.0, 25.0, 4) == 1  # n GPUs, n times as fast
+    assert timing.parallel_efficiency(100.0, 50.0, 4) == 0.5
 
 
 @pytest.mark.parametrize(("world", "share"), [(1, 0.0), (2, 1.0), (4, 1.5), (8, 1.75)])
 def test_ring_all_reduce(world: int, share: float):
-    assert measure.ring_all_reduce_bytes(1000, world) == share * 1000
+    assert timing.ring_all_reduce_bytes(1000, world) == share * 1000
 
 
 def test_laps_add_up_to_steps():
     # two steps; the second moved two batches before it trained
     phases = [DATA, H2D, FORWARD, BACKWARD, OPTIMIZER, DATA, H2D, DATA, H2D, FORWARD, BACKWARD, OPTIMIZER]
-    table = measure.phase_table(phases, [1, 2, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70])
+    table = timing.phase_table(phases, [1, 2, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70])
     np.testing.assert_array_equal(table, [[1, 2, 3, 4, 5], [40, 60, 50, 60, 70]])
 
 
 def test_laps_after_the_last_step_belong_to_none():
-    assert measure.phase_table([OPTIMIZER, DATA], [1, 9]).tolist() == [[0, 0, 0, 0, 1]]
-    assert measure.phase_table([], []).shape == (0, 5)
+    assert timing.phase_table([OPTIMIZER, DATA], [1, 9]).tolist() == [[0, 0, 0, 0, 1]]
+    assert timing.phase_table([], []).shape == (0, 5)
 
 
 def test_step_timer_on_cpu():
-    timer = measure.StepTimer(torch.device("cpu"))
+    timer = timing.StepTimer(torch.device("cpu"))
     for _ in range(2):  # a second epoch starts from nothing
         timer.start()
         for phase in (H2D, FORWARD, BACKWARD, OPTIMIZER, DATA):
@@ -103,4 +103,4 @@ def test_peak_memory_grows_with_what_is_held():
 
 
 def test_clock_of_the_process():
-    assert 0 < measure.clock_s() - measure.process_started_s() < 3600
+    assert 0 < timing.clock_s() - timing.process_started_s() < 3600

@@ -15,8 +15,8 @@ import pytest
 
 from multicard.profiling import kineto, nsys
 from multicard.profiling.events import SCHEMA, Kind, Metric, api, collective, metric
+from multicard.profiling.load import read
 from multicard.profiling.metrics import Profile, Row, covered, covered_by, union
-from multicard.profiling.reader import read
 from tests.conftest import shared
 from tests.profiler_files import BASE_US, Event, write_kineto, write_nsys
 

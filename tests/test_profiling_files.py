@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from benchmarks import profile_reader
-from multicard.profiling import kineto, show
+from multicard.profiling import kineto, terminal
 from multicard.profiling.__main__ import main
+from multicard.profiling.load import read
 from multicard.profiling.metrics import Profile
-from multicard.profiling.reader import read
 from tests.profiler_files import BASE_US, Event, kineto_events, write_kineto, write_nsys
 from tests.test_profiling import MADE, figures, rows_of
 
@@ -240,7 +240,7 @@ def test_a_trace_cut_off_anywhere_is_known_as_such(
 
 def printed(profile: Profile, width: int, **options: Any) -> str:
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    show.table(profile, console, **options)
+    terminal.table(profile, console, **options)
     return console.export_text()
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multicard.progress import Board, Progress
+from multicard.records.progress import Board, Progress
 
 
 def test_ranks_post_and_the_controller_asks(tmp_path: Path):

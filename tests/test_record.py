@@ -8,30 +8,30 @@ from pathlib import Path
 
 import pytest
 
-from multicard import record
+from multicard.records import run_folder
 
 
 def test_json_has_no_nan(tmp_path: Path):
-    record.write_json(tmp_path / "a" / "r.json", {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": 2}})
+    run_folder.write_json(tmp_path / "a" / "r.json", {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": 2}})
     assert json.loads((tmp_path / "a" / "r.json").read_text()) == {"a": None, "b": [1.0, None], "c": {"d": 2}}
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
     path = tmp_path / "r.json"
-    record.write_json(path, {"a": 1})
+    run_folder.write_json(path, {"a": 1})
     with pytest.raises(TypeError):
-        record.write_json(path, {"a": object()})
+        run_folder.write_json(path, {"a": object()})
     with pytest.raises(UnicodeEncodeError):
-        record.write_text(path, "\ud800")
-    assert record.read_json(path) == {"a": 1}
+        run_folder.write_text(path, "\ud800")
+    assert run_folder.read_json(path) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
 def test_what_is_not_a_whole_object_reads_as_none(tmp_path: Path, text: str):
     (tmp_path / "r.json").write_text(text)
-    assert record.read_json(tmp_path / "r.json") is None
-    assert record.read_json(tmp_path / "absent.json") is None
+    assert run_folder.read_json(tmp_path / "r.json") is None
+    assert run_folder.read_json(tmp_path / "absent.json") is None
 
 
 def steps_of(epoch: int, rank: int) -> dict[str, list[float]]:
@@ -39,92 +39,92 @@ def steps_of(epoch: int, rank: int) -> dict[str, list[float]]:
 
 
 def test_steps_are_read_alike_before_and_after_merging(tmp_path: Path):
-    assert record.read_steps(tmp_path) is None
+    assert run_folder.read_steps(tmp_path) is None
     for epoch, rank in [(1, 0), (0, 1), (1, 1), (0, 0)]:
-        record.write_steps(tmp_path / "steps" / f"r{rank:02d}_e{epoch:03d}.parquet", steps_of(epoch, rank))
-    before = record.read_steps(tmp_path)
-    merged = record.merge_steps(tmp_path)
+        run_folder.write_steps(tmp_path / "steps" / f"r{rank:02d}_e{epoch:03d}.parquet", steps_of(epoch, rank))
+    before = run_folder.read_steps(tmp_path)
+    merged = run_folder.merge_steps(tmp_path)
     assert not (tmp_path / "steps").exists()
-    assert merged.equals(before) and record.read_steps(tmp_path).equals(before)
+    assert merged.equals(before) and run_folder.read_steps(tmp_path).equals(before)
     assert merged["epoch"].to_pylist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert merged["rank"].to_pylist() == [0, 0, 1, 1] * 2
 
 
 def test_rank_files_come_by_rank(tmp_path: Path):
     for rank in (2, 0, 1):
-        record.write_json(record.rank_file(tmp_path, rank), {"rank": rank})
-    record.rank_file(tmp_path, 3).write_text('{"rank":')  # cut off
-    assert [r["rank"] for r in record.read_ranks(tmp_path)] == [0, 1, 2]
+        run_folder.write_json(run_folder.rank_file(tmp_path, rank), {"rank": rank})
+    run_folder.rank_file(tmp_path, 3).write_text('{"rank":')  # cut off
+    assert [r["rank"] for r in run_folder.read_ranks(tmp_path)] == [0, 1, 2]
 
 
 def test_cells_are_found_by_identity(tmp_path: Path):
     (tmp_path / "gpus=1-0a1b2c3d").mkdir()
-    assert record.find_cell(tmp_path, "0a1b2c3d") == tmp_path / "gpus=1-0a1b2c3d"
-    assert record.find_cell(tmp_path, "ffffffff") is None
-    assert record.find_cell(tmp_path / "absent", "0a1b2c3d") is None
+    assert run_folder.find_cell(tmp_path, "0a1b2c3d") == tmp_path / "gpus=1-0a1b2c3d"
+    assert run_folder.find_cell(tmp_path, "ffffffff") is None
+    assert run_folder.find_cell(tmp_path / "absent", "0a1b2c3d") is None
 
 
 @pytest.mark.parametrize(
     ("status", "done"), [("ok", True), ("oom", True), ("failed", False), ("timeout", False), ("refused", False)]
 )
 def test_only_measurements_are_kept(tmp_path: Path, status: str, done: bool):
-    record.write_json(tmp_path / "result.json", {"status": status})
-    assert (record.finished(tmp_path) is not None) is done
+    run_folder.write_json(tmp_path / "result.json", {"status": status})
+    assert (run_folder.finished(tmp_path) is not None) is done
 
 
 def test_a_folder_is_measured_into_by_one_process(tmp_path: Path):
     folder = tmp_path / "sweep" / "cell"
-    record.claim(folder)
+    run_folder.claim(folder)
     (folder / "result.json").write_text("{}")
-    record.claim(folder)  # the same process starts it again
-    assert [path.name for path in folder.iterdir()] == [record.RUNNING]
+    run_folder.claim(folder)  # the same process starts it again
+    assert [path.name for path in folder.iterdir()] == [run_folder.RUNNING]
 
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        record.write_json(folder / record.RUNNING, {"host": socket.gethostname(), "pid": other.pid})
+        run_folder.write_json(folder / run_folder.RUNNING, {"host": socket.gethostname(), "pid": other.pid})
         with pytest.raises(ValueError, match=f"name=sweep: process {other.pid} is measuring cell"):
-            record.claim(folder)
-        assert (folder / record.RUNNING).exists()
+            run_folder.claim(folder)
+        assert (folder / run_folder.RUNNING).exists()
     finally:
         other.kill()
         other.wait()
-    record.claim(folder)  # what a dead process was measuring is free
-    record.write_json(folder / record.RUNNING, {"host": "another", "pid": 1})
+    run_folder.claim(folder)  # what a dead process was measuring is free
+    run_folder.write_json(folder / run_folder.RUNNING, {"host": "another", "pid": 1})
     with pytest.raises(ValueError, match=r"process 1 on another is measuring cell; .*remove .*/\.running\.json"):
-        record.claim(folder)
-    record.release(folder)
+        run_folder.claim(folder)
+    run_folder.release(folder)
     assert not list(folder.iterdir())
 
 
 def test_a_job_owns_what_it_began_before_it_was_requeued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "cell"
-    monkeypatch.setattr(record.slurm, "is_alive", lambda job: job == "7")
-    assert record.claim(folder, "7") is False
-    assert record.claim(folder, "7") is True
-    assert (record.owner(folder), record.owner(folder, "7")) == ("job 7", None)
+    monkeypatch.setattr(run_folder.slurm, "is_alive", lambda job: job == "7")
+    assert run_folder.claim(folder, "7") is False
+    assert run_folder.claim(folder, "7") is True
+    assert (run_folder.owner(folder), run_folder.owner(folder, "7")) == ("job 7", None)
     with pytest.raises(ValueError, match="job 7 is measuring cell"):
-        record.claim(folder, "8")
+        run_folder.claim(folder, "8")
 
 
 def test_a_claim_that_came_to_nothing_leaves_things_as_they_were(tmp_path: Path):
     folder = tmp_path / "cell"
-    record.claim(folder)
-    record.disclaim(folder)
+    run_folder.claim(folder)
+    run_folder.disclaim(folder)
     assert not list(tmp_path.iterdir())
-    record.write_json(folder / "result.json", {"status": "ok"})
-    record.claim(folder)
-    record.disclaim(folder)
+    run_folder.write_json(folder / "result.json", {"status": "ok"})
+    run_folder.claim(folder)
+    run_folder.disclaim(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["cell"]
-    assert record.finished(folder) == {"status": "ok"}
+    assert run_folder.finished(folder) == {"status": "ok"}
 
 
 def test_a_measurement_is_kept_until_the_next_one_has_finished(tmp_path: Path):
     folder = tmp_path / "cell-0a1b2c3d"
     folder.mkdir()
-    record.write_json(folder / "result.json", {"status": "ok", "which": 1})
+    run_folder.write_json(folder / "result.json", {"status": "ok", "which": 1})
     for status, left in (("failed", 2), ("failed", 2), ("ok", 1)):
-        record.claim(folder)
-        record.write_json(folder / "result.json", {"status": status, "which": 2})
-        record.release(folder)
+        run_folder.claim(folder)
+        run_folder.write_json(folder / "result.json", {"status": status, "which": 2})
+        run_folder.release(folder)
         assert len(list(tmp_path.iterdir())) == left
-        assert record.find_cell(tmp_path, "0a1b2c3d") == folder
+        assert run_folder.find_cell(tmp_path, "0a1b2c3d") == folder

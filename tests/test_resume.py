@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from multicard import checkpoint, launch, record
-from multicard.config import Placement
-from multicard.config_vision import VisionConfig
-from multicard.launch import Failure, Job
-from multicard.progress import Board
-from multicard.vision.kind import KIND
+from multicard.config.base import Placement
+from multicard.config.vision import VisionConfig
+from multicard.ranks import checkpoint, elastic
+from multicard.ranks.elastic import Failure, Job
+from multicard.records import run_folder
+from multicard.records.progress import Board
 from multicard.vision.summary import summarise
+from multicard.vision.workload import KIND
 from tests.conftest import SMALL, typed, warm_up
 
 STREAMED = ("dataset.device_budget_bytes=0", "dataset.augment=true")
@@ -50,7 +51,7 @@ class Case:
         board.ask_stop(stop_at)
         job = Job(self.folder, self.device, "gloo", 1, 1, "tuned")
         try:
-            return launch.launch(KIND.work, (self.config, self.folder, self.workers), self.placement, job)
+            return elastic.launch(KIND.work, (self.config, self.folder, self.workers), self.placement, job)
         finally:
             board.remove()
 
@@ -61,14 +62,14 @@ class Case:
             if failure is not None:
                 pytest.fail("\n".join([failure.message, *failure.log_tail]))
             assert not stop or checkpoint.latest(self.folder) == stop
-        ranks, steps = record.read_ranks(self.folder), record.read_steps(self.folder)
+        ranks, steps = run_folder.read_ranks(self.folder), run_folder.read_steps(self.folder)
         return summarise(self.config, self.placement, ranks, steps)
 
     def state(self, steps: int, rank: int = 0) -> dict[str, Any]:
         return torch.load(self.folder / f"checkpoint/s{steps:08d}/r{rank:02d}.pt", weights_only=True)
 
     def rows(self) -> dict[str, np.ndarray]:
-        table = record.read_steps(self.folder)
+        table = run_folder.read_steps(self.folder)
         return {name: table[name].to_numpy() for name in table.column_names}
 
 
@@ -116,7 +117,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     assert [(s["first_step"], s["steps"]) for s in expected["segments"]] == [(0, steps)]
     assert found["step_s"]["warmup_count"] == sum(a < steps for a, _ in spans)
     assert found["step_s"]["count"] + found["step_s"]["warmup_count"] == steps
-    for rank in record.read_ranks(cut.folder):
+    for rank in run_folder.read_ranks(cut.folder):
         assert sum(s["trained_s"] for s in rank["segments"]) == pytest.approx(rank["epochs"][-1]["ended_s"])
 
 
@@ -148,7 +149,7 @@ def test_time_counts_once(tmp_path: Path):
     cut = case(tmp_path / "cut")
     assert cut.start(stop_at=4) is None
     saved = cut.state(4)
-    (kept,) = record.read_ranks(cut.folder)
+    (kept,) = run_folder.read_ranks(cut.folder)
     assert kept["epochs"] == [] and kept["peak_memory_bytes"] > 0
     assert kept["segments"] == [{"first_step": 0, "steps": 4, "trained_s": saved["elapsed_s"]}]
     first_s = saved["trained"]["train_s"]
@@ -169,7 +170,7 @@ def test_time_counts_once(tmp_path: Path):
 def test_a_stop_after_the_last_step_lets_the_run_end(tmp_path: Path):
     run = case(tmp_path / "run", "epochs=1")
     assert run.start(stop_at=7) is None
-    assert checkpoint.latest(run.folder) is None and len(record.read_ranks(run.folder)[0]["epochs"]) == 1
+    assert checkpoint.latest(run.folder) is None and len(run_folder.read_ranks(run.folder)[0]["epochs"]) == 1
 
 
 def test_a_step_that_was_missed_is_an_error(tmp_path: Path):

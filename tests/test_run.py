@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from multicard import record, run
-from multicard.launch import Failure
-from multicard.run import SESSION
-from multicard.vision.kind import KIND
+from multicard.controller import run
+from multicard.controller.run import SESSION
+from multicard.ranks.elastic import Failure
+from multicard.records import run_folder
+from multicard.vision.workload import KIND
 from tests.conftest import SMALL, composed, shared
 
 Measured = Callable[..., dict[str, Any]]
@@ -19,7 +20,7 @@ STEPS = ("epoch", "rank", "step", "samples", "loaded", "h2d_images_bytes", "h2d_
 
 
 def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
-    return record.read_steps(Path(result["folder"])).select(STEPS).to_pylist()
+    return run_folder.read_steps(Path(result["folder"])).select(STEPS).to_pylist()
 
 
 def ok(result: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def test_the_record_is_whole(measured: Measured):
 
 def test_rates_are_samples_over_the_time_of_the_same_steps(measured: Measured):
     result = ok(measured("gpus=2"))
-    rows = record.read_steps(Path(result["folder"])).to_pylist()
+    rows = run_folder.read_steps(Path(result["folder"])).to_pylist()
     kept = [row for row in rows if row["step"] >= 1]
     slowest_s = max(sum(row["step_s"] for row in kept if row["rank"] == rank) for rank in (0, 1))
     assert result["images_per_s"] == pytest.approx(sum(row["samples"] for row in kept) / slowest_s)
@@ -220,9 +221,9 @@ def test_the_end_of_a_job_is_recorded_over_what_an_earlier_one_left(
     tmp_path: Path, before: dict[str, Any] | None, job: str | None, written: bool
 ):
     if before is not None:
-        record.write_json(tmp_path / "result.json", before)
+        run_folder.write_json(tmp_path / "result.json", before)
     run.fail(KIND, composed(*SMALL), tmp_path, "timeout", Failure("slurm", "gone"), job)
-    found = record.read_json(tmp_path / "result.json")
+    found = run_folder.read_json(tmp_path / "result.json")
     assert found is not None
     assert (found["status"] == "timeout") is written
 

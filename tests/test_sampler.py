@@ -12,14 +12,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from multicard import job, launch, neighbours, record, sampler
-from multicard.allocation import Allocation
-from multicard.config import Placement
-from multicard.launch import Failure, Job
-from multicard.measure import clock_s, pause
-from multicard.neighbours import Neighbours
-from multicard.sampler import Sampler
-from multicard.vision.kind import KIND
+from multicard.config.base import Placement
+from multicard.energy import neighbours, sampler
+from multicard.energy.neighbours import Neighbours
+from multicard.energy.sampler import Sampler
+from multicard.machine.allocation import Allocation
+from multicard.measure.timing import clock_s, pause
+from multicard.ranks import elastic
+from multicard.ranks.elastic import Failure, Job
+from multicard.records import run_folder
+from multicard.sweep import job
+from multicard.vision.workload import KIND
 from tests.conftest import SMALL, composed, typed
 from tests.nvml_stand_in import Gpu, Nvml, install, process
 
@@ -33,7 +36,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rank_file(folder: Path, rank: int, *spans_s: tuple[float, float]) -> None:
-    record.write_json(record.rank_file(folder, rank), {"rank": rank, "spans_s": spans_s})
+    run_folder.write_json(run_folder.rank_file(folder, rank), {"rank": rank, "spans_s": spans_s})
 
 
 def drain(gpus: list[Gpu], watts: int, done: threading.Event) -> None:
@@ -153,13 +156,13 @@ def test_a_run_on_gpus_records_what_they_took(measured: Callable[..., dict[str, 
     gpus = [Gpu("GPU-a", power_mw=150_000, compute=[process(1, 7)]), Gpu("GPU-b")]
     gpus[0].lacks = ("TotalEnergyConsumption",)
     install(monkeypatch, Nvml(*gpus))
-    start = launch.launch
+    start = elastic.launch
 
     def on_cpu(work: str, arguments: Any, placement: Placement, told: Job) -> Failure | None:
         told = replace(told, device="cpu", backend="gloo", numa=False, threads=1)
         return start(work, arguments, replace(placement, device="cpu"), told)
 
-    monkeypatch.setattr(launch, "launch", on_cpu)
+    monkeypatch.setattr(elastic, "launch", on_cpu)
     result = measured("device=cuda", "backend=gloo", "epochs=2", "num_workers=0", "dataset.train_limit=32")
     assert result["status"] == "ok", result["cause"]
     gpu = result["gpu"]
@@ -172,7 +175,7 @@ def test_a_run_on_gpus_records_what_they_took(measured: Callable[..., dict[str, 
     assert [other["pid"] for other in gpu["disturbed_by"]] == [1]
     folder = Path(result["folder"])
     assert pq.read_table(folder / "gpu.parquet").num_rows > 2 and not (folder / "gpu").exists()
-    machine = record.read_json(folder / "environment.json")
+    machine = run_folder.read_json(folder / "environment.json")
     assert machine is not None and [found["uuid"] for found in machine["topology"]["gpus"]] == ["GPU-a", "GPU-b"]
 
 
@@ -189,7 +192,7 @@ def test_another_node_leaves_its_part_unless_the_run_is_recorded_by_then(
 
     guest = SimpleNamespace(arguments=lambda: (typed(*words), (), 2), answer=lambda _: True, finish=end)
     monkeypatch.setattr(job, "Guest", lambda *_: guest)
-    monkeypatch.setattr(launch, "launch", lambda *_: failure)
+    monkeypatch.setattr(elastic, "launch", lambda *_: failure)
     cell = job.SlurmJob(KIND, composed(*words), tmp_path, None)
     assert cell._run_ranks(Allocation(("n1", "n2"), 1, "7")) == failure
     assert left == [["s02_n01.json", "s02_n01.parquet"] if failure is None else []]  # before node 0 hears of the end

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from multicard import launch
-from multicard.config import Placement
-from multicard.config_vision import LoaderName, VisionConfig
-from multicard.launch import Failure, Job
-from multicard.progress import Board
-from multicard.vision import data
-from multicard.vision.loaders import LOADERS
+from multicard.config.base import Placement
+from multicard.config.vision import LoaderName, VisionConfig
+from multicard.ranks import elastic
+from multicard.ranks.elastic import Failure, Job
+from multicard.records.progress import Board
+from multicard.vision.data import datasets
+from multicard.vision.data.loaders import LOADERS
 from multicard.vision.train import smallest_batch
 from tests.conftest import SMALL, has_dali, typed, warm_up
 
@@ -24,7 +24,7 @@ def on_ranks(world: int, work: str, folder: Path, *arguments: Any) -> list[Any]:
     Board(folder, world, create=True)
     warm_up()
     job = Job(folder, "cpu", "gloo", 0, 1, "tuned")
-    failure = launch.launch(f"tests.rank_work:{work}", arguments, Placement("cpu", "gloo", world, False), job)
+    failure = elastic.launch(f"tests.rank_work:{work}", arguments, Placement("cpu", "gloo", world, False), job)
     if isinstance(failure, Failure):
         pytest.fail("\n".join([failure.message, *failure.log_tail]))
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
@@ -84,7 +84,7 @@ def test_every_loader_reads_what_the_strategy_says(world: int, tmp_path: Path):
 def test_the_loop_trains_every_image_once_under_round_robin(tmp_path: Path):
     config = small("strategy=ddp_rr", "dataset.train_limit=101")
     trained = on_ranks(2, "train_and_tell", tmp_path, config, tmp_path)
-    pixels = [image.tobytes() for image in data.load(config.dataset, config.seed).train.images]
+    pixels = [image.tobytes() for image in datasets.load(config.dataset, config.seed).train.images]
     assert len(set(pixels)) == 101 and len(trained[0]) > len(trained[1]) > 0
     counts = Counter(trained[0] + trained[1])
     assert len(counts) == 101 and set(counts.values()) == {1}
@@ -156,7 +156,7 @@ def test_communication_is_computed_from_what_ddp_puts_in_its_buckets(tmp_path: P
     ],
 )
 def test_memory_that_ran_out_is_told_from_other_errors(error: BaseException, expected: bool):
-    assert launch.is_oom(error) is expected
+    assert elastic.is_oom(error) is expected
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_the_smallest_batch_a_model_sees(samples: int, batch_size: int, replicas
 def test_the_rank_that_died_first_is_named(how: str, kind: str, says: str, tmp_path: Path):
     warm_up()
     job = Job(tmp_path, "cpu", "gloo", 0, 1, "system")
-    failure = launch.launch("tests.rank_work:fail", (how,), Placement("cpu", "gloo", 3, False), job)
+    failure = elastic.launch("tests.rank_work:fail", (how,), Placement("cpu", "gloo", 3, False), job)
     assert failure is not None
     assert (failure.kind, failure.rank, failure.log) == (kind, 1, "logs/r01.log")
     assert failure.message.startswith(says)

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from multicard import queue, record, slurm, submit
-from multicard.config_job import Resources, resources
-from multicard.slurm import State
-from multicard.sweep import Planned
+from multicard.config.job import Resources, resources
+from multicard.machine import slurm
+from multicard.machine.slurm import State
+from multicard.records import run_folder
+from multicard.sweep import slurm_submit, slurm_wait
+from multicard.sweep.plan import Planned
 from tests.conftest import typed
 
 ONE = Resources(nodes=1, gpus=2, cpus=4, memory_gb=None, time_min=60, exclusive=False)
@@ -41,7 +43,7 @@ def test_a_job_asks_for_what_its_configuration_says(words: list[str], expected: 
 
 
 def test_parameters_are_those_of_the_job_and_the_site():
-    found = submit.parameters("sweep-1", ONE, SITE)
+    found = slurm_submit.parameters("sweep-1", ONE, SITE)
     assert found == {
         "name": "sweep-1",
         "nodes": 1,
@@ -56,7 +58,7 @@ def test_parameters_are_those_of_the_job_and_the_site():
         "slurm_additional_parameters": {"requeue": True, "reservation": "mine"},
         "slurm_srun_args": ["--cpus-per-task=4"],
     }
-    several = submit.parameters("x", Resources(2, 0, 4, 8, 5, True), SITE)
+    several = slurm_submit.parameters("x", Resources(2, 0, 4, 8, 5, True), SITE)
     assert (several["nodes"], several["mem_gb"], several["slurm_exclusive"]) == (2, 8, True)
     assert "gpus_per_node" not in several
     assert several["slurm_additional_parameters"]["no-kill"] is True
@@ -87,7 +89,7 @@ def test_parameters_are_those_of_the_job_and_the_site():
     ],
 )
 def test_what_sbatch_refuses_names_the_key(said: str, line: str):
-    assert submit.explain(said, ONE, SITE).startswith(line)
+    assert slurm_submit.explain(said, ONE, SITE).startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +143,11 @@ def test_a_cell_that_was_submitted_twice_is_found_by_the_job_that_lives(
     tmp_path: Path, answers: Callable[[str], list[tuple[str, ...]]]
 ):
     for name, job, cells in (("b", "5", ["x", "y"]), ("a", "7", ["y", "gone"]), ("c", "4", ["y"])):
-        record.write_json(tmp_path / ".submitit" / f"{name}.json", {"cells": cells, "job": job})
+        run_folder.write_json(tmp_path / ".submitit" / f"{name}.json", {"cells": cells, "job": job})
     (tmp_path / ".submitit" / "cut.json").write_text('{"cells":')
     left = [Planned(number, DictConfig({}), DictConfig({}), tmp_path / name) for number, name in ((1, "x"), (2, "y"))]
     answers("5_0|RUNNING|n1|None\n7_0|PENDING||None\n7_1|PENDING||None\n")
-    assert submit.find_again(left) == {1: "5_0", 2: "7_0"}
+    assert slurm_submit.find_again(left) == {1: "5_0", 2: "7_0"}
 
 
 def test_a_slurm_that_does_not_answer_is_no_empty_queue(monkeypatch: pytest.MonkeyPatch):
@@ -170,7 +172,7 @@ def test_a_slurm_that_does_not_answer_is_no_empty_queue(monkeypatch: pytest.Monk
 def test_a_job_without_a_record_is_judged_by_accounting(tmp_path: Path, state: State, status: str, words: str):
     (tmp_path / ".submitit").mkdir()
     (tmp_path / ".submitit" / "4_1_0_log.err").write_text("a\nslurmstepd: error: the end\n")
-    found, failure = queue.judge("4_1", state, tmp_path / "cell")
+    found, failure = slurm_wait.judge("4_1", state, tmp_path / "cell")
     assert found == status
     assert words in failure.message
     if state is not None and status != "refused":

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from multicard import table
+from multicard.records import table
 
 
 def result(total_s: float, status: str = "ok", **axes: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from multicard import environment, topology
+from multicard.machine import environment, topology
 from tests.nvml_stand_in import Gpu, Nvml, install
 
 TO_GPU, TO_SWITCH = pynvml.NVML_NVLINK_DEVICE_TYPE_GPU, pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH

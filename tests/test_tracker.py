@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 import wandb
 
-from multicard import config, record
-from multicard.config import TrackerMode
-from multicard.run import SESSION, close
-from multicard.tracker import flatten, step_rows
+from multicard.config import base
+from multicard.config.base import TrackerMode
+from multicard.controller.run import SESSION, close
+from multicard.records import run_folder
+from multicard.tracking.wandb_mirror import flatten, step_rows
 from tests import wandb_file
 from tests.conftest import command, composed, typed
 
@@ -31,13 +32,13 @@ def test_the_offline_file_holds_what_the_record_holds(measured: Measured):
     assert found["run"].project == "trial" and list(found["run"].tags) == ["a", "b"]
     assert found["run"].run_group == "sweep" and found["run"].display_name == folder.name
     assert found["run"].job_type == "vision" and found["exit_code"] == 0
-    expected = config.plain(typed("epochs=1", *words))
+    expected = base.plain(typed("epochs=1", *words))
     assert found["config"]["precision"] == {"name": "bf16"} and found["config"]["gpus"] == 2
     assert set(expected) <= set(found["config"])
     assert {**found["config"]["dataset"], "name": "digits"} == found["config"]["dataset"]
 
     rows = [row for row in found["history"] if "train/loss" in row]
-    steps = record.read_steps(folder).to_pylist()
+    steps = run_folder.read_steps(folder).to_pylist()
     assert [row["train/step"] for row in rows] == list(range(6))
     for row, (epoch, step) in zip(rows, [(e, s) for e in range(2) for s in range(3)], strict=True):
         mine = [s for s in steps if (s["epoch"], s["step"]) == (epoch, step)]

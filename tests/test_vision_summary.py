@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from multicard.config import Placement
-from multicard.measure import PHASES
+from multicard.config.base import Placement
+from multicard.measure.timing import PHASES
 from multicard.vision.summary import summarise
 from tests.conftest import typed
 

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from multicard import compare, launch, measure
-from multicard.config import Placement, ProfileName, WindowConfig
-from multicard.launch import Job, Rank
-from multicard.measure import PHASES
-from multicard.profiling import metrics, nsight, summary
-from multicard.profiling.reader import read
-from multicard.profiling.window import Window
-from multicard.ranges import Ranges
+from multicard.config.base import Placement, ProfileName, WindowConfig
+from multicard.measure import timing
+from multicard.measure.ranges import Ranges
+from multicard.measure.timing import PHASES
+from multicard.profiling import metrics, nsys_launch, run_profile
+from multicard.profiling.capture import Window
+from multicard.profiling.load import read
+from multicard.ranks import elastic
+from multicard.ranks.elastic import Job, Rank
+from multicard.records import comparable
 from tests.conftest import warm_up
 from tests.profiler_files import Event, write_nsys
 
@@ -77,7 +79,7 @@ def test_the_trace_holds_the_steps_of_the_window_alone(tmp_path: Path):
     window = Window(WindowConfig(ProfileName.kineto, skip=2, warmup=1, steps=3), ALONE, tmp_path, ranges, 1.0)
     taken = 0
     while window.boundary():
-        measure.pause(0.1 if taken == 4 else 0.01)
+        timing.pause(0.1 if taken == 4 else 0.01)
         ranges.open("forward")
         torch.ones(8).add(taken)
         window.count(10**taken)
@@ -110,9 +112,9 @@ def test_nsys_brackets_the_window_and_marks_its_steps(tmp_path: Path, monkeypatc
 def test_nsys_is_refused_where_it_is_not(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ValueError, match=r"^profile=nsys: Nsight Systems is not here .* or use profile=kineto$"):
-        nsight.check("cuda")
+        nsys_launch.check("cuda")
     with pytest.raises(ValueError, match=r"^profile=nsys: looks at CUDA devices.*; use profile=kineto$"):
-        nsight.check("cpu")
+        nsys_launch.check("cpu")
 
 
 STAND_IN = """#!/bin/sh
@@ -141,12 +143,12 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def wrapped(folder: Path, work: str) -> launch.Failure | None:
+def wrapped(folder: Path, work: str) -> elastic.Failure | None:
     """Two ranks, each under nsys."""
     warm_up()
     (folder / "profile").mkdir(parents=True)
-    job = Job(folder, "cpu", "gloo", 0, 1, "system", wrapper=nsight.command(folder))
-    return launch.launch(work, (folder, "hello"), Placement("cpu", "gloo", 2, False), job)
+    job = Job(folder, "cpu", "gloo", 0, 1, "system", wrapper=nsys_launch.command(folder))
+    return elastic.launch(work, (folder, "hello"), Placement("cpu", "gloo", 2, False), job)
 
 
 def test_ranks_start_as_commands_under_a_profiler(stand_in: Path, tmp_path: Path):
@@ -173,7 +175,7 @@ def test_reports_of_nsys_join_the_record(stand_in: Path, tmp_path: Path):
         (tmp_path / "profile" / f"r0{rank}.nsys-rep").write_text("report")
     ranks = [{"first_step": 3, "steps": 1, "window_s": 2e-4, "counted_h2d_bytes": counted} for counted in (990, 960)]
     result = {"step_s": {"mean": 1e-4, "count": 8, "warmup_count": 2}}
-    found = summary.of_run(tmp_path, ranks, result)
+    found = run_profile.of_run(tmp_path, ranks, result)
     assert found["step_s"] == pytest.approx({"inside": 2e-4, "outside": 1e-4, "ratio": 2.0})
     assert found["h2d"] == {
         "counted_bytes": 1950,
@@ -183,7 +185,7 @@ def test_reports_of_nsys_join_the_record(stand_in: Path, tmp_path: Path):
         "source": "the profiler's window, scaled by steps",
     }
     assert found["files"] == ["profile/r00.nsys-rep", "profile/r01.nsys-rep"]
-    assert compare.profiled_off({"profile": found}) == pytest.approx(50 / 1950)
+    assert comparable.profiled_off({"profile": found}) == pytest.approx(50 / 1950)
 
 
 def test_a_trace_that_is_not_the_windows_is_an_error_in_the_record(stand_in: Path, tmp_path: Path):
@@ -191,4 +193,4 @@ def test_a_trace_that_is_not_the_windows_is_an_error_in_the_record(stand_in: Pat
     write_nsys(tmp_path / "r00.made", {1: [Event("range", "ProfilerStep#3", 0, 100, 1), Event("kernel", "k", 5, 1, 7)]})
     (tmp_path / "profile" / "r00.nsys-rep").write_text("report")
     ranks = [{"first_step": 3, "steps": 2, "window_s": 1.0, "counted_h2d_bytes": 0}]
-    assert "holds {1} steps a rank, not the 2 of the window" in summary.of_run(tmp_path, ranks, {})["error"]
+    assert "holds {1} steps a rank, not the 2 of the window" in run_profile.of_run(tmp_path, ranks, {})["error"]

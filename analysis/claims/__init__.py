@@ -5,8 +5,8 @@ the panels of `analysis.experiments`; `measures` compares two of them, with the 
 verdict together and `show` writes it down.
 """
 
+from analysis.claims.catalogue import CLAIMS, chosen
 from analysis.claims.claim import Claim
-from analysis.claims.judge import Figure, Verdict, judge
-from analysis.claims.papers import CLAIMS, chosen
+from analysis.claims.verdicts import Figure, Verdict, judge
 
 __all__ = ["CLAIMS", "Claim", "Figure", "Verdict", "chosen", "judge"]

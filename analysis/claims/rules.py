@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
 
-from analysis import cells
-from analysis.cells import Cell
-from analysis.claims import intervals
-from analysis.claims.intervals import Interval
 from analysis.claims.measures import Known
-from analysis.data import Run
-from analysis.experiments import Panel
+from analysis.papers.experiments import Panel
+from analysis.runs import grouping
+from analysis.runs.grouping import Cell
+from analysis.runs.load import Run
+from analysis.stats import intervals
+from analysis.stats.intervals import Interval
 
 HOLDS, FAILS, UNDECIDED, UNMEASURED = "holds", "does not hold", "undecided", "not measured"
 Measure = Callable[[Known, Sequence[Run], Sequence[Run], float], Interval]
@@ -140,7 +140,7 @@ def _comparison(
 ) -> Comparison:
     ours, theirs = (_runs(panel, {**dict(cell), **side}) for side in (top, bottom))
     first, second = (top, bottom) if unit in OF_TOP else (bottom, top)
-    what = f"{_where(tuple(first.items()))} against {' '.join(cells.typed(value) for value in second.values())}"
+    what = f"{_where(tuple(first.items()))} against {' '.join(grouping.typed(value) for value in second.values())}"
     runs = (*ours, *theirs) if ours and theirs else ()
     return Comparison(what, _where(cell), unit, bound, runs, _two(measure, ours, theirs))
 
@@ -216,7 +216,7 @@ def best_of(axis: str, column: str, measure: Measure, bound: Bound, only: Only =
                 continue
             known.sort(key=lambda one: sum(run[column] for run in one[1]) / len(one[1]))
             (best, least), (worst, most) = known[0], known[-1]
-            what = f"{axis}: {cells.typed(best)} against {cells.typed(worst)}"
+            what = f"{axis}: {grouping.typed(best)} against {grouping.typed(worst)}"
             pairs = math.comb(len(known), 2)
             of = _two(measure, most, least)
             told.append(Comparison(what, _where(cell), LESS, bound, (*most, *least), of, pairs))
@@ -306,4 +306,4 @@ def _fits(cell: Cell, wanted: Mapping[str, Any]) -> bool:
 
 def _where(cell: Cell) -> str:
     """The cell as it would be typed, without the groups of keys."""
-    return " ".join(f"{key.rpartition('.')[2]}={cells.typed(value)}" for key, value in cell)
+    return " ".join(f"{key.rpartition('.')[2]}={grouping.typed(value)}" for key, value in cell)

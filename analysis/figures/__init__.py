@@ -6,15 +6,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.experiments import Experiment, Panel
-from analysis.figures import bars, calls, curves, lines
-from analysis.figures.drawing import FORMATS, Figure, save, theme
-from analysis.figures.general import losses, phases
+from analysis.figures import bars, curves, lines, profile_bars
+from analysis.figures.losses_phases import losses, phases
 from analysis.figures.scaling import efficiency, trade_off
+from analysis.figures.vega import FORMATS, Figure, save, theme
+from analysis.papers.experiments import Experiment, Panel
 
 __all__ = ["FORMATS", "GENERAL", "Figure", "charts", "efficiency", "losses", "phases", "save", "theme", "trade_off"]
 
-FORMS = {"lines": lines.draw, "bars": bars.draw, "curves": curves.draw, "calls": calls.draw}
+FORMS = {"lines": lines.draw, "bars": bars.draw, "curves": curves.draw, "calls": profile_bars.draw}
 GENERAL = {"losses": losses, "phases": phases, "efficiency": efficiency, "trade_off": trade_off}
 
 

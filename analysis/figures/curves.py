@@ -5,14 +5,14 @@ from typing import Any
 
 import altair as alt
 
-from analysis import cells
-from analysis.cells import Cell
-from analysis.data import Run
-from analysis.experiments import Panel
-from analysis.figures import points, words
-from analysis.figures.drawing import Figure, Spec
-from analysis.figures.panel import Layout, Plot, around, field
-from analysis.figures.points import MEASURED, Row
+from analysis.figures import captions, drawn_rows
+from analysis.figures.drawn_rows import MEASURED, Row
+from analysis.figures.panel_layout import Layout, Plot, around, field
+from analysis.figures.vega import Figure, Spec
+from analysis.papers.experiments import Panel
+from analysis.runs import grouping
+from analysis.runs.grouping import Cell
+from analysis.runs.load import Run
 
 MEASURES = ("train_loss", "test_accuracy")  # keys of a record's epochs
 WIDTH, HEIGHT = 340, 240
@@ -37,7 +37,7 @@ def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure | None:
         charts.append(chart(plot))
     if not rows:
         return None
-    notes = [*points.bars(shown, panel.experiment.kind), *gaps(panel.runs), *unended(panel.cells)]
+    notes = [*drawn_rows.bars(shown, panel.experiment.kind), *gaps(panel.runs), *unended(panel.cells)]
     return around(panel, name, {"hconcat": charts}, rows, told.by, notes, WIDTH * len(charts))
 
 
@@ -45,7 +45,7 @@ def by_epoch(found: Mapping[Cell, Sequence[Run]], measure: str) -> list[Row]:
     """A row for each cell and epoch, from 1, over the cell's runs that ended ok."""
     rows = []
     for cell, runs in found.items():
-        where = {key: words.value(value) for key, value in cell}
+        where = {key: captions.value(value) for key, value in cell}
         values: dict[int, list[float]] = {}
         for run in runs:
             for epoch in run.record().get("epochs") or () if run["status"] == "ok" else ():
@@ -53,7 +53,7 @@ def by_epoch(found: Mapping[Cell, Sequence[Run]], measure: str) -> list[Row]:
                     values.setdefault(epoch["epoch"] + 1, []).append(epoch[measure])
         for epoch, known in sorted(values.items()):
             rows.append(
-                {"measure": measure, **where, "epoch": epoch, **points.mean(known), "status": "ok", "of": MEASURED}
+                {"measure": measure, **where, "epoch": epoch, **drawn_rows.mean(known), "status": "ok", "of": MEASURED}
             )
     return rows
 
@@ -68,9 +68,9 @@ def gaps(runs: Sequence[Run]) -> list[str]:
 def unended(found: Mapping[Cell, Sequence[Run]]) -> list[str]:
     """A line about the runs that did not end ok."""
     told = [
-        f"{cells.label(cell, [key for key, _ in cell])} ({words.value(status)}{f' x{n}' if n > 1 else ''})"
+        f"{grouping.label(cell, [key for key, _ in cell])} ({captions.value(status)}{f' x{n}' if n > 1 else ''})"
         for cell, runs in found.items()
-        for status, n in points.ended(runs)
+        for status, n in drawn_rows.ended(runs)
     ]
     return [f"Not shown, for they did not end: {'; '.join(told)}"] if told else []
 

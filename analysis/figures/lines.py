@@ -9,10 +9,9 @@ from typing import Any
 
 import altair as alt
 
-from analysis.experiments import Panel
-from analysis.figures import points, words
-from analysis.figures.drawing import SALTIRE, Figure, Spec
-from analysis.figures.panel import (
+from analysis.figures import captions, drawn_rows
+from analysis.figures.drawn_rows import Row
+from analysis.figures.panel_layout import (
     ACROSS,
     ENDED,
     Layout,
@@ -25,7 +24,8 @@ from analysis.figures.panel import (
     kept,
     layout,
 )
-from analysis.figures.points import Row
+from analysis.figures.vega import SALTIRE, Figure, Spec
+from analysis.papers.experiments import Panel
 
 WIDTH, HEIGHT = 340, 240
 FACETED = 220  # the width of a chart among several
@@ -40,11 +40,11 @@ def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure | None:
     faceted = others > DASHED
     rows, notes, charts, shown = [], [], [], {}
     for measure in panel.experiment.view.measures:
-        found = points.measured(panel, measure)
+        found = drawn_rows.measured(panel, measure)
         if not any(row["status"] == "ok" for row in found) and charts:
-            notes.append(f"No run has {words.measure(measure, panel.experiment.kind)}")
+            notes.append(f"No run has {captions.measure(measure, panel.experiment.kind)}")
             continue
-        found += points.ideal(panel, measure, found) + points.paper(panel, measure, paper)
+        found += drawn_rows.ideal(panel, measure, found) + drawn_rows.paper(panel, measure, paper)
         plot = Plot(panel, told, measure, found, faceted)
         rows += found
         shown[measure] = found, plot.reach
@@ -53,13 +53,18 @@ def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure | None:
         return None
     whole = {"vconcat" if faceted else "hconcat": charts}
     width = FACETED * min(ACROSS, others) if faceted else WIDTH * len(charts)
-    notes = [*points.bars(shown, panel.experiment.kind), *notes, *_ideal(panel, rows), *explained(panel, rows, paper)]
+    notes = [
+        *drawn_rows.bars(shown, panel.experiment.kind),
+        *notes,
+        *_ideal(panel, rows),
+        *explained(panel, rows, paper),
+    ]
     return around(panel, name, whole, rows, told.by, notes, width)
 
 
 def _ideal(panel: Panel, rows: Sequence[Row]) -> list[str]:
-    measures = {row["measure"] for row in rows if row["of"] == points.IDEAL}
-    ranks = words.column("gpus", panel.runs)
+    measures = {row["measure"] for row in rows if row["of"] == drawn_rows.IDEAL}
+    ranks = captions.column("gpus", panel.runs)
     told = []
     if measures - {"step_s"}:
         rows_of = " in rows" if panel.experiment.kind == "llm" else ""
@@ -88,7 +93,7 @@ def _along(plot: Plot) -> str:
     if len(others) > 1:
         index += f" + indexof({json.dumps(others)}, datum[{told.other!r}])"
     middle, apart = (len(colours) * len(others) - 1) / 2, BESIDE * (max(values) - min(values))
-    beside = f"datum.of == '{points.MEASURED}' && datum.status == 'ok'"
+    beside = f"datum.of == '{drawn_rows.MEASURED}' && datum.status == 'ok'"
     return f"{place} + ({beside} ? ({index} - {middle}) * {apart} : 0)"
 
 
@@ -99,9 +104,9 @@ def numbers(values: Sequence[Any]) -> bool:
 def axis(panel: Panel, told: Layout) -> alt.X:
     """The x axis: numbers where they are, with a tick at each."""
     values = panel.values(told.x)
-    title = words.column(told.x, panel.runs) + words.axis_unit(told.x)
+    title = captions.column(told.x, panel.runs) + captions.axis_unit(told.x)
     if not numbers(values):
-        order = [words.value(value) for value in values]
+        order = [captions.value(value) for value in values]
         return alt.X("along", type="nominal", sort=order, title=title, axis=alt.Axis(labelAngle=0))
     room = 0.08 * (max(values) - min(values)) or 1
     scale = alt.Scale(domain=[min(values) - room, max(values) + room], nice=False, zero=False)
@@ -111,10 +116,10 @@ def axis(panel: Panel, told: Layout) -> alt.X:
 
 def _layers(plot: Plot, base: Any) -> list[Any]:
     series, detail = plot.colour(), plot.detail()
-    ok = kept(base, of=points.MEASURED, status="ok")
+    ok = kept(base, of=drawn_rows.MEASURED, status="ok")
     layers = []
-    if any(row["of"] == points.IDEAL for row in plot.rows):
-        ideal = kept(base, of=points.IDEAL).mark_line(style="ideal", interpolate="monotone", clip=True)
+    if any(row["of"] == drawn_rows.IDEAL for row in plot.rows):
+        ideal = kept(base, of=drawn_rows.IDEAL).mark_line(style="ideal", interpolate="monotone", clip=True)
         layers.append(ideal.encode(**detail))
     layers.append(ok.mark_line(strokeWidth=1.6).encode(**series, **plot.dash(), **detail))
     layers += error_bars(ok, series | detail)
@@ -122,7 +127,7 @@ def _layers(plot: Plot, base: Any) -> list[Any]:
     layers.append(dots.encode(**series, **plot.shape(), **detail, tooltip=plot.tooltips()))
     if any(row.get("signs") for row in plot.rows):
         layers.append(ok.mark_text(dx=6, dy=-8, align="left", fontSize=13).encode(text="signs:N", **detail))
-    if any(row["of"] == points.PAPER for row in plot.rows):
+    if any(row["of"] == drawn_rows.PAPER for row in plot.rows):
         layers.append(hollow(base, series | plot.shape() | detail))
     if plot.crosses:
         layers += _crosses(plot, base)
@@ -138,7 +143,7 @@ def _crosses(plot: Plot, base: Any) -> list[Any]:
     last = f"datum[{told.x!r}] == {max(values)}" if numbers(values) else "false"
     groups = [field(name) for name in (told.x, told.other if plot.faceted else None) if name is not None]
     crossed = (
-        kept(base, of=points.MEASURED)
+        kept(base, of=drawn_rows.MEASURED)
         .transform_filter("datum.status != 'ok'")
         .transform_window(number="row_number()", groupby=groups)
         .transform_calculate(
@@ -159,5 +164,7 @@ def _named(plot: Plot, name: str) -> str:
     """An expression of a row's value, with its column where the value alone says little: "fp32", "GPUs 2"."""
     telling = all(isinstance(value, str) for value in plot.panel.values(name))
     return (
-        f"datum[{name!r}]" if telling else f"{json.dumps(words.column(name, plot.panel.runs) + ' ')} + datum[{name!r}]"
+        f"datum[{name!r}]"
+        if telling
+        else f"{json.dumps(captions.column(name, plot.panel.runs) + ' ')} + datum[{name!r}]"
     )

@@ -6,14 +6,16 @@ from typing import Any
 
 import altair as alt
 
-from analysis import best, cells, show
-from analysis.data import Run
-from analysis.figures import words
-from analysis.figures.drawing import SHAPES, Figure, Spec, calculated, layered, only
-from analysis.figures.general import HEIGHT, SERIES, SETTING, WIDTH, Group, Setting, around, groups, named, series
-from analysis.figures.points import Row
-from multicard import measure
-from multicard.table import in_bytes
+from analysis import formatting
+from analysis.commands import best
+from analysis.figures import captions
+from analysis.figures.drawn_rows import Row
+from analysis.figures.losses_phases import HEIGHT, SERIES, SETTING, WIDTH, Group, Setting, around, groups, named, series
+from analysis.figures.vega import SHAPES, Figure, Spec, calculated, layered, only
+from analysis.runs import grouping
+from analysis.runs.load import Run
+from multicard.measure import timing
+from multicard.records.table import in_bytes
 
 RANKS = "ranks"
 LISTED = 6  # settings of the front that are named below the chart
@@ -55,8 +57,8 @@ def _speeds(setting: Setting) -> list[Row]:
         {
             SETTING: setting.label,
             RANKS: ranks,
-            "speedup": measure.speedup(times_s[1], time_s),
-            "efficiency": measure.parallel_efficiency(times_s[1], time_s, ranks),
+            "speedup": timing.speedup(times_s[1], time_s),
+            "efficiency": timing.parallel_efficiency(times_s[1], time_s, ranks),
             "n": len(found[ranks]),
         }
         for ranks, time_s in times_s.items()
@@ -117,7 +119,7 @@ def trade_off(runs: Sequence[Run]) -> list[Figure]:
     measured = [run for run in runs if run["status"] == "ok" and run["total_s"] is not None]
     for kind in dict.fromkeys(run["kind"] for run in measured):
         mine = [run for run in measured if run["kind"] == kind]
-        for work in cells.group(mine, best._work(mine, mix=False)).values():
+        for work in grouping.group(mine, best._work(mine, mix=False)).values():
             for same in best._same_amount(work).values():
                 for group in groups(same, len(same)):
                     figures = _trade_off(group, named("trade_off", len(drawn)))
@@ -142,11 +144,11 @@ def _trade_off(group: Group, name: str) -> list[Figure]:
     if not charts:
         return []
     if "filled" in told:
-        column = words.column(told["filled"], group.runs)
+        column = captions.column(told["filled"], group.runs)
         notes.append("Filled: {0} {1}; hollow: {0} {2}".format(column, *_order(group, told["filled"])))
     notes.append("Dashed grey and numbers: the front, settings that no other beats in both")
     shown = dict.fromkeys(row["against"] for row in rows)
-    title = f"Time against {words.listed([words.measure(column, '') for column in shown])}"
+    title = f"Time against {captions.listed([captions.measure(column, '') for column in shown])}"
     return [around(name, {"hconcat": charts}, rows, title, group, notes)]
 
 
@@ -164,7 +166,7 @@ def _place(setting: Setting, against: Against, told: dict[str, str]) -> Row | No
         return None
     highest = against.column.endswith("_bytes")  # of memory the highest counts, as in `best`
     values = [run[against.column] for run in known]
-    columns = {channel: words.value(known[0][name]) for channel, name in told.items()}
+    columns = {channel: captions.value(known[0][name]) for channel, name in told.items()}
     return {
         "against": against.column,
         SETTING: setting.label,
@@ -184,11 +186,11 @@ def _beats(a: Row, b: Row, against: Against) -> bool:
 
 def _front(kept: Sequence[Row], against: Against) -> str:
     told = "; ".join(
-        f"{row['front']} {row[SETTING]} ({show.seconds(row['total_s'])} s, {_value(row, against)})"
+        f"{row['front']} {row[SETTING]} ({formatting.seconds(row['total_s'])} s, {_value(row, against)})"
         for row in kept[:LISTED]
     )
     rest = f" and {len(kept) - LISTED} more" if len(kept) > LISTED else ""
-    return f"Front in time and {words.measure(against.column, '')}: {told}{rest}"
+    return f"Front in time and {captions.measure(against.column, '')}: {told}{rest}"
 
 
 def _value(row: Row, against: Against) -> str:
@@ -198,12 +200,12 @@ def _value(row: Row, against: Against) -> str:
 
 def _scatter(rows: Sequence[Row], against: Against, told: dict[str, str], group: Group) -> Spec:
     kind = group.runs[0]["kind"]
-    times = words.unit("total_s", max(row["total_s"] for row in rows))
-    unit = words.unit(against.column, max(row[against.column] for row in rows))
+    times = captions.unit("total_s", max(row["total_s"] for row in rows))
+    unit = captions.unit(against.column, max(row[against.column] for row in rows))
     fields = {"x": f"datum.total_s / {times.divisor}", "shown": f"datum.{against.column} / {unit.divisor}"}
-    title = words.axis(against.column, kind, unit)
+    title = captions.axis(against.column, kind, unit)
     y = alt.Y("shown:Q", title=title, axis=alt.Axis(format=unit.format), scale=alt.Scale(zero=False))
-    x = alt.X("x:Q", title=words.axis("total_s", kind, times), scale=alt.Scale(zero=False, padding=16))
+    x = alt.X("x:Q", title=captions.axis("total_s", kind, times), scale=alt.Scale(zero=False, padding=16))
     base = alt.Chart().encode(x=x, y=y.scale(zero=False, padding=16))
     front = base.transform_filter("isValid(datum.front)")
     encoding = {CHANNELS[channel][0]: _channel(channel, name, group) for channel, name in told.items()}
@@ -236,10 +238,10 @@ def _titled(channel: str, name: str, group: Group) -> dict[str, Any]:
     order = _order(group, name)
     ranges = {"shape": [SHAPES[index % len(SHAPES)] for index in range(len(order))], "filled": [1, 0]}
     scale = alt.Scale(domain=order, range=ranges[channel]) if channel in ranges else alt.Scale(domain=order)
-    return {"title": words.column(name, group.runs), "scale": scale, "legend": alt.Legend(symbolOpacity=1)}
+    return {"title": captions.column(name, group.runs), "scale": scale, "legend": alt.Legend(symbolOpacity=1)}
 
 
 def _order(group: Group, name: str) -> list[str]:
     values = list(dict.fromkeys(run[name] for run in group.runs))
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return [words.value(value) for value in (sorted(values) if numbers else values)]
+    return [captions.value(value) for value in (sorted(values) if numbers else values)]

@@ -6,8 +6,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis import data
-from analysis.report import content, page
+from analysis.report import page, sections
+from analysis.runs import load
 
 NAME = "report.html"
 
@@ -22,13 +22,13 @@ def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: boo
     Raises:
         ValueError: nothing that can be reported, or nowhere to write it.
     """
-    found = data.read(folders)
+    found = load.read(folders)
     path = folders[0] / NAME if out is None else out
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
-    made = content.report(found, title or _title(folders), mix, content.sources())
+    made = sections.report(found, title or _title(folders), mix, sections.sources())
     size_bytes = page.write(path, made)
-    return f"{path}: {content.summary(found)}; {page.counted(made)}, {size_bytes / 1e6:.1f} MB"
+    return f"{path}: {sections.summary(found)}; {page.counted(made)}, {size_bytes / 1e6:.1f} MB"
 
 
 def _title(folders: Sequence[Path]) -> str:

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from analysis import cells, listing, show
-from analysis.columns import FIGURES
-from analysis.data import Run
-from analysis.report.parts import Column, Grid
-from analysis.report.reads import Read
+from analysis import formatting
+from analysis.commands import list_runs
+from analysis.report.blocks import Column, Grid
+from analysis.report.run_details import Read
+from analysis.runs import grouping
+from analysis.runs.columns import FIGURES
+from analysis.runs.load import Run
 
 # Headings of `analysis list` to the columns they show, of runs that ended ok
 HEADINGS = {
@@ -26,20 +28,20 @@ def grid(read: Sequence[Read]) -> Grid:
     runs = [one.run for one in read]
     axes = told(runs)
     columns = [
-        _texts("name", [show.value("", run["name"]) for run in runs]),
-        _texts("kind", [show.clean(run["kind"]) for run in runs]),
+        _texts("name", [formatting.value("", run["name"]) for run in runs]),
+        _texts("kind", [formatting.clean(run["kind"]) for run in runs]),
         *(column(name, name, runs) for name in axes),
-        _texts("status", [show.clean(run["status"]) for run in runs]),
+        _texts("status", [formatting.clean(run["status"]) for run in runs]),
         *(column(heading, name, runs, measured=True) for heading, name in HEADINGS.items()),
-        _texts("commit", [cells.commit(run) for run in runs]),
-        _texts("machine", [cells.machine(run) for run in runs]),
+        _texts("commit", [grouping.commit(run) for run in runs]),
+        _texts("machine", [grouping.machine(run) for run in runs]),
         _texts("marks", [run["marks"] for run in runs]),
     ]
     kept = [one for one in columns if one.key in axes or not _goes_unsaid(one, len(runs))]
     same = [f"{one.heading} {one.texts[0]}" for one in columns if one not in kept and one.texts[0] not in ("-", "")]
     notes = [f"The same for all: {', '.join(same)}."] if same else []
     details = [
-        _texts(CAUSE, [show.value("", run["cause"]) for run in runs]),
+        _texts(CAUSE, [formatting.value("", run["cause"]) for run in runs]),
         _texts(DIAGNOSIS, [one.diagnosis or "-" for one in read]),
         _texts(COMMAND, [one.command or "-" for one in read]),
         _texts(FOLDER, [str(run.folder) for run in runs]),
@@ -53,7 +55,7 @@ def grid(read: Sequence[Read]) -> Grid:
 def told(runs: Sequence[Run]) -> list[str]:
     """The axes and keys by which a list shows runs, over all kinds."""
     kinds = list(dict.fromkeys(run["kind"] for run in runs))
-    found = (name for kind in kinds for name in listing.differing([run for run in runs if run["kind"] == kind]))
+    found = (name for kind in kinds for name in list_runs.differing([run for run in runs if run["kind"] == kind]))
     return list(dict.fromkeys(found))
 
 
@@ -72,7 +74,7 @@ def of_values(heading: str, name: str, found: Sequence[Any]) -> Column:
     figures = all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in found)
     values = list(found) if figures and any(value is not None for value in found) else None
     shown = name if figures else ""
-    return Column(heading, name, [show.value(shown, value) for value in found], values)
+    return Column(heading, name, [formatting.value(shown, value) for value in found], values)
 
 
 def _texts(name: str, texts: list[str]) -> Column:
@@ -82,12 +84,12 @@ def _texts(name: str, texts: list[str]) -> Column:
 def _goes_unsaid(found: Column, runs: int) -> bool:
     """As in the list: what is empty, and what is the same of all and no figure of theirs."""
     different = set(found.texts)
-    return different <= {"-", ""} or (found.key in listing.ABOUT and runs > 1 and len(different) == 1)
+    return different <= {"-", ""} or (found.key in list_runs.ABOUT and runs > 1 and len(different) == 1)
 
 
 def _differing(runs: Sequence[Run], shown: Sequence[str]) -> list[str]:
     """Keys of the configuration that are not the same in all runs that have them, beside those in the table."""
-    names = cells.settings(runs)
+    names = grouping.settings(runs)
     seen: dict[str, set[Any]] = {name: {run.columns[name] for run in runs if name in run.columns} for name in names}
     apart = {key.rpartition(".")[2] for key in shown}  # `image_size` is dataset.image_size
     return [

@@ -4,13 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis import claims, figures, papers, tables
-from analysis.claims import show as words
-from analysis.claims.judge import labels
-from analysis.data import Run
-from analysis.experiments import Experiment, Panel
+from analysis import claims, figures
+from analysis.claims import render as words
+from analysis.claims.verdicts import labels
+from analysis.commands import table
 from analysis.figures import Figure
-from analysis.report.parts import Claim
+from analysis.papers import printed
+from analysis.papers.experiments import Experiment, Panel
+from analysis.report.blocks import Claim
+from analysis.runs.load import Run
 
 TONES = {"holds": "good", "does not hold": "bad"}
 
@@ -28,12 +30,12 @@ class Texts:
 def tables_of(experiment: Experiment, panels: Sequence[Panel]) -> list[Texts]:
     return [
         Texts(one.title, one.headings, [[text[name] for name in one.headings] for text in one.texts], one.notes)
-        for one in tables.tables(experiment, panels)
+        for one in table.tables(experiment, panels)
     ]
 
 
 def charts_of(experiment: Experiment, panels: Sequence[Panel]) -> list[Figure]:
-    return figures.charts(experiment, panels, papers.figures(experiment.name))
+    return figures.charts(experiment, panels, printed.figures(experiment.name))
 
 
 def overall(runs: Sequence[Run]) -> Mapping[str, Sequence[Figure]]:

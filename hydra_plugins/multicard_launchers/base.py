@@ -10,7 +10,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 if TYPE_CHECKING:
-    from multicard.sweep import Planned
+    from multicard.sweep.plan import Planned
 
 
 class SweepLauncher(Launcher):
@@ -23,24 +23,24 @@ class SweepLauncher(Launcher):
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from multicard import sweep
+        from multicard.sweep import plan
 
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
-        planned = sweep.plan(self.hydra_context, self.config, job_overrides, initial_job_idx)
-        left = sweep.settle(planned)
+        planned = plan.plan(self.hydra_context, self.config, job_overrides, initial_job_idx)
+        left = plan.settle(planned)
         if self.config.dry_run:
             self.show(planned, left)
-            sweep.leave_nothing(planned)
+            plan.leave_nothing(planned)
             return []
         try:
             if left:
                 self.measure(planned, left)
         except ValueError:
-            sweep.leave_nothing(planned)
+            plan.leave_nothing(planned)
             raise
         finally:
-            sweep.finish(planned)
+            plan.finish(planned)
         return []
 
     @abstractmethod

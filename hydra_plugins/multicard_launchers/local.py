@@ -10,16 +10,16 @@ from hydra.core.utils import run_job
 from hydra_plugins.multicard_launchers.base import SweepLauncher
 
 if TYPE_CHECKING:
-    from multicard.sweep import Planned
+    from multicard.sweep.plan import Planned
 
 
 class LocalLauncher(SweepLauncher):
     def measure(self, planned: "list[Planned]", left: "list[Planned]") -> None:
-        from multicard import sweep
-        from multicard.run import SESSION
+        from multicard.controller.run import SESSION
+        from multicard.sweep import plan
 
         for cell in left:
-            SESSION.label = sweep.label(cell, planned)
+            SESSION.label = plan.label(cell, planned)
             done = run_job(
                 hydra_context=self.hydra_context,
                 task_function=self.task_function,
@@ -33,6 +33,6 @@ class LocalLauncher(SweepLauncher):
                 break
 
     def show(self, planned: "list[Planned]", left: "list[Planned]") -> None:
-        from multicard import queue
+        from multicard.sweep import slurm_wait
 
-        queue.show_plan(planned, [(None, left)], "one after the other, in this process")
+        slurm_wait.show_plan(planned, [(None, left)], "one after the other, in this process")

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 from hydra_plugins.multicard_launchers.base import SweepLauncher
 
 if TYPE_CHECKING:
-    from multicard.sweep import Planned
+    from multicard.sweep.plan import Planned
 
 
 class SubmititLocalLauncher(SweepLauncher):
     def measure(self, planned: "list[Planned]", left: "list[Planned]") -> None:
-        from multicard import pack
+        from multicard.sweep import local
 
-        pack.run_all(planned, left)
+        local.run_all(planned, left)
 
     def show(self, planned: "list[Planned]", left: "list[Planned]") -> None:
-        from multicard import pack, queue
+        from multicard.sweep import local, slurm_wait
 
-        queue.show_plan(planned, [(None, left)], f"processes on this machine, {pack.room()}")
+        slurm_wait.show_plan(planned, [(None, left)], f"processes on this machine, {local.room()}")

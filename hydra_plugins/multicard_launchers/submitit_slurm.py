@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING
 from hydra_plugins.multicard_launchers.base import SweepLauncher
 
 if TYPE_CHECKING:
-    from multicard.sweep import Planned
+    from multicard.sweep.plan import Planned
 
 
 class SlurmLauncher(SweepLauncher):
     def measure(self, planned: "list[Planned]", left: "list[Planned]") -> None:
-        from multicard import queue, submit
+        from multicard.sweep import slurm_submit, slurm_wait
 
-        queue.wait(planned, submit.submit(planned, left))
+        slurm_wait.wait(planned, slurm_submit.submit(planned, left))
 
     def show(self, planned: "list[Planned]", left: "list[Planned]") -> None:
-        from multicard import queue, submit
+        from multicard.sweep import slurm_submit, slurm_wait
 
-        waiting = submit.find_again(left)
-        arrays = submit.arrays([cell for cell in left if cell.number not in waiting])
-        queue.show_plan(planned, arrays, "arrays of SLURM")
+        waiting = slurm_submit.find_again(left)
+        arrays = slurm_submit.arrays([cell for cell in left if cell.number not in waiting])
+        slurm_wait.show_plan(planned, arrays, "arrays of SLURM")

@@ -16,8 +16,8 @@ import torchtune
 from omegaconf import DictConfig
 from torchtune import training
 
-from multicard.config_llm import MethodName
-from multicard.llm.probe import Batches, Probe
+from multicard.config.llm import MethodName
+from multicard.llm.step_probe import Batches, Probe
 
 
 def load(name: str) -> tuple[ModuleType, type]:

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from multicard import measure
-from multicard.config import Placement
-from multicard.config_llm import LlmConfig, LoraConfig, MethodName
-from multicard.llm import sizes
-from multicard.ranks import peak_memory
+from multicard.config.base import Placement
+from multicard.config.llm import LlmConfig, LoraConfig, MethodName
+from multicard.llm import llama_sizes
+from multicard.measure import timing
+from multicard.ranks.meeting import peak_memory
 
 REWARDS = {"chosen": "rewards_chosen", "rejected": "rewards_rejected", "accuracy": "rewards_accuracies"}
 TOKENS = {"all": "tokens", "non_padding": "non_padding", "loss_bearing": "loss_bearing"}
@@ -112,7 +112,7 @@ def _speed(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], skip: int)
     """Iteration times (a step lasts until its slowest rank is done), tokens, and tokens/s after the warm-up."""
     if not table or not len(table["step"]):
         nothing = dict.fromkeys(TOKENS)
-        empty = {"iteration_s": measure.statistics([], skip), "data_s": None}
+        empty = {"iteration_s": timing.statistics([], skip), "data_s": None}
         return empty | {"tokens": nothing, "tokens_per_s": dict(nothing)}
     number = _numbers(table)
     slowest_s = np.zeros(number.max() + 1)
@@ -121,11 +121,11 @@ def _speed(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], skip: int)
     by_rank = [kept & (table["rank"] == rank["rank"]) for rank in ranks]
     seconds = [table["step_s"][rows].sum() for rows in by_rank]
     return {
-        "iteration_s": measure.statistics(slowest_s, skip),
+        "iteration_s": timing.statistics(slowest_s, skip),
         "data_s": float(table["data_s"][kept].mean()) if kept.any() else None,  # of an iteration, mean over the ranks
         "tokens": {name: int(table[column].sum()) for name, column in TOKENS.items()},
         "tokens_per_s": {
-            name: measure.throughput_per_s([table[column][rows].sum() for rows in by_rank], seconds)
+            name: timing.throughput_per_s([table[column][rows].sum() for rows in by_rank], seconds)
             for name, column in TOKENS.items()
         },
     }
@@ -192,9 +192,9 @@ def _work(
     if not table or not table["tokens"].sum():
         return {"flops_per_token": None, "mfu": None}
     vocabulary, method = ranks[0]["vocabulary"], config.method
-    adapters = sizes.adapter_parameters(config.model, vocabulary, method) if isinstance(method, LoraConfig) else 0
+    adapters = llama_sizes.adapter_parameters(config.model, vocabulary, method) if isinstance(method, LoraConfig) else 0
     length = table["attended"].sum() / table["tokens"].sum()
-    flops = sizes.flops_per_token(config.model, vocabulary, method.name, adapters, float(length))
-    peak, rate = sizes.peak_flops_per_s(ranks[0]["device"], config.precision.name), speed["tokens_per_s"]["all"]
+    flops = llama_sizes.flops_per_token(config.model, vocabulary, method.name, adapters, float(length))
+    peak, rate = llama_sizes.peak_flops_per_s(ranks[0]["device"], config.precision.name), speed["tokens_per_s"]["all"]
     share = None if peak is None or rate is None else flops * rate / (len(ranks) * peak)
     return {"flops_per_token": flops, "mfu": share}

@@ -23,13 +23,14 @@ import torchtune.training.lr_schedulers
 import torchtune.training.quantization  # noqa: F401  these are what recipes import: CPU ranks are forked with them
 from omegaconf import DictConfig, OmegaConf
 
-from multicard import measure, record
-from multicard.config_llm import LlmConfig
-from multicard.launch import Rank
-from multicard.llm import beside, inputs, recipes
-from multicard.llm.probe import Probe
-from multicard.llm.report import Report
-from multicard.llm.traffic import Traffic
+from multicard.config.llm import LlmConfig
+from multicard.llm import after_tuning, recipes, torchtune_config
+from multicard.llm.collective_bytes import Traffic
+from multicard.llm.rank_report import Report
+from multicard.llm.step_probe import Probe
+from multicard.measure import timing
+from multicard.ranks.elastic import Rank
+from multicard.records import run_folder
 
 
 def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
@@ -39,7 +40,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         cfg: torchtune's configuration, as in torchtune.yaml.
     """
     device = rank.device
-    measure.reset_peak_memory(device)
+    timing.reset_peak_memory(device)
     os.environ["LOCAL_RANK"] = str(device.index or 0)  # torchtune takes its device from it
     if config.distributed and not dist.is_initialized():
         recipes.join_alone("gloo" if device.type == "cpu" else "cuda:nccl,cpu:gloo")
@@ -49,11 +50,11 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     cache = folder / ".datasets"
 
     def on_schedule(scheduler: DictConfig, steps: int) -> DictConfig:
-        warmup = inputs.warmup_steps(config, steps)
+        warmup = torchtune_config.warmup_steps(config, steps)
         report.content["warmup_steps"] = warmup
         if scheduler["num_warmup_steps"] is None and rank.rank == 0:
             cfg["lr_scheduler"]["num_warmup_steps"] = warmup
-            inputs.write_yaml(config, cfg, folder)
+            torchtune_config.write_yaml(config, cfg, folder)
         scheduler["num_warmup_steps"] = warmup
         return scheduler
 
@@ -75,10 +76,10 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         report.content["communication_bytes"] = traffic.counted()
         report.peak()
         report.write()
-        beside.after_tuning(recipe, probe)
+        after_tuning.after_tuning(recipe, probe)
     if rank.rank == 0:
         shutil.rmtree(cache, ignore_errors=True)
-        record.remove_empty(folder / "tune_run")  # torchtune's checkpointers make it, to save to
+        run_folder.remove_empty(folder / "tune_run")  # torchtune's checkpointers make it, to save to
     if dist.is_initialized():
         dist.barrier()  # no rank takes its store away while another still needs it
     recipe.cleanup()
@@ -87,7 +88,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
 def run_configuration(cfg: dict[str, Any], cache: Path) -> DictConfig:
     """torchtune's configuration with our logger, the peak of memory left alone, and the rows' cache in the run."""
     ours = OmegaConf.create(cfg)
-    ours.metric_logger = {"_component_": "multicard.llm.components.StepLog"}
+    ours.metric_logger = {"_component_": "multicard.llm.torchtune_components.StepLog"}
     ours.log_peak_memory_stats = False
     if ours.dataset.source == "json":
         ours.dataset.cache_dir = str(cache)

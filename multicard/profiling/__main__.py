@@ -16,30 +16,30 @@ from typing import Any
 
 from rich.console import Console
 
-from multicard.profiling import against, reader, show
-from multicard.profiling.against import Pair
+from multicard.profiling import diff, load, terminal
+from multicard.profiling.diff import Pair
 from multicard.profiling.metrics import Profile
-from multicard.table import WIDTH
+from multicard.records.table import WIDTH
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 1, after one line that says why, where a file cannot be read or written."""
     options = _parser().parse_args(words)
     try:
-        profile = reader.read(options.files)
-        other = reader.read(options.against) if options.against else None
-        found = against.pairs(profile, other) if other is not None else None
+        profile = load.read(options.files)
+        other = load.read(options.against) if options.against else None
+        found = diff.pairs(profile, other) if other is not None else None
         if options.json is not None:
             content = profile.as_dict(options.top)
             if other is not None and found is not None:
-                content |= {"against": other.as_dict(options.top), "ratios": against.as_dict(found)}
+                content |= {"against": other.as_dict(options.top), "ratios": diff.as_dict(found)}
             options.json.write_text(json.dumps(content, indent=1) + "\n")
         if options.csv is not None:
             write_csv(options.csv, profile, found)
         console = Console(width=None if sys.stdout.isatty() else WIDTH)
-        show.table(profile, console, options.top, options.rank)
+        terminal.table(profile, console, options.top, options.rank)
         if other is not None and found is not None:
-            show.compared(found, profile, other, console, options.top)
+            terminal.compared(found, profile, other, console, options.top)
     except (ValueError, OSError) as error:
         print(f"refused: {error}", file=sys.stderr)
         return 1

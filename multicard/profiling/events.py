@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from multicard import measure
+from multicard.measure import timing
 
-PHASES = (*measure.PHASES, "evaluate")
+PHASES = (*timing.PHASES, "evaluate")
 GLOO = "gloo:"  # what torch.distributed calls the ranges in which gloo works
 STEP = "ProfilerStep#"  # torch.profiler's own marker of a step
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from multicard.config_vision import ModelConfig
+from multicard.config.vision import ModelConfig
 
 
 def check(config: ModelConfig) -> None:

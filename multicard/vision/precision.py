@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from multicard.config import PrecisionName
+from multicard.config.base import PrecisionName
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import DistributedSampler, Sampler
 
-from multicard.config_vision import DdpConfig, StrategyName, VisionConfig
-from multicard.launch import Rank
+from multicard.config.vision import DdpConfig, StrategyName, VisionConfig
+from multicard.ranks.elastic import Rank
 from multicard.vision.precision import Precision, choose
 
 

@@ -16,9 +16,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
 from torch.utils.data import Sampler
 
-from multicard import measure
-from multicard.config import ProfileName
-from multicard.config_vision import (
+from multicard.config.base import ProfileName
+from multicard.config.vision import (
     AdamConfig,
     LayoutName,
     OptimizerConfig,
@@ -28,15 +27,17 @@ from multicard.config_vision import (
     StrategyName,
     VisionConfig,
 )
-from multicard.launch import Rank
-from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
-from multicard.progress import Board, LossPeek
-from multicard.ranges import Ranges
-from multicard.ranks import meet
-from multicard.vision import beside, cache, compiled, data, models, state
-from multicard.vision.loaders import LOADERS, Batch, Input, Source
+from multicard.measure import timing
+from multicard.measure.ranges import Ranges
+from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
+from multicard.ranks.elastic import Rank
+from multicard.ranks.meeting import meet
+from multicard.records.progress import Board, LossPeek
+from multicard.vision import after_training, compiling, models, resume
+from multicard.vision.data import datasets, decoded_cache
+from multicard.vision.data.loaders import LOADERS, Batch, Input, Source
 from multicard.vision.precision import Precision, choose
-from multicard.vision.report import Report
+from multicard.vision.rank_report import Report
 from multicard.vision.strategy import (
     STRATEGIES,
     Rest,
@@ -65,17 +66,17 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     torch.manual_seed(config.seed)  # the same weights on every rank
 
     # ---- data: every rank reads the set; its share of it follows from the strategy
-    content = data.load(config.dataset, config.seed)
+    content = datasets.load(config.dataset, config.seed)
     if content.shared:
         meet(rank)
         if rank.local_rank == 0:
-            cache.forget(content)
+            decoded_cache.forget(content)
 
     # ---- model
     model = models.build(config.model, content.classes, config.dataset.image_size)
     memory_format = torch.channels_last if config.layout.name is LayoutName.nhwc else torch.contiguous_format
     model = model.to(device, precision.model).to(memory_format=memory_format)  # pyright: ignore[reportCallIssue]
-    if compiled.wanted(config, device):
+    if compiling.wanted(config, device):
         model.compile(dynamic=False)
 
     # ---- strategy
@@ -85,7 +86,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     test = Strided(len(content.test), rank.rank, rank.world_size)
     sharded = config.strategy.name is StrategyName.ddp_ds and rank.world_size > 1
 
-    def load(split: data.Split, order: Sampler[int], **which: bool) -> Input:
+    def load(split: datasets.Split, order: Sampler[int], **which: bool) -> Input:
         read = (split, order, share.batch_size, workers, config, precision.transfer, pin, device)
         return LOADERS[config.loader.name](Source(*read, **which))
 
@@ -110,20 +111,20 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     report.reads({"loader": config.loader.name.value, "train": training.facts, "test": testing.facts, **content.facts})
     report.content["setup_h2d_bytes"] = {"train": training.setup_bytes, "evaluate": testing.setup_bytes}
     if loop.compiled:
-        report.content["compile_s"] = compiled.compile_now(loop, report.devices)
-    start = state.restore(loop, report)
+        report.content["compile_s"] = compiling.compile_now(loop, report.devices)
+    start = resume.restore(loop, report)
     for used in report.devices:
-        measure.reset_peak_memory(used)
+        timing.reset_peak_memory(used)
     gc.collect()
     gc.freeze()
     gc.disable()
     run_epochs(loop, report, sampler, training, testing, start)
     if not loop.stopped:
-        beside.after_training(loop, report, sampler, training, workers)
+        after_training.after_training(loop, report, sampler, training, workers)
 
 
 def run_epochs(
-    loop: "Loop", report: Report, sampler: Rest, training: Input, testing: Input, start: state.Start
+    loop: "Loop", report: Report, sampler: Rest, training: Input, testing: Input, start: resume.Start
 ) -> None:
     """Train and evaluate from `start` to the end, or to the step at which a stop is asked for."""
     rank, config, share = loop.rank, loop.config, loop.share
@@ -131,22 +132,22 @@ def run_epochs(
     batches = training
     if start.random is not None:
         batches = iter(training)  # starts the workers: as in an epoch under way, they are ahead of the first step
-        state.set_random(start.random, report.devices)
+        resume.set_random(start.random, report.devices)
     report.started(loop.steps)
     meet(rank)
     elapsed_s, first, before, evaluated_s = start.elapsed_s, start.step, start.trained, None
     for epoch in range(start.epoch, config.epochs):
-        started_s = measure.clock_s()
-        trained = state.joined(before, loop.train_epoch(epoch, batches, first))
+        started_s = timing.clock_s()
+        trained = resume.joined(before, loop.train_epoch(epoch, batches, first))
         trained["gap_s"] = None if evaluated_s is None else started_s - evaluated_s + trained["first_batch_s"]
         if loop.stopped:
-            stopped_s = measure.clock_s()
+            stopped_s = timing.clock_s()
             elapsed_s += stopped_s - started_s
             report.reached(loop.steps, elapsed_s, (started_s, stopped_s))
-            state.save(loop, report, epoch, trained, elapsed_s)
+            resume.save(loop, report, epoch, trained, elapsed_s)
             return
         evaluated = loop.evaluate(testing)
-        evaluated_s = measure.clock_s()
+        evaluated_s = timing.clock_s()
         elapsed_s += evaluated_s - started_s
         span_s = (started_s, evaluated_s)
         report.epoch(epoch, trained, evaluated, loop.steps, elapsed_s, span_s)  # what we write is no part of it
@@ -184,7 +185,7 @@ class Loop:
         self.memory_format = memory_format
         self.optimizer, self.schedule, self.scaler = optimizer, schedule, scaler
         scaler.scale(torch.zeros(1, device=rank.device))  # makes its state on ranks whose first round has no batch too
-        self.compiled = compiled.wanted(config, rank.device)
+        self.compiled = compiling.wanted(config, rank.device)
         self.ranges = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
         self.timer = StepTimer(rank.device, self.ranges)
         self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
@@ -219,10 +220,10 @@ class Loop:
         share.model.train()
         gc.collect(1)
         timer.start()
-        started_s = measure.clock_s()
+        started_s = timing.clock_s()
         loaded = iter(batches)
         loaded = chain([batch] if (batch := next(loaded, None)) else [], loaded)
-        first_batch_s = measure.clock_s() - started_s
+        first_batch_s = timing.clock_s() - started_s
         for step in range(first, share.steps):
             counts, loss = self.step(loaded)
             if loss is not None:
@@ -296,7 +297,7 @@ class Loop:
     def outputs(self, images: torch.Tensor, model: nn.Module) -> torch.Tensor:
         """(B, classes) of images (B, 3, S, S)."""
         images = images.contiguous(memory_format=self.memory_format)
-        odd = compiled.for_batch(images, self.share.batch_size, self.compiled)
+        odd = compiling.for_batch(images, self.share.batch_size, self.compiled)
         with self.precision.arithmetic(self.rank.device), odd:
             return model(images)
 
@@ -306,7 +307,7 @@ class Loop:
         device = self.rank.device
         # DDP's forward pass would wait for ranks that have fewer batches; DataParallel's uses all GPUs
         model = self.share.model if isinstance(self.share.model, DataParallel) else unwrap(self.share.model)
-        started_s = measure.clock_s()
+        started_s = timing.clock_s()
         self.ranges.open("evaluate")
         synchronise_buffers(unwrap(model), self.rank)
         model.eval()
@@ -323,7 +324,7 @@ class Loop:
         loss, right, samples = sums.tolist()
         self.ranges.close()
         return {
-            "evaluate_s": measure.clock_s() - started_s,
+            "evaluate_s": timing.clock_s() - started_s,
             "test_loss": loss / samples,
             "test_right": int(right),
             "test_samples": int(samples),

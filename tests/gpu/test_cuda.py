@@ -9,11 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from multicard import measure, record
-from multicard.config_vision import LoaderName
-from multicard.measure import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
-from multicard.progress import LossPeek
-from multicard.vision.loaders import LOADERS
+from multicard.config.vision import LoaderName
+from multicard.measure import timing
+from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
+from multicard.records import run_folder
+from multicard.records.progress import LossPeek
+from multicard.vision.data.loaders import LOADERS
 from multicard.vision.strategy import Shuffled
 from tests.conftest import SMALL, typed
 from tests.test_loaders import noise, pixels, read, source
@@ -44,7 +45,7 @@ def busy(milliseconds: float) -> None:
 
 def test_laps_are_the_devices_time_and_cost_no_synchronisation():
     device = torch.device("cuda", 0)
-    timer = measure.StepTimer(device)
+    timer = timing.StepTimer(device)
     busy(1)  # compiled and loaded before anything is timed
     torch.cuda.synchronize()
     timer.start()
@@ -58,7 +59,7 @@ def test_laps_are_the_devices_time_and_cost_no_synchronisation():
 
 
 def test_a_host_that_is_slow_to_bring_data_shows_as_data():
-    timer = measure.StepTimer(torch.device("cuda", 0))
+    timer = timing.StepTimer(torch.device("cuda", 0))
     busy(1)
     torch.cuda.synchronize()
     timer.start()
@@ -99,7 +100,7 @@ def test_the_tf32_flags_are_in_force(measured: Measured):
 
 def test_the_steps_add_up_to_the_epoch(measured: Measured):
     result = ok(measured(CUDA, "epochs=2", "dataset.train_limit=640"))
-    rows = record.read_steps(Path(result["folder"])).to_pylist()
+    rows = run_folder.read_steps(Path(result["folder"])).to_pylist()
     for epoch in result["epochs"]:
         total_s = sum(row["step_s"] for row in rows if row["epoch"] == epoch["epoch"])
         assert total_s == pytest.approx(epoch["train_s"], rel=0.1)

@@ -6,11 +6,13 @@ from dataclasses import replace
 import hydra
 from omegaconf import DictConfig
 
-from multicard import command, config, config_vision, run
-from multicard.vision import kind
+from multicard import cli
+from multicard.config import base, vision
+from multicard.controller import run
+from multicard.vision import workload
 
-config.register()
-KIND = replace(kind.KIND, work="tests.slurm.work:train")
+base.register()
+KIND = replace(workload.KIND, work="tests.slurm.work:train")
 
 
 @hydra.main(version_base="1.3", config_path="../../conf", config_name="train_vision")
@@ -19,6 +21,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(
-        command.execute(main, KIND, config_vision.VisionConfig, config_vision.SCHEMAS, config_vision.ExperimentName)
-    )
+    sys.exit(cli.execute(main, KIND, vision.VisionConfig, vision.SCHEMAS, vision.ExperimentName))

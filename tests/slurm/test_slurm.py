@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from multicard import record
+from multicard.records import run_folder
 from tests.conftest import ROOT
 from tests.slurm.conftest import Sweep, ask, kill, wait_for
 from tests.slurm.work import IS_KILLED, RAISES, RUNS_OUT, SLEEPS
@@ -22,7 +22,7 @@ def by_axis(sweep: Sweep, axis: str) -> dict:
 
 
 def losses(folder: Path) -> list[float]:
-    return record.read_steps(folder)["loss"].to_pylist()
+    return run_folder.read_steps(folder)["loss"].to_pylist()
 
 
 def controller(node: str) -> psutil.Process | None:
@@ -73,7 +73,7 @@ def test_two_nodes_train_as_one_does(sweep: Sweep, measured):
     done = sweep.run("nodes=2", "gpus=2", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = sweep.results()
-    machine = record.read_json(result["folder"] / "environment.json")
+    machine = run_folder.read_json(result["folder"] / "environment.json")
     assert machine is not None
     assert [rank["host"] for rank in machine["ranks"]] == ["n1", "n1", "n2", "n2"]
     assert (result["segments"][0]["hosts"], result["segments"][0]["end"]) == (["n1", "n2"], "ok")

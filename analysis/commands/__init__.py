@@ -1,0 +1,1 @@
+"""What `python -m analysis` offers: one file a command."""

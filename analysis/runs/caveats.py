@@ -1,0 +1,33 @@
+"""What must be said of a run wherever a figure of it is shown: one sign each, and a legend."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from multicard.records.comparable import DISTURBED
+from multicard.records.table import MARK
+
+
+@dataclass(frozen=True)
+class Mark:
+    sign: str
+    column: str  # true or false for every run
+    meaning: str
+    applies: Callable[[Mapping[str, Any]], bool]
+
+
+MARKS = (
+    Mark(MARK, "oversubscribed", "ranks shared a GPU: not a figure of this machine", lambda run: run["oversubscribed"]),
+    Mark("c", "cpu_ranks", "CPU ranks, not GPUs", lambda run: run.get("device") == "cpu"),
+    Mark(DISTURBED, "disturbed", "others used its GPUs meanwhile", lambda run: run["disturbed"]),
+    Mark("r", "random_weights", "random weights: its loss is no model's", lambda run: run.get("weights") == "random"),
+    Mark("s", "smoke", "smoke scale: shrunk to try the code", lambda run: run.get("scale") == "smoke"),
+    Mark("+", "restarted", "in several segments: stopped and started again", lambda run: run["segments"] > 1),
+    Mark("d", "dirty_commit", "of changed code, not of the commit alone", lambda run: bool(run["dirty"])),
+)
+
+
+def legend(signs: Iterable[str]) -> list[str]:
+    """A line for each mark among the `marks` of some runs."""
+    shown = set("".join(signs))
+    return [f"{mark.sign}  {mark.meaning}" for mark in MARKS if mark.sign in shown]

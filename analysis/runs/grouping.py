@@ -1,0 +1,126 @@
+"""Cells: the runs that measured one and the same thing, so that a mean over them means something."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from analysis import formatting
+from analysis.runs.columns import RESERVED
+from analysis.runs.load import Run
+from multicard.config.base import NOT_IDENTITY, Scale
+
+REPEATED = "seed"  # runs that differ in it alone are repetitions
+RECIPE = "recipe"  # torchtune's, which follows from the method and the number of GPUs unless it is forced
+PLACES = ("dataset.root", "dataset.cache_dir", "dataset.download", "dataset.data_files", "tokenizer.path")
+SCALE = "scale"
+PROFILER = "profile.name"
+# They look at a run once it is over, by steps of their own; but nsys is around the processes from their start
+AFTER, AROUND = ("profile", "diagnose"), "nsys"
+COMMIT = 9  # digits
+Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
+
+
+def settings(runs: Sequence[Run]) -> list[str]:
+    """The axes and keys of the configuration that say what was measured, of runs with a configuration.
+
+    Not the seed, nor where files are, nor what a job asked for.
+    """
+    shapes = dict.fromkeys(tuple(run.columns) for run in runs)
+    names = dict.fromkeys(name for shape in shapes for name in shape)
+    apart = {REPEATED, *RESERVED, *PLACES, *(f"{name}.name" for name in names)}  # an axis says what was in force
+    kept = [name for name in names if name not in apart and name.partition(".")[0] not in {*NOT_IDENTITY, *AFTER}]
+    return [*kept, *([PROFILER] if any(run[PROFILER] == AROUND for run in runs) else [])]
+
+
+def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:
+    """The runs by what they have under `keys`."""
+    found: dict[Cell, list[Run]] = {}
+    for run in runs:
+        found.setdefault(tuple((key, run[key]) for key in keys), []).append(run)
+    return found
+
+
+def origin(run: Run) -> tuple[Any, ...]:
+    """Commit, changes and machine: runs that differ here are not averaged, nor compared, unless that was asked for."""
+    return run["commit"], bool(run["dirty"]), run["hardware"]  # not the host: the nodes of a cluster are alike
+
+
+def mixture(runs: Sequence[Run]) -> str | None:
+    """The commits and machines of a cell, where there are several; None for one."""
+    if len({origin(run) for run in runs}) == 1:
+        return None
+    return ", ".join(dict.fromkeys(f"{commit(run)} on {machine(run)}" for run in runs))
+
+
+def meant(key: str, names: Sequence[str]) -> list[str]:
+    """All columns of a key: `precision` is `precision.name` too, `image_size` is `dataset.image_size`."""
+    last = key.rpartition(".")[2]
+    return [name for name in names if name in (key, last) or name.startswith(f"{key}.") or name.endswith(f".{last}")]
+
+
+def label(cell: Cell, keys: Iterable[str]) -> str:
+    """A cell as a person would type it, by those of its keys that are told."""
+    told = set(keys)
+    return " ".join(f"{key}={typed(value)}" for key, value in cell if key in told)
+
+
+def typed(value: Any) -> str:
+    """A value as the command line takes it."""
+    return "null" if value is None else formatting.value("", value)
+
+
+def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
+    """Those of `keys` in which rows differ, in their order; where a row lacks a key, it does not differ there.
+
+    What an option or axis brings with it (`dataset.mean`, torchtune's recipe) goes unsaid where they tell it already;
+    so does what `scale=smoke` does.
+    """
+    differ = [key for key in keys if len({row[key] for row in rows if key in row}) > 1]
+    if SCALE in differ:
+        differ = [key for key in differ if key == SCALE or _within_scale(rows, key)]
+    options = {key.removesuffix(".name") for key in differ}
+    brought = [key for key in differ if key == RECIPE or _brought(key, options)]
+    told = [key for key in differ if key not in brought]
+    for key in brought:
+        with_it = {tuple(row.get(name) for name in (*told, key)) for row in rows}
+        if len(with_it) > len({tuple(row.get(name) for name in told) for row in rows}):
+            told.append(key)
+    return told
+
+
+def _within_scale(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
+    """Whether a key differs among rows of one scale; records older than scales are of full."""
+    found: dict[Any, set[Any]] = {}
+    for row in rows:
+        found.setdefault(row.get(SCALE) or Scale.full.value, set()).add(row.get(key))
+    return any(len(values) > 1 for values in found.values())
+
+
+def telling(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
+    """Keys enough to tell rows apart, the earlier ones first."""
+    told: list[str] = []
+    for key in apart(rows, keys):
+        if _kinds(rows, [*told, key]) > _kinds(rows, told):
+            told.append(key)
+    return told
+
+
+def _kinds(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
+    return len({tuple(row.get(key) for key in keys) for row in rows})
+
+
+def _brought(key: str, options: set[str]) -> bool:
+    group, _, inner = key.partition(".")
+    return bool(inner) and (inner in options or (group in options and (inner != "name" or group != key)))
+
+
+def commit(run: Run) -> str:
+    """The commit's first digits, with + where the code had changes."""
+    if run["commit"] is None:
+        return "-"
+    return formatting.clean(run["commit"])[:COMMIT] + "+" * bool(run["dirty"])
+
+
+def machine(run: Run) -> str:
+    """What it computed on, and where."""
+    parts = [formatting.clean(str(part)) for part in (run["hardware"], run["hosts"]) if part is not None]
+    return " on ".join(parts) or "-"

@@ -1,0 +1,135 @@
+"""The runs under some folders: which there are, and which could not be read.
+
+A record that is broken, cut off or written by a newer version is named and left out; one of them never hides the rest.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from analysis.runs.columns import Result, columns
+from multicard.records.run_folder import SCHEMA_VERSION
+
+RESULT, ENVIRONMENT, STEPS = "result.json", "environment.json", "steps.parquet"
+UNFINISHED = "no result.json: it is still being measured, or was cut off"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its folder, and its record as flat columns (`analysis.columns` says which there are)."""
+
+    folder: Path
+    columns: dict[str, Any]
+
+    def __getitem__(self, column: str) -> Any:
+        """The value of a column; None where the run has none."""
+        return self.columns.get(column)
+
+    def record(self) -> dict[str, Any]:
+        """The whole of result.json, read again: what is kept of 10,000 runs is their columns alone."""
+        return msgspec.json.decode((self.folder / RESULT).read_bytes(), type=dict[str, Any])
+
+    def environment(self) -> dict[str, Any]:
+        """environment.json; empty where it is absent or not whole."""
+        try:
+            return msgspec.json.decode((self.folder / ENVIRONMENT).read_bytes(), type=dict[str, Any])
+        except (OSError, msgspec.DecodeError):
+            return {}
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A run folder whose record could not be used, and why."""
+
+    folder: Path
+    why: str
+
+
+@dataclass(frozen=True)
+class Found:
+    runs: list[Run]
+    skipped: list[Skipped]
+
+
+class _Head(msgspec.Struct):
+    schema_version: int
+
+
+def read(folders: Sequence[Path]) -> Found:
+    """All runs below `folders`, in the order of their paths; a run below two of them counts once.
+
+    Raises:
+        ValueError: a folder that does not exist, no run at all, or none that could be read.
+    """
+    runs: list[Run] = []
+    skipped: list[Skipped] = []
+    for path, written in _below(folders):
+        found = _read(path) if written else Skipped(path, UNFINISHED)
+        runs.append(found) if isinstance(found, Run) else skipped.append(found)
+    where = ", ".join(map(str, folders))
+    if not runs and not skipped:
+        raise ValueError(f"no run under {where}: a run leaves its record in {folders[0]}/<name>/<cell>/{RESULT}")
+    if not runs:
+        first = skipped[0]
+        rest = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
+        raise ValueError(f"no run under {where} can be read: {first.folder}: {first.why}{rest}")
+    return Found(runs, skipped)
+
+
+def _below(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
+    """Each run folder, and whether its record was written; not what is hidden, as a measurement put aside is."""
+    folders = list(folders)
+    seen: set[str] = set()
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is no folder; runs are under multirun/ unless they were told otherwise")
+        for parent, inner, files in os.walk(folder):
+            if RESULT not in files and "config.yaml" not in files:
+                inner[:] = sorted(name for name in inner if not name.startswith("."))
+                continue
+            inner.clear()  # a run holds no other
+            real = os.path.realpath(parent) if len(folders) > 1 else parent
+            if real not in seen:
+                seen.add(real)
+                yield Path(parent), RESULT in files
+
+
+def _read(folder: Path) -> Run | Skipped:
+    try:
+        content = (folder / RESULT).read_bytes()
+        result = _decode(content)
+    except OSError as error:
+        return Skipped(folder, f"{RESULT} cannot be read ({error.strerror})")
+    except ValueError as error:
+        return Skipped(folder, str(error))
+    return Run(folder, columns(folder, result))
+
+
+def _decode(content: bytes) -> Result:
+    """The record in the bytes of a result.json.
+
+    Raises:
+        ValueError: what is wrong with it; of a newer schema that alone, for all else may then be otherwise too.
+    """
+    try:
+        try:
+            result = msgspec.json.decode(content, type=Result)
+        except msgspec.ValidationError:
+            _require_known(msgspec.json.decode(content, type=_Head).schema_version)
+            raise
+        _require_known(result.schema_version)
+        counts = [result.axes.get(name, 1) for name in ("gpus", "nodes")]
+        if not all(isinstance(count, int) for count in counts):
+            raise ValueError(f"{RESULT} is broken (axes.gpus or axes.nodes is no number)")
+        return result
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{RESULT} is broken ({error})") from None
+
+
+def _require_known(version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise ValueError(f"schema_version {version} is newer than this program's {SCHEMA_VERSION}: update multicard")

@@ -1,0 +1,128 @@
+"""SQL over runs: `--where` and `--sort`, in a DuckDB that has one table and can reach nothing else."""
+
+import difflib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from analysis.runs.caveats import MARKS
+from analysis.runs.columns import ABOUT, FIGURES, FOLDER, MARKED, RESERVED
+from analysis.runs.load import Run
+
+ROW = "row number"  # the table's own column, beside the runs'
+
+
+def select(runs: Sequence[Run], where: str | None = None, sort: str | None = None) -> list[Run]:
+    """The runs for which `where` (an SQL expression over their columns) is true, ordered by `sort`.
+
+    Args:
+        sort: columns, each with `desc` where the highest comes first: "gpus, total_s desc". Runs without it come last.
+
+    Raises:
+        ValueError: an expression that SQL or the columns do not allow, in one line.
+    """
+    names = column_names(runs)
+    order = _order(sort, names) if sort is not None else ""
+    if where is None and not order:
+        return list(runs)
+    with duckdb.connect(":memory:", config={"python_enable_replacements": "false"}) as database:
+        database.register("loaded", _table(runs, _mentioned(f"{where or ''} {order}", names)))
+        database.execute("CREATE TABLE runs AS SELECT * FROM loaded")
+        database.unregister("loaded")
+        database.execute("SET enable_external_access = false")  # no file is read or written by an expression
+        database.execute("SET lock_configuration = true")
+        condition = f"WHERE (\n{where}\n)" if where is not None else ""
+        query = f'SELECT "{ROW}" FROM runs {condition} ORDER BY {order} "{ROW}"'
+        try:
+            (statement,) = database.extract_statements(query)
+            found = database.execute(statement).fetchall()
+        except ValueError:
+            raise ValueError("--where: one expression, not several statements") from None
+        except duckdb.Error as error:
+            raise ValueError(f"--where: {_short(str(error), names)}") from None
+    return [runs[row] for (row,) in found]
+
+
+def column_names(runs: Sequence[Run]) -> list[str]:
+    """Every column that a run has, in their order; names that SQL cannot tell apart (a, A) once."""
+    found: dict[str, str] = {}
+    shapes = dict.fromkeys(tuple(run.columns) for run in runs)  # few: most runs have the same columns
+    for name in dict.fromkeys(name for shape in shapes for name in shape):
+        found.setdefault(name.casefold(), name)
+    return list(found.values())
+
+
+def known(name: str, names: Sequence[str], option: str) -> str:
+    """The column that is meant.
+
+    Raises:
+        ValueError: there is none, with those that are near.
+    """
+    found = next((column for column in names if column.casefold() == name.strip().strip('"').casefold()), None)
+    if found is None:
+        raise ValueError(f"{option}: {_unknown(name.strip(), names)}")
+    return found
+
+
+def _order(sort: str, names: Sequence[str]) -> str:
+    terms = []
+    for term in sort.split(","):
+        found = re.fullmatch(r"\s*(.*?)(?:\s+(asc|desc))?\s*", term, re.IGNORECASE)
+        assert found is not None  # it matches every text
+        name = known(found[1], names, "--sort").replace('"', '""')
+        terms.append(f'"{name}" {found[2] or "asc"} NULLS LAST')
+    return ", ".join(terms) + ","
+
+
+def _mentioned(text: str, names: Sequence[str]) -> list[str]:
+    """The columns that a query can mean, so that not all of 10,000 runs' have to be handed over."""
+    text = text.casefold().replace('""', '"')
+    if "*" in text or "columns" in text:  # DuckDB's COLUMNS(*), COLUMNS('dataset.*')
+        return list(names)
+    return [name for name in names if name.casefold() in text]
+
+
+def _table(runs: Sequence[Run], names: Sequence[str]) -> pa.Table:
+    data = {name: _array([run.columns.get(name) for run in runs]) for name in names}
+    return pa.table({**data, ROW: pa.array(range(len(runs)), pa.int64())})
+
+
+def _array(values: list[Any]) -> pa.Array:
+    """One column: of the type that all of its values have, else of their texts (`compile` may be true or null)."""
+    types = {type(value) for value in values if value is not None}
+    try:
+        if types <= {bool}:
+            return pa.array(values, pa.bool_())
+        if types == {int}:
+            return pa.array(values, pa.int64())
+        if types <= {int, float}:
+            return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    except (OverflowError, pa.ArrowInvalid):
+        pass  # an integer beyond 64 bits: its text
+    texts = (value if value is None or isinstance(value, str) else json.dumps(value) for value in values)
+    return pa.array([None if text is None else text.encode(errors="replace").decode() for text in texts], pa.string())
+
+
+def _short(message: str, names: Sequence[str]) -> str:
+    """DuckDB's message without the query around it, and with our columns where one is unknown."""
+    unknown = re.search(r'Referenced (?:column|table) "(.*?)" not found', message)
+    if unknown is not None:
+        return _unknown(unknown[1], names)
+    kept = [line for line in message.split("\n\n", maxsplit=1)[0].splitlines() if not line.startswith("LINE ")]
+    return " ".join(" ".join(kept).split())
+
+
+def _unknown(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name.casefold(), {column.casefold(): column for column in names}, n=1)
+    meant = next((f' (did you mean "{column}"?)' for column in names if near and column.casefold() == near[0]), "")
+    flags = [mark.column for mark in MARKS]
+    own = {FOLDER, MARKED, *ABOUT, *FIGURES, *flags}
+    keys = [column for column in names if "." in column]
+    axes = [column for column in names if column not in RESERVED and column not in keys]
+    listed = ", ".join([*axes, *(column for column in names if column in own)])
+    typed = f' and keys in double quotes, such as "{keys[0]}"' if keys else ""
+    return f'no column "{name}"{meant}; there are {listed}{typed}'

@@ -1,0 +1,1 @@
+"""Intervals: bootstrap, Student, Wilson and Newcombe."""

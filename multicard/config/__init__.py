@@ -1,0 +1,1 @@
+"""The configuration: typed, checked and refused before anything starts. Imports no torch."""

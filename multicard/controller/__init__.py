@@ -1,0 +1,1 @@
+"""One run from its configuration to result.json, and whatever may end it early."""

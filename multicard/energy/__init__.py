@@ -1,0 +1,1 @@
+"""Energy and state of the GPUs while a run works."""

@@ -1,0 +1,183 @@
+"""What a rank does after its tuning was measured: the profiled steps, and the twins. See `twins`.
+
+The recipe's own loop takes these steps too, over batches that are brought to it one step at a time.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+from unittest import mock
+
+import torch
+import torchtune.utils
+from torch.distributed.fsdp import FSDPModule
+
+from multicard.bottleneck import ablations
+from multicard.config.base import WindowConfig
+from multicard.llm.step_probe import COUNTS, Batch, Batches, Probe, count
+from multicard.measure import timing
+from multicard.measure.ranges import Ranges
+from multicard.profiling.capture import Window
+
+
+def after_tuning(recipe: Any, probe: Probe) -> None:
+    """Take the steps that `profile` and `diagnose` ask for, and write what they gave."""
+    config, report = probe.config, probe.report
+    if not (isinstance(config.profile, WindowConfig) or config.diagnose):
+        return
+    last = report.content["epochs"][-1]
+    step_s = last["train_s"] / max(1, last["steps"])
+    if isinstance(config.profile, WindowConfig):
+        feed = endless(recipe._dataloader, config.epochs)
+        report.content["profile"] = profiled(recipe, probe, feed, config.profile, step_s)
+    if config.diagnose:
+        report.content["twins"] = measured(recipe, probe, step_s)
+    report.write()
+
+
+def endless(batches: Batches, epoch: int) -> Iterator[Batch]:
+    """The loader's batches, epoch after epoch."""
+    while True:
+        batches.sampler.set_epoch(epoch)
+        yield from batches.loader
+        epoch += 1
+
+
+def train_on(recipe: Any, probe: Probe, batches: Iterator[Batch]) -> None:
+    """Have the recipe train until `batches` end. Nothing of it counts as the run's."""
+    recipe.epochs_run, recipe.total_epochs, recipe.max_steps_per_epoch = 0, 1, None
+    with mock.patch.object(probe, "given", batches):
+        recipe.train()
+
+
+def steps_of(probe: Probe, feed: Iterator[Batch], go_on: Callable[[], bool]) -> Iterator[Batch]:
+    """`feed`'s batches, as many a step as the recipe takes, while `go_on`, which is called before each step."""
+    while go_on():
+        for _ in range(probe.config.gradient_accumulation_steps):
+            batch = next(feed)
+            yield probe.moved(dict(batch) if isinstance(batch, dict) else batch)  # recipes take their batch apart
+
+
+def profiled(
+    recipe: Any, probe: Probe, feed: Iterator[Batch], config: WindowConfig, step_s: float
+) -> dict[str, object]:
+    ranges = Ranges(probe.rank.device, nvtx=config.name == "nsys")
+    window = Window(config, probe.rank, probe.report.folder, ranges, step_s)
+
+    def counted() -> Iterator[Batch]:
+        for batch in feed:
+            window.count(count(batch, probe.pad_id, probe.copies)[COUNTS.index("h2d_bytes")])
+            yield batch
+
+    with named_phases(recipe, probe, ranges):
+        train_on(recipe, probe, steps_of(probe, counted(), window.boundary))
+    ranges.close()
+    return window.result()
+
+
+@contextmanager
+def named_phases(recipe: Any, probe: Probe, ranges: Ranges) -> Iterator[None]:
+    """Show a profiler where the recipe is: it asks for a batch (data), copies it (h2d), calls the model (forward, to
+    the loss), calls `backward` (to the optimiser: clipping and the counts of tokens are in it) and steps."""
+    move, backward = torchtune.utils.batch_to_device, torch.Tensor.backward
+
+    def moving(*arguments: Any, **keywords: Any) -> None:
+        ranges.open("h2d")
+        move(*arguments, **keywords)
+
+    def going_back(*arguments: Any, **keywords: Any) -> None:
+        ranges.open("backward")
+        backward(*arguments, **keywords)
+
+    hooks = [recipe._model.register_forward_pre_hook(lambda *_: ranges.open("forward"))]
+    optimizer = getattr(recipe, "_optimizer", None)  # none where each weight steps in the backward pass
+    if optimizer is not None:
+        hooks.append(optimizer.register_step_pre_hook(lambda *_: ranges.open("optimizer")))
+    with (
+        mock.patch.object(torchtune.utils, "batch_to_device", moving),
+        mock.patch.object(torch.Tensor, "backward", going_back),
+        mock.patch.object(probe, "ranges", ranges),
+    ):
+        yield
+    for hook in hooks:
+        hook.remove()
+
+
+def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]] | None:
+    """The times of the twins. `alone` and `core` leave out FSDP's reduction of gradients, not its gathering of
+    weights. All take the same batches in the same order: rows differ in length, and so do their steps."""
+    rank = probe.rank
+    every = probe.config.gradient_accumulation_steps
+
+    def feed() -> Iterator[Batch]:
+        return endless(recipe._dataloader, probe.config.epochs)
+
+    cached = list(islice(feed(), every * ablations.MOST_STEPS))
+    there = [on_device(batch, rank.device) for batch in cached]
+
+    def steps(batches: Iterator[Batch], count: int) -> float:
+        marks_s: list[float] = []  # the recipe tidies up before its first step
+
+        def go_on() -> bool:
+            if len(marks_s) in (0, count):
+                timing.synchronize(rank.device)
+            marks_s.append(timing.clock_s())
+            return len(marks_s) <= count
+
+        train_on(recipe, probe, steps_of(probe, batches, go_on))
+        return marks_s[-1] - marks_s[0]
+
+    def fetch(count: int) -> None:
+        for batch in islice(feed(), count * every):
+            on_device(batch, rank.device)
+
+    def alone(batches: Iterator[Batch], count: int) -> float:
+        with without_reduction(recipe._model):
+            return steps(batches, count)
+
+    chosen: dict[str, ablations.Twin] = {
+        "whole": lambda count: steps(feed(), count),
+        "device": lambda count: steps(iter(there), count),
+        "input": ablations.timed(rank, fetch),
+    }
+    if rank.device.type == "cuda":
+        chosen["host"] = lambda count: steps(iter(cached), count)
+    core = steps
+    if isinstance(recipe._model, FSDPModule) and rank.world_size > 1:
+        core = alone
+        chosen["alone"] = lambda count: alone(feed(), count)
+        chosen["core"] = lambda count: alone(iter(there), count)
+    halves = [half(batch) for batch in there]
+    if all(batch is not None for batch in halves) and not probe.config.compile:
+        chosen["half"] = lambda count: core(iter(halves), count)
+    # recipes' loaders have no workers, so that nothing is made ahead
+    return ablations.interleaved(chosen, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0)
+
+
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    if isinstance(batch, tuple):
+        return tuple(tensor.to(device) for tensor in batch)
+    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+
+
+def half(batch: Batch) -> Batch | None:
+    """Half of the rows (B, S), or of the pairs, B chosen and then B rejected rows (2B, S); None of a single one."""
+    if isinstance(batch, tuple):
+        pairs = len(batch[0]) // 2
+        rows = [*range(pairs // 2), *range(pairs, pairs + pairs // 2)]
+        return tuple(tensor[rows] for tensor in batch) if pairs > 1 else None
+    size = len(batch["tokens"]) // 2
+    taken = {key: value[:size] if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+    return taken if size else None
+
+
+@contextmanager
+def without_reduction(model: torch.nn.Module) -> Iterator[None]:
+    """FSDP keeps each rank's own gradients for as long, and reduces them with those of the next step."""
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)

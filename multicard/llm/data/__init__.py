@@ -1,0 +1,1 @@
+"""Rows to tune on, and the tokenizers."""

@@ -1,0 +1,56 @@
+"""What a rank leaves on disk, epoch by epoch, so that a run that is cut short keeps what it had measured."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multicard.measure import timing
+from multicard.ranks import meeting
+from multicard.ranks.elastic import Rank
+from multicard.records import run_folder
+
+
+class Report:
+    """The rank's file and its steps. The files are written between epochs, outside all timed steps."""
+
+    def __init__(self, rank: Rank, folder: Path, flags: dict[str, Any]) -> None:
+        self.rank, self.folder = rank, folder
+        self.content: dict[str, Any] = meeting.head(rank, flags)
+
+    def built(self, figures: dict[str, Any]) -> None:
+        """The model is there: its sizes, and the peak of memory so far, which torchtune is about to reset."""
+        setup = timing.peak_memory_bytes(self.rank.device)
+        self.content |= {**figures, "setup_peak_memory_bytes": setup, "peak_memory_bytes": setup}
+        timing.reset_peak_memory(self.rank.device)
+
+    def started(self, started_s: float) -> None:
+        """Training starts now: `started_s` on the machine's clock."""
+        self.content["started_s"] = started_s
+        self.write()
+
+    def epoch(self, per_step: dict[str, np.ndarray], epoch_s: float, ended_s: float) -> None:
+        """Add an epoch that took `epoch_s` and ended `ended_s` after the start of training."""
+        epoch, count = len(self.content["epochs"]), len(per_step["step_s"])
+        columns = {
+            "epoch": np.full(count, epoch, np.int32),
+            "rank": np.full(count, self.rank.rank, np.int32),
+            "step": np.arange(count, dtype=np.int32),
+            **per_step,
+        }
+        run_folder.write_steps(self.folder / "steps" / f"r{self.rank.rank:02d}_e{epoch:03d}.parquet", columns)
+        before = self.content["epochs"][-1]["ended_s"] if epoch else 0.0
+        self.content["spans_s"].append([self.content["started_s"] + moment for moment in (before, ended_s)])
+        self.content["epochs"].append({"epoch": epoch, "train_s": epoch_s, "ended_s": ended_s, "steps": count})
+        self.peak()
+        self.write()
+
+    def peak(self) -> None:
+        """Take in the peak of memory since the model was built."""
+        now = timing.peak_memory_bytes(self.rank.device)
+        self.content["train_peak_memory_bytes"] = now
+        known = [peak for peak in (now, self.content["setup_peak_memory_bytes"]) if peak is not None]
+        self.content["peak_memory_bytes"] = max(known, default=None)
+
+    def write(self) -> None:
+        run_folder.write_json(run_folder.rank_file(self.folder, self.rank.rank), self.content)

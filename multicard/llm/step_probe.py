@@ -1,0 +1,165 @@
+"""What a rank sees of its steps without touching the recipe: when it asks for each batch, what is in it, what it logs.
+
+A step lasts from asking for its first batch to asking for the next step's. The recipes read the loss on the host at
+the end of each step, so the device has done its work by then; the probe waits for nothing itself.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from multicard.config.llm import LlmConfig, MethodName
+from multicard.llm.rank_report import Report
+from multicard.measure import timing
+from multicard.measure.ranges import Ranges
+from multicard.ranks.elastic import Rank
+from multicard.records.progress import Board
+
+IGNORED = -100  # torchtune's label of tokens that bear no loss
+REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies")
+# `tokens` are all in the batch, padding too; `attended` is the sum of their rows' lengths, for the attention's work
+COUNTS = ("samples", "tokens", "non_padding", "loss_bearing", "attended", "h2d_bytes")
+
+Batch = Any  # dict of tensors for SFT, (tokens, labels) for pairs
+
+
+class Probe:
+    """Times and counts of one rank's steps, written epoch by epoch."""
+
+    def __init__(self, rank: Rank, config: LlmConfig, report: Report) -> None:
+        self.rank, self.config, self.report = rank, config, report
+        self.dpo = config.method.name is MethodName.dpo
+        self.moves = config.pin_memory and rank.device.type == "cuda"
+        self.copies = 2 if self.dpo and not self.moves else 1  # of a batch, that the recipe makes
+        self.given: Iterator[Batch] | None = None  # batches of another pass than the run's own
+        self.ranges: Ranges | None = None
+        self.board = Board(report.folder, rank.world_size)
+        self.pad_id = -1
+        self.steps_per_epoch = 0
+        self.started_s = 0.0
+        self.steps = self.tokens = 0
+        self.loss = float("nan")
+        self._clear()
+
+    def _clear(self) -> None:
+        self.asked_s: list[float] = []
+        self.got_s: list[float] = []
+        self.counted: list[tuple[int, ...]] = []
+        self.logged: list[dict[str, float]] = []
+
+    def batches(self, loader: Any) -> Iterator[Batch]:
+        """The loader's batches, timed and counted; pinned ones are copied to the device without waiting."""
+        if self.given is not None:
+            yield from self.given
+            return
+        batches = iter(loader)
+        while True:
+            self._ask()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            self.got_s.append(timing.clock_s())
+            self.counted.append(count(batch, self.pad_id, self.copies))
+            yield self.moved(batch)
+
+    def _ask(self) -> None:
+        self.asked_s.append(timing.clock_s())
+        done, every = len(self.counted), self.config.gradient_accumulation_steps
+        if done and done % every == 0:
+            self.steps += 1
+            self.tokens += sum(row[2] for row in self.counted[-every:])
+            self._post()
+
+    def _post(self) -> None:
+        of, epoch = self.config.epochs * self.steps_per_epoch, len(self.report.content["epochs"])
+        self.board.post(self.rank.rank, min(self.steps, of), of, self.tokens, epoch, self.loss)
+
+    def moved(self, batch: Batch) -> Batch:
+        """The batch as the recipe gets it."""
+        if not self.moves:
+            return batch
+        if self.ranges is not None:
+            self.ranges.open("h2d")
+        if isinstance(batch, tuple):
+            return tuple(tensor.to(self.rank.device, non_blocking=True) for tensor in batch)
+        for key, value in batch.items():
+            if isinstance(value, torch.Tensor):
+                batch[key] = value.to(self.rank.device, non_blocking=True)
+        return batch
+
+    def log(self, payload: Mapping[str, Any]) -> None:
+        """A step's figures, as the recipe logs them on rank 0."""
+        if self.given is not None:
+            return
+        figures = {key: float(payload[key]) for key in ("loss", "lr", *REWARDS) if key in payload}
+        if self.dpo and self.config.distributed:
+            figures["loss"] /= self.rank.world_size  # torchtune sums it over the ranks
+        self.logged.append(figures)
+        self.loss = figures["loss"]
+
+    def start(self) -> None:
+        """Training starts now, on all ranks."""
+        self.started_s = timing.clock_s()
+        self.report.started(self.started_s)
+
+    def end_epoch(self) -> None:
+        """The recipe has done its last step of an epoch: write what was seen."""
+        if self.given is not None:
+            return
+        ended_s = timing.clock_s()
+        every = self.config.gradient_accumulation_steps
+        limit = self.config.max_steps or self.steps_per_epoch
+        batches = min(len(self.counted) // every, limit) * every  # a recipe that stops early has fetched one more
+        marks = np.array([*self.asked_s, ended_s])[: batches + 1]
+        waits = np.array(self.got_s[:batches]) - marks[:-1]
+        per_step = {
+            "step_s": np.diff(marks).reshape(-1, every).sum(axis=1),
+            "data_s": waits.reshape(-1, every).sum(axis=1),
+        }
+        counts = np.array(self.counted[:batches], dtype=np.int64).reshape(-1, every, len(COUNTS)).sum(axis=1)
+        per_step |= {name: counts[:, i] for i, name in enumerate(COUNTS)}
+        steps = len(counts)
+        for key in ("loss", "lr", *REWARDS):  # NaN on other ranks, which log nothing
+            logged = [row.get(key, np.nan) for row in self.logged[:steps]] or [np.nan] * steps
+            per_step[key.replace("/", "_")] = np.array(logged)
+        epoch_s = ended_s - (self.asked_s[0] if self.asked_s else ended_s)
+        self.report.epoch(per_step, epoch_s, ended_s - self.started_s)
+        self._clear()
+
+
+def count(batch: Batch, pad_id: int, copies: int = 1) -> tuple[int, ...]:
+    """A batch's `COUNTS`, the same way for every method. A pair is one sample with both its rows' tokens.
+
+    Args:
+        batch: tokens and labels (B, S), or (2B, S) of B pairs; labels are not yet shifted, the first bears no loss.
+        copies: how often the recipe copies the batch to the device.
+    """
+    tokens, labels = batch if isinstance(batch, tuple) else (batch["tokens"], batch["labels"])
+    tensors = batch if isinstance(batch, tuple) else batch.values()
+    rows, length = tokens.shape
+    return (
+        rows // 2 if isinstance(batch, tuple) else rows,
+        tokens.numel(),
+        int((tokens != pad_id).sum()),
+        int((labels[:, 1:] != IGNORED).sum()),
+        rows * length * length,
+        copies * sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor)),
+    )
+
+
+class Batches:
+    """The recipe's loader as the recipe sees it: all but its iteration is the loader's own."""
+
+    def __init__(self, loader: Any, probe: Probe) -> None:
+        self.loader, self._probe = loader, probe
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._probe.batches(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)

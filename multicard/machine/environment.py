@@ -1,0 +1,164 @@
+"""What a run ran on: commit, versions, devices, CPU. Read without torch and without touching CUDA."""
+
+import os
+import platform
+import socket
+import subprocess
+from contextlib import suppress
+from functools import partial
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from multicard.machine import nvml, topology
+from multicard.measure.timing import timestamp
+
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "hydra-core",
+    "omegaconf",
+    "torchtune",
+    "torchao",
+    "datasets",
+    "numpy",
+    "pyarrow",
+    "wandb",
+    "nvidia-cudnn-cu13",
+    "nvidia-nccl-cu13",
+)
+
+
+def collect() -> dict[str, Any]:
+    """Everything about the machine and the code that a reader of the figures needs, as JSON-ready values."""
+    return {
+        "recorded_at": timestamp(),
+        "host": host(),
+        "git": git(Path(__file__).parent),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cpu": {
+            "model": cpu_model(),
+            "cores": cores(),
+            "cores_online": os.cpu_count(),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        },
+        "gpus": gpus(),
+        "topology": topology.collect(visible_gpus()),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "slurm": {key: value for key, value in sorted(os.environ.items()) if key.startswith("SLURM_JOB")},
+    }
+
+
+def host() -> str:
+    """This machine's name, as SLURM calls it where it started this process."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def git(folder: Path) -> dict[str, Any] | None:
+    """Commit of the checkout that holds `folder`, and whether tracked files differ from it; None outside of one."""
+
+    def ask(*words: str) -> str:
+        command = ["git", "-C", str(folder), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        # what was changed but not committed, as 8 hex digits; None where nothing was
+        changes = ask("diff", "HEAD", "--no-ext-diff", "--binary")
+        digest = sha256(changes.encode()).hexdigest()[:8] if changes else None
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(changes), "changes": digest}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def cores() -> int:
+    """CPU cores that this process may use: those it is kept to, and no more than SLURM gave, which not every site
+    enforces."""
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    held = len(os.sched_getaffinity(0))
+    return min(held, int(given)) if given.isdecimal() else held
+
+
+def cpu_set() -> str:
+    """Those cores as Linux writes a list of CPUs: "0-7,16-23"."""
+    found = sorted(os.sched_getaffinity(0))
+    firsts = [cpu for cpu in found if cpu - 1 not in found]
+    lasts = [cpu for cpu in found if cpu + 1 not in found]
+    pairs = zip(firsts, lasts, strict=True)
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
+
+
+def cpu_model() -> str | None:
+    with suppress(OSError), Path("/proc/cpuinfo").open() as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return None
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that CUDA would show this process, as indices or UUIDs of NVML; CUDA_VISIBLE_DEVICES is honoured."""
+    with nvml.opened() as library:
+        if library is None:
+            return []
+        handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+        uuids = [nvml.ask(library, library.nvmlDeviceGetUUID, handle) for handle in handles]
+    return select_visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+
+
+def select_visible(setting: str | None, uuids: list[str]) -> list[str]:
+    """The UUIDs that CUDA_VISIBLE_DEVICES names, in its order; as CUDA does, the first wrong entry ends the list.
+
+    Args:
+        setting: the variable; None where it is not set.
+        uuids: those of all GPUs, by index. A MIG instance (`MIG-...`) is taken as it is.
+    """
+    if setting is None:
+        return uuids
+    chosen: list[str] = []
+    for entry in (part.strip() for part in setting.split(",")):
+        if entry.isdecimal() and int(entry) < len(uuids):
+            found = uuids[int(entry)]
+        elif entry.startswith("MIG-"):
+            found = entry
+        else:
+            matches = [uuid for uuid in uuids if entry.startswith("GPU-") and uuid.startswith(entry)]
+            if len(matches) != 1:
+                break
+            found = matches[0]
+        if found in chosen:
+            return []  # CUDA shows no device where one is named twice
+        chosen.append(found)
+    return chosen
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Name, memory, clocks and driver of the visible GPUs; a figure that NVML does not give is None."""
+    chosen = visible_gpus()
+    with nvml.opened() as library:
+        return [] if library is None else [_gpu(library, uuid) for uuid in chosen]
+
+
+def _gpu(library: Any, uuid: str) -> dict[str, Any]:
+    ask = partial(nvml.ask, library)
+    handle = ask(library.nvmlDeviceGetHandleByUUID, uuid)
+    if handle is None:
+        return {"uuid": uuid}  # an older form of a MIG instance's name, say
+    memory = ask(library.nvmlDeviceGetMemoryInfo, handle)
+    return {
+        "uuid": uuid,
+        "name": ask(library.nvmlDeviceGetName, handle),
+        "memory_bytes": None if memory is None else memory.total,
+        "sm_clock_max_mhz": ask(library.nvmlDeviceGetMaxClockInfo, handle, library.NVML_CLOCK_SM),
+        "memory_clock_max_mhz": ask(library.nvmlDeviceGetMaxClockInfo, handle, library.NVML_CLOCK_MEM),
+        "driver": ask(library.nvmlSystemGetDriverVersion),
+    }

@@ -1,0 +1,138 @@
+"""How the parts of this machine are joined: GPU to GPU, GPU to the host, and the host's sockets and NUMA nodes."""
+
+from contextlib import suppress
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from multicard.machine import nvml
+
+SYS = Path("/sys")
+
+# By NVML's level (nvmlGpuTopologyLevel_t), the names of `nvidia-smi topo -m`: the farthest that a pair's PCIe path goes
+PATHS = {0: "SAME", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+SWITCH = "switch"
+
+
+def collect(uuids: list[str]) -> dict[str, Any]:
+    """The topology, of these GPUs among others: JSON-ready, with None for whatever cannot be known here.
+
+    The current PCIe generation is that of now: a link goes down to the first while its GPU idles.
+    """
+    with nvml.opened() as library:
+        known = {} if library is None else _handles(library, uuids)
+        gpus = [_gpu(library, uuid, handle) for uuid, handle in known.items()]
+        links = _links(library, known, {gpu["uuid"]: gpu["pci"] for gpu in gpus})
+    return {"cpu": cpu(SYS), "gpus": gpus, "links": links}
+
+
+def _handles(library: Any, uuids: list[str]) -> dict[str, Any]:
+    found = {uuid: nvml.ask(library, library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids}
+    return {uuid: handle for uuid, handle in found.items() if handle is not None}
+
+
+def _gpu(library: Any, uuid: str, handle: Any) -> dict[str, Any]:
+    ask = partial(nvml.ask, library)
+    pci = _bus_id(ask(library.nvmlDeviceGetPciInfo, handle))
+    limit_mw = ask(library.nvmlDeviceGetEnforcedPowerLimit, handle)
+    default_mw = ask(library.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    return {
+        "uuid": uuid,
+        "index": ask(library.nvmlDeviceGetIndex, handle),
+        "pci": pci,
+        "numa_node": numa_node(SYS, pci),
+        "pcie_generation": ask(library.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        "pcie_generation_max": ask(library.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        "pcie_width": ask(library.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        "pcie_width_max": ask(library.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        "power_limit_w": None if limit_mw is None else limit_mw / 1e3,  # in force
+        "power_limit_default_w": None if default_mw is None else default_mw / 1e3,
+    }
+
+
+def _bus_id(info: Any) -> str | None:
+    """As sysfs writes it: "0000:3b:00.0"."""
+    return None if info is None else f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+
+
+def numa_node(sys: Path, pci: str | None) -> int | None:
+    """The NUMA node that a PCI device hangs on; None where the machine has no such notion, or does not say.
+
+    NVML's own `nvmlDeviceGetNumaNodeId` is another thing: the node that a GPU's memory is, on Grace Hopper.
+    """
+    with suppress(OSError, ValueError):
+        node = int((sys / f"bus/pci/devices/{pci}/numa_node").read_text())
+        return node if node >= 0 else None
+    return None
+
+
+def _links(library: Any, handles: dict[str, Any], pci: dict[str, str | None]) -> list[dict[str, Any]]:
+    """Each pair of the GPUs with its path over PCIe and its NVLinks; `link` is the better, as nvidia-smi prints it."""
+    remotes = {uuid: _nvlinks(library, handle) for uuid, handle in handles.items()}
+    found = []
+    for one, other in combinations(handles, 2):
+        level = nvml.ask(library, library.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
+        path = PATHS.get(level)
+        count = nvlinks_between(remotes[one], remotes[other], pci[other])
+        found.append({"gpus": [one, other], "link": f"NV{count}" if count else path, "path": path, "nvlinks": count})
+    return found
+
+
+def _nvlinks(library: Any, handle: Any) -> list[str]:
+    """Where each active NVLink of a GPU leads: to `SWITCH`, or to the PCI address of another GPU."""
+    ask = partial(nvml.ask, library)
+    ends = []
+    for link in range(library.NVML_NVLINK_MAX_LINKS):
+        if not ask(library.nvmlDeviceGetNvLinkState, handle, link):
+            continue  # inactive, or this GPU has not so many
+        switched = (
+            ask(library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == library.NVML_NVLINK_DEVICE_TYPE_SWITCH
+        )
+        remote = SWITCH if switched else _bus_id(ask(library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))
+        ends += [remote] if remote is not None else []
+    return ends
+
+
+def nvlinks_between(one: list[str], other: list[str], other_pci: str | None) -> int:
+    """NVLinks that a pair can use at once: those from GPU to GPU, or those that both have to the machine's switches.
+
+    Args:
+        one, other: where the links of each lead; `other_pci` is the address of the second.
+    """
+    return one.count(other_pci) if other_pci in one else min(one.count(SWITCH), other.count(SWITCH))
+
+
+def cpu(sys: Path) -> dict[str, Any]:
+    """Sockets, cores, threads and NUMA nodes that the machine has online, whoever may use them; from sysfs.
+
+    A container or a virtual machine may show less than there is.
+    """
+    cores: set[tuple[int, int]] = set()
+    threads = 0
+    for folder in sys.glob("devices/system/cpu/cpu[0-9]*/topology"):
+        with suppress(OSError, ValueError):
+            socket, core = (int((folder / name).read_text()) for name in ("physical_package_id", "core_id"))
+            cores.add((socket, core))
+            threads += 1
+    sockets = len({socket for socket, _ in cores})
+    return {
+        "sockets": sockets or None,
+        "cores_per_socket": len(cores) // sockets if sockets else None,
+        "threads": threads or None,
+        "numa_nodes": [_node(folder) for folder in sorted(sys.glob("devices/system/node/node[0-9]*"), key=_number)],
+    }
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix("node"))
+
+
+def _node(folder: Path) -> dict[str, Any]:
+    """A NUMA node: its threads as Linux lists them ("0-7,16-23"; none where it is memory alone) and its memory."""
+    threads = memory = None
+    with suppress(OSError):
+        threads = (folder / "cpulist").read_text().strip()
+        total = next(line for line in (folder / "meminfo").read_text().splitlines() if "MemTotal:" in line)
+        memory = 1024 * int(total.split()[-2])
+    return {"node": _number(folder), "cpus": threads, "memory_bytes": memory}

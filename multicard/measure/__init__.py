@@ -1,0 +1,1 @@
+"""Clocks, memory counters, phase ranges, and the formulas on what they give."""

@@ -1,0 +1,1 @@
+"""Processes: starting ranks, what ended them, where they meet, what they save."""

@@ -1,0 +1,71 @@
+"""The state of a run that was stopped, in `checkpoint/` of its folder: its next start goes on from it.
+
+| file | what |
+|---|---|
+| sSSSSSSSS/rRR.pt | rank RR's state after SSSSSSSS steps |
+| latest.json | `steps` and `world_size` of the checkpoint to go on from; written once all its rank files are there |
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from multicard.config.base import require
+from multicard.ranks.elastic import Rank
+from multicard.ranks.meeting import meet
+from multicard.records import run_folder
+
+
+def latest(folder: Path) -> int | None:
+    """After how many steps the run goes on; None where it has no whole checkpoint."""
+    found = run_folder.read_json(_latest_file(folder))
+    return None if found is None else found["steps"]
+
+
+def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
+    """Save this rank's state after `steps` steps. All ranks call it; with the last one's file the checkpoint counts.
+
+    Args:
+        state: tensors and plain values, in dicts and lists.
+    """
+    import torch
+
+    path = _rank_file(folder, steps, rank.rank)
+    with run_folder.replacing(path) as file:
+        torch.save(state, file)
+    meet(rank)
+    if rank.rank == 0:
+        run_folder.write_json(_latest_file(folder), {"steps": steps, "world_size": rank.world_size})
+        for older in set(path.parent.parent.glob("s*")) - {path.parent}:
+            shutil.rmtree(older)
+
+
+def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
+    """What this rank saved in the latest checkpoint, all tensors on the host; None where there is none.
+
+    Raises:
+        ValueError: where another number of ranks saved it.
+    """
+    import torch
+
+    found = run_folder.read_json(_latest_file(folder))
+    if found is None:
+        return None
+    saved, world_size = found["world_size"], rank.world_size
+    problem = f"gpus: the run was stopped on {saved} ranks, and cannot go on with {world_size}"
+    require(saved == world_size, f"{problem}; use as many as before, or start again with rerun=true")
+    return torch.load(_rank_file(folder, found["steps"], rank.rank), map_location="cpu", weights_only=True)
+
+
+def remove(folder: Path) -> None:
+    """Remove all checkpoints of the run."""
+    _latest_file(folder).unlink(missing_ok=True)  # first: what is half removed must not count
+    shutil.rmtree(_latest_file(folder).parent, ignore_errors=True)
+
+
+def _latest_file(folder: Path) -> Path:
+    return folder / "checkpoint" / "latest.json"
+
+
+def _rank_file(folder: Path, steps: int, rank: int) -> Path:
+    return folder / "checkpoint" / f"s{steps:08d}" / f"r{rank:02d}.pt"

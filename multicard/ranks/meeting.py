@@ -1,0 +1,50 @@
+"""What ranks have in common, whatever they run: what their files say of them, and where they wait for one another."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from multicard.machine.environment import cpu_set, host
+from multicard.measure import timing
+from multicard.ranks.elastic import Rank
+
+if TYPE_CHECKING:
+    import torch
+
+
+def head(rank: Rank, flags: dict[str, Any]) -> dict[str, Any]:
+    """The beginning of a rank's file; what is None or empty is filled in as the run goes on. `spans_s` are from and to
+    of all that counts as training in `total_s`, an epoch or a part of one each, on the machine's clock."""
+    return {
+        "rank": rank.rank,
+        "host": host(),
+        "pid": os.getpid(),
+        "device": device_name(rank.device),
+        "threads": rank.threads,
+        "cpus": cpu_set(),  # that NUMA binding, or whoever started us, left to it
+        "flags": flags,
+        "started_s": None,
+        "spans_s": [],
+        "peak_memory_bytes": None,
+        "epochs": [],
+    }
+
+
+def meet(rank: Rank) -> None:
+    """Wait for all ranks."""
+    if rank.world_size > 1:
+        import torch.distributed as dist
+
+        dist.barrier()
+
+
+def device_name(device: "torch.device") -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def peak_memory(ranks: list[dict[str, Any]], device: str) -> dict[str, Any]:
+    """The summary's `peak_memory_bytes`: the maximum and every rank's."""
+    per_rank = [rank["peak_memory_bytes"] for rank in ranks]
+    known = [peak for peak in per_rank if peak is not None]
+    return {"max": max(known, default=None), "per_rank": per_rank, "kind": timing.peak_memory_kind(device)}

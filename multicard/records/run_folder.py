@@ -1,0 +1,241 @@
+"""The run folder: what is in it, and how it is written so that a file is either whole or absent.
+
+| file | what |
+|---|---|
+| config.yaml | the resolved configuration |
+| environment.json | versions, devices, flags in force |
+| logs/rRR.log | what rank RR printed |
+| ranks/rRR.json | rank RR's counts so far, rewritten every epoch; gone once result.json is written |
+| steps/rRR_eEEE.parquet | one row a step; merged to steps.parquet at the end |
+| gpu/ | samples of the GPUs, by start and node; merged to gpu.parquet at the end |
+| segments.json | when and where the run was started, one entry a start: a job that is requeued has several |
+| checkpoint/ | what a requeued job goes on from; gone once the run has ended |
+| result.json | status, axes and summary; written last |
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from multicard.config.job import require
+from multicard.machine import slurm
+from multicard.machine.environment import host
+from multicard.measure.timing import clock_s, pause
+
+SCHEMA_VERSION = 1
+DONE = ("ok", "oom")  # an OOM is a measurement: it would happen again
+RUNNING = ".running.json"  # who is measuring into the folder now
+SEGMENTS = "segments.json"
+SEEN_S = 60.0  # within which a shared file system shows what another node wrote
+BAD = ("failed", "timeout", "refused")  # a sweep that holds one of these exits with 1
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write what `path` is to be: whoever reads `path` sees all of it or none, after a power cut too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """The same value with null for every NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None where it is absent or not whole."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_steps(path: Path, columns: dict[str, Any]) -> None:
+    """Write one rank's epoch as a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with replacing(path) as file:
+        pq.write_table(pa.table(columns), file)
+
+
+def read_steps(folder: Path) -> Any:
+    """All steps of a run as one Arrow table ordered by epoch, rank and step; None where there is none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    merged = folder / "steps.parquet"
+    if merged.exists():
+        return pq.read_table(merged)
+    parts = sorted(folder.glob("steps/r*_e*.parquet"))
+    if not parts:
+        return None
+    return pa.concat_tables([pq.ParquetFile(p).read() for p in parts]).sort_by(
+        [(key, "ascending") for key in ("epoch", "rank", "step")]
+    )
+
+
+def merge_steps(folder: Path) -> Any:
+    """Merge steps/ into steps.parquet, remove what was merged, and return the table."""
+    import pyarrow.parquet as pq
+
+    table = read_steps(folder)
+    if table is not None and not (folder / "steps.parquet").exists():
+        with replacing(folder / "steps.parquet") as file:
+            pq.write_table(table, file)
+    remove_files(folder / "steps", "r*_e*.parquet")
+    return table
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    return folder / "ranks" / f"r{rank:02d}.json"
+
+
+def read_ranks(folder: Path, expected: int = 0) -> list[dict[str, Any]]:
+    """What each rank had counted when it last wrote, by rank.
+
+    Args:
+        expected: wait until there are so many: a file that another node wrote may take its time to be seen here.
+    """
+    deadline_s = clock_s() + SEEN_S
+    while expected and len(list(folder.glob("ranks/r*.json"))) < expected and clock_s() < deadline_s:
+        pause(1.0)
+    found = [read_json(path) for path in sorted(folder.glob("ranks/r*.json"))]
+    return sorted((rank for rank in found if rank is not None), key=lambda rank: rank["rank"])
+
+
+def remove_files(folder: Path, pattern: str) -> None:
+    """Remove the files of `folder` that match, and the folder where nothing else is left in it."""
+    for path in folder.glob(pattern):
+        path.unlink(missing_ok=True)
+    remove_empty(folder)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove `folder` if nothing is in it."""
+    try:
+        folder.rmdir()
+    except OSError:
+        return
+
+
+def claim(folder: Path, job: str | None = None) -> bool:
+    """Mark `folder` as being measured by this process, or by SLURM's `job`, until `release`. What an earlier try left
+    is removed; a finished measurement is put aside until the new one has finished too.
+
+    Returns:
+        Whether the same job had begun before: it was requeued, and what it left is still there.
+
+    Raises:
+        ValueError: where another process, or job, is measuring into it.
+    """
+    marker, key = folder / RUNNING, f"name={folder.parent.name}"
+    mine = {"host": host(), "pid": os.getpid(), "job": job}
+    before = read_json(marker)
+    if job is not None and before is not None and before.get("job") == job:
+        write_json(marker, mine)
+        return True
+    who = owner(folder)
+    require(who is None, f"{key}: {who} is measuring {folder.name}; wait for it (if it is gone, remove {marker})")
+    if finished(folder) is not None and not _aside(folder).exists():
+        folder.rename(_aside(folder))
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        with marker.open("x") as file:
+            json.dump(mine, file)
+    except FileExistsError:
+        raise ValueError(f"{key}: another process has just begun to measure {folder.name}; wait for it") from None
+    except OSError:
+        disclaim(folder)
+        raise
+    return False
+
+
+def disclaim(folder: Path) -> None:
+    """Undo a `claim` before anything was measured: what was put aside is back."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        _aside(folder).rename(folder)
+
+
+def owner(folder: Path, job: str | None = None) -> str | None:
+    """Who is measuring into `folder` now, other than this process, or SLURM's `job`."""
+    marked = read_json(folder / RUNNING)
+    if marked is None or (job is not None and marked.get("job") == job):
+        return None
+    import psutil
+
+    if marked.get("job") is not None:
+        return f"job {marked['job']}" if slurm.is_alive(marked["job"]) else None
+    if marked["host"] != host():
+        return f"process {marked['pid']} on {marked['host']}"
+    other = marked["pid"] != os.getpid() and psutil.pid_exists(marked["pid"])
+    return f"process {marked['pid']}" if other else None
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier start of the same job left, but for the list of its starts."""
+    for path in folder.iterdir():
+        if path.name not in (RUNNING, SEGMENTS):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def read_segments(folder: Path) -> list[dict[str, Any]]:
+    """Each start of the run, in order; one that left no `end` was cut off."""
+    return (read_json(folder / SEGMENTS) or {}).get("segments", [])
+
+
+def write_segments(folder: Path, segments: list[dict[str, Any]]) -> None:
+    write_json(folder / SEGMENTS, {"segments": segments})
+
+
+def release(folder: Path) -> None:
+    """End a `claim`."""
+    (folder / RUNNING).unlink(missing_ok=True)
+    if finished(folder) is not None:
+        shutil.rmtree(_aside(folder), ignore_errors=True)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.before")
+
+
+def find_cell(sweep: Path, identity: str) -> Path | None:
+    """The folder under `sweep` in which the run with this identity was measured before."""
+    return next((path for path in sorted(sweep.glob(f"*{identity}")) if path.is_dir()), None)
+
+
+def finished(folder: Path) -> dict[str, Any] | None:
+    """The run's record, if it is one that need not be measured again."""
+    result = read_json(folder / "result.json")
+    return result if result is not None and result.get("status") in DONE else None

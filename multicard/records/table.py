@@ -1,0 +1,135 @@
+"""The table at the end of a command: one row a run."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from multicard.config.base import Scale
+from multicard.measure import timing
+from multicard.records import comparable
+
+Columns = dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], str]]
+
+COMPARED = ("x 1 GPU", "x fp64")  # left out where no run of the table can be compared so
+MARK = "*"
+WIDTH = 140  # where the output is no terminal
+
+
+def show(records: list[dict[str, Any]], console: Console | None = None) -> None:
+    """Print what was measured: the axes that differ, status, and the columns of their kind."""
+    console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    kind = records[0]["kind"]
+    axes, columns = comparable.varied(records, ALWAYS[kind]), COLUMNS[kind]
+    rows = [_figures(result, records, columns) for result in records]
+    shown = [heading for heading in columns if heading not in COMPARED or any(row[heading] != "-" for row in rows)]
+    for heading in (*axes, "status"):
+        table.add_column(heading)
+    for heading in shown:
+        table.add_column(heading, justify="right")
+    for result, row in zip(records, rows, strict=True):
+        told = (comparable.cell(result, axis) for axis in axes)
+        table.add_row(*told, row["status"], *(row[heading] for heading in shown))
+    console.print()
+    console.print(table)
+    if any(result.get("oversubscribed") for result in records):
+        console.print(f"{MARK} ranks shared a GPU (oversubscribe=true): not a figure of this machine")
+    if any(result["axes"].get("scale") == Scale.smoke for result in records):
+        console.print("scale=smoke: shrunk, to try the code: not figures of what the papers measured")
+    for note in comparable.notes(records):
+        console.print(note, soft_wrap=True, highlight=False)
+    console.print(f"Records: {folders(records)}", soft_wrap=True, highlight=False)
+
+
+def folders(records: list[dict[str, Any]]) -> str:
+    """Where the records are: the folder itself for a single one."""
+    paths = [result["folder"] for result in records]
+    return f"{paths[0]}/" if len(paths) == 1 else f"{paths[0].rpartition('/')[0]}/*/result.json"
+
+
+def _figures(result: dict[str, Any], records: list[dict[str, Any]], columns: Columns) -> dict[str, str]:
+    """What the row of a run shows: its status, and what `columns` say."""
+    shared, disturbed = result.get("oversubscribed"), comparable.disturbers(result)
+    ended = {"status": result["status"] + MARK * bool(shared) + comparable.DISTURBED * bool(disturbed)}
+    if result["status"] != "ok":
+        return ended | dict.fromkeys(columns, "-")
+    return ended | {heading: show(result, records) for heading, show in columns.items()}
+
+
+def _on_one_gpu(result: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any] | None:
+    several = any(other["axes"]["gpus"] != 1 for other in records)
+    return comparable.reference(result, records, "gpus", 1) if several else None
+
+
+def _against_one(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
+    one = _on_one_gpu(result, records)
+    if one is None:
+        return "-"
+    share = timing.parallel_efficiency(one["total_s"], result["total_s"], result["axes"]["gpus"])
+    return f"{timing.speedup(one['total_s'], result['total_s']):.2f} ({share:.0%})"
+
+
+def _tokens_against_one(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
+    """By tokens/s: with max_steps, n GPUs take as many steps as one and n times the rows."""
+    one = _on_one_gpu(result, records)
+    rates = [other["tokens_per_s"]["non_padding"] for other in (one, result) if other is not None]
+    if len(rates) < 2 or None in rates:
+        return "-"
+    one_s, mine_s = (1 / rate for rate in rates)  # a token
+    share = timing.parallel_efficiency(one_s, mine_s, result["axes"]["gpus"])
+    return f"{timing.speedup(one_s, mine_s):.2f} ({share:.0%})"
+
+
+def _against_fp64(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
+    fp64 = comparable.reference(result, records, "precision", "fp64")
+    return "-" if fp64 is None else f"{timing.speedup(fp64['total_s'], result['total_s']):.2f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _communicated(result: dict[str, Any]) -> int | None:
+    found = result["communication_bytes"]
+    return found and sum(found[kind] for kind in ("all_gather", "reduce_scatter", "all_reduce"))
+
+
+# Heading to what it shows of an `ok` record, beside the others of the command.
+TOTAL: Columns = {"total s": lambda result, _: f"{result['total_s']:.1f}"}
+MEMORY: Columns = {"peak memory": lambda result, _: in_bytes(result["peak_memory_bytes"]["max"])}
+COLUMNS: dict[str, Columns] = {
+    "vision": {
+        **TOTAL,
+        "images/s": lambda result, _: _number(result["images_per_s"], ",.0f"),
+        "x 1 GPU": _against_one,
+        "x fp64": _against_fp64,
+        "accuracy": lambda result, _: f"{result['test_accuracy']:.2%}",
+        **MEMORY,
+        "to device": lambda result, _: in_bytes(result["transfer_bytes"]["h2d"]),
+    },
+    "llm": {
+        **TOTAL,
+        "s/iteration": lambda result, _: _number(result["iteration_s"]["mean"], ".4f"),
+        "tokens/s": lambda result, _: _number(result["tokens_per_s"]["non_padding"], ",.0f"),
+        "x 1 GPU": _tokens_against_one,
+        "loss": lambda result, _: _number(result["loss"]["first"], ".3f"),
+        "to": lambda result, _: _number(result["loss"]["mean_of_last_tenth"], ".3f"),
+        **MEMORY,
+        "collectives": lambda result, _: in_bytes(_communicated(result)),
+    },
+}
+ALWAYS = {"vision": ("precision", "gpus"), "llm": ("method", "template", "gpus")}
+
+
+def in_bytes(count: float | None) -> str:
+    """Bytes for a person to read, in powers of 1000."""
+    if count is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"

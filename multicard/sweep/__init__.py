@@ -1,0 +1,1 @@
+"""Many runs: the cells of a sweep, on this machine or through SLURM."""

@@ -1,0 +1,156 @@
+"""What a launcher starts elsewhere: one cell, as a job of SLURM or as a process beside others on this machine."""
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from multicard.config.job import Code
+from multicard.controller import attempts, preemption, run
+from multicard.controller.peers import Guest
+from multicard.controller.run import Kind
+from multicard.energy import sampler
+from multicard.machine import environment, slurm
+from multicard.machine.allocation import Allocation
+from multicard.measure.timing import pause
+from multicard.ranks import elastic
+from multicard.ranks.elastic import Failure, Interrupted
+from multicard.records import run_folder
+from multicard.records.progress import Board
+
+KILLED_WITHIN_S = 60.0  # SLURM ends a job that was requeued
+
+
+@dataclass(frozen=True)
+class Cell(ABC):
+    """A cell of a sweep, composed: nothing that is edited while it waits changes what it measures.
+
+    Args:
+        code: commit and changes at the submission (`environment.git`); None where there is no git.
+        variables: of the environment, to be set first.
+    """
+
+    kind: Kind
+    cfg: DictConfig
+    folder: Path
+    code: dict[str, Any] | None
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @abstractmethod
+    def __call__(self) -> str:
+        """Measure it. Returns the status."""
+
+    def moved(self) -> str | None:
+        """Why this cell must not run: the code is not the one that was submitted."""
+        now = environment.git(Path(__file__).parent)
+        if now == self.code or self.cfg.code == Code.latest:
+            return None
+        remedy = "submit again, or use code=latest to run what is there"
+        return f"code=submitted: submitted on {_name(self.code)}, found {_name(now)}; {remedy}"
+
+
+def _name(code: dict[str, Any] | None) -> str:
+    if code is None:
+        return "no checkout"
+    changes = f" with changes {code['changes']}" if code["changes"] else ""
+    return f"commit {code['commit'][:9]}{changes}"
+
+
+@dataclass(frozen=True)
+class SlurmJob(Cell):
+    """A task of SLURM, one on each node; submitit calls it.
+
+    Args:
+        key: a secret of the submission.
+        grace_s: between SLURM's warning and its kill.
+    """
+
+    key: str = ""
+    grace_s: float = 0.0
+
+    def __call__(self) -> str:
+        preemption.hold_warnings()
+        os.environ.update(self.variables)
+        allocation = slurm.allocation(self.key, self.grace_s)
+        if allocation.node > 0:
+            return self.assist(allocation)
+        moved = self.moved()
+        if moved is not None:
+            return run.refuse(self.kind, self.cfg, self.folder, moved, allocation.job)["status"]
+        result = run.measure(self.kind, self.cfg, self.folder, True, allocation, self.may_requeue)
+        if result["status"] == "requeued":
+            pause(KILLED_WITHIN_S)
+        return result["status"]
+
+    def may_requeue(self, failure: Failure) -> bool:
+        """Put this job back into the queue, if that leads anywhere. A run that saves nothing would reach its time
+        limit again; after a preemption it starts anew."""
+        useful = failure.kind == "preempted" or attempts.moved_on(self.folder)
+        job = os.environ["SLURM_JOB_ID"]
+        return useful and attempts.requeues(self.folder) <= self.cfg.max_requeues and slurm.requeue(job)
+
+    def assist(self, allocation: Allocation) -> str:
+        """Do the part of a node that is not the first. Where the first is lost, the second records that."""
+        try:
+            with elastic.interruptible():
+                failure = self._run_ranks(allocation)
+        except Interrupted as interruption:
+            failure = interruption.failure
+        lost = failure is not None and failure.kind == "node" and failure.host == allocation.hosts[0]
+        if failure is not None and lost and allocation.node == 1:
+            run.fail(self.kind, self.cfg, self.folder, "failed", failure, allocation.job)
+            run_folder.release(self.folder)
+        return "ended"
+
+    def _run_ranks(self, allocation: Allocation) -> Failure | None:
+        boards: list[Board] = []  # that node 0 may name a step on, once the ranks are to run
+        guest = Guest(allocation, lambda step: boards[0].ask_stop(step))  # noqa: PLW0108
+        given = guest.arguments()
+        if given is None:
+            return None
+        config, arguments, start = given
+        try:
+            placement = run.check(self.kind, config, allocation)
+        except ValueError as error:
+            guest.answer(str(error))
+            return None
+        boards.append(Board(self.folder, placement.world_size, create=True, node=allocation.node))
+        try:
+            if not guest.answer(None):
+                return None
+            elastic.warm_up(placement.device, list(self.kind.preload))
+            job = run.job_of(self.kind, config, placement, self.folder, allocation)
+            with sampler.of(config, placement, self.folder, start, allocation.node) as gpus:
+                failure = elastic.launch(self.kind.work, arguments, placement, job)
+            if failure is None:  # else node 0 may have recorded the run by now
+                gpus.write()
+            guest.finish(failure)
+            return failure
+        finally:
+            boards[0].remove()
+
+
+@dataclass(frozen=True)
+class LocalJob(Cell):
+    """A process of its own on this machine, on its own share of it.
+
+    Args:
+        gpus: what CUDA_VISIBLE_DEVICES is to be; None leaves it.
+        cpus: the cores to keep to.
+    """
+
+    gpus: str | None = None
+    cpus: tuple[int, ...] = ()
+
+    def __call__(self) -> str:
+        os.environ.update(self.variables)
+        moved = self.moved()
+        if moved is not None:
+            return run.refuse(self.kind, self.cfg, self.folder, moved)["status"]
+        if self.gpus is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
+        os.sched_setaffinity(0, self.cpus)
+        return run.measure(self.kind, self.cfg, self.folder, True)["status"]

@@ -1,0 +1,1 @@
+"""The Weights & Biases mirror of a record."""

@@ -1,0 +1,135 @@
+"""The Weights & Biases mirror. All it gets is on disk first: it reads the run folder, in the controller, and so
+takes nothing from the ranks while they are timed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from multicard.config.base import RunConfig, TrackerConfig, TrackerMode, plain
+from multicard.records import run_folder
+
+# What an epoch of either kind has, and its chart
+PER_EPOCH = {"test_accuracy": "test/accuracy", "test_loss": "test/loss", "train_s": "test/train_s"}
+
+
+class Mirror:
+    """One W&B run. Offline it is written once, at the end; online it follows epoch by epoch.
+
+    Raises:
+        RuntimeError: where W&B refuses or fails; that is an error of the command, not a warning.
+    """
+
+    def __init__(self, config: RunConfig, kind: str, folder: Path) -> None:
+        self._config, self._kind, self._folder = config, kind, folder
+        self._options: TrackerConfig = config.tracker
+        self._run: Any = None
+        self._steps = 0
+        self._epochs = 0
+        self._failed: RuntimeError | None = None
+
+    @property
+    def live(self) -> bool:
+        return self._options.mode is TrackerMode.online
+
+    def open(self) -> None:
+        """Start the W&B run."""
+        import wandb
+
+        with _as_runtime_error():
+            self._run = wandb.init(
+                project=self._options.project,
+                entity=self._options.entity,
+                group=self._folder.parent.name,
+                name=self._folder.name,
+                job_type=self._kind,
+                tags=self._options.tags,
+                config=plain(self._config),
+                mode=self._options.mode.value,
+                dir=self._folder,
+                reinit="finish_previous",
+                settings=wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True),
+            )
+            self._run.define_metric("train/step")
+            self._run.define_metric("train/*", step_metric="train/step")
+            self._run.define_metric("epoch")
+            self._run.define_metric("test/*", step_metric="epoch")
+
+    def update(self) -> None:
+        """Log the steps and epochs that came to disk since the last call; a failure is kept for `close`."""
+        ranks = run_folder.read_ranks(self._folder)
+        epochs = min((rank["epochs"] for rank in ranks), key=len, default=[])
+        if self._failed is not None or len(epochs) <= self._epochs:
+            return
+        try:
+            with _as_runtime_error():
+                self.log(run_folder.read_steps(self._folder), epochs)
+        except RuntimeError as error:
+            self._failed = error
+
+    def log(self, steps: Any, epochs: list[dict[str, Any]]) -> None:
+        """Log what is new of the steps (an Arrow table of all ranks) and of the epochs.
+
+        A step's time is its slowest rank's, its loss the mean over the ranks, weighted by samples.
+        """
+        new = epochs[self._epochs :]
+        for row in step_rows(steps, {epoch["epoch"] for epoch in new}):
+            self._run.log({f"train/{key}": value for key, value in row.items()} | {"train/step": self._steps})
+            self._steps += 1
+        for epoch in new:
+            shown = {name: epoch[key] for key, name in PER_EPOCH.items() if key in epoch}
+            self._run.log({"epoch": epoch["epoch"], **shown})
+        self._epochs = len(epochs)
+
+    def close(self, result: dict[str, Any], steps: Any) -> None:
+        """Log what is left and the summary, and end the run."""
+        if self._failed is not None:
+            raise self._failed
+        if self._run is None:
+            self.open()
+        assert self._run is not None
+        summary = {key: value for key, value in result.items() if key not in ("axes", "epochs", "cause", "config")}
+        with _as_runtime_error():
+            if steps is not None:
+                self.log(steps, result["epochs"])
+            self._run.summary.update(flatten(summary))
+            self._run.finish(exit_code=0 if result["status"] == "ok" else 1)
+        self._run = None
+
+
+@contextmanager
+def _as_runtime_error() -> Iterator[None]:
+    """W&B raises many kinds of errors; all mean the same here."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+def step_rows(steps: Any, epochs: set[int]) -> list[dict[str, float]]:
+    """One row a step: the slowest rank's `step_s` and the mean `loss`, for the given epochs, in order."""
+    import numpy as np
+
+    columns = {key: steps[key].to_numpy() for key in ("epoch", "step", "step_s", "loss", "samples")}
+    rows = []
+    for epoch in sorted(epochs):
+        mine = columns["epoch"] == epoch
+        step, loss = columns["step"][mine], columns["loss"][mine]
+        weights = np.where(np.isfinite(loss), columns["samples"][mine], 0)  # of tuning, rank 0 alone knows the loss
+        slowest = np.zeros(step.max() + 1)
+        np.maximum.at(slowest, step, columns["step_s"][mine])
+        losses = np.where(weights > 0, loss, 0.0)
+        mean = np.bincount(step, weights=losses * weights) / np.bincount(step, weights=weights)
+        rows += [{"step_s": s, "loss": loss} for s, loss in zip(slowest.tolist(), mean.tolist(), strict=True)]
+    return rows
+
+
+def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested objects as "outer.inner" keys; lists and nulls are left out (W&B charts neither)."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            flat |= flatten(item, f"{prefix}{key}.")
+        elif item is not None and not isinstance(item, list):
+            flat[f"{prefix}{key}"] = item
+    return flat

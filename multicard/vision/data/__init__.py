@@ -1,0 +1,1 @@
+"""Data sets of images, and the loaders that make batches of them."""

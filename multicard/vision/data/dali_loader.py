@@ -1,0 +1,172 @@
+"""`loader=dali`: NVIDIA DALI decodes, resizes and normalises, on the GPU where there is one.
+
+The sampler's order is kept by feeding the pipeline from outside, images as they are or the names of files: DALI's own
+reader shuffles and shards by rules of its own.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from multicard.config.vision import DaliConfig, LayoutName
+from multicard.vision.data import datasets
+from multicard.vision.data.loaders import Batch, Source
+
+
+class Feeder:
+    """What the pipeline asks for the next batch: an iterator that can be started again, an epoch each time."""
+
+    def __init__(self, source: Source, ahead: int) -> None:
+        self.source = source
+        self.files = isinstance(source.split.images, list)
+        self.recent: deque[list[Path]] = deque(maxlen=ahead)  # batches that may be the one that cannot be decoded
+        self.bytes: deque[int] = deque()  # of the batches that are on their way
+        self._batches: Iterator[np.ndarray] | None = None
+
+    def __iter__(self) -> "Feeder":
+        self._batches = None  # DALI starts again as soon as an epoch has ended, when the next one is not set yet
+        return self
+
+    def __next__(self) -> tuple[Any, ...]:
+        if self._batches is None:
+            every, size = np.fromiter(self.source.sampler, np.int64), self.source.batch_size
+            self._batches = (every[i : i + size] for i in range(0, len(every), size))
+            self.bytes.clear()
+        draws = next(self._batches)
+        split, whole = self.source.split, self.source.split.images
+        indices = draws % len(split)
+        if isinstance(whole, list):
+            paths = [whole[index] for index in indices]
+            self.recent.append(paths)
+            self.bytes.append(sum(path.stat().st_size for path in paths))
+            images: Any = [np.frombuffer(str(path).encode(), np.int8) for path in paths]
+        else:
+            images = whole[indices]
+            self.bytes.append(images.nbytes)
+        given = (list(images), list(split.labels[indices]))
+        shown = self.source.windows(draws)
+        if shown is None:
+            return given
+        return (
+            *given,
+            list(np.stack([shown.top, shown.left], axis=1).astype(np.int32)),
+            list(shown.flip.astype(np.int32)),
+        )
+
+
+class Dali:
+    """Batches from a DALI pipeline: (B, 3, S, S), or one channel of grey images, on the GPU where there is one.
+
+    What is counted is what is fed to it: on a GPU that crosses, encoded where DALI decodes.
+    """
+
+    setup_bytes = 0
+
+    def __init__(self, source: Source) -> None:
+        options = source.config.loader
+        assert isinstance(options, DaliConfig)
+        self.source, self.on_gpu = source, source.device.type == "cuda"
+        threads = options.threads or torch.get_num_threads()  # a rank's share of the cores
+        self.feeder = Feeder(source, options.prefetch_queue_depth + 2)
+        self.pipeline = _pipeline(source, self.feeder, threads, options.prefetch_queue_depth)
+        self.facts: dict[str, Any] = {"pipeline": "gpu" if self.on_gpu else "cpu", "threads": threads}
+        self.facts["decodes"] = self.feeder.files
+        self._at_end: bool | None = None  # of an epoch; None before the first
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._at_end is False:  # who has taken all batches need not have asked for one more
+            while self._run() is not None:
+                pass
+        if self._at_end:
+            self.pipeline.reset()
+        self._at_end = False
+        nhwc = self.source.config.layout.name is LayoutName.nhwc
+        while (made := self._run()) is not None:
+            images, labels = made
+            given = torch.from_dlpack(images.as_tensor())
+            given = given.permute(0, 3, 1, 2) if nhwc else given
+            numbers = torch.from_dlpack(labels.as_tensor()).reshape(-1)
+            yield Batch(given.to(self.source.transfer), numbers, self.feeder.bytes.popleft(), numbers.nbytes)
+
+    def _run(self) -> tuple[Any, Any] | None:
+        """The next batch as DALI has it; None at the end of an epoch."""
+        try:
+            return self.pipeline.run(torch.cuda.current_stream(self.source.device) if self.on_gpu else None)
+        except StopIteration:
+            self._at_end = True
+            return None
+        except RuntimeError as error:
+            raise self._named(error) from None
+
+    def _named(self, error: RuntimeError) -> Exception:
+        """The file that DALI could not decode: it does not say."""
+        for path in (path for batch in self.feeder.recent for path in batch):
+            try:
+                datasets.decode(path, 32)
+            except ValueError as broken:
+                return broken
+        return error
+
+
+def _pipeline(source: Source, feeder: Feeder, threads: int, ahead: int) -> Any:
+    nvidia: Any = import_module("nvidia.dali")  # not everybody has it
+    fn, types = nvidia.fn, nvidia.types
+    config, images, on_gpu = source.config.dataset, source.split.images, source.device.type == "cuda"
+    augmented = source.training and config.augment
+    grey = isinstance(images, np.ndarray) and images.ndim == 3
+    alike = len(set(config.mean)) == len(set(config.std)) == 1
+    one = grey and alike
+    size = [config.image_size, config.image_size]
+    half = source.transfer is torch.float16
+    scaled = {key: [255 * value for value in getattr(config, key)][: 1 if one else 3] for key in ("mean", "std")}
+    layout = "HWC" if source.config.layout.name is LayoutName.nhwc else "CHW"
+    resize = {"size": size, "interp_type": types.DALIInterpType.INTERP_LINEAR}
+
+    @nvidia.pipeline_def
+    def graph() -> Any:
+        first = types.DALIDataType.INT8 if feeder.files else types.DALIDataType.UINT8
+        kinds = [first, types.DALIDataType.INT64, types.DALIDataType.INT32, types.DALIDataType.INT32]
+        layouts = ["" if feeder.files else "HW" if grey else "HWC", "", "", ""]
+        count = 4 if augmented else 2
+        fed: Any = fn.external_source(
+            source=feeder, cycle="raise", num_outputs=count, batch=True, dtype=kinds[:count], layout=layouts[:count]
+        )
+        pixels, labels = fed[0], fed[1]
+        if feeder.files:
+            device = "mixed" if on_gpu else "cpu"
+            kind = types.DALIImageType.RGB
+            pixels = fn.io.file.read(pixels)
+            pixels = fn.decoders.image(pixels, device=device, output_type=kind, adjust_orientation=False)
+            whole = types.DALIDataType.UINT8 if augmented else types.DALIDataType.FLOAT
+            pixels = fn.resize(pixels, **resize, antialias=True, dtype=whole)
+        elif on_gpu:
+            pixels = pixels.gpu()
+        if grey:
+            pixels = fn.expand_dims(pixels, axes=[2], new_axis_names="C")
+        if augmented:
+            shown = source.windows(np.zeros(1, np.int64))
+            assert shown is not None
+            pixels = fn.slice(pixels, start=fed[2], shape=[shown.height, shown.width], axes=[0, 1])
+        smaller = isinstance(images, np.ndarray) and max(images.shape[1:3]) > config.image_size
+        if not feeder.files or augmented:
+            pixels = fn.resize(pixels, **resize, antialias=smaller, dtype=types.DALIDataType.FLOAT)
+        if grey and not alike:
+            pixels = fn.cat(pixels, pixels, pixels, axis=2)
+        kind = types.DALIDataType.FLOAT16 if half else types.DALIDataType.FLOAT
+        mirror = {"mirror": fed[3]} if augmented else {}
+        return fn.crop_mirror_normalize(pixels, dtype=kind, output_layout=layout, **scaled, **mirror), labels
+
+    made = graph(
+        batch_size=source.batch_size,
+        num_threads=threads,
+        device_id=source.device.index if on_gpu else None,
+        prefetch_queue_depth=ahead,
+        py_num_workers=0,
+    )
+    made.build()
+    return made

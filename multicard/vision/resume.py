@@ -1,0 +1,83 @@
+"""A training run between two steps: what is saved when it is stopped, and put back when it goes on."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from multicard.ranks import checkpoint
+from multicard.vision.rank_report import Report
+from multicard.vision.strategy import unwrap
+
+if TYPE_CHECKING:
+    from multicard.vision.train import Loop
+
+
+@dataclass
+class Start:
+    """Where training starts: before the first step, or after the one at which it was stopped."""
+
+    epoch: int = 0
+    step: int = 0  # of the epoch
+    elapsed_s: float = 0.0
+    trained: dict[str, Any] | None = None  # what `Loop.train_epoch` measured of the epoch before the stop
+    random: list[torch.Tensor] | None = None
+
+
+def save(loop: "Loop", report: Report, epoch: int, trained: dict[str, Any], elapsed_s: float) -> None:
+    """Save all that the steps to come depend on, and what was measured so far.
+
+    Args:
+        trained: what was measured of the epoch, in all its parts.
+    """
+    state = {
+        "model": unwrap(loop.share.model).state_dict(),
+        "optimizer": loop.optimizer.state_dict(),
+        "schedule": loop.schedule.state_dict(),
+        "scaler": loop.scaler.state_dict(),
+        "random": get_random(report.devices),
+        "steps": loop.steps,
+        "samples": loop.samples,
+        "epoch": epoch,
+        "step": len(trained["loss"]),
+        "elapsed_s": elapsed_s,
+        "trained": trained | {"phases_s": torch.from_numpy(trained["phases_s"])},
+        "report": report.state(),
+    }
+    checkpoint.save(report.folder, loop.rank, loop.steps, state)
+
+
+def restore(loop: "Loop", report: Report) -> Start:
+    """Put back what was saved last, if anything was, but for the random numbers: see `set_random`."""
+    state = checkpoint.load(report.folder, loop.rank)
+    if state is None:
+        return Start()
+    unwrap(loop.share.model).load_state_dict(state["model"])  # each rank's own: BatchNorm's statistics differ
+    loop.optimizer.load_state_dict(state["optimizer"])
+    loop.schedule.load_state_dict(state["schedule"])
+    loop.scaler.load_state_dict(state["scaler"])
+    loop.steps, loop.samples = state["steps"], state["samples"]
+    report.restore(state["report"])
+    trained = state["trained"] | {"phases_s": state["trained"]["phases_s"].numpy()}
+    return Start(state["epoch"], state["step"], state["elapsed_s"], trained, state["random"])
+
+
+def joined(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
+    """The two parts of an epoch that was cut as one: seconds add up, and steps follow on one another."""
+    if before is None:
+        return after
+    phases_s = np.concatenate([before["phases_s"], after["phases_s"]])
+    return {key: before[key] + after[key] for key in after if key != "phases_s"} | {"phases_s": phases_s}
+
+
+def get_random(devices: list[torch.device]) -> list[torch.Tensor]:
+    """The states of the random number generators: the host's, then those of the CUDA devices."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda")]
+
+
+def set_random(states: list[torch.Tensor], devices: list[torch.device]) -> None:
+    """Draw on from where `get_random` was called."""
+    torch.set_rng_state(states[0])
+    for device, state in zip(devices, states[1:], strict=False):
+        torch.cuda.set_rng_state(state, device)
