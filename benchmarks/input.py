@@ -30,7 +30,7 @@ from torchvision import transforms
 from multicard.config import base
 from multicard.config.vision import VisionConfig
 from multicard.machine.environment import cores, cpu_model
-from multicard.measure import timing
+from multicard.measure import memory, timing
 from multicard.ranks import elastic
 from multicard.vision.data import datasets
 from multicard.vision.data.datasets import Split
@@ -103,7 +103,7 @@ def timed(
         if timing.clock_s() - started_s > SECONDS:
             break
     if device is not None:
-        timing.synchronize(device)
+        memory.synchronize(device)
     return images / (timing.clock_s() - started_s), moved / images
 
 

@@ -31,7 +31,7 @@ def hold(rank: Rank, options: VisionConfig, images: int, folder: Path) -> None:
     """The rank's part: read its set until `images` were read, and say what it holds while all others hold theirs."""
     import torch
 
-    from multicard.measure import timing
+    from multicard.measure import memory
     from multicard.ranks.meeting import meet
     from multicard.vision.data import datasets
     from multicard.vision.data.loaders import LOADERS, Source
@@ -44,7 +44,7 @@ def hold(rank: Rank, options: VisionConfig, images: int, folder: Path) -> None:
         for batch in batches:
             assert batch.images.shape[1:] == (3, options.dataset.image_size, options.dataset.image_size)
     meet(rank)
-    held = timing.proportional_memory_bytes()
+    held = memory.proportional_memory_bytes()
     meet(rank)
     (folder / f"{rank.rank}.json").write_text(json.dumps(held))
 

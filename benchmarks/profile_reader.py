@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from multicard.machine.environment import cores, cpu_model
-from multicard.measure import timing
+from multicard.measure import memory, timing
 
 ROOT = Path(__file__).parent.parent
 BASE_US = 4392593071980
@@ -84,7 +84,7 @@ def _read(path: Path) -> None:
     started_s = timing.clock_s()
     profile = load.read([path])
     read_s = timing.clock_s() - started_s
-    peak = timing.peak_memory_bytes(cast(Any, SimpleNamespace(type="cpu")))  # a torch.device would import torch
+    peak = memory.peak_memory_bytes(cast(Any, SimpleNamespace(type="cpu")))  # a torch.device would import torch
     print(json.dumps({"read_s": read_s, "peak_memory_bytes": peak, "rows": len(profile.rows)}))
 
 

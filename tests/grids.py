@@ -14,7 +14,7 @@ from analysis.figures import Figure
 from analysis.papers import experiments
 from analysis.papers.experiments import Experiment, load
 from analysis.runs import load as data
-from multicard.measure import timing
+from multicard.measure import formulas
 from tests import records
 
 BASE_S = {"fp64": 900.0, "fp32": 400.0, "fp16": 180.0, "lora": 0.8, "qlora": 1.3, "dpo": 2.1, "qat": 1.9}
@@ -86,10 +86,10 @@ def record(experiment: Experiment, cell: dict[str, Any], device: str = "cuda") -
         total_s = base_s * 100 * (0.9 / gpus + 0.1) * wobble
         made |= {"total_s": total_s, "trained_images_per_s": 1.2e6 / total_s, "epochs": _epochs(cell, wobble)}
         made["test_accuracy"] = made["epochs"][-1]["test_accuracy"]
-        made["step_s"] = timing.statistics([total_s / 1000 * (1 + 0.1 * (-1) ** n) for n in range(20)], 1)
+        made["step_s"] = formulas.statistics([total_s / 1000 * (1 + 0.1 * (-1) ** n) for n in range(20)], 1)
     else:
         step_s = base_s * (1 + 0.08 * (gpus - 1)) * wobble
-        made["iteration_s"] = timing.statistics([step_s * (1 + 0.1 * (-1) ** n) for n in range(20)], 1)
+        made["iteration_s"] = formulas.statistics([step_s * (1 + 0.1 * (-1) ** n) for n in range(20)], 1)
         made |= {"total_s": 250 * step_s / gpus, "tokens_per_s": {"non_padding": 3000 * gpus / step_s}}
         peak = int(40e9 * base_s * (1.0 if gpus == 1 else 0.7) * wobble)
         made["peak_memory_bytes"] = {"max": peak, "per_rank": [peak] * gpus, "kind": "cuda_allocated"}

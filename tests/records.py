@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from multicard.measure import timing
+from multicard.measure import formulas, timing
 from multicard.profiling import metrics
 
 COMMIT = "8fdd49003961b229ab73624738c1943cc72646c1"
@@ -188,7 +188,7 @@ def _trained(config: dict[str, Any]) -> dict[str, Any]:
             {"epoch": epoch, "train_s": train_s, "ended_s": 100.0 * (epoch + 1) / epochs, **epoch_waits(epoch), **told}
             for epoch in range(epochs)
         ],
-        "step_s": timing.statistics([0.1] * 10, 1),
+        "step_s": formulas.statistics([0.1] * 10, 1),
         "images_per_s": 1234.5,
         "trained_images_per_s": 1234.5,
         "phases_s": dict.fromkeys(timing.PHASES, 0.02),
@@ -210,7 +210,7 @@ def epoch_waits(epoch: int, first_batch_s: float = 0.5) -> dict[str, Any]:
 def _tuned(config: dict[str, Any]) -> dict[str, Any]:
     return {
         "epochs": [{"epoch": 0, "steps": 250, "train_s": 90.0, "ended_s": 100.0, "train_loss": 2.0, "samples": 500}],
-        "iteration_s": timing.statistics([0.1] * 10, config["skip_steps"]),
+        "iteration_s": formulas.statistics([0.1] * 10, config["skip_steps"]),
         "data_s": 0.001,
         "tokens": {"all": 60_000, "non_padding": 50_000, "loss_bearing": 40_000},
         "tokens_per_s": {"all": 600.0, "non_padding": 500.0, "loss_bearing": 400.0},

@@ -321,8 +321,8 @@ def test_the_table_shows_what_tuning_measures(tuned: Tuned):
 
 
 def test_what_a_rank_holds_is_its_resident_set():
-    from multicard.measure import timing
+    from multicard.measure import memory
 
-    before = timing.held_memory_bytes("cpu")
+    before = memory.held_memory_bytes("cpu")
     block = np.ones(30_000_000)
-    assert timing.held_memory_bytes("cpu") - before == pytest.approx(block.nbytes, rel=0.1)
+    assert memory.held_memory_bytes("cpu") - before == pytest.approx(block.nbytes, rel=0.1)

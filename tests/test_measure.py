@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from multicard.measure import timing
+from multicard.measure import formulas, timing
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
 from tests.conftest import ROOT
 
 
 def test_statistics_leave_the_warm_up_out():
-    figures = timing.statistics([100.0, 100.0, 1.0, 2.0, 3.0, 4.0, 5.0], warmup=2)
+    figures = formulas.statistics([100.0, 100.0, 1.0, 2.0, 3.0, 4.0, 5.0], warmup=2)
     assert figures["mean"] == 3 and figures["median"] == 3
     assert figures["std"] == pytest.approx(math.sqrt(2.5))  # n - 1
     assert figures["p95"] == pytest.approx(4.8)  # 1 + 0.95 x 4
@@ -25,35 +25,35 @@ def test_statistics_leave_the_warm_up_out():
 
 @pytest.mark.parametrize(("samples", "warmup"), [([], 0), ([1.0], 5), ([1.0, 2.0], 2)])
 def test_statistics_of_nothing_are_null(samples: list[float], warmup: int):
-    figures = timing.statistics(samples, warmup)
+    figures = formulas.statistics(samples, warmup)
     assert figures["count"] == 0 and figures["warmup_count"] == len(samples)
     assert figures["mean"] is figures["median"] is figures["p99"] is figures["std"] is None
 
 
 def test_statistics_of_one_sample_have_no_spread():
-    figures = timing.statistics([7.0], 0)
+    figures = formulas.statistics([7.0], 0)
     assert figures["mean"] == figures["p95"] == 7 and figures["std"] is None
 
 
 def test_throughput_is_that_of_all_ranks_over_the_slowest_ones_time():
-    assert timing.throughput_per_s([640, 640], [2.0, 4.0]) == 320
-    assert timing.throughput_per_s([100], [0.5]) == 200
+    assert formulas.throughput_per_s([640, 640], [2.0, 4.0]) == 320
+    assert formulas.throughput_per_s([100], [0.5]) == 200
 
 
 def test_throughput_without_time_is_null():
-    assert timing.throughput_per_s([], []) is None
-    assert timing.throughput_per_s([0], [0.0]) is None
+    assert formulas.throughput_per_s([], []) is None
+    assert formulas.throughput_per_s([0], [0.0]) is None
 
 
 def test_efficiencies():
-    assert timing.speedup(100.0, 40.0) == 2.5
-    assert timing.parallel_efficiency(100.0, 25.0, 4) == 1  # n GPUs, n times as fast
-    assert timing.parallel_efficiency(100.0, 50.0, 4) == 0.5
+    assert formulas.speedup(100.0, 40.0) == 2.5
+    assert formulas.parallel_efficiency(100.0, 25.0, 4) == 1  # n GPUs, n times as fast
+    assert formulas.parallel_efficiency(100.0, 50.0, 4) == 0.5
 
 
 @pytest.mark.parametrize(("world", "share"), [(1, 0.0), (2, 1.0), (4, 1.5), (8, 1.75)])
 def test_ring_all_reduce(world: int, share: float):
-    assert timing.ring_all_reduce_bytes(1000, world) == share * 1000
+    assert formulas.ring_all_reduce_bytes(1000, world) == share * 1000
 
 
 def test_laps_add_up_to_steps():

@@ -14,7 +14,7 @@ from analysis.figures.losses_phases import HEIGHT, SERIES, SETTING, WIDTH, Group
 from analysis.figures.vega import SHAPES, Figure, Spec, calculated, layered, only
 from analysis.runs import grouping
 from analysis.runs.load import Run
-from multicard.measure import timing
+from multicard.measure import formulas
 from multicard.records.table import in_bytes
 
 RANKS = "ranks"
@@ -57,8 +57,8 @@ def _speeds(setting: Setting) -> list[Row]:
         {
             SETTING: setting.label,
             RANKS: ranks,
-            "speedup": timing.speedup(times_s[1], time_s),
-            "efficiency": timing.parallel_efficiency(times_s[1], time_s, ranks),
+            "speedup": formulas.speedup(times_s[1], time_s),
+            "efficiency": formulas.parallel_efficiency(times_s[1], time_s, ranks),
             "n": len(found[ranks]),
         }
         for ranks, time_s in times_s.items()

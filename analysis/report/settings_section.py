@@ -18,7 +18,7 @@ from analysis.runs import grouping
 from analysis.runs.columns import FIGURES
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
-from multicard.measure import timing
+from multicard.measure import formulas, timing
 from multicard.records.table import ALWAYS
 
 RANKS = ("gpus", "nodes")
@@ -86,7 +86,7 @@ def scaling(found: Sequence[Setting]) -> Grid | None:
         return None
     speedups = [_speedup(setting, one) for setting, one, _ in kept]
     shares = [
-        timing.parallel_efficiency(one.time_s, setting.time_s, setting.ranks)
+        formulas.parallel_efficiency(one.time_s, setting.time_s, setting.ranks)
         if one is not None and one.time_s and setting.time_s
         else None
         for setting, one, _ in kept
@@ -206,7 +206,7 @@ def _against(found: Sequence[Setting], keys: Sequence[str], is_base: Callable[[S
 def _speedup(setting: Setting, base: Setting | None) -> float | None:
     if base is None or not base.time_s or not setting.time_s:
         return None
-    return timing.speedup(base.time_s, setting.time_s)
+    return formulas.speedup(base.time_s, setting.time_s)
 
 
 def _about(chosen: Sequence[Setting]) -> list[Column]:

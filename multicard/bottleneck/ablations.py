@@ -15,7 +15,7 @@ What they say together is worked out in `diagnosis`.
 
 from collections.abc import Callable
 
-from multicard.measure import timing
+from multicard.measure import memory, timing
 from multicard.profiling.capture import agreed
 from multicard.ranks.elastic import Rank
 
@@ -30,10 +30,10 @@ def timed(rank: Rank, take: Callable[[int], None]) -> Twin:
     """The twin that takes its steps by `take`."""
 
     def twin(count: int) -> float:
-        timing.synchronize(rank.device)
+        memory.synchronize(rank.device)
         started_s = timing.clock_s()
         take(count)
-        timing.synchronize(rank.device)
+        memory.synchronize(rank.device)
         return timing.clock_s() - started_s
 
     return twin

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from multicard.bottleneck import ablations
 from multicard.config.base import WindowConfig
 from multicard.llm.step_probe import COUNTS, Batch, Batches, Probe, count
-from multicard.measure import timing
+from multicard.measure import memory, timing
 from multicard.measure.ranges import Ranges
 from multicard.profiling.capture import Window
 
@@ -121,7 +121,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
 
         def go_on() -> bool:
             if len(marks_s) in (0, count):
-                timing.synchronize(rank.device)
+                memory.synchronize(rank.device)
             marks_s.append(timing.clock_s())
             return len(marks_s) <= count
 

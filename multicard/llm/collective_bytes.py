@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
-from multicard.measure.timing import ring_all_reduce_bytes
+from multicard.measure.formulas import ring_all_reduce_bytes
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from multicard.measure import timing
+from multicard.measure import memory
 from multicard.ranks import meeting
 from multicard.ranks.elastic import Rank
 from multicard.records import run_folder
@@ -20,9 +20,9 @@ class Report:
 
     def built(self, figures: dict[str, Any]) -> None:
         """The model is there: its sizes, and the peak of memory so far, which torchtune is about to reset."""
-        setup = timing.peak_memory_bytes(self.rank.device)
+        setup = memory.peak_memory_bytes(self.rank.device)
         self.content |= {**figures, "setup_peak_memory_bytes": setup, "peak_memory_bytes": setup}
-        timing.reset_peak_memory(self.rank.device)
+        memory.reset_peak_memory(self.rank.device)
 
     def started(self, started_s: float) -> None:
         """Training starts now: `started_s` on the machine's clock."""
@@ -47,7 +47,7 @@ class Report:
 
     def peak(self) -> None:
         """Take in the peak of memory since the model was built."""
-        now = timing.peak_memory_bytes(self.rank.device)
+        now = memory.peak_memory_bytes(self.rank.device)
         self.content["train_peak_memory_bytes"] = now
         known = [peak for peak in (now, self.content["setup_peak_memory_bytes"]) if peak is not None]
         self.content["peak_memory_bytes"] = max(known, default=None)

@@ -7,7 +7,7 @@ import numpy as np
 from multicard.config.base import Placement
 from multicard.config.llm import LlmConfig, LoraConfig, MethodName
 from multicard.llm import llama_sizes
-from multicard.measure import timing
+from multicard.measure import formulas
 from multicard.ranks.meeting import peak_memory
 
 REWARDS = {"chosen": "rewards_chosen", "rejected": "rewards_rejected", "accuracy": "rewards_accuracies"}
@@ -112,7 +112,7 @@ def _speed(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], skip: int)
     """Iteration times (a step lasts until its slowest rank is done), tokens, and tokens/s after the warm-up."""
     if not table or not len(table["step"]):
         nothing = dict.fromkeys(TOKENS)
-        empty = {"iteration_s": timing.statistics([], skip), "data_s": None}
+        empty = {"iteration_s": formulas.statistics([], skip), "data_s": None}
         return empty | {"tokens": nothing, "tokens_per_s": dict(nothing)}
     number = _numbers(table)
     slowest_s = np.zeros(number.max() + 1)
@@ -121,11 +121,11 @@ def _speed(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], skip: int)
     by_rank = [kept & (table["rank"] == rank["rank"]) for rank in ranks]
     seconds = [table["step_s"][rows].sum() for rows in by_rank]
     return {
-        "iteration_s": timing.statistics(slowest_s, skip),
+        "iteration_s": formulas.statistics(slowest_s, skip),
         "data_s": float(table["data_s"][kept].mean()) if kept.any() else None,  # of an iteration, mean over the ranks
         "tokens": {name: int(table[column].sum()) for name, column in TOKENS.items()},
         "tokens_per_s": {
-            name: timing.throughput_per_s([table[column][rows].sum() for rows in by_rank], seconds)
+            name: formulas.throughput_per_s([table[column][rows].sum() for rows in by_rank], seconds)
             for name, column in TOKENS.items()
         },
     }

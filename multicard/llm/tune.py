@@ -28,7 +28,7 @@ from multicard.llm import after_tuning, recipes, torchtune_config
 from multicard.llm.collective_bytes import Traffic
 from multicard.llm.rank_report import Report
 from multicard.llm.step_probe import Probe
-from multicard.measure import timing
+from multicard.measure import memory
 from multicard.ranks.elastic import Rank
 from multicard.records import run_folder
 
@@ -40,7 +40,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         cfg: torchtune's configuration, as in torchtune.yaml.
     """
     device = rank.device
-    timing.reset_peak_memory(device)
+    memory.reset_peak_memory(device)
     os.environ["LOCAL_RANK"] = str(device.index or 0)  # torchtune takes its device from it
     if config.distributed and not dist.is_initialized():
         recipes.join_alone("gloo" if device.type == "cpu" else "cuda:nccl,cpu:gloo")

@@ -6,7 +6,6 @@ Raw samples are kept and statistics derived from them; nothing here synchronises
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from multicard.measure.ranges import Ranges
+from multicard.measure.memory import synchronize
 
 PHASES = ("data", "h2d", "forward", "backward", "optimizer")
 DATA, H2D, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
@@ -130,111 +130,3 @@ def phase_table(phases: Sequence[int], laps_s: Sequence[float] | np.ndarray) -> 
     kept = step < len(table)  # laps after the last step's end belong to none
     np.add.at(table, (step[kept], phase[kept]), np.asarray(laps_s, dtype=float)[kept])
     return table
-
-
-def synchronize(device: "torch.device") -> None:
-    """Wait until the device has done what it was given; on CPU nothing is ever outstanding."""
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(device)
-
-
-def reset_peak_memory(device: "torch.device") -> None:
-    """Forget the peak so far, as far as the system allows: what is held now still counts."""
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    with suppress(OSError):  # needs a kernel with CONFIG_PROC_PAGE_MONITOR; without, the peak is the process's
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def held_memory_bytes(device: str) -> int:
-    """What this process holds now: in torch's allocator on CUDA, resident in memory on CPU."""
-    if device == "cuda":
-        import torch
-
-        return torch.cuda.memory_allocated()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def free_memory_bytes(device: "torch.device") -> int:
-    """What can still be allocated: on the GPU, whoever uses the rest; on CPU what the system can give."""
-    if device.type == "cuda":
-        import torch
-
-        return torch.cuda.mem_get_info(device)[0]
-    import psutil
-
-    return psutil.virtual_memory().available
-
-
-def proportional_memory_bytes() -> int:
-    """This process's resident memory, each page divided by the number of processes that map it (PSS)."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-
-
-def peak_memory_bytes(device: "torch.device") -> int:
-    """This process's peak: bytes that torch's allocator handed out on CUDA, else the resident set (VmHWM).
-
-    VmHWM and not `ru_maxrss`, which a process inherits from what it was before exec.
-    """
-    if device.type == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated(device)
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-
-def peak_memory_kind(device_type: str) -> str:
-    return "cuda_allocated" if device_type == "cuda" else "rss"
-
-
-def statistics(samples_s: Sequence[float] | np.ndarray, warmup: int) -> dict[str, float | int | None]:
-    """Mean, median, 95th and 99th percentile and standard deviation (n - 1) of all samples after the warm-up.
-
-    Percentiles interpolate linearly. A figure that its samples do not give (no sample; one, for `std`) is None.
-    """
-    warmup = min(warmup, len(samples_s))
-    kept = np.asarray(samples_s, dtype=float)[warmup:]
-    count = len(kept)
-    median, p95, p99 = np.percentile(kept, [50, 95, 99]).tolist() if count else (None, None, None)
-    return {
-        "mean": float(kept.mean()) if count else None,
-        "median": median,
-        "p95": p95,
-        "p99": p99,
-        "std": float(kept.std(ddof=1)) if count > 1 else None,
-        "count": count,
-        "warmup_count": warmup,
-    }
-
-
-def throughput_per_s(units: Sequence[float], seconds: Sequence[float]) -> float | None:
-    """Units of all ranks ÷ the wall time of the same steps: the slowest rank's. None where no time was measured.
-
-    Args:
-        units: what each rank processed in its measured steps.
-        seconds: what those steps took on each rank.
-    """
-    slowest = max(seconds, default=0.0)
-    return sum(units) / slowest if slowest > 0 else None
-
-
-def speedup(reference_s: float, time_s: float) -> float:
-    """How many times faster than the reference: what 2503.15252 (Tables 2 and 3) prints as efficiency."""
-    return reference_s / time_s
-
-
-def parallel_efficiency(one_gpu_s: float, time_s: float, gpus: int) -> float:
-    """T(1) / (n T(n)): 1 where n GPUs are n times as fast as one."""
-    return one_gpu_s / (gpus * time_s)
-
-
-def ring_all_reduce_bytes(payload_bytes: int, world_size: int) -> float:
-    """What a rank sends, and receives, in a ring all-reduce: 2 (w - 1) / w of the payload (Patarasuk, Yuan 2009)."""
-    return 2 * (world_size - 1) / world_size * payload_bytes

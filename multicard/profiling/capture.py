@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from multicard.config.base import ProfileName, WindowConfig
-from multicard.measure import timing
+from multicard.measure import memory, timing
 from multicard.measure.ranges import Ranges
 from multicard.ranks.elastic import Rank
 
@@ -79,7 +79,7 @@ class Window:
     def _end(self) -> None:
         self._marks.add()
         if self._nvtx:
-            timing.synchronize(self.rank.device)  # what is still at work would be lost; it is after the last step
+            memory.synchronize(self.rank.device)  # what is still at work would be lost; it is after the last step
             torch.cuda.profiler.stop()
         if self._torch is not None:
             self._torch.step()  # writes the trace

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from multicard.config.base import Malloc, Placement
 from multicard.machine.allocation import Allocation
 from multicard.machine.environment import host
-from multicard.measure.timing import held_memory_bytes
+from multicard.measure.memory import held_memory_bytes
 from multicard.records.run_folder import read_json, write_json
 
 if TYPE_CHECKING:

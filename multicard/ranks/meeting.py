@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from multicard.machine.environment import cpu_set, host
-from multicard.measure import timing
+from multicard.measure import memory
 from multicard.ranks.elastic import Rank
 
 if TYPE_CHECKING:
@@ -47,4 +47,4 @@ def peak_memory(ranks: list[dict[str, Any]], device: str) -> dict[str, Any]:
     """The summary's `peak_memory_bytes`: the maximum and every rank's."""
     per_rank = [rank["peak_memory_bytes"] for rank in ranks]
     known = [peak for peak in per_rank if peak is not None]
-    return {"max": max(known, default=None), "per_rank": per_rank, "kind": timing.peak_memory_kind(device)}
+    return {"max": max(known, default=None), "per_rank": per_rank, "kind": memory.peak_memory_kind(device)}

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from multicard.config.base import Scale
-from multicard.measure import timing
+from multicard.measure import formulas
 from multicard.records import comparable
 
 Columns = dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], str]]
@@ -68,8 +68,8 @@ def _against_one(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
     one = _on_one_gpu(result, records)
     if one is None:
         return "-"
-    share = timing.parallel_efficiency(one["total_s"], result["total_s"], result["axes"]["gpus"])
-    return f"{timing.speedup(one['total_s'], result['total_s']):.2f} ({share:.0%})"
+    share = formulas.parallel_efficiency(one["total_s"], result["total_s"], result["axes"]["gpus"])
+    return f"{formulas.speedup(one['total_s'], result['total_s']):.2f} ({share:.0%})"
 
 
 def _tokens_against_one(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
@@ -79,13 +79,13 @@ def _tokens_against_one(result: dict[str, Any], records: list[dict[str, Any]]) -
     if len(rates) < 2 or None in rates:
         return "-"
     one_s, mine_s = (1 / rate for rate in rates)  # a token
-    share = timing.parallel_efficiency(one_s, mine_s, result["axes"]["gpus"])
-    return f"{timing.speedup(one_s, mine_s):.2f} ({share:.0%})"
+    share = formulas.parallel_efficiency(one_s, mine_s, result["axes"]["gpus"])
+    return f"{formulas.speedup(one_s, mine_s):.2f} ({share:.0%})"
 
 
 def _against_fp64(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
     fp64 = comparable.reference(result, records, "precision", "fp64")
-    return "-" if fp64 is None else f"{timing.speedup(fp64['total_s'], result['total_s']):.2f}"
+    return "-" if fp64 is None else f"{formulas.speedup(fp64['total_s'], result['total_s']):.2f}"
 
 
 def _number(value: float | None, form: str) -> str:

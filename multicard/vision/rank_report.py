@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from multicard.measure import timing
+from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES
 from multicard.ranks import meeting
 from multicard.ranks.elastic import Rank
@@ -90,7 +90,7 @@ class Report:
         *before, segment = self.content["segments"]
         segment["steps"] = steps - segment["first_step"]
         segment["trained_s"] = elapsed_s - sum(earlier["trained_s"] for earlier in before)
-        peaks = [timing.peak_memory_bytes(device) for device in self.devices]
+        peaks = [memory.peak_memory_bytes(device) for device in self.devices]
         self.content["peak_memory_bytes"] = max(self.content["peak_memory_bytes"] or 0, *peaks)
         self.write()
 

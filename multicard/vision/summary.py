@@ -6,7 +6,7 @@ import numpy as np
 
 from multicard.config.base import Placement
 from multicard.config.vision import DdpConfig, StrategyName, VisionConfig
-from multicard.measure import timing
+from multicard.measure import formulas
 from multicard.measure.timing import PHASES
 from multicard.ranks.meeting import peak_memory
 
@@ -97,7 +97,7 @@ def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]
         **{key: mine[0][key] for key in ("test_loss", "test_accuracy", "test_right", "test_samples")},
         "samples": distinct,
         "samples_trained": trained,
-        "images_per_s": timing.throughput_per_s([distinct], [train_s]),
+        "images_per_s": formulas.throughput_per_s([distinct], [train_s]),
     }
 
 
@@ -108,21 +108,21 @@ def _rates(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], warmup_ste
     `trained_images_per_s` counts each time.
     """
     if not table:
-        empty = {"step_s": timing.statistics([], warmup_steps), "phases_s": None}
+        empty = {"step_s": formulas.statistics([], warmup_steps), "phases_s": None}
         return {**empty, "images_per_s": None, "trained_images_per_s": None}
     number = table["epoch"] * ranks[0]["steps_per_epoch"] + table["step"]
     warmup = _warmup(number.max() + 1, ranks[0]["segments"], warmup_steps)
     measured = ~warmup[number]
     by_rank = [measured & (table["rank"] == rank["rank"]) for rank in ranks]
     samples = [table["samples"][rows].sum() for rows in by_rank]
-    trained_per_s = timing.throughput_per_s(samples, [table["step_s"][rows].sum() for rows in by_rank])
+    trained_per_s = formulas.throughput_per_s(samples, [table["step_s"][rows].sum() for rows in by_rank])
     trained = table["samples"][table["epoch"] == 0].sum()
     # a step lasts until its slowest rank is done
     phases_s = {phase: float(table[f"{phase}_s"][measured].mean()) for phase in PHASES} if measured.any() else None
     slowest_s = np.zeros(len(warmup))
     np.maximum.at(slowest_s, number, table["step_s"])
     return {
-        "step_s": timing.statistics(slowest_s[~warmup], 0) | {"warmup_count": int(warmup.sum())},
+        "step_s": formulas.statistics(slowest_s[~warmup], 0) | {"warmup_count": int(warmup.sum())},
         "images_per_s": trained_per_s and trained_per_s * ranks[0]["distinct_samples"] / trained,
         "trained_images_per_s": trained_per_s,
         "phases_s": phases_s,  # mean a step and rank
@@ -177,7 +177,7 @@ def _communication(
     buffers = first["buffer_bytes"]
     started = first["parameter_bytes"] + buffers
     return {
-        "all_reduce": round(steps * timing.ring_all_reduce_bytes(first["gradient_bytes"], world)),
+        "all_reduce": round(steps * formulas.ring_all_reduce_bytes(first["gradient_bytes"], world)),
         "broadcast": started + steps * buffers + len(first["epochs"]) * first["statistics_bytes"],
         "per": "rank",
         "source": "computed",

@@ -27,7 +27,7 @@ from multicard.config.vision import (
     StrategyName,
     VisionConfig,
 )
-from multicard.measure import timing
+from multicard.measure import memory, timing
 from multicard.measure.ranges import Ranges
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
 from multicard.ranks.elastic import Rank
@@ -114,7 +114,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
         report.content["compile_s"] = compiling.compile_now(loop, report.devices)
     start = resume.restore(loop, report)
     for used in report.devices:
-        timing.reset_peak_memory(used)
+        memory.reset_peak_memory(used)
     gc.collect()
     gc.freeze()
     gc.disable()

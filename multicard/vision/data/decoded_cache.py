@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from multicard.measure import timing; from multicard.records import run_folder
 from multicard.config.base import require
 from multicard.config.vision import CacheMode, ImagesConfig
 from multicard.machine.environment import cores
+from multicard.measure import timing
+from multicard.records import run_folder
 from multicard.vision.data import datasets
 from multicard.vision.data.datasets import Data, Split
 

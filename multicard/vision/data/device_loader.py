@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from multicard.measure import timing
+from multicard.measure import memory
 from multicard.vision.data import preprocess
 from multicard.vision.data.loaders import Batch, Source
 
@@ -114,4 +114,4 @@ def budget_bytes(source: Source) -> int:
     set_by_user = source.config.dataset.device_budget_bytes
     if set_by_user is not None:
         return set_by_user
-    return int(BUDGET_SHARE * timing.free_memory_bytes(source.device))
+    return int(BUDGET_SHARE * memory.free_memory_bytes(source.device))

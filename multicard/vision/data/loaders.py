@@ -107,7 +107,9 @@ class WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __init__(self, source: Source) -> None:
         self.source, self.split = source, source.split
-        self.prepare = preprocess.Preparation(source.config.dataset, source.transfer, pin=source.pin and not source.workers)
+        self.prepare = preprocess.Preparation(
+            source.config.dataset, source.transfer, pin=source.pin and not source.workers
+        )
 
     def __len__(self) -> int:
         return len(self.split)
