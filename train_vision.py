@@ -6,17 +6,17 @@ import hydra
 from omegaconf import DictConfig
 
 from multicard import cli
-from multicard.config import base, vision
+from multicard.config import registry, vision
 from multicard.controller import run
-from multicard.vision.workload import KIND
+from multicard.vision.workload import WORKLOAD
 
-base.register()
+registry.register()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train_vision")
 def main(cfg: DictConfig) -> None:
-    run.cell(KIND, cfg)
+    run.cell(WORKLOAD, cfg)
 
 
 if __name__ == "__main__":
-    sys.exit(cli.execute(main, KIND, vision.VisionConfig, vision.SCHEMAS, vision.ExperimentName))
+    sys.exit(cli.execute(main, WORKLOAD, vision.VisionConfig, vision.SCHEMAS, vision.ExperimentName))

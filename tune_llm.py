@@ -6,17 +6,17 @@ import hydra
 from omegaconf import DictConfig
 
 from multicard import cli
-from multicard.config import base, llm
+from multicard.config import llm, registry
 from multicard.controller import run
-from multicard.llm.workload import KIND
+from multicard.llm.workload import WORKLOAD
 
-base.register()
+registry.register()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="tune_llm")
 def main(cfg: DictConfig) -> None:
-    run.cell(KIND, cfg)
+    run.cell(WORKLOAD, cfg)
 
 
 if __name__ == "__main__":
-    sys.exit(cli.execute(main, KIND, llm.LlmConfig, llm.SCHEMAS, llm.ExperimentName))
+    sys.exit(cli.execute(main, WORKLOAD, llm.LlmConfig, llm.SCHEMAS, llm.ExperimentName))

@@ -27,14 +27,15 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
-from multicard.config import base
+from multicard.config import registry
 from multicard.config.vision import VisionConfig
 from multicard.machine.environment import cores, cpu_model
 from multicard.measure import memory, timing
-from multicard.ranks import elastic
+from multicard.ranks import process
 from multicard.vision.data import datasets
-from multicard.vision.data.datasets import Split
-from multicard.vision.data.loaders import LOADERS, Source
+from multicard.vision.data.batch import Source
+from multicard.vision.data.loaders import LOADERS
+from multicard.vision.data.splits import Split
 
 ROOT = Path(__file__).parent.parent
 BATCH = 64
@@ -171,8 +172,8 @@ def main() -> None:
     parser.add_argument("--mnist", help="a folder that holds MNIST/raw")
     parser.add_argument("--images", help="a folder that holds train/<class>/ and validation/<class>/")
     args = parser.parse_args()
-    base.register()
-    elastic.tune_malloc()
+    registry.register()
+    process.tune_malloc()
     torch.set_num_threads(cores())
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     where = torch.cuda.get_device_name() if device.type == "cuda" else cpu_model()

@@ -20,12 +20,12 @@ from hydra.core.utils import setup_globals
 from hydra.types import HydraContext, RunMode
 
 from benchmarks.overhead import spread
-from multicard.config import base
-from multicard.controller.run import SESSION
+from multicard.config import registry
+from multicard.controller.session import SESSION
 from multicard.machine.environment import cores, cpu_model
 from multicard.measure.timing import clock_s
 from multicard.sweep import plan, slurm_submit
-from multicard.vision.workload import KIND
+from multicard.vision.workload import WORKLOAD
 
 ROOT = Path(__file__).parent.parent
 
@@ -64,8 +64,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--submit", action="store_true", help="to the SLURM that sbatch finds")
     args = parser.parse_args()
-    base.register()
-    SESSION.kind = KIND
+    registry.register()
+    SESSION.kind = WORKLOAD
     print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}, {args.cells} cells")
     rounds = []
     for _ in range(args.rounds):

@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.input import make_jpegs, options_of
-from multicard.config import base
+from multicard.config import registry
 from multicard.config.base import Placement
 from multicard.config.vision import VisionConfig
 from multicard.machine.environment import cores, cpu_model
 from multicard.ranks import elastic
-from multicard.ranks.elastic import Job, Rank
+from multicard.ranks.process import Job, Rank
 from multicard.records.progress import Board
 
 FEW = 128  # images: a set of almost no size
@@ -34,8 +34,9 @@ def hold(rank: Rank, options: VisionConfig, images: int, folder: Path) -> None:
     from multicard.measure import memory
     from multicard.ranks.meeting import meet
     from multicard.vision.data import datasets
-    from multicard.vision.data.loaders import LOADERS, Source
-    from multicard.vision.strategy import Strided
+    from multicard.vision.data.batch import Source
+    from multicard.vision.data.loaders import LOADERS
+    from multicard.vision.data.samplers import Strided
 
     content = datasets.load(options.dataset, 0)
     order = Strided(len(content.train), 0, 1)
@@ -70,7 +71,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--loaders", nargs="+", default=["torch", "batched", "device"])
     args = parser.parse_args()
-    base.register()
+    registry.register()
     whole = args.images * args.image_size**2 * 3
     print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}; {args.images} images, {whole / 1e6:,.0f} MB")
     print("\n| loader | cache | ranks | held in all, MB | a rank more, of the data set |\n|---|---|---|---|---|")

@@ -27,13 +27,13 @@ from torch.amp.grad_scaler import GradScaler
 from torchvision import models
 
 from benchmarks.input import options_of
-from multicard.config import base
+from multicard.config import registry
 from multicard.config.base import PrecisionName
 from multicard.machine.environment import cores, cpu_model
 from multicard.measure import memory, timing
-from multicard.ranks import elastic
+from multicard.ranks import process
+from multicard.vision.optim import OPTIMIZERS
 from multicard.vision.precision import PRECISIONS, choose
-from multicard.vision.train import OPTIMIZERS
 
 STEPS = 6  # a turn
 
@@ -116,8 +116,8 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", default=["fp64", "fp32", "fp16", "bf16"], choices=list(PRECISIONS))
     parser.add_argument("--compile", action="store_true", help="measure compiled steps too: a minute each to compile")
     args = parser.parse_args()
-    base.register()
-    elastic.tune_malloc()
+    registry.register()
+    process.tune_malloc()
     torch.set_num_threads(cores())
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     torch.backends.cudnn.benchmark = True

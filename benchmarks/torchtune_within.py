@@ -22,15 +22,15 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from benchmarks.overhead import spread
-from multicard.config import base
+from multicard.config import registry
 from multicard.config.llm import LlmConfig
 from multicard.controller import run
-from multicard.llm.workload import KIND
+from multicard.llm.workload import WORKLOAD
 from multicard.machine.allocation import Allocation
 from multicard.machine.environment import cores, cpu_model
 from multicard.measure.timing import clock_s
 from multicard.ranks import elastic
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
 from multicard.records.progress import Board
 
 ROOT = Path(__file__).parent.parent
@@ -77,13 +77,13 @@ def step_times_s(words: list[str], block: int) -> np.ndarray:
         typed = OmegaConf.to_object(compose("tune_llm", ["name=benchmark", *fixed, *words]))
     assert isinstance(typed, LlmConfig)
     allocation = Allocation()
-    placement = run.check(KIND, typed, allocation)
+    placement = run.check(WORKLOAD, typed, allocation)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        elastic.warm_up("cpu", [*KIND.preload, "benchmarks.torchtune_within"])
+        elastic.warm_up("cpu", [*WORKLOAD.preload, "benchmarks.torchtune_within"])
         Board(folder, placement.world_size, create=True)
-        arguments = (*KIND.arguments(typed, placement, folder), block)
-        job = run.job_of(KIND, typed, placement, folder, allocation)
+        arguments = (*WORKLOAD.arguments(typed, placement, folder), block)
+        job = run.job_of(WORKLOAD, typed, placement, folder, allocation)
         failure = elastic.launch("benchmarks.torchtune_within:tune", arguments, placement, job)
         assert failure is None, failure
         return np.diff(json.loads((folder / MARKS).read_text()))
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="options of tune_llm.py, at one rank and a supervised method")
     args = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    base.register()
+    registry.register()
     print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}")
     step_s = step_times_s(args.words, args.steps)
     blocks = np.median(step_s[: len(step_s) // args.steps * args.steps].reshape(-1, args.steps), axis=1)

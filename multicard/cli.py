@@ -12,12 +12,14 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from multicard.config.job import require
-from multicard.controller import run
+from multicard.controller import session, workload
 
 Schemas = dict[str, dict[str, type]]
 
 
-def execute(main: Callable[[], None], kind: run.Kind, root: type, groups: Schemas, experiments: Iterable[str]) -> int:
+def execute(
+    main: Callable[[], None], kind: workload.Workload, root: type, groups: Schemas, experiments: Iterable[str]
+) -> int:
     """Call a function that `hydra.main` decorated, print the table of what it measured and return the exit code.
 
     Args:
@@ -25,13 +27,13 @@ def execute(main: Callable[[], None], kind: run.Kind, root: type, groups: Schema
             experiments: the options of `experiment` that are for this entry.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
-    run.SESSION.kind = kind
+    session.SESSION.kind = kind
     try:
         check_sweep(sys.argv[1:], Path(sys.argv[0]).name, list(experiments))
         main()
     except ValueError as error:  # of a sweep as a whole: nothing was started
         print(f"refused: {error}", file=sys.stderr)
-        run.close()
+        session.close()
         return 1
     except (HydraException, OmegaConfBaseException) as error:
         causes = [str(part) for part in (error, error.__cause__) if part is not None]
@@ -39,9 +41,9 @@ def execute(main: Callable[[], None], kind: run.Kind, root: type, groups: Schema
         return 1
     except KeyboardInterrupt:
         print("interrupted by SIGINT", file=sys.stderr)
-        run.close()
+        session.close()
         return 1
-    return run.close()
+    return session.close()
 
 
 def check_sweep(words: list[str], entry: str, experiments: list[str]) -> None:

@@ -13,13 +13,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from multicard.config import base
+from multicard.config import registry
 from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
-from multicard.controller import run
+from multicard.controller import run, session
 from multicard.llm import workload as llm
 from multicard.ranks import elastic
-from multicard.vision.workload import KIND
+from multicard.vision.workload import WORKLOAD
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared" / "data"  # real data: tests that need it skip where it is absent
@@ -35,7 +35,7 @@ SMALL = (
     "tracker.mode=disabled",
 )
 
-base.register()
+registry.register()
 
 # Each worker of pytest-xdist keeps to a core of its own: threads that wait for one another across tests would spin
 _worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
@@ -71,7 +71,7 @@ def has_dali() -> bool:
 
 def warm_up() -> None:
     """Have this process's ranks forked with everything imported: the first call decides."""
-    elastic.warm_up("cpu", [*llm.KIND.preload, *KIND.preload, "tests.rank_work", "tests.rank_work_llm"])
+    elastic.warm_up("cpu", [*llm.WORKLOAD.preload, *WORKLOAD.preload, "tests.rank_work", "tests.rank_work_llm"])
 
 
 def shared(name: str) -> Path:
@@ -91,7 +91,7 @@ def measured(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     def measure(*overrides: str) -> dict[str, Any]:
         calls.append(overrides)
         cfg = composed(*SMALL, *overrides)
-        return run.measure(KIND, cfg, tmp_path / "sweep" / str(len(calls)), keep_refused=True)
+        return run.measure(WORKLOAD, cfg, tmp_path / "sweep" / str(len(calls)), keep_refused=True)
 
     return measure
 
@@ -105,7 +105,7 @@ def tuned(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     def measure(*overrides: str) -> dict[str, Any]:
         calls.append(overrides)
         cfg = composed("tracker.mode=disabled", "max_steps=4", "skip_steps=1", *overrides, entry="tune_llm")
-        return run.measure(llm.KIND, cfg, tmp_path / "sweep" / str(len(calls)), keep_refused=True)
+        return run.measure(llm.WORKLOAD, cfg, tmp_path / "sweep" / str(len(calls)), keep_refused=True)
 
     return measure
 
@@ -126,7 +126,7 @@ def called(
 
     def call(*words: str, entry: str = "train_vision.py") -> tuple[int, str]:
         warm_up()
-        run.SESSION.__init__()
+        session.SESSION.__init__()
         monkeypatch.setattr(sys, "argv", [entry, *words])
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
@@ -135,7 +135,7 @@ def called(
         return int(str(ended.value)), printed.out + printed.err
 
     yield call
-    run.SESSION.records.clear()  # of this command alone
+    session.SESSION.records.clear()  # of this command alone
 
 
 SLOW = ("test_digits_are_learnt", "test_a_documented", "test_compiling", "test_resume")  # half a minute or more

@@ -17,13 +17,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
 from multicard.config.vision import StrategyName, VisionConfig
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
 from multicard.vision import compiling, models, strategy
-from multicard.vision.data import datasets
-from multicard.vision.data.loaders import LOADERS, Input, Samples, Source
+from multicard.vision.data import datasets, splits
+from multicard.vision.data.batch import Input, Source
+from multicard.vision.data.loaders import LOADERS, Samples
+from multicard.vision.data.samplers import Rest, Strided
+from multicard.vision.loop import Loop
+from multicard.vision.optim import OPTIMIZERS, SCHEDULES
 from multicard.vision.precision import PRECISIONS
-from multicard.vision.strategy import STRATEGIES, Rest, Share, Strided, unwrap
-from multicard.vision.train import OPTIMIZERS, SCHEDULES, Loop, train
+from multicard.vision.strategy import STRATEGIES, Share, unwrap
+from multicard.vision.train import train
 
 
 def save(rank: Rank, folder: Path, value: Any) -> None:
@@ -33,7 +37,7 @@ def save(rank: Rank, folder: Path, value: Any) -> None:
 def reads(rank: Rank, configs: list[VisionConfig], folder: Path, samples: int) -> None:
     """For each strategy and loader: the samples' numbers in each batch of two epochs, and which are trained on."""
     images = np.random.default_rng(0).integers(0, 256, (samples, 8, 8), np.uint8)
-    numbered = datasets.Split(images, np.arange(samples))
+    numbered = splits.Split(images, np.arange(samples))
     seen: dict[str, Any] = {}
     for name in (StrategyName.ddp_ds, StrategyName.ddp_rr, StrategyName.ddp):
         sharded = name is StrategyName.ddp_ds and rank.world_size > 1
@@ -69,7 +73,7 @@ def shares(rank: Rank, config: VisionConfig, folder: Path, samples: int) -> None
 
 
 def feed(
-    split: datasets.Split, sampler: Sampler[int], config: VisionConfig, transfer: torch.dtype = torch.float32
+    split: splits.Split, sampler: Sampler[int], config: VisionConfig, transfer: torch.dtype = torch.float32
 ) -> Input:
     return LOADERS[config.loader.name](Source(split, sampler, config.batch_size, 0, config, transfer))
 

@@ -10,7 +10,7 @@ from multicard.config.llm import LlmConfig
 from multicard.llm import recipes, tune
 from multicard.llm.rank_report import Report
 from multicard.llm.step_probe import Probe
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
 
 
 def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from analysis.__main__ import main
-from analysis.claims import CLAIMS, Verdict, chosen
+from analysis.claims import CLAIMS, Verdict, chosen, judge
 from analysis.claims import render as told
-from analysis.claims import verdicts as judge
 from analysis.papers import experiments
 from analysis.runs import load, steps
 from tests import records

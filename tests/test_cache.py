@@ -15,8 +15,8 @@ from PIL import Image
 
 from multicard.config.vision import ImagesConfig
 from multicard.records import run_folder
-from multicard.vision.data import datasets, decoded_cache
-from multicard.vision.data.datasets import Data
+from multicard.vision.data import datasets, decoded_cache, splits
+from multicard.vision.data.splits import Data
 from tests.conftest import ROOT, composed, typed
 
 COUNT = 6
@@ -46,7 +46,7 @@ def built(content: Data) -> list[bool]:
 
 
 def decoded(root: Path) -> np.ndarray:
-    return np.stack([datasets.decode(path, 32) for path in sorted((root / "train").rglob("*.png"))])
+    return np.stack([splits.decode(path, 32) for path in sorted((root / "train").rglob("*.png"))])
 
 
 def whole(content: Data, root: Path) -> bool:

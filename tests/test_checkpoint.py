@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from multicard.ranks import checkpoint
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
 
 
 def alone(world_size: int = 1) -> Rank:

@@ -12,9 +12,9 @@ from multicard.config.vision import DatasetName, LayoutName, OptimizerName, Sche
 from multicard.records import identity
 from multicard.vision.data.datasets import LOADS
 from multicard.vision.data.loaders import LOADERS
+from multicard.vision.optim import OPTIMIZERS, SCHEDULES
 from multicard.vision.precision import PRECISIONS, choose
 from multicard.vision.strategy import STRATEGIES
-from multicard.vision.train import OPTIMIZERS, SCHEDULES
 from tests.conftest import ROOT, composed, typed
 
 GROUPS = {

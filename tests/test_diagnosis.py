@@ -12,7 +12,7 @@ from multicard.bottleneck import ablations, diagnosis
 from multicard.config.base import Placement
 from multicard.controller import run
 from multicard.llm import workload as llm
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
 from multicard.vision import workload as vision
 from tests.conftest import SMALL, composed, typed, typed_llm, warm_up
 
@@ -100,7 +100,7 @@ def test_every_bound_has_its_words_and_its_advice():
     [
         ("tests.rank_work:train_on_slow_data", ("model.width=0.25",), "input", 16 * 0.015),
         ("tests.rank_work:train_over_slow_gloo", ("gpus=2", "model.width=0.25"), "communication", 0.3),
-        (vision.KIND.work, ("dataset.image_size=128", "dataset.train_limit=32"), "compute", 0.05),
+        (vision.WORKLOAD.work, ("dataset.image_size=128", "dataset.train_limit=32"), "compute", 0.05),
     ],
 )
 def test_a_run_is_bound_by_what_was_made_slow(
@@ -108,7 +108,7 @@ def test_a_run_is_bound_by_what_was_made_slow(
 ):
     warm_up()
     cfg = composed(*SMALL, "diagnose=true", *words)
-    result = run.measure(replace(vision.KIND, work=work), cfg, tmp_path / "run", keep_refused=True)
+    result = run.measure(replace(vision.WORKLOAD, work=work), cfg, tmp_path / "run", keep_refused=True)
     assert result["status"] == "ok", result["cause"]
     found = result["diagnosis"]
     assert found["bound"] == bound, found

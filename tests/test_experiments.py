@@ -75,7 +75,7 @@ def plan(called: Called, monkeypatch: pytest.MonkeyPatch) -> Plan:
 
 
 def axes(config: RunConfig) -> dict[str, Any]:
-    return llm.KIND.axes(config, "-") if isinstance(config, LlmConfig) else vision.KIND.axes(config, "-")
+    return llm.WORKLOAD.axes(config, "-") if isinstance(config, LlmConfig) else vision.WORKLOAD.axes(config, "-")
 
 
 def varied(configs: list[RunConfig]) -> dict[str, set[Any]]:
@@ -120,7 +120,7 @@ def test_no_cell_of_the_full_model_is_refused_for_its_sizes(plan: Plan):
             assert isinstance(config, LlmConfig)
             what = (config.method.name, config.gpus)
             if what not in checked:
-                llm.KIND.check(config)
+                llm.WORKLOAD.check(config)
                 checked.add(what)
     assert len(checked) == 12
 
@@ -143,14 +143,14 @@ def test_at_smoke_scale_it_has_the_same_axes_on_small_things(name: str, plan: Pl
         if isinstance(config, VisionConfig):
             assert config.dataset.name == "digits" and config.dataset.image_size <= 96 and config.epochs <= 3
             if config.loader.name != "dali" or has_dali():
-                vision.KIND.check(config)
+                vision.WORKLOAD.check(config)
         else:
             assert isinstance(config, LlmConfig) and config.model.name == "llama3_tiny" and config.max_steps == 4
 
 
 def test_every_tiny_method_fits_its_ranks(plan: Plan):
     for config in plan("experiment=templates", "template=grammar", "scale=smoke", entry=TUNING):
-        llm.KIND.check(config)
+        llm.WORKLOAD.check(config)
 
 
 WINS = [

@@ -15,7 +15,7 @@ from multicard.config.llm import MethodName, TemplateName
 from multicard.energy import sampler
 from multicard.llm import torchtune_config
 from multicard.ranks import elastic
-from multicard.ranks.elastic import Job
+from multicard.ranks.process import Job
 from multicard.records import run_folder
 from multicard.records.progress import Board
 from tests.conftest import typed_llm, warm_up

@@ -13,12 +13,14 @@ from PIL import Image
 from torch.utils.data import Sampler
 
 from multicard.config.vision import LoaderName
-from multicard.vision.data.datasets import Split, decode, load
+from multicard.vision.data.batch import Batch, Source
+from multicard.vision.data.datasets import load
 from multicard.vision.data.device_loader import Resident
-from multicard.vision.data.loaders import LOADERS, Batch, Samples, Source
+from multicard.vision.data.loaders import LOADERS, Samples
 from multicard.vision.data.preprocess import Preparation
+from multicard.vision.data.samplers import Rest, Shuffled, Strided
+from multicard.vision.data.splits import Split, decode
 from multicard.vision.precision import PRECISIONS
-from multicard.vision.strategy import Rest, Shuffled, Strided
 from tests.conftest import has_dali, typed
 
 DALI = pytest.param("dali", marks=pytest.mark.skipif(not has_dali(), reason="no DALI (make dali)"))

@@ -83,7 +83,7 @@ def test_step_timer_on_cpu():
 
 PEAK = """
 import torch
-from multicard import measure
+from multicard.measure import memory as measure
 device = torch.device("cpu")
 measure.reset_peak_memory(device)
 before = measure.peak_memory_bytes(device)

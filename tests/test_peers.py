@@ -14,8 +14,8 @@ import pytest
 from multicard.controller import peers
 from multicard.controller.peers import Guest, Peers
 from multicard.machine.allocation import Allocation
-from multicard.ranks import elastic
-from multicard.ranks.elastic import Failure
+from multicard.ranks import failures
+from multicard.ranks.failures import Failure
 
 HOSTS = ("localhost", "second", "third")
 
@@ -27,7 +27,7 @@ CONNECTIONS: list[Any] = []
 def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Failure]]:
     """What would have ended this process. No thread that listens outlives the test: it would really end it."""
     told: list[Failure] = []
-    monkeypatch.setattr(elastic, "end", told.append)
+    monkeypatch.setattr(failures, "end", told.append)
     yield told
     for connection in CONNECTIONS:
         if not connection.closed:
@@ -148,7 +148,7 @@ def test_what_a_node_refuses_is_refused_by_all(ended: list[Failure]):
 
 def test_a_node_that_does_not_come_up_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(peers, "MEETING_S", 0.3)
-    with pytest.raises(elastic.Interrupted, match="no controller came up on second, third"):
+    with pytest.raises(failures.Interrupted, match="no controller came up on second, third"):
         Peers(allocation(0)).meet()
 
 
@@ -159,5 +159,5 @@ def test_a_stranger_is_not_let_in(monkeypatch: pytest.MonkeyPatch):
     with ThreadPoolExecutor(2) as pool:
         waiting, knocking = pool.submit(head.meet), pool.submit(Guest, other, print)
         for one in (waiting, knocking):
-            with pytest.raises(elastic.Interrupted):
+            with pytest.raises(failures.Interrupted):
                 one.result(20)

@@ -11,11 +11,12 @@ import torch
 from multicard.config.base import Placement
 from multicard.config.vision import VisionConfig
 from multicard.ranks import checkpoint, elastic
-from multicard.ranks.elastic import Failure, Job
+from multicard.ranks.failures import Failure
+from multicard.ranks.process import Job
 from multicard.records import run_folder
 from multicard.records.progress import Board
 from multicard.vision.summary import summarise
-from multicard.vision.workload import KIND
+from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, typed, warm_up
 
 STREAMED = ("dataset.device_budget_bytes=0", "dataset.augment=true")
@@ -51,7 +52,7 @@ class Case:
         board.ask_stop(stop_at)
         job = Job(self.folder, self.device, "gloo", 1, 1, "tuned")
         try:
-            return elastic.launch(KIND.work, (self.config, self.folder, self.workers), self.placement, job)
+            return elastic.launch(WORKLOAD.work, (self.config, self.folder, self.workers), self.placement, job)
         finally:
             board.remove()
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from multicard.controller import run
-from multicard.controller.run import SESSION
-from multicard.ranks.elastic import Failure
+from multicard.controller.session import SESSION
+from multicard.ranks.failures import Failure
 from multicard.records import run_folder
-from multicard.vision.workload import KIND
+from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, shared
 
 Measured = Callable[..., dict[str, Any]]
@@ -222,7 +222,7 @@ def test_the_end_of_a_job_is_recorded_over_what_an_earlier_one_left(
 ):
     if before is not None:
         run_folder.write_json(tmp_path / "result.json", before)
-    run.fail(KIND, composed(*SMALL), tmp_path, "timeout", Failure("slurm", "gone"), job)
+    run.fail(WORKLOAD, composed(*SMALL), tmp_path, "timeout", Failure("slurm", "gone"), job)
     found = run_folder.read_json(tmp_path / "result.json")
     assert found is not None
     assert (found["status"] == "timeout") is written

@@ -19,10 +19,11 @@ from multicard.energy.sampler import Sampler
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s, pause
 from multicard.ranks import elastic
-from multicard.ranks.elastic import Failure, Job
+from multicard.ranks.failures import Failure
+from multicard.ranks.process import Job
 from multicard.records import run_folder
 from multicard.sweep import job
-from multicard.vision.workload import KIND
+from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, typed
 from tests.nvml_stand_in import Gpu, Nvml, install, process
 
@@ -193,7 +194,7 @@ def test_another_node_leaves_its_part_unless_the_run_is_recorded_by_then(
     guest = SimpleNamespace(arguments=lambda: (typed(*words), (), 2), answer=lambda _: True, finish=end)
     monkeypatch.setattr(job, "Guest", lambda *_: guest)
     monkeypatch.setattr(elastic, "launch", lambda *_: failure)
-    cell = job.SlurmJob(KIND, composed(*words), tmp_path, None)
+    cell = job.SlurmJob(WORKLOAD, composed(*words), tmp_path, None)
     assert cell._run_ranks(Allocation(("n1", "n2"), 1, "7")) == failure
     assert left == [["s02_n01.json", "s02_n01.parquet"] if failure is None else []]  # before node 0 hears of the end
 

@@ -8,7 +8,7 @@ import pytest
 from multicard.controller import attempts
 from multicard.machine import slurm
 from multicard.machine.allocation import Allocation
-from multicard.ranks.elastic import Failure
+from multicard.ranks.failures import Failure
 from multicard.records import run_folder
 
 JOB = Allocation(("n1", "n2"), job="12_3")

@@ -9,8 +9,9 @@ import torch
 
 from multicard.config.base import Placement
 from multicard.config.vision import LoaderName, VisionConfig
-from multicard.ranks import elastic
-from multicard.ranks.elastic import Failure, Job
+from multicard.ranks import elastic, failures
+from multicard.ranks.failures import Failure
+from multicard.ranks.process import Job
 from multicard.records.progress import Board
 from multicard.vision.data import datasets
 from multicard.vision.data.loaders import LOADERS
@@ -156,7 +157,7 @@ def test_communication_is_computed_from_what_ddp_puts_in_its_buckets(tmp_path: P
     ],
 )
 def test_memory_that_ran_out_is_told_from_other_errors(error: BaseException, expected: bool):
-    assert elastic.is_oom(error) is expected
+    assert failures.is_oom(error) is expected
 
 
 @pytest.mark.parametrize(

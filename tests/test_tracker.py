@@ -12,7 +12,7 @@ import wandb
 
 from multicard.config import base
 from multicard.config.base import TrackerMode
-from multicard.controller.run import SESSION, close
+from multicard.controller.session import SESSION, close
 from multicard.records import run_folder
 from multicard.tracking.wandb_mirror import flatten, step_rows
 from tests import wandb_file

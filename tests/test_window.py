@@ -18,8 +18,8 @@ from multicard.measure.timing import PHASES
 from multicard.profiling import metrics, nsys_launch, run_profile
 from multicard.profiling.capture import Window
 from multicard.profiling.load import read
-from multicard.ranks import elastic
-from multicard.ranks.elastic import Job, Rank
+from multicard.ranks import elastic, failures
+from multicard.ranks.process import Job, Rank
 from multicard.records import comparable
 from tests.conftest import warm_up
 from tests.profiler_files import Event, write_nsys
@@ -143,7 +143,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def wrapped(folder: Path, work: str) -> elastic.Failure | None:
+def wrapped(folder: Path, work: str) -> failures.Failure | None:
     """Two ranks, each under nsys."""
     warm_up()
     (folder / "profile").mkdir(parents=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 class LocalLauncher(SweepLauncher):
     def measure(self, planned: "list[Planned]", left: "list[Planned]") -> None:
-        from multicard.controller.run import SESSION
+        from multicard.controller.session import SESSION
         from multicard.sweep import plan
 
         for cell in left:

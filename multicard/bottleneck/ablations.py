@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from multicard.measure import memory, timing
 from multicard.profiling.capture import agreed
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
 
 ROUNDS = 5
 BLOCK_S = 0.3  # that a twin should take a round

@@ -13,7 +13,6 @@ from json import dumps, loads
 from types import UnionType
 from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from multicard.config.job import ASKED, Device, JobConfig, require
@@ -216,15 +215,3 @@ def plain(config: RunConfig) -> dict[str, Any]:
 
 
 PROFILES: dict[str, type] = {name: ProfileConfig if name is ProfileName.none else WindowConfig for name in ProfileName}
-
-
-def register() -> None:
-    """Put the schemas where the files under `conf/` look for them (`schema/...`)."""
-    from multicard.config import llm, vision
-
-    store = ConfigStore.instance()
-    store.store(group="schema", name="vision", node=vision.VisionConfig)
-    store.store(group="schema", name="llm", node=llm.LlmConfig)
-    for group, options in (*vision.SCHEMAS.items(), *llm.SCHEMAS.items()):
-        for name, node in options.items():
-            store.store(group=f"schema/{group}", name=name, node=node)

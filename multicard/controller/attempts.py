@@ -6,7 +6,7 @@ from typing import Any
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import timestamp
 from multicard.ranks import checkpoint
-from multicard.ranks.elastic import Failure
+from multicard.ranks.failures import Failure
 from multicard.records import run_folder
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s, pause
-from multicard.ranks import elastic
-from multicard.ranks.elastic import MEETING_S, Failure, Interrupted
+from multicard.ranks import failures
+from multicard.ranks.elastic import MEETING_S
+from multicard.ranks.failures import Failure, Interrupted
 
 Connection = Any  # multiprocessing.connection.Connection
 
@@ -99,7 +100,7 @@ class Peers:
         with self._lock:
             if failure is not None and self._failure is None and not self._closed:
                 self._failure = failure
-                elastic.end(failure)
+                failures.end(failure)
         self._ended[node].set()
 
     def outcome(self, failure: Failure | None) -> Failure | None:
@@ -177,7 +178,7 @@ class Guest:
             self._on_stop(message[1])
         with self._lock:
             if not self._finishing:
-                elastic.end(_lost(self._head) if self.head_lost else Failure("node", "node 0 ended the run"))
+                failures.end(_lost(self._head) if self.head_lost else Failure("node", "node 0 ended the run"))
         self._gone.set()
 
 

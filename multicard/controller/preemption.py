@@ -10,8 +10,8 @@ from multicard.controller.peers import Peers
 from multicard.machine import slurm
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s
-from multicard.ranks import checkpoint, elastic
-from multicard.ranks.elastic import Failure
+from multicard.ranks import checkpoint, failures
+from multicard.ranks.failures import Failure
 from multicard.records.progress import Board
 
 WARNINGS = {signal.SIGTERM, signal.SIGUSR2}
@@ -83,11 +83,13 @@ class Stop:
         failure = Failure("interrupt" if why == "cancelled" else why, SAYS[why], host=self._allocation.hosts[0])
         if not self._resumable or why == "cancelled" or not self._choose_step():
             if not self._done.is_set():
-                elastic.end(failure)
+                failures.end(failure)
             return
         self._asked = failure
         if not self._done.wait(SAVING_SHARE * self._allocation.grace_s - (clock_s() - warned_s)):
-            elastic.end(failure)  # the ranks were too slow: the job goes on from an earlier checkpoint, or starts again
+            failures.end(
+                failure
+            )  # the ranks were too slow: the job goes on from an earlier checkpoint, or starts again
 
     def _choose_step(self) -> bool:
         """Tell the ranks the step after which to stop: far enough ahead that none has passed it when it hears."""

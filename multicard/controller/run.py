@@ -1,10 +1,9 @@
 """One run from typed configuration to result.json: refuse, launch, watch, record."""
 
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,58 +20,22 @@ from multicard.controller import attempts
 from multicard.controller.peers import Peers
 from multicard.controller.preemption import Stop
 from multicard.controller.progress_bar import Watch
+from multicard.controller.session import SESSION, say
+from multicard.controller.workload import Workload
 from multicard.energy import sampler
 from multicard.machine import environment
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s, process_started_s, timestamp
 from multicard.profiling import nsys_launch
-from multicard.ranks import checkpoint, elastic
-from multicard.ranks.elastic import Failure, Interrupted, Job
-from multicard.records import identity, run_folder, table
+from multicard.ranks import checkpoint, elastic, failures
+from multicard.ranks.failures import Failure, Interrupted
+from multicard.ranks.process import Job
+from multicard.records import identity, run_folder
 from multicard.records.progress import Board
 from multicard.tracking.wandb_mirror import Mirror
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What one entry adds to a run.
-
-    `work` names the function that each rank calls ("module:function": imported there, not here); `arguments` gives
-    what it is called with after its `Rank`; `preload` are the modules that CPU ranks are forked with. `advise` names
-    the option to try next against what bounds a run. `unit` is what ranks count while they work, `nccl` the backend
-    that is meant where NCCL is. Ranks that are `resumable` save themselves and stop where the board says, and go on
-    from there when they are started again.
-    """
-
-    name: str
-    work: str
-    preload: tuple[str, ...]
-    check: Callable[[Any], None]
-    arguments: Callable[[Any, Placement, Path], tuple[Any, ...]]
-    axes: Callable[[Any, str], dict[str, Any]]
-    describe: Callable[[Any, Placement], str]
-    summarise: Callable[[Any, Placement, list[dict[str, Any]], Any, float | None], dict[str, Any]]
-    advise: Callable[[Any, Placement, str], str]
-    unit: str = "images"
-    nccl: str = "nccl"
-    resumable: bool = False
-
-
-@dataclass
-class Session:
-    """What this command has measured so far: a launcher of this process sets `label` before each cell ("[2/6] ")."""
-
-    kind: Kind | None = None
-    records: list[dict[str, Any]] = field(default_factory=list)
-    label: str = ""
-    begun: bool = False  # a run was begun: the next one's start-up does not count from the command
-    abandoned: bool = False  # jobs are in the queue that are not waited for
-
-
-SESSION = Session()
-
-
-def cell(kind: Kind, cfg: DictConfig) -> None:
+def cell(kind: Workload, cfg: DictConfig) -> None:
     """The task of a Hydra job: measure `cfg`, or take the record of an earlier measurement of it. Never raises."""
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
@@ -92,36 +55,8 @@ def cell(kind: Kind, cfg: DictConfig) -> None:
     run_folder.remove_empty(folder.parent)  # a single refused run leaves nothing
 
 
-def close() -> int:
-    """Print the table of what this command measured and return its exit code."""
-    alone_and_refused = [result["status"] for result in SESSION.records] == ["refused"] and not SESSION.label
-    if SESSION.records and not alone_and_refused:
-        table.show(SESSION.records)
-        show_profiles(SESSION.records)
-    bad = any(result["status"] in run_folder.BAD or "tracker_error" in result for result in SESSION.records)
-    return 1 if bad or SESSION.abandoned else 0
-
-
-def show_profiles(records: list[dict[str, Any]]) -> None:
-    """Print the table of metrics of a single profiled run; of several, how to see them."""
-    profiles = {result["folder"]: found for result in records if (found := result.get("profile")) is not None}
-    for folder, found in profiles.items():
-        if "error" in found:
-            say(f"profile: {found['error']} ({folder})", error=True)
-    rows = [found for found in profiles.values() if "rows" in found]
-    if len(records) == 1 and rows:
-        from rich.console import Console
-
-        from multicard.profiling import metrics, terminal
-
-        say("")
-        terminal.table(metrics.from_dict(rows[0]), Console(width=None if sys.stdout.isatty() else table.WIDTH), top=10)
-    elif rows:
-        say("Profiles: python -m multicard.profiling FOLDER/profile, with --against OTHER/profile to compare two")
-
-
 def measure(
-    kind: Kind,
+    kind: Workload,
     cfg: DictConfig,
     folder: Path,
     keep_refused: bool,
@@ -145,7 +80,7 @@ def measure(
     result, peers = _base(kind, cfg, folder, allocation.job), Peers(allocation)
     claimed = requeued = False
     try:
-        with elastic.interruptible():
+        with failures.interruptible():
             try:
                 run = _accept(kind, cfg, folder, started_s, allocation, peers)
             except ValueError as error:
@@ -172,13 +107,13 @@ def measure(
 STOPPED = ("timeout", "preempted")
 
 
-def refuse(kind: Kind, cfg: DictConfig, folder: Path, message: str, job: str | None = None) -> dict[str, Any]:
+def refuse(kind: Workload, cfg: DictConfig, folder: Path, message: str, job: str | None = None) -> dict[str, Any]:
     """The record of a cell of a sweep that was refused before it could be measured."""
     return _refuse(_base(kind, cfg, folder, job), message, keep=True)
 
 
 def fail(
-    kind: Kind, cfg: DictConfig, folder: Path, status: str, failure: Failure, job: str | None = None
+    kind: Workload, cfg: DictConfig, folder: Path, status: str, failure: Failure, job: str | None = None
 ) -> dict[str, Any]:
     """The record of a run whose controller is gone: what it had measured stays as it is."""
     return _fail(_base(kind, cfg, folder, job), failure, status)
@@ -186,7 +121,7 @@ def fail(
 
 def _refuse(result: dict[str, Any], message: str, keep: bool) -> dict[str, Any]:
     folder = Path(result["folder"])
-    result |= {"status": "refused", "cause": elastic.describe(Failure("refused", message))}
+    result |= {"status": "refused", "cause": failures.describe(Failure("refused", message))}
     say(f"{SESSION.label}refused: {message}", error=True)
     if keep and run_folder.finished(folder) is None and run_folder.owner(folder, result["job"]) is None:
         with suppress(OSError):  # where nothing can be written, the line above has to do
@@ -197,7 +132,7 @@ def _refuse(result: dict[str, Any], message: str, keep: bool) -> dict[str, Any]:
 
 def _fail(result: dict[str, Any], failure: Failure, status: str = "failed") -> dict[str, Any]:
     folder = Path(result["folder"])
-    result |= {"status": status, "cause": elastic.describe(failure)}
+    result |= {"status": status, "cause": failures.describe(failure)}
     before = run_folder.read_json(folder / "result.json")
     if before is None or (before["status"] not in run_folder.DONE and before.get("job") != result["job"]):
         _write_result(folder, result)
@@ -208,7 +143,7 @@ def _fail(result: dict[str, Any], failure: Failure, status: str = "failed") -> d
 class Run:
     """A run that was accepted: nothing is left that could be refused."""
 
-    kind: Kind
+    kind: Workload
     config: RunConfig
     placement: Placement
     folder: Path
@@ -217,11 +152,7 @@ class Run:
     arguments: tuple[Any, ...]
 
 
-def say(line: str, error: bool = False) -> None:
-    print(line, file=sys.stderr if error else sys.stdout, flush=True)
-
-
-def _base(kind: Kind, cfg: DictConfig, folder: Path, job: str | None) -> dict[str, Any]:
+def _base(kind: Workload, cfg: DictConfig, folder: Path, job: str | None) -> dict[str, Any]:
     return {
         "schema_version": run_folder.SCHEMA_VERSION,
         "kind": kind.name,
@@ -249,7 +180,7 @@ def typed(cfg: DictConfig) -> RunConfig:
     return config
 
 
-def check(kind: Kind, config: RunConfig, allocation: Allocation) -> Placement:
+def check(kind: Workload, config: RunConfig, allocation: Allocation) -> Placement:
     """Check on the machine that is to run it what can be checked before anything starts.
 
     Raises:
@@ -262,7 +193,9 @@ def check(kind: Kind, config: RunConfig, allocation: Allocation) -> Placement:
     return placement
 
 
-def _accept(kind: Kind, cfg: DictConfig, folder: Path, started_s: float, allocation: Allocation, peers: Peers) -> Run:
+def _accept(
+    kind: Workload, cfg: DictConfig, folder: Path, started_s: float, allocation: Allocation, peers: Peers
+) -> Run:
     """Check what can be checked before anything starts, on all nodes, and make the run folder.
 
     Raises:
@@ -288,7 +221,7 @@ def _accept(kind: Kind, cfg: DictConfig, folder: Path, started_s: float, allocat
 
 
 def _begin(
-    kind: Kind, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation, restarted: bool
+    kind: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation, restarted: bool
 ) -> tuple[Any, ...]:
     """Write what is known before the ranks start. Returns what they are called with."""
     if restarted and checkpoint.latest(folder) is None:
@@ -300,7 +233,7 @@ def _begin(
     return kind.arguments(config, placement, folder)
 
 
-def job_of(kind: Kind, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:
+def job_of(kind: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:
     """What the ranks of this node need to know to start."""
     return Job(
         folder,
@@ -366,7 +299,7 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
             "identity": config.identity(),
             "config": plain(config),
             "status": _status(failure),
-            "cause": None if failure is None else elastic.describe(failure),
+            "cause": None if failure is None else failures.describe(failure),
             "ended_at": timestamp(),
             "startup_s": None if trained_s is None else trained_s - run.started_s,
             **run.kind.summarise(config, placement, ranks, steps, sampler.joules(gpu)),
@@ -379,7 +312,7 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
         _write_result(folder, result)
     except OSError as error:
         message = f"hydra.run.dir: could not record the run in {folder} ({error.strerror}); free some space"
-        return base | {"status": "failed", "cause": elastic.describe(Failure("disk", message))}
+        return base | {"status": "failed", "cause": failures.describe(Failure("disk", message))}
     run_folder.remove_files(folder / "ranks", "*.json")
     (folder / run_folder.SEGMENTS).unlink(missing_ok=True)
     checkpoint.remove(folder)

@@ -7,7 +7,7 @@ import numpy as np
 
 from multicard.measure import memory
 from multicard.ranks import meeting
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
 from multicard.records import run_folder
 
 

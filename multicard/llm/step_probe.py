@@ -14,7 +14,7 @@ from multicard.config.llm import LlmConfig, MethodName
 from multicard.llm.rank_report import Report
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
 from multicard.records.progress import Board
 
 IGNORED = -100  # torchtune's label of tokens that bear no loss

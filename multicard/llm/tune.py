@@ -29,7 +29,7 @@ from multicard.llm.collective_bytes import Traffic
 from multicard.llm.rank_report import Report
 from multicard.llm.step_probe import Probe
 from multicard.measure import memory
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
 from multicard.records import run_folder
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from multicard.config.base import Placement, PrecisionName
 from multicard.config.llm import LlmConfig, MethodName
-from multicard.controller.run import Kind
+from multicard.controller.workload import Workload
 from multicard.llm import summary, torchtune_config
 
 
@@ -53,7 +53,7 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
     return next((option for option, open_to_try in options if open_to_try), "a larger batch_size")
 
 
-KIND = Kind(
+WORKLOAD = Workload(
     name="llm",
     work="multicard.llm.tune:tune",
     preload=("multicard.llm.tune", "pyarrow.parquet", "hydra.main"),

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from multicard.config.base import ProfileName, WindowConfig
 from multicard.measure import memory, timing
 from multicard.measure.ranges import Ranges
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
 
 
 class Window:

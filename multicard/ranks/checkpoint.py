@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.base import require
-from multicard.ranks.elastic import Rank
 from multicard.ranks.meeting import meet
+from multicard.ranks.process import Rank
 from multicard.records import run_folder
 
 

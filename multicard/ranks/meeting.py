@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from multicard.machine.environment import cpu_set, host
 from multicard.measure import memory
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
 
 if TYPE_CHECKING:
     import torch

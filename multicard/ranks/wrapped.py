@@ -11,17 +11,17 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[2])  # as for the entries, whichever folder they were started in
 
-from multicard.ranks import elastic
+from multicard.ranks import process
 
 WRAPPED = "MULTICARD_WRAPPED"  # set for what the profiler starts
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     if WRAPPED in os.environ:
-        elastic.work_as_rank(*elastic.left_work(folder))
+        process.work_as_rank(*process.left_work(folder))
     else:
-        *_, job = elastic.left_work(folder)
-        elastic.redirect(elastic.log_file(folder, int(os.environ["RANK"])))
+        *_, job = process.left_work(folder)
+        process.redirect(process.log_file(folder, int(os.environ["RANK"])))
         os.environ[WRAPPED] = "1"
         words = [word.replace("RANK", f"{int(os.environ['RANK']):02d}") for word in job.wrapper]
         os.execvp(words[0], [*words, sys.executable, *sys.argv])

@@ -11,13 +11,13 @@ from omegaconf import DictConfig
 from multicard.config.job import Code
 from multicard.controller import attempts, preemption, run
 from multicard.controller.peers import Guest
-from multicard.controller.run import Kind
+from multicard.controller.workload import Workload
 from multicard.energy import sampler
 from multicard.machine import environment, slurm
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import pause
-from multicard.ranks import elastic
-from multicard.ranks.elastic import Failure, Interrupted
+from multicard.ranks import elastic, failures
+from multicard.ranks.failures import Failure, Interrupted
 from multicard.records import run_folder
 from multicard.records.progress import Board
 
@@ -33,7 +33,7 @@ class Cell(ABC):
         variables: of the environment, to be set first.
     """
 
-    kind: Kind
+    kind: Workload
     cfg: DictConfig
     folder: Path
     code: dict[str, Any] | None
@@ -95,7 +95,7 @@ class SlurmJob(Cell):
     def assist(self, allocation: Allocation) -> str:
         """Do the part of a node that is not the first. Where the first is lost, the second records that."""
         try:
-            with elastic.interruptible():
+            with failures.interruptible():
                 failure = self._run_ranks(allocation)
         except Interrupted as interruption:
             failure = interruption.failure

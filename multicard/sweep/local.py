@@ -8,10 +8,10 @@ from typing import Any
 from multicard.config.base import RunConfig
 from multicard.config.job import Device
 from multicard.controller import run
-from multicard.controller.run import SESSION, say
+from multicard.controller.session import SESSION, say
 from multicard.machine import environment
 from multicard.measure.timing import pause
-from multicard.ranks.elastic import Failure
+from multicard.ranks.failures import Failure
 from multicard.records import run_folder
 from multicard.sweep import plan
 from multicard.sweep.job import LocalJob

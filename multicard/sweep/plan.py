@@ -11,7 +11,7 @@ from omegaconf import DictConfig, open_dict
 
 from multicard.config.base import RunConfig, Scale
 from multicard.controller import run
-from multicard.controller.run import SESSION, say
+from multicard.controller.session import SESSION, say
 from multicard.machine import environment
 from multicard.records import identity, run_folder
 from multicard.sweep.job import Cell

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from multicard.config.job import Resources, require, resources
 from multicard.controller import run
-from multicard.controller.run import SESSION, say
+from multicard.controller.session import SESSION, say
 from multicard.machine import slurm
 from multicard.records import run_folder
 from multicard.sweep import plan

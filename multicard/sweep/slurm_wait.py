@@ -13,11 +13,12 @@ from rich.table import Table
 
 from multicard.config.job import Resources
 from multicard.controller import run
-from multicard.controller.run import SESSION, say
+from multicard.controller.session import SESSION, say
 from multicard.machine import slurm
 from multicard.machine.slurm import State
 from multicard.measure.timing import clock_s, pause
-from multicard.ranks.elastic import LOG_LINES, Failure
+from multicard.ranks.failures import Failure
+from multicard.ranks.process import LOG_LINES
 from multicard.records import run_folder
 from multicard.sweep import plan
 from multicard.sweep.plan import SUBMITTED, Planned

@@ -13,12 +13,13 @@ from multicard.bottleneck import ablations
 from multicard.config.base import WindowConfig
 from multicard.config.vision import DaliConfig, VisionConfig, WorkersConfig
 from multicard.profiling.capture import Window, agreed
-from multicard.vision.data.loaders import Batch, Input
+from multicard.vision.data.batch import Batch, Input
+from multicard.vision.data.samplers import Rest
 from multicard.vision.rank_report import Report
-from multicard.vision.strategy import Rest, Share, unwrap
+from multicard.vision.strategy import Share, unwrap
 
 if TYPE_CHECKING:
-    from multicard.vision.train import Loop
+    from multicard.vision.loop import Loop
 
 
 def after_training(loop: "Loop", report: Report, sampler: Rest, training: Input, workers: int) -> None:

@@ -11,12 +11,12 @@ import torch
 
 from multicard.config.vision import StrategyName, VisionConfig
 from multicard.measure import memory, timing
-from multicard.ranks.elastic import is_oom
+from multicard.ranks.failures import is_oom
 from multicard.vision import resume
 from multicard.vision.strategy import unwrap
 
 if TYPE_CHECKING:
-    from multicard.vision.train import Loop
+    from multicard.vision.loop import Loop
 
 
 def wanted(config: VisionConfig, device: torch.device) -> bool:

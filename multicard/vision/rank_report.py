@@ -6,7 +6,7 @@ from typing import Any
 from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES
 from multicard.ranks import meeting
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
 from multicard.records import run_folder
 from multicard.vision.strategy import Share, devices_of, unwrap
 

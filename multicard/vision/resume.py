@@ -11,7 +11,7 @@ from multicard.vision.rank_report import Report
 from multicard.vision.strategy import unwrap
 
 if TYPE_CHECKING:
-    from multicard.vision.train import Loop
+    from multicard.vision.loop import Loop
 
 
 @dataclass

@@ -1,70 +1,18 @@
 """How the work is split over ranks: a plain model in, the parallel model and the rank's share of the data out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import DistributedSampler
 
 from multicard.config.vision import DdpConfig, StrategyName, VisionConfig
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
+from multicard.vision.data.samplers import Shuffled
 from multicard.vision.precision import Precision, choose
-
-
-class Shuffled(Sampler[int]):
-    """Every sample once an epoch, in an order that follows from seed, stream and epoch."""
-
-    def __init__(self, samples: int, seed: int, stream: int = 0) -> None:
-        self.samples, self.seed, self.stream, self.epoch = samples, seed, stream, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __iter__(self) -> Iterator[int]:
-        shuffle = np.random.default_rng([self.seed, self.stream, self.epoch])
-        return iter(shuffle.permutation(self.samples).tolist())
-
-
-class Strided(Sampler[int]):
-    """Samples rank, rank + world, ...: each on exactly one rank, none twice, for evaluation."""
-
-    def __init__(self, samples: int, rank: int, world_size: int) -> None:
-        self.indices = range(rank, samples, world_size)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.indices)
-
-
-class Rest(Sampler[int]):
-    """What is left of an epoch of `sampler` after its first `skip` samples, which are not even loaded.
-
-    It yields draws, epoch times `samples` plus the index of a sample, so that all that a loader does to a sample can
-    follow from what it is asked for, in whichever process.
-    """
-
-    def __init__(self, sampler: Shuffled | DistributedSampler[int], samples: int) -> None:
-        self.sampler, self.samples, self.epoch, self.skip = sampler, samples, 0, 0
-
-    def set_epoch(self, epoch: int, skip: int = 0) -> None:
-        self.sampler.set_epoch(epoch)
-        self.epoch, self.skip = epoch, skip
-
-    def __len__(self) -> int:
-        return max(0, len(self.sampler) - self.skip)  # the last step may have fewer samples than were counted for it
-
-    def __iter__(self) -> Iterator[int]:
-        return (self.epoch * self.samples + index for index in islice(self.sampler, self.skip, None))
 
 
 @dataclass

@@ -1,57 +1,30 @@
 """One rank's part of a training run: data, model, strategy, optimiser, loop."""
 
 import gc
-import math
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.parallel import DataParallel
-from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
 from torch.utils.data import Sampler
 
-from multicard.config.base import ProfileName
 from multicard.config.vision import (
-    AdamConfig,
     LayoutName,
-    OptimizerConfig,
-    OptimizerName,
-    Schedule,
-    SgdConfig,
     StrategyName,
     VisionConfig,
 )
 from multicard.measure import memory, timing
-from multicard.measure.ranges import Ranges
-from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
-from multicard.ranks.elastic import Rank
 from multicard.ranks.meeting import meet
-from multicard.records.progress import Board, LossPeek
+from multicard.ranks.process import Rank
 from multicard.vision import after_training, compiling, models, resume
-from multicard.vision.data import datasets, decoded_cache
-from multicard.vision.data.loaders import LOADERS, Batch, Input, Source
-from multicard.vision.precision import Precision, choose
+from multicard.vision.data import datasets, decoded_cache, splits
+from multicard.vision.data.batch import Input, Source
+from multicard.vision.data.loaders import LOADERS
+from multicard.vision.data.samplers import Rest, Strided
+from multicard.vision.loop import Loop
+from multicard.vision.optim import OPTIMIZERS, SCHEDULES
+from multicard.vision.precision import choose
 from multicard.vision.rank_report import Report
-from multicard.vision.strategy import (
-    STRATEGIES,
-    Rest,
-    Share,
-    Strided,
-    share_gradients,
-    synchronise_buffers,
-    unwrap,
-)
-
-# What a step counts: samples trained, samples loaded, and bytes handed to the device
-COUNTS: tuple[str, ...] = ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")
-Moved = tuple[torch.Tensor, torch.Tensor]  # images (B, 3, S, S) and labels (B,) on the device
-COLLECT_EVERY = 100  # steps between young-generation collections, the same on every rank so that none straggles
+from multicard.vision.strategy import STRATEGIES
 
 
 def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
@@ -86,7 +59,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     test = Strided(len(content.test), rank.rank, rank.world_size)
     sharded = config.strategy.name is StrategyName.ddp_ds and rank.world_size > 1
 
-    def load(split: datasets.Split, order: Sampler[int], **which: bool) -> Input:
+    def load(split: splits.Split, order: Sampler[int], **which: bool) -> Input:
         read = (split, order, share.batch_size, workers, config, precision.transfer, pin, device)
         return LOADERS[config.loader.name](Source(*read, **which))
 
@@ -164,210 +137,3 @@ def smallest_batch(samples: int, batch_size: int, replicas: int) -> int:
     last = samples % batch_size or batch_size
     chunk = -(-last // replicas)  # torch.chunk
     return last - chunk * ((last - 1) // chunk)
-
-
-class Loop:
-    """The two loops, over training and test batches, with what they have in common."""
-
-    def __init__(
-        self,
-        rank: Rank,
-        config: VisionConfig,
-        precision: Precision,
-        memory_format: torch.memory_format,
-        share: Share,
-        optimizer: Optimizer,
-        schedule: LRScheduler,
-        scaler: GradScaler,
-        folder: Path,
-    ) -> None:
-        self.rank, self.config, self.precision, self.share = rank, config, precision, share
-        self.memory_format = memory_format
-        self.optimizer, self.schedule, self.scaler = optimizer, schedule, scaler
-        scaler.scale(torch.zeros(1, device=rank.device))  # makes its state on ranks whose first round has no batch too
-        self.compiled = compiling.wanted(config, rank.device)
-        self.ranges = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
-        self.timer = StepTimer(rank.device, self.ranges)
-        self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
-        self.peek = LossPeek(rank.device)
-        self.board = Board(folder, rank.world_size)
-        self.criterion = nn.CrossEntropyLoss()
-        self.steps = self.samples = 0
-        self.total_steps = config.epochs * share.steps
-        self.stopped = False
-
-    def move(self, batch: Batch, counts: dict[str, int]) -> Moved:
-        """Hand a batch to the device; what crosses is added to `counts`."""
-        counts["loaded"] += len(batch.labels)
-        counts["h2d_images_bytes"] += batch.images_bytes
-        counts["h2d_labels_bytes"] += batch.labels_bytes
-        images, labels = (part.to(self.rank.device, non_blocking=True) for part in (batch.images, batch.labels))
-        return images.expand(-1, 3, -1, -1), labels  # a grey image may come as one channel
-
-    def train_epoch(self, epoch: int, batches: Iterable[Batch], first: int = 0) -> dict[str, Any]:
-        """Train on every batch once, to the epoch's end or the step after which a stop is asked for.
-
-        Args:
-            first: the epoch's step with which `batches` begin.
-
-        Returns:
-            `train_s`, `first_batch_s` (from the start to the first batch), the steps' table and what this rank
-            loaded, moved and trained.
-        """
-        share, timer = self.share, self.timer
-        rows: dict[str, list[int]] = {key: [] for key in COUNTS}
-        self.losses.fill_(math.nan)  # stays so where this rank has no batch in a round
-        share.model.train()
-        gc.collect(1)
-        timer.start()
-        started_s = timing.clock_s()
-        loaded = iter(batches)
-        loaded = chain([batch] if (batch := next(loaded, None)) else [], loaded)
-        first_batch_s = timing.clock_s() - started_s
-        for step in range(first, share.steps):
-            counts, loss = self.step(loaded)
-            if loss is not None:
-                self.losses[step] = loss
-            for key, value in counts.items():
-                rows[key].append(value)
-            self.steps += 1
-            self.samples += counts["samples"]
-            self.board.post(self.rank.rank, self.steps, self.total_steps, self.samples, epoch, self.peek.value)
-            if self.steps % COLLECT_EVERY == 0:
-                gc.collect(0)
-            if self.asked_to_stop():
-                break
-        train_s, phases_s = timer.stop()
-        losses = self.losses[first : first + len(phases_s)].tolist()
-        return {"train_s": train_s, "first_batch_s": first_batch_s, "phases_s": phases_s, "loss": losses, **rows}
-
-    def step(self, batches: Iterator[Batch]) -> tuple[dict[str, int], torch.Tensor | None]:
-        """Train on the next round of batches.
-
-        Returns:
-            What this rank counted, and its loss, on the device; None where the round has no batch for this rank.
-        """
-        share, timer, model = self.share, self.timer, self.share.model
-        mine, loss, ranks_with_batch, counts = None, None, 0, dict.fromkeys(COUNTS, 0)
-        for turn, batch in enumerate(islice(batches, share.round)):
-            timer.begin(H2D)
-            moved = self.move(batch, counts)
-            timer.begin(DATA)
-            ranks_with_batch += 1
-            if turn == share.turn:
-                mine = moved
-        even = ranks_with_batch == share.round
-        timer.begin(FORWARD)
-        self.optimizer.zero_grad(set_to_none=True)
-        if mine is not None:
-            counts["samples"] = len(mine[1])
-            loss = self.forward(mine, model if even else unwrap(model))
-        timer.begin(BACKWARD)
-        if loss is not None:
-            self.scaler.scale(loss).backward()
-            loss = loss.detach()
-            self.peek.show(loss)
-        if not even:
-            share_gradients(unwrap(model), ranks_with_batch)
-        timer.begin(OPTIMIZER)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.schedule.step()
-        timer.begin(DATA)
-        return counts, loss
-
-    def asked_to_stop(self) -> bool:
-        """Whether the run is to be stopped after the step just done.
-
-        Raises:
-            RuntimeError: where that step is over; the other ranks may have stopped there.
-        """
-        stop_at = self.board.stop_at
-        if stop_at and self.steps > stop_at:
-            raise RuntimeError(f"asked to stop after step {stop_at}, but {self.steps} were done when this was seen")
-        self.stopped = self.steps == stop_at
-        return self.stopped
-
-    def forward(self, batch: Moved, model: nn.Module) -> torch.Tensor:
-        images, labels = batch
-        outputs = self.outputs(images, model)
-        with self.precision.arithmetic(self.rank.device):
-            return self.criterion(outputs, labels)
-
-    def outputs(self, images: torch.Tensor, model: nn.Module) -> torch.Tensor:
-        """(B, classes) of images (B, 3, S, S)."""
-        images = images.contiguous(memory_format=self.memory_format)
-        odd = compiling.for_batch(images, self.share.batch_size, self.compiled)
-        with self.precision.arithmetic(self.rank.device), odd:
-            return model(images)
-
-    @torch.no_grad()  # and not inference_mode, whose tensors would be compiled for once more
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Loss and accuracy on the test set: each sample on one rank, sums and counts reduced apart."""
-        device = self.rank.device
-        # DDP's forward pass would wait for ranks that have fewer batches; DataParallel's uses all GPUs
-        model = self.share.model if isinstance(self.share.model, DataParallel) else unwrap(self.share.model)
-        started_s = timing.clock_s()
-        self.ranges.open("evaluate")
-        synchronise_buffers(unwrap(model), self.rank)
-        model.eval()
-        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right answers, samples
-        counts = dict.fromkeys(COUNTS, 0)
-        for batch in batches:
-            images, labels = self.move(batch, counts)
-            outputs = self.outputs(images, model)
-            sums[0] += nn.functional.cross_entropy(outputs.double(), labels, reduction="sum")
-            sums[1] += (outputs.argmax(dim=1) == labels).sum()
-            sums[2] += len(labels)
-        if self.rank.world_size > 1:
-            dist.all_reduce(sums)
-        loss, right, samples = sums.tolist()
-        self.ranges.close()
-        return {
-            "evaluate_s": timing.clock_s() - started_s,
-            "test_loss": loss / samples,
-            "test_right": int(right),
-            "test_samples": int(samples),
-            "test_accuracy": right / samples,
-            "evaluate_h2d_images_bytes": counts["h2d_images_bytes"],
-            "evaluate_h2d_labels_bytes": counts["h2d_labels_bytes"],
-        }
-
-
-def _sgd(model: nn.Module, lr: float, options: OptimizerConfig) -> Optimizer:
-    assert isinstance(options, SgdConfig)
-    return SGD(
-        model.parameters(),
-        lr,
-        momentum=options.momentum,
-        nesterov=options.nesterov,
-        weight_decay=options.weight_decay,
-        fused=options.fused or None,  # False would rule out the foreach loop too
-    )
-
-
-def _adam(model: nn.Module, lr: float, options: OptimizerConfig) -> Optimizer:
-    assert isinstance(options, AdamConfig)
-    kind = Adam if options.name is OptimizerName.adam else AdamW
-    return kind(
-        model.parameters(),
-        lr,
-        betas=(options.betas[0], options.betas[1]),
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-        fused=options.fused or None,  # False would rule out the foreach loop too
-    )
-
-
-OPTIMIZERS: dict[str, Callable[[nn.Module, float, OptimizerConfig], Optimizer]] = {
-    OptimizerName.sgd: _sgd,
-    OptimizerName.adam: _adam,
-    OptimizerName.adamw: _adam,
-}
-
-# Each takes the optimiser, the highest learning rate and the number of steps of the whole run, and goes on a step.
-SCHEDULES: dict[str, Callable[[Optimizer, float, int], LRScheduler]] = {
-    Schedule.onecycle: lambda optimizer, lr, steps: OneCycleLR(optimizer, lr, total_steps=steps),
-    Schedule.cosine: lambda optimizer, _, steps: CosineAnnealingLR(optimizer, T_max=steps),
-    Schedule.constant: lambda optimizer, *_: LambdaLR(optimizer, lambda _: 1.0),
-}

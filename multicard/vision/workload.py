@@ -6,7 +6,7 @@ from typing import Any
 
 from multicard.config.base import Placement, PrecisionName, require
 from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, LoaderName, StrategyName, VisionConfig
-from multicard.controller.run import Kind
+from multicard.controller.workload import Workload
 from multicard.machine import environment
 from multicard.vision import summary
 from multicard.vision.data import datasets
@@ -99,7 +99,7 @@ def _options(config: VisionConfig, placement: Placement, bound: str) -> list[tup
 LOW = (PrecisionName.half, PrecisionName.fp16, PrecisionName.bf16)
 
 
-KIND = Kind(
+WORKLOAD = Workload(
     name="vision",
     work="multicard.vision.train:train",
     preload=("multicard.vision.train", "pyarrow.parquet", "hydra.main"),

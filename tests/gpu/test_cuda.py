@@ -15,7 +15,7 @@ from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
 from multicard.records import run_folder
 from multicard.records.progress import LossPeek
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.strategy import Shuffled
+from multicard.vision.data.samplers import Shuffled
 from tests.conftest import SMALL, typed
 from tests.test_loaders import noise, pixels, read, source
 from tests.test_resume import Case

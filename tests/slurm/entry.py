@@ -7,18 +7,18 @@ import hydra
 from omegaconf import DictConfig
 
 from multicard import cli
-from multicard.config import base, vision
+from multicard.config import registry, vision
 from multicard.controller import run
 from multicard.vision import workload
 
-base.register()
-KIND = replace(workload.KIND, work="tests.slurm.work:train")
+registry.register()
+WORKLOAD = replace(workload.WORKLOAD, work="tests.slurm.work:train")
 
 
 @hydra.main(version_base="1.3", config_path="../../conf", config_name="train_vision")
 def main(cfg: DictConfig) -> None:
-    run.cell(KIND, cfg)
+    run.cell(WORKLOAD, cfg)
 
 
 if __name__ == "__main__":
-    sys.exit(cli.execute(main, KIND, vision.VisionConfig, vision.SCHEMAS, vision.ExperimentName))
+    sys.exit(cli.execute(main, WORKLOAD, vision.VisionConfig, vision.SCHEMAS, vision.ExperimentName))

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from multicard.config.vision import VisionConfig
-from multicard.ranks.elastic import Rank
+from multicard.ranks.process import Rank
 from multicard.vision import train as vision
 
 RAISES, RUNS_OUT, IS_KILLED, SLEEPS = 101, 102, 103, 104

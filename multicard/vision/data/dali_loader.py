@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from multicard.config.vision import DaliConfig, LayoutName
-from multicard.vision.data import datasets
-from multicard.vision.data.loaders import Batch, Source
+from multicard.vision.data import splits
+from multicard.vision.data.batch import Batch, Source
 
 
 class Feeder:
@@ -107,7 +107,7 @@ class Dali:
         """The file that DALI could not decode: it does not say."""
         for path in (path for batch in self.feeder.recent for path in batch):
             try:
-                datasets.decode(path, 32)
+                splits.decode(path, 32)
             except ValueError as broken:
                 return broken
         return error

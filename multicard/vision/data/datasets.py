@@ -7,14 +7,13 @@ import gzip
 import hashlib
 import importlib.util
 import struct
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from multicard.config.base import require
 from multicard.config.vision import CacheMode, DatasetConfig, DatasetName, ImagesConfig, MnistConfig
+from multicard.vision.data.splits import IMAGE_SUFFIXES, Data, Split
 
 # File: md5 of its .gz as torchvision 0.26 lists it, images or labels in it. They come four in a set.
 MNIST_FILES = {
@@ -23,39 +22,6 @@ MNIST_FILES = {
     "t10k-images-idx3-ubyte": ("9fb629c4189551a2d022fa330f9573f3", 10_000),
     "t10k-labels-idx1-ubyte": ("ec29112dd5afa0611ce80d1b7f02629c", 10_000),
 }
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # ImageFolder's
-
-
-@dataclass
-class Split:
-    """One part of a data set: uint8 images, grey (N, H, W) or decoded photographs (N, S, S, 3), or the paths of
-    photographs."""
-
-    images: np.ndarray | list[Path]
-    labels: np.ndarray  # (N,), int64
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, limit: int | None, seed: int) -> "Split":
-        """The first `limit` samples after a seeded shuffle; all of them, in their order, where it is None."""
-        if limit is None or limit >= len(self):
-            return self
-        kept = np.random.default_rng(seed).permutation(len(self))[:limit]
-        images = self.images[kept] if isinstance(self.images, np.ndarray) else [self.images[i] for i in kept]
-        return Split(images, self.labels[kept])
-
-
-@dataclass
-class Data:
-    """`facts` go into the record; `shared` are files to be removed once all ranks of the node have opened them."""
-
-    train: Split
-    test: Split
-    classes: int
-    facts: dict[str, Any] = field(default_factory=dict)
-    shared: list[Path] = field(default_factory=list)
 
 
 def check(config: DatasetConfig) -> None:
@@ -84,34 +50,6 @@ def load(config: DatasetConfig, seed: int) -> Data:
     from multicard.vision.data import decoded_cache
 
     return decoded_cache.cached(found, config)
-
-
-def gather(split: Split, indices: np.ndarray, image_size: int) -> np.ndarray:
-    """The images of a batch, uint8 (B, H, W) or (B, S, S, 3)."""
-    if isinstance(split.images, np.ndarray):
-        return split.images[indices]
-    return np.stack([decode(split.images[index], image_size) for index in indices])
-
-
-BROKEN = "replace or remove it, or leave such images out with dataset.skip_broken=true"
-
-
-def decode(path: Path, image_size: int) -> np.ndarray:
-    """The photograph as uint8 (S, S, 3), whatever its size, mode and proportions.
-
-    Raises:
-        ValueError: naming the file, where it is no image or cut off.
-    """
-    import torch
-    from PIL import Image
-    from torchvision.transforms.v2 import functional
-
-    try:
-        with Image.open(path) as image:
-            pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # SyntaxError: a broken PNG
-        raise ValueError(f"{path}: cannot be decoded ({error}); {BROKEN}") from None
-    return functional.resize(pixels, [image_size, image_size], antialias=True).permute(1, 2, 0).numpy()
 
 
 def _digits(config: DatasetConfig) -> Data:

@@ -26,8 +26,8 @@ from multicard.config.vision import CacheMode, ImagesConfig
 from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.records import run_folder
-from multicard.vision.data import datasets
-from multicard.vision.data.datasets import Data, Split
+from multicard.vision.data import splits
+from multicard.vision.data.splits import Data, Split
 
 VERSION = 1  # of what is in the file: another one is built anew
 SHARED_MEMORY = Path("/dev/shm")
@@ -104,7 +104,7 @@ class _Part:
         images, entry = found
         skipped = entry["skipped"]
         if skipped and not self.config.skip_broken:
-            raise ValueError(f"{skipped[0]['path']}: {skipped[0]['why']}; {datasets.BROKEN}")
+            raise ValueError(f"{skipped[0]['path']}: {skipped[0]['why']}; {splits.BROKEN}")
         whole = np.ones(len(self.paths), dtype=bool)
         whole[[one["index"] for one in skipped]] = False
         names = [one["path"] for one in skipped]
@@ -189,7 +189,7 @@ class _Part:
 
         def decode(path: Path) -> np.ndarray | ValueError:
             try:
-                return datasets.decode(path, self.config.image_size)
+                return splits.decode(path, self.config.image_size)
             except ValueError as error:
                 if self.config.skip_broken:
                     return error

@@ -8,7 +8,7 @@ import torch
 
 from multicard.measure import memory
 from multicard.vision.data import preprocess
-from multicard.vision.data.loaders import Batch, Source
+from multicard.vision.data.batch import Batch, Source
 
 WINDOW_BYTES = 8 + 8 + 1  # what says which part of an image is shown
 BUDGET_SHARE = 0.25  # of the memory that is free on a GPU before training, unless dataset.device_budget_bytes says

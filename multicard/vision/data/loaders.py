@@ -5,67 +5,18 @@ bytes that each batch brings to the device.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from multicard.config.vision import LoaderName, VisionConfig, WorkersConfig
-from multicard.ranks.elastic import die_with_parent
-from multicard.vision.data import datasets, preprocess
-from multicard.vision.data.datasets import Split
-
-
-class Batch(NamedTuple):
-    """`images` (B, 3, S, S), or (B, 1, S, S) of grey ones to be expanded on the device, and `labels` (B,) int64, on
-    the host or on the device already; and the bytes that cross to the device for them."""
-
-    images: torch.Tensor
-    labels: torch.Tensor
-    images_bytes: int
-    labels_bytes: int
-
-
-class Input(Protocol):
-    """What a loader gives. `facts` go into the record; `setup_bytes` crossed to the device before the first batch."""
-
-    facts: dict[str, Any]
-    setup_bytes: int
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a loader is to read.
-
-    `sampler` yields draws: epoch times the split's size plus the index of a sample. `sharded` says that in an epoch
-    this rank reads its part of the split alone. Augmentation is for `training`.
-    """
-
-    split: Split
-    sampler: Sampler[int]
-    batch_size: int
-    workers: int
-    config: VisionConfig
-    transfer: torch.dtype
-    pin: bool = False
-    device: torch.device = torch.device("cpu")
-    training: bool = True
-    sharded: bool = False
-
-    def windows(self, draws: np.ndarray) -> preprocess.Windows | None:
-        """What augmentation shows of the images of these draws; None where there is none."""
-        config = self.config.dataset
-        if not (self.training and config.augment):
-            return None
-        images = self.split.images
-        height, width = images.shape[1:3] if isinstance(images, np.ndarray) else (config.image_size,) * 2
-        return preprocess.windows(config, draws, self.config.seed, height, width)
+from multicard.config.vision import LoaderName, WorkersConfig
+from multicard.ranks.process import die_with_parent
+from multicard.vision.data import preprocess, splits
+from multicard.vision.data.batch import Batch, Input, Source
 
 
 class Samples(Dataset[tuple[torch.Tensor, int]]):
@@ -92,7 +43,7 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
         index = draw % len(self.split)
         image = self.split.images[index]
         if isinstance(image, Path):
-            image = datasets.decode(image, self.source.config.dataset.image_size)  # (S, S, 3)
+            image = splits.decode(image, self.source.config.dataset.image_size)  # (S, S, 3)
         channels_first = torch.from_numpy(image if image.ndim == 3 else image[..., None]).permute(2, 0, 1)
         shown = self.source.windows(np.array([draw]))
         if shown is not None:
@@ -117,7 +68,7 @@ class WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitems__(self, draws: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         drawn = np.array(draws)
         indices = drawn % len(self.split)
-        raw = torch.from_numpy(datasets.gather(self.split, indices, self.source.config.dataset.image_size))
+        raw = torch.from_numpy(splits.gather(self.split, indices, self.source.config.dataset.image_size))
         shown = self.source.windows(drawn)
         if shown is not None:
             raw = preprocess.show(raw, shown)

@@ -1,0 +1,61 @@
+"""What a loader is given, and what it gives."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+
+from multicard.config.vision import VisionConfig
+from multicard.vision.data import preprocess
+from multicard.vision.data.splits import Split
+
+
+class Batch(NamedTuple):
+    """`images` (B, 3, S, S), or (B, 1, S, S) of grey ones to be expanded on the device, and `labels` (B,) int64, on
+    the host or on the device already; and the bytes that cross to the device for them."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    images_bytes: int
+    labels_bytes: int
+
+
+class Input(Protocol):
+    """What a loader gives. `facts` go into the record; `setup_bytes` crossed to the device before the first batch."""
+
+    facts: dict[str, Any]
+    setup_bytes: int
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a loader is to read.
+
+    `sampler` yields draws: epoch times the split's size plus the index of a sample. `sharded` says that in an epoch
+    this rank reads its part of the split alone. Augmentation is for `training`.
+    """
+
+    split: Split
+    sampler: Sampler[int]
+    batch_size: int
+    workers: int
+    config: VisionConfig
+    transfer: torch.dtype
+    pin: bool = False
+    device: torch.device = torch.device("cpu")
+    training: bool = True
+    sharded: bool = False
+
+    def windows(self, draws: np.ndarray) -> preprocess.Windows | None:
+        """What augmentation shows of the images of these draws; None where there is none."""
+        config = self.config.dataset
+        if not (self.training and config.augment):
+            return None
+        images = self.split.images
+        height, width = images.shape[1:3] if isinstance(images, np.ndarray) else (config.image_size,) * 2
+        return preprocess.windows(config, draws, self.config.seed, height, width)

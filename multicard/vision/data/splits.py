@@ -1,0 +1,68 @@
+"""A data set in memory or in files, split for training and testing."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # ImageFolder's
+
+
+@dataclass
+class Split:
+    """One part of a data set: uint8 images, grey (N, H, W) or decoded photographs (N, S, S, 3), or the paths of
+    photographs."""
+
+    images: np.ndarray | list[Path]
+    labels: np.ndarray  # (N,), int64
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, limit: int | None, seed: int) -> "Split":
+        """The first `limit` samples after a seeded shuffle; all of them, in their order, where it is None."""
+        if limit is None or limit >= len(self):
+            return self
+        kept = np.random.default_rng(seed).permutation(len(self))[:limit]
+        images = self.images[kept] if isinstance(self.images, np.ndarray) else [self.images[i] for i in kept]
+        return Split(images, self.labels[kept])
+
+
+@dataclass
+class Data:
+    """`facts` go into the record; `shared` are files to be removed once all ranks of the node have opened them."""
+
+    train: Split
+    test: Split
+    classes: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    shared: list[Path] = field(default_factory=list)
+
+
+def gather(split: Split, indices: np.ndarray, image_size: int) -> np.ndarray:
+    """The images of a batch, uint8 (B, H, W) or (B, S, S, 3)."""
+    if isinstance(split.images, np.ndarray):
+        return split.images[indices]
+    return np.stack([decode(split.images[index], image_size) for index in indices])
+
+
+BROKEN = "replace or remove it, or leave such images out with dataset.skip_broken=true"
+
+
+def decode(path: Path, image_size: int) -> np.ndarray:
+    """The photograph as uint8 (S, S, 3), whatever its size, mode and proportions.
+
+    Raises:
+        ValueError: naming the file, where it is no image or cut off.
+    """
+    import torch
+    from PIL import Image
+    from torchvision.transforms.v2 import functional
+
+    try:
+        with Image.open(path) as image:
+            pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # SyntaxError: a broken PNG
+        raise ValueError(f"{path}: cannot be decoded ({error}); {BROKEN}") from None
+    return functional.resize(pixels, [image_size, image_size], antialias=True).permute(1, 2, 0).numpy()
