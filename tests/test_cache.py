@@ -161,16 +161,16 @@ def test_one_of_those_who_race_builds(photographs: Path, tmp_path: Path):
 
 SLOW = """
 import sys, time
-from multicard.vision import data
+from multicard.vision.data import datasets, decoded_cache, splits
 from tests.test_cache import images
 from pathlib import Path
-decode = data.decode
+decode = splits.decode
 def slowly(path, size):
     if path.name == "2.png":
         time.sleep(60)
     return decode(path, size)
-data.decode = slowly
-data.load(images(Path(sys.argv[1])), 0)
+decoded_cache.decode = slowly
+datasets.load(images(Path(sys.argv[1])), 0)
 """
 
 

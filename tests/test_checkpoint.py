@@ -39,5 +39,5 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path):
 
 
 def test_the_controller_needs_no_torch_for_it():
-    line = "import sys, multicard.checkpoint; sys.exit('torch' in sys.modules)"
+    line = "import sys, multicard.ranks.checkpoint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", line], check=False).returncode == 0
