@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--submit", action="store_true", help="to the SLURM that sbatch finds")
     args = parser.parse_args()
     registry.register()
-    SESSION.kind = WORKLOAD
+    SESSION.workload = WORKLOAD
     print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}, {args.cells} cells")
     rounds = []
     for _ in range(args.rounds):

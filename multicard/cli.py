@@ -12,22 +12,23 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from multicard.config.job import require
-from multicard.controller import session, workload
+from multicard.controller import session
+from multicard.controller.workload import Workload
 
 Schemas = dict[str, dict[str, type]]
 
 
 def execute(
-    main: Callable[[], None], kind: workload.Workload, root: type, groups: Schemas, experiments: Iterable[str]
+    main: Callable[[], None], workload: Workload, root: type, groups: Schemas, experiments: Iterable[str]
 ) -> int:
     """Call a function that `hydra.main` decorated, print the table of what it measured and return the exit code.
 
     Args:
-        kind: what the entry measures; root: the schema of the entry's configuration; `groups`: those of its options;
+        workload: what the entry measures; root: the schema of its configuration; groups: those of its options;
             experiments: the options of `experiment` that are for this entry.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
-    session.SESSION.kind = kind
+    session.SESSION.workload = workload
     try:
         check_sweep(sys.argv[1:], Path(sys.argv[0]).name, list(experiments))
         main()

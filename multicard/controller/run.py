@@ -35,7 +35,7 @@ from multicard.records.progress import Board
 from multicard.tracking.wandb_mirror import Mirror
 
 
-def cell(kind: Workload, cfg: DictConfig) -> None:
+def cell(workload: Workload, cfg: DictConfig) -> None:
     """The task of a Hydra job: measure `cfg`, or take the record of an earlier measurement of it. Never raises."""
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
@@ -51,12 +51,12 @@ def cell(kind: Workload, cfg: DictConfig) -> None:
         say(f"{SESSION.label}measured before ({done['status']}): {folder}")
         SESSION.records.append(done | {"folder": str(folder)})
         return
-    SESSION.records.append(measure(kind, cfg, folder, keep_refused=not alone))
+    SESSION.records.append(measure(workload, cfg, folder, keep_refused=not alone))
     run_folder.remove_empty(folder.parent)  # a single refused run leaves nothing
 
 
 def measure(
-    kind: Workload,
+    workload: Workload,
     cfg: DictConfig,
     folder: Path,
     keep_refused: bool,
@@ -77,17 +77,17 @@ def measure(
     started_s = clock_s() if SESSION.begun else process_started_s()
     SESSION.begun = True
     allocation = allocation or Allocation()
-    result, peers = _base(kind, cfg, folder, allocation.job), Peers(allocation)
+    result, peers = _base(workload, cfg, folder, allocation.job), Peers(allocation)
     claimed = requeued = False
     try:
         with failures.interruptible():
             try:
-                run = _accept(kind, cfg, folder, started_s, allocation, peers)
+                run = _accept(workload, cfg, folder, started_s, allocation, peers)
             except ValueError as error:
                 return _refuse(result, str(error), keep_refused)
             claimed = True
-            say(f"{SESSION.label}{kind.describe(run.config, run.placement)} -> {folder}")
-            mirror = Mirror(run.config, kind.name, folder)
+            say(f"{SESSION.label}{workload.describe(run.config, run.placement)} -> {folder}")
+            mirror = Mirror(run.config, workload.name, folder)
             failure = _launch(run, mirror, peers)
             attempts.end(folder, failure)
             requeued = failure is not None and failure.kind in STOPPED and requeue(failure)
@@ -107,16 +107,16 @@ def measure(
 STOPPED = ("timeout", "preempted")
 
 
-def refuse(kind: Workload, cfg: DictConfig, folder: Path, message: str, job: str | None = None) -> dict[str, Any]:
+def refuse(workload: Workload, cfg: DictConfig, folder: Path, message: str, job: str | None = None) -> dict[str, Any]:
     """The record of a cell of a sweep that was refused before it could be measured."""
-    return _refuse(_base(kind, cfg, folder, job), message, keep=True)
+    return _refuse(_base(workload, cfg, folder, job), message, keep=True)
 
 
 def fail(
-    kind: Workload, cfg: DictConfig, folder: Path, status: str, failure: Failure, job: str | None = None
+    workload: Workload, cfg: DictConfig, folder: Path, status: str, failure: Failure, job: str | None = None
 ) -> dict[str, Any]:
     """The record of a run whose controller is gone: what it had measured stays as it is."""
-    return _fail(_base(kind, cfg, folder, job), failure, status)
+    return _fail(_base(workload, cfg, folder, job), failure, status)
 
 
 def _refuse(result: dict[str, Any], message: str, keep: bool) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _fail(result: dict[str, Any], failure: Failure, status: str = "failed") -> d
 class Run:
     """A run that was accepted: nothing is left that could be refused."""
 
-    kind: Workload
+    workload: Workload
     config: RunConfig
     placement: Placement
     folder: Path
@@ -152,17 +152,17 @@ class Run:
     arguments: tuple[Any, ...]
 
 
-def _base(kind: Workload, cfg: DictConfig, folder: Path, job: str | None) -> dict[str, Any]:
+def _base(workload: Workload, cfg: DictConfig, folder: Path, job: str | None) -> dict[str, Any]:
     return {
         "schema_version": run_folder.SCHEMA_VERSION,
-        "kind": kind.name,
+        "kind": workload.name,
         "name": folder.parent.name,
         "job": job,
         "folder": str(folder),
         "status": "failed",
         "cause": None,
         "started_at": timestamp(),
-        "axes": kind.axes(cfg, str(cfg.device)),
+        "axes": workload.axes(cfg, str(cfg.device)),
     }
 
 
@@ -180,7 +180,7 @@ def typed(cfg: DictConfig) -> RunConfig:
     return config
 
 
-def check(kind: Workload, config: RunConfig, allocation: Allocation) -> Placement:
+def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Placement:
     """Check on the machine that is to run it what can be checked before anything starts.
 
     Raises:
@@ -189,12 +189,12 @@ def check(kind: Workload, config: RunConfig, allocation: Allocation) -> Placemen
     placement = place(config, len(environment.visible_gpus()), allocation.nodes)
     if config.profile.name is ProfileName.nsys:
         nsys_launch.check(placement.device)
-    kind.check(config)
+    workload.check(config)
     return placement
 
 
 def _accept(
-    kind: Workload, cfg: DictConfig, folder: Path, started_s: float, allocation: Allocation, peers: Peers
+    workload: Workload, cfg: DictConfig, folder: Path, started_s: float, allocation: Allocation, peers: Peers
 ) -> Run:
     """Check what can be checked before anything starts, on all nodes, and make the run folder.
 
@@ -204,11 +204,11 @@ def _accept(
     """
     peers.meet()
     config = typed(cfg)
-    placement = check(kind, config, allocation)
+    placement = check(workload, config, allocation)
     try:
         restarted = run_folder.claim(folder, allocation.job)
         try:
-            arguments = _begin(kind, config, placement, folder, allocation, restarted)
+            arguments = _begin(workload, config, placement, folder, allocation, restarted)
             run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
             peers.begin((config, arguments, attempts.current(folder)))
         except BaseException:
@@ -217,11 +217,11 @@ def _accept(
     except OSError as error:
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
         raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
-    return Run(kind, config, placement, folder, started_s, allocation, arguments)
+    return Run(workload, config, placement, folder, started_s, allocation, arguments)
 
 
 def _begin(
-    kind: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation, restarted: bool
+    workload: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation, restarted: bool
 ) -> tuple[Any, ...]:
     """Write what is known before the ranks start. Returns what they are called with."""
     if restarted and checkpoint.latest(folder) is None:
@@ -230,15 +230,15 @@ def _begin(
     machine = environment.collect()
     run_folder.write_json(folder / "environment.json", machine)
     attempts.begin(folder, allocation, machine["git"])
-    return kind.arguments(config, placement, folder)
+    return workload.arguments(config, placement, folder)
 
 
-def job_of(kind: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:
+def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:
     """What the ranks of this node need to know to start."""
     return Job(
         folder,
         placement.device,
-        kind.nccl if placement.backend == "nccl" else placement.backend,
+        workload.nccl if placement.backend == "nccl" else placement.backend,
         devices=len(environment.visible_gpus()),
         threads=max(1, environment.cores() // placement.processes),
         malloc=config.malloc.value,
@@ -256,9 +256,9 @@ def binds(config: RunConfig, placement: Placement) -> bool:
 
 def _launch(run: Run, mirror: Mirror, peers: Peers) -> Failure | None:
     """Run the ranks to their end. Returns what ended them early."""
-    config, placement, kind, folder = run.config, run.placement, run.kind, run.folder
-    elastic.warm_up(placement.device, list(kind.preload))
-    job = job_of(kind, config, placement, folder, run.allocation)
+    config, placement, workload, folder = run.config, run.placement, run.workload, run.folder
+    elastic.warm_up(placement.device, list(workload.preload))
+    job = job_of(workload, config, placement, folder, run.allocation)
     try:
         board = Board(folder, placement.world_size, create=True)
     except OSError as error:
@@ -273,10 +273,10 @@ def _launch(run: Run, mirror: Mirror, peers: Peers) -> Failure | None:
         remedy = "see that you are logged in (wandb login), or use tracker.mode=offline"
         return Failure("tracker", f"tracker.mode={config.tracker.mode.value}: {error}; {remedy}")
     try:
-        stop = Stop(run.allocation, board, placement.world_size, folder, kind.resumable, peers)
-        watch = Watch(board, placement.world_size, config.epochs, kind.unit, mirror.update if mirror.live else None)
+        stop = Stop(run.allocation, board, placement.world_size, folder, workload.resumable, peers)
+        watch = Watch(board, placement.world_size, config.epochs, workload.unit, mirror.update if mirror.live else None)
         with watch, stop, sampler.of(config, placement, folder, attempts.current(folder)) as gpus:
-            failure = elastic.launch(kind.work, run.arguments, placement, job)
+            failure = elastic.launch(workload.work, run.arguments, placement, job)
         gpus.write()
         return peers.outcome(stop.outcome(failure))
     except Interrupted as interruption:  # by another node, as its ranks and ours were about to end
@@ -295,14 +295,14 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
         steps = run_folder.merge_steps(folder)
         gpu = None if placement.device == "cpu" else sampler.merge(folder, attempts.parts(folder), failure is None)
         result = base | {
-            "axes": run.kind.axes(config, placement.device),
+            "axes": run.workload.axes(config, placement.device),
             "identity": config.identity(),
             "config": plain(config),
             "status": _status(failure),
             "cause": None if failure is None else failures.describe(failure),
             "ended_at": timestamp(),
             "startup_s": None if trained_s is None else trained_s - run.started_s,
-            **run.kind.summarise(config, placement, ranks, steps, sampler.joules(gpu)),
+            **run.workload.summarise(config, placement, ranks, steps, sampler.joules(gpu)),
             "gpu": gpu,
         }
         result |= _explained(run, result, ranks if failure is None else [])
@@ -335,7 +335,7 @@ def _explained(run: Run, result: dict[str, Any], ranks: list[dict[str, Any]]) ->
 
         found["profile"] = run_profile.of_run(run.folder, [rank["profile"] for rank in ranks], result)
     if ranks and ranks[0].get("twins") is not None:
-        advise = partial(run.kind.advise, run.config, run.placement)
+        advise = partial(run.workload.advise, run.config, run.placement)
         found["diagnosis"] = diagnosis.diagnose([rank["twins"] for rank in ranks], advise)
     return found
 

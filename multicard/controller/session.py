@@ -12,7 +12,7 @@ from multicard.records import run_folder, table
 class Session:
     """What this command has measured so far: a launcher of this process sets `label` before each cell ("[2/6] ")."""
 
-    kind: Workload | None = None
+    workload: Workload | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
     label: str = ""
     begun: bool = False  # a run was begun: the next one's start-up does not count from the command

@@ -33,7 +33,7 @@ class Cell(ABC):
         variables: of the environment, to be set first.
     """
 
-    kind: Workload
+    workload: Workload
     cfg: DictConfig
     folder: Path
     code: dict[str, Any] | None
@@ -79,8 +79,8 @@ class SlurmJob(Cell):
             return self.assist(allocation)
         moved = self.moved()
         if moved is not None:
-            return run.refuse(self.kind, self.cfg, self.folder, moved, allocation.job)["status"]
-        result = run.measure(self.kind, self.cfg, self.folder, True, allocation, self.may_requeue)
+            return run.refuse(self.workload, self.cfg, self.folder, moved, allocation.job)["status"]
+        result = run.measure(self.workload, self.cfg, self.folder, True, allocation, self.may_requeue)
         if result["status"] == "requeued":
             pause(KILLED_WITHIN_S)
         return result["status"]
@@ -101,7 +101,7 @@ class SlurmJob(Cell):
             failure = interruption.failure
         lost = failure is not None and failure.kind == "node" and failure.host == allocation.hosts[0]
         if failure is not None and lost and allocation.node == 1:
-            run.fail(self.kind, self.cfg, self.folder, "failed", failure, allocation.job)
+            run.fail(self.workload, self.cfg, self.folder, "failed", failure, allocation.job)
             run_folder.release(self.folder)
         return "ended"
 
@@ -113,7 +113,7 @@ class SlurmJob(Cell):
             return None
         config, arguments, start = given
         try:
-            placement = run.check(self.kind, config, allocation)
+            placement = run.check(self.workload, config, allocation)
         except ValueError as error:
             guest.answer(str(error))
             return None
@@ -121,10 +121,10 @@ class SlurmJob(Cell):
         try:
             if not guest.answer(None):
                 return None
-            elastic.warm_up(placement.device, list(self.kind.preload))
-            job = run.job_of(self.kind, config, placement, self.folder, allocation)
+            elastic.warm_up(placement.device, list(self.workload.preload))
+            job = run.job_of(self.workload, config, placement, self.folder, allocation)
             with sampler.of(config, placement, self.folder, start, allocation.node) as gpus:
-                failure = elastic.launch(self.kind.work, arguments, placement, job)
+                failure = elastic.launch(self.workload.work, arguments, placement, job)
             if failure is None:  # else node 0 may have recorded the run by now
                 gpus.write()
             guest.finish(failure)
@@ -149,8 +149,8 @@ class LocalJob(Cell):
         os.environ.update(self.variables)
         moved = self.moved()
         if moved is not None:
-            return run.refuse(self.kind, self.cfg, self.folder, moved)["status"]
+            return run.refuse(self.workload, self.cfg, self.folder, moved)["status"]
         if self.gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
         os.sched_setaffinity(0, self.cpus)
-        return run.measure(self.kind, self.cfg, self.folder, True)["status"]
+        return run.measure(self.workload, self.cfg, self.folder, True)["status"]

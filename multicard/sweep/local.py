@@ -124,12 +124,12 @@ def _forget(cell: Planned) -> None:
 
 
 def _collect(one: Running, planned: list[Planned], folder: Path) -> None:
-    assert SESSION.kind is not None
+    assert SESSION.workload is not None
     cell = one.cell
     cell.result = plan.read(cell)
     if cell.result is None:
         log = folder / f"{one.job.job_id}_0_log.err"
         failure = Failure("exit", f"the process of {cell.folder.name} ended without a record", log=str(log))
-        cell.result = run.fail(SESSION.kind, cell.cfg, cell.folder, "failed", failure)
+        cell.result = run.fail(SESSION.workload, cell.cfg, cell.folder, "failed", failure)
         run_folder.release(cell.folder)
     say(f"{plan.label(cell, planned)}{cell.folder.name}: {run.outcome(cell.result).strip()}")

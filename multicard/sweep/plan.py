@@ -73,7 +73,7 @@ def _typed(task: DictConfig) -> tuple[RunConfig | None, str]:
 
 def settle(planned: list[Planned]) -> list[Planned]:
     """Take the records of what is measured already and refuse what can never work. Returns what is left."""
-    assert SESSION.kind is not None
+    assert SESSION.workload is not None
     for cell in planned:
         SESSION.label = label(cell, planned)
         done = None if cell.cfg.rerun else run_folder.finished(cell.folder)
@@ -82,7 +82,7 @@ def settle(planned: list[Planned]) -> list[Planned]:
             cell.result = done | {"folder": str(cell.folder)}
             continue
         if cell.problem and not cell.cfg.dry_run:
-            cell.result = run.refuse(SESSION.kind, cell.cfg, cell.folder, cell.problem)
+            cell.result = run.refuse(SESSION.workload, cell.cfg, cell.folder, cell.problem)
     return [cell for cell in planned if cell.result is None and not cell.problem]
 
 
@@ -102,13 +102,13 @@ def job_cells(planned: list[Planned], make: Callable[..., Cell], **options: Any)
     path = os.environ.get("PYTHONPATH")
     if root not in (path or "").split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *([path] if path else [])])
-    assert SESSION.kind is not None
+    assert SESSION.workload is not None
     code = environment.git(Path(__file__).parent)
     jobs = []
     for cell in planned:
         variables = {key: str(value) for key, value in cell.composed.hydra.job.env_set.items()}
         folder = cell.folder.absolute()
-        jobs.append(make(SESSION.kind, cell.cfg, folder, code, variables, **options))
+        jobs.append(make(SESSION.workload, cell.cfg, folder, code, variables, **options))
     return jobs
 
 

@@ -72,9 +72,9 @@ def submit(planned: list[Planned], left: list[Planned]) -> dict[int, str]:
                     (folder / LOCK).unlink()
                     raise
                 for cell in cells:
-                    assert SESSION.kind is not None
+                    assert SESSION.workload is not None
                     SESSION.label = plan.label(cell, planned)
-                    cell.result = run.refuse(SESSION.kind, cell.cfg, cell.folder, str(error))
+                    cell.result = run.refuse(SESSION.workload, cell.cfg, cell.folder, str(error))
     return jobs
 
 

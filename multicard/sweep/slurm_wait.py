@@ -74,9 +74,9 @@ class Waiting:
         gone = [c for c in gone if self.jobs[c.number] in known or c.number not in late]
         for cell in gone:
             job = self.jobs[cell.number]
-            assert SESSION.kind is not None
+            assert SESSION.workload is not None
             status, failure = judge(job, known.get(job), cell.folder)
-            cell.result = run.fail(SESSION.kind, cell.cfg, cell.folder, status, failure, job)
+            cell.result = run.fail(SESSION.workload, cell.cfg, cell.folder, status, failure, job)
             run_folder.release(cell.folder)
         return gone
 
