@@ -24,6 +24,8 @@ from analysis.figures import write_files
 from analysis.papers import experiments
 from analysis.runs import load, sql
 from analysis.runs.caveats import legend
+from multicard.records import text_table
+from multicard.records.text_table import clean
 
 FOLDERS = (Path("multirun"),)
 
@@ -37,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
-        print(f"refused: {formatting.clean(str(error))}", file=sys.stderr)
+        print(f"refused: {clean(str(error))}", file=sys.stderr)
         return 1
 
 
@@ -45,7 +47,7 @@ def _list(options: argparse.Namespace) -> int:
     found = load.read(options.folders or FOLDERS)
     runs = sql.select(found.runs, options.where, options.sort)
     chosen = options.columns.split(",") if options.columns is not None else None
-    lines = list_runs.lines(found, runs, chosen, formatting.width())
+    lines = list_runs.lines(found, runs, chosen, text_table.terminal_width())
     if options.csv is not None:
         list_runs.write_csv(options.csv, runs, chosen)
     if options.json is not None:
@@ -61,9 +63,9 @@ def _compare(options: argparse.Namespace) -> int:
     ours, theirs = ([run for one in found for run in side(one)] for side in (lambda one: one.a, lambda one: one.b))
     warned = [f"warning: {line}" for line in environment_diff.lines(ours, theirs)]
     told = [
-        f"A: {formatting.clean(str(options.a))}",
-        f"B: {formatting.clean(str(options.b))}",
-        *compare.lines(found, formatting.width()),
+        f"A: {clean(str(options.a))}",
+        f"B: {clean(str(options.b))}",
+        *compare.lines(found, text_table.terminal_width()),
     ]
     marks = legend(run["marks"] for run in (*ours, *theirs))
     formatting.say([*told, *warned, *marks, *list_runs.skipped([*a.skipped, *b.skipped])])
@@ -77,7 +79,7 @@ def _compare(options: argparse.Namespace) -> int:
 def _best(options: argparse.Namespace) -> int:
     found = load.read(options.folders or FOLDERS)
     limits = best.Limits(options.accuracy, options.memory, options.gpus)
-    told = best.lines(found.runs, options.goal, limits, options.mix, formatting.width())
+    told = best.lines(found.runs, options.goal, limits, options.mix, text_table.terminal_width())
     formatting.say([*told, *list_runs.skipped(found.skipped)])
     return 0
 
@@ -110,7 +112,7 @@ def _claims(options: argparse.Namespace) -> int:
     if options.json is not None:
         told.write_verdicts(options.json, verdicts, found.skipped)
     lines = told.table if options.only is None else told.at_length
-    formatting.say([*lines(verdicts, formatting.width()), *list_runs.skipped(found.skipped)])
+    formatting.say([*lines(verdicts, text_table.terminal_width()), *list_runs.skipped(found.skipped)])
     return 0
 
 
@@ -125,7 +127,7 @@ def _figure(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from analysis import report  # hydra, jinja2 and vl-convert, which nothing else needs
 
-    print(formatting.clean(report.write(options.folders or FOLDERS, options.out, options.title, options.mix)))
+    print(clean(report.write(options.folders or FOLDERS, options.out, options.title, options.mix)))
     return 0
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from analysis import formatting
 from analysis.__main__ import main
 from analysis.commands import list_runs
 from analysis.runs import load, sql, steps
@@ -238,14 +237,6 @@ def test_csv_and_json_have_all_columns_as_they_are(tmp_path: Path, capsys: pytes
     assert "gpus  total_s\n   1    1.235" in capsys.readouterr().out
     assert main(["list", str(tmp_path / "r"), "--columns", "gpus,nothing"]) == 1
     assert main(["list", str(tmp_path / "r"), "--csv", str(tmp_path / "no" / "o.csv")]) == 1
-
-
-def test_a_table_keeps_to_the_width_and_cuts_no_figure():
-    rows = [["a" * 40, "1,234", "b" * 20], ["界" * 30, "-", "x"]]
-    lines = formatting.table(["name", "total s", "commit"], rows, 40)
-    assert all(formatting.cell_len(line) <= 40 for line in lines)
-    assert "1,234" in lines[1] and "…" in lines[1] and "…" in lines[2]
-    assert formatting.table(["name", "total s", "commit"], rows)[1].split() == rows[0]
 
 
 def test_two_thousand_runs_are_listed_quickly(tmp_path: Path):

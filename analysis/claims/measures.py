@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from analysis import formatting
 from analysis.runs import steps
 from analysis.runs.load import Run
 from analysis.stats import bootstrap, intervals
 from analysis.stats.intervals import Interval
 from multicard.profiling.events import COPIES
 from multicard.profiling.metrics import Profile, Rank, from_dict
+from multicard.records.text_table import clean
 
 MANY = 8  # runs a cell from which on their figures alone say how they scatter
 THINNED = 250  # steps of a run that are resampled, or means of neighbours where it has twice as many
@@ -54,13 +54,13 @@ class Known:
         """All steps, those of the warm-up too."""
         found = self._once("record", run, _parts)["steps"]
         if found is None:
-            raise ValueError(f"{formatting.clean(str(run.folder))}: its record does not count its steps")
+            raise ValueError(f"{clean(str(run.folder))}: its record does not count its steps")
         return found
 
     def profile(self, run: Run) -> Profile:
         found = self._once("record", run, _parts)["profile"]
         if isinstance(found, str):
-            raise ValueError(f"{formatting.clean(str(run.folder))}: {formatting.clean(found)}")
+            raise ValueError(f"{clean(str(run.folder))}: {clean(found)}")
         return found
 
 
@@ -259,7 +259,7 @@ def _losses(known: Known, run: Run) -> list[float]:
     told = [epoch.get("train_loss", 0.0) for epoch in known.epochs(run)]
     found = [math.inf if value is None else value for value in told]
     if not found or not all(isinstance(value, int | float) and value > 0 for value in found):
-        raise ValueError(f"{formatting.clean(str(run.folder))}: its record has no losses above 0")
+        raise ValueError(f"{clean(str(run.folder))}: its record has no losses above 0")
     return found
 
 
@@ -328,7 +328,7 @@ def _ranks(known: Known, runs: Runs, of: Callable[[Profile, Rank], float], per_s
         profile = known.profile(run)
         for rank in profile.ranks:
             if not rank.steps:
-                raise ValueError(f"{formatting.clean(str(run.folder))}: its profile does not mark steps")
+                raise ValueError(f"{clean(str(run.folder))}: its profile does not mark steps")
             found.append(of(profile, rank) / (rank.steps if per_step else 1))
     if not found:
         raise ValueError("a profile has no ranks")

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis import formatting
 from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED
 from analysis.claims.verdicts import Figure, Verdict, labels
 from analysis.runs.caveats import legend
 from analysis.runs.load import Skipped
 from multicard.records.run_folder import write_json, write_text
+from multicard.records.text_table import clean
 
 WIDTH, LEAST = 120, 80  # columns where the output is no terminal; and of a terminal
 UNLIKE = "~"  # the mark of what was measured in another setting than the papers'
@@ -257,14 +257,14 @@ def _grid(rows: Sequence[Sequence[str]], width: int) -> list[str]:
         found.add_column(heading, ratio=ratio or None, no_wrap=not ratio, overflow="fold")
     found.expand = True
     for row in rows:
-        found.add_row(*(Text("\n".join(map(formatting.clean, cell.split("\n")))) for cell in row))
+        found.add_row(*(Text("\n".join(map(clean, cell.split("\n")))) for cell in row))
     written = StringIO()
     Console(file=written, width=width, color_system=None, highlight=False).print(found)
     return [line.rstrip() for line in written.getvalue().rstrip().splitlines()]
 
 
 def _wrapped(text: str, width: int, head: str = "") -> list[str]:
-    lines = Text(formatting.clean(text)).wrap(Console(file=StringIO(), width=width), max(20, width - len(head)))
+    lines = Text(clean(text)).wrap(Console(file=StringIO(), width=width), max(20, width - len(head)))
     return [(head if not index else " " * len(head)) + line.plain.rstrip() for index, line in enumerate(lines)]
 
 
@@ -274,4 +274,4 @@ def _line(cells: Sequence[str]) -> str:
 
 def _escaped(text: str) -> str:
     """For a cell of a table in Markdown: nothing in it is markup, or HTML."""
-    return re.sub(r"([\\`*_{}\[\]<>#|!~&])", r"\\\1", formatting.clean(text))
+    return re.sub(r"([\\`*_{}\[\]<>#|!~&])", r"\\\1", clean(text))

@@ -10,7 +10,6 @@ most as the papers' was, with most comparisons, and the newest.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from analysis import formatting
 from analysis.claims.catalogue import CLAIMS
 from analysis.claims.claim import Claim
 from analysis.claims.measures import Known
@@ -20,6 +19,7 @@ from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
 from analysis.runs.load import Run
 from analysis.stats import bootstrap, intervals
+from multicard.records.text_table import clean
 
 MOST = 8  # settings of an experiment that are judged
 NAMED = 3  # comparisons that a line names
@@ -176,7 +176,7 @@ def _judged(claim: Claim, candidate: _Candidate, known: Known) -> Verdict:
         "".join(mark.sign for mark in MARKS if any(run[mark.column] for run in runs)),
         why,
         _setting(experiment, runs),
-        formatting.clean(candidate.panel.apart),
+        clean(candidate.panel.apart),
         tuple(_unlike(experiment, runs[0])),
         lost,
     )
@@ -242,15 +242,12 @@ def _why(verdict: str, figures: Sequence[Figure], asked: int, lost: Sequence[str
         told.append(counts[UNMEASURED][0].why)
     if lost:
         told.append(f"not ok: {', '.join(lost[:NAMED])}" + f" and {len(lost) - NAMED} more" * (len(lost) > NAMED))
-    return formatting.clean("; ".join(told))
+    return clean("; ".join(told))
 
 
 def _lost(panel: Panel) -> tuple[str, ...]:
     found = [(cell, runs) for cell, runs in panel.cells.items() if all(run["status"] != "ok" for run in runs)]
-    return tuple(
-        formatting.clean(f"{grouping.label(cell, [key for key, _ in cell])} {runs[0]['status']}")
-        for cell, runs in found
-    )
+    return tuple(clean(f"{grouping.label(cell, [key for key, _ in cell])} {runs[0]['status']}") for cell, runs in found)
 
 
 def _named(figures: Sequence[Figure]) -> str:
@@ -278,7 +275,7 @@ def _setting(experiment: Experiment, runs: Sequence[Run]) -> str:
         if column not in experiment.swept and first[column] is not None
     ]
     where = sorted({f"{run['hardware'] or '-'}, {grouping.commit(run)}" for run in runs})
-    return formatting.clean(f"{', '.join(told)} on {' and '.join(where)}")
+    return clean(f"{', '.join(told)} on {' and '.join(where)}")
 
 
 def _unlike(experiment: Experiment, run: Run) -> list[str]:

@@ -13,7 +13,9 @@ from analysis import formatting
 from analysis.runs import grouping
 from analysis.runs.caveats import legend
 from analysis.runs.load import Run
+from multicard.records import text_table
 from multicard.records.table import in_bytes
+from multicard.records.text_table import clean
 
 GOALS = {"time": "total_s", "energy": "energy_joules", "memory": "peak_memory_bytes"}
 FIRST = {"time": "Fastest", "energy": "Least energy", "memory": "Least memory"}
@@ -101,7 +103,7 @@ def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int 
         for ranking in found:
             if ranking.work == work:
                 told += [f"{ranking.amount}:"] if ranking.amount else []
-                told += [ranking.words, *formatting.table(ranking.headings, ranking.rows, width)]
+                told += [ranking.words, *text_table.text(ranking.headings, ranking.rows, width)]
     return [*told, *_left_out(runs, figured, kept), *legend(run["marks"] for run in kept)]
 
 
@@ -142,7 +144,7 @@ def _named(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
     apart = grouping.telling(
         alike, sorted((key for key, _ in work), key=lambda key: (key in ORIGIN, key != "scale", "." in key))
     )
-    return " ".join([formatting.clean(kind), *([grouping.label(work, apart)] if apart else [])])
+    return " ".join([clean(kind), *([grouping.label(work, apart)] if apart else [])])
 
 
 def _without(runs: Sequence[Run], measured: Sequence[Run], goal: str) -> str:
@@ -182,7 +184,7 @@ def _left_out(runs: Sequence[Run], figured: Sequence[Run], kept: Sequence[Run]) 
     counts: dict[str, int] = {}
     for run in runs:
         if run["status"] != "ok":
-            status = formatting.clean(run["status"])
+            status = clean(run["status"])
             counts[status] = counts.get(status, 0) + 1
     others = sum(run["status"] == "ok" for run in runs) - len(figured)
     told = [f"{count} {status}" for status, count in counts.items()]

@@ -18,6 +18,8 @@ from analysis.runs.load import Run
 from analysis.runs.sql import known
 from analysis.stats import bootstrap
 from analysis.stats.bootstrap import Ratio
+from multicard.records import text_table
+from multicard.records.text_table import clean
 
 FEW = 3  # epochs beside the first that a run must have for an interval over them
 FASTER, SLOWER, SAME = "faster", "slower", "no difference"
@@ -78,7 +80,7 @@ def lines(compared: Sequence[Compared], limit: int | None) -> list[str]:
     keys = grouping.apart([dict(one.cell) for one in compared], [key for key, _ in compared[0].cell])
     rows = [_row(one, keys) for one in compared]
     told = [name for name in rows[0] if name in keys or any(row[name] not in ("-", "") for row in rows)]
-    table = formatting.table(told, [[row[name] for name in told] for row in rows], limit)
+    table = text_table.text(told, [[row[name] for name in told] for row in rows], limit)
     counts = {verdict: sum(one.verdict == verdict for one in compared) for verdict in (FASTER, SLOWER, SAME)}
     rest = len(compared) - sum(counts.values())
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + (f", {rest} without" * (rest > 0))
@@ -161,7 +163,7 @@ def _compared(cell: Cell, a: list[Run], b: list[Run], mix: bool) -> Compared:
     try:
         step = bootstrap.ratio([steps.measured_s(run) for run in ours], [steps.measured_s(run) for run in theirs])
     except ValueError as error:
-        return Compared(cell, a, b, None, None, f"no steps: {formatting.clean(str(error))}")
+        return Compared(cell, a, b, None, None, f"no steps: {clean(str(error))}")
     return Compared(cell, a, b, step, _epochs(ours, theirs), _verdict(step))
 
 

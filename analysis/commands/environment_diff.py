@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from analysis import formatting
 from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
 from analysis.runs.columns import RESERVED
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY
+from multicard.records.text_table import clean
 
 CLOCK_APART = 0.02  # of mean clocks that is worth a word
 IN_FORCE = ("python", "platform", "numa", "malloc")
@@ -35,7 +35,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, list[str]]:
     for run in runs:
         for name, value in _of(run):
             if value is not None:
-                found.setdefault(name, {})[formatting.clean(str(value))] = None
+                found.setdefault(name, {})[clean(str(value))] = None
     return {name: sorted(values) for name, values in found.items()}
 
 
@@ -96,4 +96,4 @@ def _keys(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     ours, theirs = ({name for run in runs for name in run.columns} - RESERVED for runs in (a, b))
     only = {"A": sorted(ours - theirs), "B": sorted(theirs - ours)}
     apart = {side: [k for k in keys if k.partition(".")[0] not in NOT_IDENTITY] for side, keys in only.items()}
-    return [f"only {side} knows {', '.join(map(formatting.clean, keys))}" for side, keys in apart.items() if keys]
+    return [f"only {side} knows {', '.join(map(clean, keys))}" for side, keys in apart.items() if keys]

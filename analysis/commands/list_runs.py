@@ -11,7 +11,9 @@ from analysis.runs import grouping
 from analysis.runs.caveats import legend
 from analysis.runs.load import Found, Run, Skipped
 from analysis.runs.sql import column_names, known
+from multicard.records import text_table
 from multicard.records.table import ALWAYS
+from multicard.records.text_table import clean
 
 SHOWN = 5  # skipped records that are named one by one
 
@@ -31,7 +33,7 @@ def lines(found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, limit
 
 def skipped(records: Sequence[Skipped]) -> list[str]:
     """A line for each record that could not be used, and one for those beyond the first few."""
-    named = [f"skipped {formatting.clean(str(one.folder))}: {formatting.clean(one.why)}" for one in records[:SHOWN]]
+    named = [f"skipped {clean(str(one.folder))}: {clean(one.why)}" for one in records[:SHOWN]]
     rest = [f"skipped {len(records) - SHOWN} more (--json FILE names all)"] if len(records) > SHOWN else []
     return named + rest
 
@@ -40,7 +42,7 @@ def _failures(runs: Sequence[Run]) -> str:
     counts: dict[str, int] = {}
     for run in runs:
         counts[run["status"]] = counts.get(run["status"], 0) + 1
-    others = ", ".join(f"{count} {formatting.clean(status)}" for status, count in counts.items() if status != "ok")
+    others = ", ".join(f"{count} {clean(status)}" for status, count in counts.items() if status != "ok")
     return f", of these {others}: their figures are left out" if others else ""
 
 
@@ -48,7 +50,7 @@ def _table(runs: Sequence[Run], chosen: Sequence[str] | None, limit: int | None)
     if chosen is not None:
         names = column_names(runs)
         picked = [known(name, names, "--columns") for name in chosen]
-        return formatting.table(picked, [[formatting.value(name, run[name]) for name in picked] for run in runs], limit)
+        return text_table.text(picked, [[formatting.value(name, run[name]) for name in picked] for run in runs], limit)
     kinds = list(dict.fromkeys(run["kind"] for run in runs))
     axes = list(dict.fromkeys(name for kind in kinds for name in differing([r for r in runs if r["kind"] == kind])))
     rows = [_row(run, axes) for run in runs]
@@ -57,7 +59,7 @@ def _table(runs: Sequence[Run], chosen: Sequence[str] | None, limit: int | None)
     empty = {name for name in headings if name not in axes and {row[name] for row in rows} <= {"-", ""}}
     kept = [name for name in headings if name not in same | empty]
     told = ", ".join(f"{name} {rows[0][name]}" for name in ABOUT if name in same - empty)
-    table = formatting.table(kept, [[row[name] for name in kept] for row in rows], limit)
+    table = text_table.text(kept, [[row[name] for name in kept] for row in rows], limit)
     return ([f"all: {told}"] if told else []) + table
 
 
@@ -72,9 +74,9 @@ def _row(run: Run, axes: Sequence[str]) -> dict[str, str]:
 
     return {
         "name": formatting.value("", run["name"]),
-        "kind": formatting.clean(run["kind"]),
+        "kind": clean(run["kind"]),
         **{name: formatting.value("", run[name]) for name in axes},
-        "status": formatting.clean(run["status"]),
+        "status": clean(run["status"]),
         "total s": figure("total_s"),
         "images/s": figure("images_per_s"),
         "tokens/s": figure("tokens_per_s"),

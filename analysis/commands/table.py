@@ -19,6 +19,7 @@ from analysis.runs import grouping
 from analysis.runs.caveats import legend
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
+from multicard.records.text_table import clean
 
 UNMEASURED = "not measured"
 TOLERANCE = 0.2  # points by which a printed percentage may be off what the printed times give
@@ -81,7 +82,7 @@ def _title(panel: Panel) -> str:
 
 def _time(found: Any, share: bool) -> str:
     if not isinstance(found, float):
-        return "-" if found is None else formatting.clean(str(found))
+        return "-" if found is None else clean(str(found))
     return f"{found:.1%}" if share else f"{1000 * found:.3g}"
 
 
@@ -207,7 +208,7 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], printed: Sequence[pa
     for run in runs:
         if run["status"] not in ("ok", "oom"):
             cell = tuple((key, run[key]) for key in panel.experiment.swept)
-            cause = formatting.clean(str(run["cause"] or "no cause recorded"))
+            cause = clean(str(run["cause"] or "no cause recorded"))
             notes.append(f"{grouping.label(cell, panel.experiment.swept)}: {run['status']}: {cause}")
     return [*notes, *legend(run["marks"] for run in runs)]
 

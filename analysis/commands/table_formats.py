@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from analysis import formatting
 from analysis.commands.table import Table
+from multicard.records import text_table
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -19,8 +19,8 @@ LATEX = {
 
 
 def text(tables: Sequence[Table]) -> str:
-    width = formatting.width()
-    blocks = [[one.title, "", *formatting.table(one.headings, _texts(one), width), "", *one.notes] for one in tables]
+    width = text_table.terminal_width()
+    blocks = [[one.title, "", *text_table.text(one.headings, _texts(one), width), "", *one.notes] for one in tables]
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
@@ -68,7 +68,7 @@ def _texts(table: Table) -> list[list[str]]:
 def _right(table: Table) -> list[bool]:
     """Which columns are of figures, and so stand to the right."""
     rows = _texts(table)
-    return [all(row[i] == "-" or formatting.NUMBER.match(row[i]) for row in rows) for i in range(len(table.headings))]
+    return [all(row[i] == "-" or text_table.FIGURE.match(row[i]) for row in rows) for i in range(len(table.headings))]
 
 
 def _markdown(table: Table) -> str:

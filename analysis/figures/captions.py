@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis import formatting
 from analysis.runs import caveats, grouping
 from analysis.runs.columns import FIGURES
 from analysis.runs.load import Run
+from multicard.records.text_table import clean
 
 COLUMNS = {
     "gpus": "GPUs",
@@ -93,7 +93,7 @@ def axis(name: str, kind: str, unit: Unit) -> str:
 
 def value(found: Any) -> str:
     """A value of a swept column, as it is typed."""
-    return formatting.clean(grouping.typed(found))
+    return clean(grouping.typed(found))
 
 
 def listed(words: Sequence[str]) -> str:
@@ -119,7 +119,7 @@ def same(runs: Sequence[Run], varied: Iterable[str]) -> str:
     for name in COUNTED:
         if name not in shown and (found := _one(runs, name)) is not None:
             told += _counted(name, found, runs)
-    told.append(_shared({formatting.clean(str(run["hardware"])) for run in runs}, "machines"))
+    told.append(_shared({clean(str(run["hardware"])) for run in runs}, "machines"))
     told.append(f"commit {_shared({grouping.commit(run) for run in runs}, 'commits')}")
     return ", ".join(told)
 

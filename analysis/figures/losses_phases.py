@@ -13,7 +13,6 @@ import altair as alt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import formatting
 from analysis.figures import captions, drawn_rows
 from analysis.figures.curves import gaps
 from analysis.figures.drawn_rows import MEASURED, Row
@@ -21,6 +20,7 @@ from analysis.figures.vega import DASHES, SHAPES, Figure, Spec, calculated, figu
 from analysis.papers.experiments import ORIGIN
 from analysis.runs import grouping
 from analysis.runs.load import STEPS, Run
+from multicard.records.text_table import clean
 
 SERIES, BARS = 8, 30  # settings in a figure with lines, and with bars
 WIDTH, HEIGHT = 360, 240
@@ -79,7 +79,7 @@ def groups(runs: Sequence[Run], most: int, without: Sequence[str] = ()) -> Itera
 def _group(found: Sequence[tuple[grouping.Cell, list[Run]]], keys: Sequence[str]) -> Group:
     by = grouping.apart([dict(cell) for cell, _ in found], keys)
     short = [tuple((key, _short(key, value)) for key, value in cell) for cell, _ in found]
-    labels = [formatting.clean(grouping.label(cell, by)) or "all" for cell in short]
+    labels = [clean(grouping.label(cell, by)) or "all" for cell in short]
     done = [[run for run in runs if run["status"] == "ok"] for _, runs in found]
     settings = [Setting(label, runs) for label, runs in zip(labels, done, strict=True) if runs]
     return Group(settings, by, sum(len(runs) for _, runs in found) - sum(map(len, done)))

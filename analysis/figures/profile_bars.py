@@ -11,7 +11,6 @@ from typing import Any
 
 import altair as alt
 
-from analysis import formatting
 from analysis.figures import captions, drawn_rows
 from analysis.figures.curves import unended
 from analysis.figures.drawn_rows import MEASURED, Row
@@ -20,6 +19,7 @@ from analysis.figures.vega import SALTIRE, Figure, Spec, calculated, layered, on
 from analysis.papers.experiments import Panel
 from analysis.runs.load import Run
 from multicard.profiling import metrics
+from multicard.records.text_table import clean
 
 TITLES = {
     "api": "CUDA API calls",
@@ -180,9 +180,7 @@ def _rows(panel: Panel, value: Callable[[Run], Values]) -> list[Row]:
                 found.setdefault(key, []).append(one)
         for (group, metric), known in found.items():
             at = {"measure": "share" if value is not _seconds else "step_s", **where, "group": group}
-            rows.append(
-                {**at, "metric": formatting.clean(metric), **drawn_rows.mean(known), "status": "ok", "of": MEASURED}
-            )
+            rows.append({**at, "metric": clean(metric), **drawn_rows.mean(known), "status": "ok", "of": MEASURED})
     return rows
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from analysis import formatting
 from multicard.records.run_folder import replacing
+from multicard.records.text_table import clean
 
 FORMATS = ("svg", "pdf", "png")
 PNG_SCALE = 2.0  # pixels a point
@@ -167,11 +167,11 @@ def calculated(**fields: str) -> list[Spec]:
 
 def _wrapped(lines: Sequence[str], across: int) -> list[str]:
     """Lines as Vega takes them, none of them longer than a figure is wide: it does not wrap by itself."""
-    return [part for line in lines for part in textwrap.wrap(formatting.clean(line), across) or [""]]
+    return [part for line in lines for part in textwrap.wrap(clean(line), across) or [""]]
 
 
 def _plain(value: Any) -> Any:
-    return formatting.clean(value) if isinstance(value, str) else value
+    return clean(value) if isinstance(value, str) else value
 
 
 def save(drawn: Figure, path: Path) -> None:

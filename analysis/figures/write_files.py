@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis import formatting
 from analysis.papers import experiments, printed
 from analysis.runs.caveats import legend
 from analysis.runs.load import Run
+from multicard.records.text_table import clean
 
 if TYPE_CHECKING:
     from analysis.figures import Figure
@@ -68,5 +68,5 @@ def _written(drawn: Sequence["Figure"], out: Path, formats: Sequence[str]) -> li
         for path in paths:
             save(figure, path)
         marked = f" [{figure.marks}]" if figure.marks else ""
-        lines.append(f"{' '.join(map(str, paths))}: {formatting.clean(figure.title)}{marked}")
+        lines.append(f"{' '.join(map(str, paths))}: {clean(figure.title)}{marked}")
     return lines

@@ -10,6 +10,7 @@ from analysis.report.run_details import Read
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run, Skipped
+from multicard.records.text_table import clean
 
 MOST_MISSING = 6  # cells of a panel that are named
 
@@ -31,15 +32,15 @@ def _failed(runs: Sequence[Run]) -> list[Part]:
     bad = [run for run in runs if run["status"] != "ok"]
     if not bad:
         return [Heading("Runs that did not end ok"), Words("None.", "quiet")]
-    counts = Counter(formatting.clean(run["status"]) for run in bad)
+    counts = Counter(clean(run["status"]) for run in bad)
     about = f"{', '.join(f'{count} {status}' for status, count in counts.items())}. Their figures are left out."
     grid = Grid(
         "failed",
         "",
         [
             Column("name", "name", [formatting.value("", run["name"]) for run in bad]),
-            Column("run", "run", [formatting.clean(run.folder.name) for run in bad]),
-            Column("status", "status", [formatting.clean(run["status"]) for run in bad]),
+            Column("run", "run", [clean(run.folder.name) for run in bad]),
+            Column("status", "status", [clean(run["status"]) for run in bad]),
             Column("cause", "cause", [formatting.value("", run["cause"]) for run in bad]),
             Column("marks", "marks", [run["marks"] for run in bad]),
         ],
@@ -53,7 +54,7 @@ def _skipped(skipped: Sequence[Skipped]) -> list[Part]:
         return [Heading("Records that could not be read"), Words("None.", "quiet")]
     columns = [
         Column("folder", "folder", [str(one.folder) for one in skipped]),
-        Column("why", "why", [formatting.clean(one.why) for one in skipped]),
+        Column("why", "why", [clean(one.why) for one in skipped]),
     ]
     told = f"{len(skipped):,} run folder{'s' * (len(skipped) > 1)} without a record that can be used."
     return [Heading("Records that could not be read", told), Grid("skipped", "", columns, page_rows=15)]

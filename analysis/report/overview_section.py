@@ -12,6 +12,7 @@ from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
 from analysis.runs.load import Run
 from multicard.records.table import in_bytes
+from multicard.records.text_table import clean
 
 FIRST_WORKS, MOST_WORKS = 4, 16  # of which the best settings are told: in sight, and at all
 MOST_SENTENCES = 6  # of diagnoses
@@ -36,7 +37,7 @@ def machines(read: Sequence[Read]) -> Section:
     rows: dict[str, Counter[str]] = {}
     for one in read:
         for name, value in _facts(one):
-            rows.setdefault(name, Counter())[formatting.clean(str(value))] += 1
+            rows.setdefault(name, Counter())[clean(str(value))] += 1
     told = [(name, [*values][:MOST_VALUES] + _more(len(values))) for name, values in rows.items()]
     question = "What were the figures measured on? They hold for this hardware, these versions and this code."
     return Section("machine", "Machine and code", question, [Facts(told)])
@@ -150,7 +151,7 @@ def _bounds(read: Sequence[Read]) -> Answer:
 
 
 def _place(run: Run) -> str:
-    return formatting.clean(run.folder.name)
+    return clean(run.folder.name)
 
 
 def signs(runs: Iterable[Run]) -> dict[str, str]:

@@ -17,9 +17,10 @@ from typing import Any
 import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from analysis import formatting
 from analysis.report.blocks import Claim, Column, Grid, Plot, Report, Table
+from multicard.records import text_table
 from multicard.records.run_folder import finite, write_text
+from multicard.records.text_table import clean
 
 FOLDER = Path(__file__).parent
 VEGA = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
@@ -88,7 +89,7 @@ def in_script(value: Any) -> str:
 def is_figures(texts: Sequence[str]) -> bool:
     """Whether a column holds figures and so stands to the right."""
     return any(text != "-" for text in texts) and all(
-        text == "-" or formatting.NUMBER.fullmatch(text) for text in texts
+        text == "-" or text_table.FIGURE.fullmatch(text) for text in texts
     )
 
 
@@ -119,7 +120,7 @@ def _templates() -> Environment:
     loader = FileSystemLoader(FOLDER)
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     found.filters["kind"] = lambda part: type(part).__name__.lower()
-    found.filters["clean"] = formatting.clean
+    found.filters["clean"] = clean
     found.filters["right"] = lambda table: (
         [is_figures(texts) for texts in zip(*table.rows, strict=True)] or [False for _ in table.headings]
     )
@@ -141,7 +142,7 @@ def _column(column: Column) -> dict[str, Any]:
     return {
         "heading": column.heading,
         "key": column.key,
-        "texts": _packed([formatting.clean(text) for text in column.texts]),
+        "texts": _packed([clean(text) for text in column.texts]),
         "values": None if values is None else _packed([None if v is None else float(f"{v:.7g}") for v in values]),
         "typed": column.typed,
         "long": values is None and any(len(text) > LONG for text in column.texts),

@@ -10,6 +10,7 @@ from analysis.report.run_details import Read
 from analysis.runs import grouping
 from analysis.runs.columns import FIGURES
 from analysis.runs.load import Run
+from multicard.records.text_table import clean
 
 # Headings of `analysis list` to the columns they show, of runs that ended ok
 HEADINGS = {
@@ -29,9 +30,9 @@ def grid(read: Sequence[Read]) -> Grid:
     axes = told(runs)
     columns = [
         _texts("name", [formatting.value("", run["name"]) for run in runs]),
-        _texts("kind", [formatting.clean(run["kind"]) for run in runs]),
+        _texts("kind", [clean(run["kind"]) for run in runs]),
         *(column(name, name, runs) for name in axes),
-        _texts("status", [formatting.clean(run["status"]) for run in runs]),
+        _texts("status", [clean(run["status"]) for run in runs]),
         *(column(heading, name, runs, measured=True) for heading, name in HEADINGS.items()),
         _texts("commit", [grouping.commit(run) for run in runs]),
         _texts("machine", [grouping.machine(run) for run in runs]),

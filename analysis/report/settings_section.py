@@ -20,6 +20,7 @@ from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from multicard.measure import formulas, timing
 from multicard.records.table import ALWAYS
+from multicard.records.text_table import clean
 
 RANKS = ("gpus", "nodes")
 MOST_ROWS = 5000  # of profiles
@@ -220,7 +221,7 @@ def _about(chosen: Sequence[Setting]) -> list[Column]:
         number: " ".join(f"{_shown(key, kinds[run['kind']])}={_short(key, run)}" for key in kinds[run["kind"]])
         for number, run in firsts.items()
     }
-    texts = [labels[id(setting.runs[0])] or formatting.clean(setting.runs[0]["kind"]) for setting in chosen]
+    texts = [labels[id(setting.runs[0])] or clean(setting.runs[0]["kind"]) for setting in chosen]
     columns = [Column("setting", "setting", texts, typed=True)]
     if len({setting.ranks for setting in chosen}) > 1:
         columns.append(_column("gpus", "gpus", [setting.ranks for setting in chosen], "{:d}"))

@@ -7,6 +7,7 @@ from analysis import formatting
 from analysis.runs.columns import RESERVED
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY, Scale
+from multicard.records.text_table import clean
 
 REPEATED = "seed"  # runs that differ in it alone are repetitions
 RECIPE = "recipe"  # torchtune's, which follows from the method and the number of GPUs unless it is forced
@@ -117,10 +118,10 @@ def commit(run: Run) -> str:
     """The commit's first digits, with + where the code had changes."""
     if run["commit"] is None:
         return "-"
-    return formatting.clean(run["commit"])[:COMMIT] + "+" * bool(run["dirty"])
+    return clean(run["commit"])[:COMMIT] + "+" * bool(run["dirty"])
 
 
 def machine(run: Run) -> str:
     """What it computed on, and where."""
-    parts = [formatting.clean(str(part)) for part in (run["hardware"], run["hosts"]) if part is not None]
+    parts = [clean(str(part)) for part in (run["hardware"], run["hosts"]) if part is not None]
     return " on ".join(parts) or "-"

@@ -1,0 +1,158 @@
+"""Tables as text for a terminal, Markdown, LaTeX and CSV.
+
+Cells are text that the caller has formatted; it may come from a run, so it is cleaned or escaped here. Alignments are
+a letter a column, "l" or "r"; by default columns of figures are aligned to the right.
+"""
+
+import csv
+import io
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+from tabulate import LATEX_ESCAPE_RULES, tabulate
+
+GAP = 2  # cells between two columns
+LEAST_WIDTH = 8  # a column of text is not made narrower
+CUT = "…"
+FILLER = "\0"  # the second cell of a wide character, and what keeps a blank row; removed at the end
+FIGURE = re.compile(r"[-+±~]?[\d.,]+( ?(s|ms|us|%|[kMGT]?B|x|J|kJ|MJ))?( ± [\d.,]+)?( \(\d+%\))?")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def text(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None = None,
+    align: str | None = None,
+    wrap: bool = False,
+    least_width: int = LEAST_WIDTH,
+) -> list[str]:
+    """Lines of aligned columns; a cell may have several lines, a row of empty cells is a blank line.
+
+    Args:
+        width: in cells; where the lines are longer, the widest columns of text are cut, never figures. None: any.
+        wrap: wrap the columns that are too wide instead of cutting them.
+        least_width: columns of text are not made narrower than this, or than their heading.
+    """
+    align = align or alignment(headings, rows)
+    cells = [[_clean_lines(cell) for cell in row] for row in (headings, *rows)]
+    sizes: list[int | None] = [None] * len(headings)
+    if width is not None:
+        sizes = _narrowed(cells, align, width, least_width)
+        if not wrap:
+            cells = [[_cut(cell, size) for cell, size in zip(row, sizes, strict=True)] for row in cells]
+    filled = [[_filled(cell) for cell in row] if any(row) else [FILLER] * len(row) for row in cells]
+    # The headings are its first row: tabulate makes columns wider than their headings.
+    content = _tabulate((), filled, align, "plain", maxcolwidths=sizes if wrap and any(sizes) else None)
+    return [line.rstrip() for line in content.replace(FILLER, "").split("\n")]
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], align: str | None = None) -> str:
+    """A pipe table, in which nothing of a cell is markup or HTML."""
+    head, *body = [["<br>".join(map(escape_markdown, cell.split("\n"))) for cell in row] for row in (headings, *rows)]
+    return _tabulate(head, body, align or alignment(headings, rows), "pipe")
+
+
+def latex(headings: Sequence[str], rows: Sequence[Sequence[str]], align: str | None = None) -> str:
+    """A `tabular` for the package booktabs."""
+    head, *body = [list(map(clean, row)) for row in (headings, *rows)]
+    return _latex_signs(_tabulate(head, body, align or alignment(headings, rows), "latex_booktabs"))
+
+
+def to_csv(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Values in full as they are; None is an empty cell."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([headings, *rows])
+    return file.getvalue()
+
+
+def alignment(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Right for columns of figures ("-" and empty cells among them), left for others."""
+    columns = zip(*rows, strict=True) if rows else [("",)] * len(headings)
+    return "".join(
+        "r" if any(cells) and all(not cell or cell == "-" or FIGURE.fullmatch(cell) for cell in cells) else "l"
+        for cells in columns
+    )
+
+
+def terminal_width() -> int | None:
+    """The terminal's width in cells; None where the output goes elsewhere, so that nothing is cut."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def clean(content: str) -> str:
+    """`content` on one line, without what would drive a terminal (escapes, bidirectional overrides)."""
+    return CONTROL.sub(lambda match: " " if match[0] in "\n\t\r" else "�", content)
+
+
+def escape_markdown(content: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>#|!~&])", r"\\\1", clean(content))
+
+
+def escape_latex(content: str) -> str:
+    return _latex_signs("".join(LATEX_ESCAPE_RULES.get(sign, sign) for sign in clean(content)))
+
+
+def _latex_signs(content: str) -> str:
+    return content.replace("±", r"$\pm$").replace("÷", r"$\div$")
+
+
+def _clean_lines(cell: str) -> str:
+    return "\n".join(map(clean, cell.split("\n"))) if CONTROL.search(cell) else cell
+
+
+def _cell_width(cell: str) -> int:
+    return max(map(cell_len, cell.split("\n")))
+
+
+def _narrowed(cells: Sequence[Sequence[str]], align: str, width: int, least_width: int) -> list[int | None]:
+    """The width of each column of text that has to be cut for lines of `width` cells, None for others.
+
+    The widest are made narrower until the lines fit, or until no column can be; the terminal wraps those.
+    """
+    sizes = [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
+    least = [max(least_width, _cell_width(heading)) for heading in cells[0]]
+    rest = width - GAP * (len(sizes) - 1)
+    texts = [i for i, side in enumerate(align) if side == "l"]
+    narrow = sizes.copy()
+    for i in texts:
+        narrow[i] = min(narrow[i], max(rest, least[i]))
+    while sum(narrow) > rest and (wide := [i for i in texts if narrow[i] > least[i]]):
+        narrow[max(wide, key=lambda i: narrow[i])] -= 1
+    return [now if now < before else None for now, before in zip(narrow, sizes, strict=True)]
+
+
+def _cut(cell: str, size: int | None) -> str:
+    if size is None:
+        return cell
+    return "\n".join(
+        line if cell_len(line) <= size else set_cell_size(line, size - 1) + CUT for line in cell.split("\n")
+    )
+
+
+def _filled(cell: str) -> str:
+    """The cell with as many characters as it takes cells, which is what tabulate counts."""
+    return cell if cell.isascii() else "".join(sign + FILLER * (cell_len(sign) - 1) for sign in cell)
+
+
+def _tabulate(
+    head: Sequence[str],
+    body: Sequence[Sequence[str]],
+    align: str,
+    form: str,
+    maxcolwidths: Sequence[int | None] | None = None,
+) -> str:
+    sides = ["right" if side == "r" else "left" for side in align]
+    return tabulate(
+        body,
+        head,
+        tablefmt=form,
+        colalign=sides if body else None,
+        disable_numparse=True,
+        preserve_whitespace=True,
+        maxcolwidths=maxcolwidths,
+    )
