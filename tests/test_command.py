@@ -224,7 +224,7 @@ def test_an_interrupted_sweep_is_recorded_and_stops(number: signal.Signals, tmp_
     assert started.process.returncode == 1
     assert "Traceback" not in errors
     (found,) = records(tmp_path / "s")
-    assert found["status"] == "failed" and found["cause"]["message"] == f"interrupted by {number.name}"
+    assert found["status"] == "interrupted" and found["cause"]["message"] == f"interrupted by {number.name}"
     assert_gone(family)
 
 
@@ -239,7 +239,7 @@ def test_an_interruption_while_it_starts_is_recorded_too(tmp_path: Path):
     _, errors = started.process.communicate(timeout=60)
     assert started.process.returncode == 1 and "Traceback" not in errors
     (found,) = records(tmp_path / "s")
-    assert found["cause"]["message"] == "interrupted by SIGINT" and found["epochs"] == []
+    assert found["status"] == "interrupted" and found["cause"]["message"] == "interrupted by SIGINT" and found["epochs"] == []
     assert_gone(family)
 
 

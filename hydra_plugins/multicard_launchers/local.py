@@ -29,7 +29,7 @@ class LocalLauncher(SweepLauncher):
             )
             _ = done.return_value  # raises what the task raised: a defect of ours, never a run's end
             cell.result = SESSION.records.pop()
-            if (cell.result["cause"] or {}).get("kind") == "interrupt":
+            if cell.result["status"] == "interrupted":
                 break
 
     def show(self, planned: "list[Planned]", left: "list[Planned]") -> None:

@@ -95,7 +95,7 @@ def measure(
                 return result | {"status": "requeued"}
             result |= _record(run, result, failure, mirror)
     except Interrupted as interruption:  # before or after the ranks ran: what was written by then stays
-        result = _fail(result, interruption.failure)
+        result = _fail(result, interruption.failure, _status(interruption.failure))
     finally:
         peers.close()
         if claimed and not requeued:
@@ -130,7 +130,7 @@ def _refuse(result: dict[str, Any], message: str, keep: bool) -> dict[str, Any]:
     return result
 
 
-def _fail(result: dict[str, Any], failure: Failure, status: str = "failed") -> dict[str, Any]:
+def _fail(result: dict[str, Any], failure: Failure, status: str) -> dict[str, Any]:
     folder = Path(result["folder"])
     result |= {"status": status, "cause": failures.describe(failure)}
     before = run_folder.read_json(folder / "result.json")
@@ -343,6 +343,8 @@ def _explained(run: Run, result: dict[str, Any], ranks: list[dict[str, Any]]) ->
 def _status(failure: Failure | None) -> str:
     if failure is None:
         return "ok"
+    if failure.kind == "interrupt":
+        return "interrupted"
     return failure.kind if failure.kind in ("oom", *STOPPED) else "failed"
 
 

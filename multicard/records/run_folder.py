@@ -32,7 +32,7 @@ DONE = ("ok", "oom")  # an OOM is a measurement: it would happen again
 RUNNING = ".running.json"  # who is measuring into the folder now
 SEGMENTS = "segments.json"
 SEEN_S = 60.0  # within which a shared file system shows what another node wrote
-BAD = ("failed", "timeout", "refused")  # a sweep that holds one of these exits with 1
+BAD = ("failed", "interrupted", "timeout", "refused")  # a sweep that holds one of these exits with 1
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def test_a_cancelled_job_says_so(sweep: Sweep):
     output, _ = running.communicate(timeout=120)
     assert running.returncode == 1, output
     (result,) = sweep.results()
-    assert (result["status"], result["cause"]["kind"]) == ("failed", "interrupt")
+    assert (result["status"], result["cause"]["kind"]) == ("interrupted", "interrupt")
     assert "the job was cancelled (scancel)" in output
 
 
