@@ -9,6 +9,7 @@ from analysis.__main__ import main
 from analysis.commands import best
 from analysis.commands.best import Limits
 from analysis.runs import load
+from analysis.stats.trade_off import shares_differ
 from tests import records
 
 
@@ -52,9 +53,9 @@ def test_the_fastest_is_told_with_what_fewer_gpus_and_more_accuracy_cost(sweep: 
 
 
 def test_accuracies_that_the_test_set_cannot_tell_apart_are_equal(tmp_path: Path):
-    assert best.distinct(0.99, 10_000, 0.98, 10_000) and not best.distinct(0.99, 100, 0.98, 100)
+    assert shares_differ(0.99, 10_000, 0.98, 10_000) and not shares_differ(0.99, 100, 0.98, 100)
     # by hand: (0.6 - 0.4) of 50 each: 31/52 - 21/52 = 0.1923, 1.96 sqrt(2 (31/52)(21/52)/52) = 0.1885
-    assert best.distinct(0.6, 50, 0.4, 50) and not best.distinct(0.6, 48, 0.4, 46)
+    assert shares_differ(0.6, 50, 0.4, 50) and not shares_differ(0.6, 48, 0.4, 46)
     close = [
         records.vision(precision="bf16", total_s=10.0) | accurate(0.980, 100),
         records.vision(precision="fp32", total_s=20.0) | accurate(0.985, 100),

@@ -70,9 +70,11 @@ def test_a_ratio_is_of_means_of_runs_and_the_same_every_time():
 
 
 def test_few_units_are_spread_like_students_t():
-    assert bootstrap.wider(1) == 1.0
-    assert bootstrap.wider(11) == pytest.approx(np.sqrt(1.1) * 2.2281 / 1.96, rel=0.02)  # t of 10 degrees of freedom
-    assert bootstrap.wider(10**6) == pytest.approx(1.0, abs=1e-5)
+    assert bootstrap.small_sample_factor(1) == 1.0
+    assert bootstrap.small_sample_factor(11) == pytest.approx(
+        np.sqrt(1.1) * 2.2281 / 1.96, rel=0.02
+    )  # t of 10 degrees of freedom
+    assert bootstrap.small_sample_factor(10**6) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_blocks_are_as_long_as_steps_are_alike():

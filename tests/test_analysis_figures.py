@@ -10,7 +10,7 @@ import pytest
 
 from analysis.figures import Figure, drawn_rows, profile_bars
 from analysis.runs import grouping, load
-from analysis.stats.mean import interval, t_quantile
+from analysis.stats import intervals
 from tests import grids, records
 from tests.grids import drawn, svg, texts
 
@@ -18,29 +18,6 @@ from tests.grids import drawn, svg, texts
 def measured(figure: Figure, measure: str, **where: Any) -> list[dict[str, Any]]:
     wanted = {"measure": measure, "of": drawn_rows.MEASURED, **where}
     return [row for row in figure.rows if all(row.get(key) == value for key, value in wanted.items())]
-
-
-# Intervals
-
-
-@pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (2, 4.30265), (4, 2.77645), (9, 2.26216), (100, 1.98397)])
-def test_quantiles_of_t_are_those_of_the_tables(freedom: int, t: float):
-    assert t_quantile(freedom) == pytest.approx(t, rel=1e-5)
-
-
-def test_quantiles_of_t_have_their_closed_forms():
-    assert t_quantile(1) == pytest.approx(math.tan(0.95 * math.pi / 2), rel=1e-12)
-    assert t_quantile(2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), rel=1e-12)
-    assert t_quantile(2, 0.5) == pytest.approx(0.5 * math.sqrt(2 / 0.75), rel=1e-12)
-
-
-def test_an_interval_is_of_the_mean():
-    found = interval([10.0, 11.0, 12.0])  # s = 1
-    assert (found.mean, found.n) == (11.0, 3)
-    assert found.high is not None and found.high - 11 == pytest.approx(4.302652729749464 / math.sqrt(3), rel=1e-9)
-    assert interval([7.0]).low is None
-    with pytest.raises(ValueError, match="no value"):
-        interval([])
 
 
 # Rows
@@ -237,8 +214,9 @@ def test_curves_are_means_by_epoch(tmp_path: Path):
     runs = [r for r in load.read([tmp_path]).runs if r["precision"] == "fp16" and r["pin_memory"]]
     losses = [run.record()["epochs"][4]["train_loss"] for run in runs]
     (row,) = measured(figure, "train_loss", precision="fp16", pin_memory="true", epoch=5)
-    found = interval(losses)
-    assert (row["mean"], row["low"], row["n"]) == (pytest.approx(found.mean), pytest.approx(found.low), 2)
+    expected = intervals.mean(losses)
+    assert (row["mean"], row["low"]) == (pytest.approx(expected.estimate), pytest.approx(expected.low))
+    assert row["n"] == 2
     assert len(measured(figure, "test_accuracy")) == 6 * 20
 
 

@@ -53,72 +53,91 @@ def covers(found: Interval, truth: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("confidence", "freedom", "table"),
+    ("confidence", "degrees", "table"),
     [
-        *[(0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 3, 3.182), (0.95, 9, 2.262), (0.95, 30, 2.042)],
-        *[(0.99, 1, 63.657), (0.99, 2, 9.925), (0.99, 3, 5.841), (0.99, 10, 3.169), (0.998, 5, 5.893)],
+        *[(0.95, 1, 12.7062), (0.95, 2, 4.3027), (0.95, 3, 3.1824), (0.95, 10, 2.2281), (0.95, 30, 2.0423)],
+        *[(0.99, 1, 63.6567), (0.99, 2, 9.9248), (0.99, 3, 5.8409), (0.99, 10, 3.1693), (0.999, 3, 12.9240)],
+        *[(0.998, 5, 5.8934), (0.95, 100, 1.9840), (0.90, 4, 2.1318)],
     ],
 )
-def test_students_quantile_is_the_tables(confidence: float, freedom: int, table: float):
-    assert intervals.student(confidence, freedom) == pytest.approx(table, rel=0.01)
+def test_student_quantiles_are_those_of_the_published_tables(confidence: float, degrees: int, table: float):
+    assert intervals.student_quantile(confidence, degrees) == pytest.approx(table, abs=5.1e-5)
+
+
+@pytest.mark.parametrize(("comparisons", "table"), [(5, 5.8409), (10, 7.4533), (20, 9.4649), (36, 11.5632)])
+def test_student_quantiles_are_exact_at_bonferroni_levels(comparisons: int, table: float):
+    """t(1 - 0.05 / (2 k), 3), where an expansion about the normal quantile is 2.4 to 3.4 % too small."""
+    quantile = intervals.student_quantile(intervals.bonferroni(comparisons), 3)
+    assert quantile == pytest.approx(table, abs=1e-4)
+    angle = math.atan(quantile / math.sqrt(3))  # Abramowitz and Stegun 1964, 26.7.3
+    inside = (angle + math.sin(angle) * math.cos(angle)) * 2 / math.pi
+    assert 1 - inside == pytest.approx(0.05 / comparisons, rel=1e-9)
+
+
+def test_student_quantiles_have_their_closed_forms_and_need_a_degree_of_freedom():
+    assert intervals.student_quantile(0.95, 1) == pytest.approx(math.tan(0.95 * math.pi / 2), rel=1e-12)
+    assert intervals.student_quantile(0.95, 2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), rel=1e-12)
     with pytest.raises(ValueError, match="two values"):
-        intervals.student(confidence, 0)
+        intervals.student_quantile(0.95, 0)
 
 
-def test_several_intervals_are_wider_each():
-    assert intervals.together(1) == pytest.approx(0.95) and intervals.together(5) == pytest.approx(0.99)
-    assert intervals.normal(intervals.together(5)) == pytest.approx(2.5758, abs=1e-4)
+def test_intervals_of_several_comparisons_are_wider():
+    assert intervals.bonferroni(1) == pytest.approx(0.95) and intervals.bonferroni(5) == pytest.approx(0.99)
+    assert intervals.normal_quantile(intervals.bonferroni(5)) == pytest.approx(2.5758, abs=1e-4)
 
 
 def test_means_and_ratios_of_few_runs_have_students_interval():
     values = [1.0, 1.2, 1.1]
-    half = 4.3027 * 0.1 / math.sqrt(3)
-    found = intervals.mean(values, 0.95, "3 runs")
-    assert (found.low, found.high) == (pytest.approx(1.1 - half, abs=1e-3), pytest.approx(1.1 + half, abs=1e-3))
-    apart = intervals.means_apart(values, [2.0, 2.0, 2.0], 0.95, "3 runs")
+    half = 4.302652729749464 * 0.1 / math.sqrt(3)
+    interval = intervals.mean(values, 0.95, "3 runs")
+    assert (interval.low, interval.high) == (pytest.approx(1.1 - half, rel=1e-9), pytest.approx(1.1 + half, rel=1e-9))
+    assert intervals.mean([7.0]).low is None
+    with pytest.raises(ValueError, match="no value"):
+        intervals.mean([])
+    apart = intervals.difference_of_means(values, [2.0, 2.0, 2.0], 0.95, "3 runs")
     assert (apart.estimate, apart.high) == (pytest.approx(-0.9), pytest.approx(-0.9 + half, abs=1e-3))
-    ratio = intervals.ratio(values, [2.2], 0.95, "1 and 3 runs", exact=True)
+    ratio = intervals.ratio_of_means(values, [2.2], 0.95, "1 and 3 runs", exact=True)
     assert ratio.estimate == pytest.approx(0.5)
     assert ratio.high == pytest.approx(0.5 * math.exp(half / 1.1), rel=1e-3)
 
 
 def test_ranks_that_scatter_alike_have_students_pooled_interval():
     top, bottom = [5.0 * math.e**0.1, 5.0 * math.e**-0.1], [math.e**0.1, math.e**-0.1]
-    found = intervals.alike(top, bottom, 0.95, "2 ranks")
+    found = intervals.ratio_of_geometric_means(top, bottom, 0.95, "2 ranks")
     half = 4.3027 * math.sqrt(0.04 / 2 * (1 / 2 + 1 / 2))  # 4 squares of 0.1, by 2 degrees of freedom
     assert found.estimate == pytest.approx(5.0)
     assert found.low == pytest.approx(5.0 * math.exp(-half), rel=1e-4)
-    assert intervals.alike([1.0], [2.0], 0.95, "1 rank").low is None
-    assert intervals.alike([1.0], [2.0, 2.1], 0.95, "1 and 2 ranks").low is not None
+    assert intervals.ratio_of_geometric_means([1.0], [2.0], 0.95, "1 rank").low is None
+    assert intervals.ratio_of_geometric_means([1.0], [2.0, 2.1], 0.95, "1 and 2 ranks").low is not None
     with pytest.raises(ValueError, match="it is 0"):
-        intervals.alike([1.0], [0.0], 0.95, "1 rank")
+        intervals.ratio_of_geometric_means([1.0], [0.0], 0.95, "1 rank")
 
 
 def test_a_single_value_has_no_interval_unless_it_is_exact():
     assert intervals.mean([1.0], 0.95, "1 run").low is None
-    assert intervals.means_apart([1.0], [2.0, 2.1], 0.95, "1 and 2 runs").high is None
-    assert intervals.ratio([4.0], [2.0], 0.95, "1 run") == Interval(2.0, None, None, "1 run")
-    assert intervals.ratio([4.0], [2.0], 0.95, "exact", exact=True) == Interval(2.0, 2.0, 2.0, "exact")
+    assert intervals.difference_of_means([1.0], [2.0, 2.1], 0.95, "1 and 2 runs").high is None
+    assert intervals.ratio_of_means([4.0], [2.0], 0.95, "1 run") == Interval(2.0, None, None, "1 run")
+    assert intervals.ratio_of_means([4.0], [2.0], 0.95, "exact", exact=True) == Interval(2.0, 2.0, 2.0, "exact")
     assert intervals.difference(Interval(2.0, None, None, "1 run"), Interval(1.0, 0.5, 1.5, "")).low is None
     with pytest.raises(ValueError, match="it is 0"):
-        intervals.ratio([1.0], [0.0], 0.95, "exact", exact=True)
+        intervals.ratio_of_means([1.0], [0.0], 0.95, "exact", exact=True)
 
 
 def test_a_resampled_interval_is_the_bootstraps_and_stretched_beyond_95_percent():
     random = np.random.default_rng(2)
     a, b = random.normal(1.0, 0.1, 500), random.normal(2.0, 0.1, 500)
-    plain, at_95 = bootstrap.ratio([a], [b], block=1), intervals.resampled([b], [a], 0.95, "steps", block=1)
+    plain, at_95 = bootstrap.ratio([a], [b], block=1), intervals.resampled_ratio([b], [a], 0.95, "steps", block=1)
     assert (at_95.estimate, at_95.low, at_95.high) == pytest.approx((plain.ratio, plain.low, plain.high))
-    wide = intervals.resampled([b], [a], 0.99, "steps", block=1)
+    wide = intervals.resampled_ratio([b], [a], 0.99, "steps", block=1)
     assert at_95.low is not None and wide.low is not None and wide.estimate == at_95.estimate
     stretched = math.log(wide.low / wide.estimate) / math.log(at_95.low / at_95.estimate)
     assert stretched == pytest.approx(2.576 / 1.960, rel=0.005)
     seeds = [random.normal(1.0, 0.01, 50) for _ in range(3)]
-    few, fewer = (intervals.resampled(seeds, seeds, confidence, "steps") for confidence in (0.95, 0.99))
+    few, fewer = (intervals.resampled_ratio(seeds, seeds, confidence, "steps") for confidence in (0.95, 0.99))
     assert few.low is not None and fewer.low is not None
     assert math.log(fewer.low) / math.log(few.low) == pytest.approx(9.925 / 4.303, rel=0.01)
     with pytest.raises(ValueError, match="took no time"):
-        intervals.resampled([np.zeros(20)], [a], 0.95, "steps")
+        intervals.resampled_ratio([np.zeros(20)], [a], 0.95, "steps")
 
 
 def test_intervals_of_several_cells_cover_together():
@@ -126,6 +145,6 @@ def test_intervals_of_several_cells_cover_together():
     random, hits, trials = np.random.default_rng(5), 0, 50
     for _ in range(trials):
         pairs = random.normal(1.0, 0.1, (8, 2, 60))
-        found = [intervals.resampled([a], [b], intervals.together(8), "steps", block=1) for a, b in pairs]
+        found = [intervals.resampled_ratio([a], [b], intervals.bonferroni(8), "steps", block=1) for a, b in pairs]
         hits += all(covers(one, 1.0) for one in found)
     assert hits / trials >= 0.88  # each at 95 % would give 0.66

@@ -107,12 +107,12 @@ def _time(known: Known, top: Runs, bottom: Runs, confidence: float, paused: bool
     if paused and _many(top, bottom):
         return _over_runs("total_s", top, bottom, confidence)
     ours, theirs = ([_epochs_s(known, run, paused) for run in side] for side in (top, bottom))
-    if min(len(samples) for samples in (*ours, *theirs)) >= bootstrap.LEAST:
-        return intervals.resampled(ours, theirs, confidence, "epochs", block=1)
+    if min(len(samples) for samples in (*ours, *theirs)) >= bootstrap.MIN_SAMPLES:
+        return intervals.resampled_ratio(ours, theirs, confidence, "epochs", block=1)
     if not paused:
-        raise ValueError(f"pauses between epochs need {bootstrap.LEAST + 1} epochs")
+        raise ValueError(f"pauses between epochs need {bootstrap.MIN_SAMPLES + 1} epochs")
     ours, theirs = ([known.steps_s(run) * known.step_count(run) for run in side] for side in (top, bottom))
-    return intervals.resampled(ours, theirs, confidence, "steps")
+    return intervals.resampled_ratio(ours, theirs, confidence, "steps")
 
 
 def _epochs_s(known: Known, run: Run, paused: bool) -> np.ndarray:
@@ -131,7 +131,7 @@ def iteration(known: Known, top: Runs, bottom: Runs, confidence: float) -> Inter
     if _many(top, bottom):
         return _over_runs("step_s", top, bottom, confidence)
     ours, theirs = ([known.steps_s(run) for run in side] for side in (top, bottom))
-    return intervals.resampled(ours, theirs, confidence, "steps")
+    return intervals.resampled_ratio(ours, theirs, confidence, "steps")
 
 
 def _many(top: Runs, bottom: Runs) -> bool:
@@ -139,7 +139,7 @@ def _many(top: Runs, bottom: Runs) -> bool:
 
 
 def _over_runs(column: str, top: Runs, bottom: Runs, confidence: float) -> Interval:
-    return intervals.ratio(_column(column, top), _column(column, bottom), confidence, _counted(top, bottom))
+    return intervals.ratio_of_means(_column(column, top), _column(column, bottom), confidence, _counted(top, bottom))
 
 
 def _column(column: str, runs: Runs) -> list[float]:
@@ -183,7 +183,7 @@ def between_ranks(known: Known, top: Runs, bottom: Runs, confidence: float) -> I
 def moved(known: Known, top: Runs, bottom: Runs, confidence: float) -> Interval:
     """Of the bytes to the devices and in collectives, over all ranks."""
     ours, theirs = (_known(map(_moved_bytes, side), "bytes moved") for side in (top, bottom))
-    return intervals.ratio(ours, theirs, confidence, _basis(top, bottom), exact=True)
+    return intervals.ratio_of_means(ours, theirs, confidence, _basis(top, bottom), exact=True)
 
 
 def _moved_bytes(run: Run) -> float | None:
@@ -193,7 +193,7 @@ def _moved_bytes(run: Run) -> float | None:
 
 def _exact(column: str, top: Runs, bottom: Runs, confidence: float, counted: bool = True) -> Interval:
     basis = _basis(top, bottom) if counted else _counted(top, bottom)
-    return intervals.ratio(_column(column, top), _column(column, bottom), confidence, basis, counted)
+    return intervals.ratio_of_means(_column(column, top), _column(column, bottom), confidence, basis, counted)
 
 
 def _basis(top: Runs, bottom: Runs) -> str:
@@ -211,7 +211,7 @@ def accuracy(known: Known, top: Runs, bottom: Runs, confidence: float) -> Interv
     if min(len(top), len(bottom)) < 2 or found.low is None or found.high is None:
         return found
     ours, theirs = (_column("test_accuracy", side) for side in (top, bottom))
-    runs = intervals.means_apart(ours, theirs, confidence, _counted(top, bottom))
+    runs = intervals.difference_of_means(ours, theirs, confidence, _counted(top, bottom))
     assert runs.low is not None and runs.high is not None  # of several values each
     return runs if runs.high - runs.low > found.high - found.low else found
 
@@ -244,13 +244,13 @@ def loss(known: Known, top: Runs, bottom: Runs, confidence: float) -> Interval:
     ours, theirs = (np.log(side) for side in told)  # (runs, epochs)
     if min(len(ours), len(theirs)) > 1:
         first, second = (side.mean(axis=1).tolist() for side in (ours, theirs))
-        return intervals.means_apart(first, second, confidence, _counted(top, bottom)).mapped(math.exp)
+        return intervals.difference_of_means(first, second, confidence, _counted(top, bottom)).mapped(math.exp)
     apart = ours.mean(axis=0) - theirs.mean(axis=0)
     found = float(apart.mean())
-    if len(apart) < bootstrap.LEAST:
+    if len(apart) < bootstrap.MIN_SAMPLES:
         return Interval(math.exp(found), None, None, "epochs")
     worth = max(2, round(len(apart) * _independent(apart)))
-    half = intervals.student(confidence, worth - 1) * float(apart.std(ddof=1)) / math.sqrt(worth)
+    half = intervals.student_quantile(confidence, worth - 1) * float(apart.std(ddof=1)) / math.sqrt(worth)
     return Interval(found, found - half, found + half, "epochs").mapped(math.exp)
 
 
@@ -295,7 +295,7 @@ def synchronising(known: Known, top: Runs, bottom: Runs, confidence: float) -> I
     )
     if min(ours) > 0 and not any(theirs):
         return Interval(math.inf, math.inf, math.inf, "none on one side")
-    return intervals.alike(ours, theirs, confidence, _plural(len(ours), len(theirs), "rank"))
+    return intervals.ratio_of_geometric_means(ours, theirs, confidence, _plural(len(ours), len(theirs), "rank"))
 
 
 def calling(known: Known, runs: Runs, _: Runs, confidence: float) -> Interval:
@@ -318,7 +318,7 @@ def _profiled(
     known: Known, top: Runs, bottom: Runs, confidence: float, of: Callable[[Profile, Rank], float]
 ) -> Interval:
     ours, theirs = (_ranks(known, side, of) for side in (top, bottom))
-    return intervals.alike(ours, theirs, confidence, _plural(len(ours), len(theirs), "rank"))
+    return intervals.ratio_of_geometric_means(ours, theirs, confidence, _plural(len(ours), len(theirs), "rank"))
 
 
 def _ranks(known: Known, runs: Runs, of: Callable[[Profile, Rank], float], per_step: bool = True) -> list[float]:

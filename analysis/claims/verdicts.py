@@ -158,7 +158,7 @@ def _telling(candidate: _Candidate) -> tuple[int, int, int, str]:
 
 def _judged(claim: Claim, candidate: _Candidate, known: Known) -> Verdict:
     measured, runs = candidate.measured, candidate.runs
-    confidence = intervals.together(sum(one.stands_for for one in measured))
+    confidence = intervals.bonferroni(sum(one.stands_for for one in measured))
     figures = tuple(replace(_figure(one, known, confidence), part=one.part) for one in measured)
     asked, parts = len(candidate.comparisons), {one.part for one in candidate.comparisons}
     verdict = _together(claim, figures, asked, len(parts))
@@ -217,7 +217,7 @@ def _figure(one: Comparison, known: Known, confidence: float) -> Figure:
 
 def _bare(basis: str) -> str:
     """Why there is no interval."""
-    few = f"fewer than {bootstrap.LEAST} " * (basis in ("steps", "epochs"))
+    few = f"fewer than {bootstrap.MIN_SAMPLES} " * (basis in ("steps", "epochs"))
     return f"no interval of {few}{basis}"
 
 

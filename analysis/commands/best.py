@@ -7,12 +7,12 @@ front: settings that no other beats in the goal without more GPUs or less accura
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from analysis import formatting
-from analysis.runs import grouping
+from analysis.runs import grouping, same_work
 from analysis.runs.caveats import legend
 from analysis.runs.load import Run
+from analysis.stats.trade_off import front, shares_differ
 from multicard.records import text_table
 from multicard.records.table import in_bytes
 from multicard.records.text_table import clean
@@ -20,17 +20,7 @@ from multicard.records.text_table import clean
 GOALS = {"time": "total_s", "energy": "energy_joules", "memory": "peak_memory_bytes"}
 FIRST = {"time": "Fastest", "energy": "Least energy", "memory": "Least memory"}
 MORE = {"time": "as long", "energy": "the energy", "memory": "the memory"}
-LOSS_APART = 0.01  # of losses that are taken for different, as a share
-Z = 1.96  # of 95 %
-
-ORIGIN = ("commit", "dirty", "hardware")  # runs that differ here are not ranked together unless that was asked for
-
-# The work itself; all other keys are ways to do it, and are ranked. `recipe`, `weights` and so on follow from these
-WORK = {
-    "vision": ("dataset", "model", "image_size", "epochs", "target_accuracy", "stop_at_target", "scale"),
-    "llm": ("dataset", "model", "template", "tokenizer", "rows", "weights", "epochs", "max_seq_len", "scale"),
-}
-HOW = ("dataset.device_budget_bytes", "dataset.cache", *grouping.PLACES)  # ways to have the data
+LOSS_APART = 0.01  # relative difference below which two losses count as equal
 
 
 @dataclass(frozen=True)
@@ -129,7 +119,7 @@ def _kept(runs: Sequence[Run], goal: str, limits: Limits) -> tuple[list[Run], li
 
 
 def _rankings(kept: Sequence[Run], goal: str, mix: bool) -> list[Ranking]:
-    works = grouping.group(kept, _work(kept, mix))
+    works = grouping.group(kept, same_work.work_keys(kept, mix))
     return [
         ranking
         for work, group in works.items()
@@ -142,7 +132,7 @@ def _named(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
     kind = dict(work)["kind"]
     alike = [dict(other) for other in works if dict(other)["kind"] == kind]
     apart = grouping.telling(
-        alike, sorted((key for key, _ in work), key=lambda key: (key in ORIGIN, key != "scale", "." in key))
+        alike, sorted((key for key, _ in work), key=lambda key: (key in same_work.ORIGIN, key != "scale", "." in key))
     )
     return " ".join([clean(kind), *([grouping.label(work, apart)] if apart else [])])
 
@@ -193,34 +183,15 @@ def _left_out(runs: Sequence[Run], figured: Sequence[Run], kept: Sequence[Run]) 
     return [f"not ranked: {', '.join(told)}"] if told else []
 
 
-def _work(runs: Sequence[Run], mix: bool) -> list[str]:
-    """The columns in which ranked runs must be alike."""
-    names = grouping.settings(runs)
-    own = {name for kind in {run["kind"] for run in runs} for name in WORK.get(kind, ())}
-    prefixes = ("dataset.", "model.", "tokenizer.")
-    told = [name for name in names if (name in own or name.startswith(prefixes)) and name not in HOW]
-    return ["kind", *told, *([] if mix else ORIGIN)]
-
-
-def _same_amount(runs: Sequence[Run]) -> dict[Any, list[Run]]:
-    """Tuning runs by what their steps did: with `max_steps`, more GPUs take more rows; DPO's rows are pairs."""
-    found: dict[Any, list[Run]] = {}
-    for run in runs:
-        limited = run["kind"] == "llm" and run["max_steps"] is not None
-        amount = run["samples_trained"] if limited else None
-        found.setdefault((amount, run["kind"] == "llm" and run["method"] == "dpo"), []).append(run)
-    return found
-
-
 def _ranked(group: Sequence[Run], goal: str, work: str) -> list[Ranking]:
     found = []
-    amounts = _same_amount(group)
+    amounts = same_work.by_amount(group)
     for (rows, pairs), runs in amounts.items():
         done = f"{'preference pairs' if pairs else 'runs'} of {'all' if rows is None else rows} rows"
         ways = [name for name in grouping.settings(runs) if any(name in run.columns for run in runs)]
         settings = sorted((_setting(c, r, goal) for c, r in grouping.group(runs, ways).items()), key=lambda s: s.cost)
         keys = grouping.apart([dict(setting.cell) for setting in settings], ways)
-        best = front(settings)
+        best = front(settings, BETTER)
         amount = done if len(amounts) > 1 else ""
         label = grouping.label(best[0].cell, keys) or "the only setting"
         told = label, _figures(best[0], goal), best[0].marks, _others(best, keys, goal)
@@ -243,32 +214,14 @@ def _setting(cell: grouping.Cell, runs: list[Run], goal: str) -> Setting:
     )
 
 
-def front(settings: Sequence[Setting]) -> list[Setting]:
-    """Those that no other beats: at most its cost and GPUs and no less accurate, and better in one of the three.
-
-    Accuracies, and losses, count as equal where they cannot be told apart (`distinct`).
-    """
-    return [one for one in settings if not any(_beats(other, one) for other in settings if other is not one)]
-
-
-def _beats(a: Setting, b: Setting) -> bool:
-    if a.cost > b.cost or a.gpus > b.gpus or more_accurate(b, a):
-        return False
-    return a.cost < b.cost or a.gpus < b.gpus or more_accurate(a, b)
-
-
 def more_accurate(a: Setting, b: Setting) -> bool:
     """Whether `a` is more accurate by more than the test set can miss, or has less loss by more than 1 %."""
     if a.accuracy is not None and b.accuracy is not None:
-        return a.accuracy > b.accuracy and distinct(a.accuracy, a.test_samples, b.accuracy, b.test_samples)
+        return a.accuracy > b.accuracy and shares_differ(a.accuracy, a.test_samples, b.accuracy, b.test_samples)
     return a.loss is not None and b.loss is not None and a.loss < b.loss * (1 - LOSS_APART)
 
 
-def distinct(a: float, a_samples: int, b: float, b_samples: int) -> bool:
-    """Whether two shares of so many samples differ at 95 % (Agresti and Caffo 2000: one right, one wrong added)."""
-    shares = [((share * n + 1) / (n + 2), n + 2) for share, n in ((a, a_samples), (b, b_samples))]
-    error = math.sqrt(sum(share * (1 - share) / n for share, n in shares))
-    return abs(shares[0][0] - shares[1][0]) > Z * error
+BETTER = (lambda a, b: a.cost < b.cost, lambda a, b: a.gpus < b.gpus, more_accurate)
 
 
 def _others(best: Sequence[Setting], keys: Sequence[str], goal: str) -> list[str]:

@@ -171,12 +171,12 @@ def _epochs(a: Sequence[Run], b: Sequence[Run]) -> Ratio | None:
     ours, theirs = ([steps.epochs_s(run) for run in runs] for runs in (a, b))
     if min(len(samples) for samples in (*ours, *theirs)) < FEW:
         return None
-    return bootstrap.ratio(ours, theirs, block=1, least=FEW)
+    return bootstrap.ratio(ours, theirs, block=1, min_samples=FEW)
 
 
 def _verdict(step: Ratio) -> str:
     if step.low is None or step.high is None:
-        return f"undecided: fewer than {bootstrap.LEAST} steps"
+        return f"undecided: fewer than {bootstrap.MIN_SAMPLES} steps"
     if step.low > 1:
         return SLOWER
     return FASTER if step.high < 1 else SAME

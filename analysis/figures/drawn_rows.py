@@ -10,7 +10,7 @@ from analysis.figures import captions
 from analysis.papers.experiments import Experiment, Panel
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
-from analysis.stats import mean as interval
+from analysis.stats import intervals
 
 Row = dict[str, Any]
 MEASURED, IDEAL, PAPER = "measured", "ideal", "paper"
@@ -36,12 +36,12 @@ def measured(panel: Panel, measure: str) -> list[Row]:
 
 def mean(values: Sequence[float], spread: float | None = None) -> Row:
     """Mean, bounds and number of values; for a single one with a `spread`, that to either side."""
-    found = interval.interval(values)
-    row: Row = {"mean": found.mean, "low": found.low, "high": found.high, "n": found.n}
-    if found.low is not None:
+    interval = intervals.mean(values)
+    row: Row = {"mean": interval.estimate, "low": interval.low, "high": interval.high, "n": len(values)}
+    if interval.low is not None:
         return row | {"bar": T_INTERVAL}
     if spread is not None:
-        return row | {"low": found.mean - spread, "high": found.mean + spread, "bar": OF_STEPS}
+        return row | {"low": interval.estimate - spread, "high": interval.estimate + spread, "bar": OF_STEPS}
     return row | {"bar": None}
 
 

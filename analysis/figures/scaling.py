@@ -7,13 +7,13 @@ from typing import Any
 import altair as alt
 
 from analysis import formatting
-from analysis.commands import best
 from analysis.figures import captions
 from analysis.figures.drawn_rows import Row
 from analysis.figures.losses_phases import HEIGHT, SERIES, SETTING, WIDTH, Group, Setting, around, groups, named, series
 from analysis.figures.vega import SHAPES, Figure, Spec, calculated, layered, only
-from analysis.runs import grouping
+from analysis.runs import grouping, same_work
 from analysis.runs.load import Run
+from analysis.stats.trade_off import front, shares_differ
 from multicard.measure import formulas
 from multicard.records.table import in_bytes
 
@@ -103,7 +103,7 @@ class Against:
 
 def _more_accurate(a: Row, b: Row) -> bool:
     above = a["test_accuracy"] > b["test_accuracy"]
-    return above and best.distinct(a["test_accuracy"], a["samples"], b["test_accuracy"], b["samples"])
+    return above and shares_differ(a["test_accuracy"], a["samples"], b["test_accuracy"], b["samples"])
 
 
 AGAINST = (
@@ -119,8 +119,8 @@ def trade_off(runs: Sequence[Run]) -> list[Figure]:
     measured = [run for run in runs if run["status"] == "ok" and run["total_s"] is not None]
     for kind in dict.fromkeys(run["kind"] for run in measured):
         mine = [run for run in measured if run["kind"] == kind]
-        for work in grouping.group(mine, best._work(mine, mix=False)).values():
-            for same in best._same_amount(work).values():
+        for work in grouping.group(mine, same_work.work_keys(mine, mix=False)).values():
+            for same in same_work.by_amount(work).values():
                 for group in groups(same, len(same)):
                     figures = _trade_off(group, named("trade_off", len(drawn)))
                     drawn += figures
@@ -135,7 +135,7 @@ def _trade_off(group: Group, name: str) -> list[Figure]:
         if len(found) < 2:
             continue
         found.sort(key=lambda row: (row["total_s"], row["setting"]))
-        kept = [row for row in found if not any(_beats(other, row, against) for other in found)]
+        kept = front(found, [lambda a, b: a["total_s"] < b["total_s"], against.better])
         for row in found:
             row["front"] = kept.index(row) + 1 if row in kept else None
         rows += found
@@ -176,12 +176,6 @@ def _place(setting: Setting, against: Against, told: dict[str, str]) -> Row | No
         "samples": sum(run["test_samples"] or 0 for run in known),
         "n": len(known),
     }
-
-
-def _beats(a: Row, b: Row, against: Against) -> bool:
-    if a["total_s"] > b["total_s"] or against.better(b, a):
-        return False
-    return a["total_s"] < b["total_s"] or against.better(a, b)
 
 
 def _front(kept: Sequence[Row], against: Against) -> str:
