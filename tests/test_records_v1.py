@@ -1,0 +1,95 @@
+"""Records of schema_version 1 that commit 857b27b wrote, against what its analysis said of them."""
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.__main__ import main
+
+FIXTURES = Path(__file__).parent / "fixtures"
+EXPECTED = FIXTURES / "records_v1_expected"
+RUNS = "records_v1"
+INTERVAL = re.compile(r"-?[\d.]+ to -?[\d.]+")
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FIXTURES)  # folders are listed as they were: relative
+
+
+def expected(name: str) -> Any:
+    return json.loads((EXPECTED / name).read_text())
+
+
+def figures(text: str) -> list[list[str]]:
+    """The words of each row of the tables in `text`, without intervals, which are compared by their own tests."""
+    return [INTERVAL.sub("", line).split() for line in text.splitlines() if re.match(r" +\d+ ", line)]
+
+
+def close(value: Any) -> Any:
+    return pytest.approx(value, rel=0.05) if isinstance(value, float) else value
+
+
+def test_runs_are_listed_with_the_same_columns(tmp_path: Path):
+    assert main(["list", RUNS, "--json", str(tmp_path / "list.json")]) == 0
+    content = json.loads((tmp_path / "list.json").read_text())
+    assert content["skipped"] == []
+    assert [{name: value for name, value in run.items() if value is not None} for run in content["runs"]] == expected(
+        "list.json"
+    )
+
+
+def test_sweeps_are_compared_with_the_same_figures(capsys: pytest.CaptureFixture[str]):
+    assert main(["compare", f"{RUNS}/vision", f"{RUNS}/nhwc", "--by", "layout"]) == 0
+    text = (EXPECTED / "compare.txt").read_text()
+    assert figures(capsys.readouterr().out) == figures(text) and len(figures(text)) == 2
+
+
+def test_settings_are_ranked_with_the_same_figures(capsys: pytest.CaptureFixture[str]):
+    assert main(["best", RUNS, "--goal", "time"]) == 0
+    text = (EXPECTED / "best.txt").read_text()
+    assert figures(capsys.readouterr().out) == figures(text) and len(figures(text)) == 7
+
+
+@pytest.mark.parametrize("name", [path.stem.removeprefix("table_") for path in sorted(EXPECTED.glob("table_*.csv"))])
+def test_tables_have_the_same_figures(name: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["table", name, RUNS, "--all", "--format", "csv"]) == 0
+    printed = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert printed == list(csv.DictReader((EXPECTED / f"table_{name}.csv").read_text().splitlines()))
+
+
+def test_claims_have_the_same_figures_and_verdicts(tmp_path: Path):
+    assert main(["claims", RUNS, "--json", str(tmp_path / "claims.json")]) == 0
+    claims = {claim["name"]: claim for claim in json.loads((tmp_path / "claims.json").read_text())["claims"]}
+    assert [claim["name"] for claim in claims.values() if claim["figures"]] == [
+        c["name"] for c in expected("claims.json")
+    ]
+    for wanted in expected("claims.json"):
+        claim = claims[wanted["name"]]
+        assert {key: claim[key] for key in wanted if key != "figures"} == {
+            key: value for key, value in wanted.items() if key != "figures"
+        }
+        for figure, like in zip(claim["figures"], wanted["figures"], strict=True):
+            bounds = ("low", "high", "text")  # intervals are exact since then; their tests hold them
+            assert {key: figure[key] for key in like if key not in bounds} == {
+                key: value for key, value in like.items() if key not in bounds
+            }
+            assert [figure[key] for key in ("low", "high")] == [close(like[key]) for key in ("low", "high")]
+
+
+def test_runs_are_reported_with_the_same_figures(tmp_path: Path):
+    assert main(["report", RUNS, "--out", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert data is not None
+    columns = {column["key"]: column["texts"] for column in json.loads(data[1])["grids"]["runs"]["columns"]}
+    texts = {
+        key: content["all"] if "all" in content else [content["of"][index] for index in content["at"]]
+        for key, content in columns.items()
+    }
+    assert {key: texts.get(key) for key in expected("report.json")} == expected("report.json")
+    assert "bound by compute: computing is 47% of a step of 30.5 ms" in page  # of the profiled run
