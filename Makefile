@@ -4,8 +4,8 @@
 # make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other, and a report of them
 #               (a nightly job: about half an hour on 2 cores)
 # make dali     install NVIDIA DALI too (loader=dali)
-# make lint     ruff and basedpyright alone
-# make lock     pin all dependencies of requirements.txt again
+# make lint     ruff, basedpyright and the layers of imports alone
+# make lock     pin the dependencies of requirements.txt and requirements-dev.txt again
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -50,10 +50,11 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
+	$(BIN)/lint-imports --no-logo
 
 lock: install
 	$(BIN)/python -m uv pip compile -q --universal --python-version 3.11 --custom-compile-command "make lock" \
-	  requirements.txt -o requirements.lock
+	  requirements.txt requirements-dev.txt -o requirements.lock
 
 # uv installs several times faster than pip; where it cannot be had, pip does the same
 .venv/installed: requirements.lock

@@ -203,7 +203,7 @@ def compile_without_a_compiler(rank: Rank, config: VisionConfig, folder: Path) -
     from torch._inductor import config as inductor
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # where nothing was compiled before
-    inductor.cpp.cxx = ("/nowhere/g++",)
+    inductor.cpp.cxx = ("/nowhere/g++",)  # pyright: ignore[reportAttributeAccessIssue]
     compile_and_tell(rank, config, folder)
 
 
@@ -249,7 +249,7 @@ class SlowDdp(DistributedDataParallel):
         self.register_comm_hook(None, self.slowly)
 
     @staticmethod
-    def slowly(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def slowly(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         time.sleep(0.3)
         return allreduce_hook(dist.distributed_c10d._get_default_group(), bucket)
 

@@ -45,7 +45,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
     found: dict[str, Any] = {"config": {}, "summary": {}, "history": [], "exit_code": None}
     for message in messages(path):
-        record = pb.Record()
+        record = pb.Record()  # pyright: ignore[reportAttributeAccessIssue]
         record.ParseFromString(message)
         kind = record.WhichOneof("record_type")
         if kind == "run":
