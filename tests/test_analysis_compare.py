@@ -1,7 +1,5 @@
 """Intervals of ratios, and `compare`: two sweeps cell by cell."""
 
-import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +7,9 @@ import numpy as np
 import pytest
 
 from analysis.__main__ import main
-from analysis.cli import COMMANDS
 from analysis.commands import compare, environment_diff
 from analysis.runs import load
 from tests import records
-from tests.conftest import ROOT
 from tests.test_analysis_bootstrap import autocorrelated
 
 
@@ -172,14 +168,3 @@ def test_a_gate_is_a_share(gate: str, tmp_path: Path, capsys: pytest.CaptureFixt
         main(["compare", str(tmp_path), str(tmp_path), f"--gate={gate}"])
     error = capsys.readouterr().err
     assert "is no share; write 5%" in error and error.count("\n") == 1
-
-
-def test_the_readmes_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    lines = re.findall(r"^python -m analysis (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    sweep(tmp_path / "multirun" / "before", test_accuracy=0.995)
-    sweep(tmp_path / "multirun" / "after", test_accuracy=0.995)
-    monkeypatch.chdir(tmp_path)
-    told = {line.partition(" ")[0] for line in lines}
-    assert told == {*COMMANDS}
-    assert [main(shlex.split(line)) for line in lines] == [0] * len(lines)
-    assert (tmp_path / "multirun" / "report.html").exists() and list((tmp_path / "outputs" / "figures").glob("*.pdf"))
