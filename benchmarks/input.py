@@ -30,7 +30,7 @@ from torchvision import transforms
 from multicard.config import registry
 from multicard.config.vision import VisionConfig
 from multicard.machine.environment import cores, cpu_model
-from multicard.measure import memory, timing
+from multicard.measure import timing
 from multicard.ranks import process
 from multicard.vision.data import datasets
 from multicard.vision.data.batch import Source
@@ -104,7 +104,7 @@ def timed(
         if timing.clock_s() - started_s > SECONDS:
             break
     if device is not None:
-        memory.synchronize(device)
+        timing.synchronize(device)
     return images / (timing.clock_s() - started_s), moved / images
 
 

@@ -30,7 +30,7 @@ from benchmarks.input import options_of
 from multicard.config import registry
 from multicard.config.base import PrecisionName
 from multicard.machine.environment import cores, cpu_model
-from multicard.measure import memory, timing
+from multicard.measure import timing
 from multicard.ranks import process
 from multicard.vision.optim import OPTIMIZERS
 from multicard.vision.precision import PRECISIONS, choose
@@ -69,10 +69,10 @@ def bandwidth_bytes_per_s(device: torch.device) -> float:
     target = torch.empty_like(source)
     taken = []
     for _ in range(5):
-        memory.synchronize(device)
+        timing.synchronize(device)
         started_s = timing.clock_s()
         target.copy_(source)
-        memory.synchronize(device)
+        timing.synchronize(device)
         taken.append(timing.clock_s() - started_s)
     return 2 * source.nbytes / min(taken)
 
@@ -92,7 +92,7 @@ def step(name: str, nhwc: bool, compiled: bool, size: int, batch: int, device: t
 
     def turn(steps: int = STEPS) -> float:
         precision.set_flags()
-        memory.synchronize(device)
+        timing.synchronize(device)
         started_s = timing.clock_s()
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
@@ -101,7 +101,7 @@ def step(name: str, nhwc: bool, compiled: bool, size: int, batch: int, device: t
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-        memory.synchronize(device)
+        timing.synchronize(device)
         return (timing.clock_s() - started_s) / steps
 
     turn(2)  # compiles, and has every buffer allocated

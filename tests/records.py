@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from multicard.measure import formulas, timing
-from multicard.profiling import metrics
+from multicard.profiling.profile_data import Derived, Profile, RankProfile, Row
 
 COMMIT = "8fdd49003961b229ab73624738c1943cc72646c1"
 JOB = {
@@ -255,10 +255,10 @@ def profile(
     """
     ranks, rows = [], []
     for rank, found in enumerate(rank_rows):
-        derived = metrics.Derived(0.9, 0.8, communication_s[rank], 0.1, 0.5, 0.01, 0.2)
-        ranks.append(metrics.Rank(rank, f"profile/r{rank:02d}.json.gz", 1.0, steps, [rank], derived))
-        rows += [metrics.Row(rank, group, name, steps, total_s, total_s) for (group, name), total_s in found.items()]
-    told = metrics.Profile("kineto", ranks, rows, ()).as_dict()
+        derived = Derived(0.9, 0.8, communication_s[rank], 0.1, 0.5, 0.01, 0.2)
+        ranks.append(RankProfile(rank, f"profile/r{rank:02d}.json.gz", 1.0, steps, [rank], derived))
+        rows += [Row(rank, group, name, steps, total_s, total_s) for (group, name), total_s in found.items()]
+    told = Profile("kineto", ranks, rows, ()).as_dict()
     copies = dict.fromkeys(("counted_bytes", "profiled_bytes", "disagreement", "whole_run_bytes"))
     return told | {
         "files": [rank.where for rank in ranks],

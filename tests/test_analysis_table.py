@@ -15,7 +15,7 @@ from analysis.papers import experiments
 from analysis.papers import printed as papers
 from analysis.runs import load
 from analysis.runs.columns import FIGURES
-from multicard.profiling.metrics import Derived, Profile, Rank, Row
+from multicard.profiling.profile_data import Derived, Profile, RankProfile, Row
 from tests import records
 from tests.conftest import ROOT
 
@@ -200,7 +200,7 @@ def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
                 ("kernel", "gemm", 5.0),
             )
         ]
-        profile = Profile("kineto", [Rank(rank, "", 1.0, 10, [rank], nothing) for rank in (0, 1)], rows, ())
+        profile = Profile("kineto", [RankProfile(rank, "", 1.0, 10, [rank], nothing) for rank in (0, 1)], rows, ())
         recorded = profile.as_dict() | {"steps": 10}
         settings = {"pin_memory": pinned, "gpus": 2, "dataset__image_size": 100, "profile": recorded}
         record = records.vision(**{key: value for key, value in settings.items() if key != "profile"})

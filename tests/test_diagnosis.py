@@ -56,7 +56,7 @@ def test_a_step_is_its_slowest_ranks_and_the_median_of_the_rounds():
 def test_twins_take_turns_and_their_first_round_warms_up():
     taken: list[tuple[str, int]] = []
 
-    def twin(name: str) -> ablations.Twin:
+    def twin(name: str) -> ablations.Ablation:
         return lambda count: taken.append((name, count)) or count * len(taken)  # returns seconds
 
     refill = {"a": lambda count: taken.append(("refill", count))}
@@ -88,7 +88,7 @@ def test_the_option_to_try_next(words: tuple[str, ...], placement: Placement, bo
 
 def test_every_bound_has_its_words_and_its_advice():
     bounds = {"input", "copy", "communication", "launch", "compute"}
-    assert set(diagnosis.WORDS) == bounds
+    assert set(diagnosis.DESCRIPTIONS) == bounds
     for bound in bounds:
         for placement in (CPU, CUDA):
             assert vision.advise(typed("preset=fast"), placement, bound)

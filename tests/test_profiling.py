@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from multicard.profiling import kineto, nsys
-from multicard.profiling.events import SCHEMA, Kind, Metric, api, collective, metric
+from multicard.profiling.events import SCHEMA, Kind
+from multicard.profiling.intervals import covered, covered_by_group, union
 from multicard.profiling.load import read
-from multicard.profiling.metrics import Profile, Row, covered, covered_by, union
+from multicard.profiling.names import Metric, api, collective, metric
+from multicard.profiling.profile_data import Profile, Row
 from tests.conftest import shared
 from tests.profiler_files import BASE_US, Event, write_kineto, write_nsys
 
@@ -303,7 +305,7 @@ def test_unions_of_intervals_equal_those_counted_one_by_one():
         return int(line.sum())
 
     assert covered(start, end) == marked(np.arange(60))
-    assert covered_by(start, end, group).tolist() == [marked(np.flatnonzero(group == one)) for one in range(5)]
+    assert covered_by_group(start, end, group).tolist() == [marked(np.flatnonzero(group == one)) for one in range(5)]
     first, last = union(start, end)
     assert (first[1:] > last[:-1]).all()
     assert covered(start[:0], end[:0]) == 0
@@ -452,10 +454,10 @@ def test_an_export_of_nsys_with_two_gpus():
 
 
 def test_names_of_nvtx_ranges_lose_what_emit_nvtx_adds():
-    assert nsys._range("forward, op_id = 17") == "forward"
-    assert nsys._range("ProfilerStep#3, seq = 4, op_id = 1") == "ProfilerStep#3"
-    assert nsys._range("aten::mul, op_id = 322567") is None
-    assert nsys._range("my range") == "my range"
+    assert nsys._name(Kind.RANGE, "forward, op_id = 17") == "forward"
+    assert nsys._name(Kind.RANGE, "ProfilerStep#3, seq = 4, op_id = 1") == "ProfilerStep#3"
+    assert nsys._name(Kind.RANGE, "aten::mul, op_id = 322567") is None
+    assert nsys._name(Kind.RANGE, "my range") == "my range"
 
 
 def test_the_record_for_a_run_holds_the_longest_kernels_only(tmp_path: Path):

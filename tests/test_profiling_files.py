@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from benchmarks import profile_reader
-from multicard.profiling import kineto, terminal
+from multicard.profiling import kineto_json, terminal
 from multicard.profiling.__main__ import main
 from multicard.profiling.load import read
-from multicard.profiling.metrics import Profile
+from multicard.profiling.profile_data import Profile
 from tests.profiler_files import BASE_US, Event, kineto_events, write_kineto, write_nsys
 from tests.test_profiling import MADE, figures, rows_of
 
@@ -104,7 +104,7 @@ def test_what_is_read_does_not_depend_on_where_chunks_end(
     path = write_kineto(tmp_path / "a.json", AWKWARD, distributedInfo={"rank": 3})
     whole = read([path])
     path.write_text(json.dumps(json.loads(path.read_text()), indent=indent, ensure_ascii=False))
-    monkeypatch.setattr(kineto, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(kineto_json, "CHUNK_BYTES", chunk_bytes)
     assert read([path]) == whole
     assert ("annotation", 'a},{"ph": "X"}] \\" \u00e9 \u4e2d') in rows_of(whole)
     assert rows_of(whole)["kernel", "k"].calls == 1
@@ -230,7 +230,7 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path, capsys: pytest
 def test_a_trace_cut_off_anywhere_is_known_as_such(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, share: float, chunk_bytes: int
 ):
-    monkeypatch.setattr(kineto, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(kineto_json, "CHUNK_BYTES", chunk_bytes)
     path = write_kineto(tmp_path / "a.json", AWKWARD)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
@@ -359,4 +359,4 @@ def test_a_trace_made_here_has_the_fields_of_torchs(tmp_path: Path):
     (ours,) = kineto_events([Event("range", "forward", 0, 1, 1)])
     assert set(ours) == set(entry)
     assert type(entry["ts"]) is float
-    assert BASE_US / 10 < entry["ts"] < kineto.EXACT_BELOW_US
+    assert BASE_US / 10 < entry["ts"] < kineto_json.EXACT_BELOW_US

@@ -15,9 +15,10 @@ from multicard.config.base import Placement, ProfileName, WindowConfig
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.measure.timing import PHASES
-from multicard.profiling import metrics, nsys_launch, run_profile
+from multicard.profiling import nsys_launch, run_profile
 from multicard.profiling.capture import Window
 from multicard.profiling.load import read
+from multicard.profiling.profile_data import Profile
 from multicard.ranks import elastic, failures
 from multicard.ranks.process import Job, Rank
 from multicard.records import comparable
@@ -55,7 +56,7 @@ def test_a_profiled_run_on_cpu_ranks(measured: Measured):
     assert result["step_s"]["count"] == 2 and len(result["epochs"]) == 1  # 3 steps, one of them warm-up
     folder = Path(result["folder"])
     assert read([folder / "profile"]).as_dict()["rows"] == profile["rows"]
-    assert metrics.from_dict(profile).as_dict()["rows"] == profile["rows"]
+    assert Profile.from_dict(profile).as_dict()["rows"] == profile["rows"]
 
 
 def test_a_profiled_tuning_run(tuned: Measured):
@@ -71,7 +72,7 @@ def test_a_profiled_tuning_run(tuned: Measured):
 def test_a_window_in_seconds_has_the_steps_that_these_take(tmp_path: Path):
     config = WindowConfig(ProfileName.kineto, skip=0, warmup=1, steps=99, seconds=0.5)
     window = Window(config, ALONE, tmp_path, Ranges(ALONE.device), step_s=0.15)
-    assert (window.steps, window.last) == (4, 5)
+    assert (window.steps, window.total) == (4, 5)
 
 
 def test_the_trace_holds_the_steps_of_the_window_alone(tmp_path: Path):
@@ -111,9 +112,9 @@ def test_nsys_brackets_the_window_and_marks_its_steps(tmp_path: Path, monkeypatc
 
 def test_nsys_is_refused_where_it_is_not(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ValueError, match=r"^profile=nsys: Nsight Systems is not here .* or use profile=kineto$"):
+    with pytest.raises(ValueError, match=r"^profile=nsys: Nsight Systems is not installed .* or use profile=kineto$"):
         nsys_launch.check("cuda")
-    with pytest.raises(ValueError, match=r"^profile=nsys: looks at CUDA devices.*; use profile=kineto$"):
+    with pytest.raises(ValueError, match=r"^profile=nsys: profiles CUDA devices.*; use profile=kineto$"):
         nsys_launch.check("cpu")
 
 

@@ -22,8 +22,8 @@ from analysis.runs import steps
 from analysis.runs.load import Run
 from analysis.stats import bootstrap, intervals
 from analysis.stats.intervals import Interval
-from multicard.profiling.events import COPIES
-from multicard.profiling.metrics import Profile, Rank, from_dict
+from multicard.profiling.names import COPIES
+from multicard.profiling.profile_data import Profile, RankProfile
 from multicard.records.text_table import clean
 
 MANY = 8  # runs a cell from which on their figures alone say how they scatter
@@ -80,8 +80,8 @@ def _profile(content: Any) -> Profile | str:
     if "error" in content:
         return f"its profile could not be read ({content['error']})"
     try:
-        return from_dict(content)
-    except (KeyError, TypeError):
+        return Profile.from_dict(content)
+    except ValueError:
         return "its profile is broken"
 
 
@@ -307,7 +307,7 @@ def calling(known: Known, runs: Runs, _: Runs, confidence: float) -> Interval:
     return Interval(interval.estimate, max(0.0, interval.low), min(1.0, interval.high), interval.basis)
 
 
-def _waiting(profile: Profile, rank: Rank) -> float:
+def _waiting(profile: Profile, rank: RankProfile) -> float:
     calls = {row.metric: row.total_s for row in profile.of(rank.rank) if row.group == "api"}
     if not sum(calls.values()):
         raise ValueError("CPU ranks make no CUDA calls")
@@ -315,13 +315,13 @@ def _waiting(profile: Profile, rank: Rank) -> float:
 
 
 def _profiled(
-    known: Known, top: Runs, bottom: Runs, confidence: float, of: Callable[[Profile, Rank], float]
+    known: Known, top: Runs, bottom: Runs, confidence: float, of: Callable[[Profile, RankProfile], float]
 ) -> Interval:
     ours, theirs = (_ranks(known, side, of) for side in (top, bottom))
     return intervals.ratio_of_geometric_means(ours, theirs, confidence, _plural(len(ours), len(theirs), "rank"))
 
 
-def _ranks(known: Known, runs: Runs, of: Callable[[Profile, Rank], float], per_step: bool = True) -> list[float]:
+def _ranks(known: Known, runs: Runs, of: Callable[[Profile, RankProfile], float], per_step: bool = True) -> list[float]:
     """What `of` finds of every rank of every run, by the steps that were profiled."""
     found = []
     for run in runs:
@@ -335,7 +335,7 @@ def _ranks(known: Known, runs: Runs, of: Callable[[Profile, Rank], float], per_s
     return found
 
 
-def _row(profile: Profile, rank: Rank, group: str, metric: str) -> float:
+def _row(profile: Profile, rank: RankProfile, group: str, metric: str) -> float:
     for row in profile.of(rank.rank):
         if (row.group, row.metric) == (group, metric):
             return row.total_s

@@ -11,7 +11,7 @@ from analysis.papers.experiments import Panel
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
-from multicard.profiling import metrics
+from multicard.profiling.profile_data import Profile
 
 GROUPS = ("derived", "api", "copy", "collective", "phase")  # not each kernel
 TOP = 8  # of a group, by the cell where they take most
@@ -24,7 +24,7 @@ def per_step_s(run: Run) -> dict[Metric, float] | None:
     recorded = run.record().get("profile")
     if not recorded or "error" in recorded:
         return None
-    profile = metrics.from_dict(recorded)
+    profile = Profile.from_dict(recorded)
     count = recorded["steps"] * len(profile.ranks)
     summed = profile.of(None if len(profile.ranks) > 1 else profile.ranks[0].rank)
     return {(row.group, row.metric): row.total_s / count for row in summed if row.group in GROUPS}

@@ -18,7 +18,7 @@ from analysis.figures.panel_layout import ACROSS, SHOWN, Layout, Plot, around, e
 from analysis.figures.vega import SALTIRE, Figure, Spec, calculated, layered, only
 from analysis.papers.experiments import Panel
 from analysis.runs.load import Run
-from multicard.profiling import metrics
+from multicard.profiling.profile_data import Profile
 from multicard.records.text_table import clean
 
 TITLES = {
@@ -184,10 +184,10 @@ def _rows(panel: Panel, value: Callable[[Run], Values]) -> list[Row]:
     return rows
 
 
-def profile(run: Run) -> metrics.Profile | None:
+def profile(run: Run) -> Profile | None:
     """The run's profile; None where there is none, or the profiler left nothing that could be read."""
     found = run.record().get("profile")
-    return metrics.from_dict(found) if found is not None and "rows" in found else None
+    return Profile.from_dict(found) if found is not None and "rows" in found else None
 
 
 def _seconds(run: Run) -> Values:

@@ -1,1 +1,1 @@
-"""What bounds a run: steps with one cost taken away, and what follows from their times."""
+"""What bounds a run: steps without one cost each, and the diagnosis from their times."""

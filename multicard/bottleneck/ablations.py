@@ -1,71 +1,71 @@
-"""Short runs beside a run, in the same processes and after it: each takes the same steps with one cost taken away.
+"""Ablations: short blocks of steps after a run, in the same processes, each kind without one cost.
 
-| twin | its steps |
+| ablation | its steps |
 |---|---|
 | whole | as in the run |
-| host | on a batch that is there already, on the host |
-| device | on a batch that is on the device already |
+| host | on a batch already on the host |
+| device | on a batch already on the device |
 | alone | as in the run, without exchanging gradients |
 | core | as device, without exchanging gradients |
 | half | as core, on half of the batch |
-| input | fetch and move their batches and do nothing with them |
+| input | fetch and move their batches, without training on them |
 
-What they say together is worked out in `diagnosis`.
+`diagnosis` derives from their times what bounds the run.
 """
 
 from collections.abc import Callable
 
-from multicard.measure import memory, timing
-from multicard.profiling.capture import agreed
+from multicard.measure import timing
+from multicard.ranks.meeting import max_over_ranks
 from multicard.ranks.process import Rank
 
 ROUNDS = 5
-BLOCK_S = 0.3  # that a twin should take a round
-MOST_STEPS = 20
+BLOCK_S = 0.3  # intended duration of an ablation's block of steps in a round
+MOST_STEPS = 20  # in a block
 
-Twin = Callable[[int], float]  # takes that many steps; returns their seconds, the device's work included
+Ablation = Callable[[int], float]  # takes that many steps; returns their seconds, the device's work included
 
 
-def timed(rank: Rank, take: Callable[[int], None]) -> Twin:
-    """The twin that takes its steps by `take`."""
+def timed(rank: Rank, take_steps: Callable[[int], None]) -> Ablation:
+    """The ablation that takes its steps with `take_steps`."""
 
-    def twin(count: int) -> float:
-        memory.synchronize(rank.device)
+    def ablation(count: int) -> float:
+        timing.synchronize(rank.device)
         started_s = timing.clock_s()
-        take(count)
-        memory.synchronize(rank.device)
+        take_steps(count)
+        timing.synchronize(rank.device)
         return timing.clock_s() - started_s
 
-    return twin
+    return ablation
 
 
 def interleaved(
-    twins: dict[str, Twin],
+    ablations: dict[str, Ablation],
     refill: dict[str, Callable[[int], None]],
     rank: Rank,
     step_s: float,
     ahead: int,
     asked_to_stop: Callable[[], bool],
 ) -> dict[str, list[float]] | None:
-    """Measure all twins in turn, `ROUNDS` times over, on all ranks alike.
+    """Measure all ablations in turn, `ROUNDS` times, on all ranks together.
 
     Args:
-        refill: by twin, how to take steps untimed before each block. Those that read the loader find what it has
-            prepared during the twin before, which no step of a run does.
-        step_s: what a step of the run takes.
-        ahead: how many steps' batches the loader prepares in advance.
+        refill: by ablation, how to take untimed steps before each of its blocks. Ablations that read the loader would
+            otherwise begin with batches that it prepared during the block before.
+        step_s: duration of a step of the run.
+        ahead: steps whose batches the loader prepares in advance.
 
     Returns:
-        Seconds a step, a round. None where a rank was asked to stop: the run itself is measured.
+        Seconds per step by ablation and round; None if any rank was asked to stop.
     """
-    steps = agreed(rank, min(MOST_STEPS, max(1, round(BLOCK_S / step_s))))
-    seconds: dict[str, list[float]] = {name: [] for name in twins}
-    for number in range(ROUNDS + 1):
-        for name, twin in twins.items():
+    steps = max_over_ranks(rank, min(MOST_STEPS, max(1, round(BLOCK_S / step_s))))
+    step_times_s: dict[str, list[float]] = {name: [] for name in ablations}
+    for round_number in range(ROUNDS + 1):
+        count = steps if round_number else 1  # the first round warms up
+        for name, ablation in ablations.items():
             if name in refill:
                 refill[name](ahead)
-            if agreed(rank, int(asked_to_stop())):  # all ranks alike; they begin together too
+            if max_over_ranks(rank, int(asked_to_stop())):  # also lets the ranks begin together
                 return None
-            taken = steps if number else 1
-            seconds[name].append(twin(taken) / taken)
-    return {name: rounds[1:] for name, rounds in seconds.items()}  # the first warms up
+            step_times_s[name].append(ablation(count) / count)
+    return {name: rounds[1:] for name, rounds in step_times_s.items()}

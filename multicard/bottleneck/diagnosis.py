@@ -1,11 +1,10 @@
-"""What bounds a run, from the times of its twins (see `twins`): what each cost would save if it were free."""
+"""Diagnosis of what bounds a run, from the times of its ablations (see `ablations`)."""
 
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-# What bounds a run, in words
-WORDS = {
+DESCRIPTIONS = {
     "input": "waiting for batches",
     "copy": "copying batches to the device",
     "communication": "exchanging gradients",
@@ -15,24 +14,26 @@ WORDS = {
 
 
 def slowest(ranks: list[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Of the seconds a step of each twin and round: the slowest rank's."""
-    return {name: [max(rank[name][i] for rank in ranks) for i in range(len(ranks[0][name]))] for name in ranks[0]}
+    """The slowest rank's seconds per step, by ablation and round."""
+    return {name: [max(times) for times in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
 
 
-def saved_s(twins: dict[str, float]) -> dict[str, float | None]:
-    """Seconds a step that would be saved if a cost were free; None where no twin tells.
+def saved_s(step_s: dict[str, float]) -> dict[str, float | None]:
+    """Seconds per step saved if a cost were free; None where no ablation measures it.
 
-    A twin without the cost gives input (whole - host, and no more than the input takes), copy (host - device) and
-    communication (whole - alone). Of the core's time on a batch and on half of it, t = launch + batch x compute:
-    launch = 2 half - core, compute = core - launch. These two save at most whole - input: no step is shorter than the
-    making of its batches.
+    Input saves whole - host, at most the input's own time; copy host - device; communication whole - alone. The core
+    takes t = launch + batch x compute, so that from a whole and a half batch launch = 2 half - core and compute =
+    core - launch. These two save at most whole - input: no step is shorter than preparing its batches.
+
+    Args:
+        step_s: seconds per step by ablation.
     """
-    whole, device, core = twins["whole"], twins["device"], twins.get("core", twins["device"])
-    host, alone, half = twins.get("host"), twins.get("alone"), twins.get("half")
+    whole, device, core = step_s["whole"], step_s["device"], step_s.get("core", step_s["device"])
+    host, alone, half = step_s.get("host"), step_s.get("alone"), step_s.get("half")
     launch = None if half is None else min(max(2 * half - core, 0.0), core)
-    most = max(whole - twins["input"], 0.0)
+    most = max(whole - step_s["input"], 0.0)
     return {
-        "input": min(max(whole - (device if host is None else host), 0.0), twins["input"]),
+        "input": min(max(whole - (device if host is None else host), 0.0), step_s["input"]),
         "copy": None if host is None else max(host - device, 0.0),
         "communication": None if alone is None else max(whole - alone, 0.0),
         "launch": None if launch is None else min(launch, most),
@@ -44,22 +45,21 @@ def diagnose(ranks: list[dict[str, list[float]]], advise: Callable[[str], str]) 
     """The record's `diagnosis`.
 
     Args:
-        ranks: seconds a step by twin and round, of each rank.
-        advise: the option to try next, for what bounds the run.
+        ranks: per rank, seconds per step by ablation and round.
+        advise: the option to try next for a bound.
     """
-    rounds = slowest(ranks)
-    step_s = {name: median(values) for name, values in rounds.items()}
+    rounds_s = slowest(ranks)
+    step_s = {name: median(values) for name, values in rounds_s.items()}
     saves_s = saved_s(step_s)
     bound = max(saves_s, key=lambda cost: saves_s[cost] or 0.0)
     whole = step_s["whole"]
-    spread = (max(rounds["whole"]) - min(rounds["whole"])) / whole
     share = (saves_s[bound] or 0.0) / whole
-    told = f"{WORDS[bound]} is {share:.0%} of a step of {1e3 * whole:.1f} ms"
+    finding = f"{DESCRIPTIONS[bound]} is {share:.0%} of a step of {1e3 * whole:.1f} ms"
     return {
         "bound": bound,
-        "sentence": f"bound by {bound}: {told}. To try next: {advise(bound)}",
+        "sentence": f"bound by {bound}: {finding}. To try next: {advise(bound)}",
         "saves_s": saves_s,
         "step_s": step_s,
-        "spread": spread,  # of the whole step's rounds, largest less smallest over the median
-        "rounds_s": rounds,
+        "spread": (max(rounds_s["whole"]) - min(rounds_s["whole"])) / whole,  # range over median
+        "rounds_s": rounds_s,
     }

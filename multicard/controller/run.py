@@ -334,9 +334,9 @@ def _explained(run: Run, result: dict[str, Any], ranks: list[dict[str, Any]]) ->
         from multicard.profiling import run_profile
 
         found["profile"] = run_profile.of_run(run.folder, [rank["profile"] for rank in ranks], result)
-    if ranks and ranks[0].get("twins") is not None:
+    if ranks and ranks[0].get("ablations") is not None:
         advise = partial(run.workload.advise, run.config, run.placement)
-        found["diagnosis"] = diagnosis.diagnose([rank["twins"] for rank in ranks], advise)
+        found["diagnosis"] = diagnosis.diagnose([rank["ablations"] for rank in ranks], advise)
     return found
 
 

@@ -42,10 +42,11 @@ def show_profiles(records: list[dict[str, Any]]) -> None:
     if len(records) == 1 and rows:
         from rich.console import Console
 
-        from multicard.profiling import metrics, terminal
+        from multicard.profiling import terminal
+        from multicard.profiling.profile_data import Profile
 
         say("")
-        terminal.table(metrics.from_dict(rows[0]), Console(width=None if sys.stdout.isatty() else table.WIDTH), top=10)
+        terminal.table(Profile.from_dict(rows[0]), Console(width=None if sys.stdout.isatty() else table.WIDTH), top=10)
     elif rows:
         say("Profiles: python -m multicard.profiling FOLDER/profile, with --against OTHER/profile to compare two")
 

@@ -1,4 +1,4 @@
-"""What a rank does after its tuning was measured: the profiled steps, and the twins. See `twins`.
+"""What a rank does after its tuning was measured: profiled steps and ablations (see `bottleneck.ablations`).
 
 The recipe's own loop takes these steps too, over batches that are brought to it one step at a time.
 """
@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from multicard.bottleneck import ablations
 from multicard.config.base import WindowConfig
 from multicard.llm.step_probe import COUNTS, Batch, Batches, Probe, count
-from multicard.measure import memory, timing
+from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.profiling.capture import Window
 
@@ -32,7 +32,7 @@ def after_tuning(recipe: Any, probe: Probe) -> None:
         feed = endless(recipe._dataloader, config.epochs)
         report.content["profile"] = profiled(recipe, probe, feed, config.profile, step_s)
     if config.diagnose:
-        report.content["twins"] = measured(recipe, probe, step_s)
+        report.content["ablations"] = measured(recipe, probe, step_s)
     report.write()
 
 
@@ -105,7 +105,7 @@ def named_phases(recipe: Any, probe: Probe, ranges: Ranges) -> Iterator[None]:
 
 
 def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]] | None:
-    """The times of the twins. `alone` and `core` leave out FSDP's reduction of gradients, not its gathering of
+    """The times of the ablations. `alone` and `core` leave out FSDP's reduction of gradients, not its gathering of
     weights. All take the same batches in the same order: rows differ in length, and so do their steps."""
     rank = probe.rank
     every = probe.config.gradient_accumulation_steps
@@ -121,7 +121,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
 
         def go_on() -> bool:
             if len(marks_s) in (0, count):
-                memory.synchronize(rank.device)
+                timing.synchronize(rank.device)
             marks_s.append(timing.clock_s())
             return len(marks_s) <= count
 
@@ -136,7 +136,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
         with without_reduction(recipe._model):
             return steps(batches, count)
 
-    chosen: dict[str, ablations.Twin] = {
+    chosen: dict[str, ablations.Ablation] = {
         "whole": lambda count: steps(feed(), count),
         "device": lambda count: steps(iter(there), count),
         "input": ablations.timed(rank, fetch),

@@ -1,4 +1,4 @@
-"""Memory counters: of a device, of a process."""
+"""Memory counters of this process and of its device; no other module reads one."""
 
 import os
 from contextlib import suppress
@@ -9,16 +9,8 @@ if TYPE_CHECKING:
     import torch
 
 
-def synchronize(device: "torch.device") -> None:
-    """Wait until the device has done what it was given; on CPU nothing is ever outstanding."""
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(device)
-
-
 def reset_peak_memory(device: "torch.device") -> None:
-    """Forget the peak so far, as far as the system allows: what is held now still counts."""
+    """Restart the peak at what is allocated now, where the system allows it."""
     if device.type == "cuda":
         import torch
 
@@ -29,7 +21,7 @@ def reset_peak_memory(device: "torch.device") -> None:
 
 
 def held_memory_bytes(device: str) -> int:
-    """What this process holds now: in torch's allocator on CUDA, resident in memory on CPU."""
+    """Memory that this process holds now: torch's allocations on CUDA, the resident set on CPU."""
     if device == "cuda":
         import torch
 
@@ -38,7 +30,7 @@ def held_memory_bytes(device: str) -> int:
 
 
 def free_memory_bytes(device: "torch.device") -> int:
-    """What can still be allocated: on the GPU, whoever uses the rest; on CPU what the system can give."""
+    """Memory that can still be allocated: free on the GPU, whoever holds the rest, or available in the system."""
     if device.type == "cuda":
         import torch
 
@@ -55,9 +47,9 @@ def proportional_memory_bytes() -> int:
 
 
 def peak_memory_bytes(device: "torch.device") -> int:
-    """This process's peak: bytes that torch's allocator handed out on CUDA, else the resident set (VmHWM).
+    """This process's peak: torch's allocations on CUDA, else the resident set.
 
-    VmHWM and not `ru_maxrss`, which a process inherits from what it was before exec.
+    VmHWM rather than `ru_maxrss`, which survives exec and so includes the program that ran before.
     """
     if device.type == "cuda":
         import torch
@@ -68,4 +60,5 @@ def peak_memory_bytes(device: "torch.device") -> int:
 
 
 def peak_memory_kind(device_type: str) -> str:
+    """The record's name for the counter that `peak_memory_bytes` reads."""
     return "cuda_allocated" if device_type == "cuda" else "rss"

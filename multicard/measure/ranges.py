@@ -1,4 +1,4 @@
-"""Names what a rank is at, for a profiler that looks on."""
+"""Phase ranges for profilers (NVTX, record_function)."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import torch
 
 
 class Ranges:
-    """One range at a time, under the names of `phases_s` and `evaluate`.
+    """At most one open range, named as in `phases_s`, or `evaluate`.
 
-    On CUDA an NVTX range: well under a microsecond while nothing listens, and there for any profiler that somebody
-    attaches from outside. For torch's own profiler, whose ranges cost more, only while `recording` is set.
+    On CUDA an NVTX range: well below a microsecond without a listener, and visible to any profiler attached from
+    outside. torch's own ranges cost more and are opened only while `recording` is set.
     """
 
     def __init__(self, device: torch.device, nvtx: bool = False) -> None:
@@ -19,7 +19,7 @@ class Ranges:
         self._recorded: Any = None
 
     def open(self, name: str) -> None:
-        """End the range before, and begin this one."""
+        """Close the open range and begin another."""
         self.close()
         if self._nvtx:
             torch.cuda.nvtx.range_push(name)

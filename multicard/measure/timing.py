@@ -1,6 +1,6 @@
-"""Clocks, memory counters and the formulas on them. No other file touches a clock or a memory counter.
+"""Clocks and the timing of steps; no other module reads a clock.
 
-Raw samples are kept and statistics derived from them; nothing here synchronises with the GPU inside a step.
+Raw samples are stored and statistics derived from them. Nothing here synchronises with the GPU inside a step.
 """
 
 import os
@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the controller times without importing torch
     import torch
 
     from multicard.measure.ranges import Ranges
-from multicard.measure.memory import synchronize
 
 PHASES = ("data", "h2d", "forward", "backward", "optimizer")
 DATA, H2D, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
@@ -32,7 +31,7 @@ def pause(seconds: float) -> None:
 
 
 def process_started_s() -> float:
-    """When this process was started, on `clock_s`, to 10 ms: the interpreter's own start-up counts too."""
+    """Start of this process on `clock_s`, to 10 ms; the interpreter's own start-up comes after it."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return clock_s() - age_s
@@ -43,8 +42,16 @@ def timestamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
+def synchronize(device: "torch.device") -> None:
+    """Wait for all work queued on the device; CPU work is never queued."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
 class Marks:
-    """Points in the device's work: events on CUDA, which cost no synchronisation, the clock on CPU."""
+    """Points in the device's work: events on CUDA, which do not synchronise, clock readings on CPU."""
 
     def __init__(self, device: "torch.device") -> None:
         self._device = device
@@ -53,7 +60,7 @@ class Marks:
         self._marks: list[Any] = []
 
     def clear(self) -> None:
-        """Begin anew; CUDA's events are used again."""
+        """Drop all marks; CUDA events are reused."""
         self._marks = []
 
     def add(self) -> None:
@@ -69,20 +76,20 @@ class Marks:
         self._marks.append(self._pool[used])
 
     def seconds(self) -> Sequence[float] | np.ndarray:
-        """The time between each mark and the next. Waits for the device."""
+        """Seconds between consecutive marks. Waits for the device."""
         synchronize(self._device)
         return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._marks)] if self._cuda else np.diff(self._marks)
 
 
 class StepTimer:
-    """Seconds that each step spent in each of `PHASES`.
+    """Measures the seconds of each step in each of `PHASES`.
 
-    `begin(phase)` gives the time since the last one to the phase that was under way. A step starts in DATA, and ends
-    when OPTIMIZER does. On CUDA a mark is an event in the stream, read only after the epoch: the figures are then the
-    GPU's, and `data` is the time for which it stood idle waiting for the host to have a batch. On CPU it is the clock.
+    `begin(phase)` credits the time since the last call to the phase before. A step starts in DATA and ends with
+    OPTIMIZER. On CUDA a mark is an event in the stream, read after the epoch: figures are GPU time, and `data` is the
+    time that the GPU idles while the host prepares a batch. On CPU they are wall time.
 
     Args:
-        ranges: names the phases for a profiler, if one looks on.
+        ranges: names the phases for a profiler.
     """
 
     def __init__(self, device: "torch.device", ranges: "Ranges | None" = None) -> None:
@@ -112,7 +119,7 @@ class StepTimer:
         """End the epoch.
 
         Returns:
-            Wall seconds since `start`, the device's work included, and an array of seconds (steps, phases).
+            Wall seconds since `start`, the device's work included, and seconds (steps, phases).
         """
         if self._ranges is not None:
             self._ranges.close()
@@ -122,11 +129,11 @@ class StepTimer:
 
 
 def phase_table(phases: Sequence[int], laps_s: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Sum laps into an array of seconds (steps, phases); a lap of OPTIMIZER ends its step."""
+    """Sum laps (n,) by phase into seconds (steps, phases); a lap of OPTIMIZER ends its step."""
     phase = np.asarray(phases, dtype=int)
-    ended = phase == OPTIMIZER
-    step = np.cumsum(ended) - ended  # the number of steps that ended before this lap
-    table = np.zeros((int(ended.sum()), len(PHASES)))
-    kept = step < len(table)  # laps after the last step's end belong to none
-    np.add.at(table, (step[kept], phase[kept]), np.asarray(laps_s, dtype=float)[kept])
+    ends_step = phase == OPTIMIZER
+    step = np.cumsum(ends_step) - ends_step  # steps that ended before this lap
+    table = np.zeros((int(ends_step.sum()), len(PHASES)))
+    complete = step < len(table)  # laps after the end of the last step belong to none
+    np.add.at(table, (step[complete], phase[complete]), np.asarray(laps_s, dtype=float)[complete])
     return table

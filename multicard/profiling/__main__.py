@@ -18,7 +18,7 @@ from rich.console import Console
 
 from multicard.profiling import diff, load, terminal
 from multicard.profiling.diff import Pair
-from multicard.profiling.metrics import Profile
+from multicard.profiling.profile_data import Profile
 from multicard.records.table import WIDTH
 
 

@@ -1,27 +1,27 @@
-"""A rank's profiled steps: taken in a pass of their own after training, so that no timed step is disturbed."""
+"""Profiled steps of a rank, taken after its training so that no timed step is disturbed."""
 
 import math
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from multicard.config.base import ProfileName, WindowConfig
-from multicard.measure import memory, timing
+from multicard.measure import timing
 from multicard.measure.ranges import Ranges
+from multicard.ranks.meeting import max_over_ranks
 from multicard.ranks.process import Rank
 
 
 class Window:
-    """Call `boundary` before each step of the pass and after its last; it is False when the pass is over.
+    """Brackets profiled steps: call `boundary` before each step and after the last, until it returns False.
 
-    The first `skip` steps run as they are, `warmup` with the profiler on, and then `steps` are recorded. Nothing here
-    waits for the device within the window: such a call would be among those recorded.
+    The first `skip` steps run without the profiler, the next `warmup` with it, and then `steps` are recorded. Nothing
+    here waits for the device within the window, as the trace would contain that call.
 
     Args:
-        step_s: what a step takes, for a window that is given in seconds. All ranks take as many steps.
+        step_s: duration of a step, for a window configured in seconds. All ranks take the same number of steps.
     """
 
     def __init__(self, config: WindowConfig, rank: Rank, folder: Path, ranges: Ranges, step_s: float) -> None:
@@ -29,93 +29,79 @@ class Window:
         self.file = folder / "profile" / f"r{rank.rank:02d}.json.gz"
         self.steps = config.steps
         if config.seconds is not None:
-            self.steps = agreed(rank, max(1, math.ceil(config.seconds / step_s)))
+            self.steps = max_over_ranks(rank, max(1, math.ceil(config.seconds / step_s)))
         self.first = config.skip + config.warmup
+        self.total = self.first + self.steps
         self.h2d_bytes = 0
         self._done = 0
         self._marks = timing.Marks(rank.device)
         self.file.parent.mkdir(exist_ok=True)
         self._nvtx = config.name is ProfileName.nsys
-        self._torch = self._torch_profiler() if config.name is ProfileName.kineto else None
-
-    @property
-    def last(self) -> int:
-        """Steps of the whole pass."""
-        return self.first + self.steps
+        self._torch: profile | None = None
+        if config.name is ProfileName.kineto:
+            cuda = [ProfilerActivity.CUDA] if rank.device.type == "cuda" else []
+            self._torch = profile(
+                activities=[ProfilerActivity.CPU, *cuda],
+                schedule=self._action,
+                on_trace_ready=lambda trace: trace.export_chrome_trace(str(self.file)),
+                acc_events=True,
+            )
 
     def boundary(self) -> bool:
-        self.ranges.close()  # no range lasts longer than its step
+        """End the step before, if any, and begin the next; False after the last."""
+        self.ranges.close()  # no range outlasts its step
         if self._nvtx and self._done:
             torch.cuda.nvtx.range_pop()
         if self._torch is not None:
-            self._step_torch(self._torch)
+            if self._done == self.config.skip:
+                self.ranges.recording = True
+                self._torch.start()
+            elif self.config.skip < self._done < self.total:
+                self._torch.step()
         if self._done == self.first:
-            self._begin()
-        elif self._done == self.last:
+            if self._nvtx:
+                torch.cuda.profiler.start()  # --capture-range=cudaProfilerApi waits for this
+            self._marks.add()
+        elif self._done == self.total:
             self._end()
             return False
         if self._nvtx:
-            torch.cuda.nvtx.range_push(f"ProfilerStep#{self._done}")  # as torch's profiler names them
+            torch.cuda.nvtx.range_push(f"ProfilerStep#{self._done}")  # torch's profiler's name
         self.ranges.open("data")
         self._done += 1
         return True
 
     def count(self, h2d_bytes: int) -> None:
-        """A step has handed this much to the device; call it before the boundary that ends the step."""
+        """Count bytes that the current step moved to the device; call it before the step's closing boundary."""
         if self._done > self.first:
             self.h2d_bytes += h2d_bytes
 
     def result(self) -> dict[str, Any]:
-        """For the rank's file."""
-        (seconds,) = self._marks.seconds()
-        content = {"name": self.config.name.value, "first_step": self.first, "steps": self.steps}
-        return {**content, "window_s": float(seconds), "counted_h2d_bytes": self.h2d_bytes}
-
-    def _begin(self) -> None:
-        if self._nvtx:
-            torch.cuda.profiler.start()  # what --capture-range=cudaProfilerApi waits for
-        self._marks.add()
+        """The window for the rank's file."""
+        (window_s,) = self._marks.seconds()
+        return {
+            "name": self.config.name.value,
+            "first_step": self.first,
+            "steps": self.steps,
+            "window_s": float(window_s),
+            "counted_h2d_bytes": self.h2d_bytes,
+        }
 
     def _end(self) -> None:
         self._marks.add()
         if self._nvtx:
-            memory.synchronize(self.rank.device)  # what is still at work would be lost; it is after the last step
+            timing.synchronize(self.rank.device)  # unfinished work would be lost; the last step is over
             torch.cuda.profiler.stop()
         if self._torch is not None:
             self._torch.step()  # writes the trace
             self._torch.stop()
             self.ranges.recording = False
 
-    def _torch_profiler(self) -> profile:
-        activities = [ProfilerActivity.CPU]
-        if self.rank.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        return profile(activities=activities, schedule=self._action, on_trace_ready=self._write, acc_events=True)
-
     def _action(self, step: int) -> ProfilerAction:
-        """What torch's profiler does with its own step, which counts from the first of the warm-up."""
+        """The schedule of torch's profiler, whose steps count from the first of the warm-up."""
         if step < self.config.warmup:
             return ProfilerAction.WARMUP
         last = self.config.warmup + self.steps - 1
         if step > last:
             return ProfilerAction.NONE
         return ProfilerAction.RECORD if step < last else ProfilerAction.RECORD_AND_SAVE
-
-    def _write(self, recorded: profile) -> None:
-        recorded.export_chrome_trace(str(self.file))
-
-    def _step_torch(self, profiler: profile) -> None:
-        if self._done == self.config.skip:
-            self.ranges.recording = True
-            profiler.start()
-        elif self.config.skip < self._done < self.last:
-            profiler.step()
-
-
-def agreed(rank: Rank, number: int) -> int:
-    """The highest that any rank has. All of them call it."""
-    if rank.world_size == 1:
-        return number
-    most = torch.tensor(number, device=rank.device)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return int(most)

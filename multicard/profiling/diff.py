@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from multicard.profiling.metrics import Profile, Row
+from multicard.profiling.profile_data import Profile, Row
 
 
 @dataclass(frozen=True)

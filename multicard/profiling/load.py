@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 
 from multicard.profiling import kineto, metrics, nsys
 from multicard.profiling.events import Trace
-from multicard.profiling.metrics import Profile
+from multicard.profiling.profile_data import Profile
 
 JSON = (".json", ".json.gz")
 FOLDER = (*JSON, ".sqlite", ".nsys-rep")

@@ -1,4 +1,4 @@
-"""Nsight Systems around each rank (`profile=nsys`)."""
+"""Ranks under Nsight Systems (`profile=nsys`)."""
 
 import shutil
 from pathlib import Path
@@ -7,19 +7,19 @@ from multicard.config.job import require
 
 
 def check(device: str) -> None:
-    """See that it is installed, and has something to look at.
+    """Check that nsys is installed and the ranks use CUDA.
 
     Raises:
-        ValueError: where it is not.
+        ValueError: if not, with the remedy.
     """
     remedy = "use profile=kineto"
-    require(device == "cuda", f"profile=nsys: looks at CUDA devices, and the ranks are on CPU; {remedy}")
-    there = shutil.which("nsys") is not None
-    require(there, f"profile=nsys: Nsight Systems is not here (no nsys on the PATH); install it, or {remedy}")
+    require(device == "cuda", f"profile=nsys: profiles CUDA devices, and the ranks are on CPU; {remedy}")
+    on_path = shutil.which("nsys") is not None
+    require(on_path, f"profile=nsys: Nsight Systems is not installed (no nsys on the PATH); install it, or {remedy}")
 
 
 def command(folder: Path) -> tuple[str, ...]:
-    """Its command line for a rank, whose number takes the place of RANK. It records what `Window` brackets."""
+    """The command line to run a rank under, whose number replaces RANK. It records the steps that `Window` brackets."""
     return (
         "nsys",
         "profile",

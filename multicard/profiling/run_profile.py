@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.job import require
-from multicard.profiling.events import COPIES
 from multicard.profiling.load import Profile, read
+from multicard.profiling.names import COPIES
 
 
 def of_run(folder: Path, ranks: list[dict[str, Any]], result: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from multicard.profiling.diff import Pair
-from multicard.profiling.events import APIS
-from multicard.profiling.metrics import GROUPS, LONG, Profile, Rank, Row
+from multicard.profiling.names import APIS
+from multicard.profiling.profile_data import GROUPS, LONG, Profile, RankProfile, Row
 from multicard.records.table import in_bytes
 
 TITLES = {
@@ -97,7 +97,7 @@ def in_seconds(time_s: float) -> str:
     return f"{time_s * 1e6:.4g} us" if time_s else "0"
 
 
-def _ranks(ranks: Sequence[Rank]) -> Table:
+def _ranks(ranks: Sequence[RankProfile]) -> Table:
     """What was derived of each rank; columns that none of them has are left out."""
     columns = {
         "steps": [None if one.steps is None else str(one.steps) for one in ranks],
@@ -180,7 +180,7 @@ def _calls(row: Row | None) -> str:
     return "-" if row is None or row.calls is None else f"{row.calls:,}"
 
 
-def _extremes(times_s: Sequence[float], ranks: Sequence[Rank]) -> tuple[str, str]:
+def _extremes(times_s: Sequence[float], ranks: Sequence[RankProfile]) -> tuple[str, str]:
     """The least and the most, each with its rank."""
     each = [(time_s, f"{in_seconds(time_s)} r{one.rank}") for time_s, one in zip(times_s, ranks, strict=True)]
     return (min(each)[1], max(each)[1]) if max(times_s) else ("-", "-")

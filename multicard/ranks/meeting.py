@@ -37,6 +37,18 @@ def meet(rank: Rank) -> None:
         dist.barrier()
 
 
+def max_over_ranks(rank: Rank, number: int) -> int:
+    """The largest of all ranks' numbers. A collective: every rank calls it."""
+    if rank.world_size == 1:
+        return number
+    import torch
+    import torch.distributed as dist
+
+    largest = torch.tensor(number, device=rank.device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return int(largest)
+
+
 def device_name(device: "torch.device") -> str:
     import torch
 

@@ -1,4 +1,4 @@
-"""What a rank does after its training was measured: the profiled steps, and the twins."""
+"""What a rank does after its training was measured: profiled steps and ablations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from multicard.bottleneck import ablations
 from multicard.config.base import WindowConfig
 from multicard.config.vision import DaliConfig, VisionConfig, WorkersConfig
-from multicard.profiling.capture import Window, agreed
+from multicard.profiling.capture import Window
+from multicard.ranks.meeting import max_over_ranks
 from multicard.vision.data.batch import Batch, Input
 from multicard.vision.data.samplers import Rest
 from multicard.vision.rank_report import Report
@@ -27,7 +28,7 @@ def after_training(loop: "Loop", report: Report, sampler: Rest, training: Input,
     config = loop.config
     if not (isinstance(config.profile, WindowConfig) or config.diagnose):
         return
-    if agreed(loop.rank, loop.board.stop_at):
+    if max_over_ranks(loop.rank, loop.board.stop_at):
         return  # the job is about to end, and the run itself is measured
     last = report.content["epochs"][-1]
     step_s = last["train_s"] / loop.share.steps
@@ -37,7 +38,7 @@ def after_training(loop: "Loop", report: Report, sampler: Rest, training: Input,
     if isinstance(config.profile, WindowConfig):
         report.content["profile"] = profiled(loop, report, feed, config.profile, step_s)
     if config.diagnose:
-        report.content["twins"] = measured(loop, feed, step_s, prepared(config, workers))
+        report.content["ablations"] = measured(loop, feed, step_s, prepared(config, workers))
     report.write()
 
 
@@ -63,7 +64,7 @@ def profiled(
 
 
 def measured(loop: "Loop", feed: Iterator[Batch], step_s: float, prepared: int) -> dict[str, list[float]] | None:
-    """The times of the twins.
+    """The times of the ablations.
 
     Args:
         prepared: batches that the loader makes ahead of the step that asks for them.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from multicard.config.vision import StrategyName, VisionConfig
-from multicard.measure import memory, timing
+from multicard.measure import timing
 from multicard.ranks.failures import is_oom
 from multicard.vision import resume
 from multicard.vision.strategy import unwrap
@@ -66,7 +66,7 @@ def compile_now(loop: "Loop", devices: list[torch.device]) -> float:
         for buffer, content in zip(model.buffers(), before, strict=True):
             buffer.copy_(content)
     resume.set_random(random, devices)
-    memory.synchronize(rank.device)
+    timing.synchronize(rank.device)
     return timing.clock_s() - started_s
 
 
