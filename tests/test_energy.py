@@ -7,6 +7,7 @@ import pynvml
 import pytest
 
 from multicard.energy import integrals
+from multicard.energy.readings import COLUMNS
 
 NAN = float("nan")
 
@@ -14,7 +15,7 @@ NAN = float("nan")
 def rows(times_s: list[float], **columns: list[float]) -> dict[str, np.ndarray]:
     """The samples of one GPU; what is not given it does not tell."""
     blank = [NAN] * len(times_s)
-    return {name: np.array(columns.get(name, blank)) for name in integrals.COLUMNS} | {"time_s": np.array(times_s)}
+    return {name: np.array(columns.get(name, blank)) for name in COLUMNS} | {"time_s": np.array(times_s)}
 
 
 @pytest.mark.parametrize(

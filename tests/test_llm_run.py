@@ -12,7 +12,7 @@ import torch
 
 from multicard.config.base import Placement
 from multicard.config.llm import MethodName, TemplateName
-from multicard.energy import sampler
+from multicard.energy import gpu_record
 from multicard.llm import torchtune_config
 from multicard.ranks import elastic
 from multicard.ranks.process import Job
@@ -251,7 +251,9 @@ def test_tokens_by_hand_for_pairs(tuned: Tuned):
 
 
 def test_rates_are_tokens_over_the_time_of_the_same_steps(tuned: Tuned, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sampler, "joules", lambda gpu: 5e3 if gpu is None else None)  # as if GPUs had been there
+    monkeypatch.setattr(
+        gpu_record, "training_joules", lambda gpu: 5e3 if gpu is None else None
+    )  # as if GPUs had been there
     result = ok(tuned("gpus=2", "dataset.rows=40", "max_steps=6"))
     assert result["joules_per_token"] == 5e3 / sum(steps(result, "non_padding", rank).sum() for rank in (0, 1))
     times = [steps(result, "step_s", rank)[1:] for rank in (0, 1)]

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from multicard.config.base import Placement
-from multicard.energy import neighbours, sampler
+from multicard.energy import gpu_record, neighbours, parts, sampler
 from multicard.energy.neighbours import Neighbours
 from multicard.energy.sampler import Sampler
 from multicard.machine.allocation import Allocation
@@ -61,7 +61,7 @@ def sampled(
             rank_file(folder, rank, (start_s, clock_s()))
         pause(0.1)
     watched.write()
-    return sampler.merge(folder, [(0, 0)], wait=False)
+    return gpu_record.merge(folder, [(0, 0)], wait=False)
 
 
 def test_gpus_with_different_support_are_sampled_while_their_counters_run(
@@ -94,7 +94,9 @@ def test_gpus_with_different_support_are_sampled_while_their_counters_run(
     assert second["energy_source"] == "power_samples" and second["energy_joules"] == pytest.approx(70.5 * seconds)
     assert second["temperature_max_c"] == 40  # of the older function
     assert second["sm_clock_min_mhz"] is second["utilisation_mean"] is second["throttle"] is None
-    assert found["energy_joules"] == first["energy_joules"] + second["energy_joules"] == sampler.joules(found)
+    assert (
+        found["energy_joules"] == first["energy_joules"] + second["energy_joules"] == gpu_record.training_joules(found)
+    )
 
     assert [path.name for path in tmp_path.iterdir() if path.name != "ranks"] == ["gpu.parquet"]
     table = pq.read_table(tmp_path / "gpu.parquet").to_pylist()
@@ -107,7 +109,7 @@ def test_gpus_with_different_support_are_sampled_while_their_counters_run(
 def test_what_is_not_known_of_the_training_is_not_passed_off_as_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, Nvml(Gpu("GPU-a")))
     found = sampled(tmp_path, ["GPU-a"], ranks=1, started=False)
-    assert found["covers"] == found["parts"][0]["covers"] == "sampled" and sampler.joules(found) is None
+    assert found["covers"] == found["parts"][0]["covers"] == "sampled" and gpu_record.training_joules(found) is None
     assert found["devices"][0]["power_max_w"] == 100 and found["energy_joules"] == 0
 
 
@@ -115,7 +117,7 @@ def test_the_gpus_of_a_run_are_counted_once(tmp_path: Path, monkeypatch: pytest.
     install(monkeypatch, Nvml(*(Gpu(uuid) for uuid in ("GPU-a", "GPU-b", "GPU-c"))))
 
     def uuids(placement: Placement, *words: str) -> list[str]:
-        return sampler.of(typed("strategy=ddp_ds", *words), placement, tmp_path, 0)._uuids
+        return Sampler.of_run(typed("strategy=ddp_ds", *words), placement, tmp_path, 0)._uuids
 
     assert uuids(CUDA, "gpus=2") == ["GPU-a", "GPU-b"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
@@ -123,7 +125,7 @@ def test_the_gpus_of_a_run_are_counted_once(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0,1")
     assert uuids(Placement("cuda", "nccl", 1, False), "gpus=2", "strategy=dp") == ["GPU-c", "GPU-a"]
     assert uuids(Placement("cpu", "gloo", 2, False), "gpus=2") == []
-    assert sampler.of(typed("gpus=2"), CUDA, tmp_path, 0, node=3)._ranks == range(6, 8)
+    assert Sampler.of_run(typed("gpus=2"), CUDA, tmp_path, 0, node=3)._ranks == range(6, 8)
 
 
 def test_on_cpu_ranks_nothing_is_asked_nor_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -131,7 +133,7 @@ def test_on_cpu_ranks_nothing_is_asked_nor_written(tmp_path: Path, monkeypatch: 
     with Sampler(tmp_path, [], range(2)) as watched:
         pause(0.05)
     watched.write()
-    assert not list(tmp_path.iterdir()) and sampler.joules(None) is None
+    assert not list(tmp_path.iterdir()) and gpu_record.training_joules(None) is None
 
 
 def test_a_sampler_that_fails_says_why_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -211,7 +213,7 @@ def test_a_driver_that_hangs_does_not_hang_the_run(tmp_path: Path, monkeypatch: 
     finally:
         answer.set()
         watched._thread.join(30)
-    found = sampler.merge(tmp_path, [(0, 0)], wait=False)
+    found = gpu_record.merge(tmp_path, [(0, 0)], wait=False)
     assert "NVML did not answer within 0 s" in found["problem"] and found["energy_joules"] is None
 
 
@@ -230,17 +232,17 @@ def test_starts_and_nodes_add_up_and_a_missing_one_is_said(tmp_path: Path, monke
             joules.append((middle_s - start_s + 0.1) * (300 if node else 100))
         watched.write()
     parts = {path.name: path.read_bytes() for path in (tmp_path / "gpu").iterdir()}
-    found = sampler.merge(tmp_path, [(start, node) for start in (0, 1) for node in (0, 1)], wait=False)
+    found = gpu_record.merge(tmp_path, [(start, node) for start in (0, 1) for node in (0, 1)], wait=False)
     assert [(device["host"], device["uuid"]) for device in found["devices"]] == [("n1", "GPU-a"), ("n2", "GPU-b")]
     assert found["devices"][0]["energy_joules"] == pytest.approx(joules[0] + joules[1])
-    assert sampler.joules(found) == pytest.approx(sum(joules))
+    assert gpu_record.training_joules(found) == pytest.approx(sum(joules))
     assert len(pq.read_table(tmp_path / "gpu.parquet").group_by(["start", "node"]).aggregate([])) == 4
 
     for name, content in parts.items():
         if not name.startswith("s01_n01"):
             (tmp_path / "gpu").mkdir(exist_ok=True)
             (tmp_path / "gpu" / name).write_bytes(content)
-    found = sampler.merge(tmp_path, [(start, node) for start in (0, 1) for node in (0, 1)], wait=False)
+    found = gpu_record.merge(tmp_path, [(start, node) for start in (0, 1) for node in (0, 1)], wait=False)
     assert found["problem"] == "no samples of start 1 on node 1" and found["energy_joules"] is None
     assert found["devices"][0]["energy_joules"] == pytest.approx(joules[0] + joules[1])
 
@@ -250,22 +252,27 @@ def test_the_training_is_all_that_any_rank_did_of_what_all_came_to_the_end_of():
         return [{"spans_s": spans_s} for spans_s in spans]
 
     opened = (0.0, 9.0)
-    assert sampler.trained(ranks([(2, 4), (5, 7)], [(2.5, 4), (5, 8)]), 2, opened) == [(2, 4), (5, 8)]
-    assert sampler.trained(ranks([(2, 4), (5, 7)], [(3, 4.5)]), 2, opened) == [(2, 4.5)]  # cut short: 1 epoch counts
-    assert sampler.trained(ranks([(2, 4), (4, 7)], [(2, 5), (5, 8)]), 2, opened) == [(2, 5), (5, 8)]  # nothing twice
+    assert parts.training_spans(ranks([(2, 4), (5, 7)], [(2.5, 4), (5, 8)]), 2, opened) == [(2, 4), (5, 8)]
+    assert parts.training_spans(ranks([(2, 4), (5, 7)], [(3, 4.5)]), 2, opened) == [
+        (2, 4.5)
+    ]  # cut short: 1 epoch counts
+    assert parts.training_spans(ranks([(2, 4), (4, 7)], [(2, 5), (5, 8)]), 2, opened) == [
+        (2, 5),
+        (5, 8),
+    ]  # nothing twice
     for missing in (ranks([(2, 7)]), ranks([(2, 7)], []), [*ranks([(2, 7)]), {}], []):
-        assert sampler.trained(missing, 2, opened) == []
+        assert parts.training_spans(missing, 2, opened) == []
     for earlier in ((3.0, 9.0), (0.0, 6.0)):  # a file of an earlier start
-        assert sampler.trained(ranks([(2, 7)]), 1, earlier) == []
+        assert parts.training_spans(ranks([(2, 7)]), 1, earlier) == []
 
 
 def noted(ranks: int, *pids: int, before: tuple[int, ...] = ()) -> list[int]:
     seen = Neighbours(ranks, lambda _: None)
     for pid in before:
-        seen.note(0.0, "GPU-a", pid, None, before=True)
+        seen.note(0.0, "GPU-a", pid, None, before_ranks=True)
     for pid in pids:
         seen.note(1.0, "GPU-a", pid, None)
-    return [other["pid"] for other in seen.others()]
+    return [other["pid"] for other in seen.foreign()]
 
 
 def test_processes_are_told_apart_by_descent():
@@ -273,13 +280,13 @@ def test_processes_are_told_apart_by_descent():
     try:
         assert child.stdout is not None
         grandchild = int(child.stdout.readline())
-        assert neighbours.look(child.pid) == (True, "sh") and neighbours.look(grandchild)[0]
+        assert neighbours.identify(child.pid) == (True, "sh") and neighbours.identify(grandchild)[0]
         assert noted(2, child.pid, grandchild, os.getpid(), 1) == [1]
         assert noted(2, child.pid, HIDDEN, HIDDEN + 1) == [HIDDEN + 1]  # one of the two ranks was seen otherwise
     finally:
         subprocess.run(["kill", str(grandchild)], check=False)
         child.wait()
-    assert neighbours.look(child.pid) == (None, None)
+    assert neighbours.identify(child.pid) == (None, None)
 
 
 def test_processes_that_cannot_be_seen_are_ours_up_to_the_number_of_ranks():

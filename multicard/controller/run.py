@@ -22,7 +22,8 @@ from multicard.controller.preemption import Stop
 from multicard.controller.progress_bar import Watch
 from multicard.controller.session import SESSION, say
 from multicard.controller.workload import Workload
-from multicard.energy import sampler
+from multicard.energy import gpu_record
+from multicard.energy.sampler import Sampler
 from multicard.machine import environment
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s, process_started_s, timestamp
@@ -275,7 +276,7 @@ def _launch(run: Run, mirror: Mirror, peers: Peers) -> Failure | None:
     try:
         stop = Stop(run.allocation, board, placement.world_size, folder, workload.resumable, peers)
         watch = Watch(board, placement.world_size, config.epochs, workload.unit, mirror.update if mirror.live else None)
-        with watch, stop, sampler.of(config, placement, folder, attempts.current(folder)) as gpus:
+        with watch, stop, Sampler.of_run(config, placement, folder, attempts.current(folder)) as gpus:
             failure = elastic.launch(workload.work, run.arguments, placement, job)
         gpus.write()
         return peers.outcome(stop.outcome(failure))
@@ -293,7 +294,7 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
     trained_s = ranks[0]["started_s"] if ranks else None
     try:
         steps = run_folder.merge_steps(folder)
-        gpu = None if placement.device == "cpu" else sampler.merge(folder, attempts.parts(folder), failure is None)
+        gpu = None if placement.device == "cpu" else gpu_record.merge(folder, attempts.parts(folder), failure is None)
         result = base | {
             "axes": run.workload.axes(config, placement.device),
             "identity": config.identity(),
@@ -302,7 +303,7 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
             "cause": None if failure is None else failures.describe(failure),
             "ended_at": timestamp(),
             "startup_s": None if trained_s is None else trained_s - run.started_s,
-            **run.workload.summarise(config, placement, ranks, steps, sampler.joules(gpu)),
+            **run.workload.summarise(config, placement, ranks, steps, gpu_record.training_joules(gpu)),
             "gpu": gpu,
         }
         result |= _explained(run, result, ranks if failure is None else [])

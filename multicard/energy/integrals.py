@@ -1,27 +1,17 @@
-"""What samples of GPUs say of a span of time: energy, power, clocks, temperature. Formulas alone; see `sampler`.
+"""Energy, power, clocks and temperature of a GPU in a span of time, from its samples.
 
-Energy between two instants is the difference of NVML's counter there, taken as linear between the two samples around
-each: an error of at most one sampling interval's energy at either end, and none where power is steady. Where a run
-pauses between epochs for less than that, the pause counts as drawing what the epochs around it do.
+Energy between two instants is the difference of NVML's counter there, interpolated linearly between the samples around
+each: the error is at most one sampling interval's energy at either end, and none where power is steady. A pause
+between epochs that is shorter than the interval counts with the power of the epochs around it.
 """
 
 from typing import Any
 
 import numpy as np
 
-# One row a sample; what a GPU does not tell is NaN. `reasons` are NVML's bits, of `REASONS`
-COLUMNS = (
-    "time_s",
-    "energy_joules",
-    "power_w",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "temperature_c",
-    "utilisation",
-    "reasons",
-)
+from multicard.energy.readings import COLUMNS
 
-# nvml.h: why clocks are below their highest. The first says that nothing runs
+# nvml.h: why clocks are below their maximum. The first means that nothing runs
 REASONS = {
     0x001: "gpu_idle",
     0x002: "applications_clocks_setting",
@@ -41,9 +31,9 @@ NO_ROWS = {name: np.empty(0) for name in COLUMNS}
 
 
 def between(times_s: np.ndarray, joules: np.ndarray, span: Span) -> float | None:
-    """Joules in `span`, from a counter read at `times_s` (n,); None unless it was read before and after."""
-    read = ~np.isnan(joules)
-    times_s, joules = times_s[read], joules[read]
+    """Joules in `span` by a counter (n,) read at `times_s` (n,); None unless it was read before and after."""
+    valid = ~np.isnan(joules)
+    times_s, joules = times_s[valid], joules[valid]
     if not len(times_s) or times_s[0] > span[0] or times_s[-1] < span[1]:
         return None
     first, last = np.interp(span, times_s, joules)
@@ -51,59 +41,58 @@ def between(times_s: np.ndarray, joules: np.ndarray, span: Span) -> float | None
 
 
 def integrated(times_s: np.ndarray, power_w: np.ndarray) -> np.ndarray:
-    """Joules since the first sample (n,), by trapezoids of power; NaN where there is no sample of it."""
-    read = ~np.isnan(power_w)
-    seconds, watts = np.diff(times_s[read]), power_w[read]
+    """Joules since the first sample (n,), by the trapezoidal rule; NaN where power was not sampled."""
+    valid = ~np.isnan(power_w)
+    seconds, watts = np.diff(times_s[valid]), power_w[valid]
     joules = np.full(len(power_w), np.nan)
-    joules[read] = np.concatenate([[0.0], np.cumsum(seconds * (watts[1:] + watts[:-1]) / 2)])[: read.sum()]
+    joules[valid] = np.concatenate([[0.0], np.cumsum(seconds * (watts[1:] + watts[:-1]) / 2)])[: valid.sum()]
     return joules
 
 
 def joules_of(rows: dict[str, np.ndarray], span: Span) -> tuple[float | None, str | None]:
-    """Joules of one GPU in `span`, and where they are from: `counter`, or `power_samples` where it has none."""
+    """Joules of one GPU in `span`, and their source: `counter`, or `power_samples` where it has none."""
     counter = rows["energy_joules"]
-    steady = (np.diff(counter[~np.isnan(counter)]) >= 0).all()  # it starts from 0 when the driver is loaded again
-    found = between(rows["time_s"], counter, span) if steady else None
-    if found is not None:
-        return found, "counter"
-    found = between(rows["time_s"], integrated(rows["time_s"], rows["power_w"]), span)
-    return found, None if found is None else "power_samples"
+    if (np.diff(counter[~np.isnan(counter)]) >= 0).all():  # it restarts from 0 when the driver is reloaded
+        joules = between(rows["time_s"], counter, span)
+        if joules is not None:
+            return joules, "counter"
+    joules = between(rows["time_s"], integrated(rows["time_s"], rows["power_w"]), span)
+    return joules, None if joules is None else "power_samples"
 
 
 def decode(reasons: int) -> dict[int, str]:
-    """The bits that are set, each with its name; one that is not known here is named by its place."""
+    """The bits that are set, with their names; an unknown one is named by its position."""
     bits = [1 << place for place in range(reasons.bit_length()) if reasons >> place & 1]
     return {bit: REASONS.get(bit, f"bit_{bit.bit_length() - 1}") for bit in bits}
 
 
 def shares(reasons: np.ndarray) -> dict[str, float] | None:
-    """For each reason that was seen the share of the samples (n,) with it; None where no sample tells."""
+    """The share of samples (n,) with each reason that occurs; None without samples of reasons."""
     known = reasons[~np.isnan(reasons)].astype(np.int64)
     if not len(known):
         return None
-    seen = decode(int(np.bitwise_or.reduce(known)))
-    return {name: float((known & bit != 0).mean()) for bit, name in seen.items()}
+    return {name: float((known & bit != 0).mean()) for bit, name in decode(int(np.bitwise_or.reduce(known))).items()}
 
 
 def device(parts: list[tuple[dict[str, np.ndarray], Span]]) -> dict[str, Any]:
-    """Energy and state of one GPU in the spans in which it worked for a run.
+    """Energy and state of one GPU over the spans in which it worked for a run.
 
-    `power_mean_w` is the energy by the time. All else is of the samples that fall into the spans: None where none does.
+    `power_mean_w` is energy / time. All other figures are of the samples within the spans; None where there are none.
 
     Args:
-        parts: for each span, one at least, its rows, as `COLUMNS`; `NO_ROWS` where there is none.
+        parts: for each span, one at least, the GPU's rows (COLUMNS, n), `NO_ROWS` where there are none.
     """
     energies = [joules_of(rows, span) for rows, span in parts]
     known = [joules for joules, _ in energies if joules is not None]
-    source = "power_samples" if ("power_samples" in {source for _, source in energies}) else "counter"
+    source = "power_samples" if "power_samples" in {source for _, source in energies} else "counter"
     seconds = sum(end - start for _, (start, end) in parts)
     joules = sum(known) if seconds > 0 and len(known) == len(parts) else None
     inside = {name: [rows[name][_within(rows["time_s"], span)] for rows, span in parts] for name in COLUMNS}
-    samples = {name: np.concatenate(found) for name, found in inside.items()}
+    samples = {name: np.concatenate(columns) for name, columns in inside.items()}
 
     def figure(name: str, reduce: Any) -> float | None:
-        told = samples[name][~np.isnan(samples[name])]
-        return float(reduce(told)) if len(told) else None
+        values = samples[name][~np.isnan(samples[name])]
+        return float(reduce(values)) if len(values) else None
 
     return {
         "samples": len(samples["time_s"]),

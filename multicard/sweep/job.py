@@ -12,7 +12,7 @@ from multicard.config.job import Code
 from multicard.controller import attempts, preemption, run
 from multicard.controller.peers import Guest
 from multicard.controller.workload import Workload
-from multicard.energy import sampler
+from multicard.energy.sampler import Sampler
 from multicard.machine import environment, slurm
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import pause
@@ -123,7 +123,7 @@ class SlurmJob(Cell):
                 return None
             elastic.warm_up(placement.device, list(self.workload.preload))
             job = run.job_of(self.workload, config, placement, self.folder, allocation)
-            with sampler.of(config, placement, self.folder, start, allocation.node) as gpus:
+            with Sampler.of_run(config, placement, self.folder, start, allocation.node) as gpus:
                 failure = elastic.launch(self.workload.work, arguments, placement, job)
             if failure is None:  # else node 0 may have recorded the run by now
                 gpus.write()
