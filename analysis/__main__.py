@@ -119,7 +119,7 @@ def _claims(options: argparse.Namespace) -> int:
 def _figure(options: argparse.Namespace) -> int:
     found = load.read(options.folders or FOLDERS)
     formats = dict.fromkeys(options.format.split(","))
-    told = write_files.draw(options.name, found.runs, options.out, list(formats), options.mix, options.all)
+    told = write_files.write(options.name, found.runs, options.out, list(formats), options.mix, options.all)
     formatting.say([*told, *list_runs.skipped(found.skipped)])
     return 0
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import vl_convert
 
-from analysis import figures
-from analysis.figures import Figure
+from analysis.figures import draw as figures
+from analysis.figures import vega
+from analysis.figures.vega import Figure
 from analysis.papers import experiments
 from analysis.papers.experiments import Experiment, load
 from analysis.runs import load as data
@@ -144,11 +145,11 @@ def oom() -> dict[str, Any]:
 
 def drawn(folder: Path, name: str, mix: bool = False, paper: Any = ()) -> list[Figure]:
     experiment = experiments.load(name)
-    return figures.charts(experiment, experiments.panels(experiment, data.read([folder]).runs, mix), paper)
+    return figures.experiment_figures(experiment, experiments.panels(experiment, data.read([folder]).runs, mix), paper)
 
 
 def svg(figure: Figure) -> str:
-    return vl_convert.vegalite_to_svg(figure.spec, config=figures.theme("light"))
+    return vl_convert.vegalite_to_svg(figure.spec, config=vega.theme("light"))
 
 
 def texts(figure: Figure) -> str:

@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 import vl_convert
 
-from analysis import figures
 from analysis.__main__ import main
-from analysis.figures import losses_phases
+from analysis.figures import draw as figures
+from analysis.figures import losses_phases, setting_groups, vega
 from analysis.papers import experiments
 from analysis.papers.printed import HARDWARE
 from analysis.runs import load
@@ -114,10 +114,10 @@ def test_losses_of_tuning_are_by_step(tmp_path: Path):
 
 
 def test_many_settings_are_several_figures(tmp_path: Path):
-    made = [records.vision(lr=0.01 * (n + 1)) for n in range(losses_phases.SERIES + 1)]
+    made = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_groups.MOST_SERIES + 1)]
     found = figures.losses(write(tmp_path, *made))
     assert [figure.name for figure in found] == ["losses", "losses-2"]
-    assert [len({row["setting"] for row in figure.rows}) for figure in found] == [losses_phases.SERIES, 1]
+    assert [len({row["setting"] for row in figure.rows}) for figure in found] == [setting_groups.MOST_SERIES, 1]
 
 
 # Specifications and files
@@ -153,10 +153,10 @@ def test_general_figures_are_valid(tmp_path: Path, draws: Any):
 
 
 def test_themes_have_all_that_figures_name():
-    light, dark = figures.theme("light"), figures.theme("dark")
+    light, dark = vega.theme("light"), vega.theme("dark")
     assert light.keys() == dark.keys() and light["style"].keys() == dark["style"].keys() and light != dark
     with pytest.raises(ValueError, match="no theme blue; there are light, dark"):
-        figures.theme("blue")
+        vega.theme("blue")
 
 
 def test_text_of_runs_cannot_break_a_figure(tmp_path: Path):
@@ -174,15 +174,15 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     (figure,) = drawn(tmp_path / "runs", "table3")
     starts = {"svg": b"<svg", "pdf": b"%PDF", "png": b"\x89PNG"}
     for kind, start in starts.items():
-        figures.save(figure, tmp_path / "out" / f"a.{kind}")
+        vega.save(figure, tmp_path / "out" / f"a.{kind}")
         assert (tmp_path / "out" / f"a.{kind}").read_bytes().startswith(start)
     assert 'fill="white"' in (tmp_path / "out" / "a.svg").read_text()[:600]
     before = sorted((tmp_path / "out").iterdir())
     with pytest.raises(ValueError, match=r"written as \.svg, \.pdf, \.png"):
-        figures.save(figure, tmp_path / "out" / "a.gif")
+        vega.save(figure, tmp_path / "out" / "a.gif")
     monkeypatch.setattr(vl_convert, "vegalite_to_svg", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        figures.save(figure, tmp_path / "out" / "b.svg")
+        vega.save(figure, tmp_path / "out" / "b.svg")
     assert sorted((tmp_path / "out").iterdir()) == before
 
 

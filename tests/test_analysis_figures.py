@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from analysis.figures import Figure, drawn_rows, profile_bars
+from analysis.figures import chart_data, profile_bars
+from analysis.figures.vega import Figure
 from analysis.runs import grouping, load
 from analysis.stats import intervals
 from tests import grids, records
@@ -16,7 +17,7 @@ from tests.grids import drawn, svg, texts
 
 
 def measured(figure: Figure, measure: str, **where: Any) -> list[dict[str, Any]]:
-    wanted = {"measure": measure, "of": drawn_rows.MEASURED, **where}
+    wanted = {"measure": measure, "of": chart_data.MEASURED, **where}
     return [row for row in figure.rows if all(row.get(key) == value for key, value in wanted.items())]
 
 
@@ -28,7 +29,7 @@ def test_points_are_means_over_seeds_with_their_interval(tmp_path: Path):
     (figure,) = drawn(tmp_path, "table2")
     (row,) = measured(figure, "total_s", precision="fp32", gpus=4)
     half = 4.302652729749464 / math.sqrt(3)
-    assert (row["mean"], row["n"], row["bar"]) == (26.0, 3, drawn_rows.T_INTERVAL)
+    assert (row["mean"], row["n"], row["bar"]) == (26.0, 3, chart_data.T_INTERVAL)
     assert [row["low"], row["high"]] == pytest.approx([26 - half, 26 + half], rel=1e-9)
     assert len(measured(figure, "total_s")) == len(measured(figure, "test_accuracy")) == 12
     assert "Means of 3 runs with their 95 % t interval" in texts(figure)
@@ -107,7 +108,7 @@ def test_marks_stand_below_where_all_have_them_and_else_at_the_points(tmp_path: 
 def test_the_ideal_is_of_one_gpu(tmp_path: Path):
     grids.fill(tmp_path / "v", "strategies", change=lambda _: {"total_s": 60.0, "trained_images_per_s": 50.0})
     (figure,) = drawn(tmp_path / "v", "strategies")
-    ideal = {(r["measure"], r["gpus"]): r["mean"] for r in figure.rows if r["of"] == drawn_rows.IDEAL}
+    ideal = {(r["measure"], r["gpus"]): r["mean"] for r in figure.rows if r["of"] == chart_data.IDEAL}
     assert [ideal["total_s", n] for n in (1, 2, 3, 4)] == [60.0, 30.0, 20.0, 15.0]
     assert [ideal["trained_images_per_s", n] for n in (1, 2, 3, 4)] == [50.0, 100.0, 150.0, 200.0]
 
@@ -121,7 +122,7 @@ def test_the_ideal_of_tuning_counts_the_rows(tmp_path: Path):
     grids.fill(tmp_path / "rows", "table5", change=lambda _: {"total_s": 80.0})
     for folder, expected in (("steps", [80.0] * 4), ("rows", [80.0, 40.0, 80 / 3, 20.0])):
         (figure,) = drawn(tmp_path / folder, "table5")
-        ideal = [row for row in figure.rows if row["of"] == drawn_rows.IDEAL and row["pin_memory"] == "true"]
+        ideal = [row for row in figure.rows if row["of"] == chart_data.IDEAL and row["pin_memory"] == "true"]
         assert [row["mean"] for row in ideal if row["measure"] == "total_s"] == pytest.approx(expected)
         assert len({row["mean"] for row in ideal if row["measure"] == "step_s"}) == 1
 
@@ -131,7 +132,7 @@ def test_wide_intervals_do_not_dwarf_the_means(tmp_path: Path):
     (figure,) = drawn(tmp_path, "table3")
     (row,) = measured(figure, "total_s", pin_memory="true", gpus=1)
     assert row["high"] > 40  # 12.5 + 12.7 s / √2
-    assert drawn_rows.reach(figure.rows)[1] < 20
+    assert chart_data.reach(figure.rows)[1] < 20
     assert "Intervals are cut where they reach beyond the axis" in figure.caption
 
 
@@ -153,7 +154,7 @@ def printed(measure: str = "total_s", **cell: Any) -> SimpleNamespace:
 def test_the_papers_figures_are_hollow_points(tmp_path: Path):
     grids.fill(tmp_path, "table2")
     (figure,) = drawn(tmp_path, "table2", paper=[printed(precision="fp16", gpus=2), printed(gpus=2), printed("mfu")])
-    (row,) = [row for row in figure.rows if row["of"] == drawn_rows.PAPER]
+    (row,) = [row for row in figure.rows if row["of"] == chart_data.PAPER]
     assert (row["precision"], row["gpus"], row["mean"], row["paper"]) == ("fp16", 2, 42.0, "paper (H100)")
     told = texts(figure)
     assert "paper (H100)" in told and "Hollow: the papers' own figures (Table 2)" in told.replace("&apos;", "'")
@@ -168,7 +169,7 @@ def test_the_papers_figures_are_not_beside_what_cannot_be_compared(tmp_path: Pat
         record["config"]["scale"] = record["axes"]["scale"] = "smoke"
         path.write_text(json.dumps(record))
     (figure,) = drawn(tmp_path, "table2", paper=[printed(precision="fp16", gpus=2)])
-    assert not any(row["of"] == drawn_rows.PAPER for row in figure.rows)
+    assert not any(row["of"] == chart_data.PAPER for row in figure.rows)
     assert "not shown beside what was shrunk or ran on CPU ranks" in figure.caption
 
 
@@ -181,7 +182,7 @@ def test_times_of_calls_are_by_step_and_rank(tmp_path: Path):
     copied = [row for row in figure.rows if row["metric"] == "memcpy Host-to-Device"]
     assert len(copied) == 8 and [row["mean"] for row in copied] == pytest.approx([2 * 3.0e-3] * 8)
     shown = {row["metric"] for row in figure.rows if row["group"] == "api"}
-    assert len(shown) == profile_bars.LONGEST < len(grids.CALLS) and "cudaStreamIsCapturing" not in shown
+    assert len(shown) == profile_bars.MOST_METRICS < len(grids.CALLS) and "cudaStreamIsCapturing" not in shown
     assert "Of 10 CUDA API calls the 8 that took longest are shown" in figure.caption
     assert "Not recorded by kineto: cudaEventDestroy" in figure.caption
 
@@ -196,7 +197,7 @@ def test_shares_of_calls_add_up(tmp_path: Path):
     assert sum(row["mean"] for row in mine) == pytest.approx(1.0)
     found = {row["metric"]: row["mean"] for row in mine}
     assert found["cudaStreamSynchronize"] == pytest.approx(20.5 / total_ms)
-    smallest = sorted(grids.CALLS.values())[: len(grids.CALLS) - profile_bars.STACKED]
+    smallest = sorted(grids.CALLS.values())[: len(grids.CALLS) - profile_bars.MOST_PARTS]
     assert found[profile_bars.REST] == pytest.approx(sum(smallest) / total_ms)
     assert "oom" in texts(figure) and texts(figure).count("58") == 7  # 20.5 / 35.17
 

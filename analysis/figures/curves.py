@@ -1,98 +1,87 @@
 """Loss and accuracy over the epochs of runs: colour for what the experiment is about, dashes for the rest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
 
-from analysis.figures import captions, drawn_rows
-from analysis.figures.drawn_rows import MEASURED, Row
-from analysis.figures.panel_layout import Layout, Plot, around, field
-from analysis.figures.vega import Figure, Spec
+from analysis.figures import chart_data
+from analysis.figures.chart_data import MEASURED, Row
+from analysis.figures.panel_layout import Layout, PanelChart, draw_measures
+from analysis.figures.vega import Figure, Spec, escaped
 from analysis.papers.experiments import Panel
 from analysis.runs import grouping
-from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 
 MEASURES = ("train_loss", "test_accuracy")  # keys of a record's epochs
-WIDTH, HEIGHT = 340, 240
-DOTTED = 25  # epochs that are shown as points too
+WIDTH, HEIGHT = 340, 240  # points
+SMALL_FROM = 25  # epochs, from which their points are smaller
 
 
 def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure | None:
-    """Training loss and test accuracy by epoch; `paper` has no curves."""
+    """Training loss and test accuracy by epoch; the papers print none."""
     del paper
-    swept = [column for column in panel.experiment.swept if len(panel.values(column)) > 1]
-    swept.sort(key=lambda column: column != panel.experiment.view.subject)
-    colour, other = [*swept, None, None][:2]
-    told = Layout("epoch", colour, other)
-    rows, charts, shown = [], [], {}
-    for measure in MEASURES:
-        found = by_epoch(panel.cells, measure)
-        if not found:
-            continue
-        rows += found
-        plot = Plot(panel, told, measure, found, faceted=False)
-        shown[measure] = found, plot.reach
-        charts.append(chart(plot))
-    if not rows:
-        return None
-    notes = [*drawn_rows.bars(shown, panel.experiment.kind), *gaps(panel.runs), *unended(panel.cells)]
-    return around(panel, name, {"hconcat": charts}, rows, told.by, notes, WIDTH * len(charts))
+
+    def notes(_: list[Row]) -> list[str]:
+        return [*loss_gaps(panel.runs), *unended_note(panel)]
+
+    layout = Layout.of(panel, x="epoch")
+    return draw_measures(panel, name, layout, lambda measure: _rows(panel, measure), _spec, notes, WIDTH, MEASURES)
 
 
-def by_epoch(found: Mapping[Cell, Sequence[Run]], measure: str) -> list[Row]:
+def _rows(panel: Panel, measure: str) -> list[Row]:
     """A row for each cell and epoch, from 1, over the cell's runs that ended ok."""
     rows = []
-    for cell, runs in found.items():
-        where = {key: captions.value(value) for key, value in cell}
-        values: dict[int, list[float]] = {}
+    for cell, runs in panel.cells.items():
+        place = {"measure": measure, **{key: grouping.typed(value) for key, value in cell}}
+        by_epoch: dict[int, list[float]] = {}
         for run in runs:
-            for epoch in run.record().get("epochs") or () if run["status"] == "ok" else ():
-                if epoch.get(measure) is not None:
-                    values.setdefault(epoch["epoch"] + 1, []).append(epoch[measure])
-        for epoch, known in sorted(values.items()):
-            rows.append(
-                {"measure": measure, **where, "epoch": epoch, **drawn_rows.mean(known), "status": "ok", "of": MEASURED}
-            )
+            for epoch, value in epoch_values(run, measure) if run["status"] == "ok" else ():
+                by_epoch.setdefault(epoch, []).append(value)
+        for epoch, values in sorted(by_epoch.items()):
+            rows.append(place | {"epoch": epoch, **chart_data.mean(values), "status": "ok", "of": MEASURED})
     return rows
 
 
-def gaps(runs: Sequence[Run]) -> list[str]:
-    """A line where a loss was no number, which a curve leaves out."""
+def epoch_values(run: Run, measure: str) -> list[tuple[int, float]]:
+    """Each epoch, from 1, that has the measure, with its value."""
+    epochs = run.record().get("epochs") or ()
+    return [(epoch["epoch"] + 1, epoch[measure]) for epoch in epochs if epoch.get(measure) is not None]
+
+
+def loss_gaps(runs: Sequence[Run]) -> list[str]:
+    """A line where a loss was not finite, which leaves a gap in a curve."""
     epochs = [epoch for run in runs if run["status"] == "ok" for epoch in run.record().get("epochs") or ()]
-    lost = sum(epoch.get("train_loss", 0.0) is None for epoch in epochs)
-    return [f"The loss of {lost} of {len(epochs)} epochs was no finite number: not shown"] if lost else []
+    gaps = sum(epoch.get("train_loss", 0.0) is None for epoch in epochs)
+    return [f"The loss of {gaps} of {len(epochs)} epochs was no finite number: not shown"] if gaps else []
 
 
-def unended(found: Mapping[Cell, Sequence[Run]]) -> list[str]:
-    """A line about the runs that did not end ok."""
-    told = [
-        f"{grouping.label(cell, [key for key, _ in cell])} ({captions.value(status)}{f' x{n}' if n > 1 else ''})"
-        for cell, runs in found.items()
-        for status, n in drawn_rows.ended(runs)
+def unended_note(panel: Panel) -> list[str]:
+    """A line about the runs that did not end ok, where they have no cross."""
+    cells = [
+        f"{grouping.label(cell, [key for key, _ in cell])} ({grouping.typed(status)}{f' x{n}' if n > 1 else ''})"
+        for cell, runs in panel.cells.items()
+        for status, n in chart_data.unended(runs)
     ]
-    return [f"Not shown, for they did not end: {'; '.join(told)}"] if told else []
+    return [f"Not shown, for they did not end: {'; '.join(cells)}"] if cells else []
 
 
-def chart(plot: Plot) -> Spec:
-    epochs = [row["epoch"] for row in plot.rows]
+def _spec(chart: PanelChart) -> Spec:
+    epochs = [row["epoch"] for row in chart.rows]
     scale = alt.Scale(domain=[min(epochs) - 0.3, max(epochs) + 0.3], nice=False, zero=False)
     ticks = alt.Axis(format="d", tickMinStep=1, grid=False)
     x = alt.X("epoch", type="quantitative", title="epoch", scale=scale, axis=ticks)
-    ok = alt.Chart().encode(x=x, y=plot.y())
-    series, detail = plot.colour(), plot.detail()
+    base = alt.Chart().encode(x=x, y=chart.y())
+    series, detail = chart.colour(), chart.detail()
+    columns = [alt.Tooltip(escaped(name), type="nominal", title=chart.title(name)) for name in chart.layout.by[1:]]
+    mean = alt.Tooltip("shown:Q", title="mean", format=".4~g")
     layers = []
-    if any(row["low"] is not None for row in plot.rows):
-        band = ok.transform_filter("isValid(datum.low)").mark_area(opacity=0.15, clip=True)
+    if any(row["low"] is not None for row in chart.rows):
+        band = base.transform_filter("isValid(datum.low)").mark_area(opacity=0.15, clip=True)
         layers.append(band.encode(y="shown_low:Q", y2="shown_high:Q", **series, **detail))
-    layers.append(ok.mark_line(strokeWidth=1.6, clip=True).encode(**series, **plot.dash(), **detail))
-    size = 35 if max(epochs) - min(epochs) < DOTTED else 8
-    dots = ok.mark_point(filled=True, size=size, opacity=1, clip=True)
-    layers.append(dots.encode(**series, **plot.shape(), **detail, tooltip=tooltips(plot)))
-    return plot.layered(layers, WIDTH, HEIGHT)
-
-
-def tooltips(plot: Plot) -> list[alt.Tooltip]:
-    told = [alt.Tooltip(field(name), type="nominal", title=plot.title(name)) for name in plot.layout.by[1:]]
-    return [alt.Tooltip("epoch:Q"), *told, alt.Tooltip("shown:Q", title="mean", format=".4~g"), alt.Tooltip("n:Q")]
+    layers.append(base.mark_line(strokeWidth=1.6, clip=True).encode(**series, **chart.dash(), **detail))
+    size = 35 if max(epochs) - min(epochs) < SMALL_FROM else 8
+    points = base.mark_point(filled=True, size=size, opacity=1, clip=True)
+    tooltip = [alt.Tooltip("epoch:Q"), *columns, mean, alt.Tooltip("n:Q")]
+    layers.append(points.encode(**series, **chart.shape(), **detail, tooltip=tooltip))
+    return chart.spec(layers, WIDTH, HEIGHT)

@@ -9,162 +9,135 @@ from typing import Any
 
 import altair as alt
 
-from analysis.figures import captions, drawn_rows
-from analysis.figures.drawn_rows import Row
+from analysis.figures import captions, chart_data
+from analysis.figures.chart_data import IDEAL, MEASURED, PAPER, Row
 from analysis.figures.panel_layout import (
-    ACROSS,
     ENDED,
     Layout,
-    Plot,
-    around,
+    PanelChart,
+    cross_and_paper_notes,
+    draw_measures,
     error_bars,
-    explained,
-    field,
-    hollow,
-    kept,
-    layout,
+    paper_points,
+    where,
 )
-from analysis.figures.vega import SALTIRE, Figure, Spec
+from analysis.figures.vega import CROSS, Figure, Spec, escaped
 from analysis.papers.experiments import Panel
 
-WIDTH, HEIGHT = 340, 240
-FACETED = 220  # the width of a chart among several
+WIDTH, HEIGHT = 340, 240  # points
+FACET_WIDTH = 220  # of a chart among several
 BESIDE = 0.012  # of the range of x, from one series to the next
-DASHED = 2  # values that dashes can show; more are charts beside each other
+MOST_DASHES = 2  # values that dashes can show; more are charts beside each other
 
 
 def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure | None:
     """A chart for each measure of the view, with the ideal beside times and rates."""
-    told = layout(panel)
-    others = len(panel.values(told.other)) if told.other is not None else 0
-    faceted = others > DASHED
-    rows, notes, charts, shown = [], [], [], {}
-    for measure in panel.experiment.view.measures:
-        found = drawn_rows.measured(panel, measure)
-        if not any(row["status"] == "ok" for row in found) and charts:
-            notes.append(f"No run has {captions.measure(measure, panel.experiment.kind)}")
-            continue
-        found += drawn_rows.ideal(panel, measure, found) + drawn_rows.paper(panel, measure, paper)
-        plot = Plot(panel, told, measure, found, faceted)
-        rows += found
-        shown[measure] = found, plot.reach
-        charts.append(chart(plot))
-    if not rows:
-        return None
-    whole = {"vconcat" if faceted else "hconcat": charts}
-    width = FACETED * min(ACROSS, others) if faceted else WIDTH * len(charts)
-    notes = [
-        *drawn_rows.bars(shown, panel.experiment.kind),
-        *notes,
-        *_ideal(panel, rows),
-        *explained(panel, rows, paper),
-    ]
-    return around(panel, name, whole, rows, told.by, notes, width)
+    layout = Layout.of(panel)
+    faceted = layout.other is not None and len(panel.values(layout.other)) > MOST_DASHES
+    width = FACET_WIDTH if faceted else WIDTH
+
+    def rows_of(measure: str) -> list[Row]:
+        rows = chart_data.measured(panel, measure)
+        return [*rows, *chart_data.ideal(panel, measure, rows), *chart_data.paper(panel, measure, paper)]
+
+    def spec(chart: PanelChart) -> Spec:
+        base = alt.Chart().encode(x=_x(chart), y=chart.y())
+        return chart.spec(_layers(chart, base), width, HEIGHT, along=_along(chart))
+
+    def notes(rows: list[Row]) -> list[str]:
+        return [*_ideal_notes(panel, rows), *cross_and_paper_notes(panel, rows, paper)]
+
+    return draw_measures(panel, name, layout, rows_of, spec, notes, width, faceted=faceted)
 
 
-def _ideal(panel: Panel, rows: Sequence[Row]) -> list[str]:
-    measures = {row["measure"] for row in rows if row["of"] == drawn_rows.IDEAL}
+def _ideal_notes(panel: Panel, rows: Sequence[Row]) -> list[str]:
+    measures = {row["measure"] for row in rows if row["of"] == IDEAL}
     ranks = captions.column("gpus", panel.runs)
-    told = []
+    notes = []
     if measures - {"step_s"}:
-        rows_of = " in rows" if panel.experiment.kind == "llm" else ""
-        told.append(f"Thin grey: the ideal, n {ranks} n times as fast as one{rows_of}")
+        in_rows = " in rows" if panel.experiment.kind == "llm" else ""
+        notes.append(f"Thin grey: the ideal, n {ranks} n times as fast as one{in_rows}")
     if "step_s" in measures:
-        told.append(f"Thin grey: the ideal, an iteration of n {ranks} (with n times the rows) as long as that of one")
-    return told
+        notes.append(f"Thin grey: the ideal, an iteration of n {ranks} (with n times the rows) as long as that of one")
+    return notes
 
 
-def chart(plot: Plot) -> Spec:
-    """A measure over x."""
-    base = alt.Chart().encode(x=axis(plot.panel, plot.layout), y=plot.y())
-    width = FACETED if plot.faceted else WIDTH
-    return plot.facets(plot.layered(_layers(plot, base), width, HEIGHT, along=_along(plot)))
-
-
-def _along(plot: Plot) -> str:
-    """The place of a row along x: where there are intervals, series stand a little beside each other."""
-    told, values = plot.layout, plot.panel.values(plot.layout.x)
-    place = f"datum[{told.x!r}]"
-    if told.colour is None or not numbers(values) or all(row.get("low") is None for row in plot.rows):
-        return place
-    colours = plot.order(told.colour)
-    others = plot.order(told.other) if told.other is not None and not plot.faceted else [""]
-    index = f"{len(others)} * indexof({json.dumps(colours)}, datum[{told.colour!r}])"
-    if len(others) > 1:
-        index += f" + indexof({json.dumps(others)}, datum[{told.other!r}])"
-    middle, apart = (len(colours) * len(others) - 1) / 2, BESIDE * (max(values) - min(values))
-    beside = f"datum.of == '{drawn_rows.MEASURED}' && datum.status == 'ok'"
-    return f"{place} + ({beside} ? ({index} - {middle}) * {apart} : 0)"
-
-
-def numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-
-
-def axis(panel: Panel, told: Layout) -> alt.X:
-    """The x axis: numbers where they are, with a tick at each."""
-    values = panel.values(told.x)
-    title = captions.column(told.x, panel.runs) + captions.axis_unit(told.x)
-    if not numbers(values):
-        order = [captions.value(value) for value in values]
+def _x(chart: PanelChart) -> alt.X:
+    """The x axis: quantitative for numbers, with a tick at each."""
+    values, title = chart.panel.values(chart.layout.x), chart.title(chart.layout.x)
+    if not captions.is_numeric(values):
+        order = chart.order(chart.layout.x)
         return alt.X("along", type="nominal", sort=order, title=title, axis=alt.Axis(labelAngle=0))
     room = 0.08 * (max(values) - min(values)) or 1
     scale = alt.Scale(domain=[min(values) - room, max(values) + room], nice=False, zero=False)
-    ticks = alt.Axis(values=values, format="d", grid=False)
-    return alt.X("along", type="quantitative", title=title, scale=scale, axis=ticks)
+    return alt.X(
+        "along", type="quantitative", title=title, scale=scale, axis=alt.Axis(values=values, format="d", grid=False)
+    )
 
 
-def _layers(plot: Plot, base: Any) -> list[Any]:
-    series, detail = plot.colour(), plot.detail()
-    ok = kept(base, of=drawn_rows.MEASURED, status="ok")
+def _along(chart: PanelChart) -> str:
+    """The place of a row along x: series with intervals stand a little beside each other."""
+    layout, values = chart.layout, chart.panel.values(chart.layout.x)
+    place = f"datum[{layout.x!r}]"
+    bounded = any(row.get("low") is not None for row in chart.rows)
+    if layout.colour is None or not captions.is_numeric(values) or not bounded:
+        return place
+    colours = chart.order(layout.colour)
+    others = chart.order(layout.other) if layout.other is not None and not chart.faceted else [""]
+    index = f"{len(others)} * indexof({json.dumps(colours)}, datum[{layout.colour!r}])"
+    if len(others) > 1:
+        index += f" + indexof({json.dumps(others)}, datum[{layout.other!r}])"
+    middle, apart = (len(colours) * len(others) - 1) / 2, BESIDE * (max(values) - min(values))
+    ok = f"datum.of == '{MEASURED}' && datum.status == 'ok'"
+    return f"{place} + ({ok} ? ({index} - {middle}) * {apart} : 0)"
+
+
+def _layers(chart: PanelChart, base: Any) -> list[Any]:
+    series, detail = chart.colour(), chart.detail()
+    ok = where(base, MEASURED, "ok")
     layers = []
-    if any(row["of"] == drawn_rows.IDEAL for row in plot.rows):
-        ideal = kept(base, of=drawn_rows.IDEAL).mark_line(style="ideal", interpolate="monotone", clip=True)
-        layers.append(ideal.encode(**detail))
-    layers.append(ok.mark_line(strokeWidth=1.6).encode(**series, **plot.dash(), **detail))
+    if chart.has(IDEAL):
+        line = where(base, IDEAL).mark_line(style="ideal", interpolate="monotone", clip=True)
+        layers.append(line.encode(**detail))
+    layers.append(ok.mark_line(strokeWidth=1.6).encode(**series, **chart.dash(), **detail))
     layers += error_bars(ok, series | detail)
-    dots = ok.mark_point(filled=True, size=55, opacity=1)
-    layers.append(dots.encode(**series, **plot.shape(), **detail, tooltip=plot.tooltips()))
-    if any(row.get("signs") for row in plot.rows):
-        layers.append(ok.mark_text(dx=6, dy=-8, align="left", fontSize=13).encode(text="signs:N", **detail))
-    if any(row["of"] == drawn_rows.PAPER for row in plot.rows):
-        layers.append(hollow(base, series | plot.shape() | detail))
-    if plot.crosses:
-        layers += _crosses(plot, base)
-    return layers
+    points = ok.mark_point(filled=True, size=55, opacity=1)
+    layers.append(points.encode(**series, **chart.shape(), **detail, tooltip=chart.tooltips()))
+    if any(row.get("signs") for row in chart.rows):
+        signs = ok.mark_text(dx=6, dy=-8, align="left", fontSize=13)
+        layers.append(signs.encode(text="signs:N", **detail))
+    if chart.has(PAPER):
+        layers.append(paper_points(base, series | chart.shape() | detail))
+    return [*layers, *_crosses(chart, base)] if chart.crosses else layers
 
 
-def _crosses(plot: Plot, base: Any) -> list[Any]:
-    """In a strip above all figures, below each other where several did not end at one x, each with its name."""
-    told = plot.layout
-    names = [name for name in (told.colour, None if plot.faceted else told.other) if name is not None]
-    label = " + ' ' + ".join([*(_named(plot, name) for name in names), ENDED])
-    values = plot.panel.values(told.x)
-    last = f"datum[{told.x!r}] == {max(values)}" if numbers(values) else "false"
-    groups = [field(name) for name in (told.x, told.other if plot.faceted else None) if name is not None]
-    crossed = (
-        kept(base, of=drawn_rows.MEASURED)
+def _crosses(chart: PanelChart, base: Any) -> list[Any]:
+    """Crosses in a strip at the top, below each other where several are at one x, each with its series' name."""
+    layout = chart.layout
+    other = None if chart.faceted else layout.other
+    names = [_named(chart, name) for name in (layout.colour, other) if name is not None]
+    values = chart.panel.values(layout.x)
+    is_last = f"datum[{layout.x!r}] == {max(values)}" if captions.is_numeric(values) else "false"
+    groups = [escaped(name) for name in (layout.x, layout.other if chart.faceted else None) if name is not None]
+    unended = (
+        where(base, MEASURED)
         .transform_filter("datum.status != 'ok'")
         .transform_window(number="row_number()", groupby=groups)
         .transform_calculate(
-            at=f"{plot.domain[1]} - (datum.number - 0.5) * {plot.strip}",
-            label=label,
+            at=f"{chart.domain[1]} - (datum.number - 0.5) * {chart.strip}", label=" + ' ' + ".join([*names, ENDED])
         )
         .encode(y="at:Q")
     )
-    texts = [
-        crossed.transform_filter(condition).mark_text(align=align, dx=dx, fontSize=10).encode(text="label:N")
-        for condition, align, dx in ((f"!({last})", "left", 8), (last, "right", -8))
+    labels = [
+        unended.transform_filter(condition).mark_text(align=align, dx=dx, fontSize=10).encode(text="label:N")
+        for condition, align, dx in ((f"!({is_last})", "left", 8), (is_last, "right", -8))
     ]
-    cross = crossed.mark_point(shape=SALTIRE, size=40, strokeWidth=2, opacity=1)
-    return [cross.encode(**plot.colour()), *texts]
+    return [unended.mark_point(**CROSS).encode(**chart.colour()), *labels]
 
 
-def _named(plot: Plot, name: str) -> str:
+def _named(chart: PanelChart, name: str) -> str:
     """An expression of a row's value, with its column where the value alone says little: "fp32", "GPUs 2"."""
-    telling = all(isinstance(value, str) for value in plot.panel.values(name))
-    return (
-        f"datum[{name!r}]"
-        if telling
-        else f"{json.dumps(captions.column(name, plot.panel.runs) + ' ')} + datum[{name!r}]"
-    )
+    value = f"datum[{name!r}]"
+    if all(isinstance(value, str) for value in chart.panel.values(name)):
+        return value
+    return f"{json.dumps(captions.column(name, chart.panel.runs) + ' ')} + {value}"

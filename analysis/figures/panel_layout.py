@@ -1,28 +1,28 @@
-"""What the charts of a panel share: which column is shown how, its words, and the layers that are alike in all."""
+"""What the charts of an experiment share: which column is shown how, the layers alike in all, and the text around."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import altair as alt
 
-from analysis.figures import captions, drawn_rows
-from analysis.figures.drawn_rows import Row
-from analysis.figures.vega import DASHES, SHAPES, Figure, Spec, calculated, figure, layered, only
+from analysis.figures import captions, chart_data
+from analysis.figures.chart_data import PAPER, Row
+from analysis.figures.vega import DASHES, SHAPES, Figure, Spec, calculated, cycled, escaped, figure, layered, only
 from analysis.papers.experiments import Panel
+from analysis.runs import grouping
 
 ACROSS = 4  # charts beside each other
 MARGIN = 160  # of axes and legend, in points
 STRIP = 0.07  # of the height, for each of the crosses at one x
-ENDED = "datum.status + (datum.n > 1 ? ' x' + datum.n : '')"  # how a run ended, and how many of them
-SHOWN = {"shown": "mean", "shown_low": "low", "shown_high": "high"}  # in the axis' unit
+ENDED = "datum.status + (datum.n > 1 ? ' x' + datum.n : '')"  # how runs ended, and how many
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which swept column is shown how; one with a single value is none of it.
+    """How the swept columns of a panel are shown; a column with a single value is not.
 
     x: the view's. colour: the experiment's subject, or else the first of the rest. other: the last one.
     """
@@ -31,33 +31,34 @@ class Layout:
     colour: str | None
     other: str | None
 
+    @staticmethod
+    def of(panel: Panel, x: str | None = None) -> "Layout":
+        """The layout of a panel, along its view's x or another."""
+        columns = panel.experiment.series if x is None else panel.experiment.swept
+        series = [name for name in columns if len(panel.values(name)) > 1]
+        series.sort(key=lambda name: name != panel.experiment.view.subject)
+        colour, other = [*series, None, None][:2]
+        return Layout(x or panel.experiment.view.x, colour, other)
+
     @property
     def by(self) -> list[str]:
         return [name for name in (self.x, self.colour, self.other) if name is not None]
 
 
-def layout(panel: Panel) -> Layout:
-    view = panel.experiment.view
-    rest = [name for name in panel.experiment.series if len(panel.values(name)) > 1]
-    rest.sort(key=lambda name: name != view.subject)
-    colour, other = [*rest, None, None][:2]
-    return Layout(view.x, colour, other)
-
-
 @dataclass(frozen=True)
-class Plot:
-    """One measure of a panel: a chart, or several beside each other where `faceted`."""
+class PanelChart:
+    """One measure of a panel as a chart, or as several beside each other where `faceted`."""
 
     panel: Panel
     layout: Layout
     measure: str
     rows: list[Row]
-    faceted: bool
+    faceted: bool = False
 
     @cached_property
     def reach(self) -> tuple[float, float]:
-        """What the axis has to show, without crosses; from 0 but for accuracies."""
-        least, most = drawn_rows.reach(self.rows)
+        """Limits of the axis without crosses; from 0 except for accuracies."""
+        least, most = chart_data.reach(self.rows)
         if self.measure == "test_accuracy":
             room = max(0.1 * (most - least), 0.005)
             return max(0.0, least - room), min(1.0, most + room)
@@ -69,103 +70,104 @@ class Plot:
 
     @cached_property
     def strip(self) -> float:
-        """The height of a cross, in the axis' unit."""
+        """Height of a cross, in the axis' unit."""
         least, most = self.reach
         return STRIP * (most - least) / self.unit.divisor
 
     @cached_property
     def crosses(self) -> int:
-        """The most of them at one x of one chart."""
+        """The most crosses at one x of one chart."""
         other = self.layout.other if self.faceted else None
-        at = Counter((row[self.layout.x], row.get(other or "")) for row in self.rows if row["status"] != "ok")
-        return max(at.values(), default=0)
+        places = Counter((row[self.layout.x], row.get(other or "")) for row in self.rows if row["status"] != "ok")
+        return max(places.values(), default=0)
 
     @property
     def domain(self) -> tuple[float, float]:
-        """Of the axis, in its unit, with a strip for the crosses above all else."""
+        """Limits of the axis in its unit, with a strip for the crosses at the top."""
         least, most = (bound / self.unit.divisor for bound in self.reach)
         return least, most + self.crosses * self.strip
 
-    def layered(self, layers: Sequence[alt.Chart], width: int, height: int, **fields: str) -> Spec:
-        """The layers over the rows of the measure, in the axis' unit, with further fields."""
-        shown = {name: f"datum.{of} / {self.unit.divisor}" for name, of in SHOWN.items()}
-        transform = [only("measure", self.measure), *calculated(**shown, **fields)]
-        return layered(layers, transform, width, height)
+    def has(self, of: str) -> bool:
+        return any(row["of"] == of for row in self.rows)
+
+    def order(self, name: str) -> list[str]:
+        """A column's values as they are typed, in the order of the chart."""
+        return [grouping.typed(value) for value in captions.ordered(self.panel.values(name))]
+
+    def title(self, name: str) -> str:
+        return captions.column_axis(name, self.panel.runs)
+
+    # Encodings
 
     def y(self, top: float | None = None) -> alt.Y:
         title = captions.axis(self.measure, self.panel.experiment.kind, self.unit)
         scale = alt.Scale(domain=[self.domain[0], top or self.domain[1]], nice=False, zero=False)
         return alt.Y("shown:Q", title=title, scale=scale, axis=alt.Axis(format=self.unit.format, tickCount=6))
 
-    def facets(self, chart: Spec) -> Spec:
-        """The chart once for each value of the other column, where they are shown so."""
-        name = self.layout.other
-        if not self.faceted or name is None:
-            return chart
-        facet = {
-            "field": field(name),
-            "type": "nominal",
-            "sort": self.order(name),
-            "header": {"title": self.title(name)},
-        }
-        return {"facet": facet, "spec": chart, "columns": ACROSS}
-
-    def title(self, name: str) -> str:
-        return captions.column(name, self.panel.runs) + captions.axis_unit(name)
-
-    def order(self, name: str) -> list[str]:
-        return [captions.value(value) for value in ordered(self.panel.values(name))]
-
     def colour(self) -> dict[str, Any]:
         name = self.layout.colour
-        return {} if name is None else {"color": self._scaled(alt.Color, name).legend(alt.Legend(symbolOpacity=1))}
+        return {} if name is None else {"color": self._channel(alt.Color, name).legend(alt.Legend(symbolOpacity=1))}
 
     def shape(self) -> dict[str, Any]:
         name = self.layout.colour
-        return {} if name is None else {"shape": self._scaled(alt.Shape, name, SHAPES)}
+        return {} if name is None else {"shape": self._channel(alt.Shape, name, SHAPES)}
 
     def dash(self) -> dict[str, Any]:
         name = self.layout.other
         if name is None or self.faceted:
             return {}
         legend = alt.Legend(symbolType="stroke", symbolSize=500, symbolStrokeWidth=1.6)
-        return {"strokeDash": self._scaled(alt.StrokeDash, name, [list(dash) for dash in DASHES]).legend(legend)}
+        return {"strokeDash": self._channel(alt.StrokeDash, name, [list(dash) for dash in DASHES]).legend(legend)}
+
+    def _channel(self, channel: Any, name: str, values: Sequence[Any] | None = None) -> Any:
+        order = self.order(name)
+        scale = alt.Scale(domain=order) if values is None else cycled(order, values)
+        return channel(escaped(name), type="nominal", scale=scale, title=self.title(name), sort=None)
 
     def detail(self) -> dict[str, Any]:
         names = [name for name in (self.layout.colour, self.layout.other) if name is not None]
-        return {"detail": [alt.Detail(field(name), type="nominal") for name in names]} if names else {}
-
-    def _scaled(self, channel: Any, name: str, values: Sequence[Any] | None = None) -> Any:
-        order = self.order(name)
-        chosen: dict[str, Any] = (
-            {} if values is None else {"range": [values[index % len(values)] for index in range(len(order))]}
-        )
-        scale = alt.Scale(domain=order, **chosen)
-        return channel(field(name), type="nominal", scale=scale, title=self.title(name), sort=None)
+        return {"detail": [alt.Detail(escaped(name), type="nominal") for name in names]} if names else {}
 
     def tooltips(self) -> list[alt.Tooltip]:
-        told = [alt.Tooltip(field(name), type="nominal", title=self.title(name)) for name in self.layout.by]
+        columns = [alt.Tooltip(escaped(name), type="nominal", title=self.title(name)) for name in self.layout.by]
         unit = f", {self.unit.name}" * bool(self.unit.name)
         titles = ((f"mean{unit}", "shown"), (f"from{unit}", "shown_low"), (f"to{unit}", "shown_high"))
-        told += [alt.Tooltip(name, type="quantitative", title=title, format=".4~g") for title, name in titles]
+        values = [alt.Tooltip(name, type="quantitative", title=title, format=".4~g") for title, name in titles]
         runs = alt.Tooltip("n", type="quantitative", title="runs")
-        return [*told, runs, alt.Tooltip("bar", type="nominal", title="from and to")]
+        return [*columns, *values, runs, alt.Tooltip("bar", type="nominal", title="from and to")]
+
+    # Specifications
+
+    def spec(self, layers: Sequence[alt.Chart], width: int, height: int, **fields: str) -> Spec:
+        """The layers over the rows of the measure, in the axis' unit, once for each value of the other column where
+        the chart is faceted.
+
+        Args:
+            fields: further fields of the rows, by Vega expressions.
+        """
+        transform = [only("measure", self.measure), *in_unit(self.unit), *calculated(**fields)]
+        return self.facets(layered(layers, transform, width, height))
+
+    def facets(self, chart: Spec) -> Spec:
+        """The chart once for each value of the other column, where it is faceted."""
+        name = self.layout.other
+        if not self.faceted or name is None:
+            return chart
+        header = {"title": self.title(name)}
+        facet = {"field": escaped(name), "type": "nominal", "sort": self.order(name), "header": header}
+        return {"facet": facet, "spec": chart, "columns": ACROSS}
 
 
-def ordered(values: list[Any]) -> list[Any]:
-    """Numbers by size, all else as it was."""
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return sorted(values) if numbers else values
+def in_unit(unit: captions.Unit) -> list[Spec]:
+    """Transforms that add mean and bounds in the axis' unit."""
+    columns = {"shown": "mean", "shown_low": "low", "shown_high": "high"}
+    return calculated(**{name: f"datum.{column} / {unit.divisor}" for name, column in columns.items()})
 
 
-def field(name: str) -> str:
-    """A column's name as Vega-Lite takes it: a dot would be a way into an object."""
-    return name.replace(".", "\\.")
-
-
-def kept(base: Any, of: str, status: str | None = None) -> Any:
-    found = base.transform_filter(alt.FieldEqualPredicate(field="of", equal=of))
-    return found if status is None else found.transform_filter(alt.FieldEqualPredicate(field="status", equal=status))
+def where(base: Any, of: str, status: str | None = None) -> Any:
+    """The chart's rows of one sort, and of one status."""
+    chart = base.transform_filter(alt.FieldEqualPredicate(field="of", equal=of))
+    return chart if status is None else chart.transform_filter(alt.FieldEqualPredicate(field="status", equal=status))
 
 
 def error_bars(ok: Any, encoding: dict[str, Any], size: int = 7, **mark: Any) -> list[Any]:
@@ -177,13 +179,50 @@ def error_bars(ok: Any, encoding: dict[str, Any], size: int = 7, **mark: Any) ->
     return [rule.encode(y="shown_low:Q", y2="shown_high:Q", **encoding), *caps]
 
 
-def hollow(base: Any, encoding: dict[str, Any]) -> Any:
-    """The papers' own figures; their legend is that of an opacity that is the same for all."""
+def paper_points(base: Any, encoding: dict[str, Any]) -> Any:
+    """The papers' own figures, hollow; they have a legend by an opacity that is the same for all."""
     legend = alt.Legend(title=None, symbolFillColor="transparent", symbolType="circle", symbolStrokeWidth=1.5)
     label = alt.Opacity("paper:O", scale=alt.Scale(range=[1, 0.999]), legend=legend)
-    tips = [alt.Tooltip("paper:N"), alt.Tooltip("shown:Q", format=".4~g")]
-    points_of = kept(base, of=drawn_rows.PAPER).mark_point(filled=False, size=75, strokeWidth=1.6)
-    return points_of.encode(**encoding, opacity=label, tooltip=tips)
+    points = where(base, PAPER).mark_point(filled=False, size=75, strokeWidth=1.6)
+    tooltip = [alt.Tooltip("paper:N"), alt.Tooltip("shown:Q", format=".4~g")]
+    return points.encode(**encoding, opacity=label, tooltip=tooltip)
+
+
+def draw_measures(
+    panel: Panel,
+    name: str,
+    layout: Layout,
+    rows_of: Callable[[str], list[Row]],
+    spec_of: Callable[[PanelChart], Spec],
+    notes_of: Callable[[list[Row]], list[str]],
+    width: int,
+    measures: Sequence[str] = (),
+    faceted: bool = False,
+) -> Figure | None:
+    """A figure with a chart for each measure that was measured; None without any row.
+
+    Args:
+        rows_of: the rows of a measure.
+        spec_of: the specification of its chart.
+        notes_of: further lines below the figure.
+        width: of one chart, in points.
+        measures: those of the panel's view by default.
+    """
+    rows, notes, charts, limits = [], [], [], {}
+    kind = panel.experiment.kind
+    for measure in measures or panel.experiment.view.measures:
+        chart = PanelChart(panel, layout, measure, rows_of(measure), faceted)
+        if charts and not any(row["status"] == "ok" for row in chart.rows):
+            notes.append(f"No run has {captions.measure(measure, kind)}")
+        elif chart.rows:
+            rows += chart.rows
+            limits[measure] = chart.rows, chart.reach
+            charts.append(spec_of(chart))
+    if not rows:
+        return None
+    across = min(ACROSS, len(panel.values(layout.other))) if faceted and layout.other else len(charts)
+    notes = [*chart_data.bar_notes(limits, kind), *notes, *notes_of(rows)]
+    return around(panel, name, {"vconcat" if faceted else "hconcat": charts}, rows, layout.by, notes, across * width)
 
 
 def around(
@@ -196,7 +235,7 @@ def around(
     width: int,
     what: str | None = None,
 ) -> Figure:
-    """A panel's chart with its title, what is the same for all runs, and how to read it.
+    """A panel's chart with its title, what all runs have in common, and how to read it.
 
     Args:
         by: the swept columns that tell the points apart.
@@ -204,31 +243,27 @@ def around(
     """
     experiment = panel.experiment
     measures = [captions.measure(measure, experiment.kind) for measure in dict.fromkeys(row["measure"] for row in rows)]
-    title = captions.title(
-        [what] if what is not None else measures, [captions.column(column, panel.runs) for column in by]
-    )
-    title += f" ({panel.apart})" if panel.apart else ""  # as there are other panels
-    source = f"{experiment.name}: {experiment.title.rstrip('.')}"
-    above = [source, captions.same(panel.runs, by)]
-    common, legend = captions.of_marks(panel.runs)
-    below = [*dict.fromkeys(notes), *captions.absent(panel.missing), *legend]
-    signs = "".join(dict.fromkeys(common + "".join(run["marks"] for run in panel.runs)))
-    return figure(name, chart, rows, title, above, below, signs, width + MARGIN)
+    columns = [captions.column(column, panel.runs) for column in by]
+    title = f"{what or captions.listed(measures)} by {captions.listed(columns)}"
+    title = title[:1].upper() + title[1:] + (f" ({panel.apart})" if panel.apart else "")  # where there are more panels
+    above = [f"{experiment.name}: {experiment.title.rstrip('.')}", captions.common_settings(panel.runs, by)]
+    common, legend = captions.marks(panel.runs)
+    below = [*dict.fromkeys(notes), *captions.missing_cells(panel.missing), *legend]
+    marks = "".join(dict.fromkeys(common + "".join(run["marks"] for run in panel.runs)))
+    return figure(name, chart, rows, title, above, below, marks, width + MARGIN)
 
 
-def explained(panel: Panel, rows: Sequence[Row], paper: Sequence[Any]) -> list[str]:
-    """Lines about runs that did not end, and about the papers' figures."""
-    told = []
-    statuses = list(dict.fromkeys(row["status"] for row in rows if row["status"] != "ok"))
+def cross_and_paper_notes(panel: Panel, rows: Sequence[Row], paper: Sequence[Any]) -> list[str]:
+    """Lines about runs that did not end ok, and about the papers' figures."""
+    notes = []
+    statuses = list(dict.fromkeys(grouping.typed(row["status"]) for row in rows if row["status"] != "ok"))
     if statuses:
-        told.append(
-            f"Crosses: runs that did not end ({', '.join(map(captions.value, statuses))}); no mean has them in it"
-        )
+        notes.append(f"Crosses: runs that did not end ({', '.join(statuses)}); no mean has them in it")
     measures = {row["measure"] for row in rows}
-    printed = [one for one in paper if one.measure in measures]
-    if any(row["of"] == drawn_rows.PAPER for row in rows):
-        sources = captions.listed(sorted({one.source for one in printed}))
-        told.append(f"Hollow: the papers' own figures ({sources})")
-    elif printed and not drawn_rows.comparable(panel):
-        told.append("The papers' own figures are not shown beside what was shrunk or ran on CPU ranks")
-    return told
+    printed = [figure for figure in paper if figure.measure in measures]
+    if any(row["of"] == PAPER for row in rows):
+        sources = captions.listed(sorted({figure.source for figure in printed}))
+        notes.append(f"Hollow: the papers' own figures ({sources})")
+    elif printed and not chart_data.comparable(panel):
+        notes.append("The papers' own figures are not shown beside what was shrunk or ran on CPU ranks")
+    return notes

@@ -1,7 +1,7 @@
-"""What all figures have in common: title and notes around a chart, the colours of a theme, and files.
+"""Vega-Lite specifications: title and notes around a chart, the light and dark themes, and image files.
 
-A specification holds no colour of its own, only names of scales and styles that `theme` gives a meaning: a page can
-show the same figure light or dark. Series differ in shape or dash, bars in lightness too: they are told apart in print.
+A specification names no colour, only scales and styles that `theme` resolves, so that a page can show a figure light or
+dark. Series differ in shape or dash, and bars in lightness, so that they can be told apart in print.
 """
 
 import textwrap
@@ -16,9 +16,11 @@ import vl_convert
 from multicard.records.run_folder import replacing
 from multicard.records.text_table import clean
 
+Spec = dict[str, Any]  # Vega-Lite
 FORMATS = ("svg", "pdf", "png")
-PNG_SCALE = 2.0  # pixels a point
-LETTER = 5.6  # points, the mean width of a letter in the lines above and below a chart
+PNG_SCALE = 2.0  # pixels per point
+LETTER_POINTS = 5.6  # mean width of a letter in the lines above and below a chart
+DATA = "rows"  # name of the data set of every chart
 
 # Okabe and Ito 2008, without yellow and black, which a white or a dark page would swallow, and with Tol's wine: the
 # first four differ in lightness too, so that bars can be told apart in grey print
@@ -26,13 +28,13 @@ SERIES = {
     "light": ("#0072B2", "#E69F00", "#009E73", "#882255", "#D55E00", "#56B4E9", "#CC79A7", "#8C8C8C"),
     "dark": ("#3D9BE0", "#F0B429", "#2BC39A", "#C96BA0", "#F2743B", "#8CD0F7", "#EDB7D8", "#A6A6A6"),
 }
-INK = {"light": ("#1A1A1A", "#555555", "#DDDDDD", "#FFFFFF"), "dark": ("#EEEEEE", "#B5B5B5", "#444444", "#1A1A1A")}
-# text, notes, grid, page
+INK = {  # text, notes, grid, page
+    "light": ("#1A1A1A", "#555555", "#DDDDDD", "#FFFFFF"),
+    "dark": ("#EEEEEE", "#B5B5B5", "#444444", "#1A1A1A"),
+}
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "cross", "triangle-left")
 DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 1), (1, 3), (9, 2, 2, 2, 2, 2))
-DATA = "rows"  # of every chart
-Spec = dict[str, Any]  # Vega-Lite
-SALTIRE = "M-1,-1L1,1M1,-1L-1,1"  # of a run that did not end
+CROSS = {"shape": "M-1,-1L1,1M1,-1L-1,1", "size": 40, "strokeWidth": 2, "opacity": 1}  # a run that did not end ok
 
 
 @dataclass(frozen=True)
@@ -40,22 +42,22 @@ class Figure:
     """A chart, ready to be shown or saved.
 
     name: of its file.
-    spec: Vega-Lite with its data; without colours, which `theme` has.
+    spec: Vega-Lite with its data, without colours.
     rows: the data shown, in base units (seconds, bytes, shares).
-    marks: the signs of its runs (`analysis.marks`).
-    caption: what stands above and below it, for a page or a reader that does not see it.
+    marks: signs of its runs (`analysis.runs.caveats`).
+    caption: the text above and below it, for a page or for readers who cannot see it.
     """
 
     name: str
     title: str
-    spec: dict[str, Any]
+    spec: Spec
     rows: list[dict[str, Any]]
     marks: str
     caption: str
 
 
-def theme(name: str) -> dict[str, Any]:
-    """The configuration of Vega-Lite, "light" or "dark", that gives a figure its colours; the page's own background.
+def theme(name: str) -> Spec:
+    """Vega-Lite's configuration for a "light" or "dark" page, whose background shows through.
 
     Raises:
         ValueError: another name.
@@ -63,35 +65,26 @@ def theme(name: str) -> dict[str, Any]:
     if name not in SERIES:
         raise ValueError(f"no theme {name}; there are {', '.join(SERIES)}")
     text, notes, grid, page = INK[name]
+    words = {"labelColor": text, "titleColor": text, "titleFontWeight": "normal", "labelFontSize": 11}
+    words |= {"titleFontSize": 12}
+    symbols = {"symbolBaseStrokeColor": text, "symbolBaseFillColor": text, "symbolSize": 70}
     return {
         "background": "transparent",
         "font": "sans-serif",
         "view": {"stroke": None},
         "range": {"category": list(SERIES[name])},
-        "axis": {
-            "labelColor": text,
-            "titleColor": text,
-            "titleFontWeight": "normal",
-            "titleFontSize": 12,
-            "labelFontSize": 11,
-            "labelLimit": 260,
-            "domainColor": notes,
-            "tickColor": notes,
-            "gridColor": grid,
-        },
+        "axis": words | {"labelLimit": 260, "domainColor": notes, "tickColor": notes, "gridColor": grid},
         "axisX": {"labelFlush": False, "labelOverlap": True},
-        "legend": {"labelColor": text, "titleColor": text, "labelFontSize": 11, "labelLimit": 420, "titleLimit": 420}
-        | {
-            "symbolBaseStrokeColor": text,
-            "symbolBaseFillColor": text,
-            "titleFontWeight": "normal",
-            "titleFontSize": 12,
-            "symbolSize": 70,
+        "legend": words | symbols | {"labelLimit": 420, "titleLimit": 420},
+        "header": words | {"labelLimit": 300},
+        "title": {
+            "color": text,
+            "fontSize": 15,
+            "subtitleColor": notes,
+            "subtitleFontSize": 11.5,
+            "subtitlePadding": 5,
+            "offset": 14,
         },
-        "header": {"labelColor": text, "titleColor": text, "titleFontWeight": "normal", "labelFontSize": 11}
-        | {"labelLimit": 300, "titleFontSize": 12},
-        "title": {"color": text, "fontSize": 15, "subtitleColor": notes, "subtitleFontSize": 11.5}
-        | {"subtitlePadding": 5, "offset": 14},
         "text": {"color": text},
         "style": {
             "notes": {"fill": notes, "fontSize": 11, "fontWeight": "normal"},
@@ -112,83 +105,88 @@ def figure(
     title: str,
     above: Sequence[str],
     below: Sequence[str],
-    marks: str = "",
-    width: int = 700,
+    marks: str,
+    width: int,
 ) -> Figure:
-    """A chart without data of its own, with its data and the words around it.
+    """A chart with its data and the text around it.
 
     Args:
-        above: lines below the title; what is the same for all that is shown.
-        below: lines below the chart; how to read it.
+        above: lines below the title: what all runs have in common.
+        below: lines below the chart: how to read it.
         width: of the chart, in points: no line of text is much wider.
     """
-    data = [{key: _plain(value) for key, value in row.items()} for row in rows]
-    across = max(int(width / LETTER), 95)
-    start = {"anchor": "start"}
-    head = {"text": _wrapped([title], across * 7 // 10), "subtitle": _wrapped(above, across), **start}
-    foot = {"text": _wrapped(below, across), "orient": "bottom", "style": "notes", "offset": 10, **start}
+    data = [{key: clean(value) if isinstance(value, str) else value for key, value in row.items()} for row in rows]
+    letters = max(int(width / LETTER_POINTS), 95)
+    heading = {"text": _wrapped([title], letters * 7 // 10), "subtitle": _wrapped(above, letters), "anchor": "start"}
+    notes = {"text": _wrapped(below, letters), "orient": "bottom", "style": "notes", "offset": 10, "anchor": "start"}
+    caption = " ".join(f"{line.rstrip('.')}." for line in (title, *above, *below))
     spec = {
         "$schema": alt.SCHEMA_URL,
-        "title": head,
+        "title": heading,
         "data": {"name": DATA},
         "datasets": {DATA: data},
-        "vconcat": [chart | {"title": foot} if below else chart],
+        "vconcat": [chart | {"title": notes} if below else chart],
+        "description": caption,
     }
-    caption = " ".join(f"{line.rstrip('.')}." for line in (title, *above, *below))
-    return Figure(name, title, spec | {"description": caption}, data, marks, caption)
+    return Figure(name, title, spec, data, marks, caption)
+
+
+def _wrapped(lines: Sequence[str], letters: int) -> list[str]:
+    """Lines no longer than the figure is wide: Vega does not wrap text."""
+    return [part for line in lines for part in textwrap.wrap(clean(line), letters) or [""]]
 
 
 def layered(layers: Sequence[alt.Chart], transform: Sequence[Spec], width: int, height: int) -> Spec:
-    """Marks over one another, of rows that are transformed once for all of them.
+    """Layers over one another, with a transform that they share.
 
-    Altair makes marks and encodings; what holds them together is put together here, for Altair copies all that is in a
-    chart at each step, which takes longer than all else together.
+    Only marks and encodings are Altair's: it copies a whole chart at each step, which would take most of the time.
     """
     marks = [layer.to_dict(validate=False, context={"top_level": False}) for layer in layers]
     for mark in marks:
-        mark.pop("data", None)  # Altair says "empty" where a layer has none of its own
-    return {
-        "layer": marks,
-        "transform": list(transform),
-        "width": width,
-        "height": height,
-    }
+        mark.pop("data", None)  # "empty" where a layer has no data of its own
+    return {"layer": marks, "transform": list(transform), "width": width, "height": height}
 
 
 def only(field: str, value: str) -> Spec:
-    """A transform that keeps rows with this value."""
+    """A transform that keeps the rows with this value."""
     return {"filter": {"field": field, "equal": value}}
 
 
 def calculated(**fields: str) -> list[Spec]:
-    """Transforms that add fields to rows, by Vega's expressions."""
+    """Transforms that add fields to rows, by Vega expressions."""
     return [{"calculate": expression, "as": name} for name, expression in fields.items()]
 
 
-def _wrapped(lines: Sequence[str], across: int) -> list[str]:
-    """Lines as Vega takes them, none of them longer than a figure is wide: it does not wrap by itself."""
-    return [part for line in lines for part in textwrap.wrap(clean(line), across) or [""]]
+def escaped(column: str) -> str:
+    """A column's name as Vega-Lite takes it: a dot would lead into an object."""
+    return column.replace(".", "\\.")
 
 
-def _plain(value: Any) -> Any:
-    return clean(value) if isinstance(value, str) else value
+def numbered(name: str, index: int) -> str:
+    """The name of a figure among several of that name: "losses", "losses-2"."""
+    return f"{name}-{index + 1}" if index else name
 
 
-def save(drawn: Figure, path: Path) -> None:
-    """Write a figure as `path` ends, on white; the file is whole or absent.
+def cycled(domain: Sequence[str], values: Sequence[Any]) -> alt.Scale:
+    """A scale that repeats `values` where the domain is longer."""
+    return alt.Scale(domain=list(domain), range=[values[index % len(values)] for index in range(len(domain))])
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure on white, in the format of the path's suffix; the file is complete or absent.
 
     Raises:
-        ValueError: another ending than those of FORMATS.
+        ValueError: a suffix that is not one of FORMATS.
     """
-    kind = path.suffix.removeprefix(".")
-    if kind not in FORMATS:
+    suffix = path.suffix.removeprefix(".")
+    if suffix not in FORMATS:
         raise ValueError(f"{path}: a figure is written as .{', .'.join(FORMATS)}")
     config = theme("light") | {"background": "white"}
-    if kind == "svg":
-        content: bytes = vl_convert.vegalite_to_svg(drawn.spec, config=config).encode()
-    elif kind == "pdf":
-        content = vl_convert.vegalite_to_pdf(drawn.spec, config=config)
+    if suffix == "svg":
+        content: bytes = vl_convert.vegalite_to_svg(figure.spec, config=config).encode()
+    elif suffix == "pdf":
+        content = vl_convert.vegalite_to_pdf(figure.spec, config=config)
     else:
-        content = vl_convert.vegalite_to_png(drawn.spec, scale=PNG_SCALE, config=config)
+        content = vl_convert.vegalite_to_png(figure.spec, scale=PNG_SCALE, config=config)
     with replacing(path) as file:
         file.write(content)

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis import claims, figures
+from analysis import claims
 from analysis.claims import render as words
 from analysis.claims.verdicts import labels
 from analysis.commands import table
-from analysis.figures import Figure
+from analysis.figures import draw as figures
+from analysis.figures import vega
+from analysis.figures.vega import Figure
 from analysis.papers import printed
 from analysis.papers.experiments import Experiment, Panel
 from analysis.report.blocks import Claim
@@ -35,7 +37,7 @@ def tables_of(experiment: Experiment, panels: Sequence[Panel]) -> list[Texts]:
 
 
 def charts_of(experiment: Experiment, panels: Sequence[Panel]) -> list[Figure]:
-    return figures.charts(experiment, panels, printed.figures(experiment.name))
+    return figures.experiment_figures(experiment, panels, printed.figures(experiment.name))
 
 
 def overall(runs: Sequence[Run]) -> Mapping[str, Sequence[Figure]]:
@@ -54,7 +56,7 @@ def judged(runs: Sequence[Run], mix: bool) -> tuple[list[Claim], list[str]]:
 
 
 def theme(name: str) -> dict[str, Any]:
-    return figures.theme(name)
+    return vega.theme(name)
 
 
 def _claim(one: claims.Verdict) -> Claim:

@@ -1,0 +1,182 @@
+"""The rows that a chart shows: the mean of each cell with its interval, runs that did not end ok, the ideal scaling,
+and the papers' own figures.
+
+Runs of a cell that ended ok are averaged with equal weight; the others are rows without a mean.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from analysis.figures import captions
+from analysis.papers.experiments import Experiment, Panel
+from analysis.runs import grouping
+from analysis.runs.grouping import Cell
+from analysis.runs.load import Run
+from analysis.stats import intervals
+
+Row = dict[str, Any]
+MEASURED, IDEAL, PAPER = "measured", "ideal", "paper"
+T_INTERVAL, OF_STEPS = "95 % t interval", "standard deviation of their steps"
+CUT = 1.4  # an interval may extend the axis to so many times the largest mean
+
+
+def measured(panel: Panel, measure: str) -> list[Row]:
+    """A row for each cell that has the measure, and one for each other status of its runs."""
+    common, _ = captions.marks(panel.runs)
+    rows = []
+    for cell, runs in panel.cells.items():
+        place = {"measure": measure, **axis_values(cell, panel.experiment), "of": MEASURED}
+        ok = [run for run in runs if run["status"] == "ok" and run[measure] is not None]
+        if ok:
+            spread = ok[0]["step_std_s"] if measure == "step_s" and len(ok) == 1 else None
+            signs = "".join(dict.fromkeys(sign for run in ok for sign in run["marks"] if sign not in common))
+            rows.append(place | mean([run[measure] for run in ok], spread) | {"status": "ok", "signs": signs})
+        rows += [place | {"status": status, "n": n} for status, n in unended(runs)]
+    return rows
+
+
+def axis_values(cell: Cell, experiment: Experiment) -> Row:
+    """A cell's values as the chart has them: numbers along x, else texts."""
+    return {
+        key: value if key == experiment.view.x and captions.is_numeric([value]) else grouping.typed(value)
+        for key, value in cell
+    }
+
+
+def mean(values: Sequence[float], spread: float | None = None) -> Row:
+    """Mean, bounds and number of values; a single value has the bounds ± `spread`, if any."""
+    interval = intervals.mean(values)
+    row: Row = {"mean": interval.estimate, "low": interval.low, "high": interval.high, "n": len(values)}
+    if interval.low is not None:
+        return row | {"bar": T_INTERVAL}
+    if spread is not None:
+        return row | {"low": interval.estimate - spread, "high": interval.estimate + spread, "bar": OF_STEPS}
+    return row | {"bar": None}
+
+
+def unended(runs: Sequence[Run]) -> list[tuple[str, int]]:
+    """Each status but ok, and how many runs have it."""
+    statuses = [run["status"] for run in runs if run["status"] != "ok"]
+    return [(status, statuses.count(status)) for status in dict.fromkeys(statuses)]
+
+
+def ideal(panel: Panel, measure: str, rows: Sequence[Row]) -> list[Row]:
+    """What n GPUs would reach if they were n times as fast as one, for each series that has one GPU.
+
+    Nothing for measures without such an ideal, or along another x. Tuning on more GPUs takes more rows an iteration,
+    and with `max_steps` more rows in all: its time is compared per row.
+    """
+    of_one = _ideal_of_one(measure, panel.experiment.kind)
+    if panel.experiment.view.x != "gpus" or of_one is None:
+        return []
+    series = panel.experiment.series
+    ok = [row for row in rows if row["status"] == "ok"]
+    ideal_rows = []
+    for base in (row for row in ok if row["gpus"] == 1):
+        alike = [row for row in ok if all(row[column] == base[column] for column in series)]
+        shares = _sample_shares(panel, base) if panel.experiment.kind == "llm" else {}
+        for row in alike if len(alike) > 1 else []:
+            place = {"measure": measure, **{column: row[column] for column in (*series, "gpus")}}
+            expected = of_one(base["mean"], row["gpus"], shares.get(row["gpus"], 1.0))
+            ideal_rows.append(place | {"mean": expected, "of": IDEAL, "status": "ok"})
+    return ideal_rows
+
+
+def _ideal_of_one(measure: str, kind: str) -> Callable[[float, int, float], float] | None:
+    """The ideal by the mean of one GPU, the number of GPUs, and the share of one GPU's samples that they take."""
+    if measure == "total_s":
+        return lambda one, gpus, share: one * share / gpus
+    if measure.endswith("_per_s"):
+        return lambda one, gpus, share: one * gpus
+    if measure == "step_s" and kind == "llm":
+        return lambda one, gpus, share: one
+    return None
+
+
+def _sample_shares(panel: Panel, base: Row) -> dict[int, float]:
+    """By GPUs: samples trained in the series of `base`, as a share of those on one GPU."""
+    samples: dict[int, int] = {}
+    for cell, runs in panel.cells.items():
+        place = axis_values(cell, panel.experiment)
+        trained = [run["samples_trained"] for run in runs if run["status"] == "ok" and run["samples_trained"]]
+        if trained and all(place[column] == base[column] for column in panel.experiment.series):
+            samples[place["gpus"]] = trained[0]
+    return {gpus: count / samples[1] for gpus, count in samples.items()} if 1 in samples else {}
+
+
+def paper(panel: Panel, measure: str, printed: Sequence[Any]) -> list[Row]:
+    """The papers' own figures of a measure that say all that tells the panel's cells apart.
+
+    Args:
+        printed: objects with `cell` (swept column to value), `measure`, `value` and `hardware`.
+    """
+    if not comparable(panel):
+        return []
+    values = {column: panel.values(column) for column in panel.experiment.swept}
+    single = {column: known[0] for column, known in values.items() if len(known) == 1}
+    rows = []
+    for figure in printed:
+        cell = single | figure.cell
+        if figure.measure == measure and cell.keys() >= values.keys() and single.items() <= cell.items():
+            place = axis_values(tuple((column, cell[column]) for column in values), panel.experiment)
+            label = f"paper ({figure.hardware})"
+            rows.append(
+                {"measure": measure, **place, "mean": figure.value, "status": "ok", "of": PAPER, "paper": label}
+            )
+    return rows
+
+
+def comparable(panel: Panel) -> bool:
+    """Whether the papers' figures may stand beside these: not beside shrunk runs or CPU ranks."""
+    return not any(run["smoke"] or run["cpu_ranks"] for run in panel.runs)
+
+
+def reach(rows: Sequence[Row]) -> tuple[float, float]:
+    """Least and greatest value to show: all means, and intervals as far as they do not dwarf them."""
+    means = [row["mean"] for row in rows if row.get("mean") is not None]
+    if not means:
+        return 0.0, 1.0
+    least, most = min(means), max(means)
+    room = (CUT - 1) * max(most, most - least)
+    bounds = [(row["low"], row["high"]) for row in rows if row.get("low") is not None]
+    low, high = min([least, *(low for low, _ in bounds)]), max([most, *(high for _, high in bounds)])
+    return max(low, least - room), min(high, most + room)
+
+
+def bar_notes(charts: dict[str, tuple[list[Row], tuple[float, float]]], kind: str) -> list[str]:
+    """Lines on what points and bars are, and on intervals that are cut.
+
+    Args:
+        charts: by measure, its rows and the limits of its axis.
+        kind: of the runs.
+    """
+    by_line: dict[str, list[str]] = {}
+    for measure, (rows, _) in charts.items():
+        by_line.setdefault(_means_line(rows), []).append(captions.measure(measure, kind))
+    by_line.pop("", None)
+    lines = [f"{captions.listed(names)}: {line}" if len(by_line) > 1 else line for line, names in by_line.items()]
+    cut = [line for rows, limits in charts.values() for line in cut_note(rows, limits)]
+    return [*(line[:1].upper() + line[1:] for line in lines), *dict.fromkeys(cut)]
+
+
+def _means_line(rows: Sequence[Row]) -> str:
+    points = [row for row in rows if row["of"] == MEASURED and row["status"] == "ok"]
+    several = sorted({row["n"] for row in points if row["bar"] == T_INTERVAL})
+    parts = []
+    if several:
+        parts.append(f"means of {count_range(several)} runs with their {T_INTERVAL}")
+    if any(row["n"] == 1 for row in points):
+        spread = any(row["bar"] == OF_STEPS for row in points)
+        parts.append(f"single runs {f'with the {OF_STEPS}' if spread else 'without a bar'}")
+    return captions.listed(parts)
+
+
+def count_range(counts: Sequence[int]) -> str:
+    return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+
+
+def cut_note(rows: Sequence[Row], limits: tuple[float, float]) -> list[str]:
+    """A line where an interval reaches beyond the limits of the axis."""
+    bounds = [(row["low"], row["high"]) for row in rows if row.get("low") is not None]
+    cut = any(low < limits[0] or high > limits[1] for low, high in bounds)
+    return ["Intervals are cut where they reach beyond the axis"] * cut
