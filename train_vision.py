@@ -5,12 +5,12 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from multicard import cli
-from multicard.config import registry, vision
+from multicard import cli, workloads
+from multicard.config import vision
 from multicard.controller import run
 from multicard.vision.workload import WORKLOAD
 
-registry.register()
+workloads.register()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train_vision")
@@ -19,4 +19,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.execute(main, WORKLOAD, vision.VisionConfig, vision.SCHEMAS, vision.ExperimentName))
+    sys.exit(cli.execute(main, WORKLOAD, vision.ExperimentName))

@@ -5,12 +5,12 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from multicard import cli
-from multicard.config import llm, registry
+from multicard import cli, workloads
+from multicard.config import llm
 from multicard.controller import run
 from multicard.llm.workload import WORKLOAD
 
-registry.register()
+workloads.register()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="tune_llm")
@@ -19,4 +19,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.execute(main, WORKLOAD, llm.LlmConfig, llm.SCHEMAS, llm.ExperimentName))
+    sys.exit(cli.execute(main, WORKLOAD, llm.ExperimentName))

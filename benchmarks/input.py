@@ -27,7 +27,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
-from multicard.config import registry
+from multicard import workloads
 from multicard.config.vision import VisionConfig
 from multicard.machine.environment import cores, cpu_model
 from multicard.measure import timing
@@ -79,7 +79,7 @@ def ours(split: Split, options: VisionConfig, workers: int, device: torch.device
     def turn() -> tuple[float, float]:
         pin = device.type == "cuda"
         source = Source(split, RandomSampler(split), BATCH, workers, options, torch.float32, pin, device)  # pyright: ignore[reportArgumentType]
-        loader = LOADERS[options.loader.name](source)
+        loader = LOADERS[options.loader.name].load(source)
 
         def epoch() -> Iterator[tuple[torch.Tensor, int]]:
             for batch in loader:
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--mnist", help="a folder that holds MNIST/raw")
     parser.add_argument("--images", help="a folder that holds train/<class>/ and validation/<class>/")
     args = parser.parse_args()
-    registry.register()
+    workloads.register()
     process.tune_malloc()
     torch.set_num_threads(cores())
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

@@ -20,7 +20,7 @@ from hydra.core.utils import setup_globals
 from hydra.types import HydraContext, RunMode
 
 from benchmarks.overhead import spread
-from multicard.config import registry
+from multicard import workloads
 from multicard.controller.session import SESSION
 from multicard.machine.environment import cores, cpu_model
 from multicard.measure.timing import clock_s
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--submit", action="store_true", help="to the SLURM that sbatch finds")
     args = parser.parse_args()
-    registry.register()
+    workloads.register()
     SESSION.workload = WORKLOAD
     print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}, {args.cells} cells")
     rounds = []

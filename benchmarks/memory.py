@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.input import make_jpegs, options_of
-from multicard.config import registry
+from multicard import workloads
 from multicard.config.base import Placement
 from multicard.config.vision import VisionConfig
 from multicard.machine.environment import cores, cpu_model
@@ -40,7 +40,7 @@ def hold(rank: Rank, options: VisionConfig, images: int, folder: Path) -> None:
 
     content = datasets.load(options.dataset, 0)
     order = Strided(len(content.train), 0, 1)
-    batches = LOADERS[options.loader.name](Source(content.train, order, BATCH, 0, options, torch.float32))
+    batches = LOADERS[options.loader.name].load(Source(content.train, order, BATCH, 0, options, torch.float32))
     for _ in range(-(-images // len(content.train))):
         for batch in batches:
             assert batch.images.shape[1:] == (3, options.dataset.image_size, options.dataset.image_size)
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--loaders", nargs="+", default=["torch", "batched", "device"])
     args = parser.parse_args()
-    registry.register()
+    workloads.register()
     whole = args.images * args.image_size**2 * 3
     print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}; {args.images} images, {whole / 1e6:,.0f} MB")
     print("\n| loader | cache | ranks | held in all, MB | a rank more, of the data set |\n|---|---|---|---|---|")

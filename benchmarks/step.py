@@ -27,12 +27,11 @@ from torch.amp.grad_scaler import GradScaler
 from torchvision import models
 
 from benchmarks.input import options_of
-from multicard.config import registry
-from multicard.config.base import PrecisionName
+from multicard import workloads
 from multicard.machine.environment import cores, cpu_model
 from multicard.measure import timing
 from multicard.ranks import process
-from multicard.vision.optim import OPTIMIZERS
+from multicard.vision.optim import optimizer_of
 from multicard.vision.precision import PRECISIONS, choose
 
 STEPS = 6  # a turn
@@ -79,15 +78,17 @@ def bandwidth_bytes_per_s(device: torch.device) -> float:
 
 def step(name: str, nhwc: bool, compiled: bool, size: int, batch: int, device: torch.device) -> Callable[[], float]:
     """A training step on a cached batch, called for its mean over a turn in seconds."""
-    precision = choose(PrecisionName(name), device)
+    precision = choose(name, device)
     order = torch.channels_last if nhwc else torch.contiguous_format
-    model = models.mobilenet_v2(num_classes=10).to(device, precision.model).to(memory_format=order)  # pyright: ignore[reportCallIssue]
+    model = models.mobilenet_v2(num_classes=10).to(device, precision.model_dtype).to(memory_format=order)  # pyright: ignore[reportCallIssue]
     if compiled:
         model.compile(dynamic=False)
     options = options_of("preset=fast")
-    optimizer = OPTIMIZERS[options.optimizer.name](model, options.lr, options.optimizer)
+    optimizer = optimizer_of(model, options.lr, options.optimizer)
     scaler = GradScaler(device.type, enabled=precision.scale_loss)
-    images = torch.randn(batch, 3, size, size, device=device).to(precision.transfer).contiguous(memory_format=order)
+    images = (
+        torch.randn(batch, 3, size, size, device=device).to(precision.transfer_dtype).contiguous(memory_format=order)
+    )
     labels = torch.randint(0, 10, (batch,), device=device)
 
     def turn(steps: int = STEPS) -> float:
@@ -116,7 +117,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", default=["fp64", "fp32", "fp16", "bf16"], choices=list(PRECISIONS))
     parser.add_argument("--compile", action="store_true", help="measure compiled steps too: a minute each to compile")
     args = parser.parse_args()
-    registry.register()
+    workloads.register()
     process.tune_malloc()
     torch.set_num_threads(cores())
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -138,8 +139,8 @@ def main() -> None:
     print(f"\n| {' | '.join(headings)} |\n{'|---' * len(headings)}|")
     for (name, nhwc, compiled), seconds in taken.items():
         low, middle, high = statistics.quantiles([1000 * s for s in seconds], n=4)
-        precision = choose(PrecisionName(name), device)
-        value = torch.empty((), dtype=precision.autocast or precision.model).itemsize
+        precision = choose(name, device)
+        value = torch.empty((), dtype=getattr(torch, precision.autocast or precision.model)).itemsize
         meta = models.mobilenet_v2(num_classes=10).to("meta")
         ceiling = rate / bytes_an_image(meta, args.image_size, value, fused=compiled)
         images = args.batch_size / (middle / 1000)

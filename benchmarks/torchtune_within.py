@@ -22,7 +22,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from benchmarks.overhead import spread
-from multicard.config import registry
+from multicard import workloads
 from multicard.config.llm import LlmConfig
 from multicard.controller import run
 from multicard.llm.workload import WORKLOAD
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="options of tune_llm.py, at one rank and a supervised method")
     args = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    registry.register()
+    workloads.register()
     print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}")
     step_s = step_times_s(args.words, args.steps)
     blocks = np.median(step_s[: len(step_s) // args.steps * args.steps].reshape(-1, args.steps), axis=1)

@@ -18,14 +18,11 @@ from multicard.controller.workload import Workload
 Schemas = dict[str, dict[str, type]]
 
 
-def execute(
-    main: Callable[[], None], workload: Workload, root: type, groups: Schemas, experiments: Iterable[str]
-) -> int:
+def execute(main: Callable[[], None], workload: Workload, experiments: Iterable[str]) -> int:
     """Call a function that `hydra.main` decorated, print the table of what it measured and return the exit code.
 
     Args:
-        workload: what the entry measures; root: the schema of its configuration; groups: those of its options;
-            experiments: the options of `experiment` that are for this entry.
+        workload: what the entry measures; experiments: the options of `experiment` that are for this entry.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
     session.SESSION.workload = workload
@@ -38,7 +35,10 @@ def execute(
         return 1
     except (HydraException, OmegaConfBaseException) as error:
         causes = [str(part) for part in (error, error.__cause__) if part is not None]
-        print(f"refused: {in_a_line(chr(10).join(causes), known_keys(root, groups))}", file=sys.stderr)
+        print(
+            f"refused: {in_a_line(chr(10).join(causes), known_keys(workload.schema, workload.options))}",
+            file=sys.stderr,
+        )
         return 1
     except KeyboardInterrupt:
         print("interrupted by SIGINT", file=sys.stderr)

@@ -13,7 +13,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from multicard.config import registry
+from multicard import workloads
 from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.controller import run, session
@@ -35,7 +35,7 @@ SMALL = (
     "tracker.mode=disabled",
 )
 
-registry.register()
+workloads.register()
 
 # Each worker of pytest-xdist keeps to a core of its own: threads that wait for one another across tests would spin
 _worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")

@@ -16,17 +16,17 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
-from multicard.config.vision import StrategyName, VisionConfig
+from multicard.config.vision import VisionConfig
 from multicard.ranks.process import Rank
-from multicard.vision import compiling, models, strategy
+from multicard.vision import compiling, models, optim, replicas
 from multicard.vision.data import datasets, splits
 from multicard.vision.data.batch import Input, Source
-from multicard.vision.data.loaders import LOADERS, Samples
+from multicard.vision.data.host_loader import Samples
+from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.samplers import Rest, Strided
 from multicard.vision.loop import Loop
-from multicard.vision.optim import OPTIMIZERS, SCHEDULES
 from multicard.vision.precision import PRECISIONS
-from multicard.vision.strategy import STRATEGIES, Share, unwrap
+from multicard.vision.strategy import STRATEGIES, Share
 from multicard.vision.train import train
 
 
@@ -39,15 +39,15 @@ def reads(rank: Rank, configs: list[VisionConfig], folder: Path, samples: int) -
     images = np.random.default_rng(0).integers(0, 256, (samples, 8, 8), np.uint8)
     numbered = splits.Split(images, np.arange(samples))
     seen: dict[str, Any] = {}
-    for name in (StrategyName.ddp_ds, StrategyName.ddp_rr, StrategyName.ddp):
-        sharded = name is StrategyName.ddp_ds and rank.world_size > 1
+    for name in ("ddp_ds", "ddp_rr", "ddp"):
+        sharded = STRATEGIES[name].shards and rank.world_size > 1
         for config in configs:
             loader = config.loader.name
             strategy = replace(config.strategy, name=name)
-            share = STRATEGIES[name](nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
+            share = STRATEGIES[name].share(nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
             sampler = Rest(share.sampler, samples)
             source = Source(numbered, sampler, config.batch_size, 0, config, torch.float32, sharded=sharded)
-            batches = LOADERS[loader](source)
+            batches = LOADERS[loader].load(source)
             epochs = []
             for epoch in range(2):
                 sampler.set_epoch(epoch)
@@ -60,29 +60,29 @@ def reads(rank: Rank, configs: list[VisionConfig], folder: Path, samples: int) -
 def shares(rank: Rank, config: VisionConfig, folder: Path, samples: int) -> None:
     """For each strategy: the samples that this rank loads in an epoch, and those that it trains on."""
     seen = {}
-    for name in (StrategyName.ddp_ds, StrategyName.ddp_rr, StrategyName.ddp):
+    for name in ("ddp_ds", "ddp_rr", "ddp"):
         strategy = replace(config.strategy, name=name)
-        share = STRATEGIES[name](nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
+        share = STRATEGIES[name].share(nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
         share.sampler.set_epoch(1)
         loaded = list(share.sampler)
         size = share.batch_size
         batches = [loaded[i : i + size] for i in range(0, len(loaded), size)]
         trained = [i for batch in batches[share.turn :: share.round] for i in batch]
-        seen[name.value] = {"loaded": loaded, "trained": trained, "steps": share.steps, "batches": share.batches}
+        seen[name] = {"loaded": loaded, "trained": trained, "steps": share.steps, "batches": share.batches}
     save(rank, folder, seen)
 
 
 def feed(
     split: splits.Split, sampler: Sampler[int], config: VisionConfig, transfer: torch.dtype = torch.float32
 ) -> Input:
-    return LOADERS[config.loader.name](Source(split, sampler, config.batch_size, 0, config, transfer))
+    return LOADERS[config.loader.name].load(Source(split, sampler, config.batch_size, 0, config, transfer))
 
 
 def quiet_model(config: VisionConfig) -> nn.Module:
     """The model with BatchNorm in evaluation mode and no dropout: a step depends on nothing but the batch."""
     torch.manual_seed(0)
     model = models.build(config.model, 10, config.dataset.image_size)
-    model = model.to(PRECISIONS[config.precision.name].model)
+    model = model.to(PRECISIONS[config.precision.name].model_dtype)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d | nn.Dropout):
             module.eval()
@@ -91,12 +91,10 @@ def quiet_model(config: VisionConfig) -> nn.Module:
 
 
 def loop_of(rank: Rank, config: VisionConfig, folder: Path, model: nn.Module, samples: int) -> tuple[Loop, Share]:
-    share = STRATEGIES[config.strategy.name](model, samples, config, rank)
-    precision = PRECISIONS[config.precision.name]
-    optimizer = OPTIMIZERS[config.optimizer.name](share.model, config.lr, config.optimizer)
-    schedule = SCHEDULES[config.schedule](optimizer, config.lr, config.epochs * share.steps)
-    scaler = torch.amp.GradScaler(rank.device.type, enabled=precision.scale_loss)  # pyright: ignore[reportPrivateImportUsage]
-    return Loop(rank, config, precision, torch.contiguous_format, share, optimizer, schedule, scaler, folder), share
+    share = STRATEGIES[config.strategy.name].share(model, samples, config, rank)
+    scale_loss = PRECISIONS[config.precision.name].scale_loss
+    optimisation = optim.build(share.model, config, config.epochs * share.steps, scale_loss, rank.device)
+    return Loop(rank, config, share, optimisation, folder), share
 
 
 def train_quietly(rank: Rank, config: VisionConfig, folder: Path) -> None:
@@ -104,13 +102,13 @@ def train_quietly(rank: Rank, config: VisionConfig, folder: Path) -> None:
     content = datasets.load(config.dataset, config.seed)
     loop, share = loop_of(rank, config, folder, quiet_model(config), len(content.train))
     precision = PRECISIONS[config.precision.name]
-    batches = feed(content.train, share.sampler, config, precision.transfer)
+    batches = feed(content.train, share.sampler, config, precision.transfer_dtype)
     for epoch in range(config.epochs):
         share.sampler.set_epoch(epoch)
         loop.train_epoch(epoch, batches)
-    parameters = [p.detach() for p in unwrap(share.model).parameters()]
-    momentum = [state["momentum_buffer"] for state in loop.optimizer.state.values()]
-    save(rank, folder, {"parameters": parameters, "momentum": momentum, "scale": loop.scaler.get_scale()})
+    parameters = [p.detach() for p in share.plain.parameters()]
+    momentum = [state["momentum_buffer"] for state in loop.optim.optimizer.state.values()]
+    save(rank, folder, {"parameters": parameters, "momentum": momentum, "scale": loop.optim.scaler.get_scale()})
 
 
 def train_and_tell(rank: Rank, config: VisionConfig, folder: Path) -> None:
@@ -122,14 +120,14 @@ def train_and_tell(rank: Rank, config: VisionConfig, folder: Path) -> None:
     config = replace(config, dataset=plain)
     batches = feed(content.train, share.sampler, config)
     seen: list[bytes] = []
-    forward = loop.forward
+    outputs = loop.outputs
 
-    def tell(batch: Any, model: nn.Module) -> torch.Tensor:
-        images = (batch[0][:, 0] * 255).round().to(torch.uint8).numpy()
-        seen.extend(image.tobytes() for image in images)
-        return forward((nn.functional.interpolate(batch[0], size=64), batch[1]), model)
+    def note(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        pixels = (images[:, 0] * 255).round().to(torch.uint8).numpy()
+        seen.extend(image.tobytes() for image in pixels)
+        return outputs(model, nn.functional.interpolate(images, size=64))
 
-    loop.forward = tell  # pyright: ignore[reportAttributeAccessIssue]
+    loop.outputs = note  # pyright: ignore[reportAttributeAccessIssue]
     loop.train_epoch(0, batches)
     save(rank, folder, seen)
 
@@ -147,7 +145,7 @@ def evaluate_only(rank: Rank, config: VisionConfig, folder: Path) -> None:
     loop, share = loop_of(rank, config, folder, model, len(content.train))
     test = Strided(len(content.test), rank.rank, rank.world_size)
     batches = feed(content.test, test, config)
-    save(rank, folder, {**loop.evaluate(batches), "mode": unwrap(share.model).training})
+    save(rank, folder, {**loop.evaluate(batches), "mode": share.plain.training})
 
 
 def buckets(rank: Rank, config: VisionConfig, folder: Path) -> None:
@@ -182,9 +180,9 @@ def compile_and_tell(rank: Rank, config: VisionConfig, folder: Path) -> None:
     model.compile(dynamic=False)
     loop, share = loop_of(rank, config, folder, model, 64)
     random = torch.get_rng_state()
-    seconds = compiling.compile_now(loop, [])
+    seconds = compiling.compile_now(loop)
     left = {
-        "state": all(torch.equal(a, b) for a, b in zip(before, unwrap(share.model).state_dict().values(), strict=True)),
+        "state": all(torch.equal(a, b) for a, b in zip(before, share.plain.state_dict().values(), strict=True)),
         "random": torch.equal(random, torch.get_rng_state()),
         "gradients": all(parameter.grad is None for parameter in share.model.parameters()),
     }
@@ -192,7 +190,7 @@ def compile_and_tell(rank: Rank, config: VisionConfig, folder: Path) -> None:
     model.eval()
     with torch.no_grad():
         images = [torch.randn(size, 3, 32, 32) for size in (config.batch_size, config.batch_size - 1)]
-        differ = [(loop.outputs(batch, model) - eager(batch)).abs().max().item() for batch in images]
+        differ = [(loop.outputs(model, batch) - eager(batch)).abs().max().item() for batch in images]
     again = torch._dynamo.utils.counters["stats"]["unique_graphs"] - counted
     save(rank, folder, {"left": left, "seconds": seconds, "differ": differ, "graphs": counted, "again": again})
 
@@ -256,7 +254,7 @@ class SlowDdp(DistributedDataParallel):
 
 def train_over_slow_gloo(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     """As `train`, with a network that is slow to exchange gradients."""
-    with mock.patch.object(strategy, "DistributedDataParallel", SlowDdp):
+    with mock.patch.object(replicas, "DistributedDataParallel", SlowDdp):
         train(rank, config, folder, workers)
 
 

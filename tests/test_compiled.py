@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from multicard.config.vision import VisionConfig
-from multicard.vision import compiling
+from multicard.vision.strategy import compiles
 from tests.conftest import SMALL, typed
 from tests.test_strategy import on_ranks
 
@@ -32,7 +31,7 @@ def test_compiling_leaves_no_trace_and_computes_the_same(tmp_path: Path):
 )
 def test_what_is_compiled_where_it_is_left_open(words: str, device: str, expected: bool):
     config: VisionConfig = typed(*words.split())
-    assert compiling.wanted(config, torch.device(device)) is expected
+    assert compiles(config, device) is expected
 
 
 def test_what_torch_cannot_compile_is_refused(tmp_path: Path):

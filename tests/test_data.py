@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from multicard.vision.data import datasets
+from multicard.vision.data import datasets, mnist
 from tests.conftest import shared, typed
 
 
@@ -49,14 +49,14 @@ def mnist_folder(root: Path, monkeypatch: pytest.MonkeyPatch, count: int = 20, p
     raw.mkdir(parents=True)
     random = np.random.default_rng(0)
     known = {}
-    for name in datasets.MNIST_FILES:
+    for name in mnist.FILES:
         images = "idx3" in name
         header = struct.pack(">4i", 2051, count, 28, 28) if images else struct.pack(">2i", 2049, count)
         content = header + random.integers(0, 10, count * (784 if images else 1), dtype=np.uint8).tobytes()
         path = raw / (f"{name}.gz" if packed else name)
         path.write_bytes(gzip.compress(content) if packed else content)
-        known[name] = (datasets.hashlib.md5(path.read_bytes()).hexdigest(), count)
-    monkeypatch.setattr(datasets, "MNIST_FILES", known)
+        known[name] = (mnist.hashlib.md5(path.read_bytes()).hexdigest(), count)
+    monkeypatch.setattr(mnist, "FILES", known)
     return raw
 
 

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from multicard.config import llm
-from multicard.config.base import PrecisionName, place
+from multicard.config.base import place
 from multicard.config.llm import FITS, MethodName, TemplateName, TextName
 from multicard.llm import torchtune_config
 from multicard.llm.data import row_sources, synthetic
@@ -201,7 +201,7 @@ def test_the_learning_rate_warms_up_over_100_steps_or_a_tenth(steps: int, expect
 def test_the_defaults_are_the_papers():
     config = typed_llm()
     assert (config.batch_size, config.lr, config.epochs, config.dataset.rows) == (2, 3e-4, 1, 500)
-    assert config.precision.name is PrecisionName.fp32
+    assert config.precision.name == "fp32"
     assert place(config, 0).processes == 1
 
 

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 from torch.utils.data import Sampler
 
-from multicard.config.vision import LoaderName
 from multicard.vision.data.batch import Batch, Source
 from multicard.vision.data.datasets import load
 from multicard.vision.data.device_loader import Resident
-from multicard.vision.data.loaders import LOADERS, Samples
+from multicard.vision.data.host_loader import Samples
+from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.preprocess import Preparation
 from multicard.vision.data.samplers import Rest, Shuffled, Strided
 from multicard.vision.data.splits import Split, decode
@@ -49,7 +49,7 @@ def source(content: Split, sampler: Sampler[int], *words: str, batch_size: int =
 
 
 def read(asked: Source) -> list[Batch]:
-    return list(LOADERS[asked.config.loader.name](asked))
+    return list(LOADERS[asked.config.loader.name].load(asked))
 
 
 def pixels(batches: list[Batch]) -> torch.Tensor:
@@ -59,7 +59,7 @@ def pixels(batches: list[Batch]) -> torch.Tensor:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("loader", NAMES)
 def test_pixels_are_scaled_normalised_and_converted(loader: str, precision: str):
-    transfer = PRECISIONS[precision].transfer
+    transfer = PRECISIONS[precision].transfer_dtype
     asked = source(split([0, 255, 51]), Strided(3, 0, 1), *GREY, f"loader={loader}")
     (batch,) = read(replace(asked, transfer=transfer))
     assert batch.images.shape == (3, 3, 32, 32) and batch.images.dtype == transfer
@@ -98,7 +98,7 @@ def test_all_loaders_give_the_same_pixels(loader: str, size: int, words: tuple[s
     sampler = Rest(Shuffled(5, seed=2), 5)
     sampler.set_epoch(3)
     asked = source(content, sampler, *words, f"dataset.image_size={size}")
-    expected = LOADERS[LoaderName.torch](asked)
+    expected = LOADERS["torch"].load(asked)
     (mine,) = (pixels(read(replace(asked, config=typed(*words, f"dataset.image_size={size}", f"loader={loader}")))),)
     levels = (mine - pixels(list(expected))).abs() * 255 * asked.config.dataset.std[0]
     if loader == "dali" and max(shape[:2]) * (0.7 if words else 1) > size:
@@ -164,13 +164,10 @@ def test_bytes_are_those_of_what_crosses():
     content = split(list(range(10)))  # 8 x 8, so 64 bytes an image; 8 a label
 
     def crossed(loader: str, *words: str, **options: Any) -> tuple[list[tuple[int, int]], int]:
-        given = LOADERS[LoaderName(loader)](
-            source(content, Fixed([1, 3, 5, 7, 9]), f"loader={loader}", *words, **options)
-        )
+        given = LOADERS[loader].load(source(content, Fixed([1, 3, 5, 7, 9]), f"loader={loader}", *words, **options))
         return [(batch.images_bytes, batch.labels_bytes) for batch in given], given.setup_bytes
 
     image = 32 * 32 * 4
-    assert set(LOADERS) == set(LoaderName)
     assert crossed("torch") == ([(4 * 3 * image, 32), (3 * image, 8)], 0)
     assert crossed("batched") == ([(4 * image, 32), (image, 8)], 0)
     assert crossed("batched", *GREY)[0] == [(4 * 3 * image, 32), (3 * image, 8)]  # channels that differ
@@ -258,7 +255,7 @@ def test_digits_survive_the_way_through_the_loader():
 @pytest.mark.parametrize("loader", NAMES)
 def test_an_epoch_can_be_left_at_its_last_batch_or_before(loader: str):
     sampler = Rest(Shuffled(10, seed=3), 10)
-    given = LOADERS[LoaderName(loader)](source(split(list(range(10))), sampler, f"loader={loader}"))
+    given = LOADERS[loader].load(source(split(list(range(10))), sampler, f"loader={loader}"))
     for epoch, taken in enumerate((3, 1, 3)):  # the loop takes as many as there are and does not ask for one more
         sampler.set_epoch(epoch)
         numbers = torch.cat([batch.labels for batch in islice(iter(given), taken)]).tolist()

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from analysis.papers.experiments import ENTRIES
 from analysis.runs.load import Run
-from multicard.config import registry
+from multicard import workloads
 from multicard.config.base import NOT_IDENTITY
 
 CONF = Path(__file__).parent.parent.parent / "conf"
@@ -90,7 +90,7 @@ def _composed(kind: str, word: str) -> Flat:
     Raises:
         ValueError: the entry does not know the word.
     """
-    registry.register()
+    workloads.register()
     entry = ENTRIES[kind].removesuffix(".py")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         try:

@@ -5,7 +5,6 @@ work, `place` what this machine cannot do. Nothing here imports torch: `--help`,
 answered in well under a second.
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -32,16 +31,6 @@ class Scale(StrEnum):
 class Malloc(StrEnum):
     tuned = "tuned"
     system = "system"
-
-
-class PrecisionName(StrEnum):
-    fp64 = "fp64"
-    fp32 = "fp32"
-    fp32_ieee = "fp32_ieee"
-    tf32 = "tf32"
-    fp16 = "fp16"
-    bf16 = "bf16"
-    half = "half"
 
 
 class TrackerMode(StrEnum):
@@ -83,7 +72,7 @@ class WindowConfig(ProfileConfig):
 
 @dataclass
 class PrecisionConfig:
-    name: PrecisionName = MISSING
+    name: str = MISSING
 
 
 @dataclass
@@ -131,32 +120,29 @@ class RunConfig(JobConfig):
         named = self.name not in ("", ".", "..") and "/" not in self.name
         require(named, f"name={self.name!r}: is the name of a folder under multirun/; leave out '/'")
 
-    @property
-    def processes(self) -> int:
-        """Ranks a node."""
-        return self.gpus
-
-    def fit(self, on_cuda: bool, oversubscribed: bool) -> None:
-        """Refuse what this entry cannot do on such devices.
-
-        Raises:
-            ValueError: with the key and the remedy.
-        """
-
     def identity(self) -> str:
         """8 hex digits that two runs share exactly if they measure the same thing."""
         kept = {key: value for key, value in asdict(self).items() if key not in NOT_IDENTITY}
         return sha256(dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def own(group: str, chosen: object, schema: type | UnionType, entry: str, options: Iterable[str]) -> None:
-    """Refuse what the other entry put into a group that both share.
+def own(group: str, chosen: object, schema: type | UnionType, entry: str) -> None:
+    """Refuse an option of the other entry in a group that both have.
 
     Raises:
-        ValueError: where `chosen` is not of this entry's `schema`; the message lists the entry's own `options`.
+        ValueError: where `chosen` is not of this entry's `schema`; the message lists the entry's own options.
     """
-    name = getattr(chosen, "name", chosen)
-    require(isinstance(chosen, schema), f"{group}={name}: {entry} has no such {group}; it has {', '.join(options)}")
+    if isinstance(chosen, schema):
+        return
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    registered: Any = ConfigStore.instance().repo["schema"][group]
+    options = [
+        option for option, node in registered.items() if issubclass(OmegaConf.get_type(node.node) or object, schema)
+    ]
+    names = ", ".join(option.removesuffix(".yaml") for option in options)
+    raise ValueError(f"{group}={getattr(chosen, 'name', chosen)}: {entry} has no such {group}; it has {names}")
 
 
 @dataclass(frozen=True)
@@ -180,9 +166,12 @@ class Placement:
         return several + (", oversubscribed (not for figures)" if self.oversubscribed else "")
 
 
-def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
+def place(config: RunConfig, cuda_devices: int, nodes: int = 1, processes: int | None = None) -> Placement:
     """Decide device and backend on a machine with `cuda_devices` visible CUDA devices, one of `nodes` that the run
     was given.
+
+    Args:
+        processes: ranks a node, where these are not one for each GPU.
 
     Raises:
         ValueError: what this machine cannot do, with the key and the remedy.
@@ -205,8 +194,7 @@ def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
     require(on_cuda or not nccl, "backend=nccl: needs CUDA devices; use backend=gloo or backend=auto on CPU")
     remedy = "use backend=gloo or backend=auto"
     require(not (nccl and oversubscribed), f"backend=nccl: two of its ranks cannot share a GPU; {remedy}")
-    config.fit(on_cuda, oversubscribed)
-    return Placement(device.value, backend.value, config.processes, oversubscribed, nodes)
+    return Placement(device.value, backend.value, processes or config.gpus, oversubscribed, nodes)
 
 
 def plain(config: RunConfig) -> dict[str, Any]:

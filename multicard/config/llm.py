@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from omegaconf import MISSING
 
-from multicard.config.base import PROFILES, PrecisionConfig, PrecisionName, RunConfig, own, require
+from multicard.config.base import PROFILES, PrecisionConfig, RunConfig, own, require
 
 ENTRY = "tune_llm.py"
-PRECISIONS = (PrecisionName.fp32, PrecisionName.bf16)
+PRECISIONS = ("fp32", "bf16")
 
 
 class MethodName(StrEnum):
@@ -234,8 +234,8 @@ class LlmConfig(RunConfig):
     optimizer_in_bwd: bool = False
 
     def __post_init__(self) -> None:
-        own("dataset", self.dataset, TextConfig | SyntheticConfig, ENTRY, TextName)
-        own("model", self.model, LlamaConfig, ENTRY, LlamaName)
+        own("dataset", self.dataset, TextConfig | SyntheticConfig, ENTRY)
+        own("model", self.model, LlamaConfig, ENTRY)
         precision = self.precision.name
         options = ", ".join(PRECISIONS)
         works = precision in PRECISIONS

@@ -1,4 +1,8 @@
-"""The schema of `train_vision.py`: as config.py, without torch."""
+"""The schema of `train_vision.py`.
+
+The schemas of a group's options stand here, too; which option has which is for the objects of `multicard.vision` to
+say (`STRATEGIES`, `LOADERS`, `DATASETS`, `OPTIMIZERS`).
+"""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -6,27 +10,13 @@ from typing import TYPE_CHECKING, Any, Optional  # OmegaConf reads Optional[...]
 
 from omegaconf import MISSING
 
-from multicard.config.base import PROFILES, PrecisionConfig, PrecisionName, RunConfig, own, require
+from multicard.config.base import PrecisionConfig, RunConfig, own, require
 
 
 class Schedule(StrEnum):
     onecycle = "onecycle"
     cosine = "cosine"
     constant = "constant"
-
-
-class StrategyName(StrEnum):
-    ddp_ds = "ddp_ds"
-    ddp_rr = "ddp_rr"
-    ddp = "ddp"
-    dp = "dp"
-
-
-class LoaderName(StrEnum):
-    torch = "torch"
-    batched = "batched"
-    device = "device"
-    dali = "dali"
 
 
 class CacheMode(StrEnum):
@@ -38,18 +28,6 @@ class CacheMode(StrEnum):
 class LayoutName(StrEnum):
     nchw = "nchw"
     nhwc = "nhwc"
-
-
-class DatasetName(StrEnum):
-    digits = "digits"
-    mnist = "mnist"
-    images = "images"
-
-
-class OptimizerName(StrEnum):
-    sgd = "sgd"
-    adam = "adam"
-    adamw = "adamw"
 
 
 class ExperimentName(StrEnum):
@@ -70,7 +48,7 @@ class LayoutConfig:
 
 @dataclass
 class StrategyConfig:
-    name: StrategyName = MISSING
+    name: str = MISSING
 
 
 @dataclass
@@ -87,7 +65,7 @@ class DdpConfig(StrategyConfig):
 
 @dataclass
 class LoaderConfig:
-    name: LoaderName = MISSING
+    name: str = MISSING
 
 
 @dataclass
@@ -120,7 +98,7 @@ class DatasetConfig:
     """What every data set has. `mean` and `std` are of grey or RGB values in 0..1; `crop`, the share of an image's
     sides that is shown at a random place, and `flip`, which mirrors half of the images, take effect with `augment`."""
 
-    name: DatasetName = MISSING
+    name: str = MISSING
     image_size: int = MISSING
     train_limit: Optional[int] = None
     test_limit: Optional[int] = None
@@ -182,7 +160,7 @@ class ModelConfig:
 
 @dataclass
 class OptimizerConfig:
-    name: OptimizerName = MISSING
+    name: str = MISSING
     weight_decay: float = 0.0
     fused: bool = False
 
@@ -242,62 +220,13 @@ class VisionConfig(RunConfig):
     stop_at_target: bool = False
 
     def __post_init__(self) -> None:
-        own("dataset", self.dataset, DatasetConfig, "train_vision.py", DatasetName)
-        own("model", self.model, ModelConfig, "train_vision.py", ["mobilenet_v2"])
+        own("dataset", self.dataset, DatasetConfig, "train_vision.py")
+        own("model", self.model, ModelConfig, "train_vision.py")
         super().__post_init__()
         require(self.warmup_steps >= 0, f"warmup_steps={self.warmup_steps}: must be 0 or more")
         workers, target = self.num_workers, self.target_accuracy
         require(workers is None or workers >= 0, f"num_workers={workers}: must be 0 or more, or null to choose")
         in_range = target is None or 0 < target <= 1
         require(in_range, f"target_accuracy={target}: is a share; give a value in (0, 1], as 0.97")
-        undecoded = isinstance(self.dataset, ImagesConfig) and self.dataset.cache is CacheMode.none
-        remedy = "it moves decoded images; use dataset.cache=mmap or ram, or loader=batched"
-        works = self.loader.name is not LoaderName.device or not undecoded
-        require(works, f"loader=device: does not go with dataset.cache=none: {remedy}")
         stops = target is not None or not self.stop_at_target
         require(stops, "stop_at_target=true: needs target_accuracy")
-
-    @property
-    def processes(self) -> int:
-        return 1 if self.strategy.name is StrategyName.dp else self.gpus
-
-    def fit(self, on_cuda: bool, oversubscribed: bool) -> None:
-        strategy, precision = self.strategy, self.precision.name
-        if strategy.name is StrategyName.dp:
-            remedy = "use strategy=ddp_ds"
-            require(on_cuda, f"strategy=dp: nn.DataParallel needs CUDA devices; {remedy}")
-            require(self.nodes == 1, f"strategy=dp: nn.DataParallel is of one process, so nodes=1; {remedy}")
-            require(not self.compile, f"compile=true: does not go with strategy=dp; {remedy}, or compile=false")
-            require(not oversubscribed, f"strategy=dp: its replicas cannot share a GPU; {remedy}")
-        synced = isinstance(strategy, DdpConfig) and strategy.sync_batchnorm
-        remedy = "its last round may have no batch for some ranks, and their statistics would be waited for; use ddp_ds"
-        alone = strategy.name is StrategyName.ddp_rr and synced
-        require(not alone, f"strategy.sync_batchnorm=true: does not go with ddp_rr: {remedy}")
-        require(on_cuda or not synced, "strategy.sync_batchnorm=true: torch's SyncBatchNorm needs CUDA; leave it false")
-        remedy = "CPU ranks compute in IEEE fp32; use precision=fp32"
-        require(on_cuda or precision is not PrecisionName.tf32, f"precision=tf32: needs CUDA devices; {remedy}")
-
-
-# Options whose keys differ within their group, or whose group both entries share, name their own schema; the others
-# are typed by VisionConfig's fields.
-SCHEMAS: dict[str, dict[str, type]] = {
-    "strategy": {name: StrategyConfig if name is StrategyName.dp else DdpConfig for name in StrategyName},
-    "loader": {
-        LoaderName.torch: WorkersConfig,
-        LoaderName.batched: WorkersConfig,
-        LoaderName.device: LoaderConfig,
-        LoaderName.dali: DaliConfig,
-    },
-    "dataset": {
-        DatasetName.digits: DatasetConfig,
-        DatasetName.mnist: MnistConfig,
-        DatasetName.images: ImagesConfig,
-    },
-    "model": {"mobilenet_v2": ModelConfig},
-    "optimizer": {
-        OptimizerName.sgd: SgdConfig,
-        OptimizerName.adam: AdamConfig,
-        OptimizerName.adamw: AdamConfig,
-    },
-    "profile": PROFILES,
-}

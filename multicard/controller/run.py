@@ -187,10 +187,10 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
     Raises:
         ValueError: what cannot work, with the key and the remedy.
     """
-    placement = place(config, len(environment.visible_gpus()), allocation.nodes)
+    placement = place(config, len(environment.visible_gpus()), allocation.nodes, workload.processes(config))
     if config.profile.name is ProfileName.nsys:
         nsys_launch.check(placement.device)
-    workload.check(config)
+    workload.check(config, placement)
     return placement
 
 

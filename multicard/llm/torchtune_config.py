@@ -124,7 +124,7 @@ def torchtune_config(config: LlmConfig, device: str, inputs: Inputs, folder: Pat
         },
         "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
         "device": device,
-        "dtype": config.precision.name.value,
+        "dtype": config.precision.name,
         "seed": config.seed,
         "shuffle": True,
         "epochs": config.epochs,

@@ -100,5 +100,5 @@ def flags(config: LlmConfig) -> dict[str, Any]:
     return {
         "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
         "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-        "model_dtype": config.precision.name.value,
+        "model_dtype": config.precision.name,
     }

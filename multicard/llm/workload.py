@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from multicard.config.base import Placement, PrecisionName
-from multicard.config.llm import LlmConfig, MethodName
+from multicard.config.base import Placement
+from multicard.config.llm import SCHEMAS, LlmConfig, MethodName
 from multicard.controller.workload import Workload
 from multicard.llm import summary, torchtune_config
 
 
-def check(config: LlmConfig) -> None:
+def check(config: LlmConfig, _: Placement) -> None:
     """Read the rows and see that they, the tokenizer, the weights and the model fit each other.
 
     Raises:
@@ -43,7 +43,7 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
         "communication": [("gradient_accumulation_steps=4", config.gradient_accumulation_steps == 1)],
         "launch": [("compile=true", compiles), ("packed=true", not config.packed)],
         "compute": [
-            ("precision=bf16", on_cuda and config.precision.name is not PrecisionName.bf16),
+            ("precision=bf16", on_cuda and config.precision.name != "bf16"),
             ("activation_checkpointing=false", config.activation_checkpointing),
             ("compile=true", compiles),
             ("method=lora", config.method.name in (MethodName.full, MethodName.qat)),
@@ -55,6 +55,8 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
 
 WORKLOAD = Workload(
     name="llm",
+    schema=LlmConfig,
+    options=SCHEMAS,
     work="multicard.llm.tune:tune",
     preload=("multicard.llm.tune", "pyarrow.parquet", "hydra.main"),
     check=check,

@@ -4,26 +4,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
-from typing import TYPE_CHECKING
 
-from torch.nn.parallel import DataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from multicard.bottleneck import ablations
 from multicard.config.base import WindowConfig
-from multicard.config.vision import DaliConfig, VisionConfig, WorkersConfig
 from multicard.profiling.capture import Window
 from multicard.ranks.meeting import max_over_ranks
 from multicard.vision.data.batch import Batch, Input
+from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.samplers import Rest
+from multicard.vision.loop import Loop
 from multicard.vision.rank_report import Report
-from multicard.vision.strategy import Share, unwrap
-
-if TYPE_CHECKING:
-    from multicard.vision.loop import Loop
+from multicard.vision.strategy import Share
 
 
-def after_training(loop: "Loop", report: Report, sampler: Rest, training: Input, workers: int) -> None:
+def after_training(loop: Loop, report: Report, sampler: Rest, training: Input, workers: int) -> None:
     """Take the steps that `profile` and `diagnose` ask for, and write what they gave. The weights stay as they are."""
     config = loop.config
     if not (isinstance(config.profile, WindowConfig) or config.diagnose):
@@ -32,13 +28,14 @@ def after_training(loop: "Loop", report: Report, sampler: Rest, training: Input,
         return  # the job is about to end, and the run itself is measured
     last = report.content["epochs"][-1]
     step_s = last["train_s"] / loop.share.steps
-    loop.schedule = LambdaLR(loop.optimizer, lambda _: 0.0)
+    loop.optim.schedule = LambdaLR(loop.optim.optimizer, lambda _: 0.0)
     loop.share.model.train()
     feed = endless(training, sampler, loop.share, config.epochs)
     if isinstance(config.profile, WindowConfig):
         report.content["profile"] = profiled(loop, report, feed, config.profile, step_s)
     if config.diagnose:
-        report.content["ablations"] = measured(loop, feed, step_s, prepared(config, workers))
+        prepared = LOADERS[config.loader.name].prepared(config.loader, workers)
+        report.content["ablations"] = measured(loop, feed, step_s, prepared)
     report.write()
 
 
@@ -52,7 +49,7 @@ def endless(training: Input, sampler: Rest, share: Share, epoch: int) -> Iterato
 
 
 def profiled(
-    loop: "Loop", report: Report, feed: Iterator[Batch], config: WindowConfig, step_s: float
+    loop: Loop, report: Report, feed: Iterator[Batch], config: WindowConfig, step_s: float
 ) -> dict[str, object]:
     window = Window(config, loop.rank, report.folder, loop.ranges, step_s)
     loop.timer.start()
@@ -63,7 +60,7 @@ def profiled(
     return window.result()
 
 
-def measured(loop: "Loop", feed: Iterator[Batch], step_s: float, prepared: int) -> dict[str, list[float]] | None:
+def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) -> dict[str, list[float]] | None:
     """The times of the ablations.
 
     Args:
@@ -99,7 +96,7 @@ def measured(loop: "Loop", feed: Iterator[Batch], step_s: float, prepared: int) 
         chosen["alone"] = lambda count: alone(feed, count)
         chosen["core"] = lambda count: alone(cycle(there), count)
     size = len(there[0].labels) // 2
-    if size > 1 and not loop.compiled and not isinstance(share.model, DataParallel):
+    if size > 1 and not loop.compiled and len(share.devices) == 1:
         halves = [Batch(batch.images[:size], batch.labels[:size], 0, 0) for batch in there]
         chosen["half"] = lambda count: alone(cycle(halves), count)
     refill = {name: whole for name in ("whole", "alone") if name in chosen} | {"input": fetch}
@@ -109,24 +106,17 @@ def measured(loop: "Loop", feed: Iterator[Batch], step_s: float, prepared: int) 
     )
 
 
-def on_device(loop: "Loop", batch: Batch) -> Batch:
+def on_device(loop: Loop, batch: Batch) -> Batch:
     images, labels = (part.to(loop.rank.device) for part in (batch.images, batch.labels))
     return Batch(images, labels, 0, 0)
 
 
-def prepared(config: VisionConfig, workers: int) -> int:
-    options = config.loader
-    if isinstance(options, WorkersConfig):
-        return workers * options.prefetch_factor
-    return options.prefetch_queue_depth if isinstance(options, DaliConfig) else 1
-
-
 @contextmanager
-def without_collectives(loop: "Loop") -> Iterator[None]:
+def without_collectives(loop: Loop) -> Iterator[None]:
     """Steps of the plain model: no gradient and no buffer crosses between ranks."""
-    kept = loop.share
-    loop.share = replace(kept, model=kept.model if isinstance(kept.model, DataParallel) else unwrap(kept.model))
+    share = loop.share
+    loop.share = replace(share, model=share.evaluated)
     try:
         yield
     finally:
-        loop.share = kept
+        loop.share = share

@@ -1,8 +1,9 @@
-"""The two loops: over training and test batches."""
+"""The loops over training and test batches."""
 
 import gc
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -10,68 +11,42 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
-from torch.nn.parallel import DataParallel
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.nn.functional import cross_entropy
 
 from multicard.config.base import ProfileName
-from multicard.config.vision import (
-    VisionConfig,
-)
+from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board, LossPeek
-from multicard.vision import compiling
 from multicard.vision.data.batch import Batch
-from multicard.vision.precision import Precision
-from multicard.vision.strategy import Share, share_gradients, synchronise_buffers, unwrap
+from multicard.vision.optim import Optimisation
+from multicard.vision.precision import choose
+from multicard.vision.replicas import average_gradients, broadcast_statistics
+from multicard.vision.strategy import Share, compiles
 
 # What a step counts: samples trained, samples loaded, and bytes handed to the device
 COUNTS: tuple[str, ...] = ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")
-Moved = tuple[torch.Tensor, torch.Tensor]  # images (B, 3, S, S) and labels (B,) on the device
 COLLECT_EVERY = 100  # steps between young-generation collections, the same on every rank so that none straggles
 
 
 class Loop:
-    """The two loops, over training and test batches, with what they have in common."""
+    """Training and evaluation of one rank, and how far it has come."""
 
-    def __init__(
-        self,
-        rank: Rank,
-        config: VisionConfig,
-        precision: Precision,
-        memory_format: torch.memory_format,
-        share: Share,
-        optimizer: Optimizer,
-        schedule: LRScheduler,
-        scaler: GradScaler,
-        folder: Path,
-    ) -> None:
-        self.rank, self.config, self.precision, self.share = rank, config, precision, share
-        self.memory_format = memory_format
-        self.optimizer, self.schedule, self.scaler = optimizer, schedule, scaler
-        scaler.scale(torch.zeros(1, device=rank.device))  # makes its state on ranks whose first round has no batch too
-        self.compiled = compiling.wanted(config, rank.device)
+    def __init__(self, rank: Rank, config: VisionConfig, share: Share, optim: Optimisation, folder: Path) -> None:
+        self.rank, self.config, self.share, self.optim = rank, config, share, optim
+        self.precision = choose(config.precision.name, rank.device)
+        self.memory_format = memory_format(config)
+        self.compiled = compiles(config, rank.device.type)
         self.ranges = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
         self.timer = StepTimer(rank.device, self.ranges)
         self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
         self.peek = LossPeek(rank.device)
         self.board = Board(folder, rank.world_size)
-        self.criterion = nn.CrossEntropyLoss()
         self.steps = self.samples = 0
         self.total_steps = config.epochs * share.steps
         self.stopped = False
-
-    def move(self, batch: Batch, counts: dict[str, int]) -> Moved:
-        """Hand a batch to the device; what crosses is added to `counts`."""
-        counts["loaded"] += len(batch.labels)
-        counts["h2d_images_bytes"] += batch.images_bytes
-        counts["h2d_labels_bytes"] += batch.labels_bytes
-        images, labels = (part.to(self.rank.device, non_blocking=True) for part in (batch.images, batch.labels))
-        return images.expand(-1, 3, -1, -1), labels  # a grey image may come as one channel
 
     def train_epoch(self, epoch: int, batches: Iterable[Batch], first: int = 0) -> dict[str, Any]:
         """Train on every batch once, to the epoch's end or the step after which a stop is asked for.
@@ -111,13 +86,13 @@ class Loop:
         return {"train_s": train_s, "first_batch_s": first_batch_s, "phases_s": phases_s, "loss": losses, **rows}
 
     def step(self, batches: Iterator[Batch]) -> tuple[dict[str, int], torch.Tensor | None]:
-        """Train on the next round of batches.
+        """Train on the next round of batches: on one batch, of the `share.round` that the rank loads.
 
         Returns:
             What this rank counted, and its loss, on the device; None where the round has no batch for this rank.
         """
-        share, timer, model = self.share, self.timer, self.share.model
-        mine, loss, ranks_with_batch, counts = None, None, 0, dict.fromkeys(COUNTS, 0)
+        share, optim, timer = self.share, self.optim, self.timer
+        counts, mine, loss, ranks_with_batch = dict.fromkeys(COUNTS, 0), None, None, 0
         for turn, batch in enumerate(islice(batches, share.round)):
             timer.begin(H2D)
             moved = self.move(batch, counts)
@@ -125,25 +100,52 @@ class Loop:
             ranks_with_batch += 1
             if turn == share.turn:
                 mine = moved
-        even = ranks_with_batch == share.round
+        every_rank = ranks_with_batch == share.round
+
         timer.begin(FORWARD)
-        self.optimizer.zero_grad(set_to_none=True)
+        optim.optimizer.zero_grad(set_to_none=True)
         if mine is not None:
-            counts["samples"] = len(mine[1])
-            loss = self.forward(mine, model if even else unwrap(model))
-        timer.begin(BACKWARD)
+            images, labels = mine
+            counts["samples"] = len(labels)
+            loss = self.loss(share.model if every_rank else share.plain, images, labels)
+
+        timer.begin(BACKWARD)  # DDP exchanges gradients meanwhile
         if loss is not None:
-            self.scaler.scale(loss).backward()
+            optim.scaler.scale(loss).backward()
             loss = loss.detach()
             self.peek.show(loss)
-        if not even:
-            share_gradients(unwrap(model), ranks_with_batch)
+        if not every_rank:
+            average_gradients(share.plain, ranks_with_batch)
+
         timer.begin(OPTIMIZER)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.schedule.step()
+        optim.scaler.step(optim.optimizer)
+        optim.scaler.update()
+        optim.schedule.step()
         timer.begin(DATA)
         return counts, loss
+
+    def move(self, batch: Batch, counts: dict[str, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images (B, 3, S, S) and labels (B,) on the device; what crosses is added to `counts`."""
+        counts["loaded"] += len(batch.labels)
+        counts["h2d_images_bytes"] += batch.images_bytes
+        counts["h2d_labels_bytes"] += batch.labels_bytes
+        images, labels = (part.to(self.rank.device, non_blocking=True) for part in (batch.images, batch.labels))
+        return images.expand(-1, 3, -1, -1), labels  # a grey image may come as one channel
+
+    def loss(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        outputs = self.outputs(model, images)
+        with self.precision.arithmetic(self.rank.device):
+            return cross_entropy(outputs, labels)
+
+    def outputs(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        """(B, classes) of images (B, 3, S, S). An odd last batch runs uncompiled: its shape would be compiled anew."""
+        images = images.contiguous(memory_format=self.memory_format)
+        odd = self.compiled and len(images) != self.share.batch_size
+        with (
+            self.precision.arithmetic(self.rank.device),
+            torch.compiler.set_stance("force_eager") if odd else nullcontext(),
+        ):
+            return model(images)
 
     def asked_to_stop(self) -> bool:
         """Whether the run is to be stopped after the step just done.
@@ -157,35 +159,20 @@ class Loop:
         self.stopped = self.steps == stop_at
         return self.stopped
 
-    def forward(self, batch: Moved, model: nn.Module) -> torch.Tensor:
-        images, labels = batch
-        outputs = self.outputs(images, model)
-        with self.precision.arithmetic(self.rank.device):
-            return self.criterion(outputs, labels)
-
-    def outputs(self, images: torch.Tensor, model: nn.Module) -> torch.Tensor:
-        """(B, classes) of images (B, 3, S, S)."""
-        images = images.contiguous(memory_format=self.memory_format)
-        odd = compiling.for_batch(images, self.share.batch_size, self.compiled)
-        with self.precision.arithmetic(self.rank.device), odd:
-            return model(images)
-
     @torch.no_grad()  # and not inference_mode, whose tensors would be compiled for once more
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """Loss and accuracy on the test set: each sample on one rank, sums and counts reduced apart."""
-        device = self.rank.device
-        # DDP's forward pass would wait for ranks that have fewer batches; DataParallel's uses all GPUs
-        model = self.share.model if isinstance(self.share.model, DataParallel) else unwrap(self.share.model)
+        model = self.share.evaluated
         started_s = timing.clock_s()
         self.ranges.open("evaluate")
-        synchronise_buffers(unwrap(model), self.rank)
+        broadcast_statistics(self.share.plain, self.rank)
         model.eval()
-        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right answers, samples
+        sums = torch.zeros(3, dtype=torch.float64, device=self.rank.device)  # loss, right answers, samples
         counts = dict.fromkeys(COUNTS, 0)
         for batch in batches:
             images, labels = self.move(batch, counts)
-            outputs = self.outputs(images, model)
-            sums[0] += nn.functional.cross_entropy(outputs.double(), labels, reduction="sum")
+            outputs = self.outputs(model, images)
+            sums[0] += cross_entropy(outputs.double(), labels, reduction="sum")
             sums[1] += (outputs.argmax(dim=1) == labels).sum()
             sums[2] += len(labels)
         if self.rank.world_size > 1:
@@ -201,3 +188,7 @@ class Loop:
             "evaluate_h2d_images_bytes": counts["h2d_images_bytes"],
             "evaluate_h2d_labels_bytes": counts["h2d_labels_bytes"],
         }
+
+
+def memory_format(config: VisionConfig) -> torch.memory_format:
+    return torch.channels_last if config.layout.name is LayoutName.nhwc else torch.contiguous_format

@@ -1,54 +1,69 @@
-"""Optimisers and learning-rate schedules by name."""
+"""Optimisers and learning-rate schedules. Imports torch only inside functions: the controller reads the names."""
 
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
+from multicard.config.vision import AdamConfig, OptimizerConfig, Schedule, SgdConfig, VisionConfig
 
-from multicard.config.vision import (
-    AdamConfig,
-    OptimizerConfig,
-    OptimizerName,
-    Schedule,
-    SgdConfig,
-)
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.amp.grad_scaler import GradScaler
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
-
-def _sgd(model: nn.Module, lr: float, options: OptimizerConfig) -> Optimizer:
-    assert isinstance(options, SgdConfig)
-    return SGD(
-        model.parameters(),
-        lr,
-        momentum=options.momentum,
-        nesterov=options.nesterov,
-        weight_decay=options.weight_decay,
-        fused=options.fused or None,  # False would rule out the foreach loop too
-    )
-
-
-def _adam(model: nn.Module, lr: float, options: OptimizerConfig) -> Optimizer:
-    assert isinstance(options, AdamConfig)
-    kind = Adam if options.name is OptimizerName.adam else AdamW
-    return kind(
-        model.parameters(),
-        lr,
-        betas=(options.betas[0], options.betas[1]),
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-        fused=options.fused or None,  # False would rule out the foreach loop too
-    )
-
-
-OPTIMIZERS: dict[str, Callable[[nn.Module, float, OptimizerConfig], Optimizer]] = {
-    OptimizerName.sgd: _sgd,
-    OptimizerName.adam: _adam,
-    OptimizerName.adamw: _adam,
+# The class of torch.optim, and the schema of its options, which are the class's own keywords
+OPTIMIZERS: dict[str, tuple[str, type[OptimizerConfig]]] = {
+    "sgd": ("SGD", SgdConfig),
+    "adam": ("Adam", AdamConfig),
+    "adamw": ("AdamW", AdamConfig),
 }
 
-# Each takes the optimiser, the highest learning rate and the number of steps of the whole run, and goes on a step.
-SCHEDULES: dict[str, Callable[[Optimizer, float, int], LRScheduler]] = {
-    Schedule.onecycle: lambda optimizer, lr, steps: OneCycleLR(optimizer, lr, total_steps=steps),
-    Schedule.cosine: lambda optimizer, _, steps: CosineAnnealingLR(optimizer, T_max=steps),
-    Schedule.constant: lambda optimizer, *_: LambdaLR(optimizer, lambda _: 1.0),
-}
+
+@dataclass
+class Optimisation:
+    """What turns gradients into new weights: the optimiser, its schedule, and the scaling of fp16's loss."""
+
+    optimizer: "Optimizer"
+    schedule: "LRScheduler"
+    scaler: "GradScaler"
+
+    def state(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in vars(self).items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for name, part in vars(self).items():
+            part.load_state_dict(state[name])
+
+
+def build(
+    model: "nn.Module", config: VisionConfig, steps: int, scale_loss: bool, device: "torch.device"
+) -> Optimisation:
+    """The optimiser of all parameters of `model`, for a run of `steps` steps."""
+    import torch
+    from torch.amp.grad_scaler import GradScaler
+
+    optimizer = optimizer_of(model, config.lr, config.optimizer)
+    scaler = GradScaler(device.type, enabled=scale_loss)
+    scaler.scale(torch.zeros(1, device=device))  # makes its state on ranks whose first round has no batch too
+    return Optimisation(optimizer, schedule(optimizer, config.schedule, config.lr, steps), scaler)
+
+
+def optimizer_of(model: "nn.Module", lr: float, options: OptimizerConfig) -> "Optimizer":
+    import torch
+
+    keywords = asdict(options)
+    class_name, _ = OPTIMIZERS[keywords.pop("name")]
+    keywords["fused"] = options.fused or None  # False would rule out the foreach loop too
+    return getattr(torch.optim, class_name)(model.parameters(), lr, **keywords)
+
+
+def schedule(optimizer: "Optimizer", name: Schedule, lr: float, steps: int) -> "LRScheduler":
+    """The schedule of a run of `steps` steps, which goes on a step at a time; `lr` is its highest rate."""
+    from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
+
+    if name is Schedule.onecycle:
+        return OneCycleLR(optimizer, lr, total_steps=steps)
+    if name is Schedule.cosine:
+        return CosineAnnealingLR(optimizer, T_max=steps)
+    return LambdaLR(optimizer, lambda _: 1.0)

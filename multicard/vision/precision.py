@@ -1,30 +1,51 @@
-"""What each precision means: the types of the model, of the transfer and of the arithmetic."""
+"""Precisions: the types of the model, of the transfer and of the arithmetic.
+
+Imports torch only inside functions: the controller reads these objects too.
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from multicard.config.base import Placement, require
 
-from multicard.config.base import PrecisionName
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
 class Precision:
-    """`transfer` is the type of the images when they cross to the device: it decides how many bytes do.
+    """One precision; types by torch's names.
 
-    `autocast` is the type of the arithmetic where it is not the model's; `scale_loss` keeps small fp16 gradients
-    from vanishing. The TF32 flags speak of CUDA alone.
+    model: of the weights, and of the arithmetic where there is no autocast.
+    transfer: of the images when they cross to the device: it decides how many bytes do.
+    autocast: of the arithmetic, where it is not the model's.
+    scale_loss: keeps small fp16 gradients from vanishing.
+    tf32_conv, tf32_matmul: TF32 on CUDA; the defaults are PyTorch's.
+    cpu: whether CPU ranks can compute in it.
+    without_bf16: the precision to take instead on GPUs that cannot compute in bf16.
     """
 
-    model: torch.dtype
-    transfer: torch.dtype
-    autocast: torch.dtype | None = None
+    model: str
+    transfer: str
+    autocast: str | None = None
     scale_loss: bool = False
-    tf32_conv: bool = True  # PyTorch's default
-    tf32_matmul: bool = False  # PyTorch's default
+    tf32_conv: bool = True
+    tf32_matmul: bool = False
+    cpu: bool = True
+    without_bf16: str | None = None
+
+    @property
+    def model_dtype(self) -> "torch.dtype":
+        return _dtype(self.model)
+
+    @property
+    def transfer_dtype(self) -> "torch.dtype":
+        return _dtype(self.transfer)
 
     def set_flags(self) -> dict[str, Any]:
         """Set the TF32 flags of this process and return the flags in force, for the record."""
+        import torch
+
         torch.backends.cudnn.allow_tf32 = self.tf32_conv
         torch.backends.cuda.matmul.allow_tf32 = self.tf32_matmul
         return {
@@ -32,30 +53,48 @@ class Precision:
             "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "cudnn_deterministic": torch.backends.cudnn.deterministic,
-            "autocast_dtype": None if self.autocast is None else str(self.autocast).removeprefix("torch."),
-            "model_dtype": str(self.model).removeprefix("torch."),
-            "transfer_dtype": str(self.transfer).removeprefix("torch."),
+            "autocast_dtype": self.autocast,
+            "model_dtype": self.model,
+            "transfer_dtype": self.transfer,
             "loss_scaling": self.scale_loss,
         }
 
-    def arithmetic(self, device: torch.device) -> torch.autocast:
+    def arithmetic(self, device: "torch.device") -> "torch.autocast":
         """The context in which forward passes run."""
-        return torch.autocast(device.type, dtype=self.autocast, enabled=self.autocast is not None)
+        import torch
+
+        dtype = None if self.autocast is None else _dtype(self.autocast)
+        return torch.autocast(device.type, dtype=dtype, enabled=self.autocast is not None)
+
+    def refuse(self, name: str, placement: Placement) -> None:
+        """Raise ValueError, with the key and the remedy, where the device cannot compute in it."""
+        remedy = "CPU ranks compute in IEEE fp32; use precision=fp32"
+        require(self.cpu or placement.device == "cuda", f"precision={name}: needs CUDA devices; {remedy}")
 
 
 PRECISIONS = {
-    PrecisionName.fp64: Precision(torch.float64, torch.float64),
-    PrecisionName.fp32: Precision(torch.float32, torch.float32),
-    PrecisionName.fp32_ieee: Precision(torch.float32, torch.float32, tf32_conv=False),
-    PrecisionName.tf32: Precision(torch.float32, torch.float32, tf32_matmul=True),
-    PrecisionName.fp16: Precision(torch.float32, torch.float16, autocast=torch.float16, scale_loss=True),
-    PrecisionName.bf16: Precision(torch.float32, torch.bfloat16, autocast=torch.bfloat16),
+    "fp64": Precision("float64", "float64"),
+    "fp32": Precision("float32", "float32"),
+    "fp32_ieee": Precision("float32", "float32", tf32_conv=False),
+    "tf32": Precision("float32", "float32", tf32_matmul=True, cpu=False),
+    "fp16": Precision("float32", "float16", autocast="float16", scale_loss=True),
+    "bf16": Precision("float32", "bfloat16", autocast="bfloat16"),
+    "half": Precision("float32", "bfloat16", autocast="bfloat16", without_bf16="fp16"),
 }
 
 
-def choose(name: PrecisionName, device: torch.device) -> Precision:
-    """What `name` means on this device: `half` is bf16 where it can be computed in, else fp16."""
-    if name is not PrecisionName.half:
-        return PRECISIONS[name]
-    has_bf16 = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
-    return PRECISIONS[PrecisionName.bf16 if has_bf16 else PrecisionName.fp16]
+def choose(name: str, device: "torch.device") -> Precision:
+    """The precision that `name` means on this device."""
+    precision = PRECISIONS[name]
+    if precision.without_bf16 is None or device.type == "cpu":
+        return precision
+    import torch
+
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return precision if has_bf16 else PRECISIONS[precision.without_bf16]
+
+
+def _dtype(name: str) -> "torch.dtype":
+    import torch
+
+    return getattr(torch, name)

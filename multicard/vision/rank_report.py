@@ -8,7 +8,7 @@ from multicard.measure.timing import PHASES
 from multicard.ranks import meeting
 from multicard.ranks.process import Rank
 from multicard.records import run_folder
-from multicard.vision.strategy import Share, devices_of, unwrap
+from multicard.vision.strategy import Share
 
 PER_EPOCH = (
     "train_s",
@@ -32,8 +32,8 @@ class Report:
     def __init__(self, rank: Rank, folder: Path, share: Share, flags: dict[str, Any], workers: int) -> None:
         import pyarrow.parquet  # noqa: F401 - now, and not between two epochs
 
-        self.rank, self.folder, self.devices = rank, folder, devices_of(share.model, rank.device)
-        model = unwrap(share.model)
+        self.rank, self.folder, self.devices = rank, folder, share.devices
+        model = share.plain
         self.content: dict[str, Any] = {
             **meeting.head(rank, flags),
             "num_workers": workers,

@@ -1,17 +1,14 @@
-"""A training run between two steps: what is saved when it is stopped, and put back when it goes on."""
+"""The state of a training run between two steps, saved when it is stopped and put back when it goes on."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from multicard.ranks import checkpoint
+from multicard.vision.loop import Loop
 from multicard.vision.rank_report import Report
-from multicard.vision.strategy import unwrap
-
-if TYPE_CHECKING:
-    from multicard.vision.loop import Loop
 
 
 @dataclass
@@ -25,18 +22,16 @@ class Start:
     random: list[torch.Tensor] | None = None
 
 
-def save(loop: "Loop", report: Report, epoch: int, trained: dict[str, Any], elapsed_s: float) -> None:
+def save(loop: Loop, report: Report, epoch: int, trained: dict[str, Any], elapsed_s: float) -> None:
     """Save all that the steps to come depend on, and what was measured so far.
 
     Args:
         trained: what was measured of the epoch, in all its parts.
     """
     state = {
-        "model": unwrap(loop.share.model).state_dict(),
-        "optimizer": loop.optimizer.state_dict(),
-        "schedule": loop.schedule.state_dict(),
-        "scaler": loop.scaler.state_dict(),
-        "random": get_random(report.devices),
+        "model": loop.share.plain.state_dict(),
+        **loop.optim.state(),
+        "random": get_random(loop.share.devices),
         "steps": loop.steps,
         "samples": loop.samples,
         "epoch": epoch,
@@ -48,15 +43,13 @@ def save(loop: "Loop", report: Report, epoch: int, trained: dict[str, Any], elap
     checkpoint.save(report.folder, loop.rank, loop.steps, state)
 
 
-def restore(loop: "Loop", report: Report) -> Start:
+def restore(loop: Loop, report: Report) -> Start:
     """Put back what was saved last, if anything was, but for the random numbers: see `set_random`."""
     state = checkpoint.load(report.folder, loop.rank)
     if state is None:
         return Start()
-    unwrap(loop.share.model).load_state_dict(state["model"])  # each rank's own: BatchNorm's statistics differ
-    loop.optimizer.load_state_dict(state["optimizer"])
-    loop.schedule.load_state_dict(state["schedule"])
-    loop.scaler.load_state_dict(state["scaler"])
+    loop.share.plain.load_state_dict(state["model"])  # each rank's own: BatchNorm's statistics differ
+    loop.optim.restore(state)
     loop.steps, loop.samples = state["steps"], state["samples"]
     report.restore(state["report"])
     trained = state["trained"] | {"phases_s": state["trained"]["phases_s"].numpy()}

@@ -1,33 +1,44 @@
-"""How the work is split over ranks: a plain model in, the parallel model and the rank's share of the data out."""
+"""Strategies: how a run's work is split over its GPUs.
+
+A strategy is one entry of `STRATEGIES` with the functions it names. Imports torch only inside functions: the
+controller reads these objects too.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.utils.data import DistributedSampler
-
-from multicard.config.vision import DdpConfig, StrategyName, VisionConfig
+from multicard.config.base import Placement, require
+from multicard.config.vision import DdpConfig, StrategyConfig, VisionConfig
+from multicard.measure import formulas
 from multicard.ranks.process import Rank
-from multicard.vision.data.samplers import Shuffled
-from multicard.vision.precision import Precision, choose
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.utils.data import DistributedSampler
+
+    from multicard.vision.data.samplers import Shuffled
 
 
 @dataclass
 class Share:
-    """What one rank does with the training set.
+    """One rank's part of the training: its model, and what it loads and trains on in an epoch.
 
-    It loads, and moves to its device, all that `sampler` yields, `batch_size` at a time; of every `round` batches
-    it trains on the one at `turn`. `distinct` is the number of different samples that all ranks together train on
-    in an epoch, `steps` the rounds in it.
+    model: trains; `plain` is the same model without what exchanges its gradients; `evaluated` evaluates.
+    sampler: yields the samples that the rank loads, `batch_size` at a time.
+    distinct: the different samples that all ranks together train on in an epoch.
+    round, turn: of every `round` batches that it loads, the rank trains on number `turn`.
+    devices: all that the rank computes on.
     """
 
-    model: nn.Module
-    sampler: Shuffled | DistributedSampler[int]
+    model: "nn.Module"
+    plain: "nn.Module"
+    evaluated: "nn.Module"
+    sampler: "Shuffled | DistributedSampler[int]"
     batch_size: int
     distinct: int
+    devices: "list[torch.device]"
     round: int = 1
     turn: int = 0
 
@@ -37,6 +48,7 @@ class Share:
 
     @property
     def steps(self) -> int:
+        """Rounds in an epoch."""
         return -(-self.batches // self.round)
 
     def loaded(self, steps: int) -> int:
@@ -44,109 +56,161 @@ class Share:
         return steps * self.round * self.batch_size
 
 
-def ddp_ds(model: nn.Module, samples: int, config: VisionConfig, rank: Rank) -> Share:
-    """DDP with DistributedSampler: a rank loads and trains its shard. Gradients are all-reduced in buckets while the
-    backward pass runs; rank 0's BatchNorm statistics are broadcast before each forward pass. The sampler fills the
-    last round by repeating samples, so that all ranks have as many."""
+@dataclass(frozen=True)
+class Traffic:
+    """Sizes from which a strategy computes the bytes that a rank receives in a run.
+
+    parameters, gradients, buffers, statistics: bytes; statistics are the floating-point buffers.
+    """
+
+    world_size: int
+    steps: int
+    evaluations: int
+    parameters: int
+    gradients: int
+    buffers: int
+    statistics: int
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How a run's work is split over its GPUs.
+
+    share: makes a rank's `Share` of the model and the number of training samples.
+    received: bytes that a rank receives by collective; None where that is not known.
+    refuse: raises ValueError, with the key and the remedy, for what the strategy cannot do.
+    options: the schema of `strategy.*`.
+    one_process: a node has one process with a thread for each GPU, instead of a process for each.
+    shards: in an epoch a rank reads its own part of the training set alone.
+    compiles: `compile=null` compiles the model on CUDA.
+    """
+
+    share: "Callable[[nn.Module, int, VisionConfig, Rank], Share]"
+    received: Callable[[VisionConfig, Traffic], dict[str, int] | None]
+    refuse: Callable[[VisionConfig, Placement], None]
+    options: type[StrategyConfig] = DdpConfig
+    one_process: bool = False
+    shards: bool = False
+    compiles: bool = True
+
+
+def ddp_ds(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Share:
+    """DDP with DistributedSampler: a rank loads and trains its shard.
+
+    Gradients are all-reduced in buckets while the backward pass runs; rank 0's BatchNorm statistics are broadcast
+    before each forward pass. The sampler fills the last round by repeating samples, so that all ranks have as many.
+    """
+    from torch.utils.data import DistributedSampler
+
     sampler = DistributedSampler(range(samples), rank.world_size, rank.rank, shuffle=True, seed=config.seed)  # pyright: ignore[reportArgumentType]
-    return Share(replicate(model, config, rank), sampler, config.batch_size, distinct=samples)
+    return replicated(model, sampler, samples, config, rank)
 
 
-def ddp_rr(model: nn.Module, samples: int, config: VisionConfig, rank: Rank) -> Share:
+def ddp_rr(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Share:
     """DDP, round robin: every rank loads and moves every batch, and trains on batches i with i mod world = rank.
-    The gradients travel as in ddp_ds; the input is moved world times."""
+
+    Gradients travel as in ddp_ds; the input is moved world times.
+    """
+    from multicard.vision.data.samplers import Shuffled
+
     sampler = Shuffled(samples, config.seed)
-    parallel = replicate(model, config, rank)
-    return Share(parallel, sampler, config.batch_size, samples, round=rank.world_size, turn=rank.rank)
+    return replicated(model, sampler, samples, config, rank, round=rank.world_size, turn=rank.rank)
 
 
-def ddp(model: nn.Module, samples: int, config: VisionConfig, rank: Rank) -> Share:
-    """DDP without distribution of the data: every rank trains on everything, in an order of its own. An epoch is
-    as long as on one GPU, and trains world times as many samples."""
-    sampler = Shuffled(samples, config.seed, stream=rank.rank)
-    return Share(replicate(model, config, rank), sampler, config.batch_size, samples)
+def ddp(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Share:
+    """DDP without distribution of the data: every rank trains on everything, in an order of its own.
+
+    An epoch is as long as on one GPU, and trains world times as many samples.
+    """
+    from multicard.vision.data.samplers import Shuffled
+
+    return replicated(model, Shuffled(samples, config.seed, stream=rank.rank), samples, config, rank)
 
 
-def dp(model: nn.Module, samples: int, config: VisionConfig, rank: Rank) -> Share:
-    """nn.DataParallel: one process with a thread a GPU. Each step scatters the batch from GPU 0, broadcasts the
-    parameters from it, gathers the outputs and sums the gradients there."""
-    inner = InPrecision(model, choose(config.precision.name, rank.device), rank.device)
-    parallel = DataParallel(inner, device_ids=list(range(config.gpus)))
-    return Share(parallel, Shuffled(samples, config.seed), config.batch_size * config.gpus, samples)
+def dp(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Share:
+    """nn.DataParallel: one process with a thread for each GPU.
+
+    Each step scatters the batch from GPU 0, broadcasts the parameters from it, gathers the outputs and sums the
+    gradients there. Evaluation uses all GPUs too.
+    """
+    import torch
+
+    from multicard.vision.data.samplers import Shuffled
+    from multicard.vision.precision import choose
+    from multicard.vision.replicas import InPrecision
+
+    plain = InPrecision(model, choose(config.precision.name, rank.device), rank.device)
+    parallel = torch.nn.DataParallel(plain, device_ids=list(range(config.gpus)))
+    devices = [torch.device("cuda", index) for index in range(config.gpus)]
+    sampler = Shuffled(samples, config.seed)
+    return Share(parallel, plain, parallel, sampler, config.batch_size * config.gpus, samples, devices)
 
 
-class InPrecision(nn.Module):
-    """The model with its arithmetic set inside: DataParallel's threads would take autocast's default type."""
+def replicated(model: "nn.Module", sampler: Any, samples: int, config: VisionConfig, rank: Rank, **turn: int) -> Share:
+    """The share of a rank whose model is under DistributedDataParallel; the plain model on a single rank.
 
-    def __init__(self, model: nn.Module, precision: Precision, device: torch.device) -> None:
-        super().__init__()
-        self.model, self.precision, self.device = model, precision, device
+    The plain model evaluates: DDP's forward pass would wait for ranks that have fewer batches.
+    """
+    from multicard.vision.replicas import replicate
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        with self.precision.arithmetic(self.device):
-            return self.model(images)
-
-
-def replicate(model: nn.Module, config: VisionConfig, rank: Rank) -> nn.Module:
-    """The model under DistributedDataParallel; as it is on a single rank, where nothing needs to travel."""
-    if rank.world_size == 1:
-        return model
     options = config.strategy
     assert isinstance(options, DdpConfig)
-    if options.sync_batchnorm:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return DistributedDataParallel(
-        model,
-        device_ids=[rank.device.index] if rank.device.type == "cuda" else None,
-        bucket_cap_mb=options.bucket_cap_mb,
-        gradient_as_bucket_view=options.gradient_as_bucket_view,
-    )
+    parallel, plain = replicate(model, options, rank)
+    return Share(parallel, plain, plain, sampler, config.batch_size, samples, [rank.device], **turn)
 
 
-def devices_of(model: nn.Module, own: torch.device) -> list[torch.device]:
-    """The devices that this rank uses: all GPUs with DataParallel, else its own."""
-    return [torch.device("cuda", i) for i in model.device_ids] if isinstance(model, DataParallel) else [own]
+def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | None:
+    """All-reduce: 2 (w - 1) / w of the gradients a step, as in a ring. Broadcast from rank 0: parameters and buffers
+    when DDP starts, all buffers before each training step, the BatchNorm statistics before each evaluation."""
+    if isinstance(config.strategy, DdpConfig) and config.strategy.sync_batchnorm:
+        return None
+    if traffic.world_size <= 1 or not traffic.steps:
+        return {"all_reduce": 0, "broadcast": 0}
+    started = traffic.parameters + traffic.buffers
+    return {
+        "all_reduce": round(traffic.steps * formulas.ring_all_reduce_bytes(traffic.gradients, traffic.world_size)),
+        "broadcast": started + traffic.steps * traffic.buffers + traffic.evaluations * traffic.statistics,
+    }
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, DistributedDataParallel | DataParallel) else model
+def refuse_for_ddp(config: VisionConfig, placement: Placement) -> None:
+    synced = isinstance(config.strategy, DdpConfig) and config.strategy.sync_batchnorm
+    problem = "strategy.sync_batchnorm=true: torch's SyncBatchNorm needs CUDA; leave it false"
+    require(placement.device == "cuda" or not synced, problem)
 
 
-def share_gradients(model: nn.Module, ranks_with_batch: int) -> None:
-    """Average the gradients of a round that has no batch for every rank, over the ranks that have one.
-
-    torch's Join would let the others shadow DDP's collectives, but they would not step: their momentum, and the
-    loss scale, would lag behind from then on. So all ranks take part here, with zeros where there was no batch, and
-    all step.
-    """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    flat = torch.cat([g.reshape(-1) for g in gradients])
-    dist.all_reduce(flat)
-    flat /= ranks_with_batch
-    for gradient, averaged in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(averaged.view_as(gradient))
+def refuse_for_ddp_rr(config: VisionConfig, placement: Placement) -> None:
+    synced = isinstance(config.strategy, DdpConfig) and config.strategy.sync_batchnorm
+    remedy = "its last round may have no batch for some ranks, and the others would wait for their statistics"
+    require(not synced, f"strategy.sync_batchnorm=true: does not go with ddp_rr: {remedy}; use ddp_ds")
+    refuse_for_ddp(config, placement)
 
 
-def synchronise_buffers(model: nn.Module, rank: Rank) -> None:
-    """Give every rank the BatchNorm statistics of rank 0, so that all evaluate the same model."""
-    if rank.world_size == 1:
-        return
-    buffers = [b for b in model.buffers() if b.is_floating_point()]
-    if not buffers:
-        return
-    flat = torch.cat([b.reshape(-1) for b in buffers])
-    dist.broadcast(flat, src=0)
-    for buffer, received in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
-        buffer.copy_(received.view_as(buffer))
+def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
+    remedy = "use strategy=ddp_ds"
+    require(placement.device == "cuda", f"strategy=dp: nn.DataParallel needs CUDA devices; {remedy}")
+    require(placement.nodes == 1, f"strategy=dp: nn.DataParallel has one process, so nodes=1; {remedy}")
+    require(not config.compile, f"compile=true: does not go with strategy=dp; {remedy}, or compile=false")
+    require(not placement.oversubscribed, f"strategy=dp: its replicas cannot share a GPU; {remedy}")
 
 
-STRATEGIES: dict[str, Callable[[nn.Module, int, VisionConfig, Rank], Share]] = {
-    StrategyName.ddp_ds: ddp_ds,
-    StrategyName.ddp_rr: ddp_rr,
-    StrategyName.ddp: ddp,
-    StrategyName.dp: dp,
+STRATEGIES = {
+    "ddp_ds": Strategy(ddp_ds, ddp_received, refuse_for_ddp, shards=True),
+    "ddp_rr": Strategy(ddp_rr, ddp_received, refuse_for_ddp_rr),
+    "ddp": Strategy(ddp, ddp_received, refuse_for_ddp),
+    "dp": Strategy(
+        dp,
+        lambda config, traffic: None,  # DataParallel's copies between GPUs are no collectives
+        refuse_for_dp,
+        options=StrategyConfig,
+        one_process=True,
+        compiles=False,
+    ),
 }
+
+
+def compiles(config: VisionConfig, device_type: str) -> bool:
+    """Whether the model is compiled; `compile=null` compiles it on CUDA, where the strategy allows it."""
+    if config.compile is not None:
+        return config.compile
+    return device_type == "cuda" and STRATEGIES[config.strategy.name].compiles

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 
 from multicard.config.base import Placement
-from multicard.config.vision import DdpConfig, StrategyName, VisionConfig
+from multicard.config.vision import VisionConfig
 from multicard.measure import formulas
 from multicard.measure.timing import PHASES
 from multicard.ranks.meeting import peak_memory
+from multicard.vision.strategy import STRATEGIES, Traffic
 
 
 def axes(config: VisionConfig, device: str) -> dict[str, Any]:
@@ -162,23 +163,10 @@ def _transfers(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], placem
 def _communication(
     config: VisionConfig, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]
 ) -> dict[str, Any] | None:
-    """Bytes that a rank receives in collectives, from sizes and steps; None where that is not known.
-
-    All-reduce, a step: 2 (w - 1) / w of the gradients (a ring's). Broadcast from rank 0: parameters and buffers when
-    DDP starts, all buffers before each training step, the BatchNorm statistics before each evaluation.
-    """
-    strategy = config.strategy
-    if strategy.name is StrategyName.dp or (isinstance(strategy, DdpConfig) and strategy.sync_batchnorm):
-        return None
-    first, world = (ranks[0] if ranks else {}), len(ranks)
-    if world <= 1 or not table:
-        return {"all_reduce": 0, "broadcast": 0, "per": "rank", "source": "computed"}
-    steps = int((table["rank"] == 0).sum())
-    buffers = first["buffer_bytes"]
-    started = first["parameter_bytes"] + buffers
-    return {
-        "all_reduce": round(steps * formulas.ring_all_reduce_bytes(first["gradient_bytes"], world)),
-        "broadcast": started + steps * buffers + len(first["epochs"]) * first["statistics_bytes"],
-        "per": "rank",
-        "source": "computed",
-    }
+    """Bytes that a rank receives in collectives, from sizes and steps; None where the strategy does not know them."""
+    first = ranks[0] if ranks else {}
+    sizes = (first.get(f"{part}_bytes", 0) for part in ("parameter", "gradient", "buffer", "statistics"))
+    steps = int((table["rank"] == 0).sum()) if table else 0
+    traffic = Traffic(len(ranks), steps, len(first.get("epochs", [])), *sizes)
+    received = STRATEGIES[config.strategy.name].received(config, traffic)
+    return None if received is None else received | {"per": "rank", "source": "computed"}

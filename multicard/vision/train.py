@@ -4,27 +4,22 @@ import gc
 from pathlib import Path
 
 import torch
-from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import Sampler
 
-from multicard.config.vision import (
-    LayoutName,
-    StrategyName,
-    VisionConfig,
-)
+from multicard.config.vision import VisionConfig
 from multicard.measure import memory, timing
 from multicard.ranks.meeting import meet
 from multicard.ranks.process import Rank
-from multicard.vision import after_training, compiling, models, resume
-from multicard.vision.data import datasets, decoded_cache, splits
+from multicard.vision import after_training, compiling, models, optim, resume
+from multicard.vision.data import datasets, decoded_cache
 from multicard.vision.data.batch import Input, Source
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.samplers import Rest, Strided
-from multicard.vision.loop import Loop
-from multicard.vision.optim import OPTIMIZERS, SCHEDULES
+from multicard.vision.data.splits import Split
+from multicard.vision.loop import Loop, memory_format
 from multicard.vision.precision import choose
 from multicard.vision.rank_report import Report
-from multicard.vision.strategy import STRATEGIES
+from multicard.vision.strategy import STRATEGIES, compiles
 
 
 def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
@@ -39,54 +34,52 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     torch.manual_seed(config.seed)  # the same weights on every rank
 
     # ---- data: every rank reads the set; its share of it follows from the strategy
-    content = datasets.load(config.dataset, config.seed)
-    if content.shared:
+    data = datasets.load(config.dataset, config.seed)
+    if data.shared:
         meet(rank)
         if rank.local_rank == 0:
-            decoded_cache.forget(content)
+            decoded_cache.forget(data)
 
     # ---- model
-    model = models.build(config.model, content.classes, config.dataset.image_size)
-    memory_format = torch.channels_last if config.layout.name is LayoutName.nhwc else torch.contiguous_format
-    model = model.to(device, precision.model).to(memory_format=memory_format)  # pyright: ignore[reportCallIssue]
-    if compiling.wanted(config, device):
+    model = models.build(config.model, data.classes, config.dataset.image_size)
+    model = model.to(device, precision.model_dtype).to(memory_format=memory_format(config))  # pyright: ignore[reportCallIssue]
+    if compiles(config, device.type):
         model.compile(dynamic=False)
 
     # ---- strategy
-    share = STRATEGIES[config.strategy.name](model, len(content.train), config, rank)
-    pin = config.pin_memory and device.type == "cuda"
-    sampler = Rest(share.sampler, len(content.train))
-    test = Strided(len(content.test), rank.rank, rank.world_size)
-    sharded = config.strategy.name is StrategyName.ddp_ds and rank.world_size > 1
+    strategy = STRATEGIES[config.strategy.name]
+    share = strategy.share(model, len(data.train), config, rank)
 
-    def load(split: splits.Split, order: Sampler[int], **which: bool) -> Input:
-        read = (split, order, share.batch_size, workers, config, precision.transfer, pin, device)
-        return LOADERS[config.loader.name](Source(*read, **which))
+    def load(split: Split, order: Sampler[int], **options: bool) -> Input:
+        pin = config.pin_memory and device.type == "cuda"
+        source = Source(
+            split, order, share.batch_size, workers, config, precision.transfer_dtype, pin, device, **options
+        )
+        return LOADERS[config.loader.name].load(source)
 
-    training = load(content.train, sampler, sharded=sharded)
-    testing = load(content.test, test, training=False)
+    sampler = Rest(share.sampler, len(data.train))
+    training = load(data.train, sampler, sharded=strategy.shards and rank.world_size > 1)
+    testing = load(data.test, Strided(len(data.test), rank.rank, rank.world_size), training=False)
 
-    replicas = config.gpus if config.strategy.name is StrategyName.dp else 1
+    replicas = len(share.devices)
     if config.dataset.image_size <= 32 and smallest_batch(len(share.sampler), share.batch_size, replicas) == 1:
         # the last feature map is 1 x 1: one value a channel
         problem = f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot train on"
         raise ValueError(f"{problem} at 32 px; change batch_size, dataset.train_limit or dataset.image_size")
 
     # ---- optimiser
-    optimizer = OPTIMIZERS[config.optimizer.name](share.model, config.lr, config.optimizer)
-    schedule = SCHEDULES[config.schedule](optimizer, config.lr, config.epochs * share.steps)
-    scaler = GradScaler(device.type, enabled=precision.scale_loss)
+    optimisation = optim.build(share.model, config, config.epochs * share.steps, precision.scale_loss, device)
 
     # ---- loop
     torch.manual_seed(config.seed + rank.rank)  # dropout differs between ranks
-    loop = Loop(rank, config, precision, memory_format, share, optimizer, schedule, scaler, folder)
+    loop = Loop(rank, config, share, optimisation, folder)
     report = Report(rank, folder, share, flags, workers)
-    report.reads({"loader": config.loader.name.value, "train": training.facts, "test": testing.facts, **content.facts})
+    report.reads({"loader": config.loader.name, "train": training.facts, "test": testing.facts, **data.facts})
     report.content["setup_h2d_bytes"] = {"train": training.setup_bytes, "evaluate": testing.setup_bytes}
     if loop.compiled:
-        report.content["compile_s"] = compiling.compile_now(loop, report.devices)
+        report.content["compile_s"] = compiling.compile_now(loop)
     start = resume.restore(loop, report)
-    for used in report.devices:
+    for used in share.devices:
         memory.reset_peak_memory(used)
     gc.collect()
     gc.freeze()
@@ -96,16 +89,14 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
         after_training.after_training(loop, report, sampler, training, workers)
 
 
-def run_epochs(
-    loop: "Loop", report: Report, sampler: Rest, training: Input, testing: Input, start: resume.Start
-) -> None:
+def run_epochs(loop: Loop, report: Report, sampler: Rest, training: Input, testing: Input, start: resume.Start) -> None:
     """Train and evaluate from `start` to the end, or to the step at which a stop is asked for."""
     rank, config, share = loop.rank, loop.config, loop.share
     sampler.set_epoch(start.epoch, share.loaded(start.step))
     batches = training
     if start.random is not None:
         batches = iter(training)  # starts the workers: as in an epoch under way, they are ahead of the first step
-        resume.set_random(start.random, report.devices)
+        resume.set_random(start.random, share.devices)
     report.started(loop.steps)
     meet(rank)
     elapsed_s, first, before, evaluated_s = start.elapsed_s, start.step, start.trained, None
@@ -123,7 +114,7 @@ def run_epochs(
         evaluated_s = timing.clock_s()
         elapsed_s += evaluated_s - started_s
         span_s = (started_s, evaluated_s)
-        report.epoch(epoch, trained, evaluated, loop.steps, elapsed_s, span_s)  # what we write is no part of it
+        report.epoch(epoch, trained, evaluated, loop.steps, elapsed_s, span_s)  # writing is no part of the time
         meet(rank)  # nor is the wait for a rank that wrote longer
         target = config.target_accuracy
         if config.stop_at_target and target is not None and evaluated["test_accuracy"] >= target:

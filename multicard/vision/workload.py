@@ -1,28 +1,51 @@
 """What makes a run one of image recognition. Imports neither torch nor torchvision."""
 
-from importlib.util import find_spec
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from multicard.config.base import Placement, PrecisionName, require
-from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, LoaderName, StrategyName, VisionConfig
+from multicard.config.base import PROFILES, Placement, require
+from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, ModelConfig, VisionConfig
 from multicard.controller.workload import Workload
 from multicard.machine import environment
 from multicard.vision import summary
-from multicard.vision.data import datasets
+from multicard.vision.data.datasets import DATASETS
+from multicard.vision.data.loaders import LOADERS
+from multicard.vision.optim import OPTIMIZERS
+from multicard.vision.precision import PRECISIONS
+from multicard.vision.strategy import STRATEGIES
+
+NAMED: dict[str, Mapping[str, object]] = {
+    "strategy": STRATEGIES,
+    "loader": LOADERS,
+    "precision": PRECISIONS,
+    "dataset": DATASETS,
+    "optimizer": OPTIMIZERS,
+}
 
 
-def check(config: VisionConfig) -> None:
-    """See that the data set, the model and the loader are there.
+def processes(config: VisionConfig) -> int:
+    """Ranks a node.
+
+    Raises:
+        ValueError: where a name has no option, as with `strategy.name=`.
+    """
+    for group, options in NAMED.items():
+        name = getattr(config, group).name
+        require(name in options, f"{group}.name={name}: no such {group}; use {group}= with one of {', '.join(options)}")
+    return 1 if STRATEGIES[config.strategy.name].one_process else config.gpus
+
+
+def check(config: VisionConfig, placement: Placement) -> None:
+    """See that strategy, loader and precision work here, and that the data set and the model are there.
 
     Raises:
         ValueError: with the key and the remedy.
     """
-    if config.loader.name is LoaderName.dali:
-        installed = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
-        remedy = "pip install -r requirements-dali.txt (or make dali), or use loader=device"
-        require(installed, f"loader=dali: NVIDIA DALI is not installed; {remedy}")
-    datasets.check(config.dataset)
+    STRATEGIES[config.strategy.name].refuse(config, placement)
+    PRECISIONS[config.precision.name].refuse(config.precision.name, placement)
+    LOADERS[config.loader.name].refuse(config)
+    DATASETS[config.dataset.name].check(config.dataset)
     if config.model.name != "mobilenet_v2":
         from multicard.vision import models  # needs torchvision, so seconds
 
@@ -66,17 +89,17 @@ def _options(config: VisionConfig, placement: Placement, bound: str) -> list[tup
     found = {
         "input": [
             ("dataset.cache=mmap", undecoded),
-            ("loader=device", loader is not LoaderName.device),
+            ("loader=device", loader != "device"),
             ("dataset.device_budget_bytes, larger", options.device_budget_bytes is not None),
             ("a smaller dataset.image_size", True),
         ],
         "copy": [
-            ("loader=device", loader is not LoaderName.device),
+            ("loader=device", loader != "device"),
             ("pin_memory=true", not config.pin_memory),
             ("dataset.device_budget_bytes, larger", True),
         ],
         "communication": [
-            ("strategy=ddp_ds", config.strategy.name is not StrategyName.ddp_ds),
+            ("strategy=ddp_ds", config.strategy.name != "ddp_ds"),
             ("backend=nccl", on_cuda and placement.backend != "nccl"),
             ("a larger batch_size", True),
         ],
@@ -85,8 +108,8 @@ def _options(config: VisionConfig, placement: Placement, bound: str) -> list[tup
             ("a larger batch_size", True),
         ],
         "compute": [
-            ("precision=half", on_cuda and config.precision.name not in LOW),
-            ("precision=fp32", config.precision.name is PrecisionName.fp64),
+            ("precision=half", on_cuda and not PRECISIONS[config.precision.name].transfer.endswith("16")),
+            ("precision=fp32", config.precision.name == "fp64"),
             ("layout=nhwc", config.layout.name is not LayoutName.nhwc),
             ("compile=true", on_cuda and config.compile is False),
             (f"gpus={2 * config.gpus}", not several),
@@ -96,13 +119,20 @@ def _options(config: VisionConfig, placement: Placement, bound: str) -> list[tup
     return found[bound]
 
 
-LOW = (PrecisionName.half, PrecisionName.fp16, PrecisionName.bf16)
-
-
 WORKLOAD = Workload(
     name="vision",
+    schema=VisionConfig,
+    options={
+        "strategy": {name: strategy.options for name, strategy in STRATEGIES.items()},
+        "loader": {name: loader.options for name, loader in LOADERS.items()},
+        "dataset": {name: dataset.options for name, dataset in DATASETS.items()},
+        "model": {"mobilenet_v2": ModelConfig},
+        "optimizer": {name: options for name, (_, options) in OPTIMIZERS.items()},
+        "profile": PROFILES,
+    },
     work="multicard.vision.train:train",
-    preload=("multicard.vision.train", "pyarrow.parquet", "hydra.main"),
+    preload=("multicard.vision.train", "multicard.vision.data.host_loader", "pyarrow.parquet", "hydra.main"),
+    processes=processes,
     check=check,
     arguments=arguments,
     axes=summary.axes,

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from multicard.config.vision import LoaderName
 from multicard.measure import timing
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
 from multicard.records import run_folder
@@ -173,7 +172,7 @@ def test_batches_made_beside_a_busy_step_are_those_of_the_host(loader: str, word
     expected = pixels(read(source(content, Shuffled(40, 1), *words)))
     device = torch.device("cuda", 0)
     asked = source(content, Shuffled(40, 1), *words, f"loader={loader}", device=device, **options)
-    loaded, kept = LOADERS[LoaderName(loader)](asked), []
+    loaded, kept = LOADERS[loader].load(asked), []
     for _ in range(2):  # epochs
         for batch in loaded:
             images = batch.images.to(device, non_blocking=True).expand(-1, 3, -1, -1)
@@ -186,7 +185,7 @@ def test_batches_made_beside_a_busy_step_are_those_of_the_host(loader: str, word
 
 def test_making_batches_does_not_wait_for_the_step():
     asked = source(noise(64, 28, 28), Shuffled(64, 1), "loader=device", device=torch.device("cuda", 0))
-    batches = iter(LOADERS[LoaderName.device](asked))
+    batches = iter(LOADERS["device"].load(asked))
     next(batches)
     busy(50)
     next(batches)

@@ -6,12 +6,12 @@ from dataclasses import replace
 import hydra
 from omegaconf import DictConfig
 
-from multicard import cli
-from multicard.config import registry, vision
+from multicard import cli, workloads
+from multicard.config import vision
 from multicard.controller import run
 from multicard.vision import workload
 
-registry.register()
+workloads.register()
 WORKLOAD = replace(workload.WORKLOAD, work="tests.slurm.work:train")
 
 
@@ -21,4 +21,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.execute(main, WORKLOAD, vision.VisionConfig, vision.SCHEMAS, vision.ExperimentName))
+    sys.exit(cli.execute(main, WORKLOAD, vision.ExperimentName))

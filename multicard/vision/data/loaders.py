@@ -1,143 +1,66 @@
-"""The loaders: a split of a data set in, an iterable of batches out.
+"""Loaders: a split of a data set in, an iterable of batches out.
 
-All of them yield the same images in the sampler's order, normalised, in the precision's transfer type, and count the
-bytes that each batch brings to the device.
+All yield the same images in the sampler's order, normalised, in the precision's transfer type, and count the bytes
+that each batch brings to the device. A loader is one entry of `LOADERS`; its code is imported where it is used.
 """
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms import v2
+from multicard.config.base import require
+from multicard.config.vision import CacheMode, DaliConfig, ImagesConfig, LoaderConfig, VisionConfig, WorkersConfig
 
-from multicard.config.vision import LoaderName, WorkersConfig
-from multicard.ranks.process import die_with_parent
-from multicard.vision.data import preprocess, splits
-from multicard.vision.data.batch import Batch, Input, Source
+if TYPE_CHECKING:
+    from multicard.vision.data.batch import Input, Source
 
 
-class Samples(Dataset[tuple[torch.Tensor, int]]):
-    """One sample at a time through torchvision's v2 transforms, as the papers had it."""
+@dataclass(frozen=True)
+class Loader:
+    """One loader.
 
-    def __init__(self, source: Source) -> None:
-        self.source, self.split, config = source, source.split, source.config.dataset
-        size = [config.image_size, config.image_size]
-        self.transform = v2.Compose(
-            [
-                v2.ToImage(),
-                v2.RGB(),  # a grey image three times
-                v2.Resize(size, antialias=True),
-                v2.ToDtype(torch.float64 if source.transfer is torch.float64 else torch.float32, scale=True),
-                v2.Normalize(config.mean, config.std),
-                v2.ToDtype(source.transfer),
-            ]
-        )
+    made_by: the class or function that makes an `Input` of a `Source`, as "module:name".
+    options: the schema of `loader.*`.
+    refuse: raises ValueError, with the key and the remedy, for what the loader cannot do here.
+    prepared: batches that are ready before the step that asks for them, of the options and the workers of a rank.
+    """
 
-    def __len__(self) -> int:
-        return len(self.split)
+    made_by: str
+    options: type[LoaderConfig] = LoaderConfig
+    refuse: Callable[[VisionConfig], None] = lambda config: None
+    prepared: Callable[[Any, int], int] = lambda options, workers: 1
 
-    def __getitem__(self, draw: int) -> tuple[torch.Tensor, int]:
-        index = draw % len(self.split)
-        image = self.split.images[index]
-        if isinstance(image, Path):
-            image = splits.decode(image, self.source.config.dataset.image_size)  # (S, S, 3)
-        channels_first = torch.from_numpy(image if image.ndim == 3 else image[..., None]).permute(2, 0, 1)
-        shown = self.source.windows(np.array([draw]))
-        if shown is not None:
-            (top,), (left,), (flip,) = shown.top, shown.left, shown.flip
-            channels_first = channels_first[:, top : top + shown.height, left : left + shown.width]
-            channels_first = channels_first.flip(2) if flip else channels_first
-        return self.transform(channels_first).as_subclass(torch.Tensor), int(self.split.labels[index])
+    def load(self, source: "Source") -> "Input":
+        return resolve_name(self.made_by)(source)
 
 
-class WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """A batch at a time: one transform for all of its images, which the workers read from one shared copy."""
-
-    def __init__(self, source: Source) -> None:
-        self.source, self.split = source, source.split
-        self.prepare = preprocess.Preparation(
-            source.config.dataset, source.transfer, pin=source.pin and not source.workers
-        )
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def __getitems__(self, draws: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        drawn = np.array(draws)
-        indices = drawn % len(self.split)
-        raw = torch.from_numpy(splits.gather(self.split, indices, self.source.config.dataset.image_size))
-        shown = self.source.windows(drawn)
-        if shown is not None:
-            raw = preprocess.show(raw, shown)
-        return self.prepare(raw), torch.from_numpy(self.split.labels[indices])
+def refuse_for_device(config: VisionConfig) -> None:
+    undecoded = isinstance(config.dataset, ImagesConfig) and config.dataset.cache is CacheMode.none
+    remedy = "it moves decoded images; use dataset.cache=mmap or ram, or loader=batched"
+    require(not undecoded, f"loader=device: does not go with dataset.cache=none: {remedy}")
 
 
-class FromHost:
-    """What a DataLoader has made on the host: all of it crosses."""
-
-    setup_bytes = 0
-
-    def __init__(self, source: Source, dataset: Dataset[Any], collate: Callable[[Any], Any] | None) -> None:
-        options, workers = source.config.loader, source.workers
-        assert isinstance(options, WorkersConfig)
-        self.facts: dict[str, Any] = {"workers": workers}
-        self.loader = DataLoader(
-            dataset,
-            batch_size=source.batch_size,
-            sampler=source.sampler,
-            num_workers=workers,
-            collate_fn=collate,
-            multiprocessing_context="fork" if workers else None,  # torch's default on Linux; a forked rank loses it
-            pin_memory=source.pin,
-            prefetch_factor=options.prefetch_factor if workers else None,
-            persistent_workers=options.persistent_workers and workers > 0,
-            worker_init_fn=_start_worker,
-            # its own: else starting workers, which a run that goes on does once more, would draw from dropout's numbers
-            generator=torch.Generator().manual_seed(source.config.seed),
-        )
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (Batch(images, labels, images.nbytes, labels.nbytes) for images, labels in self.loader)
+def refuse_for_dali(_: VisionConfig) -> None:
+    installed = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
+    remedy = "pip install -r requirements-dali.txt (or make dali), or use loader=device"
+    require(installed, f"loader=dali: NVIDIA DALI is not installed; {remedy}")
 
 
-def _start_worker(_: int) -> None:
-    die_with_parent()
+def workers_ahead(options: WorkersConfig, workers: int) -> int:
+    return workers * options.prefetch_factor
 
 
-def torch_loader(source: Source) -> Input:
-    """torch's DataLoader over single samples: decode, resize and normalise in the workers, on the host."""
-    return FromHost(source, Samples(source), None)
-
-
-def batched_loader(source: Source) -> Input:
-    """torch's DataLoader over whole batches: the same work, once a batch. Of grey images one channel crosses."""
-    return FromHost(source, WholeBatches(source), _as_it_is)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
-def device_loader(source: Source) -> Input:
-    """The raw uint8 set on the device: resize and normalise there, beside the step before. See `resident`."""
-    from multicard.vision.data.device_loader import Resident
-
-    return Resident(source)
-
-
-def dali_loader(source: Source) -> Input:
-    """NVIDIA DALI's pipeline. See `dali`."""
-    from multicard.vision.data.dali_loader import Dali
-
-    return Dali(source)
-
-
-LOADERS: dict[str, Callable[[Source], Input]] = {
-    LoaderName.torch: torch_loader,
-    LoaderName.batched: batched_loader,
-    LoaderName.device: device_loader,
-    LoaderName.dali: dali_loader,
+HERE = "multicard.vision.data"
+LOADERS = {
+    "torch": Loader(f"{HERE}.host_loader:samples", WorkersConfig, prepared=workers_ahead),
+    "batched": Loader(f"{HERE}.host_loader:whole_batches", WorkersConfig, prepared=workers_ahead),
+    "device": Loader(f"{HERE}.device_loader:Resident", refuse=refuse_for_device),
+    "dali": Loader(
+        f"{HERE}.dali_loader:Dali",
+        DaliConfig,
+        refuse_for_dali,
+        prepared=lambda options, _: options.prefetch_queue_depth,
+    ),
 }

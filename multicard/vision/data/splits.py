@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # ImageFolder's
-
 
 @dataclass
 class Split:

@@ -1,0 +1,116 @@
+"""`loader=torch` and `loader=batched`: torch's DataLoader over samples, or over whole batches.
+
+All the work is done on the host, in the loader's workers.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
+
+from multicard.config.vision import WorkersConfig
+from multicard.ranks.process import die_with_parent
+from multicard.vision.data import preprocess, splits
+from multicard.vision.data.batch import Batch, Source
+
+
+class Samples(Dataset[tuple[torch.Tensor, int]]):
+    """One sample at a time through torchvision's v2 transforms, as the papers had it."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.split, config = source, source.split, source.config.dataset
+        size = [config.image_size, config.image_size]
+        self.transform = v2.Compose(
+            [
+                v2.ToImage(),
+                v2.RGB(),  # a grey image three times
+                v2.Resize(size, antialias=True),
+                v2.ToDtype(torch.float64 if source.transfer is torch.float64 else torch.float32, scale=True),
+                v2.Normalize(config.mean, config.std),
+                v2.ToDtype(source.transfer),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, draw: int) -> tuple[torch.Tensor, int]:
+        index = draw % len(self.split)
+        image = self.split.images[index]
+        if isinstance(image, Path):
+            image = splits.decode(image, self.source.config.dataset.image_size)  # (S, S, 3)
+        channels_first = torch.from_numpy(image if image.ndim == 3 else image[..., None]).permute(2, 0, 1)
+        shown = self.source.windows(np.array([draw]))
+        if shown is not None:
+            (top,), (left,), (flip,) = shown.top, shown.left, shown.flip
+            channels_first = channels_first[:, top : top + shown.height, left : left + shown.width]
+            channels_first = channels_first.flip(2) if flip else channels_first
+        return self.transform(channels_first).as_subclass(torch.Tensor), int(self.split.labels[index])
+
+
+class WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A batch at a time: one transform for all of its images, which the workers read from one shared copy."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.split = source, source.split
+        self.prepare = preprocess.Preparation(
+            source.config.dataset, source.transfer, pin=source.pin and not source.workers
+        )
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitems__(self, draws: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        drawn = np.array(draws)
+        indices = drawn % len(self.split)
+        raw = torch.from_numpy(splits.gather(self.split, indices, self.source.config.dataset.image_size))
+        shown = self.source.windows(drawn)
+        if shown is not None:
+            raw = preprocess.show(raw, shown)
+        return self.prepare(raw), torch.from_numpy(self.split.labels[indices])
+
+
+class FromHost:
+    """What a DataLoader has made on the host: all of it crosses."""
+
+    setup_bytes = 0
+
+    def __init__(self, source: Source, dataset: Dataset[Any], collate: Callable[[Any], Any] | None) -> None:
+        options, workers = source.config.loader, source.workers
+        assert isinstance(options, WorkersConfig)
+        self.facts: dict[str, Any] = {"workers": workers}
+        self.loader = DataLoader(
+            dataset,
+            batch_size=source.batch_size,
+            sampler=source.sampler,
+            num_workers=workers,
+            collate_fn=collate,
+            multiprocessing_context="fork" if workers else None,  # torch's default on Linux; a forked rank loses it
+            pin_memory=source.pin,
+            prefetch_factor=options.prefetch_factor if workers else None,
+            persistent_workers=options.persistent_workers and workers > 0,
+            worker_init_fn=_start_worker,
+            # its own: else starting workers, which a run that goes on does once more, would draw from dropout's numbers
+            generator=torch.Generator().manual_seed(source.config.seed),
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (Batch(images, labels, images.nbytes, labels.nbytes) for images, labels in self.loader)
+
+
+def _start_worker(_: int) -> None:
+    die_with_parent()
+
+
+def samples(source: Source) -> FromHost:
+    """A DataLoader over single samples: decode, resize and normalise, as the papers had it."""
+    return FromHost(source, Samples(source), None)
+
+
+def whole_batches(source: Source) -> FromHost:
+    """A DataLoader over whole batches: the same work, once for a batch. Of grey images one channel crosses."""
+    return FromHost(source, WholeBatches(source), lambda batch: batch)

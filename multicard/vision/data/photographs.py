@@ -1,0 +1,69 @@
+"""`dataset=images`: a folder of photographs, train/<class>/* and validation/<class>/*."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from multicard.config.base import require
+from multicard.config.vision import CacheMode, ImagesConfig
+from multicard.vision.data import decoded_cache
+from multicard.vision.data.splits import Data, Split
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+
+
+def read(config: ImagesConfig) -> Data:
+    """The paths of all photographs, classes and files in the order of their names, as torchvision's ImageFolder has
+    them, but for hidden ones."""
+    root = Path(str(config.root)).expanduser()
+    parts = []
+    for part in ("train", "validation"):
+        images = [images_in(folder) for folder in class_folders(root / part)]
+        labels = np.repeat(np.arange(len(images)), [len(paths) for paths in images])
+        parts.append(Split([path for paths in images for path in paths], labels.astype(np.int64)))
+    return Data(*parts, classes=len(images))
+
+
+def finish(data: Data, config: ImagesConfig) -> Data:
+    """The same photographs decoded, unless they are to be decoded each time."""
+    return data if config.cache is CacheMode.none else decoded_cache.cached(data, config)
+
+
+def class_folders(part: Path) -> list[Path]:
+    return sorted(path for path in part.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def images_in(folder: Path) -> list[Path]:
+    """All images below `folder` that neither are hidden nor lie in a hidden folder."""
+    paths = [Path(root, name) for root, _, names in sorted(os.walk(folder, followlinks=True)) for name in sorted(names)]
+    return [
+        path
+        for path in paths
+        if path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+
+
+def check(config: ImagesConfig) -> None:
+    """See that both parts hold the same classes, each with an image, and that decoded ones can be stored.
+
+    Raises:
+        ValueError: with the key and the remedy.
+    """
+    root = Path(str(config.root)).expanduser()
+    key = f"dataset.root={root}"
+    remedy = "it must hold train/<class>/ and validation/<class>/ with the images"
+    classes: dict[str, set[str]] = {}
+    for part in ("train", "validation"):
+        require((root / part).is_dir(), f"{key}: no folder {part}/ in it; {remedy}")
+        folders = class_folders(root / part)
+        require(bool(folders), f"{key}: no class folders in {part}/; {remedy}")
+        for folder in folders:
+            problem = f"{key}: no image in {part}/{folder.name}/; put its images there or remove the folder"
+            require(bool(images_in(folder)), problem)
+        classes[part] = {folder.name for folder in folders}
+    differ = sorted(classes["train"] ^ classes["validation"])
+    remedy = "both parts need the same class folders"
+    require(not differ, f"{key}: only in one of train/ and validation/: {', '.join(differ)}; {remedy}")
+    if config.cache is not CacheMode.none:
+        decoded_cache.check(config)
