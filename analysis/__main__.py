@@ -104,7 +104,7 @@ def _claims(options: argparse.Namespace) -> int:
     from analysis import claims
     from analysis.claims import render as told
 
-    chosen = claims.chosen(options.only.split(",")) if options.only is not None else claims.CLAIMS
+    chosen = claims.named(options.only.split(",")) if options.only is not None else claims.CLAIMS
     found = load.read(options.folders or FOLDERS)
     verdicts = claims.judge(found.runs, options.mix, chosen)
     if options.markdown is not None:

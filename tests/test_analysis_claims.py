@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from analysis.__main__ import main
-from analysis.claims import CLAIMS, Verdict, chosen, judge
+from analysis.claims import CLAIMS, Verdict, judge, named
 from analysis.claims import render as told
 from analysis.papers import experiments
 from analysis.runs import load, steps
@@ -19,13 +19,13 @@ STATES = {"holds": "holds", "fails": "does not hold", "undecided": "undecided"}
 
 
 def judged(folder: Path, *names: str, mix: bool = False) -> list[Verdict]:
-    return judge(load.read([folder]).runs, mix, chosen(names))
+    return judge(load.read([folder]).runs, mix, named(names))
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("name", [claim.name for claim in CLAIMS])
 def test_a_claim_is_judged_by_what_was_measured(name: str, state: str, tmp_path: Path):
-    case, (claim,) = CASES[name], chosen([name])
+    case, (claim,) = CASES[name], named([name])
     write(tmp_path, claim.experiment, lambda cell: case.world(cell, getattr(case, state)))
     (found,) = judged(tmp_path, name)
     assert found.verdict == STATES[state], found.why
@@ -66,7 +66,7 @@ def test_a_figure_is_the_ratio_of_its_cells_and_intervals_widen_with_their_numbe
         assert one.estimate == pytest.approx(150.0) and one.confidence == pytest.approx(1 - 0.05 / 4)
         assert one.text == f"faster by 150.0 % ({one.low:.1f} to {one.high:.1f})"
     alone = [run for run in load.read([tmp_path]).runs if run["gpus"] == 1]
-    (single,) = judge(alone, claims=chosen(["fp16-over-fp64"]))
+    (single,) = judge(alone, claims=named(["fp16-over-fp64"]))
     assert single.figures[0].confidence == pytest.approx(0.95) and single.verdict == "holds"
     assert single.asked == 4 and single.why == "1 of 4 comparisons"
     ours, all_four = single.figures[0], found.figures[0]
@@ -108,13 +108,13 @@ def test_a_cell_that_failed_is_named_and_no_figure(tmp_path: Path):
     assert "n=4; 3 of 9 comparisons; 2 cells did not end ok" in " ".join(" ".join(told.table([memory], 200)).split())
     assert [one.text for one in needs.figures] == ["oom", "oom", "ok"]
     some = [run for run in load.read([tmp_path]).runs if run["gpus"] != 4]
-    assert judge(some, claims=chosen(["qat-needs-4-gpus"]))[0].verdict == "undecided"
+    assert judge(some, claims=named(["qat-needs-4-gpus"]))[0].verdict == "undecided"
 
 
 def test_a_claim_of_two_parts_needs_both(tmp_path: Path):
     write(tmp_path, "datasets", lambda cell: iterations(cell, 1.0))
     few = [run for run in load.read([tmp_path]).runs if run["gpus"] <= 2]
-    (found,) = judge(few, claims=chosen(["iteration-by-gpus"]))
+    (found,) = judge(few, claims=named(["iteration-by-gpus"]))
     assert {one.verdict for one in found.figures} == {"holds"} and found.verdict == "undecided"
     assert "3 of 9 comparisons" in found.why
 
@@ -132,10 +132,10 @@ def test_seeds_count_and_many_need_no_steps(tmp_path: Path, monkeypatch: pytest.
     for seed in range(8):
         write(tmp_path / str(seed), "table5", lambda cell: world(cell, 1.0 + 0.001 * seed), seed=seed)  # noqa: B023
     runs = load.read([tmp_path]).runs
-    (few,) = judge([run for run in runs if run["seed"] < 3], claims=chosen(["pinned-tuning"]))
+    (few,) = judge([run for run in runs if run["seed"] < 3], claims=named(["pinned-tuning"]))
     assert few.verdict == "holds" and few.n == 24 and few.figures[0].basis == "steps"
     monkeypatch.setattr(steps, "measured_s", lambda run: pytest.fail("read the steps of a run"))
-    (many,) = judge(runs, claims=chosen(["pinned-tuning"]))
+    (many,) = judge(runs, claims=named(["pinned-tuning"]))
     assert many.verdict == "holds" and many.n == 64 and many.figures[0].basis == "8 runs"
 
 

@@ -1,12 +1,10 @@
 """`claims`: what the two papers say, tested on the runs at hand.
 
-`vision` and `llm` have the claims, each with the rule that tests it; `rules` finds the cells that a rule compares, in
-the panels of `analysis.experiments`; `measures` compares two of them, with the intervals of `intervals`; `judge` puts a
-verdict together and `show` writes it down.
+`claims.yaml` has the claims, each with the `rules` that test it: which cells of an experiment to compare, by which of
+the `measures`, within which bounds. `verdicts` judges the comparisons, and `render` writes the verdicts.
 """
 
-from analysis.claims.catalogue import CLAIMS, chosen
-from analysis.claims.claim import Claim
+from analysis.claims.claim import CLAIMS, Claim, named
 from analysis.claims.verdicts import Figure, Verdict, judge
 
-__all__ = ["CLAIMS", "Claim", "Figure", "Verdict", "chosen", "judge"]
+__all__ = ["CLAIMS", "Claim", "Figure", "Verdict", "judge", "named"]

@@ -1,44 +1,77 @@
-"""A claim of a paper, and what all of them share.
+"""The papers' claims, as `claims.yaml` has them."""
 
-Where a paper gives a range, the rule says whether it is a bound from below (more of it is no contradiction) or the
-claim itself. Margins are ours, and said in the rule: the papers have none. Figures in `printed` are the papers' own.
-"""
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
-from dataclasses import dataclass
+import msgspec
 
 from analysis.claims.rules import Rule
 
-NO_PLACE = "no table or figure noted"
-LEVEL = 5.0  # %: a time that is longer or shorter by less is level
-HARDLY = 10.0  # %: a time that grows by less hardly grows
+FILE = Path(__file__).with_name("claims.yaml")
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A sentence of a paper that runs can test.
 
     name: short, as `--only` takes it.
-    place: table or figure, as far as it is known.
-    printed: the paper's own figures; empty where the sentence has them all.
-    test: the rule in words.
-    experiment: of conf/experiment, whose cells test it.
-    reached: it holds if one comparison does (an "up to"), not if all do.
-    whole: it holds only if all of the papers' cells that it needs were measured.
-    note: what must be said beside it.
+    says: the sentence. printed: the paper's own figures; empty where the sentence has them all.
+    paper: the number on arXiv. place: the table or figure.
+    test: the rules in words.
+    experiment: of conf/experiment, whose cells test the claim.
+    needs: which comparisons must hold: `all` that were measured, `one` of them (an "up to"), or all of `every_cell`.
+    note: a caveat that is printed with the claim.
     """
 
-    name: str
     says: str
-    paper: str
-    place: str
-    printed: str
-    test: str
     experiment: str
-    rule: Rule
-    reached: bool = False
-    whole: bool = False
+    test: str
+    rules: list[Rule]
+    place: str = "no table or figure noted"
+    printed: str = ""
+    needs: Literal["all", "one", "every_cell"] = "all"
     note: str = ""
+    name: str = ""
+    paper: str = ""
 
     @property
     def source(self) -> str:
         return f"arXiv {self.paper}, {self.place}"
+
+    @property
+    def cited(self) -> str:
+        """The sentence with its source."""
+        return f"{self.says} ({self.source})" + f"; {self.note}" * bool(self.note)
+
+
+def load(content: bytes) -> tuple[Claim, ...]:
+    """Claims in the form of `claims.yaml`: by paper and name.
+
+    Raises:
+        msgspec.ValidationError: an unknown key or rule, or a value of the wrong type, with its place in the file.
+    """
+    papers = msgspec.yaml.decode(content, type=dict[str, dict[str, Claim]])
+    return tuple(
+        msgspec.structs.replace(claim, name=name, paper=paper)
+        for paper, claims in papers.items()
+        for name, claim in claims.items()
+    )
+
+
+CLAIMS = load(FILE.read_bytes())
+
+
+def named(names: Sequence[str]) -> list[Claim]:
+    """The claims of these names, in this order.
+
+    Raises:
+        ValueError: an unknown name, with the nearest and all known ones.
+    """
+    claims = {claim.name: claim for claim in CLAIMS}
+    for name in names:
+        if name not in claims:
+            near = difflib.get_close_matches(name, claims, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(f"--only: no claim {name}{hint}; there are {', '.join(claims)}")
+    return [claims[name] for name in dict.fromkeys(names)]

@@ -1,88 +1,89 @@
-"""Verdicts for people: a table for the terminal, one claim at length, and Markdown; and JSON for programs.
+"""Verdicts as a table for the terminal, as one claim at length, as Markdown, and as JSON for programs."""
 
-Text from runs is cleaned, and escaped in Markdown.
-"""
-
-import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
-from io import StringIO
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED
 from analysis.claims.verdicts import Figure, Verdict, labels
 from analysis.runs.caveats import legend
 from analysis.runs.load import Skipped
+from multicard.records import text_table
 from multicard.records.run_folder import write_json, write_text
-from multicard.records.text_table import clean
+from multicard.records.text_table import clean, escape_markdown
 
-WIDTH, LEAST = 120, 80  # columns where the output is no terminal; and of a terminal
-UNLIKE = "~"  # the mark of what was measured in another setting than the papers'
-LISTED = 4  # figures of a part of a claim that the table names; of more, the least and the greatest
-ORDER = (HOLDS, FAILS, UNDECIDED, UNMEASURED)
-COUNTED = {HOLDS: "hold", FAILS: "do not hold", UNDECIDED: "undecided", UNMEASURED: "not measured"}
-EACH = {HOLDS: "hold", FAILS: "do not", UNDECIDED: "undecided", UNMEASURED: "without a figure"}
+WIDTH, LEAST_WIDTH = 120, 80  # columns where the output is no terminal, and of a narrow terminal
+UNLIKE = "~"  # marks what was measured in another setting than the paper's
+MAX_LISTED = 4  # figures of a rule that the table lists; of more, it lists the least and the greatest
+SUMMARISED = {HOLDS: "hold", FAILS: "do not hold", UNDECIDED: "undecided", UNMEASURED: "not measured"}
+COUNTED = {HOLDS: "hold", FAILS: "do not", UNDECIDED: "undecided", UNMEASURED: "without a figure"}
 HEADINGS = ("claim", "says", "verdict", "your figures", "the paper's")
 
 
 def table(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
-    """All claims, a row each: those measured with their figures, the rest by their names; and what to run for them."""
-    width = WIDTH if limit is None else max(LEAST, limit)
-    judged = [one for one in verdicts if one.verdict != UNMEASURED]
-    rest = [one for one in verdicts if one.verdict == UNMEASURED]
-    told = _grid([_row(one) for one in judged], width) if judged else []
-    told += ["", *_wrapped("not measured: " + "; ".join(_short(one) for one in rest), width)] if rest else []
-    return [*told, "", *_notes(verdicts, width)]
+    """A row for each measured claim, the names of the rest, and the commands that would measure those."""
+    width = WIDTH if limit is None else max(LEAST_WIDTH, limit)
+    judged = [verdict for verdict in verdicts if verdict.verdict != UNMEASURED]
+    rest = [verdict for verdict in verdicts if verdict.verdict == UNMEASURED]
+    lines = []
+    if judged:
+        blank = [""] * len(HEADINGS)
+        rows = [row for verdict in judged for row in (blank, _narrowed(_row(verdict), width))]
+        lines = text_table.text(HEADINGS, rows, width, wrap=True)
+    if rest:
+        names = [verdict.claim.name + f" ({verdict.why})" * (not verdict.why.startswith("no runs")) for verdict in rest]
+        lines += ["", *_wrapped(f"not measured: {'; '.join(names)}", width)]
+    return [*lines, "", *_notes(verdicts, width)]
 
 
 def at_length(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
-    """A block for each claim: its rule, every figure, and the other settings."""
-    width = WIDTH if limit is None else max(LEAST, limit)
-    told = []
-    for one in verdicts:
-        told += [f"{one.claim.name}: {_verdict(one)}", *_fields(one, width), ""]
-    return [*told, *_notes(verdicts, width)]
+    """A block for each claim: its test, every figure, and the other settings."""
+    width = WIDTH if limit is None else max(LEAST_WIDTH, limit)
+    lines = []
+    for verdict in verdicts:
+        lines.append(f"{verdict.claim.name}: {_marked(verdict)}")
+        for name, texts in _fields(verdict).items():
+            for index, text in enumerate(texts):
+                lines += _wrapped(text, width, f"  {'' if index else name:<9} ")
+        lines.append("")
+    return [*lines, *_notes(verdicts, width)]
 
 
 def _notes(verdicts: Sequence[Verdict], width: int) -> list[str]:
-    notes = [*summary(verdicts), *explained(verdicts)]
-    return [*(line for note in notes for line in _wrapped(note, width)), *_commands(verdicts)]
-
-
-def markdown(verdicts: Sequence[Verdict]) -> str:
-    """The same as a document."""
-    rows = [["<br>".join(map(_escaped, cell.split("\n"))) for cell in (*_row(one), one.claim.test)] for one in verdicts]
-    head = (*HEADINGS, "tested by")
-    told = ["# Claims of the papers", "", _line(head), _line(["---"] * len(head)), *map(_line, rows), ""]
-    for one in verdicts:
-        if one.figures:
-            told += [f"- `{one.claim.name}`: {_escaped(measured(one))}"]
-            told += [f"  - {_escaped(line)}" for line in _others(one)]
-    notes = [*summary(verdicts), *explained(verdicts)]
-    told += ["", *(f"- {_escaped(note)}" for note in notes), ""]
-    commands = list(_needed(verdicts))
-    told += ["What is not measured:", "", "```", *commands, "```", ""] if commands else []
-    return "\n".join(told)
+    notes = [line for note in (*summary(verdicts), *_explanations(verdicts)) for line in _wrapped(note, width)]
+    commands = _commands(verdicts)
+    return [*notes, *(["", "to measure the rest:", *(f"  {command}" for command in commands)] if commands else [])]
 
 
 def write_markdown(path: Path, verdicts: Sequence[Verdict]) -> None:
-    write_text(path, markdown(verdicts))
+    """The table and its notes as a document."""
+    rows = [[*_row(verdict), verdict.claim.test] for verdict in verdicts]
+    lines = ["# Claims of the papers", "", text_table.markdown([*HEADINGS, "tested by"], rows), ""]
+    for verdict in verdicts:
+        if verdict.figures:
+            lines.append(f"- `{verdict.claim.name}`: {escape_markdown(measured(verdict))}")
+            lines += [f"  - {escape_markdown(line)}" for line in _other_settings(verdict)]
+    notes = (*summary(verdicts), *_explanations(verdicts))
+    lines += ["", *(f"- {escape_markdown(note)}" for note in notes), ""]
+    commands = _commands(verdicts)
+    lines += ["What is not measured:", "", "```", *commands, "```", ""] if commands else []
+    write_text(path, "\n".join(lines))
 
 
 def write_verdicts(path: Path, verdicts: Sequence[Verdict], skipped: Sequence[Skipped]) -> None:
-    """JSON with all figures, and the records that could not be used; a bound that is not there is null."""
-    left_out = [{"folder": str(one.folder), "why": one.why} for one in skipped]
-    claims = [as_dict(one) for one in verdicts]
-    write_json(path, {"claims": claims, "summary": summary(verdicts)[0], "skipped": left_out})
+    """All figures as JSON, and the records that could not be used; a missing bound is null."""
+    content = {
+        "claims": [_as_dict(verdict) for verdict in verdicts],
+        "summary": summary(verdicts)[0],
+        "skipped": [{"folder": str(one.folder), "why": one.why} for one in skipped],
+    }
+    write_json(path, content)
 
 
-def as_dict(one: Verdict) -> dict[str, Any]:
-    claim = one.claim
+def _as_dict(verdict: Verdict) -> dict[str, Any]:
+    claim = verdict.claim
     about = {
         "name": claim.name,
         "claim": claim.says,
@@ -92,18 +93,22 @@ def as_dict(one: Verdict) -> dict[str, Any]:
         "test": claim.test,
         "experiment": claim.experiment,
     }
-    found = {key: value for key, value in asdict(one).items() if key != "claim"}
-    return about | found | {"of_gpus": one.of_gpus}
+    return (
+        about | {key: value for key, value in asdict(verdict).items() if key != "claim"} | {"of_gpus": verdict.of_gpus}
+    )
 
 
 def summary(verdicts: Sequence[Verdict]) -> list[str]:
-    """How many of each verdict, and how many of them say nothing of the papers' GPUs."""
-    counts = {verdict: sum(one.verdict == verdict for one in verdicts) for verdict in ORDER}
-    told = ", ".join(f"{count} {_counted(verdict, count)}" for verdict, count in counts.items())
-    lines = [f"{len(verdicts)} claim{'s' * (len(verdicts) != 1)}: {told}"]
-    small = sum(one.verdict != UNMEASURED and not one.of_gpus for one in verdicts)
-    if small:
-        which = "all" if small == len(verdicts) - counts[UNMEASURED] else f"{small}"
+    """How many claims got each verdict, and how many of these say nothing of the papers' GPUs."""
+    counts = {kind: sum(verdict.verdict == kind for verdict in verdicts) for kind in SUMMARISED}
+    phrases = [
+        f"{count} {kind if count == 1 and kind in (HOLDS, FAILS) else SUMMARISED[kind]}"
+        for kind, count in counts.items()
+    ]
+    lines = [f"{len(verdicts)} claim{'s' * (len(verdicts) != 1)}: {', '.join(phrases)}"]
+    not_of_gpus = sum(verdict.verdict != UNMEASURED and not verdict.of_gpus for verdict in verdicts)
+    if not_of_gpus:
+        which = "all" if not_of_gpus == len(verdicts) - counts[UNMEASURED] else str(not_of_gpus)
         lines.append(
             f"{which} of those measured are of CPU ranks, shared GPUs or shrunk runs (see the marks): such verdicts "
             "neither confirm nor refute the papers"
@@ -111,167 +116,119 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
     return lines
 
 
-def _counted(verdict: str, count: int) -> str:
-    if count == 1:
-        return verdict if verdict in (HOLDS, FAILS) else COUNTED[verdict]
-    return COUNTED[verdict]
-
-
-def explained(verdicts: Sequence[Verdict]) -> list[str]:
-    """What holds of the figures altogether, and the marks."""
-    if not any(one.figures for one in verdicts):
+def _explanations(verdicts: Sequence[Verdict]) -> list[str]:
+    """What the intervals are, and the legend of the marks."""
+    if not any(verdict.figures for verdict in verdicts):
         return []
-    told = [
-        "in brackets: intervals, which cover the figures of a claim together at 95 % (Bonferroni); counted figures of "
+    lines = [
+        "in brackets: intervals, which together cover the figures of a claim at 95 % (Bonferroni); counted figures of "
         "single runs have none",
-        "a claim holds if all of its comparisons do (`up to`: if one does); undecided: an interval reaches over a "
-        "bound, or there is none",
+        "a claim holds if all of its comparisons do (an `up to`: if one does); it is undecided if an interval contains "
+        "a bound, or there is none",
     ]
-    bases = {figure.basis for one in verdicts for figure in one.figures}
+    bases = {figure.basis for verdict in verdicts for figure in verdict.figures}
     if {"steps", "epochs"} & bases:
-        told.append("intervals over steps or epochs of single runs do not know how runs differ: repeat with seed=0,1,2")
+        lines.append(
+            "intervals over the steps or epochs of single runs do not show how runs differ: repeat with seed=0,1,2"
+        )
     if any("rank" in basis for basis in bases):
-        told.append("profiled times are of a few steps: their intervals are over ranks (and seeds)")
-    unlike = dict.fromkeys(key for one in verdicts for key in one.unlike)
+        lines.append("profiled times are of a few steps: their intervals are over ranks (and seeds)")
+    unlike = dict.fromkeys(choice for verdict in verdicts for choice in verdict.unlike)
     if unlike:
-        told.append(f"{UNLIKE}  the papers had otherwise: {', '.join(unlike)}")
-    return [*told, *legend(one.marks for one in verdicts)]
+        lines.append(f"{UNLIKE}  the papers had otherwise: {', '.join(unlike)}")
+    return [*lines, *legend(verdict.marks for verdict in verdicts)]
 
 
-# ---- a claim
+def _row(verdict: Verdict) -> list[str]:
+    figures = "\n".join(_listed(verdict)) or verdict.why
+    return [verdict.claim.name, verdict.claim.cited, _marked(verdict), figures, verdict.claim.printed or "-"]
 
 
-def _row(one: Verdict) -> tuple[str, ...]:
-    claim = one.claim
-    says = f"{claim.says} ({claim.source})" + f"; {claim.note}" * bool(claim.note)
-    return claim.name, says, _verdict(one), "\n".join([*_figures(one), *_amount(one)]) or one.why, claim.printed or "-"
+def _narrowed(row: Sequence[str], width: int) -> list[str]:
+    """A row whose texts are wrapped, so that the figures have room."""
+    name, says, verdict, figures, printed = row
+    texts = (textwrap.fill(clean(text), round(share * width)) for text, share in ((says, 0.21), (printed, 0.13)))
+    return [name, next(texts), textwrap.fill(verdict, 14), figures, next(texts)]
 
 
-def _verdict(one: Verdict) -> str:
-    marks = one.marks + UNLIKE * bool(one.unlike)
-    return f"{one.verdict} [{marks}]" if marks else one.verdict
+def _marked(verdict: Verdict) -> str:
+    marks = verdict.marks + UNLIKE * bool(verdict.unlike)
+    return f"{verdict.verdict} [{marks}]" if marks else verdict.verdict
 
 
-def _figures(one: Verdict) -> list[str]:
-    """A line for each figure, or for the extremes of many, by the claim's parts."""
-    told = []
-    for part in sorted({figure.part for figure in one.figures}):
-        known = [figure for figure in one.figures if figure.part == part and figure.verdict != UNMEASURED]
+def _listed(verdict: Verdict) -> list[str]:
+    """Rule by rule a line for each figure, or for the extremes of many; at last how many runs were compared."""
+    lines = []
+    for part in sorted({figure.part for figure in verdict.figures}):
+        known = [figure for figure in verdict.figures if figure.part == part and figure.verdict != UNMEASURED]
         if not known:
             continue
-        named = dict(zip(map(id, known), labels(known), strict=True))
         if len({figure.what for figure in known}) == 1 and known[0].where:
-            told.append(f"{known[0].what}:")
-        shown = known if len(known) <= LISTED else _extremes(known)
-        told += [f"{named[id(figure)]}: {figure.text}" for figure in shown]
+            lines.append(f"{known[0].what}:")
+        labelled = list(zip(labels(known), known, strict=True))
+        shown = labelled if len(known) <= MAX_LISTED else _extremes(labelled)
+        lines += [f"{label}: {figure.text}" for label, figure in shown]
         if len(shown) < len(known):
-            told.append(_rest(known))
-    return told
-
-
-def _amount(one: Verdict) -> list[str]:
-    """Of how many runs, and of how much of the claim."""
-    measured = sum(figure.verdict != UNMEASURED for figure in one.figures)
-    part = f"; {measured} of {one.asked} comparisons" if measured < one.asked else ""
-    lost = f"; {len(one.lost)} cell{'s' * (len(one.lost) > 1)} did not end ok" if one.lost else ""
-    return [f"n={one.n}{part}{lost}"] if one.figures else []
-
-
-def _extremes(figures: Sequence[Figure]) -> list[Figure]:
-    """The least and the greatest; those that are no numbers as they come."""
-    numbers = [figure for figure in figures if figure.estimate is not None]
-    if not numbers:
-        return list(figures[:LISTED])
-    ordered = sorted(numbers, key=lambda figure: figure.estimate or 0.0)
-    return [ordered[0], ordered[-1]]
-
-
-def _rest(figures: Sequence[Figure]) -> str:
-    counts = {verdict: sum(one.verdict == verdict for one in figures) for verdict in ORDER}
-    told = ", ".join(f"{count} {EACH[verdict]}" for verdict, count in counts.items() if count)
-    return f"least and greatest of {len(figures)}: {told}"
-
-
-def _fields(one: Verdict, width: int) -> list[str]:
-    claim = one.claim
-    named = zip(one.figures, labels(one.figures), strict=True)
-    alone = len({figure.what for figure in one.figures}) == 1
-    fields = {
-        "says": [f"{claim.says} ({claim.source})" + f"; {claim.note}" * bool(claim.note)],
-        "paper": [claim.printed] * bool(claim.printed),
-        "holds if": [claim.test],
-        "measured": [measured(one)] if one.figures else [one.why],
-        "figures": [
-            *([f"{one.figures[0].what}:"] if alone and one.figures[0].where else []),
-            *(f"{label}: {figure.text}, {figure.verdict}{_basis(figure)}" for figure, label in named),
-        ],
-        "others": _others(one),
-    }
-    lines = []
-    for name, texts in fields.items():
-        for index, text in enumerate(texts):
-            head = f"  {name if not index else '':<9} "
-            lines += _wrapped(text, width, head)
+            counts = {kind: sum(figure.verdict == kind for figure in known) for kind in COUNTED}
+            phrases = ", ".join(f"{count} {COUNTED[kind]}" for kind, count in counts.items() if count)
+            lines.append(f"least and greatest of {len(known)}: {phrases}")
+    if verdict.figures:
+        measured = sum(figure.verdict != UNMEASURED for figure in verdict.figures)
+        share = f"; {measured} of {verdict.asked} comparisons" if measured < verdict.asked else ""
+        count = len(verdict.lost)
+        lost = f"; {count} cell{'s' * (count > 1)} did not end ok" if count else ""
+        lines.append(f"n={verdict.n}{share}{lost}")
     return lines
 
 
-def _basis(figure: Figure) -> str:
-    parts = [part for part in (figure.basis, figure.why) if part]
-    return f" ({'; '.join(parts)})" if parts else ""
+def _extremes(labelled: Sequence[tuple[str, Figure]]) -> list[tuple[str, Figure]]:
+    """The least and the greatest; the first few where there are no numbers."""
+    numbers = [(figure.estimate, index) for index, (_, figure) in enumerate(labelled) if figure.estimate is not None]
+    if not numbers:
+        return list(labelled[:MAX_LISTED])
+    return [labelled[min(numbers)[1]], labelled[max(numbers)[1]]]
 
 
-def measured(one: Verdict) -> str:
-    unlike = f"; other than the papers': {', '.join(one.unlike)}" if one.unlike else ""
-    return f"{one.setting}; n={one.n} runs{unlike}; {one.why}"
+def _fields(verdict: Verdict) -> dict[str, list[str]]:
+    claim, figures = verdict.claim, verdict.figures
+    same = figures[0].what if len({figure.what for figure in figures}) == 1 and figures[0].where else ""
+    lines = [f"{same}:"] if same else []
+    for figure, label in zip(figures, labels(figures), strict=True):
+        basis = "; ".join(part for part in (figure.basis, figure.why) if part)
+        lines.append(f"{label}: {figure.text}, {figure.verdict}" + f" ({basis})" * bool(basis))
+    return {
+        "says": [claim.cited],
+        "paper": [claim.printed] if claim.printed else [],
+        "holds if": [claim.test],
+        "measured": [measured(verdict) if figures else verdict.why],
+        "figures": lines,
+        "others": _other_settings(verdict),
+    }
 
 
-def _others(one: Verdict) -> list[str]:
-    told = [
+def measured(verdict: Verdict) -> str:
+    """What was measured, in how many runs, and why the verdict is what it is."""
+    unlike = f"; other than the papers': {', '.join(verdict.unlike)}" if verdict.unlike else ""
+    return f"{verdict.setting}; n={verdict.n} runs{unlike}; {verdict.why}"
+
+
+def _other_settings(verdict: Verdict) -> list[str]:
+    lines = [
         f"{other.apart or other.setting}: {other.verdict}" + f" [{other.marks}]" * bool(other.marks)
-        for other in one.others
+        for other in verdict.others
     ]
-    return [*told, *([f"and {one.unjudged} settings more, not judged"] if one.unjudged else [])]
-
-
-def _short(one: Verdict) -> str:
-    return one.claim.name if one.why.startswith("no runs") else f"{one.claim.name} ({one.why})"
+    return [*lines, *([f"and {verdict.unjudged} more settings, not judged"] if verdict.unjudged else [])]
 
 
 def _commands(verdicts: Sequence[Verdict]) -> list[str]:
-    commands = _needed(verdicts)
-    return ["", "to measure the rest:", *(f"  {command}" for command in commands)] if commands else []
-
-
-def _needed(verdicts: Sequence[Verdict]) -> list[str]:
-    """Each command once."""
-    return list(dict.fromkeys(one.command for one in verdicts if one.command is not None))
-
-
-# ---- how it is written
-
-
-def _grid(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """A table whose cells are wrapped."""
-    found = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0), header_style="none")
-    for heading, ratio in zip(HEADINGS, (0, 30, 15, 44, 18), strict=True):
-        found.add_column(heading, ratio=ratio or None, no_wrap=not ratio, overflow="fold")
-    found.expand = True
-    for row in rows:
-        found.add_row(*(Text("\n".join(map(clean, cell.split("\n")))) for cell in row))
-    written = StringIO()
-    Console(file=written, width=width, color_system=None, highlight=False).print(found)
-    return [line.rstrip() for line in written.getvalue().rstrip().splitlines()]
+    """The commands that measure what was not measured, each once."""
+    return list(dict.fromkeys(verdict.command for verdict in verdicts if verdict.command is not None))
 
 
 def _wrapped(text: str, width: int, head: str = "") -> list[str]:
-    lines = Text(clean(text)).wrap(Console(file=StringIO(), width=width), max(20, width - len(head)))
-    return [(head if not index else " " * len(head)) + line.plain.rstrip() for index, line in enumerate(lines)]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _escaped(text: str) -> str:
-    """For a cell of a table in Markdown: nothing in it is markup, or HTML."""
-    return re.sub(r"([\\`*_{}\[\]<>#|!~&])", r"\\\1", clean(text))
+    """Lines of at most `width` cells after `head`, which the further lines are indented by."""
+    indent = " " * len(head)
+    whole_words = textwrap.TextWrapper(
+        width, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return whole_words.wrap(clean(text)) or [head.rstrip()]

@@ -1,17 +1,22 @@
-"""The cells that a claim compares, and the bounds that decide it.
+"""Rules: which cells of an experiment a claim compares, and the bounds that its figures must keep.
 
-A rule finds comparisons in a panel of the claim's experiment: cells that are alike in all that is swept but the axis in
-question. Where a cell of the papers' grid was not measured, its comparison is there without runs, so that a verdict can
-say how much of the claim it rests on.
+A rule is an entry under `rules` in `claims.yaml`, and makes comparisons of a panel of the claim's experiment. Cells are
+compared that are alike in all swept columns but the axis in question. A comparison whose cells were not measured has no
+runs, so that a verdict can say how much of the claim it rests on.
 """
 
 import math
+import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, Literal
 
-from analysis.claims.measures import Known
+import msgspec
+
+from analysis.claims.measures import MEASURES, Sides
+from analysis.claims.readings import Readings
 from analysis.papers.experiments import Panel
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
@@ -20,41 +25,58 @@ from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 
 HOLDS, FAILS, UNDECIDED, UNMEASURED = "holds", "does not hold", "undecided", "not measured"
-Measure = Callable[[Known, Sequence[Run], Sequence[Run], float], Interval]
-Pairs = Callable[[Sequence[Any]], list[tuple[Any, Any]]]  # of an axis' values: which is compared with which
+OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 @dataclass(frozen=True)
 class Unit:
-    """How a measure is told: `of` is an increasing function of it, `form` the words around it."""
+    """How a measure is printed: `convert` is an increasing function of it, `text` the words around the number.
+
+    of_bottom: whether the figure says what the bottom has over the top, as "faster by" does.
+    """
 
     name: str
-    form: str
-    of: Callable[[float], float]
+    text: str
+    convert: Callable[[float], float]
     digits: int = 1
+    of_bottom: bool = False
 
-    def show(self, value: float) -> str:
+    def number(self, value: float) -> str:
         return f"{value:,.{self.digits}f}"
 
 
-# of time(top) / time(bottom): what the bottom does more in a second, and by how much less it takes
-FASTER = Unit("% faster", "faster by {} %", lambda ratio: 100 * (ratio - 1))
-LESS = Unit("% less", "less by {} %", lambda ratio: 100 * (1 - 1 / ratio))
-TIMES = Unit("x", "{} x", float, 2)
-POINTS = Unit("points", "{} points", lambda share: 100 * share, 2)
-SHARE = Unit("%", "{} %", lambda share: 100 * share)
-OF_TOP = (TIMES, POINTS)  # the others say what the bottom has of the top
+UnitName = Literal["faster", "less", "times", "points", "percent"]
+UNITS: dict[UnitName, Unit] = {
+    "faster": Unit("% faster", "faster by {} %", lambda ratio: 100 * (ratio - 1), of_bottom=True),
+    "less": Unit("% less", "less by {} %", lambda ratio: 100 * (1 - 1 / ratio), of_bottom=True),
+    "times": Unit("x", "{} x", float, 2),
+    "points": Unit("points", "{} points", lambda share: 100 * share, 2),
+    "percent": Unit("%", "{} %", lambda share: 100 * share),
+}
 
 
 @dataclass(frozen=True)
-class Bound:
-    """A claim about a figure, in its unit: it lies above `over` and below `under`."""
+class Comparison:
+    """One figure of a claim, not yet worked out.
 
-    over: float = -math.inf
-    under: float = math.inf
+    what: what is compared with what ("gpus=4 against 1"). where: in which cell beside that ("precision=fp32").
+    over, under: the bounds, in the unit. runs: empty where a cell was not measured.
+    interval: works it out, at a confidence. stands_for: comparisons among which it was picked, itself included.
+    settled: verdict and text of a comparison without a number.
+    """
+
+    what: str
+    where: str
+    unit: Unit
+    over: float
+    under: float
+    runs: tuple[Run, ...]
+    interval: Callable[[Readings, float], Interval] | None = None
+    stands_for: int = 1
+    settled: tuple[str, str] | None = None
 
     def verdict(self, low: float | None, high: float | None) -> str:
-        """By where the whole interval lies; undecided where there is none, or it reaches over a bound."""
+        """By where the whole interval lies; undecided where there is none, or it contains a bound."""
         if low is None or high is None:
             return UNDECIDED
         if low > self.over and high < self.under:
@@ -62,248 +84,205 @@ class Bound:
         return FAILS if high <= self.over or low >= self.under else UNDECIDED
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One figure of a claim, not yet worked out.
+class Contrast(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="contrast"):
+    """Compare values of an axis in each cell of the others: the measure of the first, the top, with the second's.
 
-    what: what is compared with what ("gpus: 4 against 1"); where: in which cell beside that ("precision=fp32").
-    runs: those that it takes; empty where a cell was not measured.
-    of: the interval at a confidence.
-    stands_for: comparisons among which it was picked, itself counted.
-    settled: verdict and text of what is no number.
-    part: of a claim of several; it holds only if something of each was measured.
+    axis: a swept column, or several of them.
+    pairs: top and bottom, a list of values for several axes. "*" is every other value, "first" the first, "next_fewer"
+        the value before the other one.
+    over, under: the bounds, in `unit`.
+    only: the cells that count, by swept column: a value, a list of values, or a condition (">= 300").
+    """
+
+    axis: str | list[str]
+    pairs: list[tuple[Any, Any]]
+    measure: str
+    unit: UnitName
+    over: float = -math.inf
+    under: float = math.inf
+    only: dict[str, Any] = {}
+
+    def comparisons(self, panel: Panel) -> list[Comparison]:
+        axes = [self.axis] if isinstance(self.axis, str) else self.axis
+        pairs = self.pairs
+        if len(axes) == 1:
+            values = _values(panel, axes[0])
+            pairs = [([top], [bottom]) for pair in pairs for top, bottom in _expanded(pair, values)]
+        return [
+            self._comparison(panel, cell, dict(zip(axes, top, strict=True)), dict(zip(axes, bottom, strict=True)))
+            for top, bottom in pairs
+            for cell in _cells(panel, axes, self.only)
+        ]
+
+    def _comparison(self, panel: Panel, cell: Cell, top: Mapping[str, Any], bottom: Mapping[str, Any]) -> Comparison:
+        unit = UNITS[self.unit]
+        first, second = (bottom, top) if unit.of_bottom else (top, bottom)
+        against = " ".join(grouping.typed(value) for value in second.values())
+        what = f"{_typed(tuple(first.items()))} against {against}"
+        of_top, of_bottom = (_ok_runs(panel, {**dict(cell), **side}) for side in (top, bottom))
+        runs = (*of_top, *of_bottom) if of_top and of_bottom else ()
+        interval = _measured(self.measure, of_top, of_bottom)
+        return Comparison(what, _typed(cell), unit, self.over, self.under, runs, interval)
+
+
+class GainFalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="gain_falls"):
+    """The share that `bottom` saves of the top's measure is larger on the fewest GPUs than on the most."""
+
+    axis: str
+    top: Any
+    bottom: Any
+    measure: str
+
+    def comparisons(self, panel: Panel) -> list[Comparison]:
+        return [self._comparison(panel, cell) for cell in _cells(panel, [self.axis, "gpus"], {})]
+
+    def _comparison(self, panel: Panel, cell: Cell) -> Comparison:
+        bounds = UNITS["points"], 0.0, math.inf
+        sides_by_gpus = {
+            gpus: [_ok_runs(panel, {**dict(cell), self.axis: value, "gpus": gpus}) for value in (self.top, self.bottom)]
+            for gpus in _values(panel, "gpus")
+        }
+        measured = [(gpus, sides) for gpus, sides in sides_by_gpus.items() if all(sides)]
+        if len(measured) < 2:
+            return Comparison("gain on fewest against most GPUs", _typed(cell), *bounds, ())
+        (few, at_fewest), (many, at_most) = measured[0], measured[-1]
+
+        def interval(readings: Readings, confidence: float) -> Interval:
+            gains = [
+                _measured(self.measure, *sides)(readings, confidence).mapped(lambda ratio: 1 - 1 / ratio)
+                for sides in (at_fewest, at_most)
+            ]
+            return intervals.difference(*gains)
+
+        runs = tuple(run for side in (*at_fewest, *at_most) for run in side)
+        return Comparison(f"gain with gpus={few} against gpus={many}", _typed(cell), *bounds, runs, interval)
+
+
+class EachCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="each_cell"):
+    """A figure of every cell by itself.
+
+    Cells of a single rank, which have no interval, are left out where there are others.
     """
 
     what: str
-    where: str
-    unit: Unit
-    bound: Bound
-    runs: tuple[Run, ...]
-    of: Callable[[Known, float], Interval] | None = None
-    stands_for: int = 1
-    settled: tuple[str, str] | None = None
-    part: int = 0
+    measure: str
+    unit: UnitName
+    over: float = -math.inf
+    under: float = math.inf
+
+    def comparisons(self, panel: Panel) -> list[Comparison]:
+        runs_by_cell = {cell: _ok_runs(panel, dict(cell)) for cell in _cells(panel, [], {})}
+        several = {cell: runs for cell, runs in runs_by_cell.items() if sum(run["gpus"] for run in runs) > 1}
+        bounds = UNITS[self.unit], self.over, self.under
+        return [
+            Comparison(self.what, _typed(cell), *bounds, runs, _measured(self.measure, runs, ()))
+            for cell, runs in (several or runs_by_cell).items()
+        ]
 
 
-Rule = Callable[[Panel], list[Comparison]]
-Only = Callable[[Mapping[str, Any]], bool]  # of a cell of the axes that are not compared
+class BestOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="best_of"):
+    """The value of an axis with the least of a measure has less of it than the one with the most by over `over` %.
 
-
-def contrast(
-    axis: str,
-    pairs: Pairs | Sequence[tuple[Any, Any]],
-    measure: Measure,
-    unit: Unit,
-    bound: Bound,
-    only: Only = lambda _: True,
-) -> Rule:
-    """Compare values of an axis in each cell of the others.
-
-    Args:
-        pairs: top and bottom, or what makes them of the axis' values.
-        only: whether a cell of the other axes counts.
+    The two are picked by their figures, so that a comparison counts for all pairs among which they were.
     """
 
-    def compared(panel: Panel) -> list[Comparison]:
-        chosen = pairs(values(panel, axis)) if callable(pairs) else pairs
-        rules = [versus({axis: top}, {axis: bottom}, measure, unit, bound, only) for top, bottom in chosen]
-        return [one for rule in rules for one in rule(panel)]
+    axis: str
+    measure: str
+    over: float
+    only: dict[str, Any] = {}
 
-    return compared
+    def comparisons(self, panel: Panel) -> list[Comparison]:
+        return [self._comparison(panel, cell) for cell in _cells(panel, [self.axis], self.only)]
 
-
-def versus(
-    top: Mapping[str, Any],
-    bottom: Mapping[str, Any],
-    measure: Measure,
-    unit: Unit,
-    bound: Bound,
-    only: Only = lambda _: True,
-) -> Rule:
-    """Compare two settings of the same axes in each cell of the others."""
-
-    def compared(panel: Panel) -> list[Comparison]:
-        cells_of_both = [cell for cell in _others(panel, [*top]) if only(dict(cell))]
-        return [_comparison(panel, cell, top, bottom, measure, unit, bound) for cell in cells_of_both]
-
-    return compared
+    def _comparison(self, panel: Panel, cell: Cell) -> Comparison:
+        bounds = UNITS["less"], self.over, math.inf
+        column = MEASURES[self.measure].column
+        candidates = [(value, _ok_runs(panel, {**dict(cell), self.axis: value})) for value in _values(panel, self.axis)]
+        measured = [(value, runs) for value, runs in candidates if runs and all(run[column] for run in runs)]
+        if len(measured) < 2:
+            return Comparison(f"{self.axis}: best against worst", _typed(cell), *bounds, ())
+        measured.sort(key=lambda candidate: sum(run[column] for run in candidate[1]) / len(candidate[1]))
+        (best, least), (worst, most) = measured[0], measured[-1]
+        what = f"{self.axis}: {grouping.typed(best)} against {grouping.typed(worst)}"
+        interval = _measured(self.measure, most, least)
+        pairs = math.comb(len(measured), 2)
+        return Comparison(what, _typed(cell), *bounds, (*most, *least), interval, pairs)
 
 
-def _comparison(
-    panel: Panel,
-    cell: Cell,
-    top: Mapping[str, Any],
-    bottom: Mapping[str, Any],
-    measure: Measure,
-    unit: Unit,
-    bound: Bound,
-) -> Comparison:
-    ours, theirs = (_runs(panel, {**dict(cell), **side}) for side in (top, bottom))
-    first, second = (top, bottom) if unit in OF_TOP else (bottom, top)
-    what = f"{_where(tuple(first.items()))} against {' '.join(grouping.typed(value) for value in second.values())}"
-    runs = (*ours, *theirs) if ours and theirs else ()
-    return Comparison(what, _where(cell), unit, bound, runs, _two(measure, ours, theirs))
+class Ends(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="ends"):
+    """Runs of a method end with a status, by the number of GPUs: `ok`, or `oom` where memory runs out."""
+
+    method: str
+    status_by_gpus: dict[int, str]
+
+    def comparisons(self, panel: Panel) -> list[Comparison]:
+        comparisons = []
+        for gpus, expected in self.status_by_gpus.items():
+            runs = tuple(run for group in _groups(panel, {"method": self.method, "gpus": gpus}) for run in group)
+            statuses = {run["status"] for run in runs}
+            refuted = statuses <= {"ok", "oom"} and len(statuses) == 1
+            verdict = HOLDS if statuses == {expected} else FAILS if refuted else UNDECIDED
+            settled = verdict, " and ".join(sorted(statuses))
+            where = f"method={self.method} gpus={gpus}"
+            bounds = UNITS["times"], -math.inf, math.inf
+            comparisons.append(Comparison("it ends", where, *bounds, runs, settled=settled))
+        return comparisons
 
 
-def fewer_gain(axis: str, top: Any, bottom: Any, measure: Measure) -> Rule:
-    """How much more, in points, `bottom` saves of `top`'s measure on the fewest GPUs than on the most."""
-
-    def compared(panel: Panel) -> list[Comparison]:
-        counts = values(panel, "gpus")
-        told = []
-        for cell in _others(panel, [axis, "gpus"]):
-            sides = [
-                [_runs(panel, {**dict(cell), axis: value, "gpus": gpus}) for value in (top, bottom)] for gpus in counts
-            ]
-            there = [(gpus, side) for gpus, side in zip(counts, sides, strict=True) if all(side)]
-            if len(there) < 2:
-                told.append(Comparison("gain on fewest against most GPUs", _where(cell), POINTS, Bound(over=0.0), ()))
-                continue
-            (few, fewest), (many, most) = there[0], there[-1]
-            runs = tuple(run for side in (*fewest, *most) for run in side)
-            what = f"gain with gpus={few} against gpus={many}"
-            of = _apart(measure, fewest, most)
-            told.append(Comparison(what, _where(cell), POINTS, Bound(over=0.0), runs, of))
-        return told
-
-    return compared
+Rule = Contrast | GainFalls | EachCell | BestOf | Ends
 
 
-def _apart(
-    measure: Measure, fewest: Sequence[Sequence[Run]], most: Sequence[Sequence[Run]]
-) -> Callable[[Known, float], Interval]:
-    def found(known: Known, confidence: float) -> Interval:
-        few, many = (
-            measure(known, side[0], side[1], confidence).mapped(lambda ratio: 1 - 1 / ratio) for side in (fewest, most)
-        )
-        return intervals.difference(few, many)
-
-    return found
+def _measured(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> Callable[[Readings, float], Interval]:
+    return lambda readings, confidence: MEASURES[measure].interval(Sides(top, bottom, confidence, readings))
 
 
-def each(what: str, measure: Measure, unit: Unit, bound: Bound) -> Rule:
-    """A figure of every cell by itself. Those of a single rank, of which nothing says how it scatters, are left out
-    where there are others."""
-
-    def compared(panel: Panel) -> list[Comparison]:
-        told = []
-        for cell in _others(panel, []):
-            runs = _runs(panel, dict(cell))
-            told.append(Comparison(what, _where(cell), unit, bound, runs, _alone(measure, runs)))
-        several = [one for one in told if sum(run["gpus"] for run in one.runs) > 1]
-        return several or told
-
-    return compared
+def _expanded(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """The pairs that "*", "first" and "next_fewer" stand for, of the values of an axis."""
+    top, bottom = (values[0] if side == "first" else side for side in pair)
+    if top == "*":
+        return [(value, bottom) for value in values if value != bottom]
+    if bottom == "*":
+        return [(top, value) for value in values if value != top]
+    if top == "next_fewer":
+        return [(before, after) for before, after in pairwise(values) if after == bottom]
+    return [(top, bottom)]
 
 
-def _alone(measure: Measure, runs: Sequence[Run]) -> Callable[[Known, float], Interval]:
-    return lambda known, confidence: measure(known, runs, (), confidence)
+def _values(panel: Panel, column: str) -> list[Any]:
+    """Of a swept column: the paper's values and those measured beside them; the latter alone where none of the paper's
+    was measured. Numbers ascend."""
+    printed, measured = panel.experiment.swept[column], panel.values(column)
+    both = [*printed, *(value for value in measured if value not in printed)]
+    values = both if {*printed} & {*measured} else measured
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return sorted(values) if numbers else values
 
 
-def best_of(axis: str, column: str, measure: Measure, bound: Bound, only: Only = lambda _: True) -> Rule:
-    """By how much the value of an axis that has least of `column` has less than the one with most, in each cell of the
-    others. The two are picked by their figures: each comparison counts for all pairs among which they were."""
-
-    def compared(panel: Panel) -> list[Comparison]:
-        told = []
-        for cell in _others(panel, [axis]):
-            if not only(dict(cell)):
-                continue
-            there = [(value, _runs(panel, {**dict(cell), axis: value})) for value in values(panel, axis)]
-            known = [(value, runs) for value, runs in there if runs and all(run[column] for run in runs)]
-            if len(known) < 2:
-                told.append(Comparison(f"{axis}: best against worst", _where(cell), LESS, bound, ()))
-                continue
-            known.sort(key=lambda one: sum(run[column] for run in one[1]) / len(one[1]))
-            (best, least), (worst, most) = known[0], known[-1]
-            what = f"{axis}: {grouping.typed(best)} against {grouping.typed(worst)}"
-            pairs = math.comb(len(known), 2)
-            of = _two(measure, most, least)
-            told.append(Comparison(what, _where(cell), LESS, bound, (*most, *least), of, pairs))
-        return told
-
-    return compared
-
-
-def _two(measure: Measure, top: Sequence[Run], bottom: Sequence[Run]) -> Callable[[Known, float], Interval]:
-    return lambda known, confidence: measure(known, top, bottom, confidence)
-
-
-def ends(method: str, expected: Mapping[int, str]) -> Rule:
-    """How runs of a method end, by the number of GPUs: `ok`, or `oom` where memory ran out."""
-
-    def compared(panel: Panel) -> list[Comparison]:
-        told = []
-        for gpus, wanted in expected.items():
-            wanted_cell = {"method": method, "gpus": gpus}
-            runs = [run for cell, group in panel.cells.items() if _fits(cell, wanted_cell) for run in group]
-            ended = {run["status"] for run in runs}
-            verdict = FAILS if ended <= {"ok", "oom"} and len(ended) == 1 else UNDECIDED
-            settled = (HOLDS if ended == {wanted} else verdict, " and ".join(sorted(ended)))
-            where = f"method={method} gpus={gpus}"
-            told.append(Comparison("it ends", where, TIMES, Bound(), tuple(runs), None, 1, settled))
-        return told
-
-    return compared
-
-
-def both(*rules: Rule) -> Rule:
-    """The comparisons of all of them, each a part of the claim."""
-    return lambda panel: [replace(one, part=part) for part, rule in enumerate(rules) for one in rule(panel)]
-
-
-# ---- which is compared with which
-
-
-def fewest_with_each(found: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The first value with each later one."""
-    return [(found[0], value) for value in found[1:]]
-
-
-def each_with_fewest(found: Sequence[Any]) -> list[tuple[Any, Any]]:
-    return [(value, found[0]) for value in found[1:]]
-
-
-def neighbours(found: Sequence[Any]) -> list[tuple[Any, Any]]:
-    return list(pairwise(found))
-
-
-def all_with(value: Any, on_top: bool) -> Pairs:
-    """Every other value with this one; on top if it is to be above them."""
-    return lambda found: [(value, one) if on_top else (one, value) for one in found if one != value]
-
-
-# ---- a panel
-
-
-def values(panel: Panel, column: str) -> list[Any]:
-    """Of a swept column: what the papers had, and what was measured beside; where none of theirs was, the latter
-    alone. Numbers ascend."""
-    asked, there = panel.experiment.swept[column], panel.values(column)
-    found = [*asked, *(value for value in there if value not in asked)] if {*asked} & {*there} else there
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in found)
-    return sorted(found) if numbers else found
-
-
-def _others(panel: Panel, axes: Sequence[str]) -> Iterator[Cell]:
-    """Cells of the swept columns but `axes`."""
+def _cells(panel: Panel, axes: Sequence[str], only: Mapping[str, Any]) -> Iterator[Cell]:
+    """The cells of the swept columns but `axes` that `only` lets through."""
     columns = [column for column in panel.experiment.swept if column not in axes]
-    for combination in product(*(values(panel, column) for column in columns)):
-        yield tuple(zip(columns, combination, strict=True))
+    for values in product(*(_values(panel, column) for column in columns)):
+        cell = dict(zip(columns, values, strict=True))
+        if all(_meets(cell[column], condition) for column, condition in only.items()):
+            yield tuple(cell.items())
 
 
-def _runs(panel: Panel, wanted: Mapping[str, Any]) -> tuple[Run, ...]:
-    """Those that ended ok in a cell."""
-    return tuple(
-        run for cell, runs in panel.cells.items() if _fits(cell, wanted) for run in runs if run["status"] == "ok"
-    )
+def _meets(value: Any, condition: Any) -> bool:
+    """Whether a value is the one, is among the list, or meets a condition such as ">= 300"."""
+    if isinstance(condition, list):
+        return value in condition
+    match = re.fullmatch(r"([<>]=?) ?(\d+)", condition) if isinstance(condition, str) else None
+    return value == condition if match is None else OPERATORS[match[1]](value, int(match[2]))
 
 
-def _fits(cell: Cell, wanted: Mapping[str, Any]) -> bool:
-    found = dict(cell)
-    return all(found[name] == value for name, value in wanted.items())
+def _groups(panel: Panel, wanted: Mapping[str, Any]) -> list[list[Run]]:
+    return [runs for cell, runs in panel.cells.items() if all(dict(cell)[name] == wanted[name] for name in wanted)]
 
 
-def _where(cell: Cell) -> str:
-    """The cell as it would be typed, without the groups of keys."""
+def _ok_runs(panel: Panel, wanted: Mapping[str, Any]) -> tuple[Run, ...]:
+    return tuple(run for runs in _groups(panel, wanted) for run in runs if run["status"] == "ok")
+
+
+def _typed(cell: Cell) -> str:
+    """A cell as it would be typed, without the groups of the keys."""
     return " ".join(f"{key.rpartition('.')[2]}={grouping.typed(value)}" for key, value in cell)
