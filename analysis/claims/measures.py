@@ -28,6 +28,7 @@ from multicard.records.text_table import clean
 
 MANY_RUNS = 8
 T = TypeVar("T")
+RankSeconds = Callable[[Profile, RankProfile], float]
 
 
 @dataclass(frozen=True)
@@ -251,9 +252,7 @@ def time_synchronising(sides: Sides) -> Interval:
     return _ratio_over_ranks(sides, seconds, may_be_zero=True)
 
 
-def _ratio_over_ranks(
-    sides: Sides, seconds: Callable[[Profile, RankProfile], float], may_be_zero: bool = False
-) -> Interval:
+def _ratio_over_ranks(sides: Sides, seconds: RankSeconds, may_be_zero: bool = False) -> Interval:
     top, bottom = (
         [seconds(profile, rank) / (rank.steps or 1) for profile, rank in _ranks(sides.readings, runs)]
         for runs in (sides.top, sides.bottom)
