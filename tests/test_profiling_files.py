@@ -9,16 +9,14 @@ import sqlite3
 import tarfile
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
 
 from benchmarks import profile_reader
-from multicard.profiling import kineto_json, terminal
+from multicard.profiling import kineto_json
 from multicard.profiling.__main__ import main
 from multicard.profiling.load import read
-from multicard.profiling.profile_data import Profile
+from multicard.profiling.text import profile_lines
 from tests.profiler_files import BASE_US, Event, kineto_events, write_kineto, write_nsys
 from tests.test_profiling import MADE, figures, rows_of
 
@@ -238,28 +236,22 @@ def test_a_trace_cut_off_anywhere_is_known_as_such(
     assert f"cut off after {path.stat().st_size:,} bytes" in line
 
 
-def printed(profile: Profile, width: int, **options: Any) -> str:
-    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    terminal.table(profile, console, **options)
-    return console.export_text()
-
-
 @pytest.mark.parametrize("width", [100, 140])
 def test_the_table_fits_and_says_what_it_must(tmp_path: Path, width: int):
     name = "void at::native::vectorized_elementwise_kernel<4, at::native::Functor<float>, at::detail::Array<int> >(int)"
     paths = [write_kineto(tmp_path / f"r{i}.json", [*MADE, Event("kernel", name, 10, 5 + i, 7)]) for i in range(2)]
-    text = printed(read(paths), width, top=3)
-    assert max(map(len, text.splitlines())) <= width
+    lines = profile_lines(read(paths), top=3, width=width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
     for words in ("cudaEventDestroy: not recorded by kineto", "nccl AllReduce  RING LL", "Kernels", "exposed"):
         assert words in text
-    lines = text.splitlines()
     launches = next(line for line in lines if line.startswith("  cudaLaunchKernel  "))
     assert launches.split()[1:6] == ["4", "24", "us", "6.001", "us"]
     assert ("least" in text) == (width == 140)
     kernel = next(line for line in lines if line.startswith("  at::native"))  # its name gives way to its figures
     assert kernel.partition("…")[2].split()[:5] == ["2", "11", "us", "5.5", "us"]
-    alone = printed(read(paths), width, top=2, rank=1)
-    assert next(line for line in alone.splitlines() if line.startswith("  cudaLaunchKernel  ")).split()[1] == "2"
+    alone = profile_lines(read(paths), top=2, rank=1, width=width)
+    assert next(line for line in alone if line.startswith("  cudaLaunchKernel  ")).split()[1] == "2"
     assert "Kernels, 2 of 3" in alone
     assert "(int)" not in text
 

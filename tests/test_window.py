@@ -194,4 +194,4 @@ def test_a_trace_that_is_not_the_windows_is_an_error_in_the_record(stand_in: Pat
     write_nsys(tmp_path / "r00.made", {1: [Event("range", "ProfilerStep#3", 0, 100, 1), Event("kernel", "k", 5, 1, 7)]})
     (tmp_path / "profile" / "r00.nsys-rep").write_text("report")
     ranks = [{"first_step": 3, "steps": 2, "window_s": 1.0, "counted_h2d_bytes": 0}]
-    assert "holds {1} steps a rank, not the 2 of the window" in run_profile.of_run(tmp_path, ranks, {})["error"]
+    assert "holds {1} steps a rank, not the window's 2" in run_profile.of_run(tmp_path, ranks, {})["error"]

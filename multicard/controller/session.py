@@ -40,13 +40,10 @@ def show_profiles(records: list[dict[str, Any]]) -> None:
             say(f"profile: {found['error']} ({folder})", error=True)
     rows = [found for found in profiles.values() if "rows" in found]
     if len(records) == 1 and rows:
-        from rich.console import Console
-
-        from multicard.profiling import terminal
+        from multicard.profiling import text
         from multicard.profiling.profile_data import Profile
 
-        say("")
-        terminal.table(Profile.from_dict(rows[0]), Console(width=None if sys.stdout.isatty() else table.WIDTH), top=10)
+        say("\n".join(["", *text.profile_lines(Profile.from_dict(rows[0]), top=10)]))
     elif rows:
         say("Profiles: python -m multicard.profiling FOLDER/profile, with --against OTHER/profile to compare two")
 
