@@ -11,8 +11,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 UV := uv==0.13.8
 
-VISION := table2 table3 strategies image_size vision_metrics loss_curves loaders layout
-TUNING := datasets table5 llm_metrics templates template_scaling llm_api_share peak_memory transfer_volume
+VISION := $(basename $(notdir $(shell grep -l "entry: train_vision.py" conf/experiment/*.yaml)))
+TUNING := $(basename $(notdir $(shell grep -l "entry: tune_llm.py" conf/experiment/*.yaml)))
 EXPERIMENTS := $(foreach name,$(VISION) $(TUNING),multirun/smoke_$(name))
 
 .PHONY: demo test test-gpu experiments dali lint lock install

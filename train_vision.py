@@ -1,4 +1,10 @@
-"""Trains and measures image recognition: `python train_vision.py precision=bf16 gpus=2`, or `-m` for a sweep."""
+"""Train and measure image recognition on 1 to N GPUs, or CPU ranks.
+
+python train_vision.py precision=bf16 gpus=2                      one run
+python train_vision.py -m precision=fp64,fp32,fp16 gpus=1,2,3,4   a sweep: every combination
+python train_vision.py -m name=table2 precision=fp32,fp16         a named sweep: the same command resumes it
+python train_vision.py experiment=table2 name=table2              a table of the papers; scale=smoke shrinks it
+"""
 
 import sys
 
@@ -6,7 +12,6 @@ import hydra
 from omegaconf import DictConfig
 
 from multicard import cli, workloads
-from multicard.config import vision
 from multicard.controller import run
 from multicard.vision.workload import WORKLOAD
 
@@ -19,4 +24,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.execute(main, WORKLOAD, vision.ExperimentName))
+    sys.exit(cli.execute(main, WORKLOAD, usage=__doc__))

@@ -1,4 +1,10 @@
-"""Tunes Llama 3 with torchtune and measures it: `python tune_llm.py method=qlora gpus=2`, or `-m` for a sweep."""
+"""Tune an LLM with torchtune's recipes on 1 to N GPUs, or CPU ranks, and measure it.
+
+python tune_llm.py                                                      one run, of a tiny model on synthetic rows
+python tune_llm.py method=qlora model=llama3_8b precision=bf16 gpus=2   one run, of 8B random weights
+python tune_llm.py -m method=lora,qlora,dpo,qat gpus=1,2                a sweep: every combination
+python tune_llm.py experiment=templates name=templates                  a figure of the papers; scale=smoke shrinks it
+"""
 
 import sys
 
@@ -6,7 +12,6 @@ import hydra
 from omegaconf import DictConfig
 
 from multicard import cli, workloads
-from multicard.config import llm
 from multicard.controller import run
 from multicard.llm.workload import WORKLOAD
 
@@ -19,4 +24,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.execute(main, WORKLOAD, llm.ExperimentName))
+    sys.exit(cli.execute(main, WORKLOAD, usage=__doc__))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.input import make_jpegs, options_of
 from multicard import workloads
-from multicard.config.base import Placement
+from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
 from multicard.machine.environment import cores, cpu_model
 from multicard.ranks import elastic

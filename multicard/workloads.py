@@ -1,10 +1,16 @@
-"""The workloads of both entries, and their schemas in Hydra's store."""
+"""The workloads of both entries: their schemas in Hydra's store, their option groups and their experiments."""
+
+import re
+from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
+from multicard.controller.workload import Workload
 from multicard.llm import workload as llm
 from multicard.vision import workload as vision
 
+CONF = Path(__file__).parents[1] / "conf"
 WORKLOADS = (vision.WORKLOAD, llm.WORKLOAD)
 
 
@@ -16,3 +22,23 @@ def register() -> None:
         for group, options in workload.options.items():
             for name, schema in options.items():
                 store.store(group=f"schema/{group}", name=name, node=schema)
+
+
+def groups(workload: Workload) -> dict[str, list[str]]:
+    """The options of each group that the entry accepts, in the order of its defaults list."""
+    defaults = OmegaConf.load(CONF / f"{workload.entry.removesuffix('.py')}.yaml").defaults
+    names = [str(group) for item in defaults if not isinstance(item, str) for group in item]
+    return {group: options(workload, group) for group in names if "/" not in group}
+
+
+def options(workload: Workload, group: str) -> list[str]:
+    """The options of a group that the entry accepts."""
+    if group == "experiment":
+        return experiments(workload)
+    return list(workload.options.get(group) or sorted(path.stem for path in (CONF / group).glob("*.yaml")))
+
+
+def experiments(workload: Workload) -> list[str]:
+    """The experiments whose file under `conf/experiment/` names this entry."""
+    line = re.compile(rf"^ *entry: {re.escape(workload.entry)}$", re.MULTILINE)
+    return sorted(path.stem for path in (CONF / "experiment").glob("*.yaml") if line.search(path.read_text()))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from multicard.bottleneck import ablations, diagnosis
-from multicard.config.base import Placement
+from multicard.config.placement import Placement
 from multicard.controller import run
 from multicard.llm import workload as llm
 from multicard.ranks.process import Rank

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from multicard.config import llm as config_llm
-from multicard.config import vision as config_vision
-from multicard.config.base import RunConfig, place
+from multicard import workloads
+from multicard.config.base import RunConfig
 from multicard.config.llm import LlmConfig
+from multicard.config.placement import place
 from multicard.config.vision import VisionConfig
 from multicard.llm import workload as llm
 from multicard.sweep import slurm_wait
@@ -86,13 +87,18 @@ def varied(configs: list[RunConfig]) -> dict[str, set[Any]]:
 
 
 def test_each_file_is_an_experiment_of_one_entry():
-    named = {name: entry for name, (entry, *_) in EXPERIMENTS.items()}
-    assert {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} == set(named)
-    for entry, names in ((VISION, config_vision.ExperimentName), (TUNING, config_llm.ExperimentName)):
-        assert set(names) == {name for name in named if named[name] == entry}
-        variable = "VISION" if entry == VISION else "TUNING"
-        listed = re.search(rf"^{variable} := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        assert listed is not None and listed[1].split() == list(names)
+    files = {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
+    assert files == set(EXPERIMENTS)
+    for workload in workloads.WORKLOADS:
+        names = [name for name, (entry, *_) in EXPERIMENTS.items() if entry == workload.entry]
+        assert workloads.experiments(workload) == sorted(names)
+
+
+def test_make_experiments_runs_each_with_its_entry():
+    done = subprocess.run(["make", "-n", "experiments"], capture_output=True, text=True, cwd=ROOT, check=True)
+    for workload in workloads.WORKLOADS:
+        names = " ".join(workloads.experiments(workload))
+        assert f"for name in {names}; do run {workload.entry} $name; done" in done.stdout
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -181,11 +187,11 @@ def test_smoke_shrinks_a_command_without_an_experiment_too(plan: Plan):
 
 
 REFUSED = [
-    (VISION, "experiment=templates", "experiment=templates: train_vision.py has no such experiment; it has table2"),
-    (TUNING, "experiment=table2", "experiment=table2: tune_llm.py has no such experiment; it has datasets, table5"),
-    (VISION, "experiment=tabel2", "experiment=tabel2: train_vision.py has no such experiment; it has table2, table3"),
-    (VISION, "experiment=table2,table3", "experiment=table2,table3: each is a sweep of its own; give one a command"),
-    (TUNING, "scale=full,smoke", "scale=full,smoke: each is a sweep of its own"),
+    (VISION, "experiment=templates", "experiment=templates: belongs to tune_llm.py; train_vision.py has image_size"),
+    (TUNING, "experiment=table2", "experiment=table2: belongs to train_vision.py; tune_llm.py has datasets, llm_api"),
+    (VISION, "experiment=tabel2", "experiment=tabel2: no such option; choose one of image_size, layout, loaders"),
+    (VISION, "experiment=table2,table3", "experiment=table2,table3: takes one value, not a sweep"),
+    (TUNING, "scale=full,smoke", "scale=full,smoke: takes one value, not a sweep"),
     (VISION, "scale=tiny", "scale=tiny: no such option; choose one of full, smoke"),
 ]
 
@@ -211,12 +217,6 @@ def test_on_slurm_an_experiment_is_arrays_by_gpus(called: Called, tmp_path: Path
     assert re.findall(r"^3 +1 node, (\d) GPUs, (\d+) cores, 240 min", printed, re.MULTILINE) == [
         (str(gpus), str(8 * gpus)) for gpus in (1, 2, 3, 4)
     ]
-
-
-def test_the_help_shows_the_groups(called: Called):
-    code, printed = called("--help")
-    assert code == 0
-    assert "experiment: datasets, image_size" in printed and "scale: full, smoke" in printed
 
 
 RUNS = [

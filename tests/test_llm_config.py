@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from multicard.config import llm
-from multicard.config.base import place
 from multicard.config.llm import FITS, MethodName, TemplateName, TextName
+from multicard.config.placement import place
 from multicard.llm import torchtune_config
 from multicard.llm.data import row_sources, synthetic
-from tests.conftest import ROOT, command, composed, typed_llm
+from tests.conftest import ROOT, command, typed_llm
 
 GROUPS = {group: sorted(options) for group, options in llm.SCHEMAS.items()}
 NEEDS = {
@@ -43,8 +42,6 @@ def test_closed_sets_are_whole():
 
 
 REFUSED = [
-    (["dataset=digits"], "dataset=digits: tune_llm.py has no such dataset; it has synthetic, alpaca_cleaned"),
-    (["model=mobilenet_v2"], "model=mobilenet_v2: tune_llm.py has no such model; it has llama3_tiny"),
     (["precision=fp16", "method=qat"], "precision=fp16: method=qat has no such precision; it has fp32, bf16"),
     (["precision=tf32"], "precision=tf32"),
     (["recipe=single_device", "gpus=2"], "recipe=single_device: is for one GPU"),
@@ -216,11 +213,3 @@ def test_the_identity_is_what_is_measured():
     ]
     assert len({typed_llm(*some).identity() for some in words}) == len(words)
     assert typed_llm("name=a", "tracker.mode=disabled").identity() == typed_llm("name=b").identity()
-
-
-def test_a_configuration_of_the_other_entry_still_has_axes():
-    from multicard.llm import summary
-
-    cfg = composed("dataset=digits", entry="tune_llm")
-    assert summary.axes(cfg, "cpu")["dataset"] == "digits"
-    assert OmegaConf.is_config(cfg)

@@ -23,7 +23,7 @@ def lengths(config: Any, folder: Path) -> np.ndarray:
     from omegaconf import OmegaConf
     from torchtune import config as torchtune_config
 
-    from multicard.config.base import Placement
+    from multicard.config.placement import Placement
 
     cfg = OmegaConf.create(inputs.write(config, Placement("cpu", "gloo", 1, False), folder))
     tokenizer = torchtune_config.instantiate(cfg.tokenizer)

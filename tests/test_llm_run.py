@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from multicard.config.base import Placement
 from multicard.config.llm import MethodName, TemplateName
+from multicard.config.placement import Placement
 from multicard.energy import gpu_record
 from multicard.llm import torchtune_config
 from multicard.ranks import elastic

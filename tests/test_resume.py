@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from multicard.config.base import Placement
+from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
 from multicard.ranks import checkpoint, elastic
 from multicard.ranks.failures import Failure

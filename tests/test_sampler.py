@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from multicard.config.base import Placement
+from multicard.config.placement import Placement
 from multicard.energy import gpu_record, neighbours, parts, sampler
 from multicard.energy.neighbours import Neighbours
 from multicard.energy.sampler import Sampler

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from multicard.config.base import Placement
+from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
 from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from multicard.config.base import Placement
+from multicard.config.placement import Placement
 from multicard.measure.timing import PHASES
 from multicard.vision.summary import summarise
 from tests.conftest import typed

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from multicard.config.base import Placement, ProfileName, WindowConfig
+from multicard.config.base import ProfileName, WindowConfig
+from multicard.config.placement import Placement
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.measure.timing import PHASES

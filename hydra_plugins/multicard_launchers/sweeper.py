@@ -12,6 +12,7 @@ class CellSweeper(BasicSweeper):
         max_batch_size: int | None,
         params: Mapping[str, object] | None = None,
         smoke: Mapping[str, object] | None = None,
+        entry: str | None = None,  # read by `multicard.workloads`, before a sweep is composed
     ) -> None:
         super().__init__(max_batch_size)
         self.axes, self.smoke = dict(params or {}), dict(smoke or {})

@@ -1,8 +1,11 @@
-"""What a run asks of the machine or the cluster that it runs on: typed, checked, and no part of what is measured."""
+"""What a run asks of the machine or cluster that it runs on; none of it changes what is measured, but for gpus,
+nodes, device and numa."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Optional  # OmegaConf reads Optional[...] on every Python that it supports
+
+from multicard.config.keys import key, require
 
 
 class Device(StrEnum):
@@ -21,39 +24,33 @@ class Numa(StrEnum):
     none = "none"
 
 
-def require(holds: bool, message: str) -> None:
-    """Refuse: `message` names the key and the remedy.
-
-    Raises:
-        ValueError: where `holds` is false.
-    """
-    if not holds:
-        raise ValueError(message)
-
-
-# Keys of `JobConfig` that do not change what is measured: a cell keeps its identity whatever they are.
+# Keys of `JobConfig` that do not change what is measured, and so are no part of a cell's identity
 ASKED = ("cpus_per_gpu", "memory_gb", "time_min", "max_requeues", "exclusive", "code", "dry_run")
 
 
 @dataclass
 class JobConfig:
-    """`gpus` counts ranks a node: CUDA devices, or CPU ranks. The others are of jobs that a launcher starts."""
+    """Where a run runs, and what its job asks for. Only launchers other than the default read the keys of jobs."""
 
-    gpus: int = 1
-    nodes: int = 1
-    device: Device = Device.auto
-    numa: Numa = Numa.node
-    cpus_per_gpu: int = 2
-    memory_gb: Optional[int] = None
-    time_min: int = 60
-    max_requeues: int = 3
-    exclusive: Optional[bool] = None
-    code: Code = Code.submitted
-    dry_run: bool = False
+    gpus: int = key(1, "CUDA devices, or CPU ranks, on each node")
+    nodes: int = key(1, "nodes; more than one needs hydra/launcher=submitit_slurm")
+    device: Device = key(Device.auto, "auto, cuda or cpu; auto takes CUDA where there is a device")
+    numa: Numa = key(Numa.node, "node binds each rank to the NUMA node of its GPU (needs numactl); none does not")
+    cpus_per_gpu: int = key(2, "submitit launchers: cores for each GPU or CPU rank")
+    memory_gb: Optional[int] = key(None, "SLURM: memory of a node, in GB; null is the site's default")
+    time_min: int = key(60, "SLURM: time limit of a job, in minutes")
+    max_requeues: int = key(3, "SLURM: how often a stopped job is put back into the queue")
+    exclusive: Optional[bool] = key(
+        None, "submitit launchers: true gives each run its machine or nodes alone; null is true here, false on SLURM"
+    )
+    code: Code = key(
+        Code.submitted, "submitit launchers: submitted refuses a job whose code has changed since; latest runs it"
+    )
+    dry_run: bool = key(False, "check everything and say what would be measured, without measuring it")
 
     def __post_init__(self) -> None:
-        for key in ("gpus", "nodes", "cpus_per_gpu", "time_min"):
-            require(getattr(self, key) >= 1, f"{key}={getattr(self, key)}: must be 1 or more")
+        for name in ("gpus", "nodes", "cpus_per_gpu", "time_min"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: must be 1 or more")
         memory = self.memory_gb
         require(memory is None or memory >= 1, f"memory_gb={memory}: must be 1 or more, or null for the site's default")
         require(self.max_requeues >= 0, f"max_requeues={self.max_requeues}: must be 0 or more")
@@ -61,7 +58,7 @@ class JobConfig:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one job of a queue asks for, a node where not said otherwise. Jobs with the same share an array."""
+    """What a job asks a queue for, a node where not said otherwise. Jobs with the same resources share an array."""
 
     nodes: int
     gpus: int
@@ -72,7 +69,7 @@ class Resources:
 
 
 def resources(config: JobConfig) -> Resources:
-    """The job's own: ranks on the CPU ask for no GPU."""
+    """The resources of a run's job. CPU ranks ask for no GPU."""
     gpus = 0 if config.device is Device.cpu else config.gpus
     cpus = config.gpus * config.cpus_per_gpu
     return Resources(config.nodes, gpus, cpus, config.memory_gb, config.time_min, bool(config.exclusive))

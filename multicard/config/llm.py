@@ -3,15 +3,15 @@
 What depends on the machine, the files or the rows is checked in `multicard/llm/checks.py`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Optional
 
 from omegaconf import MISSING
 
-from multicard.config.base import PROFILES, PrecisionConfig, RunConfig, own, require
+from multicard.config.base import PROFILES, PrecisionConfig, RunConfig
+from multicard.config.keys import key, require
 
-ENTRY = "tune_llm.py"
 PRECISIONS = ("fp32", "bf16")
 
 
@@ -56,36 +56,25 @@ class Recipe(StrEnum):
     distributed = "distributed"
 
 
-class ExperimentName(StrEnum):
-    datasets = "datasets"
-    table5 = "table5"
-    llm_metrics = "llm_metrics"
-    templates = "templates"
-    template_scaling = "template_scaling"
-    llm_api_share = "llm_api_share"
-    peak_memory = "peak_memory"
-    transfer_volume = "transfer_volume"
-
-
 @dataclass
 class MethodConfig:
     """A tuning method and the torchtune recipes that run it (`single_device`: null where torchtune has none)."""
 
     name: MethodName = MISSING
-    single_device: Optional[str] = None
-    distributed: str = MISSING
+    single_device: Optional[str] = key(None, "torchtune's recipe for one GPU; null where there is none")
+    distributed: str = key(MISSING, "torchtune's recipe for several GPUs")
 
 
 @dataclass
 class LoraConfig(MethodConfig):
     """Low-rank adapters (Hu et al., 2021) beside the named linears; `quantize_base` holds the others in NF4."""
 
-    lora_rank: int = 8
-    lora_alpha: float = 16.0
-    lora_dropout: float = 0.0
-    lora_attn_modules: list[str] = field(default_factory=list)
-    apply_lora_to_mlp: bool = True
-    apply_lora_to_output: bool = False
+    lora_rank: int = key(8, "rank of the adapters")
+    lora_alpha: float = key(16.0, "adapters are scaled by lora_alpha / lora_rank")
+    lora_dropout: float = key(0.0, "share of inputs that an adapter drops, in [0, 1)")
+    lora_attn_modules: list[str] = key(list, "attention layers with adapters: q_proj, k_proj, v_proj, output_proj")
+    apply_lora_to_mlp: bool = key(True, "adapters in the MLP layers too")
+    apply_lora_to_output: bool = key(False, "an adapter in the output layer too")
 
     def __post_init__(self) -> None:
         require(self.lora_rank >= 1, f"method.lora_rank={self.lora_rank}: must be 1 or more")
@@ -102,7 +91,7 @@ class LoraConfig(MethodConfig):
 class DpoConfig(LoraConfig):
     """Direct preference optimisation (Rafailov et al., 2023) of the adapters; the base model is the reference."""
 
-    beta: float = 0.1
+    beta: float = key(0.1, "how strongly the tuned model is held to the base model")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +102,7 @@ class DpoConfig(LoraConfig):
 class QatConfig(MethodConfig):
     """All weights, with int4 weights in groups of `groupsize` and int8 activations simulated in each linear."""
 
-    groupsize: int = 256
+    groupsize: int = key(256, "weights that share a scale; must divide the width of every linear layer")
 
     def __post_init__(self) -> None:
         require(self.groupsize >= 1, f"method.groupsize={self.groupsize}: must be 1 or more")
@@ -126,23 +115,28 @@ class TemplateConfig:
 
 @dataclass
 class TextConfig:
-    """A data set of text: made here, from the hub (`source`), or from a local file (`data_files`)."""
+    """A data set of text."""
 
     name: TextName = MISSING
-    source: Optional[str] = None
-    data_files: Optional[str] = None
-    rows: Optional[int] = None
+
+
+@dataclass
+class StoredTextConfig(TextConfig):
+    """Rows of the Hugging Face hub (`source`) or of a local file (`data_files`)."""
+
+    source: Optional[str] = key(None, "name on the Hugging Face hub")
+    data_files: Optional[str] = key(None, "local .json, .jsonl or .parquet file instead of the hub")
+    rows: Optional[int] = key(None, "a random sample of so many rows, by seed; null: all")
 
     def __post_init__(self) -> None:
         require(self.rows is None or self.rows >= 1, f"dataset.rows={self.rows}: must be 1 or more, or null for all")
 
 
 @dataclass
-class SyntheticConfig:
+class SyntheticConfig(TextConfig):
     """Rows made from the seed: no file, no download."""
 
-    name: TextName = MISSING
-    rows: int = 500
+    rows: int = key(500, "how many rows to make")
 
     def __post_init__(self) -> None:
         require(self.rows >= 1, f"dataset.rows={self.rows}: must be 1 or more")
@@ -154,19 +148,19 @@ class LlamaConfig:
     and stretches the rotary frequencies, as Llama 3.2 does."""
 
     name: LlamaName = MISSING
-    weights: str = "random"
-    vocab_size: Optional[int] = None
-    num_layers: int = MISSING
-    num_heads: int = MISSING
-    num_kv_heads: int = MISSING
-    embed_dim: int = MISSING
-    intermediate_dim: int = MISSING
-    max_seq_len: int = MISSING
-    tied: bool = False
+    weights: str = key("random", "random, or a folder with Hugging Face's safetensors or Meta's format")
+    vocab_size: Optional[int] = key(None, "rows of the embedding; null follows the tokenizer")
+    num_layers: int = key(MISSING, "transformer layers")
+    num_heads: int = key(MISSING, "query heads")
+    num_kv_heads: int = key(MISSING, "key and value heads; must divide model.num_heads")
+    embed_dim: int = key(MISSING, "width of a layer")
+    intermediate_dim: int = key(MISSING, "width within the MLP")
+    max_seq_len: int = key(MISSING, "longest sequence that the model takes, in tokens")
+    tied: bool = key(False, "share the embedding with the output, as Llama 3.2 does")
 
     def __post_init__(self) -> None:
-        for key in ("num_layers", "num_heads", "num_kv_heads", "embed_dim", "intermediate_dim", "max_seq_len"):
-            require(getattr(self, key) >= 1, f"model.{key}={getattr(self, key)}: must be 1 or more")
+        for name in ("num_layers", "num_heads", "num_kv_heads", "embed_dim", "intermediate_dim", "max_seq_len"):
+            require(getattr(self, name) >= 1, f"model.{name}={getattr(self, name)}: must be 1 or more")
         heads, width = self.num_heads, self.embed_dim
         fits = width % heads == 0 and (width // heads) % 2 == 0
         require(fits, f"model.num_heads={heads}: must split model.embed_dim={width} into heads of an even width")
@@ -187,7 +181,7 @@ class TokenizerConfig:
 class EmbeddedTokenizerConfig(TokenizerConfig):
     """A byte-level BPE trained on the run's own text; `vocab_size` counts the merges and bytes, not special tokens."""
 
-    vocab_size: int = 2048
+    vocab_size: int = key(2048, "bytes and merges, learnt from the run's own text, without special tokens")
 
     def __post_init__(self) -> None:
         works = self.vocab_size >= 256
@@ -198,55 +192,50 @@ class EmbeddedTokenizerConfig(TokenizerConfig):
 class Llama3TokenizerConfig(TokenizerConfig):
     """Llama 3's own tokenizer, from its `tokenizer.model`."""
 
-    path: Optional[str] = None
+    path: Optional[str] = key(None, "file tokenizer.model of Llama 3")
 
     def __post_init__(self) -> None:
         require(self.path is not None, "tokenizer.path is not set: give the path of Llama 3's tokenizer.model")
-
-
-if TYPE_CHECKING:
-    Dataset = TextConfig | SyntheticConfig
-    Model = LlamaConfig
-else:
-    Dataset = Model = Any
 
 
 @dataclass
 class LlmConfig(RunConfig):
     """The configuration of `tune_llm.py`, once composed. `warmup_steps` are the learning rate's."""
 
-    method: MethodConfig = MISSING
-    template: Optional[TemplateConfig] = None
-    dataset: Dataset = MISSING
-    model: Model = MISSING
-    tokenizer: TokenizerConfig = MISSING
-    precision: PrecisionConfig = MISSING
-    recipe: Recipe = Recipe.auto
-    weight_decay: float = 0.01
-    warmup_steps: Optional[int] = None
-    skip_steps: int = 5
-    max_steps: Optional[int] = None
-    gradient_accumulation_steps: int = 1
-    activation_checkpointing: bool = False
-    compile: bool = False
-    packed: bool = False
-    max_seq_len: Optional[int] = None
-    optimizer_in_bwd: bool = False
+    method: MethodConfig = key(MISSING, "how the model is tuned")
+    template: Optional[TemplateConfig] = key(None, "prompt that a row is put into; null is the data set's own")
+    dataset: TextConfig = key(MISSING, "rows that are tuned on")
+    model: LlamaConfig = key(MISSING, "what is tuned")
+    tokenizer: TokenizerConfig = key(MISSING, "what turns text into tokens")
+    precision: PrecisionConfig = key(MISSING, "number format of weights, activations and gradients")
+    recipe: Recipe = key(
+        Recipe.auto, "single_device, distributed, or auto: single_device on one GPU where there is one"
+    )
+    weight_decay: float = key(0.01, "AdamW's weight decay")
+    warmup_steps: Optional[int] = key(
+        None, "steps in which the learning rate rises; null takes 100, or a tenth of a run of less than 1000 steps"
+    )
+    skip_steps: int = key(5, "first steps that iteration_s and tokens_per_s leave out; they are recorded and marked")
+    max_steps: Optional[int] = key(None, "stop an epoch after so many steps; null: all")
+    gradient_accumulation_steps: int = key(1, "batches whose gradients are summed for one step")
+    activation_checkpointing: bool = key(False, "recompute activations in the backward pass, to save memory")
+    compile: bool = key(False, "torch.compile the model")
+    packed: bool = key(False, "put rows one after the other into sequences of max_seq_len")
+    max_seq_len: Optional[int] = key(None, "cut longer rows, in tokens; null: whole rows")
+    optimizer_in_bwd: bool = key(False, "method=full or qat: update each weight as soon as its gradient is there")
 
     def __post_init__(self) -> None:
-        own("dataset", self.dataset, TextConfig | SyntheticConfig, ENTRY)
-        own("model", self.model, LlamaConfig, ENTRY)
         precision = self.precision.name
         options = ", ".join(PRECISIONS)
         works = precision in PRECISIONS
         require(works, f"precision={precision}: method={self.method.name} has no such precision; it has {options}")
         super().__post_init__()
-        for key in ("max_steps", "max_seq_len", "gradient_accumulation_steps"):
-            value = getattr(self, key)
-            require(value is None or value >= 1, f"{key}={value}: must be 1 or more")
-        for key in ("skip_steps", "warmup_steps", "weight_decay"):
-            value = getattr(self, key)
-            require(value is None or value >= 0, f"{key}={value}: must be 0 or more")
+        for name in ("max_steps", "max_seq_len", "gradient_accumulation_steps"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name}={value}: must be 1 or more")
+        for name in ("skip_steps", "warmup_steps", "weight_decay"):
+            value = getattr(self, name)
+            require(value is None or value >= 0, f"{name}={value}: must be 0 or more")
         _check_method(self)
         _check_template(self)
 
@@ -335,11 +324,12 @@ SCHEMAS: dict[str, dict[str, type]] = {
         MethodName.full: MethodConfig,
     },
     "template": dict.fromkeys(TemplateName, TemplateConfig),
-    "dataset": {name: SyntheticConfig if name is TextName.synthetic else TextConfig for name in TextName},
+    "dataset": {name: SyntheticConfig if name is TextName.synthetic else StoredTextConfig for name in TextName},
     "model": dict.fromkeys(LlamaName, LlamaConfig),
     "tokenizer": {
         TokenizerName.embedded: EmbeddedTokenizerConfig,
         TokenizerName.llama3: Llama3TokenizerConfig,
     },
+    "precision": dict.fromkeys(PRECISIONS, PrecisionConfig),
     "profile": PROFILES,
 }

@@ -4,13 +4,14 @@ The schemas of a group's options stand here, too; which option has which is for 
 say (`STRATEGIES`, `LOADERS`, `DATASETS`, `OPTIMIZERS`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
+from typing import Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
 from omegaconf import MISSING
 
-from multicard.config.base import PrecisionConfig, RunConfig, own, require
+from multicard.config.base import PrecisionConfig, RunConfig
+from multicard.config.keys import key, require
 
 
 class Schedule(StrEnum):
@@ -30,17 +31,6 @@ class LayoutName(StrEnum):
     nhwc = "nhwc"
 
 
-class ExperimentName(StrEnum):
-    table2 = "table2"
-    table3 = "table3"
-    strategies = "strategies"
-    image_size = "image_size"
-    vision_metrics = "vision_metrics"
-    loss_curves = "loss_curves"
-    loaders = "loaders"
-    layout = "layout"
-
-
 @dataclass
 class LayoutConfig:
     name: LayoutName = MISSING
@@ -55,9 +45,9 @@ class StrategyConfig:
 class DdpConfig(StrategyConfig):
     """The options of `DistributedDataParallel`, with its own defaults."""
 
-    bucket_cap_mb: float = 25.0
-    gradient_as_bucket_view: bool = False
-    sync_batchnorm: bool = False
+    bucket_cap_mb: float = key(25.0, "DDP: size of a bucket of gradients that are reduced together, in MiB")
+    gradient_as_bucket_view: bool = key(False, "DDP: gradients share the memory of the buckets, which saves a copy")
+    sync_batchnorm: bool = key(False, "CUDA: BatchNorm statistics over all ranks instead of one")
 
     def __post_init__(self) -> None:
         require(self.bucket_cap_mb > 0, f"strategy.bucket_cap_mb={self.bucket_cap_mb}: must be above 0 (default 25)")
@@ -72,8 +62,8 @@ class LoaderConfig:
 class WorkersConfig(LoaderConfig):
     """The options of torch's `DataLoader`, with its own defaults but for `persistent_workers`."""
 
-    prefetch_factor: int = 2
-    persistent_workers: bool = True
+    prefetch_factor: int = key(2, "batches that each worker loads ahead")
+    persistent_workers: bool = key(True, "keep the workers from epoch to epoch")
 
     def __post_init__(self) -> None:
         require(self.prefetch_factor >= 1, f"loader.prefetch_factor={self.prefetch_factor}: must be 1 or more")
@@ -83,8 +73,8 @@ class WorkersConfig(LoaderConfig):
 class DaliConfig(LoaderConfig):
     """`threads` of a pipeline; null is the rank's share of the cores."""
 
-    threads: Optional[int] = None
-    prefetch_queue_depth: int = 2
+    threads: Optional[int] = key(None, "CPU threads of a pipeline; null is the rank's share of the cores")
+    prefetch_queue_depth: int = key(2, "batches that a pipeline loads ahead")
 
     def __post_init__(self) -> None:
         threads, depth = self.threads, self.prefetch_queue_depth
@@ -99,25 +89,27 @@ class DatasetConfig:
     sides that is shown at a random place, and `flip`, which mirrors half of the images, take effect with `augment`."""
 
     name: str = MISSING
-    image_size: int = MISSING
-    train_limit: Optional[int] = None
-    test_limit: Optional[int] = None
-    mean: list[float] = MISSING
-    std: list[float] = MISSING
-    augment: bool = False
-    crop: float = 0.875
-    flip: bool = False
-    device_budget_bytes: Optional[int] = None
+    image_size: int = key(MISSING, "side of the square images that are trained on, in pixels")
+    train_limit: Optional[int] = key(None, "train on so many images; null: all")
+    test_limit: Optional[int] = key(None, "evaluate on so many images; null: all")
+    mean: list[float] = key(MISSING, "of the channels R, G, B, with values in 0..1; subtracted from each image")
+    std: list[float] = key(MISSING, "of the channels R, G, B; each image is divided by it")
+    augment: bool = key(False, "augment training images, by dataset.crop and dataset.flip")
+    crop: float = key(0.875, "augment: train on a random window of this share of the sides, in (0, 1]")
+    flip: bool = key(False, "augment: mirror half of the images")
+    device_budget_bytes: Optional[int] = key(
+        None, "loader=device: a larger data set crosses batch by batch; null is a quarter of the free memory"
+    )
 
     def __post_init__(self) -> None:
         size = self.image_size
         require(size >= 32, f"dataset.image_size={size}: MobileNetV2 halves an image five times; take 32 or more")
-        for key in ("train_limit", "test_limit"):
-            limit = getattr(self, key)
-            require(limit is None or limit >= 1, f"dataset.{key}={limit}: must be 1 or more, or null for all")
-        for key in ("mean", "std"):
-            values = getattr(self, key)
-            require(len(values) == 3, f"dataset.{key}={values}: give three values, one a channel (R, G, B)")
+        for name in ("train_limit", "test_limit"):
+            limit = getattr(self, name)
+            require(limit is None or limit >= 1, f"dataset.{name}={limit}: must be 1 or more, or null for all")
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            require(len(values) == 3, f"dataset.{name}={values}: give three values, one a channel (R, G, B)")
         require(min(self.std) > 0, f"dataset.std={self.std}: must be above 0")
         require(0 < self.crop <= 1, f"dataset.crop={self.crop}: is a share of an image's sides; give one in (0, 1]")
         budget = self.device_budget_bytes
@@ -127,16 +119,19 @@ class DatasetConfig:
 
 @dataclass
 class MnistConfig(DatasetConfig):
-    root: str = MISSING
-    download: bool = False
+    root: str = key(MISSING, "folder of the files of MNIST")
+    download: bool = key(False, "fetch the files into dataset.root where they are missing")
 
 
 @dataclass
 class ImagesConfig(DatasetConfig):
-    root: Optional[str] = None
-    cache: CacheMode = CacheMode.mmap
-    cache_dir: Optional[str] = None
-    skip_broken: bool = False
+    root: Optional[str] = key(None, "folder with train/<class>/ and validation/<class>/")
+    cache: CacheMode = key(
+        CacheMode.mmap,
+        "decode once: mmap into a file that all ranks share, ram into shared memory; none decodes each time",
+    )
+    cache_dir: Optional[str] = key(None, "folder of the cache; null is .multicard/ in dataset.root")
+    skip_broken: bool = key(False, "leave out, and count, images that cannot be decoded")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,8 +144,8 @@ class ImagesConfig(DatasetConfig):
 
 @dataclass
 class ModelConfig:
-    name: str = MISSING
-    width: float = 1.0
+    name: str = key(MISSING, "mobilenet_v2, or another classification model of torchvision (resnet50)")
+    width: float = key(1.0, "MobileNetV2's width multiplier")
 
     def __post_init__(self) -> None:
         require(self.width > 0, f"model.width={self.width}: must be above 0")
@@ -161,8 +156,8 @@ class ModelConfig:
 @dataclass
 class OptimizerConfig:
     name: str = MISSING
-    weight_decay: float = 0.0
-    fused: bool = False
+    weight_decay: float = key(0.0, "factor of weight decay; decoupled with adamw")
+    fused: bool = key(False, "one kernel for all parameters")
 
     def __post_init__(self) -> None:
         require(self.weight_decay >= 0, f"optimizer.weight_decay={self.weight_decay}: must be 0 or more")
@@ -170,8 +165,8 @@ class OptimizerConfig:
 
 @dataclass
 class SgdConfig(OptimizerConfig):
-    momentum: float = 0.0
-    nesterov: bool = False
+    momentum: float = key(0.0, "in [0, 1)")
+    nesterov: bool = key(False, "Nesterov's momentum")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,8 +177,8 @@ class SgdConfig(OptimizerConfig):
 
 @dataclass
 class AdamConfig(OptimizerConfig):
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    eps: float = 1e-8
+    betas: list[float] = key(lambda: [0.9, 0.999], "decay rates of the two moments, in [0, 1)")
+    eps: float = key(1e-8, "added to the denominator of a step")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,36 +187,28 @@ class AdamConfig(OptimizerConfig):
         require(self.eps > 0, f"optimizer.eps={self.eps}: must be above 0")
 
 
-# Groups that both entries share are typed by their options' schemas: `own` then refuses the other entry's.
-if TYPE_CHECKING:
-    Dataset = DatasetConfig
-    Model = ModelConfig
-else:
-    Dataset = Model = Any
-
-
 @dataclass
 class VisionConfig(RunConfig):
     """The configuration of `train_vision.py`, once composed."""
 
-    precision: PrecisionConfig = MISSING
-    strategy: StrategyConfig = MISSING
-    loader: LoaderConfig = MISSING
-    layout: LayoutConfig = MISSING
-    dataset: Dataset = MISSING
-    model: Model = MISSING
-    optimizer: OptimizerConfig = MISSING
-    schedule: Schedule = Schedule.onecycle
-    compile: Optional[bool] = False
-    cudnn_benchmark: bool = False
-    warmup_steps: int = 5
-    num_workers: Optional[int] = None
-    target_accuracy: Optional[float] = None
-    stop_at_target: bool = False
+    precision: PrecisionConfig = key(MISSING, "number format of weights, activations and gradients")
+    strategy: StrategyConfig = key(MISSING, "how ranks share the data and their gradients")
+    loader: LoaderConfig = key(MISSING, "how batches are made and brought to the device")
+    layout: LayoutConfig = key(MISSING, "memory layout of images: nchw, or nhwc (channels last)")
+    dataset: DatasetConfig = key(MISSING, "what is trained on")
+    model: ModelConfig = key(MISSING, "what is trained")
+    optimizer: OptimizerConfig = key(MISSING, "how weights are updated; sets lr too")
+    schedule: Schedule = key(Schedule.onecycle, "of the learning rate: onecycle, cosine or constant")
+    compile: Optional[bool] = key(False, "torch.compile the model; null does so on CUDA alone")
+    cudnn_benchmark: bool = key(False, "let cuDNN try its convolutions and take the fastest")
+    warmup_steps: int = key(5, "first steps that step_s and images_per_s leave out; they are recorded and marked")
+    num_workers: Optional[int] = key(
+        None, "loader workers per rank; null takes none on CPU ranks, and min(8, cores / ranks) on CUDA"
+    )
+    target_accuracy: Optional[float] = key(None, "test accuracy, in (0, 1], to which the time is recorded; null: none")
+    stop_at_target: bool = key(False, "stop when target_accuracy is reached")
 
     def __post_init__(self) -> None:
-        own("dataset", self.dataset, DatasetConfig, "train_vision.py")
-        own("model", self.model, ModelConfig, "train_vision.py")
         super().__post_init__()
         require(self.warmup_steps >= 0, f"warmup_steps={self.warmup_steps}: must be 0 or more")
         workers, target = self.num_workers, self.target_accuracy

@@ -14,8 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from multicard.bottleneck import diagnosis
-from multicard.config.base import Placement, ProfileName, RunConfig, TrackerMode, place, plain
+from multicard.config.base import ProfileName, RunConfig, TrackerMode, plain
 from multicard.config.job import Numa
+from multicard.config.placement import Placement, place
 from multicard.controller import attempts
 from multicard.controller.peers import Peers
 from multicard.controller.preemption import Stop

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multicard.config.base import Placement, RunConfig
+from multicard.config.base import RunConfig
+from multicard.config.placement import Placement
 
 
 @dataclass(frozen=True)
 class Workload:
     """What one entry adds to a run.
 
+    entry: the script that measures it.
     schema: of the whole configuration; options: group to option to schema, where options have their own.
     work: the function that each rank calls ("module:function": imported there, not here).
     preload: the modules that CPU ranks are forked with.
@@ -24,6 +26,7 @@ class Workload:
     """
 
     name: str
+    entry: str
     schema: type[RunConfig]
     options: dict[str, dict[str, type]]
     work: str

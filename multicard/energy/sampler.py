@@ -12,7 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from multicard.config.base import Placement, RunConfig
+from multicard.config.base import RunConfig
+from multicard.config.placement import Placement
 from multicard.energy import parts
 from multicard.energy.neighbours import Neighbours
 from multicard.energy.readings import COLUMNS, process_name, read_gpu, read_processes

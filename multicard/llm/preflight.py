@@ -6,7 +6,7 @@ import struct
 import zipfile
 from pathlib import Path
 
-from multicard.config.base import require
+from multicard.config.keys import require
 from multicard.config.llm import (
     EmbeddedTokenizerConfig,
     Llama3TokenizerConfig,

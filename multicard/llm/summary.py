@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from multicard.config.base import Placement
 from multicard.config.llm import LlmConfig, LoraConfig, MethodName
+from multicard.config.placement import Placement
 from multicard.llm import llama_sizes
 from multicard.measure import formulas
 from multicard.ranks.meeting import peak_memory

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multicard.config.base import Placement
 from multicard.config.llm import (
     DpoConfig,
     Llama3TokenizerConfig,
@@ -13,10 +12,11 @@ from multicard.config.llm import (
     LoraConfig,
     MethodName,
     QatConfig,
-    SyntheticConfig,
+    StoredTextConfig,
     TemplateName,
     TextName,
 )
+from multicard.config.placement import Placement
 from multicard.llm import preflight
 from multicard.llm.data import row_sources, tokenizer
 from multicard.records import run_folder
@@ -209,7 +209,7 @@ def _dataset(config: LlmConfig, inputs: Inputs, folder: Path) -> dict[str, Any]:
     if not dpo:
         component["packed"] = config.packed
     if inputs.rows is None:
-        assert not isinstance(chosen, SyntheticConfig) and chosen.name is not TextName.preference
+        assert isinstance(chosen, StoredTextConfig) and chosen.name is not TextName.preference
         return component | {"source": chosen.source}
     return component | {"source": "json", "data_files": str(folder / "inputs" / "rows.jsonl")}
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from multicard.config.base import Placement
 from multicard.config.llm import SCHEMAS, LlmConfig, MethodName
+from multicard.config.placement import Placement
 from multicard.controller.workload import Workload
 from multicard.llm import summary, torchtune_config
 
@@ -55,6 +55,7 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
 
 WORKLOAD = Workload(
     name="llm",
+    entry="tune_llm.py",
     schema=LlmConfig,
     options=SCHEMAS,
     work="multicard.llm.tune:tune",

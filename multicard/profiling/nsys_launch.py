@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from multicard.config.job import require
+from multicard.config.keys import require
 
 
 def check(device: str) -> None:

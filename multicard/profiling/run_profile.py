@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from multicard.config.job import require
+from multicard.config.keys import require
 from multicard.profiling.load import read
 from multicard.profiling.names import COPIES
 from multicard.profiling.profile_data import Profile

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from multicard.config.base import require
+from multicard.config.keys import require
 from multicard.ranks.meeting import meet
 from multicard.ranks.process import Rank
 from multicard.records import run_folder

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multicard.config.base import Placement
+from multicard.config.placement import Placement
 from multicard.machine.environment import host
 from multicard.records.run_folder import read_json
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from multicard.config.job import require
+from multicard.config.keys import require
 from multicard.machine import slurm
 from multicard.machine.environment import host
 from multicard.measure.timing import clock_s, pause

@@ -16,7 +16,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from multicard.config.job import Resources, require, resources
+from multicard.config.job import Resources, resources
+from multicard.config.keys import require
 from multicard.controller import run
 from multicard.controller.session import SESSION, say
 from multicard.machine import slurm

@@ -6,7 +6,8 @@ Imports torch only inside functions: the controller reads these objects too.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from multicard.config.base import Placement, require
+from multicard.config.keys import require
+from multicard.config.placement import Placement
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from multicard.config.base import Placement, require
+from multicard.config.keys import require
+from multicard.config.placement import Placement
 from multicard.config.vision import DdpConfig, StrategyConfig, VisionConfig
 from multicard.measure import formulas
 from multicard.ranks.process import Rank

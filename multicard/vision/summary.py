@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from multicard.config.base import Placement
+from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
 from multicard.measure import formulas
 from multicard.measure.timing import PHASES

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from multicard.config.base import PROFILES, Placement, require
+from multicard.config.base import PROFILES
+from multicard.config.keys import require
+from multicard.config.placement import Placement
 from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, ModelConfig, VisionConfig
 from multicard.controller.workload import Workload
 from multicard.machine import environment
@@ -121,6 +123,7 @@ def _options(config: VisionConfig, placement: Placement, bound: str) -> list[tup
 
 WORKLOAD = Workload(
     name="vision",
+    entry="train_vision.py",
     schema=VisionConfig,
     options={
         "strategy": {name: strategy.options for name, strategy in STRATEGIES.items()},

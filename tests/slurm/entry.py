@@ -7,7 +7,6 @@ import hydra
 from omegaconf import DictConfig
 
 from multicard import cli, workloads
-from multicard.config import vision
 from multicard.controller import run
 from multicard.vision import workload
 
@@ -21,4 +20,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.execute(main, WORKLOAD, vision.ExperimentName))
+    sys.exit(cli.execute(main, WORKLOAD, usage=__doc__))

@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from multicard.config.base import require
-from multicard.config.llm import LlmConfig, MethodName, SyntheticConfig, TemplateName, TextName
+from multicard.config.keys import require
+from multicard.config.llm import LlmConfig, MethodName, StoredTextConfig, SyntheticConfig, TemplateName, TextName
 from multicard.llm.data import synthetic
 
 Row = dict[str, Any]
@@ -59,6 +59,7 @@ def load(config: LlmConfig) -> list[Row] | None:
         assert config.template_name is not None
         made = synthetic.rows(config.template_name, data.rows, config.seed)
         return [_pair(row.prompt, row.right, row.wrong) if pairs else dict(row.columns) for row in made]
+    assert isinstance(data, StoredTextConfig)
     if data.data_files is None and data.rows is None and data.name is not TextName.preference:
         _check_source(config)
         return None
@@ -86,13 +87,13 @@ def texts(config: LlmConfig, rows: list[Row]) -> list[str]:
 
 def _key(config: LlmConfig) -> str:
     data = config.dataset
-    assert not isinstance(data, SyntheticConfig)
+    assert isinstance(data, StoredTextConfig)
     return f"dataset={data.name}" if data.data_files is None else f"dataset.data_files={data.data_files}"
 
 
 def _check_source(config: LlmConfig) -> None:
     data = config.dataset
-    assert not isinstance(data, SyntheticConfig)
+    assert isinstance(data, StoredTextConfig)
     remedy = "set dataset.data_files to a .json, .jsonl or .parquet file"
     require(data.source is not None, f"dataset={data.name}: is not on the hub in a form that can be read; {remedy}")
 
@@ -108,7 +109,7 @@ def _fetch(config: LlmConfig, count: int | None = None) -> list[Row]:
     import datasets
 
     data = config.dataset
-    assert not isinstance(data, SyntheticConfig) and data.source is not None
+    assert isinstance(data, StoredTextConfig) and data.source is not None
     try:
         found: Any = datasets.load_dataset(data.source, split="train")
         return (found if count is None else found.select(range(min(count, len(found))))).to_list()

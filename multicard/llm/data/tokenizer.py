@@ -7,7 +7,7 @@ import base64
 from collections.abc import Iterable
 from pathlib import Path
 
-from multicard.config.base import require
+from multicard.config.keys import require
 from multicard.config.llm import Llama3TokenizerConfig
 
 # How Llama 3 splits text before it merges bytes (llama-models, tokenizer.py); torchtune has the same.

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from multicard.config.base import require
+from multicard.config.keys import require
 from multicard.config.vision import CacheMode, ImagesConfig
 from multicard.machine.environment import cores
 from multicard.measure import timing

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from multicard.config.base import require
+from multicard.config.keys import require
 from multicard.config.vision import CacheMode, DaliConfig, ImagesConfig, LoaderConfig, VisionConfig, WorkersConfig
 
 if TYPE_CHECKING:

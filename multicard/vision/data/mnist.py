@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from multicard.config.base import require
+from multicard.config.keys import require
 from multicard.config.vision import MnistConfig
 from multicard.vision.data.splits import Data, Split
 

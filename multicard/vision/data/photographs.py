@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from multicard.config.base import require
+from multicard.config.keys import require
 from multicard.config.vision import CacheMode, ImagesConfig
 from multicard.vision.data import decoded_cache
 from multicard.vision.data.splits import Data, Split

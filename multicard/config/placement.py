@@ -1,0 +1,59 @@
+"""Where a run's ranks go on the machine at hand."""
+
+from dataclasses import dataclass
+
+from multicard.config.base import Backend, RunConfig
+from multicard.config.job import Device
+from multicard.config.keys import require
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a run's ranks go: the device type, the collectives' backend, the processes a node, and the nodes."""
+
+    device: str
+    backend: str
+    processes: int
+    oversubscribed: bool
+    nodes: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.processes * self.nodes
+
+    def ranks(self, gpus: int) -> str:
+        """Where a run goes, in words."""
+        each = f"{gpus} {'GPU' if self.device == 'cuda' else 'CPU rank'}{'s' if gpus > 1 else ''}"
+        several = f"{self.nodes} nodes of {each}" if self.nodes > 1 else each
+        return several + (", oversubscribed (not for figures)" if self.oversubscribed else "")
+
+
+def place(config: RunConfig, cuda_devices: int, nodes: int = 1, processes: int | None = None) -> Placement:
+    """Decide device and backend on a machine with `cuda_devices` visible CUDA devices, one of `nodes` that the run
+    was given.
+
+    Args:
+        processes: ranks on each node, where there is not one for each GPU.
+
+    Raises:
+        ValueError: what this machine cannot do, with the key and the remedy.
+    """
+    best = Device.cuda if cuda_devices else Device.cpu
+    device = best if config.device is Device.auto else config.device
+    on_cuda = device is Device.cuda
+    require(not on_cuda or cuda_devices > 0, "device=cuda: no CUDA device is visible; use device=cpu or device=auto")
+    fits = not on_cuda or config.gpus <= cuda_devices
+    remedy = f"use gpus={cuda_devices} or fewer, device=cpu, or oversubscribe=true to try the code (never for figures)"
+    require(fits or config.oversubscribe, f"gpus={config.gpus}: {cuda_devices} CUDA device(s) are visible; {remedy}")
+    remedy = "submit it with hydra/launcher=submitit_slurm, or use nodes=1"
+    require(config.nodes == nodes, f"nodes={config.nodes}: {nodes} was given; {remedy}")
+    oversubscribed = on_cuda and not fits
+
+    backend = config.backend
+    if backend is Backend.auto:
+        backend = Backend.nccl if on_cuda and not oversubscribed else Backend.gloo
+    nccl = backend is Backend.nccl
+    require(on_cuda or not nccl, "backend=nccl: needs CUDA devices; use backend=gloo or backend=auto on CPU")
+    remedy = "use backend=gloo or backend=auto"
+    require(not (nccl and oversubscribed), f"backend=nccl: two of its ranks cannot share a GPU; {remedy}")
+    return Placement(device.value, backend.value, processes or config.gpus, oversubscribed, nodes)
