@@ -27,7 +27,8 @@ def commands(start: str) -> list[str]:
     return list(dict.fromkeys(line for line in lines if line.startswith(start)))
 
 
-VISION = commands("python train_vision.py")
+DEMO = re.findall(r"^\t\$\(BIN\)/(python train_vision.py .*)$", MAKEFILE, re.MULTILINE)
+VISION = list(dict.fromkeys([*commands("python train_vision.py"), *DEMO]))
 TUNING = commands("python tune_llm.py")
 ANALYSIS = commands("python -m analysis")
 
@@ -86,9 +87,7 @@ def test_make_targets_and_modules_that_are_named_exist():
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize(
-    "line", [*VISION, *re.findall(r"^\t\$\(BIN\)/(python train_vision.py .*)$", MAKEFILE, re.MULTILINE)]
-)
+@pytest.mark.parametrize("line", VISION)
 def test_a_documented_command_runs(line: str, tmp_path: Path, called: Called):
     words = shlex.split(line)[2:]
     data_set = next((word.partition("=")[2] for word in words if word.startswith("dataset=")), None)
