@@ -1,36 +1,54 @@
-"""The models: MobileNetV2, and any other classifier of torchvision by its name."""
+"""The models: builders by name, and any other classifier of torchvision by its own name.
+
+Imports torch and torchvision only inside functions: the controller checks the names.
+"""
 
 import difflib
-from typing import Any
-
-from torch import nn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from multicard.config.vision import ModelConfig
 
+if TYPE_CHECKING:
+    from torch import nn
+
 
 def check(config: ModelConfig) -> None:
-    """See that torchvision has the model.
+    """See that there is a model of that name.
 
     Raises:
-        ValueError: where it has none of that name, with the nearest names.
+        ValueError: where there is none, with the nearest names of torchvision's.
     """
-    from torchvision import models
+    if config.name in BUILDERS:
+        return
+    from torchvision import models  # takes seconds
 
-    known = models.list_models(module=models)
-    if config.name not in known:
-        near = difflib.get_close_matches(config.name, known, n=3) or ["mobilenet_v2", "resnet50"]
+    names = models.list_models(module=models)
+    if config.name not in names:
+        near = difflib.get_close_matches(config.name, names, n=3) or ["mobilenet_v2", "resnet50"]
         raise ValueError(f"model.name={config.name}: torchvision has no such classifier; nearest: {', '.join(near)}")
 
 
-def build(config: ModelConfig, classes: int, image_size: int) -> nn.Module:
+def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
     """The model with random weights, float32, on the CPU. Takes (B, 3, H, W), gives (B, classes)."""
+    return BUILDERS.get(config.name, of_torchvision)(config, classes, image_size)
+
+
+def mobilenet_v2(config: ModelConfig, classes: int, _: int) -> "nn.Module":
     from torchvision import models
 
-    options: dict[str, Any] = {"num_classes": classes}
-    if config.name == "mobilenet_v2":
-        options["width_mult"] = config.width
-    elif config.name.startswith("vit_"):
-        options["image_size"] = image_size  # its position embedding has a fixed size
+    return models.mobilenet_v2(num_classes=classes, width_mult=config.width)
+
+
+def of_torchvision(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
+    from torchvision import models
+
+    options: dict[str, Any] = {}
+    if config.name.startswith("vit_"):
+        options = {"image_size": image_size}  # its position embedding has a fixed size
     elif config.name in ("googlenet", "inception_v3"):
-        options |= {"aux_logits": False, "init_weights": True}  # one output, as all others have
-    return models.get_model(config.name, weights=None, **options)
+        options = {"aux_logits": False, "init_weights": True}  # one output, as all others have
+    return models.get_model(config.name, weights=None, num_classes=classes, **options)
+
+
+BUILDERS: "dict[str, Callable[[ModelConfig, int, int], nn.Module]]" = {"mobilenet_v2": mobilenet_v2}

@@ -10,7 +10,7 @@ from multicard.config.placement import Placement
 from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, ModelConfig, VisionConfig
 from multicard.controller.workload import Workload
 from multicard.machine import environment
-from multicard.vision import summary
+from multicard.vision import models, summary
 from multicard.vision.data.datasets import DATASETS
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.optim import OPTIMIZERS
@@ -48,10 +48,7 @@ def check(config: VisionConfig, placement: Placement) -> None:
     PRECISIONS[config.precision.name].refuse(config.precision.name, placement)
     LOADERS[config.loader.name].refuse(config)
     DATASETS[config.dataset.name].check(config.dataset)
-    if config.model.name != "mobilenet_v2":
-        from multicard.vision import models  # needs torchvision, so seconds
-
-        models.check(config.model)
+    models.check(config.model)
 
 
 def workers(config: VisionConfig, placement: Placement) -> int:
@@ -129,7 +126,7 @@ WORKLOAD = Workload(
         "strategy": {name: strategy.options for name, strategy in STRATEGIES.items()},
         "loader": {name: loader.options for name, loader in LOADERS.items()},
         "dataset": {name: dataset.options for name, dataset in DATASETS.items()},
-        "model": {"mobilenet_v2": ModelConfig},
+        "model": dict.fromkeys(models.BUILDERS, ModelConfig),
         "optimizer": {name: options for name, (_, options) in OPTIMIZERS.items()},
         "profile": PROFILES,
     },
