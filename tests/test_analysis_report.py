@@ -6,19 +6,20 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from analysis import report as analysis_report
 from analysis.__main__ import main
 from analysis.commands.list_runs import lines
-from analysis.report import page, rerun_commands, sections, settings_section
-from analysis.report.blocks import Claim, Plot, Report
+from analysis.figures.vega import Figure
+from analysis.report import page, rerun_commands, runs_section, settings_section
+from analysis.report.blocks import ClaimCard, Fold, PlainTable, Plot, Report, Section
 from analysis.report.run_details import read
-from analysis.report.sections import Judged, Sources
 from analysis.runs import load
 from multicard.config.base import plain
 from multicard.measure.timing import clock_s
@@ -31,47 +32,25 @@ ARGUMENTS = ("no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disab
 ARGUMENTS = tuple(f"--{word}" for word in (*ARGUMENTS, "disable-component-update", "disable-sync"))
 
 
-@dataclass(frozen=True)
-class Figure:
-    """As `analysis.figures` draws them: charts side by side, with the data and the words within."""
-
-    name: str
-    rows: list[dict[str, Any]]
-    title: str = "Time by precision"
-    marks: str = "c"
-    caption: str = "Time by precision. How to read it."
-    spec: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        encoding = {"x": {"field": "gpus", "type": "ordinal"}, "y": {"field": "total_s", "type": "quantitative"}}
-        shown = {"calculate": "datum.total_s * 1", "as": "shown_s"}  # an expression, which must not need eval
-        chart = {"mark": "bar", "transform": [shown], "encoding": encoding | {"tooltip": {"field": "label"}}}
-        head = {"hconcat": [chart, chart], "title": {"text": "below the chart", "style": "notes"}}
-        self.spec.update(title=self.title, data={"values": self.rows}, vconcat=[head])
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    headings: list[str]
-    rows: list[list[str]]
-    notes: list[str]
-
-
 ROWS = [{"gpus": n, "total_s": 100.0 / n, "label": f'a "{n}", b{EVIL if n == 1 else ""}'} for n in (1, 2, 4)]
+THEMES = {name: {"axis": {"labelColor": ink}} for name, ink in (("light", "#111"), ("dark", "#eee"))}
 
 
-def stand_in() -> Sources:
-    """Sources of a figure, a table and a claim each, with a stranger's text in all of them."""
-    claim = Claim(EVIL, "holds", "good", [("gpus=2", f"1.8 {EVIL}")], "n=2", "1.9", "Table 2", "c")
-    table = Table(f"Table of {EVIL}", ["precision", "total s"], [["fp32", "1.5"], [EVIL, "-"]], ["a note"])
-    return Sources(
-        tables=lambda *_: [table],
-        charts=lambda experiment, _: [Figure(experiment.name, ROWS)],
-        overall=lambda _: {"scaling": [Figure(f"efficiency-{n}", ROWS) for n in range(4)]},
-        judge=lambda *_: Judged([claim], ["1 claim: 1 holds"]),
-        theme=lambda name: {"background": "transparent", "axis": {"labelColor": "#111" if name == "light" else "#eee"}},
-    )
+def plot(name: str) -> Plot:
+    """A figure of two charts side by side, with a stranger's text in its rows."""
+    encoding = {"x": {"field": "gpus", "type": "ordinal"}, "y": {"field": "total_s", "type": "quantitative"}}
+    in_s = {"calculate": "datum.total_s * 1", "as": "shown_s"}  # an expression, which must not need eval
+    chart = {"mark": "bar", "transform": [in_s], "encoding": encoding | {"tooltip": {"field": "label"}}}
+    title = {"text": "below the chart", "style": "notes"}
+    spec = {"title": "Time", "data": {"name": "rows"}, "vconcat": [{"hconcat": [chart, chart], "title": title}]}
+    return Plot.of(Figure(name, "Time by precision", spec, ROWS, "c", "Time by precision. How to read it."), ["run me"])
+
+
+def strangers_section() -> Section:
+    """A figure, a table and a claim each, with a stranger's text in all of them."""
+    claim = ClaimCard(EVIL, "holds", "good", [("gpus=2", f"1.8 {EVIL}")], "n=2", "1.9", "Table 2", "c")
+    table = PlainTable(f"Table of {EVIL}", ["precision", "total s"], [["fp32", "1.5"], [EVIL, "-"]], ["a note"])
+    return Section("others", "Others", "?", [plot("bars"), Fold("more", [plot("more_bars")]), table, claim])
 
 
 def sweep(folder: Path, **changes: Any) -> Path:
@@ -92,8 +71,8 @@ def sweep(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def made(folder: Path, mix: bool = False) -> Report:
-    return sections.report(load.read([folder]), "Runs", mix, stand_in())
+def build(folder: Path) -> Report:
+    return analysis_report.build(load.read([folder]), "Runs", mix=False)
 
 
 class Elements(HTMLParser):
@@ -125,14 +104,15 @@ def unpacked(packed: dict[str, Any]) -> list[Any]:
 
 
 def test_the_page_holds_every_run_and_nothing_of_a_run_is_html(tmp_path: Path):
-    text = page.html(made(sweep(tmp_path)))
+    report = build(sweep(tmp_path))
+    text = page.html(replace(report, sections=[*report.sections, strangers_section()]))
     elements = Elements(text)
     tags = [tag for tag, _ in elements.tags]
     assert "img" not in tags and tags.count("script") == 3  # the data, Vega, and the page's own
     assert not [name for _, attributes in elements.tags for name in attributes if name.startswith("on")]
     assert any(EVIL in part for part in elements.texts)  # whole, as text
     titles = [attributes["id"] for tag, attributes in elements.tags if tag == "section" and "id" in attributes]
-    assert titles == ["answers", "machine", "runs", "settings", "papers", "claims", "gaps"]
+    assert titles == ["answers", "machine", "runs", "settings", "papers", "claims", "gaps", "others"]
 
     grids = inlined(text)["grids"]
     columns = {column["key"]: unpacked(column["texts"]) for column in grids["runs"]["columns"]}
@@ -149,8 +129,8 @@ def test_the_columns_are_those_of_the_list(tmp_path: Path):
     found = load.read([sweep(tmp_path)])
     shown = lines(found, found.runs, None, None)
     headings = next(line for line in shown if line.startswith("name"))
-    grid = next(part for part in made(tmp_path).sections[2].parts if hasattr(part, "columns"))
-    assert re.split(r"\s{2,}", headings) == [column.heading for column in grid.columns]  # pyright: ignore
+    grid = runs_section.grid(read(found.runs))
+    assert re.split(r"\s{2,}", headings) == [column.heading for column in grid.columns]
 
 
 def test_speedups_and_shares_of_a_step(tmp_path: Path):
@@ -160,7 +140,7 @@ def test_speedups_and_shares_of_a_step(tmp_path: Path):
             for gpus, total_s in ((1, one_s + seed), (4, one_s / 2 + seed)):
                 record = records.vision(precision=precision, gpus=gpus, seed=seed, total_s=total_s, phases_s=phases)
                 records.write(tmp_path / f"{precision}-{gpus}-{seed}", record)
-    found = settings_section.settings(read(load.read([tmp_path]).runs), mix=False)
+    found = settings_section.by_setting(read(load.read([tmp_path]).runs), mix=False)
     assert [len(setting.runs) for setting in found] == [2, 2, 2, 2]
     scaling = settings_section.scaling(found)
     assert scaling is not None
@@ -185,8 +165,8 @@ def test_several_commits_are_settings_apart_unless_they_are_mixed(tmp_path: Path
     for index, commit in enumerate(("a" * 40, "b" * 40)):
         records.write(tmp_path / str(index), records.vision(total_s=100.0 + index, commit=commit))
     found = read(load.read([tmp_path]).runs)
-    assert [len(setting.runs) for setting in settings_section.settings(found, mix=False)] == [1, 1]
-    (mixed,) = settings_section.settings(found, mix=True)
+    assert [len(setting.runs) for setting in settings_section.by_setting(found, mix=False)] == [1, 1]
+    (mixed,) = settings_section.by_setting(found, mix=True)
     assert mixed.mean("total_s") == 100.5
 
 
@@ -200,7 +180,7 @@ def test_the_command_of_a_run_measures_the_same(kind: str):
     asked = [word.replace("_", " ") if "photos" in word else word for word in words.replace("\\ ", "_").split()]
     compose = typed if kind == "vision" else typed_llm
     meant = compose(*asked)
-    command = rerun_commands.again(kind, plain(meant))
+    command = rerun_commands.rerun(kind, plain(meant))
     assert command is not None
     _, entry, *again = shlex.split(command)
     assert entry == {"vision": "train_vision.py", "llm": "tune_llm.py"}[kind]
@@ -209,8 +189,8 @@ def test_the_command_of_a_run_measures_the_same(kind: str):
 
 
 def test_a_configuration_of_another_version_has_no_command():
-    assert rerun_commands.again("vision", {"gpus": 2, "warp": 9}) is None
-    assert rerun_commands.again("other", {"gpus": 2}) is None
+    assert rerun_commands.rerun("vision", {"gpus": 2, "warp": 9}) is None
+    assert rerun_commands.rerun("other", {"gpus": 2}) is None
 
 
 def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -249,8 +229,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = sweep(tmp_path_factory.mktemp("runs"))
     for seed in range(1, 200):
         records.write(folder / "seeds" / str(seed), records.vision(seed=seed, total_s=1000.0 + seed))
+    whole = build(folder)
+    sections = [section for section in whole.sections if section.name not in ("settings", "papers", "claims")]
     path = folder / "report.html"
-    page.write(path, made(folder))
+    page.write(path, replace(whole, sections=[*sections, strangers_section()], themes=THEMES))
     return path
 
 
@@ -348,19 +330,19 @@ def test_failed_runs_open_with_their_cause_as_text(browser: Any, report: Path):
 def test_every_figure_is_drawn_and_hands_out_its_data(browser: Any, report: Path, tmp_path: Path):
     seen = Seen(browser, report)
     count = seen.page.locator(".drawing").count()
-    assert count == len(inlined(report.read_text())["plots"]) >= 2  # of all runs, and of an experiment that they fill
+    assert count == len(inlined(report.read_text())["plots"]) == 2
     assert seen.page.locator(".drawing svg").count() < count  # not before they are near
     seen.draw_all()
     for figure in seen.page.locator(".drawing").all():
         assert figure.locator("svg").count() == 1
         assert figure.locator("path[aria-roledescription=bar]").count() == 6
-    seen.page.locator("#figure-table2 path[aria-roledescription=bar]").first.hover()
+    seen.page.locator("#figure-bars path[aria-roledescription=bar]").first.hover()
     seen.page.wait_for_selector(".tip")
     assert EVIL in seen.page.inner_text(".tip")
     with seen.page.expect_download() as download:
-        seen.page.click("[data-csv=table2]")
-    download.value.save_as(tmp_path / "table2.csv")
-    with (tmp_path / "table2.csv").open(newline="") as file:
+        seen.page.click("[data-csv=bars]")
+    download.value.save_as(tmp_path / "bars.csv")
+    with (tmp_path / "bars.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
     assert found == [{key: f"{value:g}" if key != "label" else value for key, value in row.items()} for row in ROWS]
     with seen.page.expect_download() as download:
@@ -373,15 +355,14 @@ def test_every_figure_is_drawn_and_hands_out_its_data(browser: Any, report: Path
 
 
 def test_the_programs_own_figures_and_verdicts(browser: Any, tmp_path: Path):
-    found = load.read([sweep(tmp_path)])
-    real = sections.report(found, "Runs", False, sections.sources())
-    page.write(tmp_path / "report.html", real)
-    names = {part.name for part in real.parts if isinstance(part, Plot)}
+    report = build(sweep(tmp_path))
+    page.write(tmp_path / "report.html", report)
+    names = {block.name for block in report.blocks() if isinstance(block, Plot)}
     assert names > {"table2", "efficiency", "phases", "losses"}
-    verdicts = {part.title: part for part in real.parts if isinstance(part, Claim)}
-    faster = next(part for title, part in verdicts.items() if "fp32 trains faster than fp64" in title)
+    claims = [block for block in report.blocks() if isinstance(block, ClaimCard)]
+    faster = next(claim for claim in claims if "fp32 trains faster than fp64" in claim.title)
     assert faster.figures and faster.source.startswith("arXiv 2503.15252")
-    assert [part.commands for part in verdicts.values() if part.tone == "none"].count(()) == 0
+    assert all(claim.command for claim in claims if claim.tone == "none")
     seen = Seen(browser, tmp_path / "report.html")
     seen.draw_all()
     drawn = seen.page.eval_on_selector_all(
@@ -393,7 +374,7 @@ def test_the_programs_own_figures_and_verdicts(browser: Any, tmp_path: Path):
 
 def test_the_theme_is_the_systems_until_the_button_says_otherwise(browser: Any, report: Path):
     colour = "getComputedStyle(document.body).backgroundColor"
-    label = "document.querySelector('#figure-table2 .role-axis-label text').getAttribute('fill')"
+    label = "document.querySelector('#figure-bars .role-axis-label text').getAttribute('fill')"
     seen = Seen(browser, report, scheme="dark")
     seen.draw_all()
     dark = seen.page.evaluate(colour)
@@ -417,7 +398,7 @@ def test_a_phone_does_not_scroll_sideways_but_within_tables(browser: Any, report
     assert seen.page.eval_on_selector_all("main *:not(table *):not(svg *)", wider).count("scroll") >= 1
     assert set(seen.page.eval_on_selector_all("main div, main p, main figure", wider)) == {"scroll"}
     boxes = "all => all.map(one => Math.round(one.getBoundingClientRect().x))"
-    assert len(set(seen.page.eval_on_selector_all("#figure-table2 .role-axis-title", boxes))) <= 3  # below each other
+    assert len(set(seen.page.eval_on_selector_all("#figure-bars .role-axis-title", boxes))) <= 3  # below each other
     seen.sound()
 
 
@@ -432,7 +413,7 @@ def test_print_is_light_with_every_figure_and_without_controls(browser: Any, rep
     assert abs(len(printed) - len(again)) < 0.02 * len(again)  # drawn before it was printed, and light
     whole.sound()
     seen.page.emulate_media(media="print")
-    for control in ("nav", "#theme", "[data-grid=runs] .bar", "[data-csv=table2]"):
+    for control in ("nav", "#theme", "[data-grid=runs] .bar", "[data-csv=bars]"):
         assert not seen.page.locator(control).first.is_visible()
     assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     seen.sound()

@@ -1,36 +1,90 @@
 """`report`: one HTML file about some runs, for a person who must decide how to run a training on several GPUs.
 
-`content` says what is in it, as the plain data of `parts`; `page` writes that as a file that opens offline.
+Each section's module turns runs into `blocks`; `page` writes these as one file that opens offline.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.report import page, sections
+from analysis import claims
+from analysis.claims import render
+from analysis.figures import vega
+from analysis.papers import experiments
+from analysis.report import (
+    gaps_section,
+    overview_section,
+    page,
+    papers_section,
+    run_details,
+    runs_section,
+    settings_section,
+)
+from analysis.report.blocks import Report
 from analysis.runs import load
+from analysis.runs.caveats import MARKS
+from analysis.runs.load import Found
+from multicard.measure.timing import timestamp
 
 NAME = "report.html"
 
 
 def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: bool) -> str:
-    """Write the report on all runs under `folders`; what it holds, in a line.
+    """Write the report on all runs under `folders`; return what it holds, in a line.
 
     Args:
         out: the file; by default report.html in the first folder.
         mix: average runs of several commits or machines.
 
     Raises:
-        ValueError: nothing that can be reported, or nowhere to write it.
+        ValueError: no run that can be read, or `out` is a folder.
     """
     found = load.read(folders)
     path = folders[0] / NAME if out is None else out
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
-    made = sections.report(found, title or _title(folders), mix, sections.sources())
-    size_bytes = page.write(path, made)
-    return f"{path}: {sections.summary(found)}; {page.counted(made)}, {size_bytes / 1e6:.1f} MB"
-
-
-def _title(folders: Sequence[Path]) -> str:
     more = len(folders) - 1
-    return f"Runs of {folders[0].resolve().name}" + f" and {more} more folder{'s' * (more > 1)}" * bool(more)
+    default = f"Runs of {folders[0].resolve().name}" + f" and {more} more folder{'s' * (more > 1)}" * bool(more)
+    report = build(found, title or default, mix)
+    size_bytes = page.write(path, report)
+    return f"{path}: {report.summary}; {page.counts(report)}, {size_bytes / 1e6:.1f} MB"
+
+
+def build(found: Found, title: str, mix: bool) -> Report:
+    """The whole report, without the sections that have nothing to say.
+
+    Args:
+        mix: let runs of several commits and machines stand in one cell, panel and ranking.
+    """
+    runs, details = found.runs, run_details.read(found.runs)
+    loaded = [experiments.load(name) for name in experiments.names()]
+    panels = [(experiment, experiments.panels(experiment, runs, mix)) for experiment in loaded]
+    verdicts = claims.judge(runs, mix)
+    sections = [
+        overview_section.answers(details, mix, render.summary(verdicts)),
+        overview_section.machines(details),
+        runs_section.section(details),
+        settings_section.section(details, mix),
+        papers_section.section(panels),
+        papers_section.claims_section(verdicts),
+        gaps_section.section(details, found.skipped, panels),
+    ]
+    return Report(
+        title,
+        timestamp(),
+        _summary(found),
+        overview_section.warnings(runs),
+        {mark.sign: mark.meaning for mark in MARKS if any(run[mark.column] for run in runs)},
+        [section for section in sections if section.blocks],
+        {name: vega.theme(name) for name in ("light", "dark")},
+    )
+
+
+def _summary(found: Found) -> str:
+    """How many runs there are, and when they were measured."""
+    runs = found.runs
+    failed = sum(run["status"] != "ok" for run in runs)
+    parts = [f"{len(runs):,} run{'s' * (len(runs) != 1)}"]
+    parts += [f"{failed:,} of them did not end ok"] if failed else []
+    days = sorted({run["started_at"][:10] for run in runs if run["started_at"]})
+    parts += [f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "")] if days else []
+    return ", ".join(parts)

@@ -1,24 +1,26 @@
-"""What a report is made of, as plain data: sections of parts, which `page` writes as HTML.
+"""Blocks of a report as plain data: sections of paragraphs, tables, figures and claims, which `page` writes as HTML."""
 
-Figures, tables and verdicts come from other modules as objects of their own; `content` turns them into these.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from analysis.figures.vega import Figure
+from multicard.records.text_table import clean
+
+EMPTY = frozenset({"-", ""})
+
 
 @dataclass(frozen=True)
-class Words:
-    """A paragraph; `tone` is `plain`, or `quiet` for what is said beside."""
+class Paragraph:
+    """`quiet`: said beside the rest, in a softer colour."""
 
     text: str
-    tone: str = "plain"
+    quiet: bool = False
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A subsection begins."""
+    """The start of a subsection."""
 
     text: str
     about: str = ""
@@ -26,33 +28,33 @@ class Heading:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with one value or several."""
+    """Names, each with one value or several."""
 
     rows: Sequence[tuple[str, Sequence[str]]]
 
 
 @dataclass(frozen=True)
-class Line:
-    """An answer: its name, the figure with its marks, the setting as it is typed, and what is to be said beside it."""
+class AnswerLine:
+    """A line of an answer: its name, a figure with its marks, the setting as it is typed, and a note."""
 
     name: str
     figure: str = ""
     setting: str = ""
-    beside: str = ""
+    note: str = ""
     marks: str = ""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the runs answer for one work, or about all."""
+    """What the runs answer about one work, or about all."""
 
     title: str
-    lines: Sequence[Line]
+    lines: Sequence[AnswerLine]
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of text that is short enough to be read as a whole; of `commands` came what it shows."""
+class PlainTable:
+    """A table that is short enough to be read as a whole, and the commands that measured it."""
 
     title: str
     headings: Sequence[str]
@@ -65,23 +67,36 @@ class Table:
 class Column:
     """A column of a grid.
 
-    key: its name in the data that is downloaded. texts: what is shown of each row.
-    values: the numbers by which it sorts and is filtered; None for a column of text. typed: it is code, to be typed.
+    key: its name in the data that is downloaded. texts: of each row, without control characters.
+    values: the numbers by which it sorts and is filtered; None for a column of text. code: the texts are code.
     """
 
     heading: str
     key: str
     texts: Sequence[str]
     values: Sequence[float | None] | None = None
-    typed: bool = False
+    code: bool = False
+
+    @staticmethod
+    def of_texts(name: str, texts: Iterable[str | None], code: bool = False) -> "Column":
+        return Column(name, name, ["-" if text is None else clean(text) for text in texts], code=code)
+
+    @staticmethod
+    def of_numbers(heading: str, key: str, values: Sequence[float | None], form: str) -> "Column":
+        """Numbers as `form` writes them."""
+        return Column(heading, key, ["-" if value is None else form.format(value) for value in values], values)
+
+    @property
+    def is_empty(self) -> bool:
+        return set(self.texts) <= EMPTY
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of any length, which the page pages, sorts and filters.
+    """A table of any length that the page sorts, filters and divides into pages.
 
-    name: of its data. details: what a row opens, by the same row; `wide` ones have a line of their own.
-    page_rows, printed_rows: at once, and on paper.
+    name: of its data. details: what a row opens; those whose key is in `wide` take a line of their own.
+    page_rows, printed_rows: on a page, and on paper.
     """
 
     name: str
@@ -90,7 +105,7 @@ class Grid:
     details: Sequence[Column] = ()
     wide: Sequence[str] = ()
     notes: Sequence[str] = ()
-    page_rows: int = 50
+    page_rows: int = 15
     printed_rows: int = 500
 
 
@@ -98,7 +113,8 @@ class Grid:
 class Plot:
     """A figure.
 
-    name: of its data, once in the report. spec: Vega-Lite; without `data` it is of `rows`. rows: what it shows.
+    name: of its data, unique in the report. spec: Vega-Lite without `datasets`, which holds only `rows`.
+    commands: that measured what it shows.
     """
 
     name: str
@@ -109,75 +125,89 @@ class Plot:
     caption: str = ""
     commands: Sequence[str] = ()
 
+    @staticmethod
+    def of(figure: Figure, commands: Sequence[str], name: str | None = None) -> "Plot":
+        """A figure for the page, with its title and notes as text of the page instead of the drawing."""
+        spec = {key: value for key, value in figure.spec.items() if key not in ("title", "description", "datasets")}
+        spec["vconcat"] = [
+            {key: value for key, value in chart.items() if key != "title" or value.get("style") != "notes"}
+            for chart in spec["vconcat"]
+        ]
+        caption = figure.caption.removeprefix(f"{figure.title.rstrip('.')}. ")
+        return Plot(name or figure.name, figure.title, spec, figure.rows, figure.marks, caption, commands)
+
 
 @dataclass(frozen=True)
-class Claim:
+class ClaimCard:
     """A claim of the papers and what the runs say of it.
 
-    tone: `good`, `bad`, `open` where the verdict says nothing of the papers' claim, `none` without one.
-    figures: a comparison and its figure. printed: the paper's own.
+    tone: `good` or `bad`, `open` where the verdict says nothing of the papers' claim, `none` without a verdict.
+    figures: each comparison and its figure. printed: the papers' own.
     """
 
     title: str
     verdict: str
     tone: str
     figures: Sequence[tuple[str, str]]
-    beside: str
+    note: str
     printed: str
     source: str
     marks: str = ""
-    commands: Sequence[str] = ()
+    command: str | None = None
 
 
 @dataclass(frozen=True)
 class Commands:
-    """Commands to type, each with what it would tell."""
+    """Commands to type, each after what it would measure."""
 
     rows: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Fold:
-    """What is folded away under a line that says what it is."""
+    """Blocks that are folded away under a title."""
 
     title: str
-    parts: "Sequence[Part]"
+    blocks: "Sequence[Block]"
 
 
-Part = Words | Heading | Facts | Answer | Table | Grid | Plot | Claim | Commands | Fold
+Block = Paragraph | Heading | Facts | Answer | PlainTable | Grid | Plot | ClaimCard | Commands | Fold
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the report: `answers` is the question it answers, in a sentence."""
+    """A section of the report, with the question it answers."""
 
     name: str
     title: str
-    answers: str
-    parts: Sequence[Part]
+    question: str
+    blocks: Sequence[Block]
 
 
 @dataclass(frozen=True)
 class Report:
-    """All of it.
+    """The whole report.
 
-    warnings: what must be said of all or some runs before anything else: a mark's sign and a sentence.
-    legend: a mark's sign and its meaning. themes: Vega's configuration by `light` and `dark`.
+    warnings: a mark's sign and what it says of some or all runs, shown first. legend: each sign's meaning.
+    themes: Vega's configuration for a `light` and a `dark` page.
     """
 
     title: str
-    made: str
+    written_at: str
     summary: str
     warnings: Sequence[tuple[str, str]]
     legend: Mapping[str, str]
     sections: Sequence[Section]
     themes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    @property
-    def parts(self) -> Iterator[Part]:
-        """All of them, those that are folded away too."""
-        waiting = [part for section in reversed(self.sections) for part in reversed(section.parts)]
-        while waiting:
-            part = waiting.pop()
-            waiting += reversed(part.parts) if isinstance(part, Fold) else ()
-            yield part
+    def blocks(self) -> Iterator[Block]:
+        """Every block, including those that are folded away."""
+        for section in self.sections:
+            yield from _unfolded(section.blocks)
+
+
+def _unfolded(blocks: Sequence[Block]) -> Iterator[Block]:
+    for block in blocks:
+        yield block
+        if isinstance(block, Fold):
+            yield from _unfolded(block.blocks)

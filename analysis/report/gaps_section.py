@@ -1,89 +1,81 @@
-"""The last section: what was skipped, what failed and why, and what is not measured, with the commands for it."""
+"""The last section: runs that failed, records that could not be read, and what is not measured, with its commands."""
 
 from collections import Counter
 from collections.abc import Sequence
 
-from analysis import formatting
 from analysis.papers.experiments import Experiment, Panel
-from analysis.report.blocks import Column, Commands, Grid, Heading, Part, Section, Words
-from analysis.report.run_details import Read
+from analysis.report.blocks import Block, Column, Commands, Grid, Heading, Paragraph, Section
+from analysis.report.run_details import RunDetails
 from analysis.runs import grouping
-from analysis.runs.grouping import Cell
 from analysis.runs.load import Run, Skipped
 from multicard.records.text_table import clean
 
-MOST_MISSING = 6  # cells of a panel that are named
+MOST_CELLS = 6  # of a panel that are named
 
 
 def section(
-    read: Sequence[Read], skipped: Sequence[Skipped], filled: Sequence[tuple[Experiment, list[Panel]]]
+    details: Sequence[RunDetails], skipped: Sequence[Skipped], panels: Sequence[tuple[Experiment, list[Panel]]]
 ) -> Section:
-    """What is not in the figures.
+    """What the figures do not show.
 
     Args:
-        filled: every experiment, with the panels that runs fill; none where no run can.
+        panels: every experiment with the panels that runs fill, an empty list where no run can.
     """
-    parts: list[Part] = [*_failed([one.run for one in read]), *_skipped(skipped), *_unmeasured(read, filled)]
+    failed = _failed_runs([run_details.run for run_details in details if run_details.run["status"] != "ok"])
+    blocks = [*failed, *_skipped_records(skipped), *_unmeasured(details, panels)]
     question = "What is not in the figures above, why, and which commands would measure it?"
-    return Section("gaps", "What is not here", question, parts)
+    return Section("gaps", "What is not here", question, blocks)
 
 
-def _failed(runs: Sequence[Run]) -> list[Part]:
-    bad = [run for run in runs if run["status"] != "ok"]
-    if not bad:
-        return [Heading("Runs that did not end ok"), Words("None.", "quiet")]
-    counts = Counter(clean(run["status"]) for run in bad)
+def _failed_runs(runs: Sequence[Run]) -> list[Block]:
+    title = "Runs that did not end ok"
+    if not runs:
+        return [Heading(title), Paragraph("None.", quiet=True)]
+    counts = Counter(clean(run["status"]) for run in runs)
     about = f"{', '.join(f'{count} {status}' for status, count in counts.items())}. Their figures are left out."
-    grid = Grid(
-        "failed",
-        "",
-        [
-            Column("name", "name", [formatting.value("", run["name"]) for run in bad]),
-            Column("run", "run", [clean(run.folder.name) for run in bad]),
-            Column("status", "status", [clean(run["status"]) for run in bad]),
-            Column("cause", "cause", [formatting.value("", run["cause"]) for run in bad]),
-            Column("marks", "marks", [run["marks"] for run in bad]),
-        ],
-        page_rows=15,
-    )
-    return [Heading("Runs that did not end ok", about), grid]
-
-
-def _skipped(skipped: Sequence[Skipped]) -> list[Part]:
-    if not skipped:
-        return [Heading("Records that could not be read"), Words("None.", "quiet")]
     columns = [
-        Column("folder", "folder", [str(one.folder) for one in skipped]),
-        Column("why", "why", [clean(one.why) for one in skipped]),
+        Column.of_texts("name", [run["name"] for run in runs]),
+        Column.of_texts("run", [run.folder.name for run in runs]),
+        Column.of_texts("status", [run["status"] for run in runs]),
+        Column.of_texts("cause", [run["cause"] for run in runs]),
+        Column.of_texts("marks", [run["marks"] for run in runs]),
     ]
-    told = f"{len(skipped):,} run folder{'s' * (len(skipped) > 1)} without a record that can be used."
-    return [Heading("Records that could not be read", told), Grid("skipped", "", columns, page_rows=15)]
+    return [Heading(title, about), Grid("failed", "", columns)]
 
 
-def _unmeasured(read: Sequence[Read], filled: Sequence[tuple[Experiment, list[Panel]]]) -> list[Part]:
-    rows = [(_sentence(experiment), experiment.command) for experiment, panels in filled if not panels]
-    for experiment, panels in filled:
-        if panels and panels[0].missing:
-            rows.append((f"{_sentence(experiment)} {_missing(panels[0].missing)}", experiment.command))
-    good = [one for one in read if one.run["status"] == "ok"]
-    kinds = {one.run["kind"] for one in good}
-    entry = "tune_llm.py" if kinds == {"llm"} else "train_vision.py"
-    if not any(one.diagnosis for one in good):
+def _skipped_records(skipped: Sequence[Skipped]) -> list[Block]:
+    title = "Records that could not be read"
+    if not skipped:
+        return [Heading(title), Paragraph("None.", quiet=True)]
+    columns = [
+        Column.of_texts("folder", [str(record.folder) for record in skipped]),
+        Column.of_texts("why", [record.why for record in skipped]),
+    ]
+    about = f"{len(skipped):,} run folder{'s' * (len(skipped) > 1)} without a record that can be used."
+    return [Heading(title, about), Grid("skipped", "", columns)]
+
+
+def _unmeasured(details: Sequence[RunDetails], panels: Sequence[tuple[Experiment, list[Panel]]]) -> list[Block]:
+    rows = [(_sentence(experiment), experiment.command) for experiment, filled in panels if not filled]
+    for experiment, filled in panels:
+        if filled and filled[0].missing:
+            cells = [grouping.label(cell, [key for key, _ in cell]) for cell in filled[0].missing]
+            rest = f" and {len(cells) - MOST_CELLS} more" if len(cells) > MOST_CELLS else ""
+            missing = f"Missing: {'; '.join(cells[:MOST_CELLS])}{rest}."
+            rows.append((f"{_sentence(experiment)} {missing}", experiment.command))
+    ok = [run_details for run_details in details if run_details.run["status"] == "ok"]
+    entry = "tune_llm.py" if {run_details.run["kind"] for run_details in ok} == {"llm"} else "train_vision.py"
+    if not any(run_details.diagnosis for run_details in ok):
         rows.append(("What bounds a run, and what to try.", f"python {entry} diagnose=true"))
-    if not any(one.profile for one in good):
+    if not any(run_details.profile_rows for run_details in ok):
         rows.append(("Calls, copies, collectives and kernels of ten steps.", f"python {entry} profile=kineto"))
-    told: list[Part] = [Heading("What these runs do not measure")]
-    told.append(Commands(rows) if rows else Words("Nothing that an experiment or option would add.", "quiet"))
-    if not any(one.run["energy_joules"] is not None for one in good):
-        told.append(Words("Energy is read from GPUs by NVML, with any command; CPU ranks have none.", "quiet"))
-    return told
+    nothing = Paragraph("Nothing that an experiment or option would add.", quiet=True)
+    blocks: list[Block] = [Heading("What these runs do not measure"), Commands(rows) if rows else nothing]
+    if not any(run_details.run["energy_joules"] is not None for run_details in ok):
+        energy = "Energy is read from GPUs by NVML, with any command; CPU ranks have none."
+        blocks.append(Paragraph(energy, quiet=True))
+    return blocks
 
 
 def _sentence(experiment: Experiment) -> str:
     return experiment.title if experiment.title.endswith((".", "?")) else f"{experiment.title}."
-
-
-def _missing(missing: Sequence[Cell]) -> str:
-    named = [grouping.label(cell, [key for key, _ in cell]) for cell in missing[:MOST_MISSING]]
-    rest = f" and {len(missing) - MOST_MISSING} more" if len(missing) > MOST_MISSING else ""
-    return f"Missing: {'; '.join(named)}{rest}."

@@ -1,17 +1,17 @@
-// Tables of any length: text and column filters, sorting, pages, rows that open. What is shown is always set as text,
-// never as HTML: it comes from records.
+// Grids: tables of any length with filters by text and column, sorting, pages, and rows that open. Their texts come from
+// records, so they are always set as text, never as HTML.
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const FEW = 24; // different texts of a column up to which they are a list to choose from
+const MOST_CHOICES = 24; // distinct texts of a column that are offered as a list
 
 function element(name, properties = {}, ...children) {
   const { dataset, aria, ...plain } = properties;
-  const made = Object.assign(document.createElement(name), plain);
-  for (const [key, value] of Object.entries(aria ?? {})) made.setAttribute(`aria-${key}`, value);
-  Object.assign(made.dataset, dataset ?? {});
-  made.append(...children);
-  return made;
+  const node = Object.assign(document.createElement(name), plain);
+  for (const [key, value] of Object.entries(aria ?? {})) node.setAttribute(`aria-${key}`, value);
+  Object.assign(node.dataset, dataset ?? {});
+  node.append(...children);
+  return node;
 }
 
 function save(name, rows) {
@@ -33,7 +33,7 @@ class Column {
   constructor(packed) {
     Object.assign(this, packed);
     this.numbers = packed.values !== null;
-    this.style = ["right", "long", "typed"].filter((name) => packed[name]).join(" ");
+    this.style = ["right", "long", "code"].filter((name) => packed[name]).join(" ");
   }
 
   static of(packed, row) {
@@ -44,22 +44,22 @@ class Column {
     return Column.of(this.texts, row);
   }
 
-  // What a download holds: the figure as the record has it, or the text
+  // The value for a download: the figure as the record has it, or the text
   raw(row) {
     return this.numbers ? Column.of(this.values, row) : this.text(row);
   }
 
   choices() {
     if (this.numbers && this.texts.all) return [];
-    const found = [...new Set(this.texts.of ?? this.texts.all)];
-    return found.length > 1 && found.length <= FEW ? found : [];
+    const texts = [...new Set(this.texts.of ?? this.texts.all)];
+    return texts.length > 1 && texts.length <= MOST_CHOICES ? texts : [];
   }
 
   compare(one, other) {
     return this.numbers ? one - other : one.localeCompare(other, undefined, { numeric: true });
   }
 
-  // Rows in this column's order; those without a figure stand last in either direction
+  // Rows in this column's order; those without a figure are last in either direction
   sorted(rows, descending) {
     const key = (row) => (this.numbers ? Column.of(this.values, row) : this.text(row));
     const absent = (value) => value === null || value === "-" || value === "";
@@ -69,16 +69,17 @@ class Column {
     return pairs.map(([, row]) => row);
   }
 
-  // Whether a row fits: a value of the list; ">2", "<=10", "1..4" for figures; else a part of the text
+  // A test of rows: a value of the list, a range of figures (">2", "<=10", "1..4"), or else a part of the text
   test(wanted, exact) {
     if (exact) return (row) => this.text(row) === wanted;
     const range = /^\s*(-?[\d.eE+]+)\s*\.\.\s*(-?[\d.eE+]+)\s*$/.exec(wanted);
     const bound = /^\s*(>=|<=|>|<|=)\s*(-?[\d.eE+-]+)\s*$/.exec(wanted);
     if (this.numbers && (range || bound)) {
-      const fits = range
+      const limit = bound && Number(bound[2]);
+      const matches = range
         ? (value) => value >= Number(range[1]) && value <= Number(range[2])
-        : { ">=": (v) => v >= +bound[2], "<=": (v) => v <= +bound[2], ">": (v) => v > +bound[2], "<": (v) => v < +bound[2], "=": (v) => v === +bound[2] }[bound[1]];
-      return (row) => Column.of(this.values, row) !== null && fits(Column.of(this.values, row));
+        : { ">=": (v) => v >= limit, "<=": (v) => v <= limit, ">": (v) => v > limit, "<": (v) => v < limit, "=": (v) => v === limit }[bound[1]];
+      return (row) => Column.of(this.values, row) !== null && matches(Column.of(this.values, row));
     }
     const part = wanted.trim().toLowerCase();
     return (row) => this.text(row).toLowerCase().includes(part);
@@ -182,16 +183,14 @@ class Grid {
     change();
     const words = this.wanted.split(/\s+/).filter(Boolean);
     const tests = [...this.filters.values()];
-    const found = [];
-    for (let row = 0; row < this.total; row++) {
-      if (tests.every((test) => test(row)) && words.every((word) => this.searched(row).includes(word))) found.push(row);
-    }
-    this.rows = this.sort === null ? found : this.columns[this.sort].sorted(found, this.descending);
+    const rows = Array.from({ length: this.total }, (_, row) => row).filter(
+      (row) => tests.every((test) => test(row)) && words.every((word) => this.searchable(row).includes(word)));
+    this.rows = this.sort === null ? rows : this.columns[this.sort].sorted(rows, this.descending);
     this.page = 0;
     this.show();
   }
 
-  searched(row) {
+  searchable(row) {
     this.texts ??= new Map();
     if (!this.texts.has(row)) {
       const all = [...this.columns, ...this.details.filter((column) => column.wide)];
@@ -203,13 +202,13 @@ class Grid {
   show(most = this.pageRows) {
     const pages = Math.max(1, Math.ceil(this.rows.length / most));
     this.page = Math.min(Math.max(this.page, 0), pages - 1);
-    const shown = this.rows.slice(this.page * most, (this.page + 1) * most);
-    const made = shown.flatMap((row) => (this.opened.has(row) ? [this.line(row), this.detail(row)] : [this.line(row)]));
-    if (!made.length) made.push(element("tr", { className: "empty" }, element("td", { colSpan: this.columns.length + 1, textContent: "No row fits." })));
-    this.body.replaceChildren(...made);
+    const first = this.page * most;
+    const shown = this.rows.slice(first, first + most);
+    const lines = shown.flatMap((row) => (this.opened.has(row) ? [this.line(row), this.detail(row)] : [this.line(row)]));
+    if (!lines.length) lines.push(element("tr", { className: "empty" }, element("td", { colSpan: this.columns.length + 1, textContent: "No row fits." })));
+    this.body.replaceChildren(...lines);
     const all = this.total.toLocaleString("en");
     this.count.textContent = this.rows.length < this.total ? `${this.rows.length.toLocaleString("en")} of ${all} rows` : `${all} rows`;
-    const first = this.page * most;
     this.where.textContent = `Rows ${first + 1} to ${first + shown.length} of ${this.rows.length.toLocaleString("en")}`;
     this.pages.hidden = pages === 1;
     this.before.disabled = this.page === 0;
@@ -244,8 +243,8 @@ class Grid {
   }
 
   detail(row) {
-    const told = this.details.filter((column) => !["-", ""].includes(column.text(row)));
-    const rows = told.map((column) => {
+    const columns = this.details.filter((column) => !["-", ""].includes(column.text(row)));
+    const rows = columns.map((column) => {
       const value = element(column.wide ? "code" : "span", { textContent: column.text(row) });
       return element("div", { className: column.wide ? "wide" : "" }, element("dt", { textContent: column.heading }), element("dd", {}, value));
     });

@@ -1,4 +1,4 @@
-"""The first two sections: what the runs ran on, and their answers in words."""
+"""The first two sections, answers in words and what the runs ran on; and the marks of the runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,51 +6,113 @@ from typing import Any
 
 from analysis import formatting
 from analysis.commands import best
-from analysis.report.blocks import Answer, Facts, Fold, Line, Part, Section, Words
-from analysis.report.run_details import Read, mapping
+from analysis.report.blocks import Answer, AnswerLine, Block, Facts, Fold, Paragraph, Section
+from analysis.report.run_details import RunDetails, mapping
 from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
 from analysis.runs.load import Run
 from multicard.records.table import in_bytes
 from multicard.records.text_table import clean
 
-FIRST_WORKS, MOST_WORKS = 4, 16  # of which the best settings are told: in sight, and at all
-MOST_SENTENCES = 6  # of diagnoses
+WORKS_IN_SIGHT, MOST_WORKS = 4, 16  # whose best settings are named
+MOST_DIAGNOSES = 6
 MOST_VALUES = 8  # of a fact
 PACKAGES = ("torch", "torchvision", "torchtune", "torchao", "nvidia-cudnn-cu13", "nvidia-nccl-cu13")
 GOALS = {"time": "Fastest", "memory": "Least memory", "energy": "Least energy"}
 
 
 def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """What must be said of the runs before their figures: each mark that occurs, and of how many."""
-    told = []
+    """Each mark of the runs, with how many have it and its meaning."""
+    lines = []
     for mark in MARKS:
         count = sum(bool(run[mark.column]) for run in runs)
         if count:
             share = f"All {count:,}" if count == len(runs) else f"{count:,} of {len(runs):,}"
-            told.append((mark.sign, f"{share} run{'s' * (len(runs) > 1)}: {mark.meaning}"))
-    return told
+            lines.append((mark.sign, f"{share} run{'s' * (len(runs) > 1)}: {mark.meaning}"))
+    return lines
 
 
-def machines(read: Sequence[Read]) -> Section:
+def answers(details: Sequence[RunDetails], mix: bool, claim_summary: Sequence[str]) -> Section:
+    """In short: the best settings, what bounds the runs, and how many claims hold.
+
+    Args:
+        claim_summary: how many claims hold, as lines.
+    """
+    blocks = [*_best_settings([run_details.run for run_details in details], mix), _bounds(details)]
+    if claim_summary:
+        blocks.append(Answer("The papers' claims", [AnswerLine("Verdicts", note=sentences(claim_summary))]))
+    question = "Which setting should I choose, and what holds it back?"
+    return Section("answers", "In short", question, blocks)
+
+
+def _best_settings(runs: Sequence[Run], mix: bool) -> list[Block]:
+    """The best settings of each work, the work with most settings first."""
+    lines: dict[str, list[AnswerLine]] = {}
+    settings: Counter[str] = Counter()
+    for goal, name in GOALS.items():
+        try:
+            rankings = best.rankings(runs, goal, best.Limits(), mix)
+        except ValueError:  # no run has the figure
+            continue
+        for ranking in rankings:
+            title = ", ".join(text for text in (ranking.work or _work(ranking.runs[0]), ranking.amount) if text)
+            line = AnswerLine(name, ranking.figures, ranking.label, " ".join(ranking.others), ranking.marks)
+            lines.setdefault(title, []).append(line)
+            settings[title] = max(settings[title], len(ranking.rows))
+    if not lines:
+        return [Paragraph("No run ended ok: nothing can be ranked. The causes are below.")]
+    works = [Answer(title, lines[title]) for title in sorted(lines, key=lambda title: -settings[title])]
+    blocks: list[Block] = [*works[:WORKS_IN_SIGHT]]
+    folded, rest = works[WORKS_IN_SIGHT:MOST_WORKS], len(works) - MOST_WORKS
+    if folded:
+        blocks.append(Fold(f"{len(folded)} more works, of fewer settings", folded))
+    if rest > 0:
+        blocks.append(Paragraph(f"And {rest} others: python -m analysis best --goal time", quiet=True))
+    return blocks
+
+
+def _work(run: Run) -> str:
+    """The work of a run, for a report of a single one."""
+    size = f" at {run['image_size']} px" if run["image_size"] is not None else ""
+    return f"{run['kind']}: {formatting.value('', run['model'])} on {formatting.value('', run['dataset'])}{size}"
+
+
+def _bounds(details: Sequence[RunDetails]) -> Answer:
+    """What bounds the diagnosed runs, and what they should try."""
+    title = "What bounds the runs"
+    diagnosed = [run_details for run_details in details if run_details.bound and run_details.diagnosis]
+    if not diagnosed:
+        return Answer(title, [AnswerLine("Unknown", note="No run was diagnosed: add diagnose=true to a command.")])
+    by_bound: dict[str, list[RunDetails]] = {}
+    for run_details in diagnosed:
+        by_bound.setdefault(run_details.bound or "", []).append(run_details)
+    lines = []
+    for bound, bounded in sorted(by_bound.items(), key=lambda item: -len(item[1]))[:MOST_DIAGNOSES]:
+        count = f"{len(bounded)} of {len(diagnosed)} diagnosed" if len(diagnosed) > 1 else ""
+        first = bounded[0]
+        setting, note = clean(first.run.folder.name), first.diagnosis or ""
+        lines.append(AnswerLine(bound.capitalize(), count, setting, note, first.run["marks"]))
+    return Answer(title, lines)
+
+
+def machines(details: Sequence[RunDetails]) -> Section:
     """Hardware, versions and commits."""
-    rows: dict[str, Counter[str]] = {}
-    for one in read:
-        for name, value in _facts(one):
-            rows.setdefault(name, Counter())[clean(str(value))] += 1
-    told = [(name, [*values][:MOST_VALUES] + _more(len(values))) for name, values in rows.items()]
+    rows: dict[str, dict[str, None]] = {}
+    for run_details in details:
+        for name, value in _facts(run_details):
+            rows.setdefault(name, {})[clean(str(value))] = None
+    facts = []
+    for name, values in rows.items():
+        rest = [f"and {len(values) - MOST_VALUES} more"] if len(values) > MOST_VALUES else []
+        facts.append((name, [*list(values)[:MOST_VALUES], *rest]))
     question = "What were the figures measured on? They hold for this hardware, these versions and this code."
-    return Section("machine", "Machine and code", question, [Facts(told)])
+    return Section("machine", "Machine and code", question, [Facts(facts)])
 
 
-def _more(count: int) -> list[str]:
-    return [f"and {count - MOST_VALUES} more"] if count > MOST_VALUES else []
-
-
-def _facts(one: Read) -> Iterator[tuple[str, Any]]:
-    machine = one.environment
-    gpus = [mapping(gpu) for gpu in _list(machine.get("gpus"))]
-    if one.run["device"] == "cpu":
+def _facts(details: RunDetails) -> Iterator[tuple[str, Any]]:
+    run, environment = details.run, details.environment
+    gpus = [mapping(gpu) for gpu in _list(environment.get("gpus"))]
+    if run["device"] == "cpu":
         yield "Computed on", "CPU ranks"
     if gpus:
         sizes = sorted({in_bytes(gpu["memory_bytes"]) for gpu in gpus if isinstance(gpu.get("memory_bytes"), int)})
@@ -59,107 +121,28 @@ def _facts(one: Read) -> Iterator[tuple[str, Any]]:
     for gpu in gpus:
         if gpu.get("driver") is not None:
             yield "Driver", gpu["driver"]
-    links = _links(mapping(machine.get("topology")))
-    if links:
-        yield "Links", links
-    cpu = mapping(machine.get("cpu"))
+    links = [mapping(link).get("link") for link in _list(mapping(environment.get("topology")).get("links"))]
+    if links:  # as nvidia-smi names them: "6 pairs by NV18"
+        counts = Counter(str(link or "an unknown path") for link in links)
+        yield "Links", ", ".join(f"{count} pair{'s' * (count > 1)} by {link}" for link, count in counts.items())
+    cpu = mapping(environment.get("cpu"))
     if cpu.get("model") is not None:
         yield "CPU", f"{cpu['model']}, {cpu.get('cores_online', '?')} cores"
     if isinstance(cpu.get("memory_bytes"), int):
         yield "Memory", in_bytes(cpu["memory_bytes"])
-    if one.run["hosts"] is not None:
-        yield "Host", one.run["hosts"]
-    yield "Commit", grouping.commit(one.run)
-    packages = mapping(machine.get("packages"))
+    if run["hosts"] is not None:
+        yield "Host", run["hosts"]
+    yield "Commit", grouping.commit(run)
+    packages = mapping(environment.get("packages"))
     versions = [f"{name} {packages[name]}" for name in PACKAGES if packages.get(name) is not None]
     if versions:
-        yield "Versions", ", ".join([*versions, f"Python {machine.get('python', '?')}"])
+        yield "Versions", ", ".join([*versions, f"Python {environment.get('python', '?')}"])
 
 
-def _links(topology: dict[str, Any]) -> str:
-    """How the GPUs are joined, as nvidia-smi names it: "6 pairs by NV18"."""
-    kinds = Counter(str(mapping(link).get("link") or "an unknown path") for link in _list(topology.get("links")))
-    return ", ".join(f"{count} pair{'s' * (count > 1)} by {kind}" for kind, count in kinds.items())
-
-
-def _list(found: Any) -> list[Any]:
-    return found if isinstance(found, list) else []
-
-
-def answers(read: Sequence[Read], mix: bool, claims: Sequence[str]) -> Section:
-    """In short: the best settings, what bounds the runs, and how many claims hold.
-
-    Args:
-        claims: how many hold, in sentences.
-    """
-    runs = [one.run for one in read]
-    parts: list[Part] = [*_best(runs, mix), _bounds(read)]
-    if claims:
-        parts.append(Answer("The papers' claims", [Line("Verdicts", beside=sentences(claims))]))
-    question = "Which setting should I choose, and what holds it back?"
-    return Section("answers", "In short", question, parts)
-
-
-def _best(runs: Sequence[Run], mix: bool) -> list[Part]:
-    """The best settings of each work, that with most settings first."""
-    found: dict[str, list[Line]] = {}
-    sizes: dict[str, int] = {}
-    for goal, name in GOALS.items():
-        for ranking in _rankings(runs, goal, mix):
-            title = ", ".join(text for text in (ranking.work or _only(ranking.runs), ranking.amount) if text)
-            line = Line(name, ranking.figures, ranking.label, " ".join(ranking.others), ranking.marks)
-            found.setdefault(title, []).append(line)
-            sizes[title] = max(sizes.get(title, 0), len(ranking.rows))
-    if not found:
-        return [Words("No run ended ok: nothing can be ranked. The causes are below.")]
-    works = [Answer(title, found[title]) for title in sorted(found, key=lambda title: -sizes[title])]
-    told: list[Part] = [*works[:FIRST_WORKS]]
-    folded, rest = works[FIRST_WORKS:MOST_WORKS], len(works) - MOST_WORKS
-    if folded:
-        told.append(Fold(f"{len(folded)} more works, of fewer settings", folded))
-    if rest > 0:
-        told.append(Words(f"And {rest} others: python -m analysis best --goal time", "quiet"))
-    return told
-
-
-def _rankings(runs: Sequence[Run], goal: str, mix: bool) -> list[best.Ranking]:
-    try:
-        return best.rankings(runs, goal, best.Limits(), mix)
-    except ValueError:  # no run has the figure
-        return []
-
-
-def _only(runs: Sequence[Run]) -> str:
-    """The work of all runs, where there is one alone."""
-    first = runs[0]
-    size = f" at {first['image_size']} px" if first["image_size"] is not None else ""
-    return f"{first['kind']}: {formatting.value('', first['model'])} on {formatting.value('', first['dataset'])}{size}"
-
-
-def _bounds(read: Sequence[Read]) -> Answer:
-    """What the diagnosed runs are bound by, and what they should try."""
-    told = [(one, one.bound, one.diagnosis) for one in read if one.bound is not None and one.diagnosis is not None]
-    title = "What bounds the runs"
-    if not told:
-        return Answer(title, [Line("Unknown", beside="No run was diagnosed: add diagnose=true to a command.")])
-    lines = []
-    for bound, count in Counter(bound for _, bound, _ in told).most_common(MOST_SENTENCES):
-        one, _, sentence = next(found for found in told if found[1] == bound)
-        which = f"{count} of {len(told)} diagnosed" if len(told) > 1 else ""
-        lines.append(Line(bound.capitalize(), which, _place(one.run), sentence, one.run["marks"]))
-    return Answer(title, lines)
-
-
-def _place(run: Run) -> str:
-    return clean(run.folder.name)
-
-
-def signs(runs: Iterable[Run]) -> dict[str, str]:
-    """The legend of the marks that occur."""
-    shown = set("".join(run["marks"] for run in runs))
-    return {mark.sign: mark.meaning for mark in MARKS if mark.sign in shown}
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def sentences(lines: Iterable[str]) -> str:
-    """Lines of a terminal as sentences."""
+    """Lines for a terminal as sentences."""
     return " ".join(f"{line[:1].upper()}{line[1:].rstrip('.')}." for line in lines)

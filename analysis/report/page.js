@@ -1,4 +1,4 @@
-// The theme's button, the section that is in sight, and what happens around printing.
+// The theme's button, the section in sight, and printing.
 
 const themeButton = document.getElementById("theme");
 
@@ -26,8 +26,8 @@ window.addEventListener("resize", () => {
 
 const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
 const inSight = new IntersectionObserver(
-  (seen) => {
-    for (const { target, isIntersecting } of seen) {
+  (entries) => {
+    for (const { target, isIntersecting } of entries) {
       if (!isIntersecting) continue;
       links.forEach((link) => link.removeAttribute("aria-current"));
       links.get(target.id)?.setAttribute("aria-current", "true");
@@ -37,16 +37,16 @@ const inSight = new IntersectionObserver(
 );
 document.querySelectorAll(".section").forEach((section) => inSight.observe(section));
 
-// Vega draws in microtasks alone, which are done before the browser lays the printed page out
+// Vega draws in microtasks, which are done before the browser lays out the printed page
 let unfolded = [];
 window.addEventListener("beforeprint", () => {
   grids.forEach((grid) => grid.show(grid.printedRows));
   plots.forEach((plot) => plot.draw("light"));
   unfolded = [...document.querySelectorAll("details.command:not([open])")];
-  unfolded.forEach((one) => (one.open = true));
+  unfolded.forEach((details) => (details.open = true));
 });
 window.addEventListener("afterprint", () => {
   grids.forEach((grid) => grid.show());
-  unfolded.forEach((one) => (one.open = false));
+  unfolded.forEach((details) => (details.open = false));
   redraw();
 });

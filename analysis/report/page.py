@@ -1,14 +1,13 @@
 """The HTML file: one page that opens from disk and asks nothing of any server.
 
-What runs contain is text of strangers. Jinja escapes it in the HTML; figures and long tables are JSON, in a script
-element that no browser runs, with `<`, `>` and `&` as escapes of JSON. A Content-Security-Policy allows the page's own
-scripts and styles, by their hashes, and nothing else: no request can leave the page, and no script that came in by a
-run's name would run. Vega's expressions are interpreted, not compiled, since that policy forbids `eval`.
+What runs contain is text of strangers. Jinja escapes it in the HTML; figures and grids are JSON in a script element
+that no browser runs, with `<`, `>` and `&` escaped. A Content-Security-Policy allows the page's own scripts and styles,
+by their hashes, and nothing else: no request can leave the page, and no script in a run's name would run. Vega's
+expressions are interpreted, not compiled, since that policy forbids `eval`.
 """
 
 import json
 from base64 import b64encode
-from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -16,115 +15,98 @@ from typing import Any
 
 import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
-from analysis.report.blocks import Claim, Column, Grid, Plot, Report, Table
-from multicard.records import text_table
+from analysis.report.blocks import ClaimCard, Column, Grid, PlainTable, Plot, Report
 from multicard.records.run_folder import finite, write_text
-from multicard.records.text_table import clean
+from multicard.records.text_table import alignment, clean
 
 FOLDER = Path(__file__).parent
+SCRIPTS = ("grid.js", "plots.js", "page.js")  # one script in this order: each uses names of those before
 VEGA = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
-SNIPPET = "window.vegaEmbed = vegaEmbed;"
-LONG = 48  # letters of a text from which on its column's texts may be broken
-REPEATED = 0.5  # of a column's texts that are different, above which they are written as they are
+LONG = 48  # letters of a text, from which on its column may be broken into lines
+MOST_DISTINCT = 0.5  # share of a column's texts, above which they are written one by one
 
 
 def write(path: Path, report: Report) -> int:
-    """Write the report to `path`, all of it or nothing; the number of its bytes."""
-    text = html(report)
-    write_text(path, text)
+    """Write the report to `path`, all of it or nothing; return its size in bytes."""
+    write_text(path, html(report))
     return path.stat().st_size
 
 
-def counted(report: Report) -> str:
+def counts(report: Report) -> str:
     """How many sections, figures, tables and claims."""
-    kinds = {"figure": Plot, "table": Table | Grid, "claim": Claim}
-    parts = list(report.parts)
-    counts = {name: sum(isinstance(part, kind) for part in parts) for name, kind in kinds.items()}
-    counts = {"section": len(report.sections)} | counts
-    return ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count)
+    blocks = list(report.blocks())
+    kinds = {"figure": Plot, "table": PlainTable | Grid, "claim": ClaimCard}
+    numbers = {"section": len(report.sections)}
+    numbers |= {name: sum(isinstance(block, kind) for block in blocks) for name, kind in kinds.items()}
+    return ", ".join(f"{number} {name}{'s' * (number != 1)}" for name, number in numbers.items() if number)
 
 
 def html(report: Report) -> str:
     """The whole page.
 
     Raises:
-        ValueError: two parts with the same name for their data.
+        ValueError: two grids or two figures with the same name for their data.
     """
-    parts = list(report.parts)
-    grids = [part for part in parts if isinstance(part, Grid)]
-    plots = [part for part in parts if isinstance(part, Plot)]
+    grids = [block for block in report.blocks() if isinstance(block, Grid)]
+    plots = [block for block in report.blocks() if isinstance(block, Plot)]
     for names in ([grid.name for grid in grids], [plot.name for plot in plots]):
         if len(set(names)) < len(names):
-            raise ValueError(f"several parts of a report are called {max(names, key=names.count)}")
+            raise ValueError(f"several blocks of a report are called {max(names, key=names.count)}")
     data = {
-        "legend": dict(report.legend),
-        "themes": {name: dict(config) for name, config in report.themes.items()},
+        "legend": report.legend,
+        "themes": report.themes,
         "grids": {grid.name: _grid(grid) for grid in grids},
-        "plots": {plot.name: {"spec": plot.spec, "rows": list(plot.rows)} for plot in plots},
+        "plots": {plot.name: {"spec": plot.spec, "rows": plot.rows} for plot in plots},
     }
-    styles = _text("page.css")
-    scripts = [*([_vega()] if plots else []), "\n".join(_text(name) for name in ("grid.js", "plots.js", "page.js"))]
-    page = (
-        _templates()
-        .get_template("page.html")
-        .render(
-            report=report,
-            policy=_policy(scripts, styles),
-            styles=styles,
-            scripts=scripts,
-            data=in_script(data),
-            vega=VEGA if plots else "",
-        )
+    styles = (FOLDER / "page.css").read_text()
+    scripts = [*([_vega()] if plots else []), "\n".join((FOLDER / name).read_text() for name in SCRIPTS)]
+    allowed = " ".join(map(_hash, scripts))
+    policy = f"default-src 'none'; script-src {allowed}; style-src {_hash(styles)}; base-uri 'none'; form-action 'none'"
+    page = _template().render(
+        report=report,
+        policy=Markup(policy),
+        styles=Markup(styles),
+        scripts=list(map(Markup, scripts)),
+        data=Markup(in_script(data)),
+        vega=VEGA if plots else "",
     )
     return page.encode(errors="replace").decode()  # a folder's name need not be text
 
 
 def in_script(value: Any) -> str:
-    """JSON that stands in a script element and cannot end it."""
+    """JSON that cannot end the script element it stands in."""
     text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
-
-
-def is_figures(texts: Sequence[str]) -> bool:
-    """Whether a column holds figures and so stands to the right."""
-    return any(text != "-" for text in texts) and all(
-        text == "-" or text_table.FIGURE.fullmatch(text) for text in texts
-    )
-
-
-def _policy(scripts: Sequence[str], styles: str) -> str:
-    allowed = " ".join(_hash(script) for script in scripts)
-    return f"default-src 'none'; script-src {allowed}; style-src {_hash(styles)}; base-uri 'none'; form-action 'none'"
 
 
 def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def _text(name: str) -> str:
-    return (FOLDER / name).read_text()
-
-
 @cache
 def _vega() -> str:
-    """Vega, Vega-Lite and vega-embed as one script: BSD licences, named at the end of the page."""
-    script = vl_convert.javascript_bundle(SNIPPET)
+    """Vega, Vega-Lite and vega-embed as one script; the page's footer names their licence."""
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     if "</script" in script.lower() or "<!--" in script:
         raise ValueError("Vega's script cannot stand in a page: it holds the end of a script element")
     return script
 
 
 @cache
-def _templates() -> Environment:
-    loader = FileSystemLoader(FOLDER)
-    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    found.filters["kind"] = lambda part: type(part).__name__.lower()
-    found.filters["clean"] = clean
-    found.filters["right"] = lambda table: (
-        [is_figures(texts) for texts in zip(*table.rows, strict=True)] or [False for _ in table.headings]
+def _template() -> Any:
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return found
+    environment.filters["kind"] = lambda block: type(block).__name__
+    environment.filters["alignment"] = lambda table: alignment(table.headings, table.rows)
+    return environment.get_template("page.html")
 
 
 def _grid(grid: Grid) -> dict[str, Any]:
@@ -138,21 +120,21 @@ def _grid(grid: Grid) -> dict[str, Any]:
 
 
 def _column(column: Column) -> dict[str, Any]:
-    values = column.values
+    texts, values = [clean(text) for text in column.texts], column.values
     return {
         "heading": column.heading,
         "key": column.key,
-        "texts": _packed([clean(text) for text in column.texts]),
+        "texts": _packed(texts),
         "values": None if values is None else _packed([None if v is None else float(f"{v:.7g}") for v in values]),
-        "typed": column.typed,
-        "long": values is None and any(len(text) > LONG for text in column.texts),
-        "right": values is not None or is_figures(column.texts),
+        "code": column.code,
+        "long": values is None and any(len(text) > LONG for text in texts),
+        "right": values is not None or alignment([""], [[text] for text in texts]) == "r",
     }
 
 
 def _packed(items: list[Any]) -> dict[str, Any]:
-    """A list, by its different items and where they stand where most repeat: of 10,000 runs that is a tenth."""
+    """A list; where most items repeat, as its distinct items and where they stand, a tenth for 10,000 runs."""
     index = {item: number for number, item in enumerate(dict.fromkeys(items))}
-    if len(index) > REPEATED * len(items):
+    if len(index) > MOST_DISTINCT * len(items):
         return {"all": items}
     return {"of": list(index), "at": [index[item] for item in items]}

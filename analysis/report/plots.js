@@ -1,22 +1,20 @@
-// Figures: Vega draws them as SVG when they come near the window, and all of them, light, before the page is printed.
-// Its expressions are interpreted (ast), since the page forbids eval.
+// Figures: Vega draws each as SVG when it comes near the window, and all of them, light, before the page is printed. Its
+// expressions are interpreted (ast), since the page forbids eval.
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const NARROW = 600; // of the window, in pixels, below which charts stand below each other
+const NARROW = 600; // width of the window in pixels, below which charts stand below each other
 
 function chosenTheme() {
   return document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
 }
 
-// Charts side by side and legends at the right are for a desktop
+// A specification whose charts stand below each other, for a narrow window
 function stacked(spec) {
   if (Array.isArray(spec)) return spec.map(stacked);
   if (spec === null || typeof spec !== "object") return spec;
-  const { hconcat, data: values, ...rest } = spec;
-  const made = Object.fromEntries(Object.entries(rest).map(([key, value]) => [key, stacked(value)]));
-  if (hconcat) made.vconcat = stacked(hconcat);
-  if ("facet" in made && "columns" in made) made.columns = 1;
-  return values === undefined ? made : { ...made, data: values };
+  const copy = Object.fromEntries(Object.entries(spec).map(([key, value]) => [key === "hconcat" ? "vconcat" : key, stacked(value)]));
+  if ("facet" in copy && "columns" in copy) copy.columns = 1;
+  return copy;
 }
 
 class Plot {
@@ -28,17 +26,18 @@ class Plot {
 
   async draw(theme = chosenTheme()) {
     const narrow = window.innerWidth < NARROW;
-    const wanted = `${theme} ${narrow}`;
-    if (this.drawn === wanted) return;
-    this.drawn = wanted;
+    const drawing = `${theme} ${narrow}`;
+    if (this.drawn === drawing) return;
+    this.drawn = drawing;
     const { spec, rows } = this.packed;
-    const whole = spec.data || spec.datasets ? spec : { ...spec, data: { values: rows } };
-    const config = { background: "transparent", ...data.themes[theme], background: "transparent" };
+    const datasets = { [spec.data.name]: rows };
+    const config = { ...data.themes[theme] };
     if (narrow) config.legend = { ...config.legend, orient: "bottom", columns: 1, labelLimit: 300 };
     const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, config, tooltip: tip };
     try {
-      this.made?.finalize();
-      this.made = await window.vegaEmbed(this.place, structuredClone(narrow ? stacked(whole) : whole), options);
+      this.view?.finalize();
+      const copy = structuredClone(narrow ? stacked(spec) : spec);
+      this.view = await window.vegaEmbed(this.place, { ...copy, datasets: structuredClone(datasets) }, options);
     } catch (error) {
       console.error(error);
       this.place.textContent = `This figure cannot be drawn: ${error.message}. Its data can be downloaded.`;
@@ -56,10 +55,10 @@ const bubble = element("div", { className: "tip", hidden: true });
 document.body.append(bubble);
 
 function tip(_handler, event, _item, value) {
-  const found = value === null || value === undefined || value === "" ? [] : typeof value === "object" ? Object.entries(value) : [["", value]];
-  bubble.hidden = found.length === 0;
+  const pairs = value === null || value === undefined || value === "" ? [] : typeof value === "object" ? Object.entries(value) : [["", value]];
+  bubble.hidden = pairs.length === 0;
   if (bubble.hidden) return;
-  bubble.replaceChildren(...found.flatMap((pair) => pair.map((text) => element("span", { textContent: String(text) }))));
+  bubble.replaceChildren(...pairs.flatMap((pair) => pair.map((text) => element("span", { textContent: String(text) }))));
   const { offsetWidth: width, offsetHeight: height } = bubble;
   const at = (pointer, size, room) => `${Math.max(4, pointer + 14 + size > room ? pointer - size - 14 : pointer + 14)}px`;
   bubble.style.left = at(event.clientX, width, window.innerWidth);
@@ -68,7 +67,7 @@ function tip(_handler, event, _item, value) {
 
 const plots = [...document.querySelectorAll("[data-plot]")].map((place) => new Plot(place));
 const near = new IntersectionObserver(
-  (seen) => seen.filter((one) => one.isIntersecting).forEach(({ target }) => {
+  (entries) => entries.filter((entry) => entry.isIntersecting).forEach(({ target }) => {
     near.unobserve(target);
     plots.find((plot) => plot.place === target).draw();
   }),

@@ -1,4 +1,4 @@
-"""What a report needs of each run beside its columns: its record and its environment, each read once."""
+"""What the report shows of each run beside its columns, from its record and environment, each read once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,15 +10,17 @@ from analysis.report import rerun_commands
 from analysis.runs.load import Run
 from multicard.measure.timing import PHASES
 
-SUMMED = ("derived", "api", "copy", "collective")  # groups of a profile's rows that are told; kernels are too many
+PROFILE_GROUPS = ("derived", "api", "copy", "collective")  # of a profile's rows; kernels are too many
 
 
 @dataclass(frozen=True)
-class Read:
-    """Of one run.
+class RunDetails:
+    """Details of a run.
 
-    phases_s: seconds of a step by phase. profile: rows of its profile, over all ranks. command: what measures it again.
-    recipe: as it was asked for, not as it came to be.
+    command: measures it again; None where this version does not know one of its keys.
+    recipe: torchtune's as it was asked for, not as it was chosen.
+    phases_s: seconds of a step by phase. bound, diagnosis: what holds it back, in a word and a sentence.
+    profile_rows: of all ranks together; profile_steps: over all ranks.
     """
 
     run: Run
@@ -27,43 +29,42 @@ class Read:
     phases_s: dict[str, float]
     bound: str | None
     diagnosis: str | None
-    profile: list[dict[str, Any]]
-    profiled_steps: int | None
+    profile_rows: list[dict[str, Any]]
+    profile_steps: int | None
     environment: dict[str, Any] = field(repr=False)
 
 
-def read(runs: Sequence[Run]) -> list[Read]:
-    """All of them, in their order."""
+def read(runs: Sequence[Run]) -> list[RunDetails]:
+    """The details of runs, in their order."""
     return [_read(run) for run in runs]
 
 
-def _read(run: Run) -> Read:
+def _read(run: Run) -> RunDetails:
     try:
         record = run.record()
-    except (OSError, msgspec.DecodeError):  # gone, or measured again, since it was listed
+    except (OSError, msgspec.DecodeError):  # removed, or measured again, since it was listed
         record = {}
     config, diagnosis, profile = (mapping(record.get(key)) for key in ("config", "diagnosis", "profile"))
     phases = mapping(record.get("phases_s"))
-    rows = [row for row in profile.get("rows") or () if isinstance(row, dict) and row.get("group") in SUMMED]
-    summed = [row for row in rows if row.get("rank") is None]
+    rows = [row for row in profile.get("rows") or () if isinstance(row, dict) and row.get("group") in PROFILE_GROUPS]
     steps = profile.get("steps")
-    return Read(
+    return RunDetails(
         run,
-        rerun_commands.again(run["kind"], config) if config else None,
+        rerun_commands.rerun(run["kind"], config) if config else None,
         _text(config.get("recipe")),
         {name: phases[name] for name in PHASES if isinstance(phases.get(name), int | float)},
         _text(diagnosis.get("bound")),
         _text(diagnosis.get("sentence")),
-        summed or rows,
+        [row for row in rows if row.get("rank") is None] or rows,
         steps if isinstance(steps, int) and steps > 0 else None,
         run.environment(),
     )
 
 
-def mapping(found: Any) -> dict[str, Any]:
-    """An object of a record, empty where something else stands there."""
-    return found if isinstance(found, dict) else {}
+def mapping(value: Any) -> dict[str, Any]:
+    """An object of a record; empty where something else stands in its place."""
+    return value if isinstance(value, dict) else {}
 
 
-def _text(found: Any) -> str | None:
-    return found if isinstance(found, str) else None
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,30 +1,34 @@
-"""What a setting costs and gains: means over its repetitions, against one GPU and against fp64, and where a step goes.
+"""What each setting gains and costs: figures and tables of scaling, steps, learning, profiles, memory and energy.
 
-A setting is all that was chosen but the seed; runs of several commits or machines are settings apart, unless they are
-to be mixed. What is compared differs in nothing else than GPUs, or precision.
+A setting is a configuration without its seed; runs of several commits or machines are settings apart unless they are
+mixed. Settings are compared only where they differ in nothing but GPUs, or precision.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from analysis import formatting
+from analysis.figures.losses_phases import losses
+from analysis.figures.losses_phases import phases as phase_figures
+from analysis.figures.scaling import efficiency, trade_off
+from analysis.figures.vega import Figure
 from analysis.papers.experiments import ORIGIN
-from analysis.report import runs_grid
-from analysis.report.blocks import Column, Grid
-from analysis.report.run_details import Read
+from analysis.report import rerun_commands
+from analysis.report.blocks import Block, Column, Fold, Grid, Heading, Paragraph, Plot, Section
+from analysis.report.run_details import RunDetails
+from analysis.report.runs_section import list_axes
 from analysis.runs import grouping
-from analysis.runs.columns import FIGURES
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from multicard.measure import formulas, timing
 from multicard.records.table import ALWAYS
-from multicard.records.text_table import clean
 
 RANKS = ("gpus", "nodes")
-MOST_ROWS = 5000  # of profiles
-OF_ALL = {"peak_memory_bytes": max}  # the highest of a setting's repetitions; the rest are means
+MOST_PROFILE_ROWS = 5000
+PLOTS_IN_SIGHT, MOST_PLOTS = 2, 10  # of a subsection
+MOST_COMMANDS = 20  # that a figure names
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,11 @@ class Setting:
     """Runs that ended ok and repeat one another."""
 
     cell: Cell
-    read: list[Read]
+    details: list[RunDetails]
 
     @property
     def runs(self) -> list[Run]:
-        return [one.run for one in self.read]
+        return [run_details.run for run_details in self.details]
 
     @property
     def ranks(self) -> int:
@@ -48,7 +52,7 @@ class Setting:
 
     @cached_property
     def time_s(self) -> float | None:
-        """By which it is compared: of the training, or of a token, since with `max_steps` n GPUs tune n times the
+        """Time by which it is compared: of the training, or of a token, since with `max_steps` n GPUs tune n times the
         rows."""
         if self.runs[0]["kind"] == "llm":
             rate = self.mean("tokens_per_s")
@@ -56,152 +60,108 @@ class Setting:
         return self.mean("total_s")
 
     def mean(self, column: str) -> float | None:
-        return self.over([run[column] for run in self.runs], OF_ALL.get(column))
-
-    def over(self, found: Sequence[Any], how: Callable[[Sequence[float]], float] | None = None) -> float | None:
-        """The mean of values of the runs; None where one of them has none."""
-        known = [value for value in found if value is not None]
-        if len(known) < len(self.read):
+        """The mean of a column, of peak memory the highest; None where a run has no value."""
+        values = [run[column] for run in self.runs]
+        if None in values:
             return None
-        return how(known) if how is not None else sum(known) / len(known)
+        return max(values) if column == "peak_memory_bytes" else sum(values) / len(values)
 
 
-def settings(read: Sequence[Read], mix: bool) -> list[Setting]:
-    """The settings of the runs that ended ok, in the order of their first ones."""
-    good = [one for one in read if one.run["status"] == "ok"]
-    keys = ["kind", *(name for name in grouping.settings([one.run for one in good]) if name != grouping.RECIPE)]
-    keys += [] if mix else ORIGIN
-    found: dict[tuple[Any, ...], list[Read]] = {}
-    for one in good:
-        found.setdefault((*(one.run[key] for key in keys), one.recipe), []).append(one)
-    return [Setting(tuple(zip([*keys, grouping.RECIPE], at, strict=True)), group) for at, group in found.items()]
+def by_setting(details: Sequence[RunDetails], mix: bool) -> list[Setting]:
+    """The settings of the runs that ended ok, in the order of their first runs.
+
+    Args:
+        mix: let runs of several commits and machines be one setting.
+    """
+    ok = [run_details for run_details in details if run_details.run["status"] == "ok"]
+    names = grouping.settings([run_details.run for run_details in ok])
+    keys = ["kind", *(name for name in names if name != grouping.RECIPE), *([] if mix else ORIGIN)]
+    groups: dict[Cell, list[RunDetails]] = {}
+    for run_details in ok:
+        cell = (*((key, run_details.run[key]) for key in keys), (grouping.RECIPE, run_details.recipe))
+        groups.setdefault(cell, []).append(run_details)
+    return [Setting(cell, group) for cell, group in groups.items()]
 
 
-def scaling(found: Sequence[Setting]) -> Grid | None:
+def section(details: Sequence[RunDetails], mix: bool) -> Section:
+    """The figures of each subsection, then its table."""
+    runs, settings = [run_details.run for run_details in details], by_setting(details, mix)
+    commands = rerun_commands.of_sweeps(runs)[:MOST_COMMANDS]
+    subsections: list[tuple[str, list[Figure], Grid | None]] = [
+        ("Scaling", [*efficiency(runs), *trade_off(runs)], scaling(settings)),
+        ("A step", phase_figures(runs), phases(settings)),
+        ("Learning", losses(runs), None),
+        ("Profiles", [], profiles(details)),
+        ("Memory and bytes", [], volumes(settings)),
+        ("Energy", [], energy(settings)),
+    ]
+    blocks: list[Block] = []
+    for title, figures, grid in subsections:
+        if figures or grid is not None:
+            blocks.append(Heading(title, "" if grid is None else grid.title))
+            blocks += _folded([Plot.of(figure, commands) for figure in figures])
+            blocks += [replace(grid, title="")] if grid is not None else []
+        elif blocks and title == "Energy":
+            unmeasured = "Not measured: it needs GPUs whose NVML gives power or energy."
+            blocks += [Heading(title), Paragraph(unmeasured, quiet=True)]
+    question = "What does each setting gain, where does its time go, and what does it take?"
+    return Section("settings", "Efficiency", question, blocks)
+
+
+def _folded(plots: Sequence[Plot]) -> list[Block]:
+    """The first figures in sight, more of them folded away, and how many are left out."""
+    blocks: list[Block] = [*plots[:PLOTS_IN_SIGHT]]
+    folded, rest = plots[PLOTS_IN_SIGHT:MOST_PLOTS], len(plots) - MOST_PLOTS
+    if folded:
+        blocks.append(Fold(f"{len(folded)} more, of other settings", folded))
+    if rest > 0:
+        left_out = f"{rest} more are left out; python -m analysis figure draws them as files."
+        blocks.append(Paragraph(left_out, quiet=True))
+    return blocks
+
+
+def scaling(settings: Sequence[Setting]) -> Grid | None:
     """How much faster than one GPU and than fp64; None where nothing can be compared so."""
-    one_gpu = _against(found, RANKS, lambda setting: setting.ranks == 1)
-    fp64 = _against(found, ("precision",), lambda setting: dict(setting.cell).get("precision") == "fp64")
-    pairs = list(zip(found, one_gpu, fp64, strict=True))
-    kept = [(s, one, double) for s, one, double in pairs if (one and s.ranks > 1) or (double and double is not s)]
-    if not kept:
+    on_one = _bases(settings, RANKS, lambda setting: setting.ranks == 1)
+    in_fp64 = _bases(settings, ("precision",), lambda setting: dict(setting.cell).get("precision") == "fp64")
+    compared = [
+        (setting, one, fp64)
+        for setting, one, fp64 in zip(settings, on_one, in_fp64, strict=True)
+        if (one and setting.ranks > 1) or (fp64 and fp64 is not setting)
+    ]
+    if not compared:
         return None
-    speedups = [_speedup(setting, one) for setting, one, _ in kept]
+    shown = [setting for setting, _, _ in compared]
+    speedups = [_speedup(setting, one) for setting, one, _ in compared]
     shares = [
-        formulas.parallel_efficiency(one.time_s, setting.time_s, setting.ranks)
-        if one is not None and one.time_s and setting.time_s
-        else None
-        for setting, one, _ in kept
-    ]
-    chosen = [setting for setting, _, _ in kept]
-    columns = [
-        _figure("total s", "total_s", chosen),
-        _figure("tokens/s", "tokens_per_s", chosen),
-        _column("x 1 GPU", "speedup", speedups, "{:.2f}"),
-        _column("efficiency", "parallel_efficiency", shares, "{:.0%}"),
-        _column("x fp64", "speedup_fp64", [_speedup(setting, double) for setting, _, double in kept], "{:.2f}"),
-    ]
-    return Grid(
-        "scaling",
-        "Against one GPU, and against fp64",
-        [*_about(chosen), *_kept(columns), *_marks(chosen)],
-        notes=["x 1 GPU: how many times faster than one rank, alike in all else; efficiency: that over the ranks."],
-        page_rows=15,
-        printed_rows=40,
-    )
-
-
-def phases(found: Sequence[Setting]) -> Grid | None:
-    """Shares of a step by phase; None where no run knows them."""
-    chosen = [setting for setting in found if all(one.phases_s for one in setting.read)]
-    if not chosen:
-        return None
-    whole = [sum(sum(one.phases_s.values()) for one in setting.read) for setting in chosen]
-    columns = [
-        _column(
-            phase,
-            f"{phase}_share",
-            [
-                sum(one.phases_s.get(phase, 0.0) for one in setting.read) / total if total else None
-                for setting, total in zip(chosen, whole, strict=True)
-            ],
-            "{:.1%}",
-        )
-        for phase in timing.PHASES
-    ]
-    step = _figure("step, s", "step_s", chosen)
-    notes = ["Shares of the mean step; data: waiting for a batch, h2d: copying it to the device."]
-    title = "Where a step's time goes"
-    return Grid(
-        "phases", title, [*_about(chosen), step, *columns, *_marks(chosen)], notes=notes, page_rows=15, printed_rows=40
-    )
-
-
-def volumes(found: Sequence[Setting]) -> Grid | None:
-    """Memory and bytes."""
-    figures = {"peak memory": "peak_memory_bytes", "to the device": "h2d_bytes", "collectives": "received_bytes"}
-    notes = [
-        "Peak memory: of the rank that held most (on CPU ranks the resident memory). To the device: counted over the "
-        "run. Collectives: what a rank receives."
-    ]
-    return _of_figures("volumes", "Memory and bytes", figures, found, notes)
-
-
-def energy(found: Sequence[Setting]) -> Grid | None:
-    """Energy; None where none was measured."""
-    figures = {"energy": "energy_joules", "J/image": "joules_per_image", "J/token": "joules_per_token"}
-    return _of_figures("energy", "Energy", figures, found, ["Of the run's GPUs, by NVML."])
-
-
-def profiles(read: Sequence[Read]) -> Grid | None:
-    """The metrics of profiled runs, summed over their ranks; None where none was profiled."""
-    rows = [(one, row) for one in read if one.run["status"] == "ok" for row in one.profile]
-    if not rows:
-        return None
-    shown = rows[:MOST_ROWS]
-    about = _about([Setting((), [one]) for one, _ in shown])
-    texts = {name: [str(row.get(name) or "-") for _, row in shown] for name in ("group", "metric")}
-    calls = [_over(row.get("calls"), one.profiled_steps) for one, row in shown]
-    steps_s = [_over(row.get("total_s"), one.profiled_steps) for one, row in shown]
-    moved = [_over(row.get("bytes"), one.profiled_steps) for one, row in shown]
-    notes = [
-        "Summed over ranks, a step; share: of the profiled time. Kernels are in the records: python -m "
-        "multicard.profiling FOLDER/profile.",
-        *([f"The first {MOST_ROWS:,} of {len(rows):,} rows."] if len(rows) > MOST_ROWS else []),
+        speedup / setting.ranks if speedup is not None else None
+        for setting, speedup in zip(shown, speedups, strict=True)
     ]
     columns = [
-        *about,
-        *(Column(name, name, found) for name, found in texts.items()),
-        _column("calls a step", "calls", calls, "{:,.4g}"),
-        Column("ms a step", "step_s", ["-" if s is None else f"{1e3 * s:,.4g}" for s in steps_s], steps_s),
-        _column("share", "share", [_over(row.get("share"), 1) for _, row in shown], "{:.2%}"),
-        Column("bytes a step", "bytes", [formatting.value("_bytes", v) for v in moved], moved),
-        *_marks([Setting((), [one]) for one, _ in shown]),
+        _figure("total s", "total_s", shown),
+        _figure("tokens/s", "tokens_per_s", shown),
+        Column.of_numbers("x 1 GPU", "speedup", speedups, "{:.2f}"),
+        Column.of_numbers("efficiency", "parallel_efficiency", shares, "{:.0%}"),
+        Column.of_numbers(
+            "x fp64", "speedup_fp64", [_speedup(setting, fp64) for setting, _, fp64 in compared], "{:.2f}"
+        ),
     ]
-    return Grid("profiles", "Metrics of the profiles", _kept(columns), notes=notes, page_rows=15, printed_rows=40)
+    note = "x 1 GPU: how many times faster than one rank, alike in all else; efficiency: that over the ranks."
+    return _grid("scaling", "Against one GPU, and against fp64", shown, columns, note)
 
 
-def _of_figures(
-    name: str, title: str, figures: dict[str, str], found: Sequence[Setting], notes: list[str]
-) -> Grid | None:
-    chosen = [s for s in found if any(s.mean(column) is not None for column in figures.values())]
-    if not chosen:
-        return None
-    columns = [_figure(heading, column, chosen) for heading, column in figures.items()]
-    return Grid(
-        name, title, [*_about(chosen), *_kept(columns), *_marks(chosen)], notes=notes, page_rows=15, printed_rows=40
-    )
+def _bases(
+    settings: Sequence[Setting], keys: Sequence[str], is_base: Callable[[Setting], bool]
+) -> list[Setting | None]:
+    """For each setting the base that is alike in all but `keys`."""
+    names = [name for name, _ in settings[0].cell] if settings else []
+    varied = {name for key in keys for name in grouping.meant(key, names)}
 
+    def others(setting: Setting) -> Cell:
+        return tuple((key, value) for key, value in setting.cell if key not in varied)
 
-def _against(found: Sequence[Setting], keys: Sequence[str], is_base: Callable[[Setting], bool]) -> list[Setting | None]:
-    """For each setting the one that is alike in all but `keys`, of those that are a base."""
-    names = {key: grouping.meant(key, [name for name, _ in found[0].cell]) for key in keys} if found else {}
-    left_out = {name for meant in names.values() for name in meant}
-
-    def rest(setting: Setting) -> Cell:
-        return tuple((key, value) for key, value in setting.cell if key not in left_out)
-
-    bases = {rest(setting): setting for setting in found if is_base(setting)}
-    return [bases.get(rest(setting)) for setting in found]
+    bases = {others(setting): setting for setting in settings if is_base(setting)}
+    return [bases.get(others(setting)) for setting in settings]
 
 
 def _speedup(setting: Setting, base: Setting | None) -> float | None:
@@ -210,71 +170,118 @@ def _speedup(setting: Setting, base: Setting | None) -> float | None:
     return formulas.speedup(base.time_s, setting.time_s)
 
 
-def _about(chosen: Sequence[Setting]) -> list[Column]:
-    """A setting by keys enough to tell it from the others of its kind, its ranks, and how often it was measured."""
-    firsts = {id(setting.runs[0]): setting.runs[0] for setting in chosen}
-    kinds = {
-        run["kind"]: _telling([other for other in firsts.values() if other["kind"] == run["kind"]])
-        for run in firsts.values()
-    }
-    labels = {
-        number: " ".join(f"{_shown(key, kinds[run['kind']])}={_short(key, run)}" for key in kinds[run["kind"]])
-        for number, run in firsts.items()
-    }
-    texts = [labels[id(setting.runs[0])] or clean(setting.runs[0]["kind"]) for setting in chosen]
-    columns = [Column("setting", "setting", texts, typed=True)]
-    if len({setting.ranks for setting in chosen}) > 1:
-        columns.append(_column("gpus", "gpus", [setting.ranks for setting in chosen], "{:d}"))
-    counts = [len(setting.runs) for setting in chosen]
-    return columns + [_column("n", "n", counts, "{:d}")] * (max(counts) > 1)
+def phases(settings: Sequence[Setting]) -> Grid | None:
+    """Shares of a step by phase; None where no run knows them."""
+    shown = [setting for setting in settings if all(run_details.phases_s for run_details in setting.details)]
+    if not shown:
+        return None
+    columns = [_figure("step, s", "step_s", shown)]
+    for phase in timing.PHASES:
+        shares = [_phase_share(setting, phase) for setting in shown]
+        columns.append(Column.of_numbers(phase, f"{phase}_share", shares, "{:.1%}"))
+    note = "Shares of the mean step; data: waiting for a batch, h2d: copying it to the device."
+    return _grid("phases", "Where a step's time goes", shown, columns, note)
 
 
-def _telling(runs: Sequence[Run]) -> list[str]:
-    """Of what `list` tells runs by, as much as tells these apart: what scale=smoke brings goes unsaid."""
-    names = [name for name in runs_grid.told(runs) if name not in (grouping.REPEATED, *RANKS)]
-    names.sort(key=lambda name: (name not in ALWAYS.get(runs[0]["kind"], ()), name != "scale", "." in name))
-    told: list[str] = [*RANKS]
-    seen = _kinds(runs, told)
-    for name in [*names, *ORIGIN, "hosts"]:
-        more = _kinds(runs, [*told, name])
-        if more > seen:
-            told.append(name)
-            seen = more
-    return told[len(RANKS) :]
+def _phase_share(setting: Setting, phase: str) -> float | None:
+    total_s = sum(sum(run_details.phases_s.values()) for run_details in setting.details)
+    phase_s = sum(run_details.phases_s.get(phase, 0.0) for run_details in setting.details)
+    return phase_s / total_s if total_s else None
 
 
-def _kinds(runs: Sequence[Run], names: Sequence[str]) -> int:
-    return len({tuple(run[name] for name in names) for run in runs})
+def volumes(settings: Sequence[Setting]) -> Grid | None:
+    """Memory and bytes; None where none were measured."""
+    note = (
+        "Peak memory: of the rank that held most (on CPU ranks the resident memory). To the device: counted over the "
+        "run. Collectives: what a rank receives."
+    )
+    headings = {"peak memory": "peak_memory_bytes", "to the device": "h2d_bytes", "collectives": "received_bytes"}
+    return _figures_grid("volumes", "Memory and bytes", settings, headings, note)
 
 
-def _shown(key: str, keys: Sequence[str]) -> str:
-    bare = key.removesuffix(".name")
-    return key if bare in keys else bare
+def energy(settings: Sequence[Setting]) -> Grid | None:
+    """Energy; None where none was measured."""
+    headings = {"energy": "energy_joules", "J/image": "joules_per_image", "J/token": "joules_per_token"}
+    return _figures_grid("energy", "Energy", settings, headings, "Of the run's GPUs, by NVML.")
 
 
-def _short(key: str, run: Run) -> str:
-    return grouping.commit(run) if key == "commit" else grouping.typed(run[key])
+def profiles(details: Sequence[RunDetails]) -> Grid | None:
+    """The metrics of profiled runs, summed over their ranks; None where none was profiled."""
+    ok = [run_details for run_details in details if run_details.run["status"] == "ok"]
+    rows = [(run_details, row) for run_details in ok for row in run_details.profile_rows]
+    if not rows:
+        return None
+    shown = rows[:MOST_PROFILE_ROWS]
+
+    def by_step(name: str) -> list[float | None]:
+        return [_ratio(row.get(name), run_details.profile_steps) for run_details, row in shown]
+
+    ms = [None if seconds is None else 1e3 * seconds for seconds in by_step("total_s")]
+    texts = Column.of_numbers("", "", ms, "{:,.4g}").texts
+    moved = by_step("bytes")
+    columns = [
+        *(Column.of_texts(name, [str(row.get(name) or "-") for _, row in shown]) for name in ("group", "metric")),
+        Column.of_numbers("calls a step", "calls", by_step("calls"), "{:,.4g}"),
+        Column("ms a step", "step_s", texts, by_step("total_s")),
+        Column.of_numbers("share", "share", [_ratio(row.get("share"), 1) for _, row in shown], "{:.2%}"),
+        Column("bytes a step", "bytes", [formatting.value("_bytes", count) for count in moved], moved),
+    ]
+    note = (
+        "Summed over ranks, a step; share: of the profiled time. Kernels are in the records: python -m "
+        "multicard.profiling FOLDER/profile."
+    )
+    first = [f"The first {MOST_PROFILE_ROWS:,} of {len(rows):,} rows."] if len(rows) > MOST_PROFILE_ROWS else []
+    settings = [Setting((), [run_details]) for run_details, _ in shown]
+    return _grid("profiles", "Metrics of the profiles", settings, columns, note, *first)
 
 
-def _marks(chosen: Sequence[Setting]) -> list[Column]:
-    texts = [setting.marks for setting in chosen]
-    return [Column("marks", "marks", texts)] if any(texts) else []
+def _ratio(value: Any, count: int | None) -> float | None:
+    return value / (count or 1) if isinstance(value, int | float) else None
 
 
-def _figure(heading: str, column: str, chosen: Sequence[Setting]) -> Column:
-    assert column in FIGURES
-    values = [setting.mean(column) for setting in chosen]
+def _figures_grid(
+    name: str, title: str, settings: Sequence[Setting], headings: dict[str, str], note: str
+) -> Grid | None:
+    """Figures by heading and column, of the settings that have one of them."""
+    shown = [setting for setting in settings if any(setting.mean(column) is not None for column in headings.values())]
+    if not shown:
+        return None
+    return _grid(name, title, shown, [_figure(heading, column, shown) for heading, column in headings.items()], note)
+
+
+def _figure(heading: str, column: str, settings: Sequence[Setting]) -> Column:
+    values = [setting.mean(column) for setting in settings]
     return Column(heading, column, [formatting.value(column, value) for value in values], values)
 
 
-def _column(heading: str, key: str, values: Sequence[float | None], form: str) -> Column:
-    return Column(heading, key, ["-" if value is None else form.format(value) for value in values], list(values))
+def _grid(name: str, title: str, settings: Sequence[Setting], columns: Sequence[Column], *notes: str) -> Grid:
+    """The columns that are not empty, after those that say what each row's setting is."""
+    ranks, counts = [setting.ranks for setting in settings], [len(setting.runs) for setting in settings]
+    about = [Column.of_texts("setting", _labels(settings), code=True)]
+    about += [Column.of_numbers("gpus", "gpus", ranks, "{:d}")] if len(set(ranks)) > 1 else []
+    about += [Column.of_numbers("n", "n", counts, "{:d}")] if max(counts) > 1 else []
+    marks = Column.of_texts("marks", [setting.marks for setting in settings])
+    shown = [column for column in (*columns, marks) if not column.is_empty]
+    return Grid(name, title, [*about, *shown], notes=notes, printed_rows=40)
 
 
-def _kept(columns: Sequence[Column]) -> list[Column]:
-    """Those that say something."""
-    return [column for column in columns if set(column.texts) - {"-", ""}]
-
-
-def _over(found: Any, steps: int | None) -> float | None:
-    return found / (steps or 1) if isinstance(found, int | float) else None
+def _labels(settings: Sequence[Setting]) -> list[str]:
+    """Each setting by the keys that tell it from the others of its kind, beside its ranks."""
+    firsts = {id(setting.runs[0]): setting.runs[0] for setting in settings}
+    keys_of: dict[str, list[str]] = {}
+    for kind in dict.fromkeys(run["kind"] for run in firsts.values()):
+        runs = [run for run in firsts.values() if run["kind"] == kind]
+        names = [name for name in list_axes(runs) if name not in (grouping.REPEATED, *RANKS)]
+        names.sort(key=lambda name: (name not in ALWAYS.get(kind, ()), name != "scale", "." in name))
+        telling = grouping.telling([run.columns for run in runs], [*RANKS, *names, *ORIGIN, "hosts"])
+        keys_of[kind] = [name for name in telling if name not in RANKS]
+    labels = {}
+    for number, run in firsts.items():
+        keys = keys_of[run["kind"]]
+        words = []
+        for key in keys:
+            bare = key.removesuffix(".name")
+            value = grouping.commit(run) if key == "commit" else grouping.typed(run[key])
+            words.append(f"{key if bare in keys else bare}={value}")
+        labels[number] = " ".join(words) or run["kind"]
+    return [labels[id(setting.runs[0])] for setting in settings]

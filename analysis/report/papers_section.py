@@ -1,0 +1,79 @@
+"""The papers' tables and figures as these runs have them, and the papers' claims with their verdicts."""
+
+from collections.abc import Sequence
+
+from analysis.claims import Verdict, render
+from analysis.claims.verdicts import labels
+from analysis.commands import table
+from analysis.figures import draw
+from analysis.papers import printed
+from analysis.papers.experiments import Experiment, Panel
+from analysis.report import rerun_commands
+from analysis.report.blocks import Block, ClaimCard, Fold, Heading, Paragraph, PlainTable, Plot, Section
+from analysis.report.overview_section import sentences
+
+TONES = {"holds": "good", "does not hold": "bad"}
+
+
+def section(panels: Sequence[tuple[Experiment, list[Panel]]]) -> Section:
+    """The first panel of each experiment in sight, its other panels folded away.
+
+    Args:
+        panels: every experiment with the panels that runs fill.
+    """
+    blocks: list[Block] = []
+    for experiment, filled in panels:
+        first, *others = [_panel(experiment, panel, number) for number, panel in enumerate(filled, 1)] or [[]]
+        if not first and not any(others):
+            continue
+        blocks += [Heading(experiment.name, experiment.title), *first]
+        folded = [block for other in others for block in other]
+        if folded:
+            one = "Also measured in another setting, machine or commit"
+            several = f"{len(others)} more: other settings, machines or commits"
+            blocks.append(Fold(one if len(others) == 1 else several, folded))
+    question = "Do the papers' tables and figures look alike here?"
+    return Section("papers", "Beside the papers", question, blocks)
+
+
+def _panel(experiment: Experiment, panel: Panel, number: int) -> list[Block]:
+    """The figure and the table of an experiment's panel."""
+    commands = rerun_commands.of_sweeps(panel.runs) or [experiment.command]
+    name = f"{experiment.name}_{number}" if number > 1 else experiment.name
+    figures = draw.experiment_figures(experiment, [panel], printed.figures(experiment.name))
+    blocks: list[Block] = [Plot.of(figure, commands, name) for figure in figures]
+    for panel_table in table.tables(experiment, [panel]):
+        rows = [[texts[heading] for heading in panel_table.headings] for texts in panel_table.texts]
+        blocks.append(PlainTable(panel_table.title, panel_table.headings, rows, panel_table.notes, commands))
+    return blocks
+
+
+def claims_section(verdicts: Sequence[Verdict]) -> Section:
+    """The claims that these runs test, and the others folded away."""
+    cards = [_card(verdict) for verdict in verdicts]
+    untested = [card for card in cards if not card.figures]
+    blocks: list[Block] = [Paragraph(sentences(render.summary(verdicts)), quiet=True)]
+    blocks += [card for card in cards if card.figures]
+    if untested:
+        blocks.append(Fold(f"{len(untested)} claims that no run here tests", untested))
+    return Section("claims", "Claims", "Which of the papers' findings hold on this machine?", blocks)
+
+
+def _card(verdict: Verdict) -> ClaimCard:
+    """A verdict, without a colour where the runs are not of GPUs as the papers', so that it says nothing of theirs."""
+    claim, figures = verdict.claim, verdict.figures
+    tone = "none" if not figures else TONES.get(verdict.verdict, "open") if verdict.of_gpus else "open"
+    names = labels(figures)
+    if figures and figures[0].where and len({figure.what for figure in figures}) == 1:
+        names = [f"{figures[0].what}, {name}" for name in names]
+    return ClaimCard(
+        claim.says,
+        verdict.verdict,
+        tone,
+        [(name, figure.text) for name, figure in zip(names, figures, strict=True)],
+        render.measured(verdict) if figures else verdict.why,
+        claim.printed,
+        f"{claim.source}; {claim.note}" if claim.note else claim.source,
+        verdict.marks,
+        verdict.command,
+    )
