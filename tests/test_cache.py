@@ -169,7 +169,7 @@ def slowly(path, size):
     if path.name == "2.png":
         time.sleep(60)
     return decode(path, size)
-decoded_cache.decode = slowly
+splits.decode = slowly
 datasets.load(images(Path(sys.argv[1])), 0)
 """
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torchvision.datasets import ImageFolder
 
 from multicard.vision.data import datasets, mnist
 from tests.conftest import shared, typed
@@ -128,6 +129,32 @@ def test_photographs(photographs: Path):
     assert (len(content.train), len(content.test), content.classes) == (12, 6, 2)
     assert content.train.labels.tolist() == [0] * 6 + [1] * 6
     assert len(content.train.take(4, seed=0).images) == 4
+
+
+def test_hidden_files_and_folders_are_no_photographs(photographs: Path):
+    config = typed("dataset=images", f"dataset.root={photographs}", "dataset.cache=none").dataset
+    expected = datasets.load(config, 0).train.images
+    hidden = (
+        "train/.ipynb_checkpoints",
+        "train/cat/.ipynb_checkpoints",
+        "train/cat/.thumbnails/small",
+        "validation/.x",
+    )
+    for folder in hidden:
+        shutil.copytree(photographs / "train" / "dog", photographs / folder)
+    shutil.copy(photographs / "train" / "dog" / "0.png", photographs / "train" / "cat" / "._0.png")
+    datasets.check(config)
+    data = datasets.load(config, 0)
+    assert (data.train.images, data.classes) == (expected, 2)
+
+
+def test_photographs_come_in_the_order_of_torchvision(photographs: Path):
+    (photographs / "train" / "cat" / "10").mkdir()
+    for name in ("10/a.png", "10.png", "B.PNG"):
+        shutil.copy(photographs / "train" / "dog" / "0.png", photographs / "train" / "cat" / name)
+    config = typed("dataset=images", f"dataset.root={photographs}", "dataset.cache=none").dataset
+    data, expected = datasets.load(config, 0), ImageFolder(photographs / "train").samples
+    assert list(zip(map(str, data.train.images), data.train.labels.tolist(), strict=True)) == expected
 
 
 def test_broken_folders_of_photographs_are_refused(photographs: Path):

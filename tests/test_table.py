@@ -58,6 +58,12 @@ def test_a_failed_run_is_shown_and_never_a_reference():
     assert second[2:6] == ["ok", "50.0", "1,234", "98.77%"]
 
 
+def test_a_short_run_says_why_it_has_no_throughput():
+    lines = [" ".join(words) for words in shown([result(10.0), result(5.0, gpus=2) | {"images_per_s": None}])]
+    assert any(line.startswith("images/s is missing") and "warmup_steps" in line for line in lines)
+    assert not any("missing" in word for words in shown([result(10.0), result(9.0, status="oom")]) for word in words)
+
+
 def test_oversubscribed_runs_are_marked():
     records = [result(1.0) | {"oversubscribed": True}, result(2.0, gpus=2)]
     lines = shown(records)

@@ -39,6 +39,10 @@ def show(records: list[dict[str, Any]], console: Console | None = None) -> None:
         console.print(f"{MARK} ranks shared a GPU (oversubscribe=true): not a figure of this machine")
     if any(result["axes"].get("scale") == Scale.smoke for result in records):
         console.print("scale=smoke: shrunk, to try the code: not figures of what the papers measured")
+    rate, skipped = RATES[kind]
+    if any(result["status"] == "ok" and row[rate] == "-" for result, row in zip(records, rows, strict=True)):
+        remedy = f"train longer, or set a smaller {skipped}"
+        console.print(f"{rate} is missing where a run has no more steps than {skipped} leaves out: {remedy}")
     for note in comparable.notes(records):
         console.print(note, soft_wrap=True, highlight=False)
     console.print(f"Records: {folders(records)}", soft_wrap=True, highlight=False)
@@ -121,6 +125,7 @@ COLUMNS: dict[str, Columns] = {
         "collectives": lambda result, _: in_bytes(_communicated(result)),
     },
 }
+RATES = {"vision": ("images/s", "warmup_steps"), "llm": ("tokens/s", "skip_steps")}  # and the steps left out of each
 ALWAYS = {"vision": ("precision", "gpus"), "llm": ("method", "template", "gpus")}
 
 

@@ -1,25 +1,24 @@
 """Photographs decoded once, into one file of uint8 that all ranks of a node map: they share it in the page cache.
 
-Beside the data set in `.multicard/`, or in `dataset.cache_dir`; with `dataset.cache=ram` in shared memory, where its
-name is removed as soon as all ranks have it, so that it ends with them.
+The cache is in `.multicard/` of the data set, or in `dataset.cache_dir`; with `dataset.cache=ram` in shared memory,
+where its name is removed as soon as all ranks have mapped it, so that it ends with them.
 
-| file | what |
+| file | content |
 |---|---|
-| <part>_<size>px.json | what the images are of, written last: without it there is no cache |
-| <part>_<size>px-<digits>.u8 | (N, S, S, 3) uint8, nothing else |
+| <split>_<size>px.json | the entry: what the images were made from, written last; without it there is no cache |
+| <split>_<size>px-<digits>.u8 | the images (N, S, S, 3), uint8 |
 """
 
-import fcntl
 import hashlib
 import os
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from multicard.config.keys import require
 from multicard.config.vision import CacheMode, ImagesConfig
@@ -29,32 +28,28 @@ from multicard.records import run_folder
 from multicard.vision.data import splits
 from multicard.vision.data.splits import Data, Split
 
-VERSION = 1  # of what is in the file: another one is built anew
+VERSION = 1  # of the format: a cache of another version is rebuilt
 SHARED_MEMORY = Path("/dev/shm")
 CHUNK = 256  # images that are decoded ahead of the one that is written
 
 
-def cached(content: Data, config: ImagesConfig) -> Data:
-    """The same data set with its images decoded; `facts` and `shared` say from where.
+def cached(data: Data, config: ImagesConfig) -> Data:
+    """The same data set with its images decoded; `facts` and `shared` say where they are.
 
     Raises:
         ValueError: naming a broken image, or why the cache cannot be written.
     """
-    parts, facts, shared = [], {}, []
-    for name, split in (("train", content.train), ("test", content.test)):
-        limit = config.train_limit if name == "train" else config.test_limit
-        which = f"_{limit}-{_digits(str(split.images))}" if limit else ""  # follows from the run's seed
-        part = _Part(split, f"{name}_{config.image_size}px{which}", config)
-        found, entry = part.open()
-        parts.append(found)
-        facts[name] = entry
-        shared += part.files() if config.cache is CacheMode.ram else []
-    train, test = parts
-    return Data(train, test, content.classes, {"cache": config.cache.value, "decoded": facts}, shared)
+    splits_of, facts, shared = {}, {}, []
+    for name, split, limit in (("train", data.train, config.train_limit), ("test", data.test, config.test_limit)):
+        part = f"_{limit}-{_digits(str(split.images))}" if limit else ""  # which images follows from the run's seed
+        cache = SplitCache(split, f"{name}_{config.image_size}px{part}", config)
+        splits_of[name], facts[name] = cache.open()
+        shared += cache.files() if config.cache is CacheMode.ram else []
+    return Data(**splits_of, classes=data.classes, facts={"cache": config.cache.value, "decoded": facts}, shared=shared)
 
 
 def folder(config: ImagesConfig) -> Path:
-    """Where the cache is."""
+    """The folder of the cache."""
     if config.cache is CacheMode.ram:
         return SHARED_MEMORY / f"multicard-{os.getuid()}"
     return Path(config.cache_dir or Path(str(config.root)) / ".multicard").expanduser()
@@ -66,117 +61,109 @@ def check(config: ImagesConfig) -> None:
     Raises:
         ValueError: with the key and the remedy.
     """
-    where = folder(config)
-    existing = next(path for path in (where, *where.parents) if path.exists())
-    fits = existing.is_dir() and (os.access(existing, os.W_OK) or any(where.glob("*.json")))
+    path = folder(config)
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    usable = existing.is_dir() and (os.access(existing, os.W_OK) or any(path.glob("*.json")))
     key = f"dataset.cache_dir={config.cache_dir}" if config.cache_dir else f"dataset.root={config.root}"
     remedy = "set dataset.cache_dir to a folder that can be written, or dataset.cache=ram or none"
-    require(fits, f"{key}: the decoded images cannot be kept in {where}; {remedy}")
+    require(usable, f"{key}: the decoded images cannot be kept in {path}; {remedy}")
 
 
-class _Part:
+class SplitCache:
     """The cache of one split."""
 
     def __init__(self, split: Split, name: str, config: ImagesConfig) -> None:
         assert isinstance(split.images, list)
         self.paths, self.labels, self.config, self.folder = split.images, split.labels, config, folder(config)
-        self.given = Path(str(config.root)).expanduser()
-        root = self.given.resolve()
-        if self.folder != self.given / ".multicard":  # that other data sets may use too
-            name = f"{root.name}-{_digits(str(root))}_{name}"
+        self.root = Path(str(config.root)).expanduser()
+        if self.folder != self.root / ".multicard":  # other data sets may use the folder too
+            name = f"{self.root.resolve().name}-{_digits(str(self.root.resolve()))}_{name}"
         self.name = name
-        self.entry = self.folder / f"{name}.json"
+        self.entry_file, self.lock_file = self.folder / f"{name}.json", self.folder / f".{name}.lock"
 
     def open(self) -> tuple[Split, dict[str, Any]]:
-        """The decoded split, which is built where it is not there. One process builds, the others wait for it."""
-        of = self._fingerprint()
-        built_s = None
-        found = self._read(of)
-        if found is None:
-            with self._lock():
-                found = self._read(of)
-                if found is None:
-                    started_s = timing.clock_s()
-                    self._build(of)
-                    built_s = timing.clock_s() - started_s
-                    found = self._read(of)
-                    assert found is not None, f"{self.entry} was just written"
-        images, entry = found
+        """The decoded split and facts for the record. One process builds an absent cache, the others wait for it."""
+        fingerprint, built_s = self._fingerprint(), None
+        mapped = self._map(fingerprint)
+        if mapped is None:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with FileLock(self.lock_file):  # the kernel releases it whatever ends this process
+                    mapped = self._map(fingerprint)
+                    if mapped is None:
+                        started_s = timing.clock_s()
+                        self._build(fingerprint)
+                        built_s = timing.clock_s() - started_s
+                        mapped = self._map(fingerprint)
+            except OSError as error:
+                remedy = "free some space, set dataset.cache_dir to another folder, or dataset.cache=none"
+                problem = f"cannot write to {self.folder} ({error.strerror})"
+                raise ValueError(f"dataset.cache={self.config.cache.value}: {problem}; {remedy}") from None
+            assert mapped is not None, f"{self.entry_file} was just written"
+        images, entry = mapped
         skipped = entry["skipped"]
         if skipped and not self.config.skip_broken:
             raise ValueError(f"{skipped[0]['path']}: {skipped[0]['why']}; {splits.BROKEN}")
-        whole = np.ones(len(self.paths), dtype=bool)
-        whole[[one["index"] for one in skipped]] = False
-        names = [one["path"] for one in skipped]
-        facts = {"file": str(self.folder / entry["file"]), "bytes": entry["bytes"], "built_s": built_s}
-        return Split(images, self.labels[whole]), facts | {"skipped": len(names), "skipped_paths": names[:20]}
+        decoded = np.ones(len(self.paths), dtype=bool)
+        decoded[[image["index"] for image in skipped]] = False
+        facts = {
+            "file": str(self.folder / entry["file"]),
+            "bytes": entry["bytes"],
+            "built_s": built_s,
+            "skipped": len(skipped),
+            "skipped_paths": [image["path"] for image in skipped[:20]],
+        }
+        return Split(images, self.labels[decoded]), facts
 
     def files(self) -> list[Path]:
-        return [self.entry, *self.folder.glob(f"{self.name}-*.u8"), self.folder / f".{self.name}.lock"]
+        return [self.entry_file, *self.folder.glob(f"{self.name}-*.u8"), self.lock_file]
 
     def _fingerprint(self) -> str:
-        """What the cache is of: the files' names, sizes and times, and the size they are brought to."""
+        """16 hex digits of the images' names, sizes and times, and the size to which they are resized."""
         digest = hashlib.sha256(f"{VERSION} {self.config.image_size}".encode())
         for path in self.paths:
-            found = path.stat()
-            digest.update(f"\n{path.relative_to(self.given)} {found.st_size} {found.st_mtime_ns}".encode())
+            status = path.stat()
+            digest.update(f"\n{path.relative_to(self.root)} {status.st_size} {status.st_mtime_ns}".encode())
         return digest.hexdigest()[:16]
 
-    def _read(self, of: str) -> tuple[np.ndarray, dict[str, Any]] | None:
-        """The images and the entry of the cache; None where it is absent, of something else, or damaged."""
-        entry = run_folder.read_json(self.entry)
-        if entry is None or entry["of"] != of:
+    def _map(self, fingerprint: str) -> tuple[np.ndarray, dict[str, Any]] | None:
+        """The images and their entry; None where the cache is absent, of other images, or damaged."""
+        entry = run_folder.read_json(self.entry_file)
+        if entry is None or entry["of"] != fingerprint:
             return None
-        path, shape = self.folder / entry["file"], tuple(entry["shape"])
+        path = self.folder / entry["file"]
         try:
-            found = path.stat()
-            if found.st_size != entry["bytes"]:
+            status = path.stat()
+            if status.st_size != entry["bytes"]:
                 return None
-            # written to, or copied, since it was built: look into it once more
-            if found.st_mtime_ns != entry["mtime_ns"] and _crc(path) != entry["crc32"]:
+            # written to, or copied, since it was built: look into it
+            if status.st_mtime_ns != entry["mtime_ns"] and _crc(path) != entry["crc32"]:
                 return None
-            return np.memmap(path, np.uint8, "c", shape=shape), entry  # c: torch wants to be able to write
+            return np.memmap(path, np.uint8, "c", shape=tuple(entry["shape"])), entry  # c: torch wants it writable
         except FileNotFoundError:  # another process has just built a newer one
             return None
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = (self.folder / f".{self.name}.lock").open("w")
-        except OSError as error:
-            raise ValueError(self._cannot_write(error)) from None
-        with file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # the kernel gives it back whatever ends this process
-            yield
-
-    def _cannot_write(self, error: OSError) -> str:
-        remedy = "free some space, set dataset.cache_dir to another folder, or dataset.cache=none"
-        return f"dataset.cache={self.config.cache.value}: cannot write to {self.folder} ({error.strerror}); {remedy}"
-
-    def _build(self, of: str) -> None:
-        path = self.folder / f"{self.name}-{of[:8]}.u8"
-        for left in self.folder.glob(f".{self.name}-*.u8.*"):  # of a builder that was killed: we hold the lock
-            left.unlink()
+    def _build(self, fingerprint: str) -> None:
+        """Decode all images into a file, then write the entry. The caller holds the lock."""
+        path = self.folder / f"{self.name}-{fingerprint[:8]}.u8"
+        for partial in self.folder.glob(f".{self.name}-*.u8.*"):  # of a process that was killed
+            partial.unlink()
         skipped: list[dict[str, Any]] = []
         crc = written = 0
-        try:
-            with run_folder.replacing(path) as file:
-                for index, image in enumerate(self._decoded()):
-                    if isinstance(image, ValueError):
-                        skipped.append({"index": index, "path": str(self.paths[index]), "why": str(image)})
-                        continue
-                    content = image.tobytes()
-                    file.write(content)
-                    crc, written = zlib.crc32(content, crc), written + 1
-            require(written > 0, f"dataset.root={self.config.root}: no image of {self.name} can be decoded")
-            size = self.config.image_size
-            found = path.stat()
-            entry = {"of": of, "file": path.name, "shape": [written, size, size, 3], "bytes": found.st_size}
-            entry |= {"mtime_ns": found.st_mtime_ns, "crc32": crc, "skipped": skipped}
-            run_folder.write_json(self.entry, entry)
-        except OSError as error:
-            raise ValueError(self._cannot_write(error)) from None
+        with run_folder.replacing(path) as file:
+            for index, image in enumerate(self._decoded()):
+                if isinstance(image, ValueError):
+                    skipped.append({"index": index, "path": str(self.paths[index]), "why": str(image)})
+                    continue
+                content = image.tobytes()
+                file.write(content)
+                crc, written = zlib.crc32(content, crc), written + 1
+        require(written > 0, f"dataset.root={self.config.root}: no image of {self.name} can be decoded")
+        size, status = self.config.image_size, path.stat()
+        entry = {"of": fingerprint, "file": path.name, "shape": [written, size, size, 3], "bytes": status.st_size}
+        run_folder.write_json(
+            self.entry_file, entry | {"mtime_ns": status.st_mtime_ns, "crc32": crc, "skipped": skipped}
+        )
         for older in set(self.folder.glob(f"{self.name}-*.u8")) - {path}:
             older.unlink(missing_ok=True)
 
@@ -212,9 +199,9 @@ def _crc(path: Path) -> int:
     return crc
 
 
-def forget(content: Data) -> None:
-    """Remove the name of a cache in shared memory, once all ranks of this node have it: it ends with them."""
-    for path in content.shared:
+def forget(data: Data) -> None:
+    """Remove the names of a cache in shared memory, once all ranks of this node have mapped it: it ends with them."""
+    for path in data.shared:
         path.unlink(missing_ok=True)
-    if content.shared:
-        run_folder.remove_empty(content.shared[0].parent)
+    if data.shared:
+        run_folder.remove_empty(data.shared[0].parent)
