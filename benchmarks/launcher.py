@@ -1,10 +1,10 @@
-"""What submitting a sweep costs beside composing its cells, which Hydra has to do.
+"""Time that the launchers add to a sweep beside composing its cells, which Hydra has to do.
 
     python -m benchmarks.launcher [--cells 200] [--submit]
 
-Each cell is composed once; printed is what our launcher adds to that, a cell: its folder and identity, the search for
-earlier records, and with `--submit` the jobs themselves, given to SLURM on hold and cancelled at once. The goal is at
-most 20 ms a cell.
+Each cell is composed once. Printed is what the launcher adds to that, a cell: its folder and identity, the search for
+earlier records, and with `--submit` the jobs, submitted to SLURM on hold and cancelled at once. The goal is at most
+20 ms a cell.
 """
 
 import argparse
@@ -48,10 +48,9 @@ def measure(count: int, folder: Path, to_slurm: bool) -> tuple[float, float, flo
         for overrides in cells(count):
             context.config_loader.load_sweep_config(master, overrides)
         composed_s = clock_s()
-        planned = plan.plan(context, master, cells(count), 0)
-        left = plan.settle(planned)
+        left = plan.settle(plan.plan(context, master, cells(count), 0))
         planned_s = clock_s()
-        jobs = slurm_submit.submit(planned, left) if to_slurm else {}
+        jobs = slurm_submit.submit(left) if to_slurm else {}
         submitted_s = clock_s()
         if jobs:
             subprocess.run(["scancel", *{job.partition("_")[0] for job in jobs.values()}], check=True)

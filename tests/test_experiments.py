@@ -16,8 +16,8 @@ from multicard.config.llm import LlmConfig
 from multicard.config.placement import place
 from multicard.config.vision import VisionConfig
 from multicard.llm import workload as llm
-from multicard.sweep import slurm_wait
-from multicard.sweep.plan import Planned
+from multicard.sweep import dry_run
+from multicard.sweep.plan import Cell
 from multicard.vision import workload as vision
 from tests.conftest import ROOT, has_dali
 
@@ -64,8 +64,8 @@ def plan(called: Called, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """The typed configurations of the cells that a command would measure."""
 
     def planned(*words: str, entry: str) -> list[RunConfig]:
-        seen: list[list[Planned]] = []
-        monkeypatch.setattr(slurm_wait, "show_plan", lambda cells, *_: seen.append(cells))
+        seen: list[list[Cell]] = []
+        monkeypatch.setattr(dry_run, "show", lambda cells, *_, **__: seen.append(cells))
         code, printed = called(*words, "dry_run=true", entry=entry)
         assert code == 0, printed
         (cells,) = seen
@@ -214,7 +214,7 @@ def test_on_slurm_an_experiment_is_arrays_by_gpus(called: Called, tmp_path: Path
     words = ["experiment=table2", "hydra/launcher=submitit_slurm", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
     code, printed = called(*words)
     assert code == 0 and "12 cells, to be measured as arrays of SLURM" in printed
-    assert re.findall(r"^3 +1 node, (\d) GPUs, (\d+) cores, 240 min", printed, re.MULTILINE) == [
+    assert re.findall(r"^3 +1 node, (\d) GPUs?, (\d+) cores, 240 min", printed, re.MULTILINE) == [
         (str(gpus), str(8 * gpus)) for gpus in (1, 2, 3, 4)
     ]
 

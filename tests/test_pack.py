@@ -1,38 +1,39 @@
-"""How cells share one machine."""
+"""Cells that share one machine."""
 
 import json
 import re
 
 from multicard.sweep import local
-from multicard.sweep.local import Free, Taken
+from multicard.sweep.local import Pool, Share
 from tests.conftest import SMALL, command, typed
 
 
-def test_gpus_are_given_to_one_cell_each_and_cores_in_proportion():
-    whole = Free(["a", "b", "c", "d"], list(range(16)))
-    free = Free(list(whole.gpus), list(whole.cpus))
+def test_each_gpu_is_used_by_one_cell_with_its_part_of_the_cores():
+    whole = Pool(["a", "b", "c", "d"], list(range(16)))
+    free = Pool(list(whole.gpus), list(whole.cpus))
     one, two = typed("gpus=1", "exclusive=false"), typed("gpus=2", "exclusive=false")
-    first, second, third = local.take(two, free, whole), local.take(one, free, whole), local.take(two, free, whole)
-    assert first == Taken(("a", "b"), tuple(range(8)))
-    assert second == Taken(("c",), tuple(range(8, 12)))
+    first, second, third = (local.allocate(config, free, whole) for config in (two, one, two))
+    assert first == Share(("a", "b"), tuple(range(8)))
+    assert second == Share(("c",), tuple(range(8, 12)))
     assert third is None
     local.give_back(first, free)
-    assert local.take(two, free, whole) == first
+    assert local.allocate(two, free, whole) == first
 
 
-def test_cpu_ranks_take_cores():
-    whole = Free([], [0, 1, 2, 3])
-    free = Free([], [0, 1, 2, 3])
+def test_cpu_ranks_take_cores_each():
+    whole = Pool([], [0, 1, 2, 3])
+    free = Pool([], [0, 1, 2, 3])
     config = typed("gpus=1", "cpus_per_gpu=2", "exclusive=false")
-    assert [local.take(config, free, whole) for _ in range(3)] == [Taken(None, (0, 1)), Taken(None, (2, 3)), None]
+    assert [local.allocate(config, free, whole) for _ in range(3)] == [Share(None, (0, 1)), Share(None, (2, 3)), None]
 
 
-def test_a_cell_is_alone_unless_neighbours_are_allowed_and_the_greedy_get_all_there_is():
-    whole = Free(["a", "b"], [0, 1])
-    free = Free(["a", "b"], [0, 1])
-    assert local.take(typed("gpus=1"), free, whole) == Taken(("a", "b"), (0, 1))
-    assert local.take(typed("gpus=1"), free, whole) is None
-    assert local.take(typed("gpus=9", "exclusive=false"), Free(["a", "b"], [0, 1]), whole) == Taken(("a", "b"), (0, 1))
+def test_a_cell_is_alone_unless_it_is_not_exclusive_and_one_that_wants_too_much_gets_everything():
+    whole = Pool(["a", "b"], [0, 1])
+    free = Pool(["a", "b"], [0, 1])
+    assert local.allocate(typed("gpus=1"), free, whole) == Share(("a", "b"), (0, 1))
+    assert local.allocate(typed("gpus=1"), free, whole) is None
+    too_much = typed("gpus=9", "exclusive=false")
+    assert local.allocate(too_much, Pool(["a", "b"], [0, 1]), whole) == Share(("a", "b"), (0, 1))
 
 
 def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):

@@ -1,4 +1,4 @@
-"""The controllers of several nodes, as threads of this process: what each hears of the others."""
+"""Controllers of several nodes, as threads of this process: what each learns of the others."""
 
 import os
 import socket
@@ -18,21 +18,20 @@ from multicard.ranks import failures
 from multicard.ranks.failures import Failure
 
 HOSTS = ("localhost", "second", "third")
-
-
+PORT = 0
 CONNECTIONS: list[Any] = []
 
 
 @pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Failure]]:
-    """What would have ended this process. No thread that listens outlives the test: it would really end it."""
-    told: list[Failure] = []
-    monkeypatch.setattr(failures, "end", told.append)
-    yield told
+def endings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Failure]]:
+    """The failures that would have ended this process. No listening thread outlives the test: it would really do so."""
+    failed: list[Failure] = []
+    monkeypatch.setattr(failures, "end", failed.append)
+    yield failed
     for connection in CONNECTIONS:
         if not connection.closed:
             with suppress(OSError):  # the other side is gone already
-                die(connection, socket.SHUT_RDWR)
+                cut(connection, socket.SHUT_RDWR)
     CONNECTIONS.clear()
     for thread in threading.enumerate():
         if "_listen" in thread.name:
@@ -42,108 +41,104 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Failure]]:
 
 @pytest.fixture(autouse=True)
 def port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port that nobody else listens on; the controllers meet on the one after the agents'."""
+    """A free port for the controllers: the one after the agents'."""
     with socket.socket() as free:
         free.bind(("", 0))
         monkeypatch.setattr(f"{__name__}.PORT", free.getsockname()[1] - 1)
-
-
-PORT = 0
 
 
 def allocation(node: int, hosts: tuple[str, ...] = HOSTS) -> Allocation:
     return Allocation(hosts, node, "7", PORT, b"key")
 
 
-def meet(hosts: tuple[str, ...] = HOSTS) -> tuple[Peers, list[Guest], list[int]]:
-    """Node 0 and the guests, acquainted."""
-    head, steps = Peers(allocation(0, hosts)), list[int]()
+def meet(hosts: tuple[str, ...] = HOSTS, refusals: dict[int, str] | None = None) -> tuple[Peers, list[Guest]]:
+    """Node 0 and the other nodes, connected. `refusals` are by node."""
+    head, refused = Peers(allocation(0, hosts)), refusals or {}
     with ThreadPoolExecutor(len(hosts)) as pool:
-        waiting = pool.submit(head.meet)
-        guests = [pool.submit(Guest, allocation(node, hosts), steps.append) for node in range(1, len(hosts))]
-        waiting.result(20)
-        found = [guest.result(20) for guest in guests]
-    CONNECTIONS.extend([*head._others.values(), *(guest._connection for guest in found)])
-    return head, found, steps
+        meeting = pool.submit(head.meet)
+        joining = [pool.submit(Guest, allocation(node, hosts), refused.get(node)) for node in range(1, len(hosts))]
+        meeting.result(20)
+        guests = [guest.result(20) for guest in joining]
+    CONNECTIONS.extend([*head._connections.values(), *(guest._connection for guest in guests)])
+    return head, guests
 
 
-def begin(head: Peers, guests: list[Guest], refusals: dict[int, str] | None = None) -> list[bool]:
-    refused = refusals or {}
-    with ThreadPoolExecutor(len(guests) + 1) as pool:
-        answers = [
-            pool.submit(lambda g=g, i=i: (g.arguments(), g.answer(refused.get(i)))) for i, g in enumerate(guests)
-        ]
-        try:
-            head.begin(("config", "arguments"))
-        finally:
-            if refused:
-                head.close()
-        heard = [answer.result(20) for answer in answers]
-    assert all(given == ("config", "arguments") for given, _ in heard)
-    return [starts for _, starts in heard]
+def begin(head: Peers, guests: list[Guest]) -> list[int]:
+    """Start the run on all nodes. Returns a list of the steps that they will be asked to stop after."""
+    stops = list[int]()
+    head.begin(3, ("a", 1))
+    for guest in guests:
+        assert guest.wait_for_start() == (3, ("a", 1))
+        guest.listen(stops.append)
+    return stops
 
 
-def die(connection: Any, how: int = socket.SHUT_WR) -> None:
-    """Have the other side hear what it hears when this one's process ends; this one, alive, hears nothing."""
+def cut(connection: Any, how: int = socket.SHUT_WR) -> None:
+    """Have the other side see what it sees when this one's process ends; this side sees nothing."""
     with socket.socket(fileno=os.dup(connection.fileno())) as other:
         other.shutdown(how)
 
 
-def test_a_run_that_ends_well_on_all_nodes(ended: list[Failure]):
-    head, guests, steps = meet()
-    assert begin(head, guests) == [True, True]
+def wait_for_ending(endings: list[Failure]) -> Failure:
+    for _ in range(2000):
+        if endings:
+            return endings[0]
+        Event().wait(0.01)
+    raise AssertionError("nothing ended within 20 s")
+
+
+def test_a_run_that_ends_well_on_all_nodes(endings: list[Failure]):
+    head, guests = meet()
+    stops = begin(head, guests)
     head.tell_stop(40)
     with ThreadPoolExecutor(2) as pool:
         finishing = [pool.submit(guest.finish, None) for guest in guests]
         assert head.outcome(None) is None
         head.close()
-        for one in finishing:
-            one.result(20)
-    assert steps == [40, 40]
-    assert ended == []
+        for guest in finishing:
+            guest.result(20)
+    assert stops == [40, 40]
+    assert endings == []
 
 
-def test_one_nodes_failure_ends_the_others(ended: list[Failure]):
-    head, guests, _ = meet()
+def test_one_nodes_failure_ends_the_others(endings: list[Failure]):
+    head, guests = meet()
     begin(head, guests)
-    failure = Failure("oom", "rank 3: out of memory", rank=3, host="second")
+    failure = Failure("oom", "rank 3: out of memory", rank=3, host="second", log_tail=("a", "b"))
     with ThreadPoolExecutor(1) as pool:
         finishing = pool.submit(guests[0].finish, failure)
-        while not ended:
-            Event().wait(0.01)
+        assert wait_for_ending(endings) == failure
         assert head.outcome(Failure("exception", "rank 0: a collective failed")) == failure
         head.close()
         finishing.result(20)
-        assert guests[1]._gone.wait(20)
-    assert [told.kind for told in ended] == ["oom", "node"]
-    assert not guests[1].head_lost
+        assert guests[1]._released.wait(20)
+    assert [(end.kind, end.host) for end in endings] == [("oom", "second"), ("node", None)]
 
 
-def test_a_node_that_is_gone_is_named(ended: list[Failure]):
-    head, guests, _ = meet()
+def test_a_node_that_is_gone_is_named(endings: list[Failure]):
+    head, guests = meet()
     begin(head, guests)
-    die(guests[1]._connection)
-    while not ended:
-        Event().wait(0.01)
-    assert (ended[0].kind, ended[0].host) == ("node", "third")
+    cut(guests[1]._connection)
+    assert wait_for_ending(endings).host == "third" and endings[0].kind == "node"
     head.close()
 
 
-def test_when_node_0_is_gone_the_others_know(ended: list[Failure]):
-    head, guests, _ = meet(HOSTS[:2])
+def test_the_loss_of_node_0_ends_the_others(endings: list[Failure]):
+    head, guests = meet(HOSTS[:2])
     begin(head, guests)
-    for connection in head._others.values():
-        die(connection)
-    assert guests[0]._gone.wait(20)
-    assert guests[0].head_lost
-    assert ended[-1].host == "localhost"
+    for connection in head._connections.values():
+        cut(connection)
+    assert guests[0]._released.wait(20)
+    assert endings[-1].host == "localhost"
 
 
-def test_what_a_node_refuses_is_refused_by_all(ended: list[Failure]):
-    head, guests, _ = meet()
+def test_what_a_node_refuses_is_refused_by_all(endings: list[Failure]):
+    head, guests = meet(refusals={2: "dataset.root=data: no such folder"})
     with pytest.raises(ValueError, match=r"dataset.root=data: no such folder \(on third\)"):
-        begin(head, guests, {1: "dataset.root=data: no such folder"})
-    assert ended == []
+        head.begin(0, ())
+    head.close()
+    assert [guest.wait_for_start() for guest in guests] == [None, None]
+    assert endings == []
 
 
 def test_a_node_that_does_not_come_up_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -157,7 +152,7 @@ def test_a_stranger_is_not_let_in(monkeypatch: pytest.MonkeyPatch):
     head = Peers(allocation(0, HOSTS[:2]))
     other = Allocation(HOSTS[:2], 1, "7", allocation(1).port, b"another key")
     with ThreadPoolExecutor(2) as pool:
-        waiting, knocking = pool.submit(head.meet), pool.submit(Guest, other, print)
-        for one in (waiting, knocking):
+        waiting, joining = pool.submit(head.meet), pool.submit(Guest, other, None)
+        for side in (waiting, joining):
             with pytest.raises(failures.Interrupted):
-                one.result(20)
+                side.result(20)

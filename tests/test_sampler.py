@@ -193,7 +193,7 @@ def test_another_node_leaves_its_part_unless_the_run_is_recorded_by_then(
     def end(_: Failure | None) -> None:
         left.append(sorted(path.name for path in tmp_path.glob("gpu/*")))
 
-    guest = SimpleNamespace(arguments=lambda: (typed(*words), (), 2), answer=lambda _: True, finish=end)
+    guest = SimpleNamespace(wait_for_start=lambda: (2, ()), listen=lambda _: None, finish=end)
     monkeypatch.setattr(job, "Guest", lambda *_: guest)
     monkeypatch.setattr(elastic, "launch", lambda *_: failure)
     cell = job.SlurmJob(WORKLOAD, composed(*words), tmp_path, None)

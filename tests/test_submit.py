@@ -1,4 +1,4 @@
-"""What jobs ask SLURM for, what its words mean, and how their ends are judged, without a SLURM."""
+"""Requests to SLURM, the meaning of its answers, and how the end of a job is judged; without a SLURM."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from multicard.machine import slurm
 from multicard.machine.slurm import State
 from multicard.records import run_folder
 from multicard.sweep import slurm_submit, slurm_wait
-from multicard.sweep.plan import Planned
+from multicard.sweep.plan import Cell
 from tests.conftest import typed
 
 ONE = Resources(nodes=1, gpus=2, cpus=4, memory_gb=None, time_min=60, exclusive=False)
@@ -43,8 +43,7 @@ def test_a_job_asks_for_what_its_configuration_says(words: list[str], expected: 
 
 
 def test_parameters_are_those_of_the_job_and_the_site():
-    found = slurm_submit.parameters("sweep-1", ONE, SITE)
-    assert found == {
+    assert slurm_submit.parameters("sweep-1", ONE, SITE) == {
         "name": "sweep-1",
         "nodes": 1,
         "tasks_per_node": 1,
@@ -66,7 +65,7 @@ def test_parameters_are_those_of_the_job_and_the_site():
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("output", "line"),
     [
         (
             "sbatch: error: invalid partition specified: long\n"
@@ -88,12 +87,12 @@ def test_parameters_are_those_of_the_job_and_the_site():
         ("sbatch: error: Unable to contact slurm controller", "hydra/launcher=submitit_slurm: SLURM refuses the job"),
     ],
 )
-def test_what_sbatch_refuses_names_the_key(said: str, line: str):
-    assert slurm_submit.explain(said, ONE, SITE).startswith(line)
+def test_what_sbatch_refuses_names_the_key(output: str, line: str):
+    assert slurm_submit.explain(output, ONE, SITE).startswith(line)
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("fields", "reason"),
     [
         ({"JobState": "RUNNING", "PreemptTime": "None", "RunTime": "00:00:10", "TimeLimit": "01:00:00"}, "timeout"),
         ({"JobState": "RUNNING", "PreemptTime": "2026-01-01T00:00:00"}, "preempted"),
@@ -103,8 +102,8 @@ def test_what_sbatch_refuses_names_the_key(said: str, line: str):
         ({}, "timeout"),
     ],
 )
-def test_why_slurm_warns(said: dict[str, str], why: str):
-    assert slurm.why(said) == why
+def test_why_slurm_warns(fields: dict[str, str], reason: str):
+    assert slurm.reason_of_warning(fields) == reason
 
 
 def test_seconds_are_read_from_slurms_spans():
@@ -115,7 +114,7 @@ def test_seconds_are_read_from_slurms_spans():
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[tuple[str, ...]]]:
-    """Has SLURM's commands answer so; returns what was asked."""
+    """Have SLURM's commands print a text. Returns the commands."""
 
     def set_up(text: str) -> list[tuple[str, ...]]:
         asked: list[tuple[str, ...]] = []
@@ -125,32 +124,32 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[tuple[str, 
     return set_up
 
 
-def test_one_question_is_for_all_jobs(answers: Callable[[str], list[tuple[str, ...]]]):
+def test_all_jobs_are_asked_about_in_one_call(answers: Callable[[str], list[tuple[str, ...]]]):
     asked = answers("7_0|RUNNING|n1|None\n7_1|PENDING||Priority\n9|COMPLETED|n2|None\n")
-    found = slurm.queued(["7_0", "7_1", "7_2", "9"])
-    assert found == {"7_0": State("RUNNING", "n1", reason="None"), "7_1": State("PENDING", "", reason="Priority")}
+    states = slurm.queued(["7_0", "7_1", "7_2", "9"])
+    assert states == {"7_0": State("RUNNING", "n1", reason="None"), "7_1": State("PENDING", "", reason="Priority")}
     assert len(asked) == 1
     asked = answers("7_2|CANCELLED by 0|n1|0:15\n7_0|RUNNING|n1|0:0\n")
     assert slurm.accounted(["7_0", "7_2"]) == {"7_2": State("CANCELLED", "n1", "0:15")}
     assert len(asked) == 1
 
 
-def test_jobs_are_named_in_few_words():
+def test_jobs_of_an_array_are_named_together():
     assert slurm.ranges(["7_0", "7_10", "7_2", "9", "8_1"]) == ["7_[0,2,10]", "9", "8_[1]"]
 
 
-def test_a_cell_that_was_submitted_twice_is_found_by_the_job_that_lives(
+def test_of_a_cell_that_was_submitted_twice_the_queued_job_counts(
     tmp_path: Path, answers: Callable[[str], list[tuple[str, ...]]]
 ):
     for name, job, cells in (("b", "5", ["x", "y"]), ("a", "7", ["y", "gone"]), ("c", "4", ["y"])):
         run_folder.write_json(tmp_path / ".submitit" / f"{name}.json", {"cells": cells, "job": job})
     (tmp_path / ".submitit" / "cut.json").write_text('{"cells":')
-    left = [Planned(number, DictConfig({}), DictConfig({}), tmp_path / name) for number, name in ((1, "x"), (2, "y"))]
+    left = [Cell(number, "", DictConfig({}), DictConfig({}), tmp_path / name) for number, name in ((1, "x"), (2, "y"))]
     answers("5_0|RUNNING|n1|None\n7_0|PENDING||None\n7_1|PENDING||None\n")
-    assert slurm_submit.find_again(left) == {1: "5_0", 2: "7_0"}
+    assert slurm_submit.queued_jobs(left) == {1: "5_0", 2: "7_0"}
 
 
-def test_a_slurm_that_does_not_answer_is_no_empty_queue(monkeypatch: pytest.MonkeyPatch):
+def test_no_answer_of_slurm_is_not_an_empty_queue(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(slurm, "ask", lambda *_, **__: None)
     with pytest.raises(ValueError, match="SLURM does not answer"):
         slurm.queued(["7"])
@@ -169,11 +168,13 @@ def test_a_slurm_that_does_not_answer_is_no_empty_queue(monkeypatch: pytest.Monk
         (None, "failed", "does not account jobs"),
     ],
 )
-def test_a_job_without_a_record_is_judged_by_accounting(tmp_path: Path, state: State, status: str, words: str):
+def test_the_end_of_a_job_without_a_record_is_judged_by_accounting(
+    tmp_path: Path, state: State, status: str, words: str
+):
     (tmp_path / ".submitit").mkdir()
     (tmp_path / ".submitit" / "4_1_0_log.err").write_text("a\nslurmstepd: error: the end\n")
-    found, failure = slurm_wait.judge("4_1", state, tmp_path / "cell")
-    assert found == status
+    judged, failure = slurm_wait.judge("4_1", state, tmp_path / "cell")
+    assert judged == status
     assert words in failure.message
     if state is not None and status != "refused":
         assert failure.log_tail == ("a", "slurmstepd: error: the end")

@@ -67,6 +67,16 @@ class Resources:
     time_min: int
     exclusive: bool
 
+    def in_words(self) -> str:
+        parts = [count(self.nodes, "node"), count(self.gpus, "GPU"), count(self.cpus, "core")]
+        parts += [f"{self.memory_gb} GB"] if self.memory_gb is not None else []
+        return ", ".join([*parts, f"{self.time_min} min"]) + (", alone on its nodes" if self.exclusive else "")
+
+
+def count(number: int, noun: str) -> str:
+    """The number with its noun: "1 GPU", "2 GPUs"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
 
 def resources(config: JobConfig) -> Resources:
     """The resources of a run's job. CPU ranks ask for no GPU."""

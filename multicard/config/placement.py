@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from multicard.config.base import Backend, RunConfig
-from multicard.config.job import Device
+from multicard.config.job import Device, count
 from multicard.config.keys import require
 
 
@@ -23,7 +23,7 @@ class Placement:
 
     def ranks(self, gpus: int) -> str:
         """Where a run goes, in words."""
-        each = f"{gpus} {'GPU' if self.device == 'cuda' else 'CPU rank'}{'s' if gpus > 1 else ''}"
+        each = count(gpus, "GPU" if self.device == "cuda" else "CPU rank")
         several = f"{self.nodes} nodes of {each}" if self.nodes > 1 else each
         return several + (", oversubscribed (not for figures)" if self.oversubscribed else "")
 

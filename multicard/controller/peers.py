@@ -1,12 +1,17 @@
-"""The controllers of a run on several nodes watch each other: torch's agents do not notice that one is gone.
+"""The controllers of a run on several nodes watch each other, so that a lost node ends the run within seconds.
 
-Node 0 listens; each other node keeps a connection to it. What a connection says, or that it breaks, ends the run on
-all nodes at once, with the name of the node.
+Torch's agents do not notice that a node is gone. SLURM does after `SlurmdTimeout`, 300 s where a site sets no other,
+and then requeues the job without naming the node in its accounting.
+
+Node 0 listens, and every other node keeps a connection to it. A message on a connection, or its loss, ends the run on
+all nodes. Messages are JSON objects: nothing that comes from a socket is unpickled.
 """
 
+import json
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
 from os import dup
@@ -23,15 +28,16 @@ Connection = Any  # multiprocessing.connection.Connection
 
 SILENCE_S = 15  # after which a node that answers no keep-alive counts as lost
 LAST_WORDS_S = 60.0  # for which node 0 waits for the others once its own ranks have ended
-TRY_AGAIN_S = 0.2
+RETRY_S = 0.2
 
 
 class Peers:
-    """Node 0's side; on a single node there is nobody to watch, and no method does anything."""
+    """Node 0's side. On a single node there is nobody to watch, and no method does anything."""
 
     def __init__(self, allocation: Allocation) -> None:
         self._allocation = allocation
-        self._others: dict[int, Connection] = {}
+        self._connections: dict[int, Connection] = {}  # by node
+        self._refusals: dict[int, str | None] = {}
         self._ended: dict[int, Event] = {}
         self._failure: Failure | None = None
         self._lock = Lock()
@@ -52,59 +58,64 @@ class Peers:
             message = f"node {hosts[0]}: cannot listen on port {address[1]} ({error.strerror})"
             raise Interrupted(Failure("node", message, host=hosts[0])) from None
         met = Event()
-        Thread(target=self._let_in, args=(listener, met), daemon=True).start()
+        Thread(target=self._accept, args=(listener, met), daemon=True).start()
         if not met.wait(MEETING_S):
-            absent = [host for node, host in enumerate(hosts) if node and node not in self._others]
+            absent = [host for node, host in enumerate(hosts) if node and node not in self._connections]
             message = f"no controller came up on {', '.join(absent)} within {MEETING_S:.0f} s"
             raise Interrupted(Failure("node", message, host=absent[0]))
 
-    def _let_in(self, listener: Listener, met: Event) -> None:
+    def _accept(self, listener: Listener, met: Event) -> None:
         with listener:
-            while len(self._others) < self._allocation.nodes - 1:
-                with suppress(AuthenticationError, EOFError, OSError):  # somebody else: the port is open to all
+            while len(self._connections) < self._allocation.nodes - 1:
+                with suppress(AuthenticationError, EOFError, OSError):  # a stranger: the port is open to all
                     connection = listener.accept()
                     _keep_alive(connection)
-                    self._others[connection.recv()] = connection
+                    hello = _receive(connection)
+                    if hello is not None:
+                        self._refusals[hello["node"]] = hello["refusal"]
+                        self._connections[hello["node"]] = connection
         met.set()
 
-    def begin(self, arguments: Any) -> None:
-        """Give the others what their ranks are to be called with, and hear whether they can do their part.
+    def begin(self, attempt: int, arguments: tuple[Any, ...]) -> None:
+        """Start the ranks of the other nodes, and watch these nodes from now on.
+
+        Args:
+            attempt: the number of the run's start, from 0.
+            arguments: of the ranks, after configuration and folder; JSON-ready.
 
         Raises:
-            ValueError: what one of them refuses, with its name.
-            Interrupted: where one of them is gone.
+            ValueError: what another node refuses, with its name.
         """
-        for node, connection in self._others.items():
-            try:
-                connection.send(("go", arguments))
-                refusal = connection.recv()
-            except (EOFError, OSError):
-                raise Interrupted(_lost(self._allocation.hosts[node])) from None
+        for node, refusal in self._refusals.items():
             if refusal is not None:
                 raise ValueError(f"{refusal} (on {self._allocation.hosts[node]})")
-        for node, connection in self._others.items():
+        for node, connection in self._connections.items():
             self._ended[node] = Event()
-            self._tell(node, ("start", None))
+            _send(connection, start={"attempt": attempt, "arguments": arguments})
             Thread(target=self._listen, args=(node, connection), daemon=True).start()
 
-    def tell_stop(self, step: int) -> None:
-        """Have the ranks on the other nodes stop after this step too."""
-        for node in self._others:
-            self._tell(node, ("stop", step))
-
     def _listen(self, node: int, connection: Connection) -> None:
-        try:
-            failure = connection.recv()
-        except (EOFError, OSError):
-            failure = _lost(self._allocation.hosts[node])
+        message = _receive(connection)
+        failure = _lost(self._allocation.hosts[node])
+        if message is not None:
+            failure = message["failure"] and _failure(message["failure"])
         with self._lock:
             if failure is not None and self._failure is None and not self._closed:
                 self._failure = failure
                 failures.end(failure)
         self._ended[node].set()
 
+    def tell_stop(self, step: int) -> None:
+        """Have the ranks on the other nodes stop after this step too."""
+        for connection in self._connections.values():
+            _send(connection, stop=step)
+
     def outcome(self, failure: Failure | None) -> Failure | None:
-        """What ended the run first, once this node's own ranks have ended. Where they ended well, so must all."""
+        """The failure that ended the run first, once the ranks of node 0 have ended; None where all nodes end well.
+
+        Args:
+            failure: of node 0's own ranks.
+        """
         deadline_s = clock_s() + (LAST_WORDS_S if failure is None else 0.0)
         for node, ended in self._ended.items():
             if not ended.wait(max(0.0, deadline_s - clock_s())) and failure is None:
@@ -116,77 +127,65 @@ class Peers:
         """End the run on every other node; where it has ended, let its controller go."""
         with self._lock:
             self._closed = True
-        for node, connection in self._others.items():
-            self._tell(node, ("end", None))
+        for connection in self._connections.values():
+            _send(connection, end=True)
             connection.close()
-        self._others = {}
-
-    def _tell(self, node: int, message: tuple[str, Any]) -> None:
-        with suppress(OSError):  # a node that is gone is noticed where it is listened to
-            self._others[node].send(message)
+        self._connections = {}
 
 
 class Guest:
-    """The side of any other node; use it within `launch.interruptible`.
+    """The side of every other node. Use it within `failures.interruptible`.
 
     Args:
-        on_stop: called with the step after which this node's ranks are to stop.
+        refusal: why this node cannot do its part; None where it can.
 
     Raises:
         Interrupted: where node 0 cannot be reached.
     """
 
-    def __init__(self, allocation: Allocation, on_stop: Callable[[int], None]) -> None:
-        self._head, self._on_stop = allocation.hosts[0], on_stop
-        self._connection = _knock((self._head, allocation.port + 1), allocation.key)
-        self._lock, self._finishing, self._gone = Lock(), False, Event()
-        self.head_lost = False
+    def __init__(self, allocation: Allocation, refusal: str | None) -> None:
+        self._head = allocation.hosts[0]
+        self._connection = _connect((self._head, allocation.port + 1), allocation.key)
+        self._lock, self._finishing, self._released = Lock(), False, Event()
         _keep_alive(self._connection)
-        self._connection.send(allocation.node)
+        _send(self._connection, node=allocation.node, refusal=refusal)
 
-    def arguments(self) -> Any:
-        """What this node's ranks are to be called with; None where node 0 will not run."""
-        word, content = self._hear()
-        return content if word == "go" else None
+    def wait_for_start(self) -> tuple[int, tuple[Any, ...]] | None:
+        """The number of the run's start and the ranks' arguments after configuration and folder; None where node 0
+        does not start the run."""
+        start = (_receive(self._connection) or {}).get("start")
+        return None if start is None else (start["attempt"], tuple(start["arguments"]))
 
-    def answer(self, refusal: str | None) -> bool:
-        """Say whether this node can do its part. Returns whether all can."""
-        with suppress(OSError):
-            self._connection.send(refusal)
-        started = self._hear()[0] == "start"
-        if started:
-            Thread(target=self._listen, daemon=True).start()
-        return started
+    def listen(self, on_stop: Callable[[int], None]) -> None:
+        """Watch node 0 from now on, and call `on_stop` with the step after which this node's ranks are to stop."""
+        Thread(target=self._listen, args=(on_stop,), daemon=True).start()
+
+    def _listen(self, on_stop: Callable[[int], None]) -> None:
+        while (message := _receive(self._connection)) is not None and "stop" in message:
+            on_stop(message["stop"])
+        with self._lock:
+            if not self._finishing:
+                failures.end(_lost(self._head) if message is None else Failure("node", "node 0 ended the run"))
+        self._released.set()
 
     def finish(self, failure: Failure | None) -> None:
         """Say how this node's ranks ended, and wait until node 0 needs this controller no more."""
         with self._lock:
             self._finishing = True
-        with suppress(OSError):
-            self._connection.send(failure)
-        self._gone.wait(LAST_WORDS_S)
+        _send(self._connection, failure=None if failure is None else asdict(failure))
+        self._released.wait(LAST_WORDS_S)
 
-    def _hear(self) -> tuple[str, Any]:
-        try:
-            return self._connection.recv()
-        except (EOFError, OSError):
-            self.head_lost = True
-            return "end", None
 
-    def _listen(self) -> None:
-        while (message := self._hear())[0] == "stop":
-            self._on_stop(message[1])
-        with self._lock:
-            if not self._finishing:
-                failures.end(_lost(self._head) if self.head_lost else Failure("node", "node 0 ended the run"))
-        self._gone.set()
+def _failure(fields: dict[str, Any]) -> Failure:
+    values: dict[str, Any] = fields | {"log_tail": tuple(fields["log_tail"])}  # JSON has no tuples
+    return Failure(**values)
 
 
 def _lost(name: str) -> Failure:
     return Failure("node", f"node {name} was lost: its controller is gone", host=name)
 
 
-def _knock(address: tuple[str, int], key: bytes) -> Connection:
+def _connect(address: tuple[str, int], key: bytes) -> Connection:
     deadline_s = clock_s() + MEETING_S
     while True:
         try:
@@ -195,11 +194,24 @@ def _knock(address: tuple[str, int], key: bytes) -> Connection:
             if clock_s() > deadline_s:
                 message = f"node {address[0]}: its controller did not come up within {MEETING_S:.0f} s"
                 raise Interrupted(Failure("node", message, host=address[0])) from None
-            pause(TRY_AGAIN_S)
+            pause(RETRY_S)
+
+
+def _send(connection: Connection, **message: Any) -> None:
+    with suppress(OSError):  # the loss of a node is noticed where it is listened to
+        connection.send_bytes(json.dumps(message).encode())
+
+
+def _receive(connection: Connection) -> dict[str, Any] | None:
+    """The next message; None where the other side is gone."""
+    try:
+        return json.loads(connection.recv_bytes())
+    except (EOFError, OSError):
+        return None
 
 
 def _keep_alive(connection: Connection) -> None:
-    """Have the kernel find out when the other machine is gone without a word."""
+    """Have the kernel notice when the other machine is gone without closing the connection."""
     with socket.socket(fileno=dup(connection.fileno())) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         other.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 3)

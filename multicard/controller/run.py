@@ -212,7 +212,7 @@ def _accept(
         try:
             arguments = _begin(workload, config, placement, folder, allocation, restarted)
             run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
-            peers.begin((config, arguments, attempts.current(folder)))
+            peers.begin(attempts.current(folder), arguments[2:])
         except BaseException:
             run_folder.release(folder) if restarted else run_folder.disclaim(folder)
             raise

@@ -1,4 +1,4 @@
-"""What a launcher starts elsewhere: one cell, as a job of SLURM or as a process beside others on this machine."""
+"""A cell of a sweep as a job: a task of SLURM, or a process beside others on this machine."""
 
 import os
 from abc import ABC, abstractmethod
@@ -25,8 +25,8 @@ KILLED_WITHIN_S = 60.0  # SLURM ends a job that was requeued
 
 
 @dataclass(frozen=True)
-class Cell(ABC):
-    """A cell of a sweep, composed: nothing that is edited while it waits changes what it measures.
+class CellJob(ABC):
+    """A composed cell: nothing that is edited while the job waits changes what it measures.
 
     Args:
         code: commit and changes at the submission (`environment.git`); None where there is no git.
@@ -41,18 +41,18 @@ class Cell(ABC):
 
     @abstractmethod
     def __call__(self) -> str:
-        """Measure it. Returns the status."""
+        """Measure the cell. Returns its status."""
 
-    def moved(self) -> str | None:
-        """Why this cell must not run: the code is not the one that was submitted."""
-        now = environment.git(Path(__file__).parent)
-        if now == self.code or self.cfg.code == Code.latest:
+    def code_problem(self) -> str | None:
+        """Why this cell must not run: the code is no longer what it was at the submission."""
+        code = environment.git(Path(__file__).parent)
+        if code == self.code or self.cfg.code == Code.latest:
             return None
         remedy = "submit again, or use code=latest to run what is there"
-        return f"code=submitted: submitted on {_name(self.code)}, found {_name(now)}; {remedy}"
+        return f"code=submitted: submitted on {_code_in_words(self.code)}, found {_code_in_words(code)}; {remedy}"
 
 
-def _name(code: dict[str, Any] | None) -> str:
+def _code_in_words(code: dict[str, Any] | None) -> str:
     if code is None:
         return "no checkout"
     changes = f" with changes {code['changes']}" if code["changes"] else ""
@@ -60,7 +60,30 @@ def _name(code: dict[str, Any] | None) -> str:
 
 
 @dataclass(frozen=True)
-class SlurmJob(Cell):
+class LocalJob(CellJob):
+    """A process on this machine, on its own share of it.
+
+    Args:
+        gpus: what CUDA_VISIBLE_DEVICES is to be; None leaves it.
+        cpus: the cores to keep to.
+    """
+
+    gpus: str | None = None
+    cpus: tuple[int, ...] = ()
+
+    def __call__(self) -> str:
+        os.environ.update(self.variables)
+        problem = self.code_problem()
+        if problem is not None:
+            return run.refuse(self.workload, self.cfg, self.folder, problem)["status"]
+        if self.gpus is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
+        os.sched_setaffinity(0, self.cpus)
+        return run.measure(self.workload, self.cfg, self.folder, True)["status"]
+
+
+@dataclass(frozen=True)
+class SlurmJob(CellJob):
     """A task of SLURM, one on each node; submitit calls it.
 
     Args:
@@ -77,17 +100,19 @@ class SlurmJob(Cell):
         allocation = slurm.allocation(self.key, self.grace_s)
         if allocation.node > 0:
             return self.assist(allocation)
-        moved = self.moved()
-        if moved is not None:
-            return run.refuse(self.workload, self.cfg, self.folder, moved, allocation.job)["status"]
-        result = run.measure(self.workload, self.cfg, self.folder, True, allocation, self.may_requeue)
+        problem = self.code_problem()
+        if problem is not None:
+            return run.refuse(self.workload, self.cfg, self.folder, problem, allocation.job)["status"]
+        result = run.measure(self.workload, self.cfg, self.folder, True, allocation, self.requeue)
         if result["status"] == "requeued":
             pause(KILLED_WITHIN_S)
         return result["status"]
 
-    def may_requeue(self, failure: Failure) -> bool:
-        """Put this job back into the queue, if that leads anywhere. A run that saves nothing would reach its time
-        limit again; after a preemption it starts anew."""
+    def requeue(self, failure: Failure) -> bool:
+        """Put this job back into the queue, if that leads anywhere. Returns whether SLURM starts it again.
+
+        A run that saves nothing would reach its time limit again; after a preemption it starts anew.
+        """
         useful = failure.kind == "preempted" or attempts.moved_on(self.folder)
         job = os.environ["SLURM_JOB_ID"]
         return useful and attempts.requeues(self.folder) <= self.cfg.max_requeues and slurm.requeue(job)
@@ -106,51 +131,28 @@ class SlurmJob(Cell):
         return "ended"
 
     def _run_ranks(self, allocation: Allocation) -> Failure | None:
-        boards: list[Board] = []  # that node 0 may name a step on, once the ranks are to run
-        guest = Guest(allocation, lambda step: boards[0].ask_stop(step))  # noqa: PLW0108
-        given = guest.arguments()
-        if given is None:
-            return None
-        config, arguments, start = given
+        """Run the ranks of this node once node 0 says so. Returns what ended them early."""
         try:
+            config = run.typed(self.cfg)
             placement = run.check(self.workload, config, allocation)
         except ValueError as error:
-            guest.answer(str(error))
+            Guest(allocation, str(error)).wait_for_start()
             return None
-        boards.append(Board(self.folder, placement.world_size, create=True, node=allocation.node))
+        guest = Guest(allocation, None)
+        start = guest.wait_for_start()
+        if start is None:
+            return None
+        attempt, arguments = start
+        board = Board(self.folder, placement.world_size, create=True, node=allocation.node)
         try:
-            if not guest.answer(None):
-                return None
+            guest.listen(board.ask_stop)
             elastic.warm_up(placement.device, list(self.workload.preload))
             job = run.job_of(self.workload, config, placement, self.folder, allocation)
-            with Sampler.of_run(config, placement, self.folder, start, allocation.node) as gpus:
-                failure = elastic.launch(self.workload.work, arguments, placement, job)
+            with Sampler.of_run(config, placement, self.folder, attempt, allocation.node) as gpus:
+                failure = elastic.launch(self.workload.work, (config, self.folder, *arguments), placement, job)
             if failure is None:  # else node 0 may have recorded the run by now
                 gpus.write()
             guest.finish(failure)
             return failure
         finally:
-            boards[0].remove()
-
-
-@dataclass(frozen=True)
-class LocalJob(Cell):
-    """A process of its own on this machine, on its own share of it.
-
-    Args:
-        gpus: what CUDA_VISIBLE_DEVICES is to be; None leaves it.
-        cpus: the cores to keep to.
-    """
-
-    gpus: str | None = None
-    cpus: tuple[int, ...] = ()
-
-    def __call__(self) -> str:
-        os.environ.update(self.variables)
-        moved = self.moved()
-        if moved is not None:
-            return run.refuse(self.workload, self.cfg, self.folder, moved)["status"]
-        if self.gpus is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
-        os.sched_setaffinity(0, self.cpus)
-        return run.measure(self.workload, self.cfg, self.folder, True)["status"]
+            board.remove()

@@ -1,4 +1,4 @@
-"""Packs the cells of a sweep onto this machine: each in a process of its own, on GPUs or cores that no other has."""
+"""Runs the cells of a sweep beside each other on this machine: each in a process, on GPUs or cores of its own."""
 
 import os
 from dataclasses import dataclass
@@ -6,130 +6,126 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.base import RunConfig
-from multicard.config.job import Device
+from multicard.config.job import Device, count
 from multicard.controller import run
 from multicard.controller.session import SESSION, say
 from multicard.machine import environment
 from multicard.measure.timing import pause
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
-from multicard.sweep import plan
 from multicard.sweep.job import LocalJob
-from multicard.sweep.plan import SUBMITTED, Planned
+from multicard.sweep.plan import SUBMITTED, Cell, Pace, make_jobs, read_record
 
-LOOK_S = 0.2
+POLL_S = 0.2
 NO_LIMIT_MIN = 60 * 24 * 365
 
 
 @dataclass
-class Free:
-    """What no cell uses now: GPUs, as CUDA_VISIBLE_DEVICES names them, and cores."""
+class Pool:
+    """GPUs, as CUDA_VISIBLE_DEVICES names them, and cores that no cell uses."""
 
     gpus: list[str]
     cpus: list[int]
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A cell's share of the machine. `gpus` is None on CPU ranks."""
+class Share:
+    """The part of the machine that a cell has to itself. `gpus` is None on CPU ranks."""
 
     gpus: tuple[str, ...] | None
     cpus: tuple[int, ...]
 
 
-def take(config: RunConfig, free: Free, whole: Free) -> Taken | None:
-    """A share for this cell, off what is free; None where it does not fit beside what runs.
+def machine() -> Pool:
+    """All GPUs and cores that this process may use."""
+    return Pool(environment.visible_gpus(), sorted(os.sched_getaffinity(0)))
 
-    CPU ranks take `cpus_per_gpu` cores each; GPUs leave the cores of the machine to be divided as they are. A cell
-    that wants all, or more than there is, waits until nothing else runs: whether it can run is its own to say.
+
+def allocate(config: RunConfig, free: Pool, whole: Pool) -> Share | None:
+    """Take a cell's share from `free`; None where it does not fit.
+
+    CPU ranks take `cpus_per_gpu` cores each; a GPU comes with its part of the machine's cores. A cell that wants more
+    than there is gets all of it once nothing else runs: whether it can run so is for its own checks to say.
     """
     on_gpus = whole.gpus and config.device is not Device.cpu
-    share = len(whole.cpus) // len(whole.gpus) if on_gpus else config.cpus_per_gpu
+    cores_each = len(whole.cpus) // len(whole.gpus) if on_gpus else config.cpus_per_gpu
     gpus = min(config.gpus, len(whole.gpus)) if on_gpus else 0
-    cpus = min(config.gpus * max(share, 1), len(whole.cpus))
+    cpus = min(config.gpus * max(cores_each, 1), len(whole.cpus))
     if config.exclusive is not False:
         gpus, cpus = len(whole.gpus) if on_gpus else 0, len(whole.cpus)
     if gpus > len(free.gpus) or cpus > len(free.cpus):
         return None
-    taken = Taken(tuple(free.gpus[:gpus]) if on_gpus else None, tuple(free.cpus[:cpus]))
+    share = Share(tuple(free.gpus[:gpus]) if on_gpus else None, tuple(free.cpus[:cpus]))
     del free.gpus[:gpus], free.cpus[:cpus]
-    return taken
+    return share
 
 
-def give_back(taken: Taken, free: Free) -> None:
-    free.gpus[:0] = taken.gpus or ()
-    free.cpus[:0] = taken.cpus
-
-
-def machine() -> Free:
-    return Free(environment.visible_gpus(), sorted(os.sched_getaffinity(0)))
-
-
-def room() -> str:
-    """What there is to share, in words."""
-    whole = machine()
-    return f"{len(whole.gpus)} GPUs and {len(whole.cpus)} cores"
+def give_back(share: Share, free: Pool) -> None:
+    free.gpus[:0] = share.gpus or ()
+    free.cpus[:0] = share.cpus
 
 
 @dataclass
 class Running:
-    cell: Planned
+    cell: Cell
     job: Any  # submitit's
-    taken: Taken
+    share: Share
 
 
-def run_all(planned: list[Planned], left: list[Planned]) -> None:
-    """Measure all cells, as many at a time as fit, in the sweep's order where that leaves nothing idle."""
+def run_all(left: list[Cell]) -> None:
+    """Measure the cells, as many at a time as fit, in the sweep's order where that leaves nothing idle.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C, once the running cells have ended.
+    """
     import submitit
 
     folder = left[0].folder.parent / SUBMITTED
     folder.mkdir(parents=True, exist_ok=True)
     executor = submitit.AutoExecutor(folder, cluster="local")
     executor.update_parameters(timeout_min=NO_LIMIT_MIN)
-    whole, free = machine(), machine()
+    whole, free, pace = machine(), machine(), Pace(len(left))
     waiting, running = list(left), list[Running]()
     try:
         while waiting or running:
             for cell in list(waiting):
                 assert cell.config is not None
-                taken = take(cell.config, free, whole)
-                if taken is None:
+                share = allocate(cell.config, free, whole)
+                if share is None:
                     continue
                 waiting.remove(cell)
-                gpus = None if taken.gpus is None else ",".join(taken.gpus)
-                (job,) = plan.job_cells([cell], LocalJob, gpus=gpus, cpus=taken.cpus)
-                _forget(cell)
-                running.append(Running(cell, executor.submit(job), taken))
-                on = f"cores {len(taken.cpus)}" if gpus is None else f"GPUs {gpus}"
-                say(f"{plan.label(cell, planned)}started on {on}: {cell.folder}")
-            pause(LOOK_S)
-            for one in [one for one in running if one.job.done()]:
-                running.remove(one)
-                give_back(one.taken, free)
-                _collect(one, planned, folder)
+                gpus = None if share.gpus is None else ",".join(share.gpus)
+                (job,) = make_jobs([cell], LocalJob, gpus=gpus, cpus=share.cpus)
+                if run_folder.finished(cell.folder) is None:  # a failed try's record is not to be taken for the new one
+                    (cell.folder / "result.json").unlink(missing_ok=True)
+                running.append(Running(cell, executor.submit(job), share))
+                where = count(len(share.cpus), "core") if gpus is None else f"GPUs {gpus}"
+                say(f"{cell.label}started on {where}: {cell.folder}")
+            pause(POLL_S)
+            ended = [process for process in running if process.job.done()]
+            for process in ended:
+                running.remove(process)
+                give_back(process.share, free)
+                _collect(process, folder)
+            pace.say_progress(len(ended))
     except KeyboardInterrupt:
         say("interrupted by SIGINT: ending what runs", error=True)
-        for one in running:
-            one.job.cancel()
-        for one in running:
-            one.job.wait()
-            _collect(one, planned, folder)
-        SESSION.abandoned = True
+        for process in running:
+            process.job.cancel()
+        for process in running:
+            process.job.wait()
+            _collect(process, folder)
+        raise
 
 
-def _forget(cell: Planned) -> None:
-    """Take away the record of an earlier try that failed, so that it is not taken for the new one's."""
-    if run_folder.finished(cell.folder) is None:
-        (cell.folder / "result.json").unlink(missing_ok=True)
-
-
-def _collect(one: Running, planned: list[Planned], folder: Path) -> None:
+def _collect(process: Running, folder: Path) -> None:
+    """Take the record of a cell whose process has ended."""
     assert SESSION.workload is not None
-    cell = one.cell
-    cell.result = plan.read(cell)
+    cell = process.cell
+    cell.result = read_record(cell)
     if cell.result is None:
-        log = folder / f"{one.job.job_id}_0_log.err"
+        log = folder / f"{process.job.job_id}_0_log.err"
         failure = Failure("exit", f"the process of {cell.folder.name} ended without a record", log=str(log))
         cell.result = run.fail(SESSION.workload, cell.cfg, cell.folder, "failed", failure)
         run_folder.release(cell.folder)
-    say(f"{plan.label(cell, planned)}{cell.folder.name}: {run.outcome(cell.result).strip()}")
+    say(f"{cell.label}{cell.folder.name}: {run.outcome(cell.result).strip()}")

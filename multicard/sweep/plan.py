@@ -1,6 +1,8 @@
-"""A sweep as its launchers see it: which cells it has, which are measured already, which are to be refused."""
+"""The cells of a sweep: composed, told from those measured before, refused, or left to measure."""
 
 import os
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,23 +12,32 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
 
 from multicard.config.base import RunConfig, Scale
+from multicard.config.job import count
 from multicard.controller import run
 from multicard.controller.session import SESSION, say
 from multicard.machine import environment
+from multicard.measure.timing import clock_s
 from multicard.records import identity, run_folder
-from multicard.sweep.job import Cell
+from multicard.sweep.job import CellJob
 
-SUBMITTED = ".submitit"  # in the sweep's folder: what submitit keeps, and what we know of the jobs
+SUBMITTED = ".submitit"  # folder of the sweep: submitit's own files, and which cells each array of jobs holds
+NAMED_CELLS = 10  # left of an interrupted sweep, that are listed by name
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass
-class Planned:
-    """One cell. `composed` is Hydra's configuration, its own part included; `cfg` is the run's, resolved.
+class Cell:
+    """A cell of a sweep.
 
-    `result` is the record, once there is one; `config` is None for what is to be refused.
+    Args:
+        number: in the sweep, from 1; `label` is that in words ("[2/6] ").
+        composed: Hydra's configuration with its own part; `cfg` is the run's part, resolved.
+        config: `cfg` as dataclasses; None where `problem` says why it is refused.
+        result: the record, once there is one.
     """
 
     number: int
+    label: str
     composed: DictConfig
     cfg: DictConfig
     folder: Path
@@ -35,93 +46,128 @@ class Planned:
     result: dict[str, Any] | None = None
 
 
-def plan(
-    context: HydraContext, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
-) -> list[Planned]:
+def plan(context: HydraContext, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> list[Cell]:
     """Compose every cell, once, and find its folder.
 
     Args:
-        config: the sweep's; job_overrides: of each cell; first: the number of the first.
+        config: of the sweep.
+        job_overrides: of each cell.
+        first: number of the first cell among all batches of the sweep, from 0.
     """
-    planned, numbers = list[Planned](), dict[Path, int]()
+    cells, numbers, total = list[Cell](), dict[Path, int](), len(job_overrides)
     shrunk = {f"{key}={value}" for key, value in (config.hydra.sweeper.smoke or {}).items()}
-    unsaid = shrunk if config.scale == Scale.smoke else set()  # in the name of a folder
-    for index, overrides in enumerate(job_overrides):
+    unnamed = shrunk if config.scale == Scale.smoke else set()  # not part of a folder's name
+    for number, overrides in enumerate(job_overrides, 1):
         composed = context.config_loader.load_sweep_config(config, list(overrides))
-        sweep = Path(str(composed.hydra.sweep.dir))
-        task = identity.task_of(composed)
-        run_config, problem = _typed(task)
+        cfg = identity.task_of(composed)
+        run_config, problem = None, ""
+        try:
+            run_config = run.typed(cfg)
+        except ValueError as error:
+            problem = str(error)
         digits = identity.REFUSED if run_config is None else run_config.identity()
-        folder = identity.find(sweep, identity.name(digits, [word for word in overrides if word not in unsaid]))
-        same = numbers.setdefault(folder, index + 1)
-        if same != index + 1:
-            say(f"[{index + 1}/{len(job_overrides)}] measures the same as [{same}/{len(job_overrides)}]: left out")
+        name = identity.name(digits, [word for word in overrides if word not in unnamed])
+        folder = identity.find(Path(str(composed.hydra.sweep.dir)), name)
+        label = f"[{number}/{total}] "
+        if folder in numbers:
+            say(f"{label}measures the same as [{numbers[folder]}/{total}]: left out")
             continue
+        numbers[folder] = number
         with open_dict(composed):
-            composed.hydra.job.id = composed.hydra.job.num = first + index
+            composed.hydra.job.id = composed.hydra.job.num = first + number - 1
             composed.hydra.sweep.subdir = folder.name
-        planned.append(Planned(index + 1, composed, task, folder, run_config, problem))
-    return planned
+        cells.append(Cell(number, label, composed, cfg, folder, run_config, problem))
+    return cells
 
 
-def _typed(task: DictConfig) -> tuple[RunConfig | None, str]:
-    try:
-        return run.typed(task), ""
-    except ValueError as error:
-        return None, str(error)
-
-
-def settle(planned: list[Planned]) -> list[Planned]:
-    """Take the records of what is measured already and refuse what can never work. Returns what is left."""
+def settle(cells: list[Cell]) -> list[Cell]:
+    """Take the records of cells measured before and refuse cells that can never work. Returns the rest."""
     assert SESSION.workload is not None
-    for cell in planned:
-        SESSION.label = label(cell, planned)
-        done = None if cell.cfg.rerun else run_folder.finished(cell.folder)
-        if done is not None:
-            say(f"{SESSION.label}measured before ({done['status']}): {cell.folder}")
-            cell.result = done | {"folder": str(cell.folder)}
-            continue
-        if cell.problem and not cell.cfg.dry_run:
+    for cell in cells:
+        SESSION.label = cell.label
+        record = None if cell.cfg.rerun else run_folder.finished(cell.folder)
+        if record is not None:
+            say(f"{cell.label}measured before ({record['status']}): {cell.folder}")
+            cell.result = record | {"folder": str(cell.folder)}
+        elif cell.problem and not cell.cfg.dry_run:
             cell.result = run.refuse(SESSION.workload, cell.cfg, cell.folder, cell.problem)
-    return [cell for cell in planned if cell.result is None and not cell.problem]
+    return [cell for cell in cells if cell.result is None and not cell.problem]
 
 
-def label(cell: Planned, planned: list[Planned]) -> str:
-    return f"[{cell.number}/{max(planned[-1].number, len(planned))}] "
+class Pace:
+    """Estimates when a sweep ends, from its cells that have ended so far."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.ended, self.started_s = total, 0, clock_s()
+
+    def left_s(self) -> float | None:
+        """Seconds until all cells have ended; None before the first has."""
+        elapsed_s = clock_s() - self.started_s
+        return elapsed_s / self.ended * (self.total - self.ended) if self.ended else None
+
+    def say_progress(self, ended: int) -> None:
+        """Count cells that ended, and say how many have and when the rest will, where some are left."""
+        self.ended += ended
+        left_s = self.left_s()
+        if ended and left_s:
+            elapsed = in_hours(clock_s() - self.started_s)
+            say(f"  {self.ended} of {count(self.total, 'cell')} ended in {elapsed}; about {in_hours(left_s)} left")
 
 
-def read(cell: Planned) -> dict[str, Any] | None:
-    """The record that a job has left, if it has."""
-    found = run_folder.read_json(cell.folder / "result.json")
-    return None if found is None else found | {"folder": str(cell.folder)}
+def in_hours(seconds: float) -> str:
+    """As hours, minutes and seconds: "1:02:03"."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-def job_cells(planned: list[Planned], make: Callable[..., Cell], **options: Any) -> list[Cell]:
-    """The cells as jobs, on the code of now, which they import from here wherever they are started."""
-    root = str(Path(__file__).parents[2])
-    path = os.environ.get("PYTHONPATH")
-    if root not in (path or "").split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join([root, *([path] if path else [])])
-    assert SESSION.workload is not None
-    code = environment.git(Path(__file__).parent)
-    jobs = []
-    for cell in planned:
+def say_interrupted(cells: list[Cell]) -> None:
+    """Say which cells an interrupted sweep has left, and the command that measures them."""
+    left = [cell for cell in cells if cell.result is None or cell.result["status"] == "interrupted"]
+    say(f"interrupted: {len(left)} of {len(cells)} cells are left:", error=True)
+    for cell in left[:NAMED_CELLS]:
+        say(f"  {cell.label}{cell.folder.name}", error=True)
+    if len(left) > NAMED_CELLS:
+        say(f"  and {len(left) - NAMED_CELLS} more", error=True)
+    say(f"To resume: {resume_command(cells)}", error=True)
+    SESSION.abandoned = True
+
+
+def resume_command(cells: list[Cell]) -> str:
+    """The command line of this sweep, with the name of its folder where it has none."""
+    words = list(sys.orig_argv)
+    if not any(word.startswith(("name=", "hydra.sweep.dir=")) for word in words):
+        words.append(f"name={cells[0].folder.parent.name}")
+    return shlex.join(words)
+
+
+def read_record(cell: Cell) -> dict[str, Any] | None:
+    """The record that a cell's job has left; None before it has."""
+    record = run_folder.read_json(cell.folder / "result.json")
+    return None if record is None else record | {"folder": str(cell.folder)}
+
+
+def make_jobs(cells: list[Cell], job_class: Callable[..., CellJob], **options: Any) -> list[CellJob]:
+    """The cells as jobs, on the code as it is now, which they import from this checkout wherever they are started."""
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if str(ROOT) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *paths])
+    code, jobs = environment.git(ROOT), []
+    for cell in cells:
         variables = {key: str(value) for key, value in cell.composed.hydra.job.env_set.items()}
-        folder = cell.folder.absolute()
-        jobs.append(make(SESSION.workload, cell.cfg, folder, code, variables, **options))
+        jobs.append(job_class(SESSION.workload, cell.cfg, cell.folder.absolute(), code, variables, **options))
     return jobs
 
 
-def leave_nothing(planned: list[Planned]) -> None:
-    """Remove what Hydra wrote for a sweep of which nothing was, or will be, measured."""
-    folder = planned[0].folder.parent
+def remove_empty_sweep(cells: list[Cell]) -> None:
+    """Remove what Hydra wrote for a sweep that measured nothing, and never will."""
+    folder = cells[0].folder.parent
     run_folder.remove_empty(folder / SUBMITTED)
     if {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
         (folder / "multirun.yaml").unlink(missing_ok=True)
         folder.rmdir()
 
 
-def finish(planned: list[Planned]) -> None:
+def finish(cells: list[Cell]) -> None:
     """Hand the records to the session, in the sweep's order."""
-    SESSION.label = label(planned[-1], planned)
-    SESSION.records += [cell.result for cell in planned if cell.result is not None]
+    SESSION.label = cells[-1].label
+    SESSION.records += [cell.result for cell in cells if cell.result is not None]

@@ -1,0 +1,62 @@
+"""What a sweep would do: the checks of each cell, and what `dry_run=true` prints."""
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from multicard.config.job import Device, count
+from multicard.config.placement import place
+from multicard.controller import run
+from multicard.controller.session import SESSION, say
+from multicard.machine.allocation import Allocation
+from multicard.records import table
+from multicard.sweep.plan import Cell
+
+
+def check(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
+    """Make the checks that a run makes before it starts. Returns the cells that pass.
+
+    Args:
+        on_slurm: leave out what only the job's own nodes can answer, as whether they hold the data; they are taken
+            to have the GPUs that the job asks for.
+    """
+    assert SESSION.workload is not None
+    for cell in left:
+        config = cell.config
+        assert config is not None
+        try:
+            if on_slurm:
+                devices = 0 if config.device is Device.cpu else config.gpus
+                place(config, devices, config.nodes, SESSION.workload.processes(config))
+            else:
+                run.check(SESSION.workload, config, Allocation())
+        except ValueError as error:
+            cell.problem = str(error)
+    return [cell for cell in left if not cell.problem]
+
+
+def show(cells: list[Cell], groups: Sequence[tuple[str, list[Cell]]], how: str, queued: int = 0) -> None:
+    """Print what would be measured, and what would not.
+
+    Args:
+        groups: cells to measure, each group with what its jobs ask for.
+        how: they would be measured, in words.
+        queued: cells whose jobs are in the queue already.
+    """
+    console = Console(width=None if sys.stdout.isatty() else table.WIDTH, highlight=False)
+    number = sum(len(members) for _, members in groups)
+    console.print(f"dry_run=true: nothing is started. {count(number, 'cell')}, to be measured as {how}:")
+    rows = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("cells", "each", "which"):
+        rows.add_column(heading)
+    for each, members in groups:
+        if members:
+            rows.add_row(str(len(members)), each, "\n".join(cell.folder.name for cell in members))
+    console.print(rows)
+    measured, refused = sum(cell.result is not None for cell in cells), [cell for cell in cells if cell.problem]
+    console.print(f"measured before: {measured}; in the queue: {queued}; refused: {len(refused)}")
+    for cell in refused:
+        say(f"{cell.label}refused: {cell.problem}", error=True)
+    SESSION.abandoned = bool(refused)  # the sweep would exit with 1 too
