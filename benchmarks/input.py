@@ -1,35 +1,31 @@
-"""How many images a second each loader gives, and how many bytes an image moves to the device; nothing is trained.
+"""Images per second of each loader, and bytes per image that move to the device; nothing is trained.
 
     python -m benchmarks.input --image-size 500 [--rounds 7] [--sets grey jpeg cached] [--mnist ROOT] [--images ROOT]
 
-On grey images of 28 x 28 (MNIST's, where --mnist says where it is, else made ones) and on JPEGs of about 500 x 400
-(those under --images, else made ones), decoded each time and, with the cache, once. Beside our loaders stands the
-plainest script: PIL, torchvision's transforms and a DataLoader. Every round runs all of them, in an order that
-alternates, each with fresh workers and one batch to start on; printed are medians over the rounds, and the ratio to
-`torch` at its best number of workers, round by round. The images are ready for the model on this machine's training
-device: (B, 3, S, S), of grey ones a single channel expanded without a copy where the loader moves one.
+On grey images of 28 x 28 (MNIST's from --mnist, else synthetic) and on JPEGs of about 500 x 400 (those under --images,
+else synthetic), decoded each time and, with the cache, once. A plain script is measured too: PIL, torchvision's
+transforms and a DataLoader. Rounds are interleaved, each with new workers and a batch to start on. Prints medians over
+the rounds, and the ratio to `torch` at its best number of workers, round by round. The images are ready for the model
+on this machine's training device: (B, 3, S, S), grey ones expanded without a copy where the loader moves one channel.
 """
 
-import argparse
-import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
-from multicard import workloads
+from benchmarks.common import configuration, interleaved, machine, parser, ratios
 from multicard.config.vision import VisionConfig
-from multicard.machine.environment import cores, cpu_model
+from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.ranks import process
 from multicard.vision.data import datasets
@@ -37,15 +33,14 @@ from multicard.vision.data.batch import Source
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.splits import Split
 
-ROOT = Path(__file__).parent.parent
 BATCH = 64
 SETS = ["grey", "jpeg", "cached"]
-SECONDS = 1.5  # that a loader runs for in a round, at least
-Turn = Callable[[], tuple[float, float]]  # images a second, bytes an image
+SECONDS = 1.5  # a loader's least duration in a round
+Turn = Callable[[], tuple[float, float]]  # images per second, bytes per image
 
 
 class Plain(Dataset[Any]):
-    """What a tutorial would write."""
+    """A data set as a tutorial would write it."""
 
     def __init__(self, split: Split, options: VisionConfig) -> None:
         size = [options.dataset.image_size] * 2
@@ -94,7 +89,7 @@ def ours(split: Split, options: VisionConfig, workers: int, device: torch.device
 def timed(
     epoch: Callable[[], Iterable[tuple[torch.Tensor, int]]], device: torch.device | None = None
 ) -> tuple[float, float]:
-    """Images a second and bytes an image, after the first batch, going from epoch to epoch until SECONDS are over."""
+    """Images per second and bytes per image, after the first batch, over as many epochs as SECONDS takes."""
     batches = chain.from_iterable(epoch() for _ in repeat(None))
     for _ in islice(batches, 1):
         pass
@@ -108,14 +103,11 @@ def timed(
     return images / (timing.clock_s() - started_s), moved / images
 
 
-def options_of(*words: str) -> VisionConfig:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        found = OmegaConf.to_object(compose("train_vision", list(words)))
-    assert isinstance(found, VisionConfig)
-    return found
+def vision_config(*overrides: str) -> VisionConfig:
+    return configuration("train_vision", *overrides)
 
 
-def made_grey(count: int) -> Split:
+def grey_noise(count: int) -> Split:
     random = np.random.default_rng(0)
     return Split(random.integers(0, 256, (count, 28, 28), np.uint8), random.integers(0, 10, count))
 
@@ -133,56 +125,49 @@ def make_jpegs(root: Path, count: int, sides: tuple[int, int] = (500, 400)) -> N
 
 
 def candidates(split: Split, words: tuple[str, ...], device: torch.device) -> dict[str, Turn]:
-    """Name to what runs it once."""
-    found = {f"plain script, {n} workers": plain(split, options_of(*words), n) for n in (0, cores())}
+    """A turn of each loader, by its name in the table."""
+    turns = {f"plain script, {n} workers": plain(split, vision_config(*words), n) for n in (0, cores())}
     for name in ("torch", "batched"):
         for workers in sorted({0, max(1, cores() // 2), cores()}):
-            found[f"{name}, {workers} workers"] = ours(split, options_of(*words, f"loader={name}"), workers, device)
+            turns[f"{name}, {workers} workers"] = ours(split, vision_config(*words, f"loader={name}"), workers, device)
     if isinstance(split.images, np.ndarray):
-        found["device"] = ours(split, options_of(*words, "loader=device"), 0, device)
-    try:
-        found["dali"] = ours(split, options_of(*words, "loader=dali"), 0, device)
-        found["dali"]()
-    except ImportError:
-        del found["dali"]
-    return found
+        turns["device"] = ours(split, vision_config(*words, "loader=device"), 0, device)
+    dali = ours(split, vision_config(*words, "loader=dali"), 0, device)
+    with suppress(ImportError):
+        dali()
+        turns["dali"] = dali
+    return turns
 
 
-def compare(title: str, found: dict[str, Turn], rounds: int) -> None:
-    rates: dict[str, list[float]] = {name: [] for name in found}
-    each: dict[str, float] = {}
-    for number in range(rounds):
-        names = list(found) if number % 2 == 0 else list(reversed(found))
-        for name in names:
-            rate, each[name] = found[name]()
-            rates[name].append(rate)
-    best = max((name for name in found if name.startswith("torch,")), key=lambda name: statistics.median(rates[name]))
+def compare(title: str, turns: dict[str, Turn], rounds: int) -> None:
+    figures = interleaved(turns, rounds)
+    rates = {name: [rate for rate, _ in values] for name, values in figures.items()}
+    best = max((name for name in turns if name.startswith("torch,")), key=lambda name: statistics.median(rates[name]))
     print(f"\n{title}\n\n| loader | images/s | quartiles | x {best} | bytes an image |\n|---|---|---|---|---|")
     for name, values in rates.items():
         low, middle, high = statistics.quantiles(values, n=4)
-        ratio = statistics.median(mine / other for mine, other in zip(values, rates[best], strict=True))
-        print(f"| {name} | {middle:,.0f} | {low:,.0f} to {high:,.0f} | {ratio:.2f} | {each[name]:,.0f} |", flush=True)
+        ratio = statistics.median(ratios(values, rates[best]))
+        size = figures[name][-1][1]
+        print(f"| {name} | {middle:,.0f} | {low:,.0f} to {high:,.0f} | {ratio:.2f} | {size:,.0f} |", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--image-size", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
-    parser.add_argument("--mnist", help="a folder that holds MNIST/raw")
-    parser.add_argument("--images", help="a folder that holds train/<class>/ and validation/<class>/")
-    args = parser.parse_args()
-    workloads.register()
+    options = parser(__doc__, rounds=7)
+    options.add_argument("--image-size", type=int, default=500)
+    options.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
+    options.add_argument("--mnist", help="a folder with MNIST/raw")
+    options.add_argument("--images", help="a folder with train/<class>/ and validation/<class>/")
+    args = options.parse_args()
     process.tune_malloc()
     torch.set_num_threads(cores())
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    where = torch.cuda.get_device_name() if device.type == "cuda" else cpu_model()
-    print(f"{where}, {cores()} cores, load {os.getloadavg()[0]:.1f}, {args.image_size} px, fp32, batches of {BATCH}")
+    hardware = machine(torch.cuda.get_device_name() if device.type == "cuda" else None)
+    print(f"{hardware}, {args.image_size} px, fp32, batches of {BATCH}")
     size = (f"dataset.image_size={args.image_size}",)
 
     if "grey" in args.sets:
         words = ("dataset=mnist", f"dataset.root={args.mnist}", *size)
-        grey = datasets.load(options_of(*words).dataset, 0).train if args.mnist else made_grey(20_000)
+        grey = datasets.load(vision_config(*words).dataset, 0).train if args.mnist else grey_noise(20_000)
         compare("28 x 28 grey", candidates(grey, words, device), args.rounds)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(args.images or folder)
@@ -191,7 +176,7 @@ def main() -> None:
         words = ("dataset=images", f"dataset.root={root}", f"dataset.cache_dir={folder}/cache", *size)
         titles = {"jpeg": ("JPEGs, decoded each time", "none"), "cached": ("JPEGs, decoded once", "mmap")}
         for title, cache in (titles[name] for name in args.sets if name in titles):
-            split = datasets.load(options_of(*words, f"dataset.cache={cache}").dataset, 0).train
+            split = datasets.load(vision_config(*words, f"dataset.cache={cache}").dataset, 0).train
             compare(title, candidates(split, (*words, f"dataset.cache={cache}"), device), args.rounds)
 
 

@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import setup_globals
 from hydra.types import HydraContext, RunMode
 
-from benchmarks.overhead import spread
+from benchmarks.common import spread
 from multicard import workloads
 from multicard.controller.session import SESSION
 from multicard.machine.environment import cores, cpu_model

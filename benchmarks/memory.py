@@ -1,24 +1,22 @@
-"""What a rank more costs in memory on photographs: they are mapped, so that the ranks of a node share them.
+"""Memory of an additional rank on photographs, which are mapped so that the ranks of a node share them.
 
     python -m benchmarks.memory [--images 4000] [--image-size 300] [--ranks 1 2 4] [--loaders device]
 
-Every rank reads all images once through its loader, and then the proportional set size of all ranks is summed (a page
-that k processes map counts 1/k in each). The same ranks reading a few images as often are subtracted: interpreters,
-torch, the buffers of a batch and what the allocator keeps of them, which grows for some dozens of batches. The last
-column is what is left of a rank's growth, as a share of the data set.
+Every rank reads all images once through its loader; then the proportional set size of all ranks is summed (a page that
+k processes map counts 1/k in each). What the same ranks hold after reading a few images as often is subtracted:
+interpreters, torch, batch buffers, and the allocator's caches of those, which grow for some dozens of batches. The last
+column is the remaining growth per rank, as a share of the data set.
 """
 
-import argparse
 import json
-import os
 import tempfile
 from pathlib import Path
 
-from benchmarks.input import make_jpegs, options_of
-from multicard import workloads
+from benchmarks.common import configuration, machine, parser
+from benchmarks.input import make_jpegs
 from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
-from multicard.machine.environment import cores, cpu_model
+from multicard.machine.environment import cores
 from multicard.ranks import elastic
 from multicard.ranks.process import Job, Rank
 from multicard.records.progress import Board
@@ -28,7 +26,7 @@ BATCH = 32
 
 
 def hold(rank: Rank, options: VisionConfig, images: int, folder: Path) -> None:
-    """The rank's part: read its set until `images` were read, and say what it holds while all others hold theirs."""
+    """The work of a rank: read `images` images, and write its memory while all ranks hold theirs."""
     import torch
 
     from multicard.measure import memory
@@ -65,15 +63,14 @@ def held_bytes(ranks: int, options: VisionConfig, images: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=4000)
-    parser.add_argument("--image-size", type=int, default=300)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--loaders", nargs="+", default=["torch", "batched", "device"])
-    args = parser.parse_args()
-    workloads.register()
+    options = parser(__doc__)
+    options.add_argument("--images", type=int, default=4000)
+    options.add_argument("--image-size", type=int, default=300)
+    options.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    options.add_argument("--loaders", nargs="+", default=["torch", "batched", "device"])
+    args = options.parse_args()
     whole = args.images * args.image_size**2 * 3
-    print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}; {args.images} images, {whole / 1e6:,.0f} MB")
+    print(f"{machine()}; {args.images} images, {whole / 1e6:,.0f} MB")
     print("\n| loader | cache | ranks | held in all, MB | a rank more, of the data set |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         make_jpegs(Path(folder) / "set", args.images, (args.image_size, args.image_size))
@@ -82,9 +79,9 @@ def main() -> None:
             for cache in ("mmap", "ram"):
                 first = None
                 for ranks in args.ranks:
-                    chosen = (*words, f"loader={loader}", f"dataset.cache={cache}", f"gpus={ranks}")
-                    held = held_bytes(ranks, options_of(*chosen), args.images)
-                    few = options_of(*chosen, f"dataset.train_limit={FEW}")
+                    overrides = (*words, f"loader={loader}", f"dataset.cache={cache}", f"gpus={ranks}")
+                    held = held_bytes(ranks, configuration("train_vision", *overrides), args.images)
+                    few = configuration("train_vision", *overrides, f"dataset.train_limit={FEW}")
                     data = held - held_bytes(ranks, few, args.images)
                     first = data if first is None else first
                     more = f"{(data - first) / (ranks - args.ranks[0]) / whole:.1%}" if ranks > args.ranks[0] else "-"

@@ -1,48 +1,38 @@
-"""What measuring costs: `train_vision.py` against the plainest script that trains the same thing.
+"""Cost of measuring: `train_vision.py` against the plainest script that trains the same thing.
 
     python -m benchmarks.overhead [--rounds 7] [--ranks 1 2]
 
-Each round runs both, one after the other, in an order that alternates; the first epoch of each is warm-up. Printed
-are the ratio of step times (ours / plain, with glibc's malloc as it is for both), what tuned malloc gives on top, and
-the time from the command to the first step against `import torch, torchvision`.
+Rounds are interleaved; the first epoch of each run is warm-up. Prints the ratio of step times (ours / plain, both with
+glibc's malloc as it is), the gain of tuned malloc, and the time from the command to the first step against
+`import torch, torchvision`.
 """
 
-import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from multicard.machine.environment import cores, cpu_model
+from benchmarks.common import interleaved, machine, parser, python, python_s, ratios, spread
+from multicard.machine.environment import cores
 from multicard.records import run_folder
 
-ROOT = Path(__file__).parent.parent
 SAMPLES, EPOCHS = 640, 3
 
 
-def run(*words: str) -> str:
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
-def plain_step_s(ranks: int, threads: int) -> float:
+def plain_step_s(ranks: int) -> float:
     """Mean step of the epochs after the first."""
-    words = ["--ranks", str(ranks), "--epochs", str(EPOCHS), "--samples", str(SAMPLES), "--threads", str(threads)]
-    epochs = [json.loads(line) for line in run("-m", "benchmarks.plain", *words).splitlines()][1:]
+    options = {"ranks": ranks, "epochs": EPOCHS, "samples": SAMPLES, "threads": max(1, cores() // ranks)}
+    lines = python("-m", "benchmarks.plain", *(f"--{name}={value}" for name, value in options.items())).splitlines()
+    epochs = [json.loads(line) for line in lines][1:]
     return statistics.mean(epoch["train_s"] / epoch["steps"] for epoch in epochs)
 
 
-def ours(ranks: int, malloc: str) -> dict[str, Any]:
-    """The record of the same training, and when its first step ended."""
+def record(ranks: int, malloc: str) -> dict[str, Any]:
+    """The record of the same training, with the time from the command to the end of its first step."""
     with tempfile.TemporaryDirectory() as folder:
-        run(
+        python(
             "train_vision.py",
             f"gpus={ranks}",
             f"epochs={EPOCHS}",
@@ -58,47 +48,31 @@ def ours(ranks: int, malloc: str) -> dict[str, Any]:
         return result | {"first_step_s": result["startup_s"] + first_s}
 
 
-def our_step_s(result: dict[str, Any]) -> float:
-    steps = -(-SAMPLES // (32 * result["axes"]["gpus"]))
-    return statistics.mean(epoch["train_s"] / steps for epoch in result["epochs"][1:])
-
-
-def elapsed_s(*words: str) -> float:
-    """How long a command takes, whatever its exit code."""
-    started = time.monotonic()
-    subprocess.run([sys.executable, *words], capture_output=True, cwd=ROOT, check=False)
-    return time.monotonic() - started
-
-
-def spread(values: list[float]) -> str:
-    low, _, high = statistics.quantiles(values, n=4)
-    return f"median {statistics.median(values):.3f}  (quartiles {low:.3f} to {high:.3f}, {len(values)} rounds)"
+def our_step_s(ranks: int, malloc: str) -> float:
+    steps = -(-SAMPLES // (32 * ranks))
+    return statistics.mean(epoch["train_s"] / steps for epoch in record(ranks, malloc)["epochs"][1:])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    args = parser.parse_args()
-    print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}")
+    options = parser(__doc__, rounds=7)
+    options.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    args = options.parse_args()
+    print(machine())
     for ranks in args.ranks:
-        threads = max(1, cores() // ranks)
-        ratios, gains = [], []
-        for number in range(args.rounds):
-            measured: dict[str, float] = {}
-            order = ["plain", "system", "tuned"]
-            for which in order if number % 2 == 0 else reversed(order):
-                measured[which] = plain_step_s(ranks, threads) if which == "plain" else our_step_s(ours(ranks, which))
-            ratios.append(measured["system"] / measured["plain"])
-            gains.append(measured["system"] / measured["tuned"])
-        print(f"{ranks} rank(s): step time, ours / plain:        {spread(ratios)}")
-        print(f"{ranks} rank(s): step time, malloc system/tuned: {spread(gains)}")
+        turns = {
+            "plain": partial(plain_step_s, ranks),
+            "system": partial(our_step_s, ranks, "system"),
+            "tuned": partial(our_step_s, ranks, "tuned"),
+        }
+        step_s = interleaved(turns, args.rounds)
+        print(f"{ranks} rank(s): step time, ours / plain:        {spread(ratios(step_s['system'], step_s['plain']))}")
+        print(f"{ranks} rank(s): step time, malloc system/tuned: {spread(ratios(step_s['system'], step_s['tuned']))}")
     for ranks in (1, 4):
-        imports = [elapsed_s("-c", "import torch, torchvision") for _ in range(args.rounds)]
-        ratios = [ours(ranks, "tuned")["first_step_s"] / seconds for seconds in imports]
-        print(f"{ranks} rank(s): command to first step / imports: {spread(ratios)}")
+        imports_s = [python_s("-c", "import torch, torchvision") for _ in range(args.rounds)]
+        starts_s = [record(ranks, "tuned")["first_step_s"] for _ in range(args.rounds)]
+        print(f"{ranks} rank(s): command to first step / imports: {spread(ratios(starts_s, imports_s))}")
     for words in (["--help"], ["--cfg", "job"], ["strategy=dp", "device=cpu"]):
-        seconds = [elapsed_s("train_vision.py", *words) for _ in range(args.rounds)]
+        seconds = [python_s("train_vision.py", *words) for _ in range(args.rounds)]
         print(f"train_vision.py {' '.join(words)}: {spread(seconds)} s")
 
 

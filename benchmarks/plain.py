@@ -1,6 +1,6 @@
-"""MobileNetV2 on digits as PyTorch's DDP tutorial would write it: what `train_vision.py` is measured against.
+"""MobileNetV2 on digits as PyTorch's DDP tutorial would write it, the reference for `benchmarks.overhead`.
 
-Nothing is measured in it but the wall time of each epoch's training, printed as a JSON line by rank 0.
+It measures nothing but the wall time of each epoch's training, which rank 0 prints as a line of JSON.
 """
 
 import argparse

@@ -1,27 +1,24 @@
-"""How fast the reader of profiles takes a Kineto trace, and in how much memory.
+"""Speed and memory of the reader of Kineto traces.
 
     python -m benchmarks.profile_reader [--megabytes 200] [--rounds 3] [--file TRACE]
 
-The trace is made: of Kineto's layout and mix of events (of 10, three are operators, two CUDA calls, two arrows, two
-kernels and one a copy), with the names of some hundred kernels. Each round reads it in a fresh process, whose peak is
-its resident set (VmHWM), imports and all. --file takes a trace of your own instead.
+The trace is synthetic, with Kineto's layout and mix of events (of 10, three are operators, two CUDA calls, two arrows,
+two kernels and one a copy) and the names of some hundred kernels. Each round reads it in a new process, whose peak is
+its resident set (VmHWM), imports included. --file reads a trace of your own instead.
 """
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from multicard.machine.environment import cores, cpu_model
+from benchmarks.common import ROOT, machine, parser
 from multicard.measure import memory, timing
 
-ROOT = Path(__file__).parent.parent
 BASE_US = 4392593071980
 STEP_US = 100_000
 GAP_US = 10.125  # between events, so that times have Kineto's three digits
@@ -34,7 +31,11 @@ SIZES = '\n      "registers per thread": 40,\n      "grid": [512, 1, 1],\n      
 
 
 def write(path: Path, size_bytes: int) -> int:
-    """Write a trace of at least this size; the number of its events."""
+    """Write a trace of at least this size.
+
+    Returns:
+        The number of its events.
+    """
     count = written = 0
     with path.open("w") as file:
         file.write('\n{\n  "schemaVersion": 1,\n  "distributedInfo": {"rank": 0},\n  "traceEvents": [')
@@ -70,7 +71,7 @@ def _event(index: int) -> str:
 
 
 def measured(path: Path) -> dict[str, Any]:
-    """Read a file in a process of its own: seconds from its start, of reading alone, and its peak in bytes."""
+    """Read a file in a new process: seconds from its start, seconds of reading alone, and its peak in bytes."""
     line = [sys.executable, "-m", "benchmarks.profile_reader", "--read", str(path)]
     started_s = timing.clock_s()
     done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
@@ -78,37 +79,36 @@ def measured(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> None:
-    """The part of the process that `measured` starts."""
+    """The work of the process that `measured` starts."""
     from multicard.profiling import load
 
     started_s = timing.clock_s()
     profile = load.read([path])
     read_s = timing.clock_s() - started_s
-    peak = memory.peak_memory_bytes(cast(Any, SimpleNamespace(type="cpu")))  # a torch.device would import torch
-    print(json.dumps({"read_s": read_s, "peak_memory_bytes": peak, "rows": len(profile.rows)}))
+    figures = {"read_s": read_s, "peak_memory_bytes": memory.peak_resident_bytes(), "rows": len(profile.rows)}
+    print(json.dumps(figures))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--file", type=Path)
-    parser.add_argument("--read", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    options = parser(__doc__, rounds=3)
+    options.add_argument("--megabytes", type=int, default=200)
+    options.add_argument("--file", type=Path)
+    options.add_argument("--read", type=Path, help=argparse.SUPPRESS)
+    args = options.parse_args()
     if args.read is not None:
         _read(args.read)
         return
-    print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}")
+    print(machine())
     with tempfile.TemporaryDirectory() as folder:
         path = args.file or Path(folder) / "made.json"
         if args.file is None:
             print(f"{write(path, args.megabytes * 1_000_000):,} events, {path.stat().st_size / 1e6:.0f} MB")
-        found = [measured(path) for _ in range(args.rounds)]
+        rounds = [measured(path) for _ in range(args.rounds)]
     megabytes = (args.file.stat().st_size if args.file else args.megabytes * 1_000_000) / 1e6
     for name in ("read_s", "process_s"):
-        seconds = statistics.median(one[name] for one in found)
+        seconds = statistics.median(figures[name] for figures in rounds)
         print(f"{name}: median {seconds:.2f} of {args.rounds} rounds, {megabytes / seconds:.0f} MB/s")
-    print(f"peak memory: {max(one['peak_memory_bytes'] for one in found) / 1e6:.0f} MB")
+    print(f"peak memory: {max(figures['peak_memory_bytes'] for figures in rounds) / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How long a training step takes by precision, layout and compilation, the input left out; and what the memory allows.
+"""Duration of a training step by precision, layout and compilation, without its input; and the memory's ceiling.
 
     python -m benchmarks.step [--image-size 224] [--batch-size 16] [--rounds 5] [--compile]
 
-All combinations take turns on one cached batch, forward, loss, backward and optimiser, as the training loop has them;
-printed are medians over the rounds. On a GPU images/s stand beside the ceiling that the memory's bandwidth sets: a
-tensor of MobileNetV2 is used a few times only, so that bytes bind and not arithmetic. The bytes a step must move for an
-image, each tensor read and written whole (parameters are small beside them and left out):
+All combinations take turns on one cached batch: forward, loss, backward and optimiser, as in the training loop. Prints
+medians over the rounds. On a GPU images/s are beside the ceiling set by the memory's bandwidth: MobileNetV2 uses each
+tensor only a few times, so that bytes bind and not arithmetic. The bytes that a step moves for an image, each tensor
+read and written whole (parameters are small and left out):
 
     convolution   3 in + 3 out     forward reads and writes; backward reads the gradient twice and the input, writes
     BatchNorm     8 out            forward reads twice (statistics, values), writes; backward reads both twice, writes
@@ -15,8 +15,6 @@ image, each tensor read and written whole (parameters are small beside them and 
 The bandwidth is measured: that of copying a tensor larger than the caches.
 """
 
-import argparse
-import os
 import statistics
 from collections.abc import Callable
 from itertools import product
@@ -26,9 +24,8 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torchvision import models
 
-from benchmarks.input import options_of
-from multicard import workloads
-from multicard.machine.environment import cores, cpu_model
+from benchmarks.common import configuration, interleaved, machine, parser
+from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.ranks import process
 from multicard.vision.optim import optimizer_of
@@ -41,14 +38,15 @@ def bytes_an_image(model: nn.Module, size: int, value_bytes: int, fused: bool) -
     """The formula above, summed over the layers for an image of `size` x `size`.
 
     Args:
-        model: on the device `meta`, where nothing is computed; fused: ReLU6 in BatchNorm's passes.
+        model: on the device `meta`, where nothing is computed.
+        fused: ReLU6 is fused into BatchNorm.
     """
     counted = 0
 
-    def count(module: nn.Module, given: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+    def count(module: nn.Module, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
         nonlocal counted
         if isinstance(module, nn.Conv2d):
-            counted += 3 * given[0].numel() + 3 * out.numel()
+            counted += 3 * inputs[0].numel() + 3 * out.numel()
         elif isinstance(module, nn.BatchNorm2d):
             counted += 8 * out.numel()
         elif isinstance(module, nn.ReLU6):
@@ -58,7 +56,7 @@ def bytes_an_image(model: nn.Module, size: int, value_bytes: int, fused: bool) -
 
     for module in model.modules():
         module.register_forward_hook(count)
-    model(torch.zeros(1, 3, size, size, device="meta"))
+    model.eval()(torch.zeros(1, 3, size, size, device="meta"))  # in training BatchNorm refuses a single value
     return counted * value_bytes
 
 
@@ -66,24 +64,24 @@ def bandwidth_bytes_per_s(device: torch.device) -> float:
     """Read and written by a copy of 2 GiB, the best of five."""
     source = torch.empty(2**31 if device.type == "cuda" else 2**28, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    taken = []
+    seconds = []
     for _ in range(5):
         timing.synchronize(device)
         started_s = timing.clock_s()
         target.copy_(source)
         timing.synchronize(device)
-        taken.append(timing.clock_s() - started_s)
-    return 2 * source.nbytes / min(taken)
+        seconds.append(timing.clock_s() - started_s)
+    return 2 * source.nbytes / min(seconds)
 
 
 def step(name: str, nhwc: bool, compiled: bool, size: int, batch: int, device: torch.device) -> Callable[[], float]:
-    """A training step on a cached batch, called for its mean over a turn in seconds."""
+    """A turn of training steps on a cached batch, which returns seconds per step."""
     precision = choose(name, device)
     order = torch.channels_last if nhwc else torch.contiguous_format
     model = models.mobilenet_v2(num_classes=10).to(device, precision.model_dtype).to(memory_format=order)  # pyright: ignore[reportCallIssue]
     if compiled:
         model.compile(dynamic=False)
-    options = options_of("preset=fast")
+    options = configuration("train_vision", "preset=fast")
     optimizer = optimizer_of(model, options.lr, options.optimizer)
     scaler = GradScaler(device.type, enabled=precision.scale_loss)
     images = (
@@ -110,43 +108,36 @@ def step(name: str, nhwc: bool, compiled: bool, size: int, batch: int, device: t
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--precisions", nargs="+", default=["fp64", "fp32", "fp16", "bf16"], choices=list(PRECISIONS))
-    parser.add_argument("--compile", action="store_true", help="measure compiled steps too: a minute each to compile")
-    args = parser.parse_args()
-    workloads.register()
+    options = parser(__doc__, rounds=5)
+    options.add_argument("--image-size", type=int, default=224)
+    options.add_argument("--batch-size", type=int, default=16)
+    options.add_argument("--precisions", nargs="+", default=["fp64", "fp32", "fp16", "bf16"], choices=list(PRECISIONS))
+    options.add_argument("--compile", action="store_true", help="measure compiled steps too: a minute each to compile")
+    args = options.parse_args()
     process.tune_malloc()
     torch.set_num_threads(cores())
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     torch.backends.cudnn.benchmark = True
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{cpu_model()}, {cores()} cores"
+    hardware = machine(torch.cuda.get_device_name() if device.type == "cuda" else None)
     rate = bandwidth_bytes_per_s(device)
-    print(
-        f"{where}, load {os.getloadavg()[0]:.1f}; {args.image_size} px, batch {args.batch_size}; {rate / 1e9:,.1f} GB/s"
-    )
+    print(f"{hardware}; {args.image_size} px, batch {args.batch_size}; {rate / 1e9:,.1f} GB/s")
     turns = {
         cell: step(*cell, args.image_size, args.batch_size, device)
         for cell in product(args.precisions, (False, True), (False, True) if args.compile else (False,))
     }
-    taken: dict[tuple[str, bool, bool], list[float]] = {cell: [] for cell in turns}
-    for number in range(args.rounds):
-        for cell in turns if number % 2 == 0 else reversed(turns):
-            taken[cell].append(turns[cell]())
+    step_s = interleaved(turns, args.rounds)
     headings = ["precision", "layout", "compiled", "step, ms", "quartiles", "images/s", "memory's ceiling, images/s"]
     print(f"\n| {' | '.join(headings)} |\n{'|---' * len(headings)}|")
-    for (name, nhwc, compiled), seconds in taken.items():
+    for (name, nhwc, compiled), seconds in step_s.items():
         low, middle, high = statistics.quantiles([1000 * s for s in seconds], n=4)
         precision = choose(name, device)
         value = torch.empty((), dtype=getattr(torch, precision.autocast or precision.model)).itemsize
         meta = models.mobilenet_v2(num_classes=10).to("meta")
         ceiling = rate / bytes_an_image(meta, args.image_size, value, fused=compiled)
         images = args.batch_size / (middle / 1000)
-        told = [name, "nhwc" if nhwc else "nchw", "yes" if compiled else "no"]
-        told += [f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{images:,.1f}", f"{ceiling:,.0f}"]
-        print(f"| {' | '.join(told)} |")
+        cells = [name, "nhwc" if nhwc else "nchw", "yes" if compiled else "no"]
+        cells += [f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{images:,.1f}", f"{ceiling:,.0f}"]
+        print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

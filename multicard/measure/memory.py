@@ -47,14 +47,19 @@ def proportional_memory_bytes() -> int:
 
 
 def peak_memory_bytes(device: "torch.device") -> int:
-    """This process's peak: torch's allocations on CUDA, else the resident set.
-
-    VmHWM rather than `ru_maxrss`, which survives exec and so includes the program that ran before.
-    """
+    """This process's peak: torch's allocations on CUDA, else the resident set."""
     if device.type == "cuda":
         import torch
 
         return torch.cuda.max_memory_allocated(device)
+    return peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """The peak of this process's resident set (VmHWM).
+
+    Not `ru_maxrss`, which survives exec and so includes the program that ran before.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 

@@ -1,0 +1,80 @@
+"""Shared by the benchmarks: interleaved rounds, spreads, the machine's description, commands, configurations."""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from multicard import workloads
+from multicard.machine.environment import cores, cpu_model
+from multicard.measure.timing import clock_s
+
+ROOT = Path(__file__).parent.parent
+Name = TypeVar("Name")
+Figure = TypeVar("Figure")
+
+
+def parser(description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
+    """A parser whose help is a module's docstring, with `--rounds` if there is a default for it."""
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if rounds is not None:
+        result.add_argument("--rounds", type=int, default=rounds)
+    return result
+
+
+def machine(gpu: str | None = None) -> str:
+    """The hardware and its present load."""
+    return f"{gpu or cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}"
+
+
+def interleaved(turns: Mapping[Name, Callable[[], Figure]], rounds: int) -> dict[Name, list[Figure]]:
+    """Take all turns once per round, forwards and backwards by turns; the figures of each, by round."""
+    figures: dict[Name, list[Figure]] = {name: [] for name in turns}
+    for number in range(rounds):
+        for name in turns if number % 2 == 0 else reversed([*turns]):
+            figures[name].append(turns[name]())
+    return figures
+
+
+def ratios(tops: Sequence[float], bottoms: Sequence[float]) -> list[float]:
+    """Ratios round by round."""
+    return [top / bottom for top, bottom in zip(tops, bottoms, strict=True)]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median and quartiles of at least two rounds."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"median {middle:.3f}  (quartiles {low:.3f} to {high:.3f}, {len(values)} rounds)"
+
+
+def python(*arguments: str) -> str:
+    """Run `python ARGUMENTS` at the root of the repository; its output.
+
+    Raises:
+        SystemExit: with all output, if it fails.
+    """
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def python_s(*arguments: str) -> float:
+    """Duration of `python ARGUMENTS`, whatever its exit code."""
+    started_s = clock_s()
+    subprocess.run([sys.executable, *arguments], capture_output=True, cwd=ROOT, check=False)
+    return clock_s() - started_s
+
+
+def configuration(entry: str, *overrides: str) -> Any:
+    """The configuration of an entry as its dataclass."""
+    workloads.register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return OmegaConf.to_object(compose(entry, list(overrides)))
