@@ -17,7 +17,7 @@ from multicard.vision.data.datasets import load
 from multicard.vision.data.device_loader import Resident
 from multicard.vision.data.host_loader import Samples
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.data.preprocess import Preparation
+from multicard.vision.data.preprocess import Preparation, cut_out, windows
 from multicard.vision.data.samplers import Rest, Shuffled, Strided
 from multicard.vision.data.splits import Split, decode
 from multicard.vision.precision import PRECISIONS
@@ -134,19 +134,17 @@ def test_augmentation_follows_from_seed_and_epoch_alone(loader: str):
 
 
 def test_windows_lie_in_the_image_and_half_are_mirrored():
-    from multicard.vision.data.preprocess import show, windows
-
     config = typed("dataset.flip=true", "dataset.crop=0.5").dataset
-    found = windows(config, np.arange(4000), 0, 20, 10)
-    assert (found.height, found.width) == (10, 5)
-    assert set(found.top) == set(range(11)) and set(found.left) == set(range(6))
-    assert found.flip.mean() == pytest.approx(0.5, abs=0.03)
-    assert np.bincount(found.top).min() > 4000 / 11 * 0.8
+    many = windows(config, np.arange(4000), 0, 20, 10)
+    assert (many.height, many.width) == (10, 5)
+    assert set(many.top) == set(range(11)) and set(many.left) == set(range(6))
+    assert many.flip.mean() == pytest.approx(0.5, abs=0.03)
+    assert np.bincount(many.top).min() > 4000 / 11 * 0.8
     image = torch.arange(200).reshape(1, 20, 10)
-    one = windows(config, np.array([7]), 0, 20, 10)
-    (top,), (left,), (flip,) = one.top, one.left, one.flip
+    window = windows(config, np.array([7]), 0, 20, 10)
+    (top,), (left,), (flip,) = window.top, window.left, window.flip
     expected = image[0, top : top + 10, left : left + 5]
-    assert torch.equal(show(image, one)[0], expected.flip(1) if flip else expected)
+    assert torch.equal(cut_out(window, image)[0], expected.flip(1) if flip else expected)
 
 
 class Fixed(Sampler[int]):

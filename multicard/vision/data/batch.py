@@ -1,4 +1,4 @@
-"""What a loader is given, and what it gives."""
+"""The input of a loader (`Source`) and its output (`Input`, `Batch`)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +14,10 @@ from multicard.vision.data.splits import Split
 
 
 class Batch(NamedTuple):
-    """`images` (B, 3, S, S), or (B, 1, S, S) of grey ones to be expanded on the device, and `labels` (B,) int64, on
-    the host or on the device already; and the bytes that cross to the device for them."""
+    """Images and labels, on the host or on the device, and the bytes that cross to the device for them.
+
+    images: (B, 3, S, S), or (B, 1, S, S) for grey images, expanded on the device; labels: (B,), int64.
+    """
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -24,7 +26,7 @@ class Batch(NamedTuple):
 
 
 class Input(Protocol):
-    """What a loader gives. `facts` go into the record; `setup_bytes` crossed to the device before the first batch."""
+    """A loader's batches. `facts` go into the record; `setup_bytes` crossed to the device before the first batch."""
 
     facts: dict[str, Any]
     setup_bytes: int
@@ -34,10 +36,13 @@ class Input(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """What a loader is to read.
+    """What a loader reads, and how.
 
-    `sampler` yields draws: epoch times the split's size plus the index of a sample. `sharded` says that in an epoch
-    this rank reads its part of the split alone. Augmentation is for `training`.
+    sampler: yields draws, the epoch times the split's size plus the index of a sample.
+    transfer: the type of the images that cross to the device.
+    pin: use page-locked host memory.
+    training: augment, where that is configured.
+    sharded: in an epoch this rank reads its own part of the split alone.
     """
 
     split: Split
@@ -52,7 +57,7 @@ class Source:
     sharded: bool = False
 
     def windows(self, draws: np.ndarray) -> preprocess.Windows | None:
-        """What augmentation shows of the images of these draws; None where there is none."""
+        """The windows that augmentation cuts out of these draws; None without augmentation."""
         config = self.config.dataset
         if not (self.training and config.augment):
             return None

@@ -1,7 +1,7 @@
 """`loader=dali`: NVIDIA DALI decodes, resizes and normalises, on the GPU where there is one.
 
-The sampler's order is kept by feeding the pipeline from outside, images as they are or the names of files: DALI's own
-reader shuffles and shards by rules of its own.
+The pipeline is fed from outside, with raw images or the names of files, to keep the sampler's order: DALI's own reader
+shuffles and shards by rules of its own.
 """
 
 from collections import deque
@@ -19,50 +19,46 @@ from multicard.vision.data.batch import Batch, Source
 
 
 class Feeder:
-    """What the pipeline asks for the next batch: an iterator that can be started again, an epoch each time."""
+    """Feeds the pipeline: an iterator over the batches of an epoch, which can be started again."""
 
     def __init__(self, source: Source, ahead: int) -> None:
         self.source = source
         self.files = isinstance(source.split.images, list)
-        self.recent: deque[list[Path]] = deque(maxlen=ahead)  # batches that may be the one that cannot be decoded
-        self.bytes: deque[int] = deque()  # of the batches that are on their way
+        self.recent: deque[list[Path]] = deque(maxlen=ahead)  # batches among which is one that could not be decoded
+        self.bytes: deque[int] = deque()  # of the batches in the pipeline
         self._batches: Iterator[np.ndarray] | None = None
 
     def __iter__(self) -> "Feeder":
-        self._batches = None  # DALI starts again as soon as an epoch has ended, when the next one is not set yet
+        self._batches = None  # DALI restarts as soon as an epoch ends, before the sampler has the next epoch
         return self
 
     def __next__(self) -> tuple[Any, ...]:
         if self._batches is None:
-            every, size = np.fromiter(self.source.sampler, np.int64), self.source.batch_size
-            self._batches = (every[i : i + size] for i in range(0, len(every), size))
+            draws, size = np.fromiter(self.source.sampler, np.int64), self.source.batch_size
+            self._batches = iter([draws[first : first + size] for first in range(0, len(draws), size)])
             self.bytes.clear()
         draws = next(self._batches)
-        split, whole = self.source.split, self.source.split.images
+        split = self.source.split
         indices = draws % len(split)
-        if isinstance(whole, list):
-            paths = [whole[index] for index in indices]
+        if isinstance(split.images, list):
+            paths = [split.images[index] for index in indices]
             self.recent.append(paths)
             self.bytes.append(sum(path.stat().st_size for path in paths))
             images: Any = [np.frombuffer(str(path).encode(), np.int8) for path in paths]
         else:
-            images = whole[indices]
+            images = split.images[indices]
             self.bytes.append(images.nbytes)
-        given = (list(images), list(split.labels[indices]))
-        shown = self.source.windows(draws)
-        if shown is None:
-            return given
-        return (
-            *given,
-            list(np.stack([shown.top, shown.left], axis=1).astype(np.int32)),
-            list(shown.flip.astype(np.int32)),
-        )
+        windows = self.source.windows(draws)
+        if windows is None:
+            return list(images), list(split.labels[indices])
+        corners = np.stack([windows.top, windows.left], axis=1).astype(np.int32)
+        return list(images), list(split.labels[indices]), list(corners), list(windows.flip.astype(np.int32))
 
 
 class Dali:
-    """Batches from a DALI pipeline: (B, 3, S, S), or one channel of grey images, on the GPU where there is one.
+    """Batches from a DALI pipeline: (B, 3, S, S), or one channel for grey images, on the GPU where there is one.
 
-    What is counted is what is fed to it: on a GPU that crosses, encoded where DALI decodes.
+    The bytes counted are those fed to it, which cross to a GPU: of encoded files where DALI decodes.
     """
 
     setup_bytes = 0
@@ -79,22 +75,20 @@ class Dali:
         self._at_end: bool | None = None  # of an epoch; None before the first
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._at_end is False:  # who has taken all batches need not have asked for one more
+        if self._at_end is False:  # whoever took the last batch need not have asked for one more
             while self._run() is not None:
                 pass
         if self._at_end:
             self.pipeline.reset()
         self._at_end = False
         nhwc = self.source.config.layout.name is LayoutName.nhwc
-        while (made := self._run()) is not None:
-            images, labels = made
-            given = torch.from_dlpack(images.as_tensor())
-            given = given.permute(0, 3, 1, 2) if nhwc else given
-            numbers = torch.from_dlpack(labels.as_tensor()).reshape(-1)
-            yield Batch(given.to(self.source.transfer), numbers, self.feeder.bytes.popleft(), numbers.nbytes)
+        while (outputs := self._run()) is not None:
+            images, labels = (torch.from_dlpack(output.as_tensor()) for output in outputs)
+            images, labels = images.permute(0, 3, 1, 2) if nhwc else images, labels.reshape(-1)
+            yield Batch(images.to(self.source.transfer), labels, self.feeder.bytes.popleft(), labels.nbytes)
 
     def _run(self) -> tuple[Any, Any] | None:
-        """The next batch as DALI has it; None at the end of an epoch."""
+        """The pipeline's next outputs; None at the end of an epoch."""
         try:
             return self.pipeline.run(torch.cuda.current_stream(self.source.device) if self.on_gpu else None)
         except StopIteration:
@@ -104,7 +98,7 @@ class Dali:
             raise self._named(error) from None
 
     def _named(self, error: RuntimeError) -> Exception:
-        """The file that DALI could not decode: it does not say."""
+        """The error with the file that could not be decoded, which DALI does not name."""
         for path in (path for batch in self.feeder.recent for path in batch):
             try:
                 splits.decode(path, 32)
@@ -114,16 +108,16 @@ class Dali:
 
 
 def _pipeline(source: Source, feeder: Feeder, threads: int, ahead: int) -> Any:
-    nvidia: Any = import_module("nvidia.dali")  # not everybody has it
+    nvidia: Any = import_module("nvidia.dali")  # optional
     fn, types = nvidia.fn, nvidia.types
     config, images, on_gpu = source.config.dataset, source.split.images, source.device.type == "cuda"
     augmented = source.training and config.augment
     grey = isinstance(images, np.ndarray) and images.ndim == 3
     alike = len(set(config.mean)) == len(set(config.std)) == 1
-    one = grey and alike
+    channels = 1 if grey and alike else 3
     size = [config.image_size, config.image_size]
     half = source.transfer is torch.float16
-    scaled = {key: [255 * value for value in getattr(config, key)][: 1 if one else 3] for key in ("mean", "std")}
+    scaled = {key: [255 * value for value in getattr(config, key)][:channels] for key in ("mean", "std")}
     layout = "HWC" if source.config.layout.name is LayoutName.nhwc else "CHW"
     resize = {"size": size, "interp_type": types.DALIInterpType.INTERP_LINEAR}
 
@@ -149,9 +143,9 @@ def _pipeline(source: Source, feeder: Feeder, threads: int, ahead: int) -> Any:
         if grey:
             pixels = fn.expand_dims(pixels, axes=[2], new_axis_names="C")
         if augmented:
-            shown = source.windows(np.zeros(1, np.int64))
-            assert shown is not None
-            pixels = fn.slice(pixels, start=fed[2], shape=[shown.height, shown.width], axes=[0, 1])
+            window = source.windows(np.zeros(1, np.int64))
+            assert window is not None
+            pixels = fn.slice(pixels, start=fed[2], shape=[window.height, window.width], axes=[0, 1])
         smaller = isinstance(images, np.ndarray) and max(images.shape[1:3]) > config.image_size
         if not feeder.files or augmented:
             pixels = fn.resize(pixels, **resize, antialias=smaller, dtype=types.DALIDataType.FLOAT)
@@ -161,12 +155,12 @@ def _pipeline(source: Source, feeder: Feeder, threads: int, ahead: int) -> Any:
         mirror = {"mirror": fed[3]} if augmented else {}
         return fn.crop_mirror_normalize(pixels, dtype=kind, output_layout=layout, **scaled, **mirror), labels
 
-    made = graph(
+    pipeline = graph(
         batch_size=source.batch_size,
         num_threads=threads,
         device_id=source.device.index if on_gpu else None,
         prefetch_queue_depth=ahead,
         py_num_workers=0,
     )
-    made.build()
-    return made
+    pipeline.build()
+    return pipeline

@@ -44,16 +44,16 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
         if isinstance(image, Path):
             image = splits.decode(image, self.source.config.dataset.image_size)  # (S, S, 3)
         channels_first = torch.from_numpy(image if image.ndim == 3 else image[..., None]).permute(2, 0, 1)
-        shown = self.source.windows(np.array([draw]))
-        if shown is not None:
-            (top,), (left,), (flip,) = shown.top, shown.left, shown.flip
-            channels_first = channels_first[:, top : top + shown.height, left : left + shown.width]
+        window = self.source.windows(np.array([draw]))
+        if window is not None:
+            (top,), (left,), (flip,) = window.top, window.left, window.flip
+            channels_first = channels_first[:, top : top + window.height, left : left + window.width]
             channels_first = channels_first.flip(2) if flip else channels_first
         return self.transform(channels_first).as_subclass(torch.Tensor), int(self.split.labels[index])
 
 
 class WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """A batch at a time: one transform for all of its images, which the workers read from one shared copy."""
+    """One batch at a time: one transform for all of its images, which the workers read from one shared copy."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.split = source, source.split
@@ -68,14 +68,14 @@ class WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         drawn = np.array(draws)
         indices = drawn % len(self.split)
         raw = torch.from_numpy(splits.gather(self.split, indices, self.source.config.dataset.image_size))
-        shown = self.source.windows(drawn)
-        if shown is not None:
-            raw = preprocess.show(raw, shown)
+        windows = self.source.windows(drawn)
+        if windows is not None:
+            raw = preprocess.cut_out(windows, raw)
         return self.prepare(raw), torch.from_numpy(self.split.labels[indices])
 
 
 class FromHost:
-    """What a DataLoader has made on the host: all of it crosses."""
+    """The batches of a DataLoader, which are on the host: all of each crosses."""
 
     setup_bytes = 0
 
@@ -94,7 +94,7 @@ class FromHost:
             prefetch_factor=options.prefetch_factor if workers else None,
             persistent_workers=options.persistent_workers and workers > 0,
             worker_init_fn=_start_worker,
-            # its own: else starting workers, which a run that goes on does once more, would draw from dropout's numbers
+            # its own: starting the workers, which a resumed run does again, would draw from dropout's generator
             generator=torch.Generator().manual_seed(source.config.seed),
         )
 

@@ -1,8 +1,7 @@
-"""From uint8 images to what a model takes, for a whole batch at once and wherever the batch is: the loaders that do not
-go sample by sample share it, so their pixels are the same.
+"""Preprocessing of whole batches of uint8 images, on the host or the device: cropping, normalising, resizing.
 
-Normalising before upsampling gives what normalising after it gives (both are linear), on a fraction of the pixels; a
-grey image stays a single channel until it is on the device.
+Normalising before upsampling gives the same as after it (both are linear), on a fraction of the pixels; a grey image
+stays a single channel until it is on the device.
 """
 
 from dataclasses import dataclass
@@ -18,10 +17,11 @@ SMALL = 64  # pixels a side, up to which resizing by matrices pays
 
 @dataclass(frozen=True)
 class Windows:
-    """What augmentation shows of each image: `height` x `width` pixels from (`top`, `left`), mirrored where `flip`.
+    """The part of each image that augmentation cuts out: `height` x `width` pixels from (`top`, `left`), mirrored
+    where `flip`.
 
     The three arrays are (B,). They follow from seed, epoch and image alone: the same in all loaders, on any rank, in
-    any worker, and for a run that goes on.
+    any worker, and in a resumed run.
     """
 
     top: np.ndarray
@@ -37,13 +37,13 @@ def windows(config: DatasetConfig, draws: np.ndarray, seed: int, height: int, wi
     Args:
         draws: (B,) int64, epoch times the set's size plus the image's index: each is drawn once a run.
     """
-    shown = max(1, round(config.crop * height)), max(1, round(config.crop * width))
+    sides = max(1, round(config.crop * height)), max(1, round(config.crop * width))
     top, left = (
         (_uniform(seed, draws, stream) * (whole - part + 1)).astype(np.int64)
-        for stream, (whole, part) in enumerate(zip((height, width), shown, strict=True))
+        for stream, (whole, part) in enumerate(zip((height, width), sides, strict=True))
     )
     flip = (_uniform(seed, draws, 2) < 0.5) & config.flip
-    return Windows(top, left, flip, *shown)
+    return Windows(top, left, flip, *sides)
 
 
 def _uniform(seed: int, draws: np.ndarray, stream: int) -> np.ndarray:
@@ -55,25 +55,23 @@ def _uniform(seed: int, draws: np.ndarray, stream: int) -> np.ndarray:
     return ((x ^ (x >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2**53
 
 
-def show(raw: torch.Tensor, chosen: Windows) -> torch.Tensor:
+def cut_out(windows: Windows, images: torch.Tensor) -> torch.Tensor:
     """The windows of a batch: (B, H, W, ...) in, (B, height, width, ...) out, on the batch's device."""
-
-    def there(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(raw.device, non_blocking=True)
-
-    columns = torch.arange(chosen.width, device=raw.device)
-    columns = torch.where(there(chosen.flip)[:, None], chosen.width - 1 - columns, columns)  # (B, width)
-    rows = there(chosen.top)[:, None] + torch.arange(chosen.height, device=raw.device)  # (B, height)
-    batch = torch.arange(len(raw), device=raw.device)[:, None, None]
-    return raw[batch, rows[:, :, None], (there(chosen.left)[:, None] + columns)[:, None, :]]
+    device = images.device
+    parts = (windows.top, windows.left, windows.flip)
+    top, left, flip = (torch.from_numpy(values)[:, None].to(device, non_blocking=True) for values in parts)
+    columns = torch.arange(windows.width, device=device)
+    columns = left + torch.where(flip, windows.width - 1 - columns, columns)  # (B, width)
+    rows = top + torch.arange(windows.height, device=device)  # (B, height)
+    return images[torch.arange(len(images), device=device)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 class Preparation:
-    """Resizes and normalises uint8 batches.
+    """Normalises and resizes uint8 batches.
 
     Args:
         transfer: the type of the result. The arithmetic is in float64 for float64, else in float32.
-        pin: make the result in page-locked memory, where no further step makes another of it.
+        pin: allocate the result in page-locked memory, where no further step copies it.
     """
 
     def __init__(
@@ -92,8 +90,8 @@ class Preparation:
             raw: uint8, grey (B, h, w) or RGB (B, h, w, 3).
 
         Returns:
-            (B, 3, S, S), channels last where it comes from RGB; (B, 1, S, S) for grey images whose channels are
-            normalised alike: expand it on the device.
+            (B, 3, S, S), channels last for RGB images; (B, 1, S, S) for grey images whose channels are normalised
+            alike: expand it on the device.
         """
         resizes = tuple(raw.shape[1:3]) != (self.size, self.size)
         pin = self.pin and self.transfer is self.arithmetic and not resizes
@@ -110,8 +108,8 @@ class Preparation:
         return prepared.to(self.transfer)
 
     def _resized(self, images: torch.Tensor) -> torch.Tensor:
-        """(B, C, S, S) of (B, C, h, w), bilinear. Of small images the CPU does it faster as two products of matrices,
-        for which it has all of its vector units in use: 1.4 times at 28 to 500 px, 4 times at 28 to 64 px."""
+        """(B, C, h, w) to (B, C, S, S), bilinear. On the CPU two products of matrices are faster for small images:
+        1.4 times from 28 to 500 px, 4 times from 28 to 64 px."""
         height, width = images.shape[2:]
         if images.device.type == "cpu" and max(height, width) <= SMALL:
             return self._weights(height) @ (images @ self._weights(width).T)
@@ -119,7 +117,7 @@ class Preparation:
         return interpolate(images, size, mode="bilinear", antialias=max(height, width) > self.size)
 
     def _weights(self, side: int) -> torch.Tensor:
-        """(S, side): what each pixel of a row gives to each pixel of the resized row."""
+        """(S, side): the weight of each pixel of a row in each pixel of the resized row."""
         if side not in self.weights:
             each = torch.eye(side, dtype=self.arithmetic)[None, None]
             self.weights[side] = interpolate(each, (self.size, side), mode="bilinear", antialias=side > self.size)[0, 0]
@@ -129,5 +127,5 @@ class Preparation:
 def _normalised(raw: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor, pin: bool) -> torch.Tensor:
     """(raw - mean) * scale in the type of `mean`, in two passes over new memory."""
     shape = torch.broadcast_shapes(raw.shape, mean.shape)
-    made = torch.empty(shape, dtype=mean.dtype, device=raw.device, pin_memory=pin)
-    return torch.sub(raw, mean, out=made).mul_(scale)
+    result = torch.empty(shape, dtype=mean.dtype, device=raw.device, pin_memory=pin)
+    return torch.sub(raw, mean, out=result).mul_(scale)

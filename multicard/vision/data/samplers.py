@@ -1,4 +1,4 @@
-"""Which samples a rank loads, and in which order."""
+"""Samplers: which samples a rank loads, and in which order."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -38,10 +38,10 @@ class Strided(Sampler[int]):
 
 
 class Rest(Sampler[int]):
-    """What is left of an epoch of `sampler` after its first `skip` samples, which are not even loaded.
+    """The rest of an epoch of `sampler` after its first `skip` samples, which are not loaded.
 
-    It yields draws, epoch times `samples` plus the index of a sample, so that all that a loader does to a sample can
-    follow from what it is asked for, in whichever process.
+    It yields draws, the epoch times `samples` plus the index of a sample, so that whatever a loader does to a sample
+    can follow from the draw, in any process.
     """
 
     def __init__(self, sampler: Shuffled | DistributedSampler[int], samples: int) -> None:

@@ -1,4 +1,4 @@
-"""A data set in memory or in files, split for training and testing."""
+"""A data set split for training and testing, in memory or in files."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,8 +9,7 @@ import numpy as np
 
 @dataclass
 class Split:
-    """One part of a data set: uint8 images, grey (N, H, W) or decoded photographs (N, S, S, 3), or the paths of
-    photographs."""
+    """One part of a data set: uint8 images, grey (N, H, W) or colour (N, S, S, 3), or the paths of photographs."""
 
     images: np.ndarray | list[Path]
     labels: np.ndarray  # (N,), int64
@@ -22,9 +21,9 @@ class Split:
         """The first `limit` samples after a seeded shuffle; all of them, in their order, where it is None."""
         if limit is None or limit >= len(self):
             return self
-        kept = np.random.default_rng(seed).permutation(len(self))[:limit]
-        images = self.images[kept] if isinstance(self.images, np.ndarray) else [self.images[i] for i in kept]
-        return Split(images, self.labels[kept])
+        indices = np.random.default_rng(seed).permutation(len(self))[:limit]
+        images = self.images[indices] if isinstance(self.images, np.ndarray) else [self.images[i] for i in indices]
+        return Split(images, self.labels[indices])
 
 
 @dataclass
