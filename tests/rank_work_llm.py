@@ -19,7 +19,7 @@ def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> N
         recipes.join_alone("gloo")
     module, recipe_class = recipes.load(config.recipe_name)
     probe = Probe(rank, config, Report(rank, folder, {}))
-    with recipes.prepared(module, rank.device):
+    with recipes.patched(module, rank.device):
         ours = tune.run_configuration(cfg, folder / ".datasets")
         recipe: Any = recipes.measured(recipe_class, probe, lambda scheduler, _: scheduler)(cfg=OmegaConf.create(ours))
         recipe.setup(cfg=ours)

@@ -9,11 +9,14 @@ import torch
 from hydra.errors import HydraException
 
 from multicard import workloads
-from multicard.config import base, llm
+from multicard.config import base
 from multicard.config.base import TrackerMode
+from multicard.config.llm import DATASETS as TEXT_DATASETS
+from multicard.config.llm import MODELS
 from multicard.config.placement import Placement, place
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.controller.workload import Workload
+from multicard.llm import workload as llm
 from multicard.records import identity
 from multicard.vision.data.datasets import DATASETS
 from multicard.vision.data.loaders import LOADERS
@@ -29,12 +32,12 @@ GROUPS = {
     "strategy": STRATEGIES,
     "loader": LOADERS,
     "layout": LayoutName,
-    "dataset": {*DATASETS, *llm.TextName},
+    "dataset": {*DATASETS, *TEXT_DATASETS},
     "optimizer": OPTIMIZERS,
-    "model": {"mobilenet_v2", *llm.LlamaName},
-    "method": llm.MethodName,
-    "template": llm.TemplateName,
-    "tokenizer": llm.TokenizerName,
+    "model": {"mobilenet_v2", *MODELS},
+    "method": llm.SCHEMAS["method"],
+    "template": llm.SCHEMAS["template"],
+    "tokenizer": llm.SCHEMAS["tokenizer"],
 }
 
 

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from multicard.config import llm
-from multicard.config.llm import FITS, MethodName, TemplateName, TextName
+from multicard.config.llm import DATASETS
 from multicard.config.placement import place
-from multicard.llm import torchtune_config
-from multicard.llm.data import row_sources, synthetic
+from multicard.llm import preflight, torchtune_config
+from multicard.llm.data.templates import TEMPLATES
+from multicard.llm.workload import SCHEMAS
 from tests.conftest import ROOT, command, typed_llm
 
-GROUPS = {group: sorted(options) for group, options in llm.SCHEMAS.items()}
+GROUPS = {group: sorted(options) for group, options in SCHEMAS.items()}
 NEEDS = {
     "tokenizer=llama3": ["tokenizer.path=x"],
+    "tokenizer=qwen2_5": ["tokenizer.path=x", "tokenizer.merges_file=y"],
     "dataset=preference": ["method=dpo"],
 }
 
@@ -28,17 +29,13 @@ def test_each_option_composes(word: str):
     assert chosen.name == option
 
 
-def test_closed_sets_are_whole():
-    assert set(synthetic.MAKERS) == set(TemplateName)
-    assert (
-        set(row_sources.READ)
-        == set(row_sources.TAGS)
-        == set(row_sources.COLUMNS)
-        == set(torchtune_config.BUILDERS)
-        == {None, *TemplateName}
-    )
-    assert set(FITS) == set(TextName)
-    assert {p.stem for p in (ROOT / "conf" / "method").glob("*.yaml")} == set(MethodName)
+@pytest.mark.parametrize("group", ["method", "template", "tokenizer"])
+def test_each_option_has_its_object(group: str):
+    assert {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} == set(SCHEMAS[group])
+
+
+def test_each_dataset_is_read_by_a_template_that_exists():
+    assert {facts.template for facts in DATASETS.values()} <= {None, *TEMPLATES}
 
 
 REFUSED = [
@@ -73,15 +70,18 @@ REFUSED = [
     (["method=dpo", "method.beta=0"], "method.beta=0"),
     (["tokenizer=llama3"], "tokenizer.path is not set"),
     (["tokenizer.vocab_size=100"], "tokenizer.vocab_size=100"),
+    (["tokenizer=qwen2_5"], "tokenizer.path is not set"),
+    (["tokenizer=qwen2_5", "tokenizer.path=x"], "tokenizer.merges_file is not set"),
+    (["model=llama3_1b", "method.apply_lora_to_output=true"], "method.apply_lora_to_output=true: the output of model="),
+    (
+        ["model=qwen2_5_tiny", "method=qlora"],
+        "method=qlora: torchtune quantises only linears with an adapter of model=",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("words", "says"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
-def test_what_can_never_work_is_refused_by_its_key(words: list[str], says: str):
-    with pytest.raises(ValueError, match=r".+") as refusal:
-        typed_llm(*words)
-    assert str(refusal.value).startswith(says)
-    assert "\n" not in str(refusal.value)
+QLORA_OF_QWEN = ["method=qlora", "method.lora_attn_modules=[q_proj,k_proj,v_proj,output_proj]"]
+QWENS_TOKENIZER = ["model=qwen2_5_tiny", "tokenizer=qwen2_5", "tokenizer.merges_file=x"]
 
 
 def write_rows(path: Path, *rows: object) -> str:
@@ -89,7 +89,7 @@ def write_rows(path: Path, *rows: object) -> str:
     return f"dataset.data_files={path}"
 
 
-# Refused once rows, tokenizer and sizes are known, still before any model: {} is a folder with what the case needs
+# Refused once rows, tokenizer and sizes are known, still before any model: {} is a folder with the files of the cases
 UNFIT = [
     (["dataset=grammar"], "dataset=grammar: is not on the hub"),
     (["dataset=samsum", "dataset.data_files={}/none.jsonl"], "dataset.data_files={}/none.jsonl: no such file"),
@@ -124,6 +124,12 @@ UNFIT = [
     (["model.weights={}"], "model.weights={}: holds no weights"),
     (["model.weights={}/broken"], "model.weights={}/broken: model.safetensors is cut off"),
     (["model.weights={}/meta"], "model.weights={}/meta: consolidated.00.pth is cut off"),
+    (["model=qwen2_5_tiny", "model.weights={}/meta"], "model.weights={}/meta: holds no weights; give a folder with"),
+    (["model=qwen2_5_0_5b", "method=qat"], "method.groupsize=256: does not divide the width of attn.q_proj (896)"),
+    (["model=qwen2_5_0_5b", *QLORA_OF_QWEN, "gpus=2"], "method=qlora: NF4 needs each layer's weights to divide"),
+    ([*QWENS_TOKENIZER, "tokenizer.path={}/none"], "tokenizer.path={}/none: no such file"),
+    ([*QWENS_TOKENIZER, "tokenizer.path={}/rows.txt"], "tokenizer.path={}/rows.txt: is not JSON"),
+    ([*QWENS_TOKENIZER, "tokenizer.path={}/few.json"], "tokenizer.path={}/few.json: holds 1 tokens, not 151643"),
 ]
 
 
@@ -131,6 +137,7 @@ UNFIT = [
 def unfit(tmp_path: Path) -> Path:
     (tmp_path / "rows.txt").write_text("some text\n")
     (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "few.json").write_text('{"a": 0}')
     (tmp_path / "cut.jsonl").write_text('{"dialogue": "a", "summary": "b"}\n{"dialogue": "a", "su')
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 cut off")
     write_rows(tmp_path / "pairs.jsonl", {"input": "a", "output": "b"}, {"input": "c", "output": "d"})
@@ -142,10 +149,13 @@ def unfit(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("words", "says"), UNFIT, ids=[" ".join(words) for words, _ in UNFIT])
-def test_what_does_not_fit_is_refused_before_any_model_is_built(words: list[str], says: str, unfit: Path):
+CASES: list[tuple[list[str], str]] = [*REFUSED, *UNFIT]
+
+
+@pytest.mark.parametrize(("words", "says"), CASES, ids=[" ".join(words) for words, _ in CASES])
+def test_what_cannot_work_is_refused_by_its_key_before_any_model_is_built(words: list[str], says: str, unfit: Path):
     with pytest.raises(ValueError, match=r".+") as refusal:
-        torchtune_config.prepare(typed_llm(*(word.replace("{}", str(unfit)) for word in words)))
+        preflight.prepare(typed_llm(*(word.replace("{}", str(unfit)) for word in words)))
     assert str(refusal.value).startswith(says.replace("{}", str(unfit)))
     assert "\n" not in str(refusal.value)
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from multicard.config.llm import TemplateName
 from multicard.llm import torchtune_config as inputs
-from multicard.llm.data import row_sources, synthetic
+from multicard.llm.data import row_files, row_sources
 from multicard.llm.data import tokenizer as tokens
+from multicard.llm.data.templates import TEMPLATES, examples
 from tests.conftest import shared, typed_llm
 
 # Tokens of the 500-row extracts of 2505.22905 under the Llama 3 tokenizer
-PAPER = {TemplateName.instruct: 59_330, TemplateName.summarize: 83_544, TemplateName.grammar: 28_683}
+PAPER = {"instruct": 59_330, "summarize": 83_544, "grammar": 28_683}
 
 
 def lengths(config: Any, folder: Path) -> np.ndarray:
@@ -32,8 +32,8 @@ def lengths(config: Any, folder: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("template", TemplateName)
-def test_made_rows_are_as_long_as_the_papers(template: TemplateName, seed: int, tmp_path: Path):
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_made_rows_are_as_long_as_the_papers(template: str, seed: int, tmp_path: Path):
     path = shared("tokenizer") / "tokenizer.model"
     words = [f"template={template}", f"seed={seed}"]
     real = lengths(typed_llm(*words, "tokenizer=llama3", f"tokenizer.path={path}"), tmp_path / "real")
@@ -43,28 +43,28 @@ def test_made_rows_are_as_long_as_the_papers(template: TemplateName, seed: int, 
     assert own.sum() == pytest.approx(PAPER[template], rel=0.1)
 
 
-@pytest.mark.parametrize("template", TemplateName)
-def test_made_rows_follow_from_the_seed(template: TemplateName):
-    assert synthetic.rows(template, 20, 1) == synthetic.rows(template, 20, 1) != synthetic.rows(template, 20, 2)
-    assert synthetic.rows(template, 20, 1)[:5] == synthetic.rows(template, 5, 1)
-    many = synthetic.rows(template, 300, 0)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_made_rows_follow_from_the_seed(template: str):
+    assert examples(template, 20, 1) == examples(template, 20, 1) != examples(template, 20, 2)
+    assert examples(template, 20, 1)[:5] == examples(template, 5, 1)
+    many = examples(template, 300, 0)
     assert len({row.right for row in many}) > 200  # not a few rows over and over
     assert sum(row.right == row.wrong for row in many) < 30
 
 
 def test_made_answers_follow_from_their_prompts():
-    for row in synthetic.rows(TemplateName.grammar, 50, 0):
+    for row in examples("grammar", 50, 0):
         assert row.columns["input"] == row.wrong != row.columns["output"] == row.right
-    for row in synthetic.rows(TemplateName.summarize, 50, 0):
+    for row in examples("summarize", 50, 0):
         for sentence in row.right.split(". "):
             if sentence.startswith("They meet"):
                 assert sentence.rstrip(".").split()[4] in row.prompt
-    adding = [row for row in synthetic.rows(TemplateName.instruct, 300, 0) if row.prompt.startswith("Add")]
+    adding = [row for row in examples("instruct", 300, 0) if row.prompt.startswith("Add")]
     for row in adding:
         numbers = [int(word.rstrip(",")) for word in row.prompt.split() if word.rstrip(",").isdigit()]
         assert row.right.endswith(f"The sum is {sum(numbers)}.")
     assert len(adding) > 30
-    assert {bool(row.columns["input"]) for row in synthetic.rows(TemplateName.instruct, 50, 0)} == {True, False}
+    assert {bool(row.columns["input"]) for row in examples("instruct", 50, 0)} == {True, False}
 
 
 def test_files_of_each_form_give_the_same_rows(tmp_path: Path):
@@ -108,7 +108,7 @@ def test_flat_pairs_become_torchtunes_chats(tmp_path: Path):
         (chat, [("user", "Q"), ("assistant", "chosen")]),
     ):
         (tmp_path / "p.json").write_text(json.dumps([row]))
-        row_sources._read.cache_clear()
+        row_files.read.cache_clear()
         (found,) = (
             row_sources.load(typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.json'}"))
             or []

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from multicard.config.llm import MethodName, TemplateName
 from multicard.config.placement import Placement
 from multicard.energy import gpu_record
 from multicard.llm import torchtune_config
+from multicard.llm.data.templates import TEMPLATES
+from multicard.llm.methods import METHODS
 from multicard.ranks import elastic
 from multicard.ranks.process import Job
 from multicard.records import run_folder
@@ -22,6 +23,8 @@ from tests.conftest import typed_llm, warm_up
 
 Tuned = Callable[..., dict[str, Any]]
 FIXED = "model.vocab_size=1600"  # an even vocabulary: FSDP pads no shard
+QWEN = "model=qwen2_5_tiny"
+ALL_ADAPTED = "method.lora_attn_modules=[q_proj,k_proj,v_proj,output_proj]"
 
 
 def ok(result: dict[str, Any]) -> dict[str, Any]:
@@ -34,9 +37,9 @@ def steps(result: dict[str, Any], column: str, rank: int = 0) -> np.ndarray:
     return table[column].to_numpy()[table["rank"].to_numpy() == rank]
 
 
-@pytest.mark.parametrize("template", TemplateName)
-@pytest.mark.parametrize("method", MethodName)
-def test_every_method_reads_every_template(tuned: Tuned, method: MethodName, template: TemplateName):
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_reads_every_template(tuned: Tuned, method: str, template: str):
     result = ok(tuned(f"method={method}", f"template={template}", "dataset.rows=40"))
     assert result["kind"] == "llm"
     axes = result["axes"]
@@ -54,7 +57,7 @@ def test_every_method_reads_every_template(tuned: Tuned, method: MethodName, tem
     assert result["communication_bytes"]["all_gather"] == 0
 
 
-@pytest.mark.parametrize(("method", "gpus"), [*((method, 2) for method in MethodName), ("lora", 4)])
+@pytest.mark.parametrize(("method", "gpus"), [*((method, 2) for method in METHODS), ("lora", 4)])
 def test_communication_bytes_in_closed_form(tuned: Tuned, method: str, gpus: int):
     result = ok(tuned(f"method={method}", f"gpus={gpus}", "dataset.rows=80", FIXED, "max_steps=3"))
     assert len(result["peak_memory_bytes"]["per_rank"]) == gpus
@@ -91,9 +94,10 @@ def test_dpo_starts_at_ln_2_and_its_margin_grows(tuned: Tuned, gpus: int):
     assert rewards["margin"] == pytest.approx(margins[-6:].mean(), abs=1e-6) and 0 <= rewards["accuracy"] <= 1
 
 
-def test_two_ranks_learn_as_one_on_the_joined_batch(tuned: Tuned):
-    one = ok(tuned("batch_size=2", "max_steps=20", "lr=3e-3", FIXED))
-    two = ok(tuned("batch_size=1", "gpus=2", "max_steps=20", "lr=3e-3", FIXED))
+@pytest.mark.parametrize("words", [[], [QWEN], [QWEN, "method=full"]], ids=" ".join)
+def test_two_ranks_learn_as_one_on_the_joined_batch(tuned: Tuned, words: list[str]):
+    one = ok(tuned("batch_size=2", "max_steps=20", "lr=3e-3", FIXED, *words))
+    two = ok(tuned("batch_size=1", "gpus=2", "max_steps=20", "lr=3e-3", FIXED, *words))
     assert np.abs(steps(one, "loss") - steps(two, "loss")).max() < 1e-4
     assert steps(one, "loss")[-1] < steps(one, "loss")[0]
     assert one["tokens"]["loss_bearing"] == two["tokens"]["loss_bearing"]
@@ -122,8 +126,9 @@ def on_ranks(words: list[str], gpus: int, folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_qloras_base_is_nf4(gpus: int, tmp_path: Path):
-    for rank in on_ranks(["method=qlora", "dataset.rows=20"], gpus, tmp_path):
+@pytest.mark.parametrize("words", [[], [QWEN, ALL_ADAPTED]], ids=["llama", "qwen"])
+def test_qloras_base_is_nf4(words: list[str], gpus: int, tmp_path: Path):
+    for rank in on_ranks(["method=qlora", "dataset.rows=20", *words], gpus, tmp_path):
         for name, (kind, _, trained) in rank["kinds"].items():
             base = ".weight" in name and ("attn." in name or "mlp." in name) and "lora_" not in name
             assert (kind == "NF4Tensor") is base, name
@@ -132,9 +137,12 @@ def test_qloras_base_is_nf4(gpus: int, tmp_path: Path):
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_qats_linears_are_all_fake_quantised(gpus: int, tmp_path: Path):
-    for rank in on_ranks(["method=qat", "dataset.rows=20"], gpus, tmp_path):
-        assert len(rank["linears"]) == 2 * 7 + 1
+@pytest.mark.parametrize(
+    ("words", "outputs"), [([], 1), ([QWEN], 0)], ids=["llama", "qwen"]
+)  # Qwen's is its embeddings
+def test_qats_linears_are_all_fake_quantised(words: list[str], outputs: int, gpus: int, tmp_path: Path):
+    for rank in on_ranks(["method=qat", "dataset.rows=20", *words], gpus, tmp_path):
+        assert len(rank["linears"]) == 2 * 7 + outputs  # the tied embeddings of the Qwen are no linear
         assert all("Int8DynActInt4WeightQATLinear" in kind for kind in rank["linears"].values())
         assert all(trained for _, _, trained in rank["kinds"].values())
 
@@ -163,6 +171,9 @@ def test_pin_memory_reaches_the_loader(pin: bool, words: list[str], tmp_path: Pa
         ["epochs=2", "batch_size=3"],
         ["recipe=distributed"],
         ["method.lora_attn_modules=[q_proj,k_proj]", "method.apply_lora_to_mlp=false"],
+        [QWEN, "method=dpo", "precision=bf16"],
+        [QWEN, "method=qlora", ALL_ADAPTED, "gpus=2"],
+        [QWEN, "method=qat"],
     ],
     ids=" ".join,
 )

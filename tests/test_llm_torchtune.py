@@ -102,8 +102,8 @@ def write_checkpoint(folder: Path, form: str) -> None:
     from safetensors.torch import save_file
     from torchtune.models import convert_weights
 
+    from multicard.llm.methods import model_component
     from multicard.llm.torchtune_components import RandomState
-    from multicard.llm.torchtune_config import model_component
     from tests.conftest import typed_llm
 
     folder.mkdir()

@@ -1,6 +1,6 @@
-"""The schema of `tune_llm.py`: as config.py, without torch.
+"""The schema of `tune_llm.py`, without torch.
 
-What depends on the machine, the files or the rows is checked in `multicard/llm/checks.py`.
+What depends on the method, the template, the machine, the files or the rows is checked in `multicard.llm.preflight`.
 """
 
 from dataclasses import dataclass
@@ -15,41 +15,6 @@ from multicard.config.keys import key, require
 PRECISIONS = ("fp32", "bf16")
 
 
-class MethodName(StrEnum):
-    lora = "lora"
-    qlora = "qlora"
-    dpo = "dpo"
-    qat = "qat"
-    full = "full"
-
-
-class TemplateName(StrEnum):
-    instruct = "instruct"
-    grammar = "grammar"
-    summarize = "summarize"
-
-
-class TextName(StrEnum):
-    synthetic = "synthetic"
-    alpaca_cleaned = "alpaca_cleaned"
-    grammar = "grammar"
-    samsum = "samsum"
-    slimorca = "slimorca"
-    preference = "preference"
-
-
-class LlamaName(StrEnum):
-    llama3_tiny = "llama3_tiny"
-    llama3_8b = "llama3_8b"
-    llama3_1b = "llama3_1b"
-    llama3_3b = "llama3_3b"
-
-
-class TokenizerName(StrEnum):
-    embedded = "embedded"
-    llama3 = "llama3"
-
-
 class Recipe(StrEnum):
     auto = "auto"
     single_device = "single_device"
@@ -58,66 +23,26 @@ class Recipe(StrEnum):
 
 @dataclass
 class MethodConfig:
-    """A tuning method and the torchtune recipes that run it (`single_device`: null where torchtune has none)."""
+    """A tuning method and the torchtune recipes that run it (`single_device`: null where torchtune has none).
 
-    name: MethodName = MISSING
+    Methods with more options extend it: see `multicard.llm.methods`.
+    """
+
+    name: str = MISSING
     single_device: Optional[str] = key(None, "torchtune's recipe for one GPU; null where there is none")
     distributed: str = key(MISSING, "torchtune's recipe for several GPUs")
 
 
 @dataclass
-class LoraConfig(MethodConfig):
-    """Low-rank adapters (Hu et al., 2021) beside the named linears; `quantize_base` holds the others in NF4."""
-
-    lora_rank: int = key(8, "rank of the adapters")
-    lora_alpha: float = key(16.0, "adapters are scaled by lora_alpha / lora_rank")
-    lora_dropout: float = key(0.0, "share of inputs that an adapter drops, in [0, 1)")
-    lora_attn_modules: list[str] = key(list, "attention layers with adapters: q_proj, k_proj, v_proj, output_proj")
-    apply_lora_to_mlp: bool = key(True, "adapters in the MLP layers too")
-    apply_lora_to_output: bool = key(False, "an adapter in the output layer too")
-
-    def __post_init__(self) -> None:
-        require(self.lora_rank >= 1, f"method.lora_rank={self.lora_rank}: must be 1 or more")
-        require(self.lora_alpha > 0, f"method.lora_alpha={self.lora_alpha}: must be above 0")
-        in_range = 0 <= self.lora_dropout < 1
-        require(in_range, f"method.lora_dropout={self.lora_dropout}: is a share; give a value in [0, 1)")
-        known = ("q_proj", "k_proj", "v_proj", "output_proj")
-        modules = self.lora_attn_modules
-        works = bool(modules) and set(modules) <= set(known)
-        require(works, f"method.lora_attn_modules={modules}: name one or more of {', '.join(known)}")
-
-
-@dataclass
-class DpoConfig(LoraConfig):
-    """Direct preference optimisation (Rafailov et al., 2023) of the adapters; the base model is the reference."""
-
-    beta: float = key(0.1, "how strongly the tuned model is held to the base model")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.beta > 0, f"method.beta={self.beta}: must be above 0")
-
-
-@dataclass
-class QatConfig(MethodConfig):
-    """All weights, with int4 weights in groups of `groupsize` and int8 activations simulated in each linear."""
-
-    groupsize: int = key(256, "weights that share a scale; must divide the width of every linear layer")
-
-    def __post_init__(self) -> None:
-        require(self.groupsize >= 1, f"method.groupsize={self.groupsize}: must be 1 or more")
-
-
-@dataclass
 class TemplateConfig:
-    name: TemplateName = MISSING
+    name: str = MISSING
 
 
 @dataclass
 class TextConfig:
     """A data set of text."""
 
-    name: TextName = MISSING
+    name: str = MISSING
 
 
 @dataclass
@@ -134,21 +59,20 @@ class StoredTextConfig(TextConfig):
 
 @dataclass
 class SyntheticConfig(TextConfig):
-    """Rows made from the seed: no file, no download."""
+    """Rows generated from the seed: no file, no download."""
 
-    rows: int = key(500, "how many rows to make")
+    rows: int = key(500, "how many rows to generate")
 
     def __post_init__(self) -> None:
         require(self.rows >= 1, f"dataset.rows={self.rows}: must be 1 or more")
 
 
 @dataclass
-class LlamaConfig:
-    """Sizes of a Llama 3 decoder. `vocab_size` null follows the tokenizer; `tied` shares the embeddings with the output
-    and stretches the rotary frequencies, as Llama 3.2 does."""
+class DecoderConfig:
+    """Sizes of a decoder."""
 
-    name: LlamaName = MISSING
-    weights: str = key("random", "random, or a folder with Hugging Face's safetensors or Meta's format")
+    name: str = MISSING
+    weights: str = key("random", "random, or a folder with Hugging Face's safetensors or, for Llama, Meta's format")
     vocab_size: Optional[int] = key(None, "rows of the embedding; null follows the tokenizer")
     num_layers: int = key(MISSING, "transformer layers")
     num_heads: int = key(MISSING, "query heads")
@@ -156,7 +80,7 @@ class LlamaConfig:
     embed_dim: int = key(MISSING, "width of a layer")
     intermediate_dim: int = key(MISSING, "width within the MLP")
     max_seq_len: int = key(MISSING, "longest sequence that the model takes, in tokens")
-    tied: bool = key(False, "share the embedding with the output, as Llama 3.2 does")
+    tied: bool = key(False, "share the embedding with the output; of a Llama, makes it a Llama 3.2")
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_heads", "num_kv_heads", "embed_dim", "intermediate_dim", "max_seq_len"):
@@ -173,8 +97,18 @@ class LlamaConfig:
 
 
 @dataclass
+class LlamaConfig(DecoderConfig):
+    """A Llama 3, or a Llama 3.2, which is `tied` and stretches the rotary frequencies."""
+
+
+@dataclass
+class Qwen25Config(DecoderConfig):
+    """A Qwen 2.5: its query, key and value projections have a bias."""
+
+
+@dataclass
 class TokenizerConfig:
-    name: TokenizerName = MISSING
+    name: str = MISSING
 
 
 @dataclass
@@ -184,8 +118,8 @@ class EmbeddedTokenizerConfig(TokenizerConfig):
     vocab_size: int = key(2048, "bytes and merges, learnt from the run's own text, without special tokens")
 
     def __post_init__(self) -> None:
-        works = self.vocab_size >= 256
-        require(works, f"tokenizer.vocab_size={self.vocab_size}: must be 256 or more, one for each byte")
+        enough = self.vocab_size >= 256
+        require(enough, f"tokenizer.vocab_size={self.vocab_size}: must be 256 or more, one for each byte")
 
 
 @dataclass
@@ -199,13 +133,58 @@ class Llama3TokenizerConfig(TokenizerConfig):
 
 
 @dataclass
+class Qwen25TokenizerConfig(TokenizerConfig):
+    """Qwen 2.5's own tokenizer, from its `vocab.json` and `merges.txt`."""
+
+    path: Optional[str] = key(None, "Qwen 2.5's vocab.json")
+    merges_file: Optional[str] = key(None, "Qwen 2.5's merges.txt")
+
+    def __post_init__(self) -> None:
+        require(self.path is not None, "tokenizer.path is not set: give the path of Qwen 2.5's vocab.json")
+        remedy = "give the path of Qwen 2.5's merges.txt"
+        require(self.merges_file is not None, f"tokenizer.merges_file is not set: {remedy}")
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """What is known of a data set's rows. `template`: the one it is read by unless another is chosen; None: its rows
+    are conversations already."""
+
+    schema: type
+    template: str | None
+    any_template: bool = False
+    has_answers: bool = True  # one answer a row, for supervised tuning
+    has_pairs: bool = False  # a chosen and a rejected answer a row
+
+
+DATASETS = {
+    "synthetic": DatasetFacts(SyntheticConfig, "instruct", any_template=True, has_pairs=True),
+    "alpaca_cleaned": DatasetFacts(StoredTextConfig, "instruct"),
+    "grammar": DatasetFacts(StoredTextConfig, "grammar"),
+    "samsum": DatasetFacts(StoredTextConfig, "summarize"),
+    "slimorca": DatasetFacts(StoredTextConfig, None),
+    "preference": DatasetFacts(StoredTextConfig, None, any_template=True, has_answers=False, has_pairs=True),
+}
+
+MODELS: dict[str, type[DecoderConfig]] = {
+    "llama3_tiny": LlamaConfig,
+    "llama3_1b": LlamaConfig,
+    "llama3_3b": LlamaConfig,
+    "llama3_8b": LlamaConfig,
+    "qwen2_5_tiny": Qwen25Config,
+    "qwen2_5_0_5b": Qwen25Config,
+    "qwen2_5_7b": Qwen25Config,
+}
+
+
+@dataclass
 class LlmConfig(RunConfig):
     """The configuration of `tune_llm.py`, once composed. `warmup_steps` are the learning rate's."""
 
     method: MethodConfig = key(MISSING, "how the model is tuned")
     template: Optional[TemplateConfig] = key(None, "prompt that a row is put into; null is the data set's own")
     dataset: TextConfig = key(MISSING, "rows that are tuned on")
-    model: LlamaConfig = key(MISSING, "what is tuned")
+    model: DecoderConfig = key(MISSING, "what is tuned")
     tokenizer: TokenizerConfig = key(MISSING, "what turns text into tokens")
     precision: PrecisionConfig = key(MISSING, "number format of weights, activations and gradients")
     recipe: Recipe = key(
@@ -226,9 +205,9 @@ class LlmConfig(RunConfig):
 
     def __post_init__(self) -> None:
         precision = self.precision.name
+        has = precision in PRECISIONS
         options = ", ".join(PRECISIONS)
-        works = precision in PRECISIONS
-        require(works, f"precision={precision}: method={self.method.name} has no such precision; it has {options}")
+        require(has, f"precision={precision}: method={self.method.name} has no such precision; it has {options}")
         super().__post_init__()
         for name in ("max_steps", "max_seq_len", "gradient_accumulation_steps"):
             value = getattr(self, name)
@@ -236,13 +215,19 @@ class LlmConfig(RunConfig):
         for name in ("skip_steps", "warmup_steps", "weight_decay"):
             value = getattr(self, name)
             require(value is None or value >= 0, f"{name}={value}: must be 0 or more")
-        _check_method(self)
-        _check_template(self)
+        bounded = self.max_seq_len is not None or not self.packed
+        require(bounded, "packed=true: needs max_seq_len, the length to pack to (as max_seq_len=512)")
+        longest, limit = self.max_seq_len or 1, self.model.max_seq_len
+        require(longest <= limit, f"max_seq_len={longest}: is above model.max_seq_len={limit}; use {limit} or less")
+
+    @property
+    def world_size(self) -> int:
+        return self.gpus * self.nodes
 
     @property
     def recipe_name(self) -> str:
         """The file of torchtune's recipe: one GPU takes the single-device one where there is one."""
-        alone = self.gpus * self.nodes == 1 and self.recipe is not Recipe.distributed
+        alone = self.world_size == 1 and self.recipe is not Recipe.distributed
         single = self.method.single_device
         return single if alone and single is not None else self.method.distributed
 
@@ -251,84 +236,19 @@ class LlmConfig(RunConfig):
         return self.recipe_name == self.method.distributed
 
     @property
-    def template_name(self) -> TemplateName | None:
-        """The template in force: the data set's own where none is given, which for chat rows is none at all."""
-        return FITS[self.dataset.name][0] if self.template is None else self.template.name
+    def template_name(self) -> str | None:
+        """The template in force: the data set's own where none is chosen, which for conversations is none at all."""
+        return DATASETS[self.dataset.name].template if self.template is None else self.template.name
 
 
-# The templates that each data set can be read by, its own first. None: the rows are conversations already.
-FITS: dict[TextName, tuple[TemplateName | None, ...]] = {
-    TextName.synthetic: (TemplateName.instruct, TemplateName.grammar, TemplateName.summarize),
-    TextName.alpaca_cleaned: (TemplateName.instruct,),
-    TextName.grammar: (TemplateName.grammar,),
-    TextName.samsum: (TemplateName.summarize,),
-    TextName.slimorca: (None,),
-    TextName.preference: (None, *TemplateName),
-}
-
-
-def _check_method(config: LlmConfig) -> None:
-    """What torchtune's recipe refuses, or would pass over in silence."""
-    method, name = config.method, config.method.name
-    alone = config.gpus * config.nodes == 1
-    single = config.recipe is Recipe.single_device
-    require(alone or not single, f"recipe=single_device: is for one GPU; use gpus=1 (it is {config.gpus})")
-    has = method.single_device is not None
-    require(has or not single, f"recipe=single_device: torchtune has none for method={name}; use recipe=auto")
-    breaks = name is MethodName.qlora and alone and config.distributed
-    remedy = "use recipe=auto, or gpus=2"
-    require(not breaks, f"recipe=distributed: torchtune's FSDP cannot hold method=qlora's NF4 weights alone; {remedy}")
-
-    compiles = name is not MethodName.qat and not (name is MethodName.dpo and config.distributed)
-    require(compiles or not config.compile, f"compile=true: method={name}'s recipe does not compile; use compile=false")
-    packs = name is not MethodName.dpo
-    require(packs or not config.packed, "packed=true: method=dpo reads pairs, which cannot be packed; use packed=false")
-    bounded = config.max_seq_len is not None or not config.packed
-    require(bounded, "packed=true: needs max_seq_len, the length to pack to (as max_seq_len=512)")
-    in_bwd = name in (MethodName.full, MethodName.qat)
-    remedy = "use optimizer_in_bwd=false"
-    whole = in_bwd or not config.optimizer_in_bwd
-    require(whole, f"optimizer_in_bwd=true: method={name}'s recipe has no such option; {remedy}")
-    once = config.gradient_accumulation_steps == 1 or not config.optimizer_in_bwd
-    require(once, f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be 1; or {remedy}")
-    scheduled = name is not MethodName.qat or config.warmup_steps is None
-    remedy = "leave warmup_steps at null"
-    require(scheduled, f"warmup_steps={config.warmup_steps}: method=qat's recipe keeps its learning rate; {remedy}")
-
-    longest = config.max_seq_len or 1
-    limit = config.model.max_seq_len
-    require(longest <= limit, f"max_seq_len={longest}: is above model.max_seq_len={limit}; use {limit} or less")
-
-
-def _check_template(config: LlmConfig) -> None:
-    method, data = config.method.name, config.dataset.name
-    pairs = data in (TextName.preference, TextName.synthetic)
-    remedy = "use dataset=preference or dataset=synthetic"
-    dpo = method is MethodName.dpo
-    require(pairs or not dpo, f"dataset={data}: method=dpo needs chosen and rejected answers; {remedy}")
-    single = data is not TextName.preference or dpo
-    remedy = "use method=dpo, or another dataset"
-    require(single, f"dataset=preference: holds pairs, which method={method} cannot read; {remedy}")
-    fits = FITS[data]
-    names = ", ".join(f"template={name}" for name in fits if name is not None) or "no template (template=null)"
-    found = config.template_name
-    require(found in fits, f"template={found}: does not fit dataset={data}; use {names}")
-
-
+# `multicard.llm.workload` adds the groups whose options are objects: the methods and the templates
 SCHEMAS: dict[str, dict[str, type]] = {
-    "method": {
-        MethodName.lora: LoraConfig,
-        MethodName.qlora: LoraConfig,
-        MethodName.dpo: DpoConfig,
-        MethodName.qat: QatConfig,
-        MethodName.full: MethodConfig,
-    },
-    "template": dict.fromkeys(TemplateName, TemplateConfig),
-    "dataset": {name: SyntheticConfig if name is TextName.synthetic else StoredTextConfig for name in TextName},
-    "model": dict.fromkeys(LlamaName, LlamaConfig),
+    "dataset": {name: facts.schema for name, facts in DATASETS.items()},
+    "model": dict(MODELS),
     "tokenizer": {
-        TokenizerName.embedded: EmbeddedTokenizerConfig,
-        TokenizerName.llama3: Llama3TokenizerConfig,
+        "embedded": EmbeddedTokenizerConfig,
+        "llama3": Llama3TokenizerConfig,
+        "qwen2_5": Qwen25TokenizerConfig,
     },
     "precision": dict.fromkeys(PRECISIONS, PrecisionConfig),
     "profile": PROFILES,

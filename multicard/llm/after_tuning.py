@@ -1,6 +1,6 @@
-"""What a rank does after its tuning was measured: profiled steps and ablations (see `bottleneck.ablations`).
+"""After the measured tuning: the profiled steps and the ablations of `diagnose`. See `multicard.bottleneck.ablations`.
 
-The recipe's own loop takes these steps too, over batches that are brought to it one step at a time.
+The recipe's own loop takes these steps too, over batches that are handed to it one step at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from multicard.profiling.capture import Window
 
 
 def after_tuning(recipe: Any, probe: Probe) -> None:
-    """Take the steps that `profile` and `diagnose` ask for, and write what they gave."""
+    """Take the steps that `profile` and `diagnose` ask for, and write their results."""
     config, report = probe.config, probe.report
     if not (isinstance(config.profile, WindowConfig) or config.diagnose):
         return
@@ -45,15 +45,15 @@ def endless(batches: Batches, epoch: int) -> Iterator[Batch]:
 
 
 def train_on(recipe: Any, probe: Probe, batches: Iterator[Batch]) -> None:
-    """Have the recipe train until `batches` end. Nothing of it counts as the run's."""
+    """Have the recipe train until `batches` end, unmeasured."""
     recipe.epochs_run, recipe.total_epochs, recipe.max_steps_per_epoch = 0, 1, None
-    with mock.patch.object(probe, "given", batches):
+    with mock.patch.object(probe, "substitute", batches):
         recipe.train()
 
 
-def steps_of(probe: Probe, feed: Iterator[Batch], go_on: Callable[[], bool]) -> Iterator[Batch]:
-    """`feed`'s batches, as many a step as the recipe takes, while `go_on`, which is called before each step."""
-    while go_on():
+def steps_of(probe: Probe, feed: Iterator[Batch], proceed: Callable[[], bool]) -> Iterator[Batch]:
+    """`feed`'s batches, as many a step as the recipe takes, while `proceed()`, which is called before each step."""
+    while proceed():
         for _ in range(probe.config.gradient_accumulation_steps):
             batch = next(feed)
             yield probe.moved(dict(batch) if isinstance(batch, dict) else batch)  # recipes take their batch apart
@@ -78,15 +78,15 @@ def profiled(
 
 @contextmanager
 def named_phases(recipe: Any, probe: Probe, ranges: Ranges) -> Iterator[None]:
-    """Show a profiler where the recipe is: it asks for a batch (data), copies it (h2d), calls the model (forward, to
-    the loss), calls `backward` (to the optimiser: clipping and the counts of tokens are in it) and steps."""
-    move, backward = torchtune.utils.batch_to_device, torch.Tensor.backward
+    """Mark the recipe's phases for a profiler: data (it asks for a batch), h2d (copies it), forward (calls the model,
+    to the loss), backward (to the optimiser: clipping and the counts of tokens are in it) and optimizer."""
+    batch_to_device, backward = torchtune.utils.batch_to_device, torch.Tensor.backward
 
-    def moving(*arguments: Any, **keywords: Any) -> None:
+    def marked_copy(*arguments: Any, **keywords: Any) -> None:
         ranges.open("h2d")
-        move(*arguments, **keywords)
+        batch_to_device(*arguments, **keywords)
 
-    def going_back(*arguments: Any, **keywords: Any) -> None:
+    def marked_backward(*arguments: Any, **keywords: Any) -> None:
         ranges.open("backward")
         backward(*arguments, **keywords)
 
@@ -95,8 +95,8 @@ def named_phases(recipe: Any, probe: Probe, ranges: Ranges) -> Iterator[None]:
     if optimizer is not None:
         hooks.append(optimizer.register_step_pre_hook(lambda *_: ranges.open("optimizer")))
     with (
-        mock.patch.object(torchtune.utils, "batch_to_device", moving),
-        mock.patch.object(torch.Tensor, "backward", going_back),
+        mock.patch.object(torchtune.utils, "batch_to_device", marked_copy),
+        mock.patch.object(torch.Tensor, "backward", marked_backward),
         mock.patch.object(probe, "ranges", ranges),
     ):
         yield
@@ -105,31 +105,30 @@ def named_phases(recipe: Any, probe: Probe, ranges: Ranges) -> Iterator[None]:
 
 
 def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]] | None:
-    """The times of the ablations. `alone` and `core` leave out FSDP's reduction of gradients, not its gathering of
-    weights. All take the same batches in the same order: rows differ in length, and so do their steps."""
-    rank = probe.rank
-    every = probe.config.gradient_accumulation_steps
+    """Times of the ablations. `alone` and `core` leave out FSDP's reduction of gradients, not its gathering of weights.
+    All take the same batches in the same order: rows differ in length, and so do their steps."""
+    rank, per_step = probe.rank, probe.config.gradient_accumulation_steps
 
     def feed() -> Iterator[Batch]:
         return endless(recipe._dataloader, probe.config.epochs)
 
-    cached = list(islice(feed(), every * ablations.MOST_STEPS))
-    there = [on_device(batch, rank.device) for batch in cached]
+    cached = list(islice(feed(), per_step * ablations.MOST_STEPS))
+    resident = [on_device(batch, rank.device) for batch in cached]
 
     def steps(batches: Iterator[Batch], count: int) -> float:
         marks_s: list[float] = []  # the recipe tidies up before its first step
 
-        def go_on() -> bool:
+        def proceed() -> bool:
             if len(marks_s) in (0, count):
                 timing.synchronize(rank.device)
             marks_s.append(timing.clock_s())
             return len(marks_s) <= count
 
-        train_on(recipe, probe, steps_of(probe, batches, go_on))
+        train_on(recipe, probe, steps_of(probe, batches, proceed))
         return marks_s[-1] - marks_s[0]
 
     def fetch(count: int) -> None:
-        for batch in islice(feed(), count * every):
+        for batch in islice(feed(), count * per_step):
             on_device(batch, rank.device)
 
     def alone(batches: Iterator[Batch], count: int) -> float:
@@ -138,7 +137,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
 
     chosen: dict[str, ablations.Ablation] = {
         "whole": lambda count: steps(feed(), count),
-        "device": lambda count: steps(iter(there), count),
+        "device": lambda count: steps(iter(resident), count),
         "input": ablations.timed(rank, fetch),
     }
     if rank.device.type == "cuda":
@@ -147,11 +146,11 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
     if isinstance(recipe._model, FSDPModule) and rank.world_size > 1:
         core = alone
         chosen["alone"] = lambda count: alone(feed(), count)
-        chosen["core"] = lambda count: alone(iter(there), count)
-    halves = [half(batch) for batch in there]
+        chosen["core"] = lambda count: alone(iter(resident), count)
+    halves = [half(batch) for batch in resident]
     if all(batch is not None for batch in halves) and not probe.config.compile:
         chosen["half"] = lambda count: core(iter(halves), count)
-    # recipes' loaders have no workers, so that nothing is made ahead
+    # recipes' loaders have no workers, so no batch is prepared in advance
     return ablations.interleaved(chosen, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0)
 
 
@@ -168,13 +167,13 @@ def half(batch: Batch) -> Batch | None:
         rows = [*range(pairs // 2), *range(pairs, pairs + pairs // 2)]
         return tuple(tensor[rows] for tensor in batch) if pairs > 1 else None
     size = len(batch["tokens"]) // 2
-    taken = {key: value[:size] if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
-    return taken if size else None
+    rows = {key: value[:size] if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+    return rows if size else None
 
 
 @contextmanager
 def without_reduction(model: torch.nn.Module) -> Iterator[None]:
-    """FSDP keeps each rank's own gradients for as long, and reduces them with those of the next step."""
+    """Have FSDP keep each rank's own gradients meanwhile; it reduces them with those of the next step."""
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(False)
     try:

@@ -1,4 +1,4 @@
-"""Bytes that a rank receives in collectives while a recipe trains, counted where FSDP and the recipe call them."""
+"""Counts the bytes that a rank receives in collectives while a recipe trains, where FSDP and the recipe call them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ class Traffic:
         self.bytes: dict[str, float] = dict.fromkeys(KINDS, 0)
 
     def clear(self) -> None:
-        """Count from now on."""
+        """Start again from zero."""
         self.bytes.update(dict.fromkeys(KINDS, 0))
 
     def counted(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What a rank leaves on disk, epoch by epoch, so that a run that is cut short keeps what it had measured."""
+"""A rank's file, written epoch by epoch, so that a run that is cut short keeps its measurements."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ class Report:
         self.content: dict[str, Any] = meeting.head(rank, flags)
 
     def built(self, figures: dict[str, Any]) -> None:
-        """The model is there: its sizes, and the peak of memory so far, which torchtune is about to reset."""
+        """Add the sizes of the model and the peak of memory so far, which is reset for the training."""
         setup = memory.peak_memory_bytes(self.rank.device)
         self.content |= {**figures, "setup_peak_memory_bytes": setup, "peak_memory_bytes": setup}
         memory.reset_peak_memory(self.rank.device)
@@ -46,11 +46,11 @@ class Report:
         self.write()
 
     def peak(self) -> None:
-        """Take in the peak of memory since the model was built."""
+        """Update the peak of memory since the model was built."""
         now = memory.peak_memory_bytes(self.rank.device)
         self.content["train_peak_memory_bytes"] = now
-        known = [peak for peak in (now, self.content["setup_peak_memory_bytes"]) if peak is not None]
-        self.content["peak_memory_bytes"] = max(known, default=None)
+        peaks = [peak for peak in (now, self.content["setup_peak_memory_bytes"]) if peak is not None]
+        self.content["peak_memory_bytes"] = max(peaks, default=None)
 
     def write(self) -> None:
         run_folder.write_json(run_folder.rank_file(self.folder, self.rank.rank), self.content)

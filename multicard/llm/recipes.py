@@ -1,4 +1,4 @@
-"""torchtune's recipe classes, loaded from the installed package and subclassed by as little as measuring takes."""
+"""torchtune's recipe classes, loaded from the installed package and subclassed for measuring."""
 
 import gc
 import importlib.util
@@ -16,28 +16,29 @@ import torchtune
 from omegaconf import DictConfig
 from torchtune import training
 
-from multicard.config.llm import MethodName
+from multicard.config.llm import LlmConfig
+from multicard.llm import methods
 from multicard.llm.step_probe import Batches, Probe
 
 
 def load(name: str) -> tuple[ModuleType, type]:
-    """The module and the class of a recipe, by path: importing the package of the recipes raises, by intent."""
+    """The module and the class of a recipe, by path: the package of the recipes cannot be imported, by intent."""
     path = Path(torchtune.__file__).parents[1] / "recipes" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"recipe_{name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    (found,) = (c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__)
-    return module, found
+    (recipe,) = (c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__)
+    return module, recipe
 
 
 def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int], DictConfig]) -> type:
-    """The recipe with its batches watched and nothing saved at the end of an epoch."""
+    """The recipe with measured batches, and with nothing saved at the end of an epoch."""
 
     class Measured(recipe):
         def _setup_data(self, *arguments: Any, **keywords: Any) -> Any:
-            built = super()._setup_data(*arguments, **keywords)
-            *sampler, loader = built if isinstance(built, tuple) else (built,)
+            result = super()._setup_data(*arguments, **keywords)
+            *sampler, loader = result if isinstance(result, tuple) else (result,)
             loader.pin_memory = probe.config.pin_memory  # read when the loader is iterated
             probe.pad_id = self._tokenizer.pad_id
             batches = Batches(loader, probe)
@@ -55,7 +56,7 @@ def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int]
 
         def setup(self, *arguments: Any, **keywords: Any) -> None:
             super().setup(*arguments, **keywords)
-            client = getattr(self, "_checkpoint_client", None)  # what the full recipe saves by
+            client = getattr(self, "_checkpoint_client", None)  # by which the full recipe saves
             if client is not None:
                 client.save_checkpoint = self.save_checkpoint
 
@@ -63,20 +64,21 @@ def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int]
 
 
 @contextmanager
-def prepared(module: ModuleType, device: torch.device) -> Iterator[None]:
-    """What stands in for torchtune's own parts while a recipe runs in our ranks.
+def patched(module: ModuleType, device: torch.device) -> Iterator[None]:
+    """Replace parts of torchtune while a recipe runs in our ranks.
 
-    Reading the memory figures must not reset the peak. On CPU, where there are none, the distributed recipes ask for
-    them all the same. A process group is there already.
+    Reading the memory figures must not reset the peak; on CPU, where there are none, the distributed recipes read them
+    all the same. The process group exists already.
     """
     with ExitStack() as stack:
         if device.type == "cpu":
             nothing = {"get_memory_stats": lambda **_: {}, "log_memory_stats": lambda *_, **__: None}
             stack.enter_context(mock.patch.multiple(training, cleanup_before_training=gc.collect, **nothing))
         else:
-            real = training.get_memory_stats
-            keep = lambda device, reset_stats=False: real(device=device, reset_stats=False)  # noqa: E731
-            stack.enter_context(mock.patch.object(training, "get_memory_stats", keep))
+            original = training.get_memory_stats
+            stack.enter_context(
+                mock.patch.object(training, "get_memory_stats", lambda device, **_: original(device, reset_stats=False))
+            )
         if hasattr(module, "init_process_group"):
             stack.enter_context(mock.patch.object(module, "init_process_group", lambda *_, **__: None))
         yield
@@ -88,28 +90,28 @@ def join_alone(backend: str) -> None:
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
-def check_built(recipe: Any, method: MethodName) -> dict[str, int]:
-    """See that the method took hold of the model, and count.
+def check_built(recipe: Any, config: LlmConfig) -> dict[str, int]:
+    """See that the model is quantised as the method says, and count.
 
     Returns:
-        `parameters`, `trainable_parameters` and how many tensors are NF4 or linears fake-quantised.
+        `parameters`, `trainable_parameters`, `parameter_bytes`, and the numbers of NF4 tensors and of linears that
+        simulate quantisation.
 
     Raises:
-        RuntimeError: where torchtune left weights as they were that the method is to quantise.
+        RuntimeError: where torchtune left weights as they were that the method quantises.
     """
     from torchao.dtypes.nf4tensor import NF4Tensor
     from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 
-    model = recipe._model
-    parameters = list(model.parameters())
-    local = [getattr(parameter, "_local_tensor", parameter) for parameter in parameters]
-    nf4 = sum(isinstance(tensor, NF4Tensor) for tensor in local)
-    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    method, name = methods.of(config), config.method.name
+    parameters = list(recipe._model.parameters())
+    nf4 = sum(isinstance(getattr(parameter, "_local_tensor", parameter), NF4Tensor) for parameter in parameters)
+    linears = [module for module in recipe._model.modules() if isinstance(module, torch.nn.Linear)]
     fake = sum(isinstance(module, Int8DynActInt4WeightQATLinear) for module in linears)
-    if method is MethodName.qlora and not nf4:
-        raise RuntimeError("method=qlora: torchtune left the base weights unquantised")
-    if method is MethodName.qat and fake != len(linears):
-        raise RuntimeError(f"method=qat: torchtune quantised {fake} of {len(linears)} linears")
+    if method.nf4 and not nf4:
+        raise RuntimeError(f"method={name}: torchtune left the base weights unquantised")
+    if method.fake_quantised and fake != len(linears):
+        raise RuntimeError(f"method={name}: torchtune quantised {fake} of {len(linears)} linears")
     return {
         "parameters": sum(parameter.numel() for parameter in parameters),
         "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),

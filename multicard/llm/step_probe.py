@@ -1,7 +1,7 @@
-"""What a rank sees of its steps without touching the recipe: when it asks for each batch, what is in it, what it logs.
+"""Measures a rank's steps from outside the recipe: when it asks for each batch, what is in it, what it logs.
 
 A step lasts from asking for its first batch to asking for the next step's. The recipes read the loss on the host at
-the end of each step, so the device has done its work by then; the probe waits for nothing itself.
+the end of each step, so the device has done its work by then, and the probe never waits for it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from multicard.config.llm import LlmConfig, MethodName
+from multicard.config.llm import LlmConfig
+from multicard.llm import methods
 from multicard.llm.rank_report import Report
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
@@ -30,10 +31,10 @@ class Probe:
 
     def __init__(self, rank: Rank, config: LlmConfig, report: Report) -> None:
         self.rank, self.config, self.report = rank, config, report
-        self.dpo = config.method.name is MethodName.dpo
+        self.pairs = methods.of(config).pairs
         self.moves = config.pin_memory and rank.device.type == "cuda"
-        self.copies = 2 if self.dpo and not self.moves else 1  # of a batch, that the recipe makes
-        self.given: Iterator[Batch] | None = None  # batches of another pass than the run's own
+        self.copies = 2 if self.pairs and not self.moves else 1  # of a batch, that the recipe makes
+        self.substitute: Iterator[Batch] | None = None  # batches of a pass after the run, which is not measured
         self.ranges: Ranges | None = None
         self.board = Board(report.folder, rank.world_size)
         self.pad_id = -1
@@ -44,37 +45,33 @@ class Probe:
         self._clear()
 
     def _clear(self) -> None:
-        self.asked_s: list[float] = []
-        self.got_s: list[float] = []
-        self.counted: list[tuple[int, ...]] = []
+        self.requested_s: list[float] = []
+        self.received_s: list[float] = []
+        self.counts: list[tuple[int, ...]] = []
         self.logged: list[dict[str, float]] = []
 
     def batches(self, loader: Any) -> Iterator[Batch]:
         """The loader's batches, timed and counted; pinned ones are copied to the device without waiting."""
-        if self.given is not None:
-            yield from self.given
+        if self.substitute is not None:
+            yield from self.substitute
             return
-        batches = iter(loader)
+        batches, per_step = iter(loader), self.config.gradient_accumulation_steps
         while True:
-            self._ask()
+            self.requested_s.append(timing.clock_s())
+            if self.counts and len(self.counts) % per_step == 0:
+                self.steps += 1
+                self.tokens += sum(counts[COUNTS.index("non_padding")] for counts in self.counts[-per_step:])
+                self._post()
             batch = next(batches, None)
             if batch is None:
                 return
-            self.got_s.append(timing.clock_s())
-            self.counted.append(count(batch, self.pad_id, self.copies))
+            self.received_s.append(timing.clock_s())
+            self.counts.append(count(batch, self.pad_id, self.copies))
             yield self.moved(batch)
 
-    def _ask(self) -> None:
-        self.asked_s.append(timing.clock_s())
-        done, every = len(self.counted), self.config.gradient_accumulation_steps
-        if done and done % every == 0:
-            self.steps += 1
-            self.tokens += sum(row[2] for row in self.counted[-every:])
-            self._post()
-
     def _post(self) -> None:
-        of, epoch = self.config.epochs * self.steps_per_epoch, len(self.report.content["epochs"])
-        self.board.post(self.rank.rank, min(self.steps, of), of, self.tokens, epoch, self.loss)
+        total, epoch = self.config.epochs * self.steps_per_epoch, len(self.report.content["epochs"])
+        self.board.post(self.rank.rank, min(self.steps, total), total, self.tokens, epoch, self.loss)
 
     def moved(self, batch: Batch) -> Batch:
         """The batch as the recipe gets it."""
@@ -91,10 +88,10 @@ class Probe:
 
     def log(self, payload: Mapping[str, Any]) -> None:
         """A step's figures, as the recipe logs them on rank 0."""
-        if self.given is not None:
+        if self.substitute is not None:
             return
         figures = {key: float(payload[key]) for key in ("loss", "lr", *REWARDS) if key in payload}
-        if self.dpo and self.config.distributed:
+        if self.pairs and self.config.distributed:
             figures["loss"] /= self.rank.world_size  # torchtune sums it over the ranks
         self.logged.append(figures)
         self.loss = figures["loss"]
@@ -105,27 +102,27 @@ class Probe:
         self.report.started(self.started_s)
 
     def end_epoch(self) -> None:
-        """The recipe has done its last step of an epoch: write what was seen."""
-        if self.given is not None:
+        """Write the epoch, whose last step the recipe has just taken."""
+        if self.substitute is not None:
             return
         ended_s = timing.clock_s()
-        every = self.config.gradient_accumulation_steps
+        per_step = self.config.gradient_accumulation_steps
         limit = self.config.max_steps or self.steps_per_epoch
-        batches = min(len(self.counted) // every, limit) * every  # a recipe that stops early has fetched one more
-        marks = np.array([*self.asked_s, ended_s])[: batches + 1]
-        waits = np.array(self.got_s[:batches]) - marks[:-1]
-        per_step = {
-            "step_s": np.diff(marks).reshape(-1, every).sum(axis=1),
-            "data_s": waits.reshape(-1, every).sum(axis=1),
+        batches = min(len(self.counts) // per_step, limit) * per_step  # a recipe that stops early has fetched one more
+        marks = np.array([*self.requested_s, ended_s])[: batches + 1]
+        waits = np.array(self.received_s[:batches]) - marks[:-1]
+        counts = np.array(self.counts[:batches], dtype=np.int64).reshape(-1, per_step, len(COUNTS)).sum(axis=1)
+        columns = {
+            "step_s": np.diff(marks).reshape(-1, per_step).sum(axis=1),
+            "data_s": waits.reshape(-1, per_step).sum(axis=1),
+            **{name: counts[:, i] for i, name in enumerate(COUNTS)},
         }
-        counts = np.array(self.counted[:batches], dtype=np.int64).reshape(-1, every, len(COUNTS)).sum(axis=1)
-        per_step |= {name: counts[:, i] for i, name in enumerate(COUNTS)}
         steps = len(counts)
         for key in ("loss", "lr", *REWARDS):  # NaN on other ranks, which log nothing
-            logged = [row.get(key, np.nan) for row in self.logged[:steps]] or [np.nan] * steps
-            per_step[key.replace("/", "_")] = np.array(logged)
-        epoch_s = ended_s - (self.asked_s[0] if self.asked_s else ended_s)
-        self.report.epoch(per_step, epoch_s, ended_s - self.started_s)
+            logged = [figures.get(key, np.nan) for figures in self.logged[:steps]] or [np.nan] * steps
+            columns[key.replace("/", "_")] = np.array(logged)
+        epoch_s = ended_s - (self.requested_s[0] if self.requested_s else ended_s)
+        self.report.epoch(columns, epoch_s, ended_s - self.started_s)
         self._clear()
 
 
@@ -150,7 +147,7 @@ def count(batch: Batch, pad_id: int, copies: int = 1) -> tuple[int, ...]:
 
 
 class Batches:
-    """The recipe's loader as the recipe sees it: all but its iteration is the loader's own."""
+    """The recipe's loader with measured iteration; everything else is the loader's own."""
 
     def __init__(self, loader: Any, probe: Probe) -> None:
         self.loader, self._probe = loader, probe

@@ -1,12 +1,12 @@
-"""From what the ranks left on disk to the summary in result.json."""
+"""The summary in result.json, from the ranks' files and steps."""
 
 from typing import Any
 
 import numpy as np
 
-from multicard.config.llm import LlmConfig, LoraConfig, MethodName
+from multicard.config.llm import LlmConfig
 from multicard.config.placement import Placement
-from multicard.llm import llama_sizes
+from multicard.llm import methods, models
 from multicard.measure import formulas
 from multicard.ranks.meeting import peak_memory
 
@@ -15,12 +15,12 @@ TOKENS = {"all": "tokens", "non_padding": "non_padding", "loss_bearing": "loss_b
 
 
 def axes(config: Any, device: str) -> dict[str, Any]:
-    """What tells this run from the others of its sweep. Takes the composed configuration too, where it is refused."""
-    known = isinstance(config, LlmConfig)
-    template = config.template_name if known else getattr(config.template, "name", None)
+    """The settings that runs are compared by. Takes the composed configuration of a refused run, too."""
+    accepted = isinstance(config, LlmConfig)
+    template = config.template_name if accepted else getattr(config.template, "name", None)
     return {
         "method": str(config.method.name),
-        "recipe": config.recipe_name if known else str(config.recipe),
+        "recipe": config.recipe_name if accepted else str(config.recipe),
         "template": None if template is None else str(template),
         "dataset": str(config.dataset.name),
         "rows": getattr(config.dataset, "rows", None),
@@ -59,21 +59,21 @@ def summarise(
     """
     table = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
     first = ranks[0] if ranks else {}
-    whole = min((len(rank["epochs"]) for rank in ranks), default=0)
-    table = {name: column[table["epoch"] < whole] for name, column in table.items()} if whole else {}
-    epochs = [_epoch(index, ranks, table) for index in range(whole)]
+    ended = min((len(rank["epochs"]) for rank in ranks), default=0)  # epochs, on all ranks
+    table = {name: column[table["epoch"] < ended] for name, column in table.items()} if ended else {}
+    epochs = [_epoch(index, ranks, table) for index in range(ended)]
     speed = _speed(ranks, table, config.skip_steps)
     tokens = speed["tokens"]["non_padding"]
     total_s = epochs[-1]["ended_s"] if epochs else None
     return {
         "total_s": total_s,
-        # a run that is stopped starts anew: what counts is of one piece
+        # a run that is stopped starts anew: it is measured in one piece
         "segments": [{"first_step": 0, "steps": sum(epoch["steps"] for epoch in epochs), "trained_s": total_s}],
         "epochs": epochs,
         **speed,
         "joules_per_token": None if joules is None or not tokens else joules / tokens,
         "loss": _loss(table),
-        **({"rewards": _rewards(table)} if config.method.name is MethodName.dpo else {}),
+        **({"rewards": _rewards(table)} if methods.of(config).pairs else {}),
         "peak_memory_bytes": peak_memory(ranks, placement.device) | _phases(ranks),
         "transfer_bytes": _transfers(table, placement),
         "communication_bytes": _communication(ranks),
@@ -90,13 +90,13 @@ def summarise(
 
 def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]) -> dict[str, Any]:
     """One epoch over all ranks: times are the slowest rank's."""
-    mine = [rank["epochs"][index] for rank in ranks]
+    by_rank = [rank["epochs"][index] for rank in ranks]
     rows = table["epoch"] == index
     return {
         "epoch": index,
-        "steps": mine[0]["steps"],
-        "train_s": max(epoch["train_s"] for epoch in mine),
-        "ended_s": max(epoch["ended_s"] for epoch in mine),
+        "steps": by_rank[0]["steps"],
+        "train_s": max(epoch["train_s"] for epoch in by_rank),
+        "ended_s": max(epoch["ended_s"] for epoch in by_rank),
         "train_loss": float(table["loss"][rows & (table["rank"] == 0)].mean()) if rows.any() else None,
         "samples": int(table["samples"][rows].sum()),
     }
@@ -117,12 +117,12 @@ def _speed(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], skip: int)
     number = _numbers(table)
     slowest_s = np.zeros(number.max() + 1)
     np.maximum.at(slowest_s, number, table["step_s"])
-    kept = number >= skip
-    by_rank = [kept & (table["rank"] == rank["rank"]) for rank in ranks]
+    measured = number >= skip
+    by_rank = [measured & (table["rank"] == rank["rank"]) for rank in ranks]
     seconds = [table["step_s"][rows].sum() for rows in by_rank]
     return {
         "iteration_s": formulas.statistics(slowest_s, skip),
-        "data_s": float(table["data_s"][kept].mean()) if kept.any() else None,  # of an iteration, mean over the ranks
+        "data_s": float(table["data_s"][measured].mean()) if measured.any() else None,  # mean over the ranks
         "tokens": {name: int(table[column].sum()) for name, column in TOKENS.items()},
         "tokens_per_s": {
             name: formulas.throughput_per_s([table[column][rows].sum() for rows in by_rank], seconds)
@@ -153,21 +153,21 @@ def _rewards(table: dict[str, np.ndarray]) -> dict[str, float | None]:
 
     torchtune's single-device recipe logs those of the last batch of each step, the distributed one the ranks' mean.
     """
-    found: dict[str, float | None] = {}
+    rewards: dict[str, float | None] = {}
     for name, column in REWARDS.items():
         values = _first_rank(table, column)
-        found[name] = float(last_tenth(values).mean()) if len(values) else None
-    chosen, rejected = found["chosen"], found["rejected"]
-    return found | {"margin": None if chosen is None or rejected is None else chosen - rejected}
+        rewards[name] = float(last_tenth(values).mean()) if len(values) else None
+    chosen, rejected = rewards["chosen"], rewards["rejected"]
+    return rewards | {"margin": None if chosen is None or rejected is None else chosen - rejected}
 
 
 def _phases(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """The maxima while the model was built and while it was trained."""
-    found = {}
+    peaks = {}
     for phase in ("setup", "train"):
-        known = [rank.get(f"{phase}_peak_memory_bytes") for rank in ranks]
-        found[phase] = max((peak for peak in known if peak is not None), default=None)
-    return found
+        by_rank = [rank.get(f"{phase}_peak_memory_bytes") for rank in ranks]
+        peaks[phase] = max((peak for peak in by_rank if peak is not None), default=None)
+    return peaks
 
 
 def _transfers(table: dict[str, np.ndarray], placement: Placement) -> dict[str, Any]:
@@ -191,10 +191,25 @@ def _work(
     """`flops_per_token` (of all tokens, padding too) and the share of the devices' peak that it makes."""
     if not table or not table["tokens"].sum():
         return {"flops_per_token": None, "mfu": None}
-    vocabulary, method = ranks[0]["vocabulary"], config.method
-    adapters = llama_sizes.adapter_parameters(config.model, vocabulary, method) if isinstance(method, LoraConfig) else 0
-    length = table["attended"].sum() / table["tokens"].sum()
-    flops = llama_sizes.flops_per_token(config.model, vocabulary, method.name, adapters, float(length))
-    peak, rate = llama_sizes.peak_flops_per_s(ranks[0]["device"], config.precision.name), speed["tokens_per_s"]["all"]
+    vocabulary, rate = ranks[0]["vocabulary"], speed["tokens_per_s"]["all"]
+    length = float(table["attended"].sum() / table["tokens"].sum())
+    adapters, passes = methods.adapter_parameters(config, vocabulary), methods.of(config).reference_passes
+    flops = models.flops_per_token(config.model, vocabulary, length, adapters, passes)
+    peak = peak_flops_per_s(ranks[0]["device"], config.precision.name)
     share = None if peak is None or rate is None else flops * rate / (len(ranks) * peak)
     return {"flops_per_token": flops, "mfu": share}
+
+
+# Dense matrix peaks in operations a second (NVIDIA's data sheets): fp32 without TF32, as torchtune computes, and bf16
+PEAK_FLOPS_PER_S: dict[str, dict[str, float]] = {
+    "H200": {"fp32": 67e12, "bf16": 989e12},
+    "H100 80GB HBM3": {"fp32": 67e12, "bf16": 989e12},
+    "H100 NVL": {"fp32": 60e12, "bf16": 835e12},
+    "H100 PCIe": {"fp32": 51e12, "bf16": 756e12},
+    "A100": {"fp32": 19.5e12, "bf16": 312e12},
+}
+
+
+def peak_flops_per_s(device: str, precision: str) -> float | None:
+    """The peak of a device by its name as CUDA gives it; None where it is not known."""
+    return next((peaks[precision] for name, peaks in PEAK_FLOPS_PER_S.items() if name in device), None)

@@ -1,4 +1,4 @@
-"""Our parts that torchtune's configurations name by `_component_`."""
+"""Components that torchtune's configurations name: random weights and the step log."""
 
 import math
 import zlib
@@ -9,14 +9,14 @@ import torch
 from omegaconf import OmegaConf
 from torchtune import config, training
 
-STD = 0.02  # Llama's initialiser range
+STD = 0.02  # the initialiser range of Llama and Qwen
 
 
 class RandomState(Mapping[str, torch.Tensor]):
-    """Weights of a torchtune model, made tensor by tensor when asked for: whoever loads them needs memory for one.
+    """Random weights of a torchtune model, generated when a tensor is read: loading them takes the memory of one.
 
     Each follows from the seed and its name alone, so that all ranks, and any number of them, have the same. Linears
-    and embeddings are normal with std 0.02, norms 1; adapters are as LoRA starts: A uniform in 1/sqrt(in), B zero.
+    and embeddings are normal with std 0.02, biases 0, norms 1. Adapters start as LoRA's: A uniform in 1/sqrt(in), B 0.
     """
 
     def __init__(self, model: dict[str, Any], seed: int) -> None:
@@ -32,10 +32,10 @@ class RandomState(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         shape = self._like[name].shape
+        if name.endswith(".bias") or "lora_b" in name:
+            return torch.zeros(shape)
         if len(shape) == 1:
             return torch.ones(shape)
-        if "lora_b" in name:
-            return torch.zeros(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
         if "lora_a" in name:
             bound = 1 / math.sqrt(shape[1])
@@ -53,7 +53,7 @@ class RandomCheckpointer:
         return {training.MODEL_KEY: self._state}
 
     def save_checkpoint(self, *_: Any, **__: Any) -> None:
-        """Nothing: the run is for its figures."""
+        """Save nothing: the run is for its figures."""
 
 
 class StepLog:
@@ -63,7 +63,7 @@ class StepLog:
         self.listener: Callable[[Mapping[str, Any]], None] | None = None
 
     def log_config(self, _: Any) -> None:
-        """Nothing: config.yaml and torchtune.yaml are there."""
+        """Nothing to do: config.yaml and torchtune.yaml are in the run folder."""
 
     def log_dict(self, payload: Mapping[str, Any], step: int) -> None:
         if self.listener is not None:

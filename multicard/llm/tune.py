@@ -1,4 +1,4 @@
-"""One rank's part of a tuning run: torchtune's recipe, set up, watched and run."""
+"""A rank's part of a tuning run: set up torchtune's recipe, measure it and run it."""
 
 import os
 
@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-logging.getLogger("torchao").setLevel(logging.ERROR)  # says that its C++ extensions are of another torch: none is used
+logging.getLogger("torchao").setLevel(logging.ERROR)  # warns of C++ extensions for another torch; none is used
 import torch.distributed as dist
 import torchtune.datasets
 import torchtune.models.llama3
 import torchtune.models.llama3_2
+import torchtune.models.qwen2_5
 import torchtune.modules.loss
 import torchtune.rlhf.loss
 import torchtune.training.lr_schedulers
@@ -59,14 +60,14 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         return scheduler
 
     module, recipe_class = recipes.load(config.recipe_name)
-    with recipes.prepared(module, device), traffic.all_reduces():
-        ours = run_configuration(cfg, cache)
-        recipe = recipes.measured(recipe_class, probe, on_schedule)(cfg=ours)
-        recipe.setup(cfg=ours)
+    with recipes.patched(module, device), traffic.all_reduces():
+        run_cfg = run_configuration(cfg, cache)
+        recipe = recipes.measured(recipe_class, probe, on_schedule)(cfg=run_cfg)
+        recipe.setup(cfg=run_cfg)
         if rank.rank == 0:
             recipe._metric_logger.listener = probe.log
         probe.steps_per_epoch = recipe._steps_per_epoch
-        report.built(recipes.check_built(recipe, config.method.name) | {"vocabulary": cfg["model"]["vocab_size"]})
+        report.built(recipes.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]})
         traffic.watch(recipe._model)
         if rank.world_size > 1:
             dist.barrier()
@@ -79,24 +80,24 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         after_tuning.after_tuning(recipe, probe)
     if rank.rank == 0:
         shutil.rmtree(cache, ignore_errors=True)
-        run_folder.remove_empty(folder / "tune_run")  # torchtune's checkpointers make it, to save to
+        run_folder.remove_empty(folder / "tune_run")  # which torchtune's checkpointers create
     if dist.is_initialized():
-        dist.barrier()  # no rank takes its store away while another still needs it
+        dist.barrier()  # no rank closes its store while another still needs it
     recipe.cleanup()
 
 
 def run_configuration(cfg: dict[str, Any], cache: Path) -> DictConfig:
-    """torchtune's configuration with our logger, the peak of memory left alone, and the rows' cache in the run."""
-    ours = OmegaConf.create(cfg)
-    ours.metric_logger = {"_component_": "multicard.llm.torchtune_components.StepLog"}
-    ours.log_peak_memory_stats = False
-    if ours.dataset.source == "json":
-        ours.dataset.cache_dir = str(cache)
-    return ours
+    """torchtune's configuration with our logger, no memory figures, and the rows' cache in the run folder."""
+    run_cfg = OmegaConf.create(cfg)
+    run_cfg.metric_logger = {"_component_": "multicard.llm.torchtune_components.StepLog"}
+    run_cfg.log_peak_memory_stats = False
+    if run_cfg.dataset.source == "json":
+        run_cfg.dataset.cache_dir = str(cache)
+    return run_cfg
 
 
 def flags(config: LlmConfig) -> dict[str, Any]:
-    """The flags in force, for the record: torchtune enables TF32 nowhere."""
+    """The flags in force, for the record. torchtune does not enable TF32."""
     return {
         "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
         "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,

@@ -1,21 +1,29 @@
-"""What makes a run one of LLM tuning. Imports neither torch nor torchtune."""
+"""The workload of `tune_llm.py`. Imports neither torch nor torchtune."""
 
 from pathlib import Path
 from typing import Any
 
-from multicard.config.llm import SCHEMAS, LlmConfig, MethodName
+from multicard.config import llm
+from multicard.config.llm import LlmConfig, TemplateConfig
 from multicard.config.placement import Placement
 from multicard.controller.workload import Workload
-from multicard.llm import summary, torchtune_config
+from multicard.llm import methods, preflight, summary, torchtune_config
+from multicard.llm.data.templates import TEMPLATES
+
+SCHEMAS: dict[str, dict[str, type]] = {
+    "method": {name: method.schema for name, method in methods.METHODS.items()},
+    "template": dict.fromkeys(TEMPLATES, TemplateConfig),
+    **llm.SCHEMAS,
+}
 
 
 def check(config: LlmConfig, _: Placement) -> None:
-    """Read the rows and see that they, the tokenizer, the weights and the model fit each other.
+    """See that options, rows, tokenizer, weights and model fit each other.
 
     Raises:
         ValueError: with the key and the remedy.
     """
-    torchtune_config.prepare(config)
+    preflight.prepare(config)
 
 
 def arguments(config: LlmConfig, placement: Placement, folder: Path) -> tuple[Any, ...]:
@@ -23,7 +31,7 @@ def arguments(config: LlmConfig, placement: Placement, folder: Path) -> tuple[An
 
 
 def describe(config: LlmConfig, placement: Placement) -> str:
-    """One line of what will run."""
+    """The run in one line."""
     weights = "random weights" if config.model.weights == "random" else "its own weights"
     template = f", template {config.template_name}" if config.template_name else ""
     where = placement.ranks(config.gpus)
@@ -34,23 +42,25 @@ def describe(config: LlmConfig, placement: Placement) -> str:
 
 
 def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
-    """The option to try next where a run is bound by this."""
-    on_cuda = placement.device == "cuda"
-    compiles = on_cuda and not config.compile and config.method.name in (MethodName.lora, MethodName.qlora)
+    """The option to try next where a run is bound by `bound`."""
+    on_cuda, method = placement.device == "cuda", methods.of(config)
+    compiles = method.compiles_distributed if config.distributed else method.compiles
+    compiles = on_cuda and compiles and not config.compile
+    packs = not config.packed and not method.pairs
     options = {
-        "input": [("packed=true", not config.packed and config.method.name is not MethodName.dpo)],
+        "input": [("packed=true", packs)],
         "copy": [("pin_memory=true", not config.pin_memory)],
         "communication": [("gradient_accumulation_steps=4", config.gradient_accumulation_steps == 1)],
-        "launch": [("compile=true", compiles), ("packed=true", not config.packed)],
+        "launch": [("compile=true", compiles), ("packed=true", packs)],
         "compute": [
             ("precision=bf16", on_cuda and config.precision.name != "bf16"),
             ("activation_checkpointing=false", config.activation_checkpointing),
             ("compile=true", compiles),
-            ("method=lora", config.method.name in (MethodName.full, MethodName.qat)),
+            ("method=lora", not method.adapters),
             ("more GPUs", True),
         ],
     }[bound]
-    return next((option for option, open_to_try in options if open_to_try), "a larger batch_size")
+    return next((option for option, applies in options if applies), "a larger batch_size")
 
 
 WORKLOAD = Workload(

@@ -1,21 +1,23 @@
-"""The tokenizers: one trained on the run's own text, or Llama 3's own. Imports neither torch nor torchtune.
+"""The tokenizers: one trained on the run's own text, Llama 3's and Qwen 2.5's. No torch.
 
-Both are files in tiktoken's form, a token in base64 and its rank a line, which torchtune's Llama3Tokenizer reads.
+The first two are files in tiktoken's form (a line a token: base64 and rank), which torchtune's Llama3Tokenizer reads.
 """
 
 import base64
+import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from multicard.config.keys import require
-from multicard.config.llm import Llama3TokenizerConfig
+from multicard.config.llm import Llama3TokenizerConfig, Qwen25TokenizerConfig, TokenizerConfig
 
-# How Llama 3 splits text before it merges bytes (llama-models, tokenizer.py); torchtune has the same.
+# How Llama 3 splits text before it merges bytes (llama-models, tokenizer.py); torchtune has the same
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-# The special tokens that torchtune's Llama3Tokenizer asks for by name.
+# The special tokens that torchtune's Llama3Tokenizer asks for by name
 SPECIAL = (
     "<|begin_of_text|>",
     "<|end_of_text|>",
@@ -28,9 +30,11 @@ SPECIAL = (
     "<|python_tag|>",
     "<|image|>",
 )
-ROLES = ("user\n\n", "assistant\n\n", "system\n\n")  # a message's header, which no row's own text need hold
+ROLES = ("user\n\n", "assistant\n\n", "system\n\n")  # a message's header, which rows need not contain
 LLAMA3_RANKS = 128_000
 LLAMA3_VOCABULARY = 128_256  # with the special tokens that text uses
+QWEN25_TOKENS = 151_643
+QWEN25_VOCABULARY = 151_665  # with the special tokens
 
 
 def train(texts: Iterable[str], vocab_size: int) -> list[bytes]:
@@ -47,13 +51,13 @@ def train(texts: Iterable[str], vocab_size: int) -> list[bytes]:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(texts, trainer)
-    to_byte = _bytes_of_characters()
     ranked = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    return [bytes(to_byte[character] for character in word) for word, _ in ranked]
+    byte_of = byte_level_alphabet()
+    return [bytes(byte_of[character] for character in word) for word, _ in ranked]
 
 
-def _bytes_of_characters() -> dict[str, int]:
-    """The byte behind each character of GPT-2's byte-level alphabet, which `tokenizers` prints merges in."""
+def byte_level_alphabet() -> dict[str, int]:
+    """The byte behind each character of GPT-2's byte-level alphabet, in which `tokenizers` writes merges."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -68,22 +72,63 @@ def special_tokens(ranks: int) -> dict[str, list[dict[str, object]]]:
     return {"added_tokens": [{"id": ranks + i, "content": token} for i, token in enumerate(SPECIAL)]}
 
 
-def check_llama3(config: Llama3TokenizerConfig) -> None:
-    """See that the file is a Llama 3 tokenizer, whole.
+def vocabulary(config: TokenizerConfig, ranks: int) -> int:
+    """Tokens of the tokenizer, special ones included; `ranks` are the embedded tokenizer's other ones."""
+    if isinstance(config, Llama3TokenizerConfig):
+        return LLAMA3_VOCABULARY
+    return QWEN25_VOCABULARY if isinstance(config, Qwen25TokenizerConfig) else ranks + len(SPECIAL)
+
+
+def component(config: TokenizerConfig, inputs: Path) -> dict[str, Any]:
+    """torchtune's builder of the tokenizer and its files; those of the embedded one are in `inputs`."""
+    if isinstance(config, Qwen25TokenizerConfig):
+        builder = "torchtune.models.qwen2_5.qwen2_5_tokenizer"
+        return {"_component_": builder, "path": _expand(config.path), "merges_file": _expand(config.merges_file)}
+    builder = "torchtune.models.llama3.llama3_tokenizer"
+    if isinstance(config, Llama3TokenizerConfig):
+        return {"_component_": builder, "path": _expand(config.path)}
+    files = {"path": "tokenizer.tiktoken", "special_tokens_path": "special_tokens.json"}
+    return {"_component_": builder} | {key: str(inputs / name) for key, name in files.items()}
+
+
+def check_files(config: TokenizerConfig) -> None:
+    """See that the files of a model's own tokenizer are whole.
 
     Raises:
         ValueError: with the key and the remedy.
     """
-    path = Path(config.path or "").expanduser()
-    key = f"tokenizer.path={config.path}"
+    if isinstance(config, Llama3TokenizerConfig):
+        _check_llama3(Path(_expand(config.path)), f"tokenizer.path={config.path}")
+    elif isinstance(config, Qwen25TokenizerConfig):
+        _check_qwen25(Path(_expand(config.path)), f"tokenizer.path={config.path}")
+        remedy = "give the path of Qwen 2.5's merges.txt"
+        is_file = Path(_expand(config.merges_file)).is_file()
+        require(is_file, f"tokenizer.merges_file={config.merges_file}: no such file; {remedy}")
+
+
+def _check_llama3(path: Path, key: str) -> None:
     remedy = "give the path of Llama 3's tokenizer.model"
     require(path.is_file(), f"{key}: no such file; {remedy}")
     lines = path.read_bytes().splitlines()
-    found = len(lines)
-    require(found == LLAMA3_RANKS, f"{key}: holds {found} tokens, not {LLAMA3_RANKS}; {remedy}")
+    require(len(lines) == LLAMA3_RANKS, f"{key}: holds {len(lines)} tokens, not {LLAMA3_RANKS}; {remedy}")
     try:
         token, rank = lines[-1].split()
-        whole = bool(base64.b64decode(token, validate=True)) and int(rank) == LLAMA3_RANKS - 1
+        valid = bool(base64.b64decode(token, validate=True)) and int(rank) == LLAMA3_RANKS - 1
     except ValueError:
-        whole = False
-    require(whole, f"{key}: is not a tiktoken file; {remedy}")
+        valid = False
+    require(valid, f"{key}: is not a tiktoken file; {remedy}")
+
+
+def _check_qwen25(path: Path, key: str) -> None:
+    remedy = "give the path of Qwen 2.5's vocab.json"
+    require(path.is_file(), f"{key}: no such file; {remedy}")
+    try:
+        tokens = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"{key}: is not JSON; {remedy}") from None
+    size = len(tokens) if isinstance(tokens, dict) else 0
+    require(size == QWEN25_TOKENS, f"{key}: holds {size} tokens, not {QWEN25_TOKENS}; {remedy}")
+
+
+def _expand(path: str | None) -> str:
+    return str(Path(path or "").expanduser())

@@ -1,0 +1,98 @@
+"""The prompt templates: the columns that each reads, and the text that torchtune puts around a prompt."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from multicard.config.keys import require
+from multicard.config.llm import DATASETS, LlmConfig
+from multicard.llm.data import synthetic
+
+
+@dataclass(frozen=True)
+class Template:
+    """How rows become prompts.
+
+    Fields:
+        builder: torchtune's data set of such rows, under `torchtune.datasets`.
+        columns: those that a row must have.
+        around: the text that torchtune puts around a prompt, for the embedded tokenizer to be trained on.
+        prompt_template: torchtune's `prompt_template` for rows with one answer; None where the builder has its own.
+        pair_template: the same for pairs, whose builder has none.
+        generate: makes a synthetic row.
+    """
+
+    builder: str
+    columns: tuple[str, ...]
+    around: tuple[str, ...]
+    prompt_template: str | None
+    pair_template: str | dict[str, list[str]]
+    generate: Callable[[Random], synthetic.Example]
+
+
+# torchtune has Alpaca's template inside its data set alone: for pairs it is written as a prompt's beginning and end
+INSTRUCT_PAIRS = [
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n",
+    "\n\n### Response:\n",
+]
+GRAMMAR = "torchtune.data.GrammarErrorCorrectionTemplate"
+SUMMARIZE = "torchtune.data.SummarizeTemplate"
+
+TEMPLATES: dict[str, Template] = {
+    "instruct": Template(
+        builder="alpaca_cleaned_dataset",
+        columns=("instruction", "output"),  # `input` may be absent or empty
+        around=(
+            "Below is an instruction that describes a task, paired with an input that provides further context. "
+            "Write a response that appropriately completes the request.\n\n### Instruction:\n",
+            "\n\n### Input:\n",
+            "\n\n### Response:\n",
+        ),
+        prompt_template=None,
+        pair_template={"user": INSTRUCT_PAIRS},
+        generate=synthetic.instruct,
+    ),
+    "grammar": Template(
+        builder="grammar_dataset",
+        columns=("input", "output"),
+        around=("Correct this to standard English: ", "\n---\nCorrected: "),
+        prompt_template=GRAMMAR,
+        pair_template=GRAMMAR,
+        generate=synthetic.grammar,
+    ),
+    "summarize": Template(
+        builder="samsum_dataset",
+        columns=("dialogue", "summary"),
+        around=("Summarize this dialogue:\n", "\n---\nSummary:\n"),
+        prompt_template=SUMMARIZE,
+        pair_template=SUMMARIZE,
+        generate=synthetic.summarize,
+    ),
+}
+
+
+def of(config: LlmConfig) -> Template | None:
+    """The template in force; None for rows that are conversations."""
+    name = config.template_name
+    return None if name is None else TEMPLATES[name]
+
+
+def check(config: LlmConfig) -> None:
+    """Refuse a template that does not fit the data set.
+
+    Raises:
+        ValueError: with the key and the remedy.
+    """
+    data, name = config.dataset.name, config.template_name
+    facts = DATASETS[data]
+    fitting = [facts.template, *(TEMPLATES if facts.any_template else ())]
+    names = [f"template={other}" for other in dict.fromkeys(fitting) if other is not None]
+    remedy = f"use {', '.join(names) or 'no template (template=null)'}"
+    require(name in fitting, f"template={name}: does not fit dataset={data}; {remedy}")
+
+
+def examples(name: str, count: int, seed: int) -> list[synthetic.Example]:
+    """`count` synthetic rows for a template."""
+    random = Random(f"{name} {seed}")
+    return [TEMPLATES[name].generate(random) for _ in range(count)]

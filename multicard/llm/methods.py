@@ -1,0 +1,235 @@
+"""The tuning methods: their options, what they add to torchtune's configuration, and what they refuse. No torch."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from multicard.config.keys import key, require
+from multicard.config.llm import DATASETS, LlmConfig, MethodConfig, Recipe
+from multicard.llm import models
+
+NF4_BLOCK = 64 * 256  # weights that share torchao's two levels of scales
+ATTENTION = ("q_proj", "k_proj", "v_proj", "output_proj")
+FEED_FORWARD = ("mlp.w1", "mlp.w2", "mlp.w3")
+
+
+@dataclass
+class LoraConfig(MethodConfig):
+    """Low-rank adapters (Hu et al., 2021) beside the named linears."""
+
+    lora_rank: int = key(8, "rank of the adapters")
+    lora_alpha: float = key(16.0, "adapters are scaled by lora_alpha / lora_rank")
+    lora_dropout: float = key(0.0, "share of inputs that an adapter drops, in [0, 1)")
+    lora_attn_modules: list[str] = key(list, "attention layers with adapters: q_proj, k_proj, v_proj, output_proj")
+    apply_lora_to_mlp: bool = key(True, "adapters in the MLP layers too")
+    apply_lora_to_output: bool = key(False, "an adapter in the output layer too")
+
+    def __post_init__(self) -> None:
+        require(self.lora_rank >= 1, f"method.lora_rank={self.lora_rank}: must be 1 or more")
+        require(self.lora_alpha > 0, f"method.lora_alpha={self.lora_alpha}: must be above 0")
+        in_range = 0 <= self.lora_dropout < 1
+        require(in_range, f"method.lora_dropout={self.lora_dropout}: is a share; give a value in [0, 1)")
+        modules = self.lora_attn_modules
+        known = bool(modules) and set(modules) <= set(ATTENTION)
+        require(known, f"method.lora_attn_modules={modules}: name one or more of {', '.join(ATTENTION)}")
+
+
+@dataclass
+class DpoConfig(LoraConfig):
+    """Direct preference optimisation (Rafailov et al., 2023) of the adapters; the base model is the reference."""
+
+    beta: float = key(0.1, "how strongly the tuned model is held to the base model")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.beta > 0, f"method.beta={self.beta}: must be above 0")
+
+
+@dataclass
+class QatConfig(MethodConfig):
+    """All weights, with int4 weights in groups of `groupsize` and int8 activations simulated in each linear."""
+
+    groupsize: int = key(256, "weights that share a scale; must divide the width of every linear layer")
+
+    def __post_init__(self) -> None:
+        require(self.groupsize >= 1, f"method.groupsize={self.groupsize}: must be 1 or more")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A tuning method.
+
+    Fields:
+        schema: its options, as under `conf/method/`.
+        adapters: LoRA adapters are trained and the model's weights are frozen; otherwise all weights are trained.
+            FSDP reduces the gradients of what is trained, and gathers all weights.
+        nf4: the frozen weights are held, and gathered, in NF4.
+        fake_quantised: the linears simulate quantisation.
+        pairs: it reads a chosen and a rejected answer a row, which cannot be packed.
+        reference_passes: forward passes of a frozen reference model a step: FSDP gathers the weights for each, as it
+            does for the forward and the backward pass.
+        compiles, compiles_distributed: whether torchtune's recipes take `compile`.
+        optimizer_in_bwd: whether the recipes take it.
+        scheduled: whether the recipe has a learning-rate schedule.
+        components: what it adds to torchtune's configuration, from its options.
+        check: refuses what torchao would pass over in silence, or break on during the run.
+    """
+
+    schema: type[MethodConfig]
+    adapters: bool = False
+    nf4: bool = False
+    fake_quantised: bool = False
+    pairs: bool = False
+    reference_passes: int = 0
+    compiles: bool = True
+    compiles_distributed: bool = True
+    optimizer_in_bwd: bool = False
+    scheduled: bool = True
+    components: Callable[[Any], dict[str, Any]] = lambda _: {}
+    check: Callable[[LlmConfig], None] = lambda _: None
+
+
+def dpo_loss(options: DpoConfig) -> dict[str, Any]:
+    return {"loss": {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": options.beta, "label_smoothing": 0}}
+
+
+def qat_quantizer(options: QatConfig) -> dict[str, Any]:
+    quantizer = "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
+    return {"quantizer": {"_component_": quantizer, "groupsize": options.groupsize}}
+
+
+def check_groups(config: LlmConfig) -> None:
+    """Refuse a group size that does not divide the width of every linear: torchao would skip the others."""
+    assert isinstance(config.method, QatConfig)
+    groupsize = config.method.groupsize
+    widths = {name: shape[1] for name, shape in models.linears(config.model).items()}
+    uneven = [f"{name} ({width})" for name, width in widths.items() if width % groupsize]
+    remedy = f"use a divisor of {math.gcd(*widths.values())}"
+    problem = f"method.groupsize={groupsize}: does not divide the width of {', '.join(uneven)}"
+    require(not uneven, f"{problem}, which method=qat would not quantise; {remedy}")
+
+
+def check_nf4(config: LlmConfig) -> None:
+    """Refuse weights that NF4 cannot hold, or that torchtune would not quantise."""
+    method, model, ranks = config.method, config.model, config.world_size
+    assert isinstance(method, LoraConfig)
+    alone = ranks == 1 and config.distributed
+    remedy = "use recipe=auto, or gpus=2"
+    require(not alone, f"recipe=distributed: torchtune's FSDP cannot hold method=qlora's NF4 weights alone; {remedy}")
+    shapes = models.linears(model)
+    plain = [] if models.family(model).quantizes_all else [name for name in shapes if name not in adapted(method)]
+    remedy = f"use method.lora_attn_modules=[{','.join(ATTENTION)}] method.apply_lora_to_mlp=true"
+    problem = f"method=qlora: torchtune quantises only linears with an adapter of model={model.name}"
+    require(not plain, f"{problem}, and {', '.join(plain)} have none; {remedy}")
+
+    def divides(shape: tuple[int, int], ranks: int) -> bool:
+        return math.prod(shape) % (NF4_BLOCK * ranks) == 0 and shape[0] % ranks == 0
+
+    uneven = [f"{name} ({math.prod(shape)})" for name, shape in shapes.items() if not divides(shape, ranks)]
+    fewer = [n for n in range(1, ranks) if all(divides(shape, n) for shape in shapes.values())]
+    remedy = f"use gpus={fewer[-1]}" if fewer else "use method=lora, or other sizes"
+    problem = f"method=qlora: NF4 needs each layer's weights to divide by {NF4_BLOCK} x {ranks} rank(s)"
+    require(not uneven, f"{problem}; {', '.join(uneven)} of model={model.name} do not; {remedy}")
+
+
+METHODS: dict[str, Method] = {
+    "lora": Method(LoraConfig, adapters=True),
+    "qlora": Method(LoraConfig, adapters=True, nf4=True, check=check_nf4),
+    "dpo": Method(
+        DpoConfig, adapters=True, pairs=True, reference_passes=1, compiles_distributed=False, components=dpo_loss
+    ),
+    "qat": Method(
+        QatConfig,
+        fake_quantised=True,
+        compiles=False,
+        compiles_distributed=False,
+        optimizer_in_bwd=True,
+        scheduled=False,
+        components=qat_quantizer,
+        check=check_groups,
+    ),
+    "full": Method(MethodConfig, optimizer_in_bwd=True),
+}
+
+
+def of(config: LlmConfig) -> Method:
+    return METHODS[config.method.name]
+
+
+def adapted(options: LoraConfig) -> list[str]:
+    """The linears of a layer that have an adapter."""
+    attention = [f"attn.{name}" for name in options.lora_attn_modules]
+    return [*attention, *(FEED_FORWARD if options.apply_lora_to_mlp else ())]
+
+
+def adapter_parameters(config: LlmConfig, vocabulary: int) -> int | None:
+    """rank x (in + out) of each linear that has an adapter; None for a method without adapters."""
+    options, model = config.method, config.model
+    if not isinstance(options, LoraConfig):
+        return None
+    shapes = models.linears(model)
+    layer = sum(sum(shapes[name]) for name in adapted(options))
+    output = vocabulary + model.embed_dim if options.apply_lora_to_output else 0
+    return options.lora_rank * (model.num_layers * layer + output)
+
+
+def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
+    """torchtune's builder of the model, with the method's adapters, and its arguments."""
+    model, options, family = config.model, config.method, models.family(config.model)
+    component: dict[str, Any] = {"_component_": f"{family.package}.{family.name}"}
+    if isinstance(options, LoraConfig):
+        component = {
+            "_component_": f"{family.package}.lora_{family.name}",
+            "lora_attn_modules": list(options.lora_attn_modules),
+            "apply_lora_to_mlp": options.apply_lora_to_mlp,
+            "apply_lora_to_output": options.apply_lora_to_output,
+            "lora_rank": options.lora_rank,
+            "lora_alpha": options.lora_alpha,
+            "lora_dropout": options.lora_dropout,
+            "quantize_base": of(config).nf4,
+        }
+    sizes = {key: getattr(model, key) for key in models.SIZES}
+    return component | {"vocab_size": vocabulary} | sizes | family.arguments(model)
+
+
+def check(config: LlmConfig) -> None:
+    """Refuse options that the method's recipe refuses, or would pass over in silence.
+
+    Raises:
+        ValueError: with the key and the remedy.
+    """
+    method, name, data = of(config), config.method.name, config.dataset.name
+    single = config.recipe is Recipe.single_device
+    alone = config.world_size == 1 or not single
+    require(alone, f"recipe=single_device: is for one GPU; use gpus=1 (it is {config.gpus})")
+    exists = config.method.single_device is not None or not single
+    require(exists, f"recipe=single_device: torchtune has none for method={name}; use recipe=auto")
+    compiles = method.compiles_distributed if config.distributed else method.compiles
+    remedy = "use compile=false"
+    require(compiles or not config.compile, f"compile=true: method={name}'s recipe does not compile; {remedy}")
+    packs = not (method.pairs and config.packed)
+    require(packs, f"packed=true: method={name} reads pairs, which cannot be packed; use packed=false")
+    remedy = "use optimizer_in_bwd=false"
+    takes = method.optimizer_in_bwd or not config.optimizer_in_bwd
+    require(takes, f"optimizer_in_bwd=true: method={name}'s recipe has no such option; {remedy}")
+    accumulation = config.gradient_accumulation_steps
+    once = accumulation == 1 or not config.optimizer_in_bwd
+    require(once, f"gradient_accumulation_steps={accumulation}: must be 1; or {remedy}")
+    scheduled = method.scheduled or config.warmup_steps is None
+    remedy = "leave warmup_steps at null"
+    require(scheduled, f"warmup_steps={config.warmup_steps}: method={name}'s recipe keeps its learning rate; {remedy}")
+
+    tied_output = isinstance(config.method, LoraConfig) and config.method.apply_lora_to_output and config.model.tied
+    remedy = "use method.apply_lora_to_output=false"
+    problem = f"method.apply_lora_to_output=true: the output of model={config.model.name} is its embeddings"
+    require(not tied_output, f"{problem}; {remedy}")
+    facts = DATASETS[data]
+    options = " or ".join(f"dataset={other}" for other in sorted(DATASETS) if DATASETS[other].has_pairs)
+    has_pairs = facts.has_pairs or not method.pairs
+    require(has_pairs, f"dataset={data}: method={name} needs chosen and rejected answers; use {options}")
+    options = " or ".join(f"method={other}" for other in METHODS if METHODS[other].pairs)
+    has_answers = facts.has_answers or method.pairs
+    remedy = f"use {options}, or another dataset"
+    require(has_answers, f"dataset={data}: holds pairs, which method={name} cannot read; {remedy}")
+    method.check(config)

@@ -1,0 +1,98 @@
+"""The families of decoders: torchtune's builders, and arithmetic on a model's tensors. No torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from multicard.config.llm import DecoderConfig, LlamaConfig, Qwen25Config
+
+Shape = tuple[int, ...]
+
+LINEARS = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj", "mlp.w1", "mlp.w2", "mlp.w3")
+SIZES = ("num_layers", "num_heads", "num_kv_heads", "embed_dim", "intermediate_dim", "max_seq_len")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Decoders that torchtune builds by the same function.
+
+    Fields:
+        package: holds the builder, `name`, and the one with adapters, `lora_` and `name`.
+        checkpoint: torchtune's name of the checkpoints' form.
+        meta_format: checkpoints in Meta's form are read too, not only Hugging Face's.
+        quantizes_all: with NF4, linears without an adapter are quantised too.
+        qkv_bias: the query, key and value projections have a bias.
+        arguments: what the builders take beside the sizes.
+        config_json: values that the config.json of a checkpoint must have, beside the numbers of heads.
+    """
+
+    package: str
+    name: str
+    checkpoint: str
+    meta_format: bool = False
+    quantizes_all: bool = False
+    qkv_bias: bool = False
+    arguments: Callable[[DecoderConfig], dict[str, Any]] = lambda _: {}
+    config_json: Callable[[DecoderConfig], dict[str, Any]] = lambda _: {}
+
+
+LLAMA3 = Family("torchtune.models.llama3", "llama3", "LLAMA3", meta_format=True, quantizes_all=True)
+LLAMA3_2 = Family("torchtune.models.llama3_2", "llama3_2", "LLAMA3_2", meta_format=True, quantizes_all=True)
+QWEN2_5 = Family(
+    "torchtune.models.qwen2",
+    "qwen2",
+    "QWEN2",
+    qkv_bias=True,
+    arguments=lambda model: {"norm_eps": 1e-6, "rope_base": 1e6, "tie_word_embeddings": model.tied},
+    config_json=lambda model: {"tie_word_embeddings": model.tied},
+)
+
+
+def family(model: DecoderConfig) -> Family:
+    if isinstance(model, LlamaConfig):
+        return LLAMA3_2 if model.tied else LLAMA3
+    assert isinstance(model, Qwen25Config)
+    return QWEN2_5
+
+
+def linears(model: DecoderConfig) -> dict[str, tuple[int, int]]:
+    """The weights of the linears of one layer, (out, in), as torchtune names them."""
+    width, inner, narrow = model.embed_dim, model.intermediate_dim, model.num_kv_heads * model.head_dim
+    attention = ((width, width), (narrow, width), (narrow, width), (width, width))
+    return dict(zip(LINEARS, (*attention, (inner, width), (width, inner), (inner, width)), strict=True))
+
+
+def tensors(model: DecoderConfig, vocabulary: int) -> dict[str, Shape]:
+    """All tensors of the model without adapters, as torchtune names them. Shared embeddings count once."""
+    width, has_bias = model.embed_dim, family(model).qkv_bias
+    shapes: dict[str, Shape] = {"tok_embeddings.weight": (vocabulary, width)}
+    for layer in range(model.num_layers):
+        for name, shape in linears(model).items():
+            shapes[f"layers.{layer}.{name}.weight"] = shape
+            if has_bias and name in ("attn.q_proj", "attn.k_proj", "attn.v_proj"):
+                shapes[f"layers.{layer}.{name}.bias"] = shape[:1]
+        shapes[f"layers.{layer}.sa_norm.scale"] = shapes[f"layers.{layer}.mlp_norm.scale"] = (width,)
+    shapes["norm.scale"] = (width,)
+    if not model.tied:
+        shapes["output.weight"] = (vocabulary, width)
+    return shapes
+
+
+def flops_per_token(
+    model: DecoderConfig, vocabulary: int, length: float, adapters: int | None, reference_passes: int
+) -> float:
+    """Floating-point operations that training on a token takes.
+
+    2 a weight for each pass over it (Kaplan et al., 2020; the embedding is looked up, biases are left out), and 4 L d s
+    for the attention of a forward pass, not halved for causality (PaLM, appendix B). A backward pass costs twice a
+    forward one, less the gradients of frozen weights. Recomputed activations are no work of the model's.
+
+    Args:
+        length: of the rows, in tokens, padding included.
+        adapters: parameters of the adapters; None where all weights are trained.
+        reference_passes: forward passes of a frozen reference model a step.
+    """
+    weights = model.num_layers * sum(a * b for a, b in linears(model).values()) + vocabulary * model.embed_dim
+    attention = 4 * model.num_layers * model.embed_dim * length
+    trained = 6 * weights if adapters is None else 4 * weights + 6 * adapters
+    return trained + 3 * attention + reference_passes * (2 * weights + attention)
