@@ -5,10 +5,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from multicard.records import run_folder
+from multicard.records import run_folder, schema_page
+from tests import records
+from tests.conftest import ROOT
 
 
 def test_json_has_no_nan(tmp_path: Path):
@@ -34,20 +38,77 @@ def test_what_is_not_a_whole_object_reads_as_none(tmp_path: Path, text: str):
     assert run_folder.read_json(tmp_path / "absent.json") is None
 
 
-def steps_of(epoch: int, rank: int) -> dict[str, list[float]]:
-    return {"epoch": [epoch] * 2, "rank": [rank] * 2, "step": [0, 1], "step_s": [0.1 * rank, 0.2]}
+def step_columns(rank: int) -> dict[str, np.ndarray]:
+    """Two steps of a training run on images."""
+    seconds = ("data_s", "h2d_s", "forward_s", "backward_s", "optimizer_s", "loss")
+    counts = ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")
+    figures = {"step_s": np.array([0.1 * rank, 0.2])} | {name: np.zeros(2) for name in seconds}
+    return figures | {name: np.zeros(2, dtype=int) for name in counts}
 
 
 def test_steps_are_read_alike_before_and_after_merging(tmp_path: Path):
     assert run_folder.read_steps(tmp_path) is None
     for epoch, rank in [(1, 0), (0, 1), (1, 1), (0, 0)]:
-        run_folder.write_steps(tmp_path / "steps" / f"r{rank:02d}_e{epoch:03d}.parquet", steps_of(epoch, rank))
+        run_folder.write_steps(tmp_path, rank, epoch, step_columns(rank))
     before = run_folder.read_steps(tmp_path)
     merged = run_folder.merge_steps(tmp_path)
     assert not (tmp_path / "steps").exists()
     assert merged.equals(before) and run_folder.read_steps(tmp_path).equals(before)
     assert merged["epoch"].to_pylist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert merged["rank"].to_pylist() == [0, 0, 1, 1] * 2
+    assert merged["step"].to_pylist() == [0, 1] * 4
+
+
+@pytest.mark.parametrize(
+    "change", [{"odd": np.zeros(2)}, {"loss": np.zeros(2, dtype=int)}, {"samples": np.array(["a", "b"])}]
+)
+def test_steps_that_the_schema_does_not_have_are_not_written(tmp_path: Path, change: dict[str, np.ndarray]):
+    with pytest.raises(TypeError, match=r"not the columns of steps\.parquet"):
+        run_folder.write_steps(tmp_path, 0, 0, step_columns(0) | change)
+    columns = step_columns(0)
+    del columns["samples"]
+    with pytest.raises(TypeError, match=r"not the columns of steps\.parquet"):
+        run_folder.write_steps(tmp_path, 0, 0, columns)
+    assert not (tmp_path / "steps").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"total_s": "many"}, r"Expected `float \| null`, got `str` - at `\$.total_s`"),
+        ({"total_time_s": 1.0}, r"not in the record's schema: \$\.total_time_s"),
+        ({"epochs": [{"epoch": 0, "loss": 1.0}]}, r"not in the record's schema: \$\.epochs\[0\]\.loss"),
+        ({"kind": "other"}, "Invalid value 'other'"),
+        ({"segments": None}, "Expected `array`, got `null`"),
+    ],
+)
+def test_a_record_that_the_schema_does_not_have_is_not_written(tmp_path: Path, change: dict[str, Any], message: str):
+    run_folder.write_result(tmp_path, records.vision() | {"folder": "not recorded"})
+    before = (tmp_path / "result.json").read_text()
+    assert "not recorded" not in before
+    with pytest.raises(TypeError, match=message):
+        run_folder.write_result(tmp_path, records.vision() | change)
+    assert (tmp_path / "result.json").read_text() == before
+
+
+def test_a_record_that_ended_ok_has_every_key(tmp_path: Path):
+    for record in (records.vision(), records.llm()):
+        del record["total_s"], record["segments"]
+        with pytest.raises(TypeError, match=f"{record['kind']} record lacks segments, total_s"):
+            run_folder.write_result(tmp_path, record)
+        run_folder.write_result(tmp_path, record | {"status": "failed"})
+
+
+def test_an_environment_is_checked_when_it_is_written(tmp_path: Path):
+    run_folder.write_environment(tmp_path, records.environment())
+    with pytest.raises(TypeError, match=r"\$\.cpu\.core"):
+        run_folder.write_environment(tmp_path, records.environment(cpu={"core": 2}))
+    assert json.loads((tmp_path / "environment.json").read_text()) == records.environment()
+
+
+def test_the_page_of_the_record_is_up_to_date():
+    remedy = "python -m multicard.records.schema_page > docs/record.md"
+    assert (ROOT / "docs/record.md").read_text() == schema_page.page(), remedy
 
 
 def test_rank_files_come_by_rank(tmp_path: Path):

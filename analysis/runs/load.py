@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from analysis.runs.columns import Result, columns
-from multicard.records.run_folder import SCHEMA_VERSION
+from analysis.runs.columns import columns
+from multicard.records import validate
+from multicard.records.run_folder import ENVIRONMENT, RESULT
 
-RESULT, ENVIRONMENT, STEPS = "result.json", "environment.json", "steps.parquet"
+STEPS = "steps.parquet"
 UNFINISHED = "no result.json: it is still being measured, or was cut off"
 
 
@@ -53,10 +54,6 @@ class Skipped:
 class Found:
     runs: list[Run]
     skipped: list[Skipped]
-
-
-class _Head(msgspec.Struct):
-    schema_version: int
 
 
 def read(folders: Sequence[Path]) -> Found:
@@ -100,36 +97,9 @@ def _below(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
 
 def _read(folder: Path) -> Run | Skipped:
     try:
-        content = (folder / RESULT).read_bytes()
-        result = _decode(content)
+        record = validate.decode((folder / RESULT).read_bytes())
     except OSError as error:
         return Skipped(folder, f"{RESULT} cannot be read ({error.strerror})")
     except ValueError as error:
         return Skipped(folder, str(error))
-    return Run(folder, columns(folder, result))
-
-
-def _decode(content: bytes) -> Result:
-    """The record in the bytes of a result.json.
-
-    Raises:
-        ValueError: what is wrong with it; of a newer schema that alone, for all else may then be otherwise too.
-    """
-    try:
-        try:
-            result = msgspec.json.decode(content, type=Result)
-        except msgspec.ValidationError:
-            _require_known(msgspec.json.decode(content, type=_Head).schema_version)
-            raise
-        _require_known(result.schema_version)
-        counts = [result.axes.get(name, 1) for name in ("gpus", "nodes")]
-        if not all(isinstance(count, int) for count in counts):
-            raise ValueError(f"{RESULT} is broken (axes.gpus or axes.nodes is no number)")
-        return result
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{RESULT} is broken ({error})") from None
-
-
-def _require_known(version: int) -> None:
-    if version > SCHEMA_VERSION:
-        raise ValueError(f"schema_version {version} is newer than this program's {SCHEMA_VERSION}: update multicard")
+    return Run(folder, columns(folder, record))

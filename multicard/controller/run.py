@@ -34,6 +34,7 @@ from multicard.ranks.failures import Failure, Interrupted
 from multicard.ranks.process import Job
 from multicard.records import identity, run_folder
 from multicard.records.progress import Board
+from multicard.records.schema import SCHEMA_VERSION
 from multicard.tracking.wandb_mirror import Mirror
 
 
@@ -127,7 +128,7 @@ def _refuse(result: dict[str, Any], message: str, keep: bool) -> dict[str, Any]:
     say(f"{SESSION.label}refused: {message}", error=True)
     if keep and run_folder.finished(folder) is None and run_folder.owner(folder, result["job"]) is None:
         with suppress(OSError):  # where nothing can be written, the line above has to do
-            _write_result(folder, result)
+            run_folder.write_result(folder, result)
             run_folder.release(folder)
     return result
 
@@ -137,7 +138,7 @@ def _fail(result: dict[str, Any], failure: Failure, status: str) -> dict[str, An
     result |= {"status": status, "cause": failures.describe(failure)}
     before = run_folder.read_json(folder / "result.json")
     if before is None or (before["status"] not in run_folder.DONE and before.get("job") != result["job"]):
-        _write_result(folder, result)
+        run_folder.write_result(folder, result)
     return result
 
 
@@ -156,7 +157,7 @@ class Run:
 
 def _base(workload: Workload, cfg: DictConfig, folder: Path, job: str | None) -> dict[str, Any]:
     return {
-        "schema_version": run_folder.SCHEMA_VERSION,
+        "schema_version": SCHEMA_VERSION,
         "kind": workload.name,
         "name": folder.parent.name,
         "job": job,
@@ -230,7 +231,7 @@ def _begin(
         run_folder.clear(folder)
     run_folder.remove_files(folder / "ranks", "error_*.json")  # of an earlier start
     machine = environment.collect()
-    run_folder.write_json(folder / "environment.json", machine)
+    run_folder.write_environment(folder, machine)
     attempts.begin(folder, allocation, machine["git"])
     return workload.arguments(config, placement, folder)
 
@@ -310,8 +311,11 @@ def _record(run: Run, base: dict[str, Any], failure: Failure | None, mirror: Mir
         result |= _explained(run, result, ranks if failure is None else [])
         result["segments"] = attempts.merge(folder, result.get("segments", []))
         machine = _complete_environment(folder, config, placement, ranks)
-        result |= {"hardware": _hardware(machine, ranks), **(machine.get("git") or {})}
-        _write_result(folder, result)
+        result |= {
+            "hardware": _hardware(machine, ranks),
+            **(machine.get("git") or dict.fromkeys(("commit", "dirty", "changes"))),
+        }
+        run_folder.write_result(folder, result)
     except OSError as error:
         message = f"hydra.run.dir: could not record the run in {folder} ({error.strerror}); free some space"
         return base | {"status": "failed", "cause": failures.describe(Failure("disk", message))}
@@ -359,7 +363,7 @@ def _complete_environment(
     content["malloc"] = config.malloc.value if placement.device == "cpu" else "system"  # in force
     content["flags"] = ranks[0]["flags"] if ranks else None
     content["ranks"] = [{key: rank[key] for key in ("rank", "host", "device", "threads", "cpus")} for rank in ranks]
-    run_folder.write_json(folder / "environment.json", content)
+    run_folder.write_environment(folder, content)
     return content
 
 
@@ -367,10 +371,6 @@ def _hardware(machine: dict[str, Any], ranks: list[dict[str, Any]]) -> str | Non
     """What the ranks computed on, as far as figures of two records may be compared: GPU names, or the CPU's."""
     names = {rank["device"] for rank in ranks} - {"cpu"}
     return ", ".join(sorted(names)) or (machine.get("cpu") or {}).get("model")
-
-
-def _write_result(folder: Path, result: dict[str, Any]) -> None:
-    run_folder.write_json(folder / "result.json", {key: value for key, value in result.items() if key != "folder"})
 
 
 def outcome(result: dict[str, Any]) -> str:

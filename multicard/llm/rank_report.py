@@ -32,13 +32,7 @@ class Report:
     def epoch(self, per_step: dict[str, np.ndarray], epoch_s: float, ended_s: float) -> None:
         """Add an epoch that took `epoch_s` and ended `ended_s` after the start of training."""
         epoch, count = len(self.content["epochs"]), len(per_step["step_s"])
-        columns = {
-            "epoch": np.full(count, epoch, np.int32),
-            "rank": np.full(count, self.rank.rank, np.int32),
-            "step": np.arange(count, dtype=np.int32),
-            **per_step,
-        }
-        run_folder.write_steps(self.folder / "steps" / f"r{self.rank.rank:02d}_e{epoch:03d}.parquet", columns)
+        run_folder.write_steps(self.folder, self.rank.rank, epoch, per_step)
         before = self.content["epochs"][-1]["ended_s"] if epoch else 0.0
         self.content["spans_s"].append([self.content["started_s"] + moment for moment in (before, ended_s)])
         self.content["epochs"].append({"epoch": epoch, "train_s": epoch_s, "ended_s": ended_s, "steps": count})

@@ -22,12 +22,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from multicard.config.keys import require
 from multicard.machine import slurm
 from multicard.machine.environment import host
 from multicard.measure.timing import clock_s, pause
+from multicard.records import validate
 
-SCHEMA_VERSION = 1
+RESULT, ENVIRONMENT = "result.json", "environment.json"
 DONE = ("ok", "oom")  # an OOM is a measurement: it would happen again
 RUNNING = ".running.json"  # who is measuring into the folder now
 SEGMENTS = "segments.json"
@@ -57,7 +60,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+    write_text(path, _json_text(value))
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(finite(value), indent=1, allow_nan=False) + "\n"
 
 
 def finite(value: Any) -> Any:
@@ -78,13 +85,46 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def write_steps(path: Path, columns: dict[str, Any]) -> None:
-    """Write one rank's epoch as a Parquet file."""
+def write_result(folder: Path, result: dict[str, Any]) -> None:
+    """Write result.json.
+
+    Raises:
+        TypeError: what is not of the record's schema; nothing is written then.
+    """
+    text = _json_text({key: value for key, value in result.items() if key != "folder"})
+    validate.check_record(text)
+    write_text(folder / RESULT, text)
+
+
+def write_environment(folder: Path, environment: dict[str, Any]) -> None:
+    """Write environment.json, checked in the same way."""
+    text = _json_text(environment)
+    validate.check_environment(text)
+    write_text(folder / ENVIRONMENT, text)
+
+
+def write_parquet(path: Path, columns: dict[str, Any]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     with replacing(path) as file:
         pq.write_table(pa.table(columns), file)
+
+
+def write_steps(folder: Path, rank: int, epoch: int, columns: dict[str, np.ndarray]) -> None:
+    """Write one rank's epoch, a row a step.
+
+    Args:
+        columns: (steps,) each, as the schema has them after epoch, rank and step.
+
+    Raises:
+        TypeError: columns that the schema does not have so.
+    """
+    steps = len(columns["step_s"])
+    index = {"epoch": np.full(steps, epoch, np.int32), "rank": np.full(steps, rank, np.int32)}
+    columns = {**index, "step": np.arange(steps, dtype=np.int32), **columns}
+    validate.check_steps(columns)
+    write_parquet(folder / "steps" / f"r{rank:02d}_e{epoch:03d}.parquet", columns)
 
 
 def read_steps(folder: Path) -> Any:
@@ -237,5 +277,5 @@ def find_cell(sweep: Path, identity: str) -> Path | None:
 
 def finished(folder: Path) -> dict[str, Any] | None:
     """The run's record, if it is one that need not be measured again."""
-    result = read_json(folder / "result.json")
+    result = read_json(folder / RESULT)
     return result if result is not None and result.get("status") in DONE else None

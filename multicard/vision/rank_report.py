@@ -98,17 +98,13 @@ class Report:
         import numpy as np
 
         phases_s = trained["phases_s"]
-        count = len(phases_s)
         columns = {
-            "epoch": np.full(count, epoch, np.int32),
-            "rank": np.full(count, self.rank.rank, np.int32),
-            "step": np.arange(count, dtype=np.int32),
             "step_s": phases_s.sum(axis=1),
             **{f"{phase}_s": phases_s[:, i] for i, phase in enumerate(PHASES)},
             "loss": np.asarray(trained["loss"]),
             **{key: np.asarray(trained[key]) for key in ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")},
         }
-        run_folder.write_steps(self.folder / "steps" / f"r{self.rank.rank:02d}_e{epoch:03d}.parquet", columns)
+        run_folder.write_steps(self.folder, self.rank.rank, epoch, columns)
 
     def write(self) -> None:
         run_folder.write_json(run_folder.rank_file(self.folder, self.rank.rank), self.content)

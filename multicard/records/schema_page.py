@@ -1,0 +1,100 @@
+"""docs/record.md from the schema: `python -m multicard.records.schema_page > docs/record.md`."""
+
+import inspect
+from collections.abc import Iterable, Iterator
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import fields
+
+from multicard.records import run_folder, schema, text_table
+
+INTRODUCTION = f"""# The record of a run
+
+Each run leaves a folder, `multirun/<name>/<cell>/`. Its files:
+
+{{files}}
+
+Units are in the names: `_s` seconds, `_bytes` bytes, `_mhz`, `_w`, `_joules`, `_per_s` a second. A key that is `null`
+was not measured or does not apply. `schema_version` is {schema.SCHEMA_VERSION}; a record is read as long as its version
+is not newer than the program's, keys that it lacks read as `null`, and unknown ones are left alone. The tables below
+are made from `multicard/records/schema.py`, against which every record is checked before it is written; a key in
+*italics* is there only where it applies.
+"""
+SECTIONS = {
+    "result.json": schema.Record,
+    "result.json of train_vision.py": schema.VisionRecord,
+    "result.json of tune_llm.py": schema.LlmRecord,
+    "environment.json": schema.Environment,
+    "steps.parquet": schema.CommonSteps,
+    "steps.parquet of train_vision.py": schema.VisionSteps,
+    "steps.parquet of tune_llm.py": schema.LlmSteps,
+}
+NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", Any: "anything"}
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    files = inspect.getdoc(run_folder) or ""
+    lines = [INTRODUCTION.format(files=files.split("\n\n", maxsplit=1)[1]).rstrip()]
+    described: set[type[Struct]] = set()
+    for title, kind in SECTIONS.items():
+        lines += [f"## {title}", *_section(kind, "", described)]
+    return "\n\n".join(lines) + "\n"
+
+
+def _section(kind: type[Struct], place: str, described: set[type[Struct]]) -> Iterator[str]:
+    """A structure's description and table, then those of the structures within it that were not described yet."""
+    described.add(kind)
+    if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # which msgspec gives those without one
+        yield inspect.cleandoc(kind.__doc__)
+    bases = [base for base in kind.__mro__[1:] if issubclass(base, Struct) and base is not Struct]
+    inherited = {name for base in bases for name in base.__struct_fields__}
+    optional = {field.name for field in fields(kind) if field.default is UNSET}
+    hints = get_type_hints(kind, include_extras=True)
+    own = {name: hints[name] for name in kind.__struct_fields__ if name not in inherited}
+    keys = {name: f"*{name}*" if name in optional else f"`{name}`" for name in own}
+    yield _table((keys[name], _text(hint), _meaning(hint)) for name, hint in own.items())
+    for name, hint in own.items():
+        for inner in _structures(hint):
+            if inner not in described:
+                yield f"### {place}{name}"
+                yield from _section(inner, f"{place}{name}.", described)
+
+
+def _table(rows: Iterable[tuple[str, str, str]]) -> str:
+    lines = [f"| {name} | {kind} | {text_table.escape_markdown(meaning)} |" for name, kind, meaning in rows]
+    return "\n".join(["| key | type | meaning |", "|---|---|---|", *lines])
+
+
+def _meaning(hint: Any) -> str:
+    metas = [meta for meta in get_args(hint)[1:] if isinstance(meta, Meta)] if get_origin(hint) is Annotated else []
+    return metas[0].description or "" if metas else ""
+
+
+def _text(hint: Any) -> str:
+    """A type in words: "number or null"."""
+    if hint == schema.Scalar:
+        return "scalar"
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _text(inner[0])
+    if origin in (Union, UnionType):
+        parts = [_text(part) for part in inner if part not in (NoneType, UnsetType)]
+        return " or ".join([*dict.fromkeys(parts), *(["null"] if NoneType in inner else [])])
+    if origin is list:
+        return f"list of {_text(inner[0])}"
+    if origin is dict:
+        return f"{_text(inner[1])} by name"
+    return NAMES.get(hint, "object")
+
+
+def _structures(hint: Any) -> list[type[Struct]]:
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return [hint]
+    return [structure for part in get_args(hint) for structure in _structures(part)]
+
+
+if __name__ == "__main__":
+    print(page(), end="")
