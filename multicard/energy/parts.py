@@ -53,7 +53,7 @@ def write(folder: Path, part: dict[str, Any], samples: dict[str, np.ndarray]) ->
         **{name: pa.array(table[:, i], from_pandas=True) for i, name in enumerate(COLUMNS)},  # NaN is null
     }
     path = _part_file(folder, part["start"], part["node"])
-    run_folder.write_steps(path.with_suffix(".parquet"), columns)
+    run_folder.write_parquet(path.with_suffix(".parquet"), columns)
     run_folder.write_json(path, part)  # last: its presence says that the part is complete
 
 
@@ -92,7 +92,7 @@ def _merge_samples(folder: Path) -> Samples:
             samples[key] = {name: column[uuids == uuid] for name, column in columns.items()}
     if samples:
         merged = pa.concat_tables(tables)
-        run_folder.write_steps(folder / MERGED, {name: merged[name] for name in merged.column_names})
+        run_folder.write_parquet(folder / MERGED, {name: merged[name] for name in merged.column_names})
     return samples
 
 
