@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -200,6 +201,17 @@ def test_shares_of_calls_add_up(tmp_path: Path):
     smallest = sorted(grids.CALLS.values())[: len(grids.CALLS) - profile_bars.MOST_PARTS]
     assert found[profile_bars.REST] == pytest.approx(sum(smallest) / total_ms)
     assert "oom" in texts(figure) and texts(figure).count("58") == 7  # 20.5 / 35.17
+
+
+def test_a_failed_run_leaves_the_stack_of_its_cell(tmp_path: Path):
+    def change(cell: dict[str, Any]) -> dict[str, Any]:
+        return grids.oom() if cell["seed"] == 1 and cell["method"] == "lora" else {}
+
+    grids.fill(tmp_path, "llm_api_share", (0, 1), change=change)
+    (figure,) = drawn(tmp_path, "llm_api_share")
+    bars = re.findall(r'aria-label="[^"]*metric: cudaStreamSynchronize[^"]*"[^>]*d="([^"]+)"', svg(figure))
+    assert len(bars) == 8 and not any("NaN" in bar or "v0h" in bar for bar in bars)
+    assert texts(figure).count("58") == 8 and texts(figure).count("oom") >= 2
 
 
 def test_cpu_ranks_show_phases_and_say_what_is_missing(tmp_path: Path):

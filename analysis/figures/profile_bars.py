@@ -118,7 +118,8 @@ def _draw_shares(panel: Panel, name: str) -> Figure | None:
     chart = PanelChart(panel, layout, "share", rows)
     x = alt.X(escaped(layout.x), type="ordinal", sort=chart.order(layout.x), title=chart.title(layout.x))
     y = alt.Y("shown:Q", stack="zero", title=title, scale=alt.Scale(domain=[0, 100], nice=False))
-    base = alt.Chart().encode(x=x.axis(labelAngle=0), y=y, order=alt.Order("order:Q"))
+    ok = alt.Chart().transform_filter("datum.status == 'ok'")  # a row without a mean would void its whole stack
+    base = ok.encode(x=x.axis(labelAngle=0), y=y, order=alt.Order("order:Q"))
     legend = alt.Legend(title=what, orient="right", symbolType="square")
     colour = alt.Color("metric:N", scale=alt.Scale(domain=parts), sort=parts, legend=legend)
     bars = base.mark_bar(style="part")
