@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from analysis.claims.readings import Readings
+from analysis.runs import grouping
 from analysis.runs.load import Run
 from analysis.stats import bootstrap, intervals
 from analysis.stats.intervals import Interval
@@ -134,7 +135,7 @@ def bytes_moved(sides: Sides) -> Interval:
         h2d, received = run["h2d_bytes"], run["received_bytes"]
         if h2d is None or received is None:
             raise ValueError("a record has no bytes moved")
-        return h2d + received * (run["gpus"] or 1) * (run["nodes"] or 1)
+        return h2d + received * grouping.ranks(run)
 
     return _ratio(sides, moved_bytes, exact=True)
 

@@ -46,7 +46,7 @@ class Setting:
 
     @property
     def marks(self) -> str:
-        return "".join(dict.fromkeys("".join(run["marks"] for run in self.runs)))
+        return grouping.marks(self.runs)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _named(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
     kind = dict(work)["kind"]
     alike = [dict(other) for other in works if dict(other)["kind"] == kind]
     apart = grouping.telling(
-        alike, sorted((key for key, _ in work), key=lambda key: (key in same_work.ORIGIN, key != "scale", "." in key))
+        alike, sorted((key for key, _ in work), key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
     )
     return " ".join([clean(kind), *([grouping.label(work, apart)] if apart else [])])
 
@@ -148,7 +148,7 @@ def _fits(run: Run, limits: Limits) -> bool:
     checks: list[tuple[float | None, Callable[[], bool]]] = [
         (limits.accuracy, lambda: (run["test_accuracy"] or 0.0) >= (limits.accuracy or 0.0)),
         (limits.memory_bytes, lambda: (run["peak_memory_bytes"] or math.inf) <= (limits.memory_bytes or math.inf)),
-        (limits.gpus, lambda: _gpus(run) <= (limits.gpus or math.inf)),
+        (limits.gpus, lambda: grouping.ranks(run) <= (limits.gpus or math.inf)),
     ]
     return all(check() for limit, check in checks if limit is not None)
 
@@ -162,12 +162,8 @@ def _nearest(runs: Sequence[Run], limits: Limits) -> str:
         least = min((run["peak_memory_bytes"] for run in runs if run["peak_memory_bytes"]), default=None)
         told.append(f"the least memory is {in_bytes(least)}")
     if limits.gpus is not None:
-        told.append(f"the fewest GPUs are {min(map(_gpus, runs))}")
+        told.append(f"the fewest GPUs are {min(map(grouping.ranks, runs))}")
     return ", ".join(told)
-
-
-def _gpus(run: Run) -> int:
-    return (run["gpus"] or 1) * (run["nodes"] or 1)
 
 
 def _left_out(runs: Sequence[Run], figured: Sequence[Run], kept: Sequence[Run]) -> list[str]:
@@ -207,7 +203,7 @@ def _setting(cell: grouping.Cell, runs: list[Run], goal: str) -> Setting:
         cell,
         runs,
         max(costs) if goal == "memory" else sum(costs) / len(costs),
-        _gpus(runs[0]),
+        grouping.ranks(runs[0]),
         None if None in right else sum(right) / len(right),
         sum(run["test_samples"] or 0 for run in runs),
         None if None in losses else sum(losses) / len(losses),

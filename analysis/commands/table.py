@@ -107,7 +107,7 @@ def _row(panel: Panel, cell: Cell, printed: Sequence[papers.Paper]) -> dict[str,
         row |= _mean(measure, ok)
     row |= {name: _ratio(panel, measure, cell, base) for name, (measure, base) in _ratios(panel, cell).items()}
     row |= _printed(panel.experiment, cell, printed)
-    row["marks"] = "".join(dict.fromkeys("".join(run["marks"] for run in ok))) or None
+    row["marks"] = grouping.marks(ok) or None
     return row
 
 

@@ -247,10 +247,9 @@ def around(
     title = f"{what or captions.listed(measures)} by {captions.listed(columns)}"
     title = title[:1].upper() + title[1:] + (f" ({panel.apart})" if panel.apart else "")  # where there are more panels
     above = [f"{experiment.name}: {experiment.title.rstrip('.')}", captions.common_settings(panel.runs, by)]
-    common, legend = captions.marks(panel.runs)
+    _, legend = captions.marks(panel.runs)
     below = [*dict.fromkeys(notes), *captions.missing_cells(panel.missing), *legend]
-    marks = "".join(dict.fromkeys(common + "".join(run["marks"] for run in panel.runs)))
-    return figure(name, chart, rows, title, above, below, marks, width + MARGIN)
+    return figure(name, chart, rows, title, above, below, grouping.marks(panel.runs), width + MARGIN)
 
 
 def cross_and_paper_notes(panel: Panel, rows: Sequence[Row], paper: Sequence[Any]) -> list[str]:

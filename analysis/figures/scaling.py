@@ -59,7 +59,7 @@ def _speedup_rows(setting: Setting) -> list[Row]:
     """A row for each number of ranks; none unless one rank and another number were measured."""
     runs_by_ranks: dict[int, list[Run]] = {}
     for run in setting.runs:
-        runs_by_ranks.setdefault((run["gpus"] or 1) * (run["nodes"] or 1), []).append(run)
+        runs_by_ranks.setdefault(grouping.ranks(run), []).append(run)
     times_s = {ranks: _mean_time_s(runs) for ranks, runs in sorted(runs_by_ranks.items())}
     times_s = {ranks: time_s for ranks, time_s in times_s.items() if time_s is not None}
     if 1 not in times_s or len(times_s) < 2:

@@ -13,10 +13,8 @@ import altair as alt
 from analysis.figures import captions
 from analysis.figures.chart_data import Row
 from analysis.figures.vega import DASHES, SHAPES, Figure, Spec, cycled, figure
-from analysis.papers.experiments import ORIGIN
 from analysis.runs import grouping
 from analysis.runs.load import Run
-from multicard.records.text_table import clean
 
 SETTING = "setting"  # field of a row: the setting's label
 MOST_SERIES = 8  # settings in a figure with lines
@@ -57,33 +55,23 @@ def groups(runs: Sequence[Run], most: int, without: Sequence[str] = ()) -> Itera
     """
     for kind in dict.fromkeys(run["kind"] for run in runs):
         of_kind = [run for run in runs if run["kind"] == kind and run["status"] != "refused"]
-        keys = [name for name in grouping.settings(of_kind) if name not in (*without, grouping.RECIPE)]
-        cells = list(grouping.group(of_kind, [*keys, *ORIGIN]).items())
+        cells = list(grouping.by_setting(of_kind, without).items())
         for start in range(0, len(cells), most):
-            group = _group(cells[start : start + most], [*keys, *ORIGIN])
-            if group.settings:
-                yield group
-
-
-def _group(cells: Sequence[tuple[grouping.Cell, list[Run]]], keys: Sequence[str]) -> SettingGroup:
-    by = grouping.apart([dict(cell) for cell, _ in cells], keys)
-    settings = []
-    for cell, runs in cells:
-        short = [(key, value[: grouping.COMMIT] if key == "commit" and value else value) for key, value in cell]
-        label = clean(grouping.label(tuple(short), by)) or "all"
-        settings.append(Setting(label, [run for run in runs if run["status"] == "ok"]))
-    settings = [setting for setting in settings if setting.runs]
-    ok = sum(len(setting.runs) for setting in settings)
-    return SettingGroup(settings, by, sum(len(runs) for _, runs in cells) - ok)
+            part = cells[start : start + most]
+            by = grouping.apart([dict(cell) for cell, _ in part], [key for key, _ in part[0][0]])
+            ok = [(cell, [run for run in runs if run["status"] == "ok"]) for cell, runs in part]
+            settings = [Setting(grouping.label(cell, by) or "all", runs) for cell, runs in ok if runs]
+            if settings:
+                unended = sum(len(runs) for _, runs in part) - sum(len(runs) for _, runs in ok)
+                yield SettingGroup(settings, by, unended)
 
 
 def around(name: str, chart: Spec, rows: list[Row], title: str, group: SettingGroup, notes: Sequence[str]) -> Figure:
     """A chart with what its runs have in common above and the notes below."""
-    common, legend = captions.marks(group.runs)
-    marks = "".join(dict.fromkeys(common + "".join(run["marks"] for run in group.runs)))
+    _, legend = captions.marks(group.runs)
     unended = [f"{group.unended} runs that did not end are not in it"] if group.unended else []
     above, below = [captions.common_settings(group.runs, group.by)], [*notes, *unended, *legend]
-    return figure(name, chart, rows, title, above, below, marks, 2 * WIDTH)
+    return figure(name, chart, rows, title, above, below, grouping.marks(group.runs), 2 * WIDTH)
 
 
 def series(base: Any, labels: Sequence[str]) -> list[Any]:

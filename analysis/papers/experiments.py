@@ -18,7 +18,6 @@ from analysis.runs.load import Run
 
 FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
 ENTRIES = {"vision": "train_vision.py", "llm": "tune_llm.py"}
-ORIGIN = ("commit", "dirty", "hardware")
 # Groups that say which experiment it is, where it sets them and does not sweep them; the rest may be otherwise
 # (another data set, scale=smoke's device), which the panels' headings then say
 DEFINING = ("strategy", "loader", "layout", "method")
@@ -169,13 +168,13 @@ def panels(experiment: Experiment, runs: Sequence[Run], mix: bool = False) -> li
         name for name in known if name not in swept and name != grouping.RECIPE and name.partition(".")[0] not in groups
     ]
     if not mix:
-        kept += ORIGIN
+        kept += grouping.ORIGIN
     found = [_panel(experiment, setting, group) for setting, group in grouping.group(meant, kept).items()]
     telling = [panel for panel in found if len(panel.values(experiment.view.subject)) > 1]
     telling.sort(key=lambda panel: -len(panel.cells))
-    order = sorted(kept, key=lambda key: (key in ORIGIN, key != "scale", "." in key))
+    order = sorted(kept, key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
     told = grouping.telling([dict(panel.setting) for panel in telling], order)
-    return [replace(panel, apart=_label(panel.setting, told)) for panel in telling]
+    return [replace(panel, apart=grouping.label(panel.setting, told)) for panel in telling]
 
 
 def fullest(found: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:
@@ -187,11 +186,6 @@ def fullest(found: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:
     first = found[0]
     shown = [one for one in found if (not one.missing if not first.missing else 2 * len(one.cells) >= len(first.cells))]
     return shown, [one for one in found if one not in shown]
-
-
-def _label(setting: Cell, told: Sequence[str]) -> str:
-    short = [(key, value[: grouping.COMMIT] if key == "commit" and value else value) for key, value in setting]
-    return grouping.label(tuple(short), told)
 
 
 def _belongs(run: Run, experiment: Experiment) -> bool:

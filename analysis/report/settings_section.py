@@ -14,7 +14,6 @@ from analysis.figures.losses_phases import losses
 from analysis.figures.losses_phases import phases as phase_figures
 from analysis.figures.scaling import efficiency, trade_off
 from analysis.figures.vega import Figure
-from analysis.papers.experiments import ORIGIN
 from analysis.report import rerun_commands
 from analysis.report.blocks import Block, Column, Fold, Grid, Heading, Paragraph, Plot, Section
 from analysis.report.run_details import RunDetails
@@ -44,11 +43,7 @@ class Setting:
 
     @property
     def ranks(self) -> int:
-        return (self.runs[0]["gpus"] or 1) * (self.runs[0]["nodes"] or 1)
-
-    @property
-    def marks(self) -> str:
-        return "".join(dict.fromkeys("".join(run["marks"] for run in self.runs)))
+        return grouping.ranks(self.runs[0])
 
     @cached_property
     def time_s(self) -> float | None:
@@ -73,13 +68,11 @@ def by_setting(details: Sequence[RunDetails], mix: bool) -> list[Setting]:
     Args:
         mix: let runs of several commits and machines be one setting.
     """
-    ok = [run_details for run_details in details if run_details.run["status"] == "ok"]
-    names = grouping.settings([run_details.run for run_details in ok])
-    keys = ["kind", *(name for name in names if name != grouping.RECIPE), *([] if mix else ORIGIN)]
+    ok = {run_details.run.folder: run_details for run_details in details if run_details.run["status"] == "ok"}
     groups: dict[Cell, list[RunDetails]] = {}
-    for run_details in ok:
-        cell = (*((key, run_details.run[key]) for key in keys), (grouping.RECIPE, run_details.recipe))
-        groups.setdefault(cell, []).append(run_details)
+    for cell, runs in grouping.by_setting([run_details.run for run_details in ok.values()], mix=mix).items():
+        for run_details in (ok[run.folder] for run in runs):  # a recipe that was asked for makes another setting
+            groups.setdefault((*cell, (grouping.RECIPE, run_details.recipe)), []).append(run_details)
     return [Setting(cell, group) for cell, group in groups.items()]
 
 
@@ -260,7 +253,7 @@ def _grid(name: str, title: str, settings: Sequence[Setting], columns: Sequence[
     about = [Column.of_texts("setting", _labels(settings), code=True)]
     about += [Column.of_numbers("gpus", "gpus", ranks, "{:d}")] if len(set(ranks)) > 1 else []
     about += [Column.of_numbers("n", "n", counts, "{:d}")] if max(counts) > 1 else []
-    marks = Column.of_texts("marks", [setting.marks for setting in settings])
+    marks = Column.of_texts("marks", [grouping.marks(setting.runs) for setting in settings])
     shown = [column for column in (*columns, marks) if not column.is_empty]
     return Grid(name, title, [*about, *shown], notes=notes, printed_rows=40)
 
@@ -273,7 +266,7 @@ def _labels(settings: Sequence[Setting]) -> list[str]:
         runs = [run for run in firsts.values() if run["kind"] == kind]
         names = [name for name in list_axes(runs) if name not in (grouping.REPEATED, *RANKS)]
         names.sort(key=lambda name: (name not in ALWAYS.get(kind, ()), name != "scale", "." in name))
-        telling = grouping.telling([run.columns for run in runs], [*RANKS, *names, *ORIGIN, "hosts"])
+        telling = grouping.telling([run.columns for run in runs], [*RANKS, *names, *grouping.ORIGIN, "hosts"])
         keys_of[kind] = [name for name in telling if name not in RANKS]
     labels = {}
     for number, run in firsts.items():

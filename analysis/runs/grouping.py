@@ -17,6 +17,7 @@ PROFILER = "profile.name"
 # They look at a run once it is over, by steps of their own; but nsys is around the processes from their start
 AFTER, AROUND = ("profile", "diagnose"), "nsys"
 COMMIT = 9  # digits
+ORIGIN = ("commit", "dirty", "hardware")  # runs that differ here are averaged and compared only on request
 Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
 
 
@@ -40,6 +41,27 @@ def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:
     return found
 
 
+def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = False) -> dict[Cell, list[Run]]:
+    """The runs by kind, configuration (apart from the seed), commit and machine.
+
+    Args:
+        without: columns that do not make another setting.
+        mix: let runs of several commits and machines be one setting.
+    """
+    keys = [name for name in settings(runs) if name not in (*without, RECIPE)]
+    return group(runs, ["kind", *keys, *([] if mix else ORIGIN)])
+
+
+def ranks(run: Run) -> int:
+    """Ranks on all nodes."""
+    return (run["gpus"] or 1) * (run["nodes"] or 1)
+
+
+def marks(runs: Iterable[Run]) -> str:
+    """The marks that some of the runs have, each once."""
+    return "".join(dict.fromkeys("".join(run["marks"] for run in runs)))
+
+
 def origin(run: Run) -> tuple[Any, ...]:
     """Commit, changes and machine: runs that differ here are not averaged, nor compared, unless that was asked for."""
     return run["commit"], bool(run["dirty"]), run["hardware"]  # not the host: the nodes of a cluster are alike
@@ -59,9 +81,11 @@ def meant(key: str, names: Sequence[str]) -> list[str]:
 
 
 def label(cell: Cell, keys: Iterable[str]) -> str:
-    """A cell as a person would type it, by those of its keys that are told."""
-    told = set(keys)
-    return " ".join(f"{key}={typed(value)}" for key, value in cell if key in told)
+    """A cell as a person would type it, by the given keys; a commit by its first digits."""
+    keys = set(keys)
+    return " ".join(
+        f"{key}={typed(value)[:COMMIT] if key == 'commit' else typed(value)}" for key, value in cell if key in keys
+    )
 
 
 def typed(value: Any) -> str:

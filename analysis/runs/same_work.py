@@ -6,7 +6,6 @@ from typing import Any
 from analysis.runs import grouping
 from analysis.runs.load import Run
 
-ORIGIN = ("commit", "dirty", "hardware")  # runs that differ here are compared only on request
 # The work itself; all other keys are ways to do it. `recipe`, `weights` and so on follow from these
 WORK = {
     "vision": ("dataset", "model", "image_size", "epochs", "target_accuracy", "stop_at_target", "scale"),
@@ -28,7 +27,7 @@ def work_keys(runs: Sequence[Run], mix: bool) -> list[str]:
         for name in grouping.settings(runs)
         if (name in work or name.startswith(WORK_GROUPS)) and name not in WAYS_TO_HAVE_THE_DATA
     ]
-    return ["kind", *keys, *([] if mix else ORIGIN)]
+    return ["kind", *keys, *([] if mix else grouping.ORIGIN)]
 
 
 def by_amount(runs: Sequence[Run]) -> dict[tuple[Any, bool], list[Run]]:
