@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.common import configuration, machine, parser, spread
 from multicard.config.llm import LlmConfig
-from multicard.controller import run
+from multicard.controller import prepare
 from multicard.llm.workload import WORKLOAD
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s
@@ -69,13 +69,13 @@ def step_times_s(words: list[str], block: int) -> np.ndarray:
     fixed = ["device=cpu", "malloc=system", "packed=true", "max_seq_len=128", "batch_size=4"]
     config: LlmConfig = configuration("tune_llm", "name=benchmark", *fixed, *words)
     allocation = Allocation()
-    placement = run.check(WORKLOAD, config, allocation)
+    placement = prepare.check(WORKLOAD, config, allocation)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         elastic.warm_up("cpu", [*WORKLOAD.preload, "benchmarks.torchtune_within"])
         Board(folder, placement.world_size, create=True)
         arguments = (*WORKLOAD.arguments(config, placement, folder), block)
-        job = run.job_of(WORKLOAD, config, placement, folder, allocation)
+        job = prepare.job_of(WORKLOAD, config, placement, folder, allocation)
         failure = elastic.launch("benchmarks.torchtune_within:tune", arguments, placement, job)
         assert failure is None, failure
         return np.diff(json.loads((folder / MARKS).read_text()))

@@ -10,7 +10,7 @@ import torch
 
 from multicard.bottleneck import ablations, diagnosis
 from multicard.config.placement import Placement
-from multicard.controller import run
+from multicard.controller import outcome, run
 from multicard.llm import workload as llm
 from multicard.ranks.process import Rank
 from multicard.vision import workload as vision
@@ -113,7 +113,7 @@ def test_a_run_is_bound_by_what_was_made_slow(
     found = result["diagnosis"]
     assert found["bound"] == bound, found
     assert found["saves_s"][bound] >= 0.8 * least_s
-    assert found["sentence"] in run.outcome(result)
+    assert found["sentence"] in outcome.line(result)
     counted = result["step_s"]["count"] + result["step_s"]["warmup_count"]
     assert counted == result["segments"][0]["steps"]  # no step of a twin counts
 

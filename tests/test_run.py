@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from multicard.controller import run
+from multicard.controller import attempts, outcome, run
 from multicard.controller.session import SESSION
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
@@ -202,7 +202,7 @@ def test_a_refusal_after_the_folder_was_taken_leaves_its_record_alone(
     def refuse(*_: object) -> None:
         raise ValueError("batch_size=16: this cannot be")
 
-    monkeypatch.setattr(run, "_begin", refuse)
+    monkeypatch.setattr(attempts, "begin", refuse)
     result = measured()
     assert (result["status"], result["cause"]["message"]) == ("refused", "batch_size=16: this cannot be")
     assert [path.name for path in Path(result["folder"]).iterdir()] == ["result.json"]
@@ -222,7 +222,7 @@ def test_the_end_of_a_job_is_recorded_over_what_an_earlier_one_left(
 ):
     if before is not None:
         run_folder.write_json(tmp_path / "result.json", before)
-    run.fail(WORKLOAD, composed(*SMALL), tmp_path, "timeout", Failure("slurm", "gone"), job)
+    outcome.fail(outcome.begin(WORKLOAD, composed(*SMALL), tmp_path, job), Failure("slurm", "gone"), "timeout")
     found = run_folder.read_json(tmp_path / "result.json")
     assert found is not None
     assert (found["status"] == "timeout") is written

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from multicard.config.job import Device, count
 from multicard.config.placement import place
-from multicard.controller import run
+from multicard.controller import prepare
 from multicard.controller.session import SESSION, say
 from multicard.machine.allocation import Allocation
 from multicard.records import table
@@ -31,7 +31,7 @@ def check(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
                 devices = 0 if config.device is Device.cpu else config.gpus
                 place(config, devices, config.nodes, SESSION.workload.processes(config))
             else:
-                run.check(SESSION.workload, config, Allocation())
+                prepare.check(SESSION.workload, config, Allocation())
         except ValueError as error:
             cell.problem = str(error)
     return [cell for cell in left if not cell.problem]

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from multicard.config.job import Code
-from multicard.controller import attempts, preemption, run
+from multicard.controller import attempts, outcome, preemption, prepare, run
 from multicard.controller.peers import Guest
 from multicard.controller.workload import Workload
 from multicard.energy.sampler import Sampler
@@ -75,7 +75,7 @@ class LocalJob(CellJob):
         os.environ.update(self.variables)
         problem = self.code_problem()
         if problem is not None:
-            return run.refuse(self.workload, self.cfg, self.folder, problem)["status"]
+            return outcome.refuse(outcome.begin(self.workload, self.cfg, self.folder), problem)["status"]
         if self.gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
         os.sched_setaffinity(0, self.cpus)
@@ -102,7 +102,9 @@ class SlurmJob(CellJob):
             return self.assist(allocation)
         problem = self.code_problem()
         if problem is not None:
-            return run.refuse(self.workload, self.cfg, self.folder, problem, allocation.job)["status"]
+            return outcome.refuse(outcome.begin(self.workload, self.cfg, self.folder, allocation.job), problem)[
+                "status"
+            ]
         result = run.measure(self.workload, self.cfg, self.folder, True, allocation, self.requeue)
         if result["status"] == "requeued":
             pause(KILLED_WITHIN_S)
@@ -126,15 +128,15 @@ class SlurmJob(CellJob):
             failure = interruption.failure
         lost = failure is not None and failure.kind == "node" and failure.host == allocation.hosts[0]
         if failure is not None and lost and allocation.node == 1:
-            run.fail(self.workload, self.cfg, self.folder, "failed", failure, allocation.job)
+            outcome.fail(outcome.begin(self.workload, self.cfg, self.folder, allocation.job), failure, "failed")
             run_folder.release(self.folder)
         return "ended"
 
     def _run_ranks(self, allocation: Allocation) -> Failure | None:
         """Run the ranks of this node once node 0 says so. Returns what ended them early."""
         try:
-            config = run.typed(self.cfg)
-            placement = run.check(self.workload, config, allocation)
+            config = prepare.typed(self.cfg)
+            placement = prepare.check(self.workload, config, allocation)
         except ValueError as error:
             Guest(allocation, str(error)).wait_for_start()
             return None
@@ -147,7 +149,7 @@ class SlurmJob(CellJob):
         try:
             guest.listen(board.ask_stop)
             elastic.warm_up(placement.device, list(self.workload.preload))
-            job = run.job_of(self.workload, config, placement, self.folder, allocation)
+            job = prepare.job_of(self.workload, config, placement, self.folder, allocation)
             with Sampler.of_run(config, placement, self.folder, attempt, allocation.node) as gpus:
                 failure = elastic.launch(self.workload.work, (config, self.folder, *arguments), placement, job)
             if failure is None:  # else node 0 may have recorded the run by now

@@ -7,7 +7,7 @@ from typing import Any
 
 from multicard.config.base import RunConfig
 from multicard.config.job import Device, count
-from multicard.controller import run
+from multicard.controller import outcome
 from multicard.controller.session import SESSION, say
 from multicard.machine import environment
 from multicard.measure.timing import pause
@@ -126,6 +126,6 @@ def _collect(process: Running, folder: Path) -> None:
     if cell.result is None:
         log = folder / f"{process.job.job_id}_0_log.err"
         failure = Failure("exit", f"the process of {cell.folder.name} ended without a record", log=str(log))
-        cell.result = run.fail(SESSION.workload, cell.cfg, cell.folder, "failed", failure)
+        cell.result = outcome.fail(outcome.begin(SESSION.workload, cell.cfg, cell.folder), failure, "failed")
         run_folder.release(cell.folder)
-    say(f"{cell.label}{cell.folder.name}: {run.outcome(cell.result).strip()}")
+    say(f"{cell.label}{cell.folder.name}: {outcome.line(cell.result).strip()}")

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, open_dict
 
 from multicard.config.base import RunConfig, Scale
 from multicard.config.job import count
-from multicard.controller import run
+from multicard.controller import outcome, prepare
 from multicard.controller.session import SESSION, say
 from multicard.machine import environment
 from multicard.measure.timing import clock_s
@@ -62,7 +62,7 @@ def plan(context: HydraContext, config: DictConfig, job_overrides: Sequence[Sequ
         cfg = identity.task_of(composed)
         run_config, problem = None, ""
         try:
-            run_config = run.typed(cfg)
+            run_config = prepare.typed(cfg)
         except ValueError as error:
             problem = str(error)
         digits = identity.REFUSED if run_config is None else run_config.identity()
@@ -90,7 +90,7 @@ def settle(cells: list[Cell]) -> list[Cell]:
             say(f"{cell.label}measured before ({record['status']}): {cell.folder}")
             cell.result = record | {"folder": str(cell.folder)}
         elif cell.problem and not cell.cfg.dry_run:
-            cell.result = run.refuse(SESSION.workload, cell.cfg, cell.folder, cell.problem)
+            cell.result = outcome.refuse(outcome.begin(SESSION.workload, cell.cfg, cell.folder), cell.problem)
     return [cell for cell in cells if cell.result is None and not cell.problem]
 
 

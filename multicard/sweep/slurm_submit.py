@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from multicard.config.job import Resources, count, resources
 from multicard.config.keys import require
-from multicard.controller import run
+from multicard.controller import outcome
 from multicard.controller.session import SESSION, say
 from multicard.machine import slurm
 from multicard.records import run_folder
@@ -77,7 +77,7 @@ def submit(left: list[Cell]) -> dict[int, str]:
                 for cell in array.cells:
                     assert SESSION.workload is not None
                     SESSION.label = cell.label
-                    cell.result = run.refuse(SESSION.workload, cell.cfg, cell.folder, str(error))
+                    cell.result = outcome.refuse(outcome.begin(SESSION.workload, cell.cfg, cell.folder), str(error))
     return jobs
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from multicard.controller import run
+from multicard.controller import outcome
 from multicard.controller.session import SESSION, say
 from multicard.machine import slurm
 from multicard.machine.slurm import State
@@ -89,7 +89,7 @@ class Queue:
         for cell in lost:
             job = self.jobs[cell.number]
             status, failure = judge(job, states.get(job), cell.folder)
-            cell.result = run.fail(SESSION.workload, cell.cfg, cell.folder, status, failure, job)
+            cell.result = outcome.fail(outcome.begin(SESSION.workload, cell.cfg, cell.folder, job), failure, status)
             run_folder.release(cell.folder)
         return lost
 
@@ -125,7 +125,7 @@ def _watch(queue: Queue, live: Live | None) -> None:
         ended = queue.poll()
         for cell in ended:
             assert cell.result is not None
-            say(f"{cell.label}{cell.folder.name}: {run.outcome(cell.result).strip()}")
+            say(f"{cell.label}{cell.folder.name}: {outcome.line(cell.result).strip()}")
         queue.pace.say_progress(len(ended))
         changed_s = clock_s() if ended else changed_s
         poll_s = min(max((clock_s() - changed_s) / 10, SHORTEST_POLL_S), LONGEST_POLL_S) if queue.jobs else 0.0

@@ -1,0 +1,159 @@
+"""The record of a run, `result.json`: measured, refused or failed."""
+
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from multicard.bottleneck import diagnosis
+from multicard.config.base import TrackerMode, plain
+from multicard.controller import attempts
+from multicard.controller.prepare import Run, binds
+from multicard.controller.session import SESSION, say
+from multicard.controller.workload import Workload
+from multicard.energy import gpu_record
+from multicard.measure.timing import timestamp
+from multicard.ranks import checkpoint, failures
+from multicard.ranks.failures import Failure
+from multicard.records import run_folder
+from multicard.records.schema import SCHEMA_VERSION
+from multicard.tracking.wandb_mirror import Mirror
+
+STOPPED = ("timeout", "preempted")
+Record = dict[str, Any]
+
+
+def begin(workload: Workload, cfg: DictConfig, folder: Path, job: str | None = None) -> Record:
+    """What every record holds, however its run ends; `folder` is not written."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": workload.name,
+        "name": folder.parent.name,
+        "job": job,
+        "folder": str(folder),
+        "status": "failed",
+        "cause": None,
+        "started_at": timestamp(),
+        "axes": workload.axes(cfg, str(cfg.device)),
+    }
+
+
+def refuse(record: Record, message: str, keep: bool = True) -> Record:
+    """Say why a run is refused, and complete its record.
+
+    Args:
+        keep: write the record, unless the folder is in use or holds a measurement.
+    """
+    folder = Path(record["folder"])
+    record |= {"status": "refused", "cause": failures.describe(Failure("refused", message))}
+    say(f"{SESSION.label}refused: {message}", error=True)
+    if keep and run_folder.finished(folder) is None and run_folder.owner(folder, record["job"]) is None:
+        with suppress(OSError):  # where nothing can be written, the line above has to do
+            run_folder.write_result(folder, record)
+            run_folder.release(folder)
+    return record
+
+
+def fail(record: Record, failure: Failure, status: str | None = None) -> Record:
+    """Complete the record of a run that ended before its ranks' work could be recorded.
+
+    A measurement, or a record that the same job wrote itself, stays as it is.
+
+    Args:
+        status: where it does not follow from the failure.
+    """
+    folder = Path(record["folder"])
+    record |= {"status": status or _status(failure), "cause": failures.describe(failure)}
+    before = run_folder.read_json(folder / "result.json")
+    if before is None or (before["status"] not in run_folder.DONE and before.get("job") != record["job"]):
+        run_folder.write_result(folder, record)
+    return record
+
+
+def complete(run: Run, record: Record, failure: Failure | None, mirror: Mirror) -> Record:
+    """Merge what the ranks left into the record, write it, and mirror it."""
+    config, placement, folder = run.config, run.placement, run.folder
+    ranks = run_folder.read_ranks(folder, placement.world_size if failure is None else 0)
+    training_s = ranks[0]["started_s"] if ranks else None
+    try:
+        steps = run_folder.merge_steps(folder)
+        gpu = None if placement.device == "cpu" else gpu_record.merge(folder, attempts.parts(folder), failure is None)
+        result = record | {
+            "axes": run.workload.axes(config, placement.device),
+            "identity": config.identity(),
+            "config": plain(config),
+            "status": _status(failure),
+            "cause": None if failure is None else failures.describe(failure),
+            "ended_at": timestamp(),
+            "startup_s": None if training_s is None else training_s - run.started_s,
+            **run.workload.summarise(config, placement, ranks, steps, gpu_record.training_joules(gpu)),
+            "gpu": gpu,
+            "profile": None,
+            "diagnosis": None,
+        }
+        whole = ranks if failure is None else []
+        if whole and "profile" in whole[0]:
+            from multicard.profiling import run_profile
+
+            result["profile"] = run_profile.of_run(folder, [rank["profile"] for rank in whole], result)
+        if whole and whole[0].get("ablations") is not None:
+            advise = partial(run.workload.advise, config, placement)
+            result["diagnosis"] = diagnosis.diagnose([rank["ablations"] for rank in whole], advise)
+        result["segments"] = attempts.merge(folder, result.get("segments", []))
+        machine = _complete_environment(run, ranks)
+        git = machine.get("git") or dict.fromkeys(("commit", "dirty", "changes"))
+        result |= {"hardware": _hardware(machine, ranks), **git}
+        run_folder.write_result(folder, result)
+    except OSError as error:
+        message = f"hydra.run.dir: could not record the run in {folder} ({error.strerror}); free some space"
+        return record | {"status": "failed", "cause": failures.describe(Failure("disk", message))}
+    run_folder.remove_files(folder / "ranks", "*.json")
+    (folder / run_folder.SEGMENTS).unlink(missing_ok=True)
+    checkpoint.remove(folder)
+    mirrored = config.tracker.mode is not TrackerMode.disabled
+    if mirrored and not (failure and failure.kind in ("tracker", "interrupt")):
+        try:
+            mirror.close(result, steps)
+        except RuntimeError as error:
+            mode = config.tracker.mode.value
+            say(f"tracker.mode={mode}: W&B failed ({error}); the record is in {folder}", error=True)
+            result["tracker_error"] = str(error)
+    return result
+
+
+def _complete_environment(run: Run, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add to `environment.json` what only the ranks know, and the options that took effect. Returns all of it."""
+    content = run_folder.read_json(run.folder / run_folder.ENVIRONMENT) or {}
+    content["numa"] = "node" if binds(run.config, run.placement) else None
+    content["malloc"] = run.config.malloc.value if run.placement.device == "cpu" else "system"
+    content["flags"] = ranks[0]["flags"] if ranks else None
+    content["ranks"] = [{key: rank[key] for key in ("rank", "host", "device", "threads", "cpus")} for rank in ranks]
+    run_folder.write_environment(run.folder, content)
+    return content
+
+
+def _hardware(machine: dict[str, Any], ranks: list[dict[str, Any]]) -> str | None:
+    """What the ranks computed on, as far as it makes figures comparable: the names of the GPUs, or the CPU's."""
+    names = {rank["device"] for rank in ranks} - {"cpu"}
+    return ", ".join(sorted(names)) or (machine.get("cpu") or {}).get("model")
+
+
+def _status(failure: Failure | None) -> str:
+    if failure is None:
+        return "ok"
+    if failure.kind == "interrupt":
+        return "interrupted"
+    return failure.kind if failure.kind in ("oom", *STOPPED) else "failed"
+
+
+def line(record: Record) -> str:
+    """How a run ended, in a line; below it, what bounds it where that was diagnosed."""
+    if record["status"] != "ok":
+        cause = record["cause"]
+        log = f" (log: {Path(record['folder']) / cause['log']})" if cause.get("log") else ""
+        return f"  {record['status']}: {cause['message']}{log}"
+    diagnosed = record.get("diagnosis")
+    bound = f"\n  {diagnosed['sentence']}" if diagnosed else ""
+    return f"  ok in {record['total_s']:.1f} s, started in {record['startup_s']:.1f} s{bound}"

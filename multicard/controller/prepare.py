@@ -1,0 +1,128 @@
+"""What comes before the ranks: the checks of a run, and its folder."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from multicard.config.base import ProfileName, RunConfig
+from multicard.config.job import Numa
+from multicard.config.placement import Placement, place
+from multicard.controller import attempts
+from multicard.controller.peers import Peers
+from multicard.controller.workload import Workload
+from multicard.machine import environment
+from multicard.machine.allocation import Allocation
+from multicard.profiling import nsys_launch
+from multicard.ranks import checkpoint
+from multicard.ranks.process import Job
+from multicard.records import run_folder
+
+
+@dataclass(frozen=True)
+class Run:
+    """A validated run whose folder is claimed, ready to launch.
+
+    started_s: when its start-up began, on the machine's clock.
+    arguments: of the workload's function, after its `Rank`.
+    """
+
+    workload: Workload
+    config: RunConfig
+    placement: Placement
+    folder: Path
+    started_s: float
+    allocation: Allocation
+    arguments: tuple[Any, ...]
+
+
+def typed(cfg: DictConfig) -> RunConfig:
+    """The composed configuration as dataclasses.
+
+    Raises:
+        ValueError: what can never work, with the key and the remedy.
+    """
+    try:
+        config = OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Placement:
+    """Check all that can be checked before anything starts, on the machine that is to run it.
+
+    Raises:
+        ValueError: what cannot work, with the key and the remedy.
+    """
+    placement = place(config, len(environment.visible_gpus()), allocation.nodes, workload.processes(config))
+    if config.profile.name is ProfileName.nsys:
+        nsys_launch.check(placement.device)
+    workload.check(config, placement)
+    return placement
+
+
+def problem(workload: Workload, cfg: DictConfig) -> str | None:
+    """Why this machine would refuse a run, by the same checks; None where it would not."""
+    try:
+        check(workload, typed(cfg), Allocation())
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def prepare(
+    workload: Workload, cfg: DictConfig, folder: Path, started_s: float, allocation: Allocation, peers: Peers
+) -> Run:
+    """Check a run on all its nodes, claim its folder and write there what is known before the ranks start.
+
+    Raises:
+        ValueError: what cannot work, with the key and the remedy.
+        Interrupted: another node is gone or did not come up.
+    """
+    peers.meet()
+    config = typed(cfg)
+    placement = check(workload, config, allocation)
+    try:
+        restarted = run_folder.claim(folder, allocation.job)
+        try:
+            if restarted and checkpoint.latest(folder) is None:
+                run_folder.clear(folder)
+            run_folder.remove_files(folder / "ranks", "error_*.json")  # of an earlier start
+            machine = environment.collect()
+            run_folder.write_environment(folder, machine)
+            run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+            attempts.begin(folder, allocation, machine["git"])
+            arguments = workload.arguments(config, placement, folder)
+            peers.begin(attempts.current(folder), arguments[2:])
+        except BaseException:
+            run_folder.release(folder) if restarted else run_folder.disclaim(folder)
+            raise
+    except OSError as error:
+        remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
+        raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
+    return Run(workload, config, placement, folder, started_s, allocation, arguments)
+
+
+def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:
+    """What the ranks of this node need to know to start."""
+    return Job(
+        folder,
+        placement.device,
+        workload.nccl if placement.backend == "nccl" else placement.backend,
+        devices=len(environment.visible_gpus()),
+        threads=max(1, environment.cores() // placement.processes),
+        malloc=config.malloc.value,
+        numa=binds(config, placement),
+        allocation=allocation,
+        wrapper=nsys_launch.command(folder) if config.profile.name is ProfileName.nsys else (),
+    )
+
+
+def binds(config: RunConfig, placement: Placement) -> bool:
+    """Whether torch binds ranks to the NUMA node of their GPU, by the program `numactl`."""
+    return config.numa is Numa.node and placement.device == "cuda" and shutil.which("numactl") is not None
