@@ -1,4 +1,4 @@
-"""The tests' own SLURM: `tests/slurm/cluster up` starts it. Without it, or on another machine's SLURM, they skip."""
+"""A SLURM for tests, started by `tests/slurm/cluster up`. Without it they skip, on another machine's SLURM too."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def slurm() -> Iterator[None]:
 
 
 class Sweep:
-    """A command of ours with a sweep folder of its own."""
+    """A sweep on SLURM, in a folder of its own."""
 
     def __init__(self, folder: Path, root: Path = ROOT) -> None:
         self.folder, self.root = folder, root
@@ -66,8 +66,8 @@ class Sweep:
 
     @property
     def _where(self) -> dict[str, Any]:
-        found = os.environ | {"PYTHONPATH": str(self.root)}
-        return {"cwd": self.root, "env": found, "stdin": subprocess.DEVNULL, "text": True}
+        variables = os.environ | {"PYTHONPATH": str(self.root)}
+        return {"cwd": self.root, "env": variables, "stdin": subprocess.DEVNULL, "text": True}
 
     def results(self) -> list[dict[str, Any]]:
         return [json.loads(path.read_text()) | {"folder": path.parent} for path in self.folder.glob("*/result.json")]
@@ -84,12 +84,12 @@ def sweep(tmp_path: Path) -> Sweep:
 
 
 def wait_for(holds: Callable[[], Any], seconds: float = 90) -> Any:
-    """Wait until it holds, and return what it gave."""
+    """Wait until the result of `holds` is true, and return it."""
     deadline = time.monotonic() + seconds
-    while not (found := holds()):
+    while not (result := holds()):
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.2)
-    return found
+    return result
 
 
 def kill(process: subprocess.Popen[str]) -> None:

@@ -1,10 +1,13 @@
 """Sweeps on a real SLURM: what jobs ask for, how they end, and what is measured again."""
 
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,25 +28,40 @@ def losses(folder: Path) -> list[float]:
     return run_folder.read_steps(folder)["loss"].to_pylist()
 
 
-def controller(node: str) -> psutil.Process | None:
-    """The controller on this node of the only job that runs, once its ranks are there."""
-    wanted = {"SLURMD_NODENAME": node, "SUBMITIT_EXECUTOR": "slurm"}
+def controller(**variables: str) -> psutil.Process | None:
+    """The controller of a job with these variables in its environment, once its ranks are there."""
+    wanted = {"SUBMITIT_EXECUTOR": "slurm", **variables}
     for process in psutil.process_iter():
         try:
-            words, variables = process.cmdline(), process.environ()
+            if process.cmdline()[:3] == [sys.executable, "-u", "-m"] and wanted.items() <= process.environ().items():
+                return process if len(process.children()) > 1 else None
         except psutil.Error:
             continue
-        if words[:3] == [sys.executable, "-u", "-m"] and wanted.items() <= variables.items():
-            return process if len(process.children()) > 1 else None
     return None
+
+
+@contextmanager
+def lost(node: str, controller: psutil.Process) -> Iterator[None]:
+    """Kill all that SLURM runs on a node, as a power cut would; within it the node is gone."""
+    daemon = psutil.Process(int((Path(os.environ["SLURM_CONF"]).parent / f"run/slurmd-{node}.pid").read_text()))
+    step = controller.parent()
+    assert step is not None and "slurmstepd" in step.name()
+    for process in (daemon, step, controller):
+        process.kill()
+    try:
+        yield
+    finally:
+        ask("scancel", "--user", ask("id", "-un"))
+        ask("slurmd", "-N", node)
+        wait_for(lambda: ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle", "idle"])
 
 
 def test_each_job_gets_its_own_resources_and_is_not_measured_twice(sweep: Sweep):
     words = ("precision=fp32,bf16", "gpus=1,2,4")
     shown = sweep.run(*words, "dry_run=true")
     assert shown.returncode == 0, shown.stderr
-    assert [line.split()[:5] for line in shown.stdout.splitlines() if " GPUs" in line] == [
-        ["2", "1", "node,", str(gpus), "GPUs,"] for gpus in (1, 2, 4)
+    assert [line.split()[:5] for line in shown.stdout.splitlines() if " GPU" in line] == [
+        ["2", "1", "node,", str(gpus), "GPU," if gpus == 1 else "GPUs,"] for gpus in (1, 2, 4)
     ]
     assert not sweep.folder.exists()
 
@@ -82,14 +100,16 @@ def test_two_nodes_train_as_one_does(sweep: Sweep, measured):
     assert result["test_accuracy"] == together["test_accuracy"]
 
 
-def test_a_lost_node_ends_the_run_by_its_name(sweep: Sweep):
+def test_a_lost_node_is_recorded_by_its_name_before_slurm_notices(sweep: Sweep):
     running = sweep.start("nodes=2", "gpus=1", f"seed={SLEEPS}")
-    wait_for(lambda: controller("n2")).send_signal(signal.SIGKILL)
-    output, _ = running.communicate(timeout=120)
-    assert running.returncode == 1, output
-    (result,) = sweep.results()
-    assert (result["status"], result["cause"]["host"]) == ("failed", "n2")
-    assert "node n2 was lost" in output
+    with lost("n2", wait_for(lambda: controller(SLURMD_NODENAME="n2"))):
+        output, _ = running.communicate(timeout=120)
+        assert running.returncode == 1, output
+        (result,) = sweep.results()
+        assert (result["status"], result["cause"]["host"]) == ("failed", "n2")
+        assert "node n2 was lost" in output
+        assert ask("squeue", "-h", "-o", "%T %N") == "RUNNING n[1-2]"
+        assert "down" not in ask("sinfo", "-h", "-N", "-n", "n2", "-o", "%T")
 
 
 def test_every_end_is_recorded_and_stops_no_other(sweep: Sweep):
@@ -97,45 +117,37 @@ def test_every_end_is_recorded_and_stops_no_other(sweep: Sweep):
     words = (seeds, "gpus=2", "max_requeues=0", "time_min=2", "hydra.launcher.signal_delay_s=60")
     done = sweep.run(*words)
     assert done.returncode == 1, done.stdout + done.stderr
-    found = by_axis(sweep, "seed")
-    assert {seed: found[seed]["status"] for seed in found} == {
+    ends = by_axis(sweep, "seed")
+    assert {seed: ends[seed]["status"] for seed in ends} == {
         0: "ok",
         RAISES: "failed",
         RUNS_OUT: "oom",
         IS_KILLED: "failed",
         SLEEPS: "timeout",
     }
-    raised, killed = found[RAISES]["cause"], found[IS_KILLED]["cause"]
+    raised, killed = ends[RAISES]["cause"], ends[IS_KILLED]["cause"]
     assert (raised["kind"], raised["rank"], raised["host"][0]) == ("exception", 1, "n")
     assert "KeyError: 'no such weight'" in raised["message"]
     assert any("no such weight" in line for line in raised["log_tail"])
     assert (killed["kind"], killed["message"]) == ("signal", "rank 1 was killed by SIGKILL")
-    assert "time limit" in found[SLEEPS]["cause"]["message"]
-    for seed in found:  # the table shows all
-        assert re.search(rf"^fp32 +2 +{seed} +{found[seed]['status']}", done.stdout, re.MULTILINE), done.stdout
+    assert "time limit" in ends[SLEEPS]["cause"]["message"]
+    for seed in ends:  # the table shows all
+        assert re.search(rf"^fp32 +2 +{seed} +{ends[seed]['status']}", done.stdout, re.MULTILINE), done.stdout
 
 
-def test_a_job_that_nobody_recorded_is_recorded_from_accounting(sweep: Sweep):
-    running = sweep.start(f"seed={SLEEPS}")
-    (job,) = wait_for(sweep.submissions)
-    node = wait_for(lambda: ask("squeue", "-h", "-t", "R", "-j", job, "-o", "%N"))
-    wait_for(lambda: controller(node)).send_signal(signal.SIGKILL)
+def test_a_killed_job_is_recorded_from_accounting_and_a_cancelled_one_by_itself(sweep: Sweep):
+    running = sweep.start(f"seed={SLEEPS}", "precision=fp32,bf16")
+    tasks = [wait_for(lambda task=task: controller(SLURM_ARRAY_TASK_ID=task)) for task in ("0", "1")]
+    job = tasks[0].environ()["SLURM_ARRAY_JOB_ID"]
+    node = ask("squeue", "-h", "-j", f"{job}_0", "-o", "%N")
+    tasks[0].kill()
+    ask("scancel", f"{job}_1")
     output, _ = running.communicate(timeout=120)
     assert running.returncode == 1, output
-    (result,) = sweep.results()
-    assert (result["status"], result["cause"]["kind"]) == ("failed", "slurm")
-    assert f"SLURM ended job {job} on {node} as FAILED" in output
-
-
-def test_a_cancelled_job_says_so(sweep: Sweep):
-    running = sweep.start(f"seed={SLEEPS}")
-    (job,) = wait_for(sweep.submissions)
-    wait_for(lambda: list(sweep.folder.glob("*/ranks")) or list(sweep.folder.glob("*/logs/r00.log")))
-    ask("scancel", job)
-    output, _ = running.communicate(timeout=120)
-    assert running.returncode == 1, output
-    (result,) = sweep.results()
-    assert (result["status"], result["cause"]["kind"]) == ("interrupted", "interrupt")
+    ends = by_axis(sweep, "precision")
+    assert (ends["fp32"]["status"], ends["fp32"]["cause"]["kind"]) == ("failed", "slurm")
+    assert f"SLURM ended job {job}_0 on {node} as FAILED" in output
+    assert (ends["bf16"]["status"], ends["bf16"]["cause"]["kind"]) == ("interrupted", "interrupt")
     assert "the job was cancelled (scancel)" in output
 
 
@@ -171,7 +183,7 @@ def test_a_killed_launcher_is_replaced_by_the_same_command(sweep: Sweep):
     first = sweep.start(*words)
     wait_for(lambda: list(sweep.folder.glob("*/.running.json")))
     kill(first)
-    submitted = wait_for(lambda: found if len(found := sweep.submissions()) == 3 else None)  # accounting lags
+    submitted = wait_for(lambda: jobs if len(jobs := sweep.submissions()) == 3 else None)  # accounting lags
     again = sweep.run(*words)
     assert again.returncode == 0, again.stdout + again.stderr
     assert [result["status"] for result in sweep.results()] == ["ok"] * 3
@@ -185,9 +197,10 @@ def test_a_launcher_that_is_interrupted_leaves_its_jobs_and_says_how_to_end_them
     first.send_signal(signal.SIGINT)
     output, _ = first.communicate(timeout=60)
     assert first.returncode == 1, output
-    jobs = wait_for(lambda: found if len(found := sweep.submissions()) == 2 else None)  # accounting lags
+    jobs = wait_for(lambda: listed if len(listed := sweep.submissions()) == 2 else None)  # accounting lags
     base = jobs[0].partition("_")[0]
     assert re.search(rf"left in the queue: 2 jobs. To cancel them: scancel {base}_\[0,1\]$", output, re.MULTILINE)
+    assert "To wait for them again: " in output and "hydra.sweep.dir=" in output
     again = sweep.run(*words)
     assert again.returncode == 0, again.stdout + again.stderr
     assert [result["status"] for result in sweep.results()] == ["ok"] * 2
@@ -217,10 +230,10 @@ def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
         subprocess.run(["git", *line.split()], cwd=copy, check=True)
     sweep.root = copy
     other = Sweep(tmp_path / "latest", copy)
-    held = "hydra.launcher.additional_parameters={hold: true}"
-    running, latest = sweep.start(held), other.start(held, "code=latest")
-    jobs = wait_for(lambda: found if len(found := ask("squeue", "-h", "-t", "PD", "-o", "%F").split()) == 2 else None)
-    with (copy / "multicard" / "measure.py").open("a") as file:
+    on_hold = "hydra.launcher.additional_parameters={hold: true}"
+    running, latest = sweep.start(on_hold), other.start(on_hold, "code=latest")
+    jobs = wait_for(lambda: held if len(held := ask("squeue", "-h", "-t", "PD", "-o", "%F").split()) == 2 else None)
+    with (copy / "multicard" / "cli.py").open("a") as file:
         file.write("# edited while the job waits\n")
     ask("scontrol", "release", *jobs)
     output, _ = running.communicate(timeout=120)
@@ -245,7 +258,7 @@ def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
 def test_what_slurm_refuses_is_said_in_a_line(sweep: Sweep, words: tuple[str, ...], line: str):
     done = sweep.run(*words)
     assert done.returncode == 1
-    refused = [found for found in done.stderr.splitlines() if line in found]
+    refused = [text for text in done.stderr.splitlines() if line in text]
     assert len(refused) == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
