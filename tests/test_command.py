@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
+from omegaconf import DictConfig
 
+from multicard.sweep import plan
+from multicard.sweep.plan import Cell
 from tests.conftest import ROOT, SMALL, command
 
 
@@ -37,6 +41,10 @@ def test_a_sweep_leaves_records_and_a_table_and_is_gone_on_with(tmp_path: Path):
     table = [line.split()[:3] for line in first.stdout.splitlines() if line.startswith("fp")]
     assert table == [[p, str(g), "ok"] for p in ("fp64", "fp32", "fp16") for g in (1, 2)]
     assert "[6/6] " in first.stdout and f"Records: {tmp_path / 's'}" in first.stdout
+    assert "  1 of 6 cells ended in 0:0" in first.stdout and first.stdout.count(" left\n") == 5
+
+    planned = command(*words, "gpus=1,2,0", "dry_run=true")
+    assert planned.returncode == 1 and "measured before: 6; in the queue: 0; refused: 3" in planned.stdout
 
     again = command(*words, "lr=0.05")  # the same cells, typed otherwise
     assert again.returncode == 0 and again.stdout.count("measured before (ok)") == 6
@@ -250,22 +258,42 @@ def test_a_killed_rank_is_recorded_and_the_next_cell_measured(tmp_path: Path):
     assert_gone(family)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_sweep_is_recorded_and_stops(number: signal.Signals, tmp_path: Path):
-    started = Started(tmp_path / "s", "-m", "gpus=2", "epochs=500,1", "num_workers=1")
+@pytest.mark.parametrize(
+    ("number", "launcher"),
+    [(signal.SIGINT, "local"), (signal.SIGTERM, "local"), (signal.SIGINT, "submitit_local")],
+)
+def test_an_interrupted_sweep_is_recorded_and_says_how_to_resume(number: signal.Signals, launcher: str, tmp_path: Path):
+    words = ("gpus=2", "epochs=500,1", "num_workers=1", f"hydra/launcher={launcher}")
+    started = Started(tmp_path / "s", "-m", *words)
     started.wait_for_rank(1)
     family = started.family()
-    target = os.getpgid(started.process.pid) if number == signal.SIGINT else None
-    if target is not None:
-        os.killpg(target, number)  # as a terminal does
+    if number == signal.SIGINT:
+        os.killpg(os.getpgid(started.process.pid), number)  # as a terminal does
     else:
         started.process.send_signal(number)
     _, errors = started.process.communicate(timeout=60)
     assert started.process.returncode == 1
     assert "Traceback" not in errors
-    (found,) = records(tmp_path / "s")
-    assert found["status"] == "interrupted" and found["cause"]["message"] == f"interrupted by {number.name}"
+    (record,) = records(tmp_path / "s")
+    assert record["status"] == "interrupted" and record["cause"]["message"] == f"interrupted by {number.name}"
     assert_gone(family)
+    lines = errors.splitlines()
+    assert "interrupted: 2 of 2 cells are left:" in lines
+    assert re.search(r"^  \[2/2\] .*epochs=1,.*-\w{8}$", errors, re.MULTILINE)
+    (resume,) = (line.removeprefix("To resume: ") for line in lines if line.startswith("To resume: "))
+    planned = subprocess.run(
+        [*shlex.split(resume), "dry_run=true"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "nothing is started. 2 cells, to be measured" in planned.stdout
+
+
+def test_a_sweep_without_a_name_is_resumed_by_the_name_of_its_folder(monkeypatch: pytest.MonkeyPatch):
+    cells = [Cell(1, "[1/1] ", DictConfig({}), DictConfig({}), Path("multirun/2026-01-01_00-00-00/seed=1-12345678"))]
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train_vision.py", "-m", "seed=1,2", "dataset.root=my images"])
+    line = "python train_vision.py -m seed=1,2 'dataset.root=my images'"
+    assert plan.resume_command(cells) == f"{line} name=2026-01-01_00-00-00"
+    monkeypatch.setattr(sys, "orig_argv", [*sys.orig_argv, "name=mine"])
+    assert plan.resume_command(cells) == f"{line} name=mine"
 
 
 def test_an_interruption_while_it_starts_is_recorded_too(tmp_path: Path):

@@ -1,9 +1,10 @@
-"""The board between controller and ranks."""
+"""The board between controller and ranks, and the bar that shows it."""
 
 from pathlib import Path
 
 import pytest
 
+from multicard.controller.progress_bar import View
 from multicard.records.progress import Board, Progress
 
 
@@ -26,3 +27,34 @@ def test_every_node_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     second.ask_stop(7)
     monkeypatch.setenv("GROUP_RANK", "1")  # as the elastic agent has it on its ranks
     assert Board(tmp_path, 2).stop_at == 7 and Board(tmp_path, 2, node=0).stop_at == first.stop_at == 0
+
+
+def test_the_bar_knows_the_time_left_from_the_first_step_and_is_not_full_while_evaluating(tmp_path: Path):
+    board = Board(tmp_path, 1, create=True)
+    view = View(board, 1, epochs=2, unit="images")
+    assert view.look(0.0) == {}
+    board.post(0, 0, 10, 0, 0, float("nan"))
+    assert view.look(100.0) == {
+        "description": "epoch 1/2",
+        "total": 1.0,
+        "completed": 0.0,
+        "figures": "",
+        "left": "-:--:--",
+    }
+    board.post(0, 1, 10, 320, 0, 0.5)
+    assert (view.look(160.0)["left"], view.look(160.0)["figures"]) == ("0:09:00", "loss 0.500  5 images/s")
+    assert view.look(190.0)["left"] == "0:08:30"  # goes down between slow steps
+    board.post(0, 10, 10, 3200, 1, 0.5, evaluating=True)
+    fields = view.look(400.0)
+    assert fields["description"] == "epoch 2/2, evaluating" and fields["completed"] < 1
+    board.post(0, 10, 10, 3200, 1, 0.5)
+    assert view.look(410.0)["completed"] == 1 and view.look(410.0)["left"] == "0:00:00"
+
+
+def test_a_resumed_run_is_timed_from_where_it_goes_on(tmp_path: Path):
+    board = Board(tmp_path, 1, create=True)
+    view = View(board, 1, epochs=1, unit="images")
+    for now_s, steps in ((0.0, 80), (10.0, 90)):
+        board.post(0, steps, 100, 0, 0, 0.5)
+        fields = view.look(now_s)
+    assert fields["completed"] == 0.9 and fields["left"] == "0:00:10"

@@ -100,6 +100,7 @@ class Probe:
         """Training starts now, on all ranks."""
         self.started_s = timing.clock_s()
         self.report.started(self.started_s)
+        self._post()
 
     def end_epoch(self) -> None:
         """Write the epoch, whose last step the recipe has just taken."""

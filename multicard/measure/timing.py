@@ -30,6 +30,12 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def in_hours(seconds: float) -> str:
+    """A duration for a person to read, as hours, minutes and seconds: "1:02:03"."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
 def process_started_s() -> float:
     """Start of this process on `clock_s`, to 10 ms; the interpreter's own start-up comes after it."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

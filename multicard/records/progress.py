@@ -1,7 +1,7 @@
-"""How far each rank is, seen by the controller without disturbing it, and where the controller asks the ranks to stop.
+"""Progress of the ranks for the controller, and the step after which it asks them to stop, in a mapped file.
 
-A rank writes five doubles into a mapped file (about a microsecond); the controller reads them when it likes. The other
-way there is one double, which each rank reads after every step.
+Neither side waits for the other: a rank posts six doubles after every step (about a microsecond) and reads the one
+that the controller writes.
 """
 
 import mmap
@@ -15,25 +15,29 @@ if TYPE_CHECKING:
     import torch
 
 _HEADER = struct.Struct("d")  # the step to stop after; 0: none
-_SLOT = struct.Struct("5d")
+_SLOT = struct.Struct("6d")
 FILE = ".progress"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Steps that a rank has done, of how many, samples trained in them, its epoch, and a recent loss (NaN: none)."""
+    """What a rank last posted: its steps, `of` how many in the run (0: it has not begun), samples trained in them,
+    epoch from 0, a recent loss (NaN: none), and whether it evaluates."""
 
     steps: int
     of: int
     samples: int
     epoch: int
     loss: float
+    evaluating: bool = False
 
 
 class Board:
-    """One slot a rank, in a file of the run folder: one file a node, each with the slots of all ranks.
+    """A slot for each rank in a file of the run folder: one file a node, each with the slots of all ranks.
 
-    Without `node` it is this process's: the one that torch's elastic agent gives its ranks, else 0.
+    Args:
+        create: the file; ranks open the controller's.
+        node: whose file it is; None for this process's own node.
     """
 
     def __init__(self, folder: Path, ranks: int, create: bool = False, node: int | None = None) -> None:
@@ -61,12 +65,14 @@ class Board:
         """The step after which to save and stop; 0 where no stop was asked for."""
         return int(_HEADER.unpack_from(self._map)[0])
 
-    def post(self, rank: int, steps: int, of: int, samples: int, epoch: int, loss: float) -> None:
-        _SLOT.pack_into(self._map, _HEADER.size + rank * _SLOT.size, steps, of, samples, epoch, loss)
+    def post(
+        self, rank: int, steps: int, of: int, samples: int, epoch: int, loss: float, evaluating: bool = False
+    ) -> None:
+        _SLOT.pack_into(self._map, _HEADER.size + rank * _SLOT.size, steps, of, samples, epoch, loss, evaluating)
 
     def read(self, rank: int) -> Progress:
-        steps, of, samples, epoch, loss = _SLOT.unpack_from(self._map, _HEADER.size + rank * _SLOT.size)
-        return Progress(int(steps), int(of), int(samples), int(epoch), loss)
+        steps, of, samples, epoch, loss, evaluating = _SLOT.unpack_from(self._map, _HEADER.size + rank * _SLOT.size)
+        return Progress(int(steps), int(of), int(samples), int(epoch), loss, bool(evaluating))
 
     def remove(self) -> None:
         self._map.close()
@@ -74,12 +80,12 @@ class Board:
 
 
 class LossPeek:
-    """A recent loss on the host without waiting for the device: every `every` steps a copy is asked for, and read
-    when it has arrived."""
+    """A recent loss on the host without waiting for the device: a copy is started every `every` steps, and read when
+    it has arrived."""
 
     def __init__(self, device: "torch.device", every: int = 10) -> None:
         self.value = float("nan")
-        self._every, self._shown = every, 0
+        self._every, self._steps = every, 0
         self._host: Any = None
         self._arrived: Any = None
         if device.type == "cuda":
@@ -93,8 +99,8 @@ class LossPeek:
         if self._host is None:
             self.value = loss.item()
             return
-        if self._shown % self._every == 0 and self._arrived.query():
-            self.value = self._host.item() if self._shown else self.value
+        if self._steps % self._every == 0 and self._arrived.query():
+            self.value = self._host.item() if self._steps else self.value
             self._host.copy_(loss.detach(), non_blocking=True)
             self._arrived.record()
-        self._shown += 1
+        self._steps += 1

@@ -16,7 +16,7 @@ from multicard.config.job import count
 from multicard.controller import outcome, prepare
 from multicard.controller.session import SESSION, say
 from multicard.machine import environment
-from multicard.measure.timing import clock_s
+from multicard.measure.timing import clock_s, in_hours
 from multicard.records import identity, run_folder
 from multicard.sweep.job import CellJob
 
@@ -112,12 +112,6 @@ class Pace:
         if ended and left_s:
             elapsed = in_hours(clock_s() - self.started_s)
             say(f"  {self.ended} of {count(self.total, 'cell')} ended in {elapsed}; about {in_hours(left_s)} left")
-
-
-def in_hours(seconds: float) -> str:
-    """As hours, minutes and seconds: "1:02:03"."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def say_interrupted(cells: list[Cell]) -> None:

@@ -13,11 +13,11 @@ from multicard.controller import outcome
 from multicard.controller.session import SESSION, say
 from multicard.machine import slurm
 from multicard.machine.slurm import State
-from multicard.measure.timing import clock_s, pause
+from multicard.measure.timing import clock_s, in_hours, pause
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import LOG_LINES
 from multicard.records import run_folder
-from multicard.sweep.plan import SUBMITTED, Cell, Pace, in_hours, read_record, resume_command
+from multicard.sweep.plan import SUBMITTED, Cell, Pace, read_record, resume_command
 
 SHORTEST_POLL_S, LONGEST_POLL_S = 1.0, 15.0  # between two looks at the queue: longer while nothing happens
 RECORD_LAG_S = 20.0  # within which the record of a job that left the queue is seen here

@@ -44,9 +44,14 @@ class Loop:
         self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
         self.peek = LossPeek(rank.device)
         self.board = Board(folder, rank.world_size)
-        self.steps = self.samples = 0
+        self.steps = self.samples = self.epoch = 0
         self.total_steps = config.epochs * share.steps
         self.stopped = False
+
+    def post(self, evaluating: bool = False) -> None:
+        """Show the controller how far this rank is."""
+        counts = self.steps, self.total_steps, self.samples, self.epoch
+        self.board.post(self.rank.rank, *counts, self.peek.value, evaluating)
 
     def train_epoch(self, epoch: int, batches: Iterable[Batch], first: int = 0) -> dict[str, Any]:
         """Train on every batch once, to the epoch's end or the step after which a stop is asked for.
@@ -62,6 +67,8 @@ class Loop:
         rows: dict[str, list[int]] = {key: [] for key in COUNTS}
         self.losses.fill_(math.nan)  # stays so where this rank has no batch in a round
         share.model.train()
+        self.epoch = epoch
+        self.post()
         gc.collect(1)
         timer.start()
         started_s = timing.clock_s()
@@ -76,7 +83,7 @@ class Loop:
                 rows[key].append(value)
             self.steps += 1
             self.samples += counts["samples"]
-            self.board.post(self.rank.rank, self.steps, self.total_steps, self.samples, epoch, self.peek.value)
+            self.post()
             if self.steps % COLLECT_EVERY == 0:
                 gc.collect(0)
             if self.asked_to_stop():
@@ -165,6 +172,7 @@ class Loop:
         model = self.share.evaluated
         started_s = timing.clock_s()
         self.ranges.open("evaluate")
+        self.post(evaluating=True)
         broadcast_statistics(self.share.plain, self.rank)
         model.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=self.rank.device)  # loss, right answers, samples
@@ -179,6 +187,7 @@ class Loop:
             dist.all_reduce(sums)
         loss, right, samples = sums.tolist()
         self.ranges.close()
+        self.post()
         return {
             "evaluate_s": timing.clock_s() - started_s,
             "test_loss": loss / samples,
