@@ -3,6 +3,7 @@
 import time
 from copy import copy, deepcopy
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -57,10 +58,10 @@ def reads(rank: Rank, configs: list[VisionConfig], folder: Path, samples: int) -
     save(rank, folder, seen)
 
 
-def shares(rank: Rank, config: VisionConfig, folder: Path, samples: int) -> None:
-    """For each strategy: the samples that this rank loads in an epoch, and those that it trains on."""
+def shares(rank: Rank, config: VisionConfig, folder: Path, sizes: list[int]) -> None:
+    """For each size and strategy: the samples that this rank loads in an epoch, and those that it trains on."""
     seen = {}
-    for name in ("ddp_ds", "ddp_rr", "ddp"):
+    for samples, name in product(sizes, ("ddp_ds", "ddp_rr", "ddp")):
         strategy = replace(config.strategy, name=name)
         share = STRATEGIES[name].share(nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
         share.sampler.set_epoch(1)
@@ -68,7 +69,7 @@ def shares(rank: Rank, config: VisionConfig, folder: Path, samples: int) -> None
         size = share.batch_size
         batches = [loaded[i : i + size] for i in range(0, len(loaded), size)]
         trained = [i for batch in batches[share.turn :: share.round] for i in batch]
-        seen[name] = {"loaded": loaded, "trained": trained, "steps": share.steps, "batches": share.batches}
+        seen[samples, name] = {"loaded": loaded, "trained": trained, "steps": share.steps, "batches": share.batches}
     save(rank, folder, seen)
 
 
@@ -111,7 +112,7 @@ def train_quietly(rank: Rank, config: VisionConfig, folder: Path) -> None:
     save(rank, folder, {"parameters": parameters, "momentum": momentum, "scale": loop.optim.scaler.get_scale()})
 
 
-def train_and_tell(rank: Rank, config: VisionConfig, folder: Path) -> None:
+def train_and_record_pixels(rank: Rank, config: VisionConfig, folder: Path) -> None:
     """The 8 x 8 pixels of every image that the loop runs the model on, in an epoch."""
     content = datasets.load(config.dataset, config.seed)
     loop, share = loop_of(rank, config, folder, quiet_model(config), len(content.train))
@@ -171,7 +172,7 @@ class Small(nn.Module):
         return self.classifier(self.features(images))
 
 
-def compile_and_tell(rank: Rank, config: VisionConfig, folder: Path) -> None:
+def compile_and_compare(rank: Rank, config: VisionConfig, folder: Path) -> None:
     """What compiling leaves behind, and what the compiled model gives for a full and for an odd batch."""
     torch.manual_seed(0)
     model = Small()
@@ -202,7 +203,7 @@ def compile_without_a_compiler(rank: Rank, config: VisionConfig, folder: Path) -
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # where nothing was compiled before
     inductor.cpp.cxx = ("/nowhere/g++",)  # pyright: ignore[reportAttributeAccessIssue]
-    compile_and_tell(rank, config, folder)
+    compile_and_compare(rank, config, folder)
 
 
 def fail(rank: Rank, how: str) -> None:

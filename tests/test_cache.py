@@ -50,8 +50,8 @@ def decoded(root: Path) -> np.ndarray:
 
 
 def whole(content: Data, root: Path) -> bool:
-    found = content.train.images
-    return isinstance(found, np.memmap) and np.array_equal(found, decoded(root))
+    mapped = content.train.images
+    return isinstance(mapped, np.memmap) and np.array_equal(mapped, decoded(root))
 
 
 def cache_file(root: Path) -> Path:
@@ -73,7 +73,7 @@ def test_it_is_built_once_and_then_mapped(photographs: Path):
     assert first.facts["decoded"]["train"]["bytes"] == COUNT * 32 * 32 * 3
 
 
-def test_each_size_and_part_of_the_set_has_its_own(photographs: Path):
+def test_each_size_and_part_has_its_own_cache(photographs: Path):
     datasets.load(images(photographs), 0)
     assert built(datasets.load(images(photographs, "dataset.image_size=48"), 0)) == [True, True]
     part = datasets.load(images(photographs, "dataset.train_limit=2"), 0)
@@ -115,7 +115,7 @@ def half_an_entry(root: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [change, add, cut, flip, lose, half_an_entry])
-def test_what_is_not_of_these_images_is_built_anew(photographs: Path, harm: Any):
+def test_a_stale_or_damaged_cache_is_rebuilt(photographs: Path, harm: Any):
     datasets.load(images(photographs), 0)
     harm(photographs)
     again = datasets.load(images(photographs), 0)
@@ -123,7 +123,7 @@ def test_what_is_not_of_these_images_is_built_anew(photographs: Path, harm: Any)
     assert len(list((photographs / ".multicard").glob("train_*.u8"))) == 1
 
 
-def test_a_copy_is_looked_into_once_more_and_taken(photographs: Path):
+def test_a_copied_cache_is_verified_and_reused(photographs: Path):
     datasets.load(images(photographs), 0)
     os.utime(cache_file(photographs), (1, 1))
     assert built(datasets.load(images(photographs), 0)) == [False, False]
@@ -142,21 +142,21 @@ def test_data_sets_share_a_folder_of_caches(photographs: Path, tmp_path: Path):
 
 def _open(root: str, cache_dir: str, out: Any) -> None:
     composed()  # registers the schemas
-    found = datasets.load(images(Path(root), f"dataset.cache_dir={cache_dir}"), 0)
-    out.put((built(found), whole(found, Path(root))))
+    data = datasets.load(images(Path(root), f"dataset.cache_dir={cache_dir}"), 0)
+    out.put((built(data), whole(data, Path(root))))
 
 
-def test_one_of_those_who_race_builds(photographs: Path, tmp_path: Path):
+def test_one_of_several_processes_builds(photographs: Path, tmp_path: Path):
     context = get_context("fork")
     out = context.Queue()
     processes = [context.Process(target=_open, args=(photographs, tmp_path / "cache", out)) for _ in range(4)]
     for process in processes:
         process.start()
-    found = [out.get(timeout=60) for _ in processes]
+    results = [out.get(timeout=60) for _ in processes]
     for process in processes:
         process.join()
-    assert all(is_whole for _, is_whole in found)
-    assert [sum(parts) for parts in zip(*(parts for parts, _ in found), strict=True)] == [1, 1]
+    assert all(is_whole for _, is_whole in results)
+    assert [sum(parts) for parts in zip(*(parts for parts, _ in results), strict=True)] == [1, 1]
 
 
 SLOW = """
@@ -174,7 +174,7 @@ datasets.load(images(Path(sys.argv[1])), 0)
 """
 
 
-def test_a_builder_that_is_killed_leaves_no_half_of_it(photographs: Path):
+def test_a_killed_build_leaves_no_partial_cache(photographs: Path):
     builder = subprocess.Popen([sys.executable, "-c", SLOW, str(photographs)], cwd=ROOT)
     folder, deadline_s = photographs / ".multicard", time.monotonic() + 60
     while not list(folder.glob(".train_*.u8.*")) and time.monotonic() < deadline_s:
@@ -192,10 +192,10 @@ def test_a_broken_image_is_named_or_left_out_and_counted(photographs: Path):
     with pytest.raises(ValueError, match=r"cat/1\.png: cannot be decoded .* dataset.skip_broken=true"):
         datasets.load(images(photographs), 0)
     assert not list((photographs / ".multicard").glob("train_*"))
-    found = datasets.load(images(photographs, "dataset.skip_broken=true"), 0)
-    assert len(found.train) == len(found.train.images) == COUNT - 1
-    assert found.train.labels.tolist() == [0, 0, 1, 1, 1]
-    facts = found.facts["decoded"]["train"]
+    data = datasets.load(images(photographs, "dataset.skip_broken=true"), 0)
+    assert len(data.train) == len(data.train.images) == COUNT - 1
+    assert data.train.labels.tolist() == [0, 0, 1, 1, 1]
+    facts = data.facts["decoded"]["train"]
     assert (facts["skipped"], [Path(path).name for path in facts["skipped_paths"]]) == (1, ["1.png"])
     with pytest.raises(ValueError, match=r"cat/1\.png: cannot be decoded"):  # the cache is there, but not asked for so
         datasets.load(images(photographs), 0)
@@ -208,7 +208,7 @@ def test_a_set_without_a_whole_image_is_refused(photographs: Path):
         datasets.load(images(photographs, "dataset.skip_broken=true"), 0)
 
 
-def test_shared_memory_is_given_back(photographs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_shared_memory_is_released(photographs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(decoded_cache, "SHARED_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     config = images(photographs, "dataset.cache=ram")
@@ -229,7 +229,7 @@ def test_a_folder_that_cannot_be_written_is_refused(photographs: Path, monkeypat
     datasets.check(images(photographs))  # it is there: nothing is to be written
 
 
-def test_a_full_disk_is_said(photographs: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_reported(photographs: Path, monkeypatch: pytest.MonkeyPatch):
     def full(_: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -239,6 +239,6 @@ def test_a_full_disk_is_said(photographs: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_without_a_cache_paths_are_given(photographs: Path):
-    found = datasets.load(images(photographs, "dataset.cache=none"), 0)
-    assert found.train.images == sorted((photographs / "train").rglob("*.png"))
+    data = datasets.load(images(photographs, "dataset.cache=none"), 0)
+    assert data.train.images == sorted((photographs / "train").rglob("*.png"))
     assert not (photographs / ".multicard").exists()

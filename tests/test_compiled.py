@@ -12,11 +12,11 @@ from tests.test_strategy import on_ranks
 
 def test_compiling_leaves_no_trace_and_computes_the_same(tmp_path: Path):
     config = typed(*SMALL, "compile=true", "batch_size=4")
-    (found,) = on_ranks(1, "compile_and_tell", tmp_path, config, tmp_path)
-    assert found["left"] == {"state": True, "random": True, "gradients": True}
-    assert found["seconds"] > 0 and found["graphs"] == 2  # training and evaluation
-    assert max(found["differ"]) < 1e-5
-    assert found["again"] == 0  # the odd batch ran as it is
+    (compiled,) = on_ranks(1, "compile_and_compare", tmp_path, config, tmp_path)
+    assert compiled["left"] == {"state": True, "random": True, "gradients": True}
+    assert compiled["seconds"] > 0 and compiled["graphs"] == 2  # training and evaluation
+    assert max(compiled["differ"]) < 1e-5
+    assert compiled["again"] == 0  # the odd batch ran as it is
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_compiling_leaves_no_trace_and_computes_the_same(tmp_path: Path):
         ("compile=null strategy=dp", "cuda", False),
     ],
 )
-def test_what_is_compiled_where_it_is_left_open(words: str, device: str, expected: bool):
+def test_compile_null_compiles_on_cuda(words: str, device: str, expected: bool):
     config: VisionConfig = typed(*words.split())
     assert compiles(config, device) is expected
 

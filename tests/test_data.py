@@ -45,7 +45,7 @@ def test_limits_take_the_first_after_a_seeded_shuffle():
 
 
 def mnist_folder(root: Path, monkeypatch: pytest.MonkeyPatch, count: int = 20, packed: bool = True) -> Path:
-    """A small set in MNIST's form, whose checksums the module is told."""
+    """A small set in MNIST's form, with its checksums in the module."""
     raw = root / "MNIST" / "raw"
     raw.mkdir(parents=True)
     random = np.random.default_rng(0)

@@ -162,8 +162,8 @@ def test_bytes_are_those_of_what_crosses():
     content = split(list(range(10)))  # 8 x 8, so 64 bytes an image; 8 a label
 
     def crossed(loader: str, *words: str, **options: Any) -> tuple[list[tuple[int, int]], int]:
-        given = LOADERS[loader].load(source(content, Fixed([1, 3, 5, 7, 9]), f"loader={loader}", *words, **options))
-        return [(batch.images_bytes, batch.labels_bytes) for batch in given], given.setup_bytes
+        batches = LOADERS[loader].load(source(content, Fixed([1, 3, 5, 7, 9]), f"loader={loader}", *words, **options))
+        return [(batch.images_bytes, batch.labels_bytes) for batch in batches], batches.setup_bytes
 
     image = 32 * 32 * 4
     assert crossed("torch") == ([(4 * 3 * image, 32), (3 * image, 8)], 0)
@@ -197,7 +197,7 @@ def test_the_order_follows_from_seed_stream_and_epoch():
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
-def test_strides_share_without_a_rest(world: int):
+def test_strided_shards_are_disjoint_and_complete(world: int):
     parts = [list(Strided(10, rank, world)) for rank in range(world)]
     assert sorted(i for part in parts for i in part) == list(range(10))
     assert [len(Strided(10, rank, world)) for rank in range(world)] == [len(part) for part in parts]
@@ -226,9 +226,9 @@ def test_photographs_can_be_decoded_each_time(loader: str, tmp_path: Path):
         Image.new("RGB", (40 + number, 50), (number, 20, 30)).save(tmp_path / f"{number}.png")
     content = Split(sorted(tmp_path.iterdir()), np.arange(3))
     decoded = Split(np.stack([decode(path, 32) for path in sorted(tmp_path.iterdir())]), np.arange(3))
-    found = [pixels(read(source(part, Shuffled(3, 0), f"loader={loader}"))) for part in (content, decoded)]
-    assert (found[0] - found[1]).abs().max() < 0.02
-    assert loader == "dali" or torch.equal(*found)
+    as_read = [pixels(read(source(part, Shuffled(3, 0), f"loader={loader}"))) for part in (content, decoded)]
+    assert (as_read[0] - as_read[1]).abs().max() < 0.02
+    assert loader == "dali" or torch.equal(*as_read)
 
 
 @pytest.mark.parametrize("loader", ["torch", "batched", DALI])
@@ -241,7 +241,7 @@ def test_a_broken_photograph_is_named_whoever_decodes_it(loader: str, tmp_path: 
         read(source(content, Strided(7, 0, 1), f"loader={loader}", batch_size=2))
 
 
-def test_digits_survive_the_way_through_the_loader():
+def test_digits_stay_recognisable_through_the_loader():
     asked = source(load(typed().dataset, 0).test, Strided(0, 0, 1), *PLAIN)
     image, label = Samples(asked)[5]
     small = torch.nn.functional.avg_pool2d(image, 4)[0]
@@ -251,12 +251,12 @@ def test_digits_survive_the_way_through_the_loader():
 
 
 @pytest.mark.parametrize("loader", NAMES)
-def test_an_epoch_can_be_left_at_its_last_batch_or_before(loader: str):
+def test_an_epoch_can_be_abandoned_early(loader: str):
     sampler = Rest(Shuffled(10, seed=3), 10)
-    given = LOADERS[loader].load(source(split(list(range(10))), sampler, f"loader={loader}"))
+    batches = LOADERS[loader].load(source(split(list(range(10))), sampler, f"loader={loader}"))
     for epoch, taken in enumerate((3, 1, 3)):  # the loop takes as many as there are and does not ask for one more
         sampler.set_epoch(epoch)
-        numbers = torch.cat([batch.labels for batch in islice(iter(given), taken)]).tolist()
+        numbers = torch.cat([batch.labels for batch in islice(iter(batches), taken)]).tolist()
         assert numbers == [draw % 10 for draw in sampler][: 4 * taken]
 
 

@@ -1,4 +1,4 @@
-"""The summary of a run in closed form, from rank files and steps that were made up."""
+"""The summary of a run in closed form, from invented rank files and steps."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def summary(ranks: list[dict[str, Any]], table: pa.Table | None, warmup_steps: i
 
 
 @pytest.mark.parametrize(
-    ("segments", "warmup_steps", "kept"),
+    ("segments", "warmup_steps", "measured_s"),
     [
         ([(0, 8)], 0, [1, 2, 3, 4, 5, 6, 7, 8]),
         ([(0, 8)], 2, [3, 4, 5, 6, 7, 8]),
@@ -68,52 +68,56 @@ def summary(ranks: list[dict[str, Any]], table: pa.Table | None, warmup_steps: i
     ],
 )
 def test_the_first_steps_of_every_segment_are_warm_up(
-    segments: list[tuple[int, int]], warmup_steps: int, kept: list[float]
+    segments: list[tuple[int, int]], warmup_steps: int, measured_s: list[float]
 ):
-    found = summary([rank_file(0, 2, segments)], steps([1, 2, 3, 4, 5, 6, 7, 8]), warmup_steps)
-    assert (found["step_s"]["count"], found["step_s"]["warmup_count"]) == (len(kept), 8 - len(kept))
-    assert found["step_s"]["mean"] == (pytest.approx(sum(kept) / len(kept)) if kept else None)
-    assert found["phases_s"] == (pytest.approx(dict.fromkeys(PHASES, 0) | {"forward": np.mean(kept)}) if kept else None)
-    assert found["images_per_s"] == (pytest.approx(SAMPLES * len(kept) / sum(kept)) if kept else None)
-    assert [(s["first_step"], s["steps"]) for s in found["segments"]] == segments
+    figures = summary([rank_file(0, 2, segments)], steps([1, 2, 3, 4, 5, 6, 7, 8]), warmup_steps)
+    assert (figures["step_s"]["count"], figures["step_s"]["warmup_count"]) == (len(measured_s), 8 - len(measured_s))
+    assert figures["step_s"]["mean"] == (pytest.approx(sum(measured_s) / len(measured_s)) if measured_s else None)
+    assert figures["phases_s"] == (
+        pytest.approx(dict.fromkeys(PHASES, 0) | {"forward": np.mean(measured_s)}) if measured_s else None
+    )
+    assert figures["images_per_s"] == (
+        pytest.approx(SAMPLES * len(measured_s) / sum(measured_s)) if measured_s else None
+    )
+    assert [(s["first_step"], s["steps"]) for s in figures["segments"]] == segments
 
 
 def test_a_step_lasts_until_its_slowest_rank_is_done():
     ranks = [rank_file(rank, 1, [(0, 2), (2, 2)]) for rank in range(2)]
-    found = summary(ranks, steps([9, 1, 9, 4], [9, 3, 9, 2]), warmup_steps=1)
-    assert found["step_s"]["mean"] == (3 + 4) / 2 and found["step_s"]["warmup_count"] == 2
-    assert found["trained_images_per_s"] == 4 * SAMPLES / max(1 + 4, 3 + 2)
+    figures = summary(ranks, steps([9, 1, 9, 4], [9, 3, 9, 2]), warmup_steps=1)
+    assert figures["step_s"]["mean"] == (3 + 4) / 2 and figures["step_s"]["warmup_count"] == 2
+    assert figures["trained_images_per_s"] == 4 * SAMPLES / max(1 + 4, 3 + 2)
 
 
 def test_a_run_cut_short_counts_epochs_that_all_ranks_finished():
     table = steps([1] * 8, [1] * 4)  # rank 0 has written an epoch more
-    found = summary([rank_file(0, 2, [(0, 8)]), rank_file(1, 1, [(0, 4)])], table, warmup_steps=0)
-    assert len(found["epochs"]) == 1 and found["total_s"] == 1
-    assert found["step_s"]["count"] == 4 and found["trained_images_per_s"] == 2 * SAMPLES
-    assert found["transfer_bytes"]["h2d_images"] == {"train": 2 * 4 * SAMPLES, "evaluate": 2 * 100}
-    assert found["communication_bytes"]["all_reduce"] == 4 * 40
-    assert found["communication_bytes"]["broadcast"] == (40 + 20) + 4 * 20 + 16
+    figures = summary([rank_file(0, 2, [(0, 8)]), rank_file(1, 1, [(0, 4)])], table, warmup_steps=0)
+    assert len(figures["epochs"]) == 1 and figures["total_s"] == 1
+    assert figures["step_s"]["count"] == 4 and figures["trained_images_per_s"] == 2 * SAMPLES
+    assert figures["transfer_bytes"]["h2d_images"] == {"train": 2 * 4 * SAMPLES, "evaluate": 2 * 100}
+    assert figures["communication_bytes"]["all_reduce"] == 4 * 40
+    assert figures["communication_bytes"]["broadcast"] == (40 + 20) + 4 * 20 + 16
 
 
-def test_joules_per_image_are_of_every_time_that_one_was_trained():
+def test_joules_per_image_count_every_training_of_an_image():
     ranks = [rank_file(rank, 2, [(0, 8)]) for rank in range(2)]
-    given = typed("strategy=ddp_ds"), Placement("cuda", "nccl", 2, False), ranks, steps([1] * 8, [1] * 8)
-    assert summarise(*given, 3200.0)["joules_per_image"] == 3200 / (2 * 8 * SAMPLES)
-    assert summarise(*given)["joules_per_image"] is None
-    assert summarise(given[0], given[1], [], None, 3200.0)["joules_per_image"] is None
+    run = typed("strategy=ddp_ds"), Placement("cuda", "nccl", 2, False), ranks, steps([1] * 8, [1] * 8)
+    assert summarise(*run, 3200.0)["joules_per_image"] == 3200 / (2 * 8 * SAMPLES)
+    assert summarise(*run)["joules_per_image"] is None
+    assert summarise(run[0], run[1], [], None, 3200.0)["joules_per_image"] is None
 
 
 def test_a_run_without_a_whole_epoch_has_no_figures():
     for ranks in ([], [rank_file(0, 1, [(0, 4)]), rank_file(1, 0, [(0, 0)])]):
-        found = summary(ranks, steps([1] * 4) if ranks else None, warmup_steps=1)
-        assert found["epochs"] == [] and found["total_s"] is None and found["images_per_s"] is None
-        assert found["step_s"]["count"] == found["step_s"]["warmup_count"] == 0
+        figures = summary(ranks, steps([1] * 4) if ranks else None, warmup_steps=1)
+        assert figures["epochs"] == [] and figures["total_s"] is None and figures["images_per_s"] is None
+        assert figures["step_s"]["count"] == figures["step_s"]["warmup_count"] == 0
 
 
-def test_an_epochs_waits_are_the_slowest_ranks_and_a_set_that_stays_on_the_device_crosses_once():
+def test_waits_are_the_slowest_ranks_and_a_resident_set_crosses_once():
     seconds = [0.1] * 2 * PER_EPOCH
-    found = summary([rank_file(rank, 2, [(0, 8)]) for rank in range(2)], steps(seconds, seconds), 0)
-    assert [(epoch["first_batch_s"], epoch["gap_s"]) for epoch in found["epochs"]] == [(0.2, None), (0.2, 0.4)]
-    moved = found["transfer_bytes"]
+    figures = summary([rank_file(rank, 2, [(0, 8)]) for rank in range(2)], steps(seconds, seconds), 0)
+    assert [(epoch["first_batch_s"], epoch["gap_s"]) for epoch in figures["epochs"]] == [(0.2, None), (0.2, 0.4)]
+    moved = figures["transfer_bytes"]
     assert moved["h2d_setup"] == {"train": 2000, "evaluate": 200}
     assert moved["h2d"] == 2 * (2 * 2 * PER_EPOCH * SAMPLES + 2 * 101) + 2200

@@ -1,7 +1,7 @@
 """The schema of `train_vision.py`.
 
-The schemas of a group's options stand here, too; which option has which is for the objects of `multicard.vision` to
-say (`STRATEGIES`, `LOADERS`, `DATASETS`, `OPTIMIZERS`).
+It includes the schemas of options; the objects of `multicard.vision` (`STRATEGIES`, `LOADERS`, `DATASETS`,
+`OPTIMIZERS`) say which option has which.
 """
 
 from dataclasses import dataclass
@@ -71,8 +71,6 @@ class WorkersConfig(LoaderConfig):
 
 @dataclass
 class DaliConfig(LoaderConfig):
-    """`threads` of a pipeline; null is the rank's share of the cores."""
-
     threads: Optional[int] = key(None, "CPU threads of a pipeline; null is the rank's share of the cores")
     prefetch_queue_depth: int = key(2, "batches that a pipeline loads ahead")
 
@@ -85,8 +83,7 @@ class DaliConfig(LoaderConfig):
 
 @dataclass
 class DatasetConfig:
-    """What every data set has. `mean` and `std` are of grey or RGB values in 0..1; `crop`, the share of an image's
-    sides that is shown at a random place, and `flip`, which mirrors half of the images, take effect with `augment`."""
+    """Keys of every data set."""
 
     name: str = MISSING
     image_size: int = key(MISSING, "side of the square images that are trained on, in pixels")

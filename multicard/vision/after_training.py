@@ -1,7 +1,6 @@
-"""What a rank does after its training was measured: profiled steps and ablations."""
+"""Steps after the measured training: profiled ones, and the ablations of `diagnose`."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
 
@@ -14,18 +13,18 @@ from multicard.ranks.meeting import max_over_ranks
 from multicard.vision.data.batch import Batch, Input
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.samplers import Rest
-from multicard.vision.loop import Loop
+from multicard.vision.loop import COUNTS, Loop
 from multicard.vision.rank_report import Report
 from multicard.vision.strategy import Share
 
 
 def after_training(loop: Loop, report: Report, sampler: Rest, training: Input, workers: int) -> None:
-    """Take the steps that `profile` and `diagnose` ask for, and write what they gave. The weights stay as they are."""
+    """Take the steps that `profile` and `diagnose` ask for, without changing the weights, and write their results."""
     config = loop.config
     if not (isinstance(config.profile, WindowConfig) or config.diagnose):
         return
     if max_over_ranks(loop.rank, loop.board.stop_at):
-        return  # the job is about to end, and the run itself is measured
+        return  # the job is about to end; the run itself is measured
     last = report.content["epochs"][-1]
     step_s = last["train_s"] / loop.share.steps
     loop.optim.schedule = LambdaLR(loop.optim.optimizer, lambda _: 0.0)
@@ -40,11 +39,11 @@ def after_training(loop: Loop, report: Report, sampler: Rest, training: Input, w
 
 
 def endless(training: Input, sampler: Rest, share: Share, epoch: int) -> Iterator[Batch]:
-    """The loader's batches, epoch after epoch, without those that fill no round; all of them where there is none."""
-    whole = len(share.sampler) // share.batch_size // share.round * share.round
+    """The loader's batches, epoch after epoch, in complete rounds; all of them where no round is complete."""
+    complete = len(share.sampler) // share.batch_size // share.round * share.round
     while True:
         sampler.set_epoch(epoch)
-        yield from (batch for number, batch in enumerate(training) if number < whole or not whole)
+        yield from (batch for number, batch in enumerate(training) if number < complete or not complete)
         epoch += 1
 
 
@@ -67,56 +66,45 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
         prepared: batches that the loader makes ahead of the step that asks for them.
     """
     share, rank = loop.share, loop.rank
-    on_cuda = rank.device.type == "cuda"
     loop.timer.start()
-    cached = [next(feed) for _ in range(share.round)]
-    there = [on_device(loop, batch) for batch in cached]
+    on_host = [next(feed) for _ in range(share.round)]
+    on_device = [
+        Batch(batch.images.to(rank.device), batch.labels.to(rank.device), images_bytes=0, labels_bytes=0)
+        for batch in on_host
+    ]
 
     def steps(batches: Iterator[Batch], count: int) -> None:
         for _ in range(count):
             loop.step(batches)
-        loop.timer.stop()  # its marks are not looked at
+        loop.timer.stop()  # its times are not needed
         loop.timer.start()
 
     def fetch(count: int) -> None:
         for _ in range(count * share.round):
-            loop.move(next(feed), dict.fromkeys(("loaded", "h2d_images_bytes", "h2d_labels_bytes"), 0))
+            loop.move(next(feed), dict.fromkeys(COUNTS, 0))
 
     def alone(batches: Iterator[Batch], count: int) -> None:
-        with without_collectives(loop):
+        """Train the plain model: ranks exchange neither gradients nor buffers."""
+        loop.share = replace(share, model=share.evaluated)
+        try:
             steps(batches, count)
+        finally:
+            loop.share = share
 
     def whole(count: int) -> None:
         steps(feed, count)
 
-    chosen = {"whole": whole, "device": lambda count: steps(cycle(there), count), "input": fetch}
-    if on_cuda:
-        chosen["host"] = lambda count: steps(cycle(cached), count)
+    taken_by = {"whole": whole, "device": lambda count: steps(cycle(on_device), count), "input": fetch}
+    if rank.device.type == "cuda":
+        taken_by["host"] = lambda count: steps(cycle(on_host), count)
     if rank.world_size > 1:
-        chosen["alone"] = lambda count: alone(feed, count)
-        chosen["core"] = lambda count: alone(cycle(there), count)
-    size = len(there[0].labels) // 2
+        taken_by["alone"] = lambda count: alone(feed, count)
+        taken_by["core"] = lambda count: alone(cycle(on_device), count)
+    size = len(on_device[0].labels) // 2
     if size > 1 and not loop.compiled and len(share.devices) == 1:
-        halves = [Batch(batch.images[:size], batch.labels[:size], 0, 0) for batch in there]
-        chosen["half"] = lambda count: alone(cycle(halves), count)
-    refill = {name: whole for name in ("whole", "alone") if name in chosen} | {"input": fetch}
-    each = {name: ablations.timed(rank, take) for name, take in chosen.items()}
-    return ablations.interleaved(
-        each, refill, rank, step_s, -(-prepared // share.round), lambda: loop.board.stop_at > 0
-    )
-
-
-def on_device(loop: Loop, batch: Batch) -> Batch:
-    images, labels = (part.to(loop.rank.device) for part in (batch.images, batch.labels))
-    return Batch(images, labels, 0, 0)
-
-
-@contextmanager
-def without_collectives(loop: Loop) -> Iterator[None]:
-    """Steps of the plain model: no gradient and no buffer crosses between ranks."""
-    share = loop.share
-    loop.share = replace(share, model=share.evaluated)
-    try:
-        yield
-    finally:
-        loop.share = share
+        halves = [Batch(batch.images[:size], batch.labels[:size], 0, 0) for batch in on_device]
+        taken_by["half"] = lambda count: alone(cycle(halves), count)
+    refill = {name: whole for name in ("whole", "alone") if name in taken_by} | {"input": fetch}
+    timed = {name: ablations.timed(rank, take_steps) for name, take_steps in taken_by.items()}
+    rounds_ahead = -(-prepared // share.round)
+    return ablations.interleaved(timed, refill, rank, step_s, rounds_ahead, lambda: loop.board.stop_at > 0)

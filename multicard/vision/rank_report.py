@@ -1,4 +1,4 @@
-"""What a rank leaves on disk, epoch by epoch, so that a run that is cut short keeps what it had measured."""
+"""The files of a rank, written after each epoch, so that an interrupted run keeps its measurements."""
 
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ PER_EPOCH = (
     "evaluate_h2d_images_bytes",
     "evaluate_h2d_labels_bytes",
 )
-MEASURED = ("epochs", "segments", "peak_memory_bytes")  # what a stop must not lose; the rest is of this process
+MEASURED = ("epochs", "segments", "peak_memory_bytes")  # kept over a restart; the rest is of this process
 
 
 class Report:
-    """The rank's file and its steps. The files are written between epochs, outside all timed steps."""
+    """The rank's file and its steps, written between epochs, outside all timed steps."""
 
     def __init__(self, rank: Rank, folder: Path, share: Share, flags: dict[str, Any], workers: int) -> None:
         import pyarrow.parquet  # noqa: F401 - now, and not between two epochs
@@ -45,22 +45,18 @@ class Report:
             "parameter_bytes": sum(p.nbytes for p in model.parameters()),
             "buffer_bytes": sum(b.nbytes for b in model.buffers()),
             "statistics_bytes": sum(b.nbytes for b in model.buffers() if b.is_floating_point()),
-            "segments": [],  # what was trained without a stop in it; `trained_s` are seconds of training and evaluation
+            "segments": [],  # training between two stops; `trained_s` are seconds of training and evaluation
         }
 
-    def reads(self, facts: dict[str, Any]) -> None:
-        """How the input comes, as far as it was not configured."""
-        self.content["input"] = facts
-
     def state(self) -> dict[str, Any]:
-        """What was measured so far, for `restore`."""
+        """The measurements so far, for `restore`."""
         return {key: self.content[key] for key in MEASURED}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.content |= state
 
     def started(self, steps: int) -> None:
-        """Training starts next, after `steps` steps that were trained before."""
+        """Training starts, after `steps` steps of earlier segments."""
         self.content["started_s"] = timing.clock_s()
         self.content["segments"].append({"first_step": steps, "steps": 0, "trained_s": 0.0})
         self.write()
@@ -74,10 +70,11 @@ class Report:
         ended_s: float,
         span_s: tuple[float, float],
     ) -> None:
-        """Add an epoch at whose end `steps` steps and their evaluation had taken `ended_s` in all.
+        """Add an epoch.
 
         Args:
-            span_s: from when to when this process trained and evaluated it, on the machine's clock.
+            steps: of the run, at the end of the epoch; ended_s: seconds of their training and evaluation.
+            span_s: start and end of the epoch in this process, on the machine's clock.
         """
         self._write_steps(epoch, trained)
         figures = {**trained, **evaluated, "ended_s": ended_s}
@@ -85,7 +82,7 @@ class Report:
         self.reached(steps, ended_s, span_s)
 
     def reached(self, steps: int, elapsed_s: float, span_s: tuple[float, float]) -> None:
-        """Training has come to the end of an epoch or to a stop."""
+        """Training has reached the end of an epoch or a stop."""
         self.content["spans_s"].append(span_s)
         *before, segment = self.content["segments"]
         segment["steps"] = steps - segment["first_step"]

@@ -18,15 +18,15 @@ class Start:
     epoch: int = 0
     step: int = 0  # of the epoch
     elapsed_s: float = 0.0
-    trained: dict[str, Any] | None = None  # what `Loop.train_epoch` measured of the epoch before the stop
+    trained: dict[str, Any] | None = None  # of `Loop.train_epoch`, for the epoch's steps before the stop
     random: list[torch.Tensor] | None = None
 
 
 def save(loop: Loop, report: Report, epoch: int, trained: dict[str, Any], elapsed_s: float) -> None:
-    """Save all that the steps to come depend on, and what was measured so far.
+    """Save everything that later steps depend on, and the measurements so far.
 
     Args:
-        trained: what was measured of the epoch, in all its parts.
+        trained: of `Loop.train_epoch`, for all of the epoch's steps so far.
     """
     state = {
         "model": loop.share.plain.state_dict(),
@@ -44,7 +44,7 @@ def save(loop: Loop, report: Report, epoch: int, trained: dict[str, Any], elapse
 
 
 def restore(loop: Loop, report: Report) -> Start:
-    """Put back what was saved last, if anything was, but for the random numbers: see `set_random`."""
+    """Restore the latest checkpoint, if there is one, except for the random numbers: see `set_random`."""
     state = checkpoint.load(report.folder, loop.rank)
     if state is None:
         return Start()
@@ -57,7 +57,7 @@ def restore(loop: Loop, report: Report) -> Start:
 
 
 def joined(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
-    """The two parts of an epoch that was cut as one: seconds add up, and steps follow on one another."""
+    """The measurements of an epoch from those before and after a stop: seconds added, steps concatenated."""
     if before is None:
         return after
     phases_s = np.concatenate([before["phases_s"], after["phases_s"]])
@@ -70,7 +70,7 @@ def get_random(devices: list[torch.device]) -> list[torch.Tensor]:
 
 
 def set_random(states: list[torch.Tensor], devices: list[torch.device]) -> None:
-    """Draw on from where `get_random` was called."""
+    """Restore the states that `get_random` returned."""
     torch.set_rng_state(states[0])
     for device, state in zip(devices, states[1:], strict=False):
         torch.cuda.set_rng_state(state, device)

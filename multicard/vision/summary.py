@@ -1,4 +1,4 @@
-"""From what the ranks left on disk to the summary in result.json."""
+"""The summary of a training run, from the files of its ranks."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from multicard.vision.strategy import STRATEGIES, Traffic
 
 
 def axes(config: VisionConfig, device: str) -> dict[str, Any]:
-    """What tells this run from the others of its sweep. Takes the composed configuration too, where it is refused."""
+    """The settings that tell runs of a sweep apart. Takes the composed configuration too, which may be refused."""
     return {
         "precision": str(config.precision.name),
         "gpus": config.gpus,
@@ -23,7 +23,7 @@ def axes(config: VisionConfig, device: str) -> dict[str, Any]:
         "layout": str(config.layout.name),
         "pin_memory": config.pin_memory,
         "dataset": str(config.dataset.name),
-        "image_size": getattr(config.dataset, "image_size", None),  # the other entry's data sets have none
+        "image_size": getattr(config.dataset, "image_size", None),  # a refused configuration may lack it
         "model": config.model.name,
         "batch_size": config.batch_size,
         "epochs": config.epochs,
@@ -36,20 +36,20 @@ def axes(config: VisionConfig, device: str) -> dict[str, Any]:
 def summarise(
     config: VisionConfig, placement: Placement, ranks: list[dict[str, Any]], steps: Any, joules: float | None = None
 ) -> dict[str, Any]:
-    """The summary of a run, whole or cut short.
+    """The summary of a run, complete or not.
 
     Args:
         ranks: the rank files, by rank. Epochs that not all of them finished are left out.
-        steps: the steps of all ranks (an Arrow table), or None where no epoch ended.
-        joules: of all GPUs while it trained and evaluated; None where that is not known.
+        steps: the steps of all ranks (an Arrow table); None before the end of the first epoch.
+        joules: energy of all GPUs in training and evaluation; None where unknown.
     """
-    whole = min((len(rank["epochs"]) for rank in ranks), default=0)
-    ranks = [rank | {"epochs": rank["epochs"][:whole]} for rank in ranks]
-    columns = {} if steps is None or not whole else {name: steps[name].to_numpy() for name in steps.column_names}
-    table = {name: column[columns["epoch"] < whole] for name, column in columns.items()}
-    epochs = [_epoch(index, ranks, table) for index in range(whole)]
+    finished = min((len(rank["epochs"]) for rank in ranks), default=0)
+    ranks = [rank | {"epochs": rank["epochs"][:finished]} for rank in ranks]
+    columns = {} if steps is None or not finished else {name: steps[name].to_numpy() for name in steps.column_names}
+    table = {name: column[columns["epoch"] < finished] for name, column in columns.items()}
+    epochs = [_epoch(index, ranks, table) for index in range(finished)]
     first = ranks[0] if ranks else {}
-    trained = sum(epoch["samples_trained"] for epoch in epochs)  # each time that an image was
+    trained = sum(epoch["samples_trained"] for epoch in epochs)
     train_s, evaluate_s = (sum(epoch[key] for epoch in epochs) for key in ("train_s", "evaluate_s"))
     return {
         "total_s": epochs[-1]["ended_s"] if epochs else None,
@@ -75,30 +75,27 @@ def summarise(
 
 def time_to_target_s(epochs: list[dict[str, Any]], target: float | None) -> float | None:
     """Seconds from the start of training to the end of the first evaluation at `target` or above; None: never."""
-    reached = (e["ended_s"] for e in epochs if target is not None and e["test_accuracy"] >= target)
-    return next(reached, None)
+    return next((e["ended_s"] for e in epochs if target is not None and e["test_accuracy"] >= target), None)
 
 
 def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]) -> dict[str, Any]:
     """One epoch over all ranks: times are the slowest rank's, the loss is weighted by the samples trained."""
-    mine = [rank["epochs"][index] for rank in ranks]
+    parts = [rank["epochs"][index] for rank in ranks]
+    gaps_s = [part["gap_s"] for part in parts if part["gap_s"] is not None]
     rows = {name: column[table["epoch"] == index] for name, column in table.items()}
     trained = int(rows["samples"].sum())
     has_loss = rows["samples"] > 0
-    train_s = max(epoch["train_s"] for epoch in mine)
+    longest_s = {key: max(part[key] for part in parts) for key in ("train_s", "first_batch_s", "evaluate_s", "ended_s")}
     distinct = ranks[0]["distinct_samples"]
     return {
         "epoch": index,
-        "train_s": train_s,
-        "first_batch_s": max(epoch["first_batch_s"] for epoch in mine),
-        "gap_s": max(gaps) if (gaps := [epoch["gap_s"] for epoch in mine if epoch["gap_s"] is not None]) else None,
-        "evaluate_s": max(epoch["evaluate_s"] for epoch in mine),
-        "ended_s": max(epoch["ended_s"] for epoch in mine),
+        **longest_s,
+        "gap_s": max(gaps_s, default=None),
         "train_loss": float(np.average(rows["loss"][has_loss], weights=rows["samples"][has_loss])),
-        **{key: mine[0][key] for key in ("test_loss", "test_accuracy", "test_right", "test_samples")},
+        **{key: parts[0][key] for key in ("test_loss", "test_accuracy", "test_right", "test_samples")},
         "samples": distinct,
         "samples_trained": trained,
-        "images_per_s": formulas.throughput_per_s([distinct], [train_s]),
+        "images_per_s": formulas.throughput_per_s([distinct], [longest_s["train_s"]]),
     }
 
 
@@ -131,7 +128,7 @@ def _rates(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], warmup_ste
 
 
 def _warmup(steps: int, segments: list[dict[str, Any]], warmup_steps: int) -> np.ndarray:
-    """Which of a run's steps are warm-up (steps,): the first of every segment, as a stop leaves all caches cold."""
+    """Whether each step is warm-up (steps,): the first of every segment are, as caches are cold after a restart."""
     warmup = np.zeros(steps, dtype=bool)
     for segment in segments:
         warmup[segment["first_step"] :][:warmup_steps] = True
@@ -139,7 +136,7 @@ def _warmup(steps: int, segments: list[dict[str, Any]], warmup_steps: int) -> np
 
 
 def _transfers(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], placement: Placement) -> dict[str, Any]:
-    """What the loops handed to their devices, over all ranks and whole epochs."""
+    """Bytes handed to the devices, over all ranks and finished epochs."""
     counted = {}
     for part in ("images", "labels"):
         key = f"h2d_{part}_bytes"
@@ -148,7 +145,7 @@ def _transfers(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], placem
             "evaluate": sum(epoch[f"evaluate_{key}"] for rank in ranks for epoch in rank["epochs"]),
         }
     setups = [rank["setup_h2d_bytes"] for rank in ranks]
-    setup = {part: sum(found[part] for found in setups) for part in ("train", "evaluate")}  # a set that stays there
+    setup = {part: sum(sizes[part] for sizes in setups) for part in ("train", "evaluate")}  # before the first batch
     crosses = placement.device == "cuda"
     return {
         "h2d": sum(sum(part.values()) for part in (*counted.values(), setup)),

@@ -74,7 +74,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     torch.manual_seed(config.seed + rank.rank)  # dropout differs between ranks
     loop = Loop(rank, config, share, optimisation, folder)
     report = Report(rank, folder, share, flags, workers)
-    report.reads({"loader": config.loader.name, "train": training.facts, "test": testing.facts, **data.facts})
+    facts = {"loader": config.loader.name, "train": training.facts, "test": testing.facts, **data.facts}
+    report.content["input"] = facts
     report.content["setup_h2d_bytes"] = {"train": training.setup_bytes, "evaluate": testing.setup_bytes}
     if loop.compiled:
         report.content["compile_s"] = compiling.compile_now(loop)

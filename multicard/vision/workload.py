@@ -1,4 +1,4 @@
-"""What makes a run one of image recognition. Imports neither torch nor torchvision."""
+"""The workload of `train_vision.py`: image recognition. Imports neither torch nor torchvision."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,12 +52,12 @@ def check(config: VisionConfig, placement: Placement) -> None:
 
 
 def workers(config: VisionConfig, placement: Placement) -> int:
-    """Loader workers a rank. On CPU ranks none: the input is a hundredth of a step, and they would take its cores."""
+    """Loader workers per rank; none on CPU ranks, where loading takes a hundredth of a step and the cores are busy."""
     if config.num_workers is not None:
         return config.num_workers
     if placement.device == "cpu":
         return 0
-    gpus = config.gpus // placement.processes  # that this rank feeds: all of them with dp
+    gpus = config.gpus // placement.processes  # of this rank
     return min(8 * gpus, environment.cores() // placement.processes)
 
 
@@ -76,16 +76,16 @@ def describe(config: VisionConfig, placement: Placement) -> str:
 
 
 def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
-    """The option to try next where a run is bound by this."""
+    """The option to try next against `bound`, what bounds a run."""
     return next(option for option, open_to_try in _options(config, placement, bound) if open_to_try)
 
 
 def _options(config: VisionConfig, placement: Placement, bound: str) -> list[tuple[str, bool]]:
-    """Options against what bounds a run, the best first, and whether each is still open to it."""
+    """Options against `bound`, the best first, and whether the run can still take each."""
     on_cuda, loader, options = placement.device == "cuda", config.loader.name, config.dataset
     several = config.gpus * config.nodes > 1
     undecoded = isinstance(options, ImagesConfig) and options.cache is CacheMode.none
-    found = {
+    options_against = {
         "input": [
             ("dataset.cache=mmap", undecoded),
             ("loader=device", loader != "device"),
@@ -115,7 +115,7 @@ def _options(config: VisionConfig, placement: Placement, bound: str) -> list[tup
             ("more GPUs", True),
         ],
     }
-    return found[bound]
+    return options_against[bound]
 
 
 WORKLOAD = Workload(

@@ -132,12 +132,12 @@ def test_ranks_may_share_a_gpu_for_a_trial(measured: Measured, strategy: str):
 def test_a_run_that_was_stopped_goes_on(precision: str, tmp_path: Path):
     config = typed(*SMALL, CUDA, f"precision={precision}", "epochs=2", "lr=0.001")  # small: kernels add in any order
     whole, cut = (Case(tmp_path / name, config, workers=2, device="cuda") for name in ("whole", "cut"))
-    expected, found = whole.train(12), cut.train(4, 12)  # of 12 steps
+    expected, summary = whole.train(12), cut.train(4, 12)  # of 12 steps
     assert cut.rows()["loss"] == pytest.approx(whole.rows()["loss"], rel=0.01)
-    assert found["epochs"][0]["samples_trained"] == expected["epochs"][0]["samples_trained"] == 96
+    assert summary["epochs"][0]["samples_trained"] == expected["epochs"][0]["samples_trained"] == 96
     host, device = whole.state(12)["random"]
     assert torch.equal(cut.state(12)["random"][0], host) and torch.equal(cut.state(12)["random"][1], device)
-    for epoch in found["epochs"]:
+    for epoch in summary["epochs"]:
         assert cut.rows()["step_s"][cut.rows()["epoch"] == epoch["epoch"]].sum() <= epoch["train_s"] * 1.01
 
 
@@ -172,14 +172,14 @@ def test_batches_made_beside_a_busy_step_are_those_of_the_host(loader: str, word
     expected = pixels(read(source(content, Shuffled(40, 1), *words)))
     device = torch.device("cuda", 0)
     asked = source(content, Shuffled(40, 1), *words, f"loader={loader}", device=device, **options)
-    loaded, kept = LOADERS[loader].load(asked), []
+    loaded, copies = LOADERS[loader].load(asked), []
     for _ in range(2):  # epochs
         for batch in loaded:
             images = batch.images.to(device, non_blocking=True).expand(-1, 3, -1, -1)
             busy(5)  # a step, while the next batch is made
-            kept.append(images.clone())
-    found = torch.cat(kept).cpu()
-    for epoch in found.split(40):
+            copies.append(images.clone())
+    on_host = torch.cat(copies).cpu()
+    for epoch in on_host.split(40):
         assert (epoch - expected).abs().max() * 255 * asked.config.dataset.std[0] <= 1.0 + 1e-2
 
 

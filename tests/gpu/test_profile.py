@@ -12,9 +12,9 @@ Measured = Callable[..., dict[str, Any]]
 
 def rows(result: dict[str, Any], group: str) -> dict[str, dict[str, Any]]:
     """The rows of a group, summed over ranks."""
-    found = ok(result)["profile"]
-    assert "rows" in found, found
-    return {row["metric"]: row for row in found["rows"] if row["group"] == group and row["rank"] is None}
+    profile = ok(result)["profile"]
+    assert "rows" in profile, profile
+    return {row["metric"]: row for row in profile["rows"] if row["group"] == group and row["rank"] is None}
 
 
 @pytest.mark.parametrize("pin_memory", ["true", "false"])
