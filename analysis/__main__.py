@@ -25,17 +25,18 @@ from analysis.papers import experiments
 from analysis.runs import load, sql
 from analysis.runs.caveats import legend
 from multicard.records import text_table
+from multicard.records.run_folder import write_text
 from multicard.records.text_table import clean
 
 FOLDERS = (Path("multirun"),)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 1, after one line that says why, where it cannot be done, or --gate is passed."""
+    """Run a command; the exit code is 1, after a line that says why, if it is refused or --gate is exceeded."""
     options = parser(__doc__ or "", RUNS).parse_args(words)
     try:
         return options.run(options)
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # the reader has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
@@ -44,83 +45,85 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    found = load.read(options.folders or FOLDERS)
-    runs = sql.select(found.runs, options.where, options.sort)
-    chosen = options.columns.split(",") if options.columns is not None else None
-    lines = list_runs.lines(found, runs, chosen, text_table.terminal_width())
+    loaded = load.read(options.folders or FOLDERS)
+    runs = sql.select(loaded.runs, options.where, options.sort)
+    columns = options.columns.split(",") if options.columns is not None else None
+    lines = list_runs.lines(loaded, runs, columns, text_table.terminal_width())
     if options.csv is not None:
-        list_runs.write_csv(options.csv, runs, chosen)
+        list_runs.write_csv(options.csv, runs, columns)
     if options.json is not None:
-        list_runs.write_json(options.json, found, runs, chosen)
+        list_runs.write_json(options.json, loaded, runs, columns)
     formatting.say(lines)
     return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
-    a, b = (load.read([folder]) for folder in (options.a, options.b))
+    a, b = load.read([options.a]), load.read([options.b])
     by = options.by.split(",") if options.by is not None else []
-    found = compare.compare(a.runs, b.runs, by, options.common, options.mix)
-    ours, theirs = ([run for one in found for run in side(one)] for side in (lambda one: one.a, lambda one: one.b))
-    warned = [f"warning: {line}" for line in environment_diff.lines(ours, theirs)]
-    told = [
-        f"A: {clean(str(options.a))}",
-        f"B: {clean(str(options.b))}",
-        *compare.lines(found, text_table.terminal_width()),
-    ]
-    marks = legend(run["marks"] for run in (*ours, *theirs))
-    formatting.say([*told, *warned, *marks, *list_runs.skipped([*a.skipped, *b.skipped])])
+    cells = compare.compare(a.runs, b.runs, by, options.common, options.mix)
+    runs_a, runs_b = [run for cell in cells for run in cell.a], [run for cell in cells for run in cell.b]
+    formatting.say(
+        [
+            f"A: {clean(str(options.a))}",
+            f"B: {clean(str(options.b))}",
+            *compare.lines(cells, text_table.terminal_width()),
+            *(f"warning: {line}" for line in environment_diff.lines(runs_a, runs_b)),
+            *legend(run["marks"] for run in (*runs_a, *runs_b)),
+            *list_runs.skipped([*a.skipped, *b.skipped]),
+        ]
+    )
     if options.gate is None:
         return 0
-    passed, line = compare.gated(found, options.gate)
+    passed, line = compare.gated(cells, options.gate)
     print(line)
     return 0 if passed else 1
 
 
 def _best(options: argparse.Namespace) -> int:
-    found = load.read(options.folders or FOLDERS)
+    loaded = load.read(options.folders or FOLDERS)
     limits = best.Limits(options.accuracy, options.memory, options.gpus)
-    told = best.lines(found.runs, options.goal, limits, options.mix, text_table.terminal_width())
-    formatting.say([*told, *list_runs.skipped(found.skipped)])
+    lines = best.lines(loaded.runs, options.goal, limits, options.mix, text_table.terminal_width())
+    formatting.say([*lines, *list_runs.skipped(loaded.skipped)])
     return 0
 
 
 def _table(options: argparse.Namespace) -> int:
     experiment = experiments.load(options.experiment)
-    found = load.read(options.folders or FOLDERS)
-    panels = experiments.panels(experiment, found.runs, options.mix)
+    loaded = load.read(options.folders or FOLDERS)
+    panels = experiments.panels(experiment, loaded.runs, options.mix)
     if not panels:
         raise ValueError(f"{experiment.name} is not measured; this measures it: {experiment.command}")
-    shown, rest = (panels, []) if options.all else experiments.fullest(panels)
-    content = table_formats.FORMATS[options.format](table.tables(experiment, shown))
-    also = [f"--all shows {len(rest)} more settings, which have fewer of the cells"] if rest else []
-    if options.out is None:
-        formatting.say([content, *([*also, *list_runs.skipped(found.skipped)] if options.format == "text" else [])])
-    else:
-        table_formats.write(options.out, content)
+    chosen, rest = (panels, []) if options.all else experiments.fullest(panels)
+    content = table_formats.FORMATS[options.format](table.tables(experiment, chosen))
+    if options.out is not None:
+        write_text(options.out, content + "\n")
+        return 0
+    notes = [f"--all shows {len(rest)} more settings, which have fewer of the cells"] if rest else []
+    formatting.say([content, *([*notes, *list_runs.skipped(loaded.skipped)] if options.format == "text" else [])])
     return 0
 
 
 def _claims(options: argparse.Namespace) -> int:
     from analysis import claims
-    from analysis.claims import render as told
+    from analysis.claims import render
 
     chosen = claims.named(options.only.split(",")) if options.only is not None else claims.CLAIMS
-    found = load.read(options.folders or FOLDERS)
-    verdicts = claims.judge(found.runs, options.mix, chosen)
+    loaded = load.read(options.folders or FOLDERS)
+    verdicts = claims.judge(loaded.runs, options.mix, chosen)
     if options.markdown is not None:
-        told.write_markdown(options.markdown, verdicts)
+        render.write_markdown(options.markdown, verdicts)
     if options.json is not None:
-        told.write_verdicts(options.json, verdicts, found.skipped)
-    lines = told.table if options.only is None else told.at_length
-    formatting.say([*lines(verdicts, text_table.terminal_width()), *list_runs.skipped(found.skipped)])
+        render.write_verdicts(options.json, verdicts, loaded.skipped)
+    lines = render.table if options.only is None else render.at_length
+    formatting.say([*lines(verdicts, text_table.terminal_width()), *list_runs.skipped(loaded.skipped)])
     return 0
 
 
 def _figure(options: argparse.Namespace) -> int:
-    found = load.read(options.folders or FOLDERS)
+    loaded = load.read(options.folders or FOLDERS)
     formats = dict.fromkeys(options.format.split(","))
-    told = write_files.write(options.name, found.runs, options.out, list(formats), options.mix, options.all)
-    formatting.say([*told, *list_runs.skipped(found.skipped)])
+    lines = write_files.write(options.name, loaded.runs, options.out, list(formats), options.mix, options.all)
+    formatting.say([*lines, *list_runs.skipped(loaded.skipped)])
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The command line of `python -m analysis`: its commands and their options."""
+"""The command line of `python -m analysis`: commands and options."""
 
 import argparse
 import re
@@ -11,104 +11,105 @@ from analysis.commands import best, compare, list_runs, table, table_formats
 from analysis.figures import write_files
 from analysis.papers import experiments
 
-CLAIMS = (
-    "What the two papers say, tested on the runs at hand: each claim holds, does not, is undecided or not measured."
-)
+CLAIMS = "The claims of the two papers, tested on your runs: each holds, does not hold, is undecided or not measured."
+MIX = "average runs of several commits or machines in a cell"
 Run = Callable[[argparse.Namespace], int]
 
 
 def parser(about: str, runs: Mapping[str, Run]) -> "Parser":
-    """The whole of it; the chosen command's function is `run` of what it parses.
+    """The parser, whose result has the function of the chosen command as `run`.
 
     Args:
-        about: what all the commands are for.
-        runs: each command's name and function.
+        about: the description of all commands.
+        runs: the function of each command.
     """
-    whole = Parser("python -m analysis", description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = whole.add_subparsers(required=True, metavar="COMMAND")
+    parser = Parser("python -m analysis", description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, run in runs.items():
         COMMANDS[name](commands).set_defaults(run=run)
-    return whole
+    return parser
 
 
-def _folders(told: argparse.ArgumentParser) -> None:
-    told.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
+def _folders(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
 
 
 def _list(commands: Any) -> argparse.ArgumentParser:
-    told = commands.add_parser("list", help="the runs found", description=list_runs.__doc__)
-    _folders(told)
-    told.add_argument("--where", metavar="SQL", help="runs for which this is true, over the columns of --csv")
-    told.add_argument("--sort", metavar="COLUMNS", help='in this order: "gpus, total_s desc"')
-    told.add_argument("--columns", metavar="A,B", help="show and write these")
-    told.add_argument("--json", metavar="FILE", type=Path, help="write all columns there")
-    told.add_argument("--csv", metavar="FILE", type=Path, help="write all columns there")
-    return told
+    command = commands.add_parser("list", help="your runs", description=list_runs.__doc__)
+    _folders(command)
+    command.add_argument("--where", metavar="SQL", help="a condition on the columns that --csv writes")
+    command.add_argument("--sort", metavar="COLUMNS", help='for example "gpus, total_s desc"')
+    command.add_argument("--columns", metavar="A,B", help="the columns to show and to write")
+    command.add_argument("--json", metavar="FILE", type=Path, help="write all columns to FILE")
+    command.add_argument("--csv", metavar="FILE", type=Path, help="write all columns to FILE")
+    return command
 
 
 def _table(commands: Any) -> argparse.ArgumentParser:
-    told = commands.add_parser("table", help="a table or figure of the papers", description=table.__doc__)
-    told.add_argument("experiment", metavar="NAME", help=", ".join(experiments.names()))
-    _folders(told)
-    told.add_argument("--format", choices=table_formats.FORMATS, default="text")
-    told.add_argument("--all", action="store_true", help="settings with few of the cells too")
-    told.add_argument("--out", metavar="FILE", type=Path, help="write it there instead")
-    told.add_argument("--mix", action="store_true", help="average runs of several commits or machines in a cell")
-    return told
+    command = commands.add_parser("table", help="a table or figure of the papers", description=table.__doc__)
+    command.add_argument("experiment", metavar="NAME", help=", ".join(experiments.names()))
+    _folders(command)
+    command.add_argument("--format", choices=table_formats.FORMATS, default="text")
+    command.add_argument("--all", action="store_true", help="include settings with few of the cells")
+    command.add_argument("--out", metavar="FILE", type=Path, help="write to FILE instead")
+    command.add_argument("--mix", action="store_true", help=MIX)
+    return command
 
 
 def _compare(commands: Any) -> argparse.ArgumentParser:
-    told = commands.add_parser("compare", help="two sweeps cell by cell", description=compare.__doc__)
-    told.add_argument("a", metavar="A", type=Path, help="the folder of a sweep")
-    told.add_argument("b", metavar="B", type=Path, help="another's, of the same cells")
-    told.add_argument("--by", metavar="KEY", help="keys in which A and B differ on purpose")
-    told.add_argument("--common", action="store_true", help="leave out cells that one of them lacks")
-    told.add_argument("--mix", action="store_true", help="average runs of several commits or machines in a cell")
-    told.add_argument("--gate", metavar="5%", type=_share, help="exit with 1 where B is slower by more")
-    return told
+    command = commands.add_parser("compare", help="two sweeps cell by cell", description=compare.__doc__)
+    command.add_argument("a", metavar="A", type=Path, help="the folder of a sweep")
+    command.add_argument("b", metavar="B", type=Path, help="the folder of another sweep of the same cells")
+    command.add_argument("--by", metavar="KEY", help="keys, separated by commas, in which A and B differ on purpose")
+    command.add_argument("--common", action="store_true", help="leave out cells that only one of them has")
+    command.add_argument("--mix", action="store_true", help=MIX)
+    command.add_argument("--gate", metavar="5%", type=_share, help="exit with code 1 if B is slower by more")
+    return command
 
 
 def _best(commands: Any) -> argparse.ArgumentParser:
-    told = commands.add_parser("best", help="the settings, ranked", description=best.__doc__)
-    _folders(told)
-    told.add_argument("--goal", choices=best.GOALS, required=True)
-    told.add_argument("--accuracy", metavar="0.99", type=_accuracy, help="at least; leaves tuning runs out")
-    told.add_argument("--memory", metavar="80GB", type=_bytes, help="peak of a GPU at most: GB, GiB, MB ...")
-    told.add_argument("--gpus", metavar="N", type=_count, help="on all nodes at most")
-    told.add_argument("--mix", action="store_true", help="rank runs of several commits or machines together")
-    return told
+    command = commands.add_parser("best", help="the settings, ranked", description=best.__doc__)
+    _folders(command)
+    command.add_argument("--goal", choices=best.GOALS, required=True)
+    command.add_argument(
+        "--accuracy", metavar="0.99", type=_accuracy, help="the least accuracy; leaves out tuning runs"
+    )
+    command.add_argument("--memory", metavar="80GB", type=_bytes, help="the most memory of a GPU: GB, GiB, MB ...")
+    command.add_argument("--gpus", metavar="N", type=_count, help="the most GPUs, on all nodes together")
+    command.add_argument("--mix", action="store_true", help="rank runs of several commits or machines together")
+    return command
 
 
 def _claims(commands: Any) -> argparse.ArgumentParser:
-    told = commands.add_parser("claims", help="the papers' claims, tested", description=CLAIMS)
-    _folders(told)
-    told.add_argument("--only", metavar="NAME,...", help="these claims, at length")
-    told.add_argument("--markdown", metavar="FILE", type=Path, help="write them there as a document")
-    told.add_argument("--json", metavar="FILE", type=Path, help="write all figures there")
-    told.add_argument("--mix", action="store_true", help="let runs of several commits or machines stand in a cell")
-    return told
+    command = commands.add_parser("claims", help="the papers' claims, tested", description=CLAIMS)
+    _folders(command)
+    command.add_argument("--only", metavar="NAME,...", help="show these claims in full")
+    command.add_argument("--markdown", metavar="FILE", type=Path, help="write the verdicts to FILE")
+    command.add_argument("--json", metavar="FILE", type=Path, help="write all figures to FILE")
+    command.add_argument("--mix", action="store_true", help=MIX)
+    return command
 
 
 def _figure(commands: Any) -> argparse.ArgumentParser:
-    told = commands.add_parser("figure", help="the papers' figures, of your runs", description=write_files.__doc__)
-    told.add_argument("name", metavar="NAME", help="of conf/experiment, all, losses, phases, efficiency or trade_off")
-    _folders(told)
-    told.add_argument(
-        "--out", metavar="FOLDER", type=Path, default=write_files.OUT, help="write there (outputs/figures)"
+    command = commands.add_parser("figure", help="the papers' figures, of your runs", description=write_files.__doc__)
+    command.add_argument("name", metavar="NAME", help="an experiment, all, losses, phases, efficiency or trade_off")
+    _folders(command)
+    command.add_argument(
+        "--out", metavar="FOLDER", type=Path, default=write_files.OUT, help="the folder to write to (outputs/figures)"
     )
-    told.add_argument("--format", metavar="svg,pdf,png", default="svg", help="the kinds of files (svg)")
-    told.add_argument("--all", action="store_true", help="settings with few of the cells too")
-    told.add_argument("--mix", action="store_true", help="let several commits or machines stand in one figure")
-    return told
+    command.add_argument("--format", metavar="svg,pdf,png", default="svg", help="the formats of the files (svg)")
+    command.add_argument("--all", action="store_true", help="include settings with few of the cells")
+    command.add_argument("--mix", action="store_true", help=MIX)
+    return command
 
 
 def _report(commands: Any) -> argparse.ArgumentParser:
-    told = commands.add_parser("report", help="one HTML file about all of it")
-    _folders(told)
-    told.add_argument("--out", metavar="FILE", type=Path, help="report.html in the first folder where not given")
-    told.add_argument("--title", metavar="TEXT", help="its heading")
-    told.add_argument("--mix", action="store_true", help="average runs of several commits or machines")
-    return told
+    command = commands.add_parser("report", help="an HTML page about all runs")
+    _folders(command)
+    command.add_argument("--out", metavar="FILE", type=Path, help="report.html in the first folder by default")
+    command.add_argument("--title", metavar="TEXT", help="the heading of the page")
+    command.add_argument("--mix", action="store_true", help=MIX)
+    return command
 
 
 COMMANDS = {
@@ -123,7 +124,7 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as our commands do."""
+    """Refuses bad arguments in one line."""
 
     def error(self, message: str) -> NoReturn:
         print(f"refused: {message}", file=sys.stderr)
@@ -131,15 +132,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def _share(text: str) -> float:
-    """0.05 of "5%".
-
-    Raises:
-        argparse.ArgumentTypeError: any other text.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text)
-    if found is None:
+    """A share such as 5%."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text)
+    if match is None:
         raise argparse.ArgumentTypeError(f"{text} is no share; write 5%")
-    return float(found[1]) / 100
+    return float(match[1]) / 100
 
 
 def _accuracy(text: str) -> float:
@@ -157,15 +154,11 @@ def _float(text: str) -> float:
 
 
 def _bytes(text: str) -> float:
-    """Bytes of "80GB" (1000³) or "80GiB" (1024³).
-
-    Raises:
-        argparse.ArgumentTypeError: any other text.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)(i?)B", text)
-    if found is None or (found[3] and not found[2]):
+    """The bytes of a size such as 80GB (1000³) or 80GiB (1024³)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)(i?)B", text)
+    if match is None or (match[3] and not match[2]):
         raise argparse.ArgumentTypeError(f"{text} is no size; write 80GB, 80GiB or 500MB")
-    return float(found[1]) * (1024 if found[3] else 1000) ** " kMGT".index(found[2] or " ")
+    return float(match[1]) * (1024 if match[3] else 1000) ** " kMGT".index(match[2] or " ")
 
 
 def _count(text: str) -> int:

@@ -1,4 +1,4 @@
-"""In what the circumstances of two sweeps differ, beside what was compared: a line each."""
+"""How the circumstances of two sweeps differ beside what was compared: versions, devices, clocks, marks and keys."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,47 +12,42 @@ from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY
 from multicard.records.text_table import clean
 
-CLOCK_APART = 0.02  # of mean clocks that is worth a word
-IN_FORCE = ("python", "platform", "numa", "malloc")
-SAMPLED = {"sm_clock_mean_mhz": "SM clock", "memory_clock_mean_mhz": "memory clock"}
+CLOCK_APART = 0.02  # relative difference of mean clocks that is reported
+SETTINGS = ("python", "platform", "numa", "malloc")
+CLOCKS = {"sm_clock_mean_mhz": "SM clock", "memory_clock_mean_mhz": "memory clock"}
 
 
 def lines(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """A line for each version, device, driver, clock, flag or mark that A's runs and B's do not share."""
-    ours, theirs = _facts(a), _facts(b)
-    names = dict.fromkeys([*ours, *theirs])
-    told = [
-        f"{name}: {_listed(ours.get(name, ()))} in A, {_listed(theirs.get(name, ()))} in B"
-        for name in names
-        if set(ours.get(name, ())) != set(theirs.get(name, ()))
-    ]
-    return [*told, *_clocks(a, b), *_marks(a, b), *_keys(a, b)]
+    """A line for each version, device, driver, clock, flag, mark or key that A's runs and B's do not share."""
+    facts_a, facts_b = _facts(a), _facts(b)
+    differing = [name for name in {**facts_a, **facts_b} if facts_a.get(name) != facts_b.get(name)]
+    facts = [f"{name}: {_listed(facts_a.get(name))} in A, {_listed(facts_b.get(name))} in B" for name in differing]
+    return [*facts, *_clocks(a, b), *_marks(a, b), *_keys(a, b)]
 
 
 def _facts(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """What the environments of some runs say, by name; each value once."""
-    found: dict[str, dict[str, None]] = {}
+    """What the environments of some runs record, by name; each value once."""
+    facts: dict[str, set[str]] = {}
     for run in runs:
-        for name, value in _of(run):
+        for name, value in _of_run(run):
             if value is not None:
-                found.setdefault(name, {})[clean(str(value))] = None
-    return {name: sorted(values) for name, values in found.items()}
+                facts.setdefault(name, set()).add(clean(str(value)))
+    return {name: sorted(values) for name, values in facts.items()}
 
 
-def _of(run: Run) -> Iterable[tuple[str, Any]]:
-    machine = run.environment()
+def _of_run(run: Run) -> Iterable[tuple[str, Any]]:
+    environment = run.environment()
     yield "commit", grouping.commit(run)
     yield "hardware", run["hardware"]
     yield "hosts", run["hosts"]
-    for name in IN_FORCE:
-        yield name, machine.get(name)
+    for name in SETTINGS:
+        yield name, environment.get(name)
     for group in ("packages", "flags"):
-        for name, value in _dict(machine.get(group)).items():
-            yield name, value
-    cpu = _dict(machine.get("cpu"))
+        yield from _dict(environment.get(group)).items()
+    cpu = _dict(environment.get("cpu"))
     yield "CPU", cpu.get("model")
     yield "CPU cores", cpu.get("cores")
-    for gpu in machine.get("gpus") or ():
+    for gpu in environment.get("gpus") or ():
         yield "driver", _dict(gpu).get("driver")
         yield "highest SM clock, MHz", _dict(gpu).get("sm_clock_max_mhz")
     for key in grouping.PLACES:
@@ -63,37 +58,39 @@ def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _listed(values: Iterable[str]) -> str:
-    return " and ".join(values) or "nothing"
+def _listed(values: Sequence[str] | None) -> str:
+    return " and ".join(values or ()) or "nothing"
 
 
 def _clocks(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    told = []
-    for key, name in SAMPLED.items():
-        ours, theirs = _sampled(a, key), _sampled(b, key)
-        if ours is not None and theirs is not None and abs(theirs / ours - 1) > CLOCK_APART:
-            told.append(f"{name} while it ran: {ours:,.0f} MHz in A, {theirs:,.0f} MHz in B (means)")
-    return told
+    differing = []
+    for key, name in CLOCKS.items():
+        mean_a, mean_b = _mean_clock_mhz(a, key), _mean_clock_mhz(b, key)
+        if mean_a is not None and mean_b is not None and abs(mean_b / mean_a - 1) > CLOCK_APART:
+            differing.append(f"{name} during the runs: {mean_a:,.0f} MHz in A, {mean_b:,.0f} MHz in B (means)")
+    return differing
 
 
-def _sampled(runs: Sequence[Run], key: str) -> float | None:
+def _mean_clock_mhz(runs: Sequence[Run], key: str) -> float | None:
     devices = [device for run in runs for device in _dict(run.record().get("gpu")).get("devices", ())]
-    known = [device[key] for device in devices if device.get(key) is not None]
-    return float(np.mean(known)) if known else None
+    clocks_mhz = [device[key] for device in devices if device.get(key) is not None]
+    return float(np.mean(clocks_mhz)) if clocks_mhz else None
 
 
 def _marks(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    told = []
+    differing = []
     for mark in MARKS:
-        ours, theirs = (sum(bool(run[mark.column]) for run in runs) for runs in (a, b))
-        if ours / len(a) != theirs / len(b):
-            told.append(f"{mark.meaning}: {ours} of {len(a)} runs of A, {theirs} of {len(b)} of B")
-    return told
+        marked_a, marked_b = (sum(bool(run[mark.column]) for run in runs) for runs in (a, b))
+        if marked_a / len(a) != marked_b / len(b):
+            differing.append(f"{mark.meaning}: {marked_a} of {len(a)} runs of A, {marked_b} of {len(b)} of B")
+    return differing
 
 
 def _keys(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """Keys of the configuration that one side alone has, as where one is of an older version."""
-    ours, theirs = ({name for run in runs for name in run.columns} - RESERVED for runs in (a, b))
-    only = {"A": sorted(ours - theirs), "B": sorted(theirs - ours)}
-    apart = {side: [k for k in keys if k.partition(".")[0] not in NOT_IDENTITY] for side, keys in only.items()}
-    return [f"only {side} knows {', '.join(map(clean, keys))}" for side, keys in apart.items() if keys]
+    """Keys of the configuration that only one side has, as where one is of an older version."""
+    names_a, names_b = ({name for run in runs for name in run.columns} - RESERVED for runs in (a, b))
+    differing = []
+    for side, names in (("A", names_a - names_b), ("B", names_b - names_a)):
+        keys = sorted(name for name in names if name.partition(".")[0] not in NOT_IDENTITY)
+        differing += [f"only {side} has {', '.join(map(clean, keys))}"] if keys else []
+    return differing

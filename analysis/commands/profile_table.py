@@ -1,6 +1,6 @@
-"""Tables of what the profiles saw: seconds a step and rank of each CUDA call, copy and collective, a cell a column.
+"""Profiles as rows: seconds a step and rank of each CUDA call, copy, collective and phase, with a column for each cell.
 
-The papers profiled whole trainings; here a window of steps was profiled, so that times are given a step.
+The papers profiled whole trainings; here a few steps are profiled, so that times are given for a step.
 """
 
 import statistics
@@ -13,13 +13,56 @@ from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from multicard.profiling.profile_data import Profile
 
-GROUPS = ("derived", "api", "copy", "collective", "phase")  # not each kernel
-TOP = 8  # of a group, by the cell where they take most
-SHARE = "llm_api_share"  # the experiment that asks for shares of the host's time in CUDA calls
+GROUPS = ("derived", "api", "copy", "collective", "phase")  # single kernels are left out
+TOP = 8  # metrics of a group, by the cell in which they take longest
 Metric = tuple[str, str]  # group and name
 
 
-def per_step_s(run: Run) -> dict[Metric, float] | None:
+def rows(panel: Panel) -> tuple[list[str], list[dict[str, Any]]]:
+    """Headings, and a row for each metric: seconds a step and rank, as means over the runs of a cell.
+
+    For a view of `shares`, the CUDA calls alone, each as its share of the host's time in all of them.
+    """
+    by_cell = {cell: figures for cell, runs in panel.cells.items() if (figures := _means(runs))}
+    if panel.experiment.view.form == "shares":
+        by_cell = {cell: shares_of_calls(figures) for cell, figures in by_cell.items()}
+    headings = {cell: _heading(cell, panel) for cell in by_cell}
+    content = [
+        {"group": group, "metric": name}
+        | {headings[cell]: figures.get((group, name)) for cell, figures in by_cell.items()}
+        for group, name in (metric for group in GROUPS for metric in _largest(group, list(by_cell.values())))
+    ]
+    return ["group", "metric", *headings.values()], content
+
+
+def short_headings(panel: Panel) -> dict[str, str]:
+    """By heading, one that fits a terminal: where several columns tell the cells apart, their values alone."""
+    columns = differing_columns(panel)
+    if len(columns) < 2:
+        return {}
+    return {
+        _heading(cell, panel): ", ".join(grouping.typed(dict(cell)[column]) for column in columns)
+        for cell in panel.cells
+    }
+
+
+def differing_columns(panel: Panel) -> list[str]:
+    return [column for column in panel.experiment.swept if len(panel.values(column)) > 1]
+
+
+def _heading(cell: Cell, panel: Panel) -> str:
+    columns = differing_columns(panel)
+    named = [(column.rpartition(".")[2], value) for column, value in cell if column in columns]
+    return grouping.label(tuple(named), [name for name, _ in named])
+
+
+def _means(runs: Sequence[Run]) -> dict[Metric, float]:
+    by_run = [figures for run in runs if run["status"] == "ok" and (figures := _per_step_s(run)) is not None]
+    metrics = dict.fromkeys(metric for figures in by_run for metric in figures)
+    return {metric: statistics.fmean(figures.get(metric, 0.0) for figures in by_run) for metric in metrics}
+
+
+def _per_step_s(run: Run) -> dict[Metric, float] | None:
     """Seconds a step and rank of each metric; None where the run has no profile that could be read."""
     recorded = run.record().get("profile")
     if not recorded or "error" in recorded:
@@ -30,65 +73,12 @@ def per_step_s(run: Run) -> dict[Metric, float] | None:
     return {(row.group, row.metric): row.total_s / count for row in summed if row.group in GROUPS}
 
 
-def rows(panel: Panel) -> tuple[list[str], list[dict[str, Any]]]:
-    """Headings and rows, a metric each: the means over a cell's runs.
-
-    Of SHARE the CUDA calls alone, each as its share of the host's time in them all (the paper's Fig. 15).
-    """
-    found = {cell: _means(runs) for cell, runs in panel.cells.items()}
-    known = {cell: figures for cell, figures in found.items() if figures}
-    if panel.experiment.name == SHARE:
-        known = {cell: _shares(figures) for cell, figures in known.items()}
-    headings = {cell: _heading(cell, panel) for cell in known}
-    order = [metric for group in GROUPS for metric in _largest(group, list(known.values()))]
-    told = [
-        {"group": group, "metric": name}
-        | {headings[cell]: figures.get((group, name)) for cell, figures in known.items()}
-        for group, name in order
-    ]
-    return ["group", "metric", *headings.values()], told
+def shares_of_calls(figures: dict[Metric, float]) -> dict[Metric, float]:
+    calls = {metric: seconds for metric, seconds in figures.items() if metric[0] == "api"}
+    total_s = sum(calls.values())
+    return {metric: seconds / total_s for metric, seconds in calls.items()} if total_s else {}
 
 
-def short(panel: Panel) -> dict[str, str]:
-    """The headings of the cells as they fit a terminal, by those in full: where several keys tell them apart, the
-    values alone, in the order of `panel.experiment.swept`."""
-    told = {
-        _heading(cell, panel): [grouping.typed(dict(cell)[key]) for key in _differing(panel)] for cell in panel.cells
-    }
-    return {full: ", ".join(values) if len(values) > 1 else full for full, values in told.items()}
-
-
-def _differing(panel: Panel) -> list[str]:
-    return [key for key in panel.experiment.swept if len(panel.values(key)) > 1]
-
-
-def columns(panel: Panel) -> str | None:
-    """What the values of short headings are of; None where the headings say it."""
-    keys = _differing(panel)
-    return ", ".join(key.rpartition(".")[2] for key in keys) if len(keys) > 1 else None
-
-
-def _heading(cell: Cell, panel: Panel) -> str:
-    differing = _differing(panel)
-    told = [(key.rpartition(".")[2], value) for key, value in cell if key in differing]
-    return grouping.label(tuple(told), [key for key, _ in told])
-
-
-def _means(runs: Sequence[Run]) -> dict[Metric, float]:
-    seen = [figures for run in runs if run["status"] == "ok" and (figures := per_step_s(run)) is not None]
-    names = {metric for figures in seen for metric in figures}
-    return {metric: statistics.fmean(figures.get(metric, 0.0) for figures in seen) for metric in names}
-
-
-def _shares(figures: dict[Metric, float]) -> dict[Metric, float]:
-    calls = {metric: total_s for metric, total_s in figures.items() if metric[0] == "api"}
-    return {metric: total_s / sum(calls.values()) for metric, total_s in calls.items()} if any(calls.values()) else {}
-
-
-def _largest(group: str, columns: Sequence[dict[Metric, float]]) -> list[Metric]:
-    most: dict[Metric, float] = {}
-    for figures in columns:
-        for metric, value in figures.items():
-            if metric[0] == group:
-                most[metric] = max(value, most.get(metric, 0.0))
-    return sorted(most, key=lambda metric: -most[metric])[:TOP]
+def _largest(group: str, by_cell: Sequence[dict[Metric, float]]) -> list[Metric]:
+    metrics = dict.fromkeys(metric for figures in by_cell for metric in figures if metric[0] == group)
+    return sorted(metrics, key=lambda metric: -max(figures.get(metric, 0.0) for figures in by_cell))[:TOP]

@@ -9,7 +9,8 @@ from analysis.figures.scaling import efficiency, trade_off
 from analysis.figures.vega import Figure, numbered
 from analysis.papers.experiments import Experiment, Panel
 
-FORMS = {"lines": lines.draw, "bars": bars.draw, "curves": curves.draw, "calls": profile_bars.draw}
+OF_PROFILES = dict.fromkeys(("calls", "shares"), profile_bars.draw)
+FORMS = {"lines": lines.draw, "bars": bars.draw, "curves": curves.draw, **OF_PROFILES}
 GENERAL = {"losses": losses, "phases": phases, "efficiency": efficiency, "trade_off": trade_off}
 
 

@@ -1,15 +1,19 @@
-"""The papers' tables and figures as `conf/experiment/` has them, and the runs that can fill one.
+"""The papers' tables and figures as `conf/experiment/` has them, and the runs that fill one.
 
-A run counts for an experiment whatever its name: what it swept need not have been called `experiment=table2`. Runs that
-are alike in all but what the experiment sweeps (and the seed) stand together, as a panel; another image size, scale,
-machine or commit is another panel, never a second figure in a cell.
+A run counts for an experiment whatever its name: it need not have been started by `experiment=table2`. Runs that agree
+in all but what the experiment sweeps, and in all but the seed, form a panel. Another image size, scale, machine or
+commit is another panel, never a second figure in a cell.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from omegaconf import OmegaConf
 
 from analysis.runs import grouping
@@ -18,57 +22,41 @@ from analysis.runs.load import Run
 
 FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
 ENTRIES = {"vision": "train_vision.py", "llm": "tune_llm.py"}
-# Groups that say which experiment it is, where it sets them and does not sweep them; the rest may be otherwise
-# (another data set, scale=smoke's device), which the panels' headings then say
+# Groups that define an experiment where it sets them and does not sweep them. The rest (another data set, the device of
+# scale=smoke) may differ, which the titles of the panels then say
 DEFINING = ("strategy", "loader", "layout", "method")
 
 
-@dataclass(frozen=True)
-class View:
-    """How a table or figure is laid out.
+class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a table or figure is laid out: `hydra.sweeper.view` of an experiment's file.
 
-    subject: the swept column that it is about: a panel has several values of it.
-    x: the swept column along the figure's horizontal axis; each combination of the others is a series.
-    measures: the columns (`analysis.columns`) it shows, the main one first; for `calls` none: it shows the metrics of
-        the records' profiles, for `curves` the record's epochs.
-    base: the value of `subject` that the others are compared with; None where there is no such.
-    form: how it is drawn: `lines`, `bars`, `curves` (over epochs) or `calls` (metrics of the profile).
+    subject: the swept column that it is about; a panel has several values of it.
+    x: the swept column along the horizontal axis; each combination of the others is a series.
+    measures: the columns (of `python -m analysis list --csv`) to show, the main one first. None for `calls` and
+        `shares`, which show the metrics of profiles; `curves` shows epochs.
+    base: the value of `subject` that the others are compared with.
+    form: `lines`, `bars`, `curves` over epochs, `calls` (times of CUDA calls, copies and collectives) or `shares` (of
+        the host's time in CUDA calls).
     """
 
     subject: str
     x: str
-    measures: tuple[str, ...]
-    form: str = "lines"
+    measures: tuple[str, ...] = ()
+    form: Literal["lines", "bars", "curves", "calls", "shares"] = "lines"
     base: Any = None
 
-
-VIEWS = {
-    "table2": View("precision", "gpus", ("total_s", "test_accuracy"), base="fp64"),
-    "table3": View("pin_memory", "gpus", ("total_s",), base=False),
-    "strategies": View("strategy", "gpus", ("total_s", "trained_images_per_s")),
-    "image_size": View("dataset.image_size", "dataset.image_size", ("total_s",)),
-    "vision_metrics": View("pin_memory", "gpus", (), "calls"),
-    "loss_curves": View("precision", "precision", ("test_accuracy", "total_s"), "curves"),
-    "loaders": View("loader", "gpus", ("total_s", "trained_images_per_s"), base="torch"),
-    "layout": View("layout", "gpus", ("total_s", "trained_images_per_s"), base="nchw"),
-    "datasets": View("template", "gpus", ("step_s",)),
-    "table5": View("pin_memory", "gpus", ("total_s", "step_s"), base=False),
-    "llm_metrics": View("pin_memory", "gpus", (), "calls"),
-    "templates": View("method", "template", ("step_s",), "bars", base="lora"),
-    "template_scaling": View("method", "gpus", ("step_s",), base="lora"),
-    "llm_api_share": View("method", "method", (), "calls"),
-    "peak_memory": View("method", "gpus", ("peak_memory_bytes",), "bars", base="lora"),
-    "transfer_volume": View("method", "gpus", ("h2d_bytes", "received_bytes"), "bars", base="lora"),
-}
+    @property
+    def of_profiles(self) -> bool:
+        return self.form in ("calls", "shares")
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A file of conf/experiment.
 
-    title: its first comment: which table or figure, and what it asks.
-    swept: column to the values that the papers had, in their order; a group under its own name (`precision`).
-    chosen: group to the option it sets for all cells.
+    title: its first comment: which table or figure, and the question it answers.
+    swept: column to the paper's values, in their order; a group under its own name (`precision`).
+    chosen: group to the option that it sets for all cells.
     """
 
     name: str
@@ -93,9 +81,9 @@ class Experiment:
 class Panel:
     """Runs of one machine, commit and setting, by what the experiment sweeps.
 
-    cells: swept columns and values to the runs there, all of them whatever their status; seeds repeat a cell.
-    missing: cells of the papers' grid that no run has.
-    apart: what tells it from the other panels of the same experiment, as a person would type it; empty for one alone.
+    cells: swept columns and values to the runs there, whatever their status; seeds repeat a cell.
+    missing: cells of the paper's grid without a run.
+    apart: what tells it from the other panels of the experiment, as it would be typed; empty for a single panel.
     """
 
     experiment: Experiment
@@ -109,112 +97,118 @@ class Panel:
         return [run for runs in self.cells.values() for run in runs]
 
     def values(self, column: str) -> list[Any]:
-        """What it has of a swept column, the papers' values in their order first."""
-        there = {dict(cell)[column] for cell in self.cells}
-        asked = self.experiment.swept[column]
-        return [*(value for value in asked if value in there), *sorted(there - {*asked}, key=str)]
-
-    def at(self, **wanted: Any) -> list[Run]:
-        """The runs that ended ok in the cells with these values; a dot of a column's name is two underscores."""
-        asked = {name.replace("__", "."): value for name, value in wanted.items()}
-        fits = [cell for cell in self.cells if all(dict(cell)[name] == value for name, value in asked.items())]
-        return [run for cell in fits for run in self.cells[cell] if run["status"] == "ok"]
+        """The measured values of a swept column, the paper's values in their order first."""
+        measured = {dict(cell)[column] for cell in self.cells}
+        printed = self.experiment.swept[column]
+        return [*(value for value in printed if value in measured), *sorted(measured - {*printed}, key=str)]
 
 
 def names() -> list[str]:
-    """All experiments, those of training first."""
-    return list(VIEWS)
+    """All experiments that have a view: those of training first, tables before figures, by their numbers."""
+
+    def place(name: str) -> tuple[bool, bool, int, str]:
+        experiment = load(name)
+        match = re.search(r"(Table|Figs?\.) (\d+)", experiment.title)
+        figure, number = (match[1] != "Table", int(match[2])) if match else (True, 1000)
+        return experiment.kind == "llm", figure, number, name
+
+    return sorted((path.stem for path in FOLDER.glob("*.yaml") if "view:" in path.read_text()), key=place)
 
 
+@cache
 def load(name: str) -> Experiment:
     """The experiment of that name.
 
     Raises:
-        ValueError: there is none, with those that there are.
+        ValueError: there is none, with those that there are; or its file has no view.
     """
-    if name not in VIEWS:
-        raise ValueError(f"no experiment {name}; there are {', '.join(VIEWS)}")
-    text = (FOLDER / f"{name}.yaml").read_text()
-    content: Any = OmegaConf.to_container(OmegaConf.create(text))
+    path = FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        raise ValueError(f"no experiment {name}; there are {', '.join(names())}")
+    text = path.read_text()
+    content = msgspec.yaml.decode(text)
+    sweeper = content["hydra"]["sweeper"]
+    if "view" not in sweeper:
+        raise ValueError(f"{path} has no hydra.sweeper.view, which says what its table shows")
     comments = [line[2:] for line in text.splitlines() if line.startswith("# ") and "@package" not in line]
-    chosen = {}
-    for override in content["defaults"]:
-        ((key, option),) = override.items()
-        chosen[key.removeprefix("override /")] = option
-    params = {key: tuple(_values(text)) for key, text in content["hydra"]["sweeper"]["params"].items()}
+    chosen = {key.removeprefix("override /"): option for entry in content["defaults"] for key, option in entry.items()}
+    params = {key: tuple(map(typed_value, str(values).split(","))) for key, values in sweeper["params"].items()}
     swept = {key: values for key, values in params.items() if len(values) > 1}
-    kind = "llm" if "model" in chosen else "vision"
-    return Experiment(name, comments[0], kind, swept, chosen, VIEWS[name])
+    kind = next(kind for kind, entry in ENTRIES.items() if entry == sweeper["entry"])
+    return Experiment(name, comments[0], kind, swept, chosen, msgspec.convert(sweeper["view"], View))
 
 
-def _values(text: Any) -> Iterator[Any]:
-    for word in str(text).split(","):
-        yield OmegaConf.from_dotlist([f"value={word}"]).value
+def typed_value(word: str) -> Any:
+    """The value of a word as the command line reads it: `2` is a number, `true` a truth value."""
+    return OmegaConf.from_dotlist([f"value={word}"]).value
 
 
 def panels(experiment: Experiment, runs: Sequence[Run], mix: bool = False) -> list[Panel]:
-    """The runs that can fill an experiment, apart by all else that was measured; those with most cells first.
+    """The runs that fill an experiment, in panels; those with the most cells first.
 
     Args:
-        mix: let runs of several commits and machines stand in one panel.
+        mix: let runs of several commits and machines share a panel.
     """
-    meant = [run for run in runs if _belongs(run, experiment)]
-    if not meant:
+    own = [run for run in runs if _belongs(run, experiment)]
+    if not own:
         return []
-    known = grouping.settings(meant)
-    swept = {name for key in experiment.swept for name in grouping.meant(key, known)}
+    settings = grouping.settings(own)
+    swept = {name for key in experiment.swept for name in grouping.meant(key, settings)}
     groups = {key for key in experiment.swept if "." not in key}  # another option of a group has keys of its own
-    kept = [
-        name for name in known if name not in swept and name != grouping.RECIPE and name.partition(".")[0] not in groups
+    keys = [
+        name
+        for name in settings
+        if name not in swept and name != grouping.RECIPE and name.partition(".")[0] not in groups
     ]
     if not mix:
-        kept += grouping.ORIGIN
-    found = [_panel(experiment, setting, group) for setting, group in grouping.group(meant, kept).items()]
-    telling = [panel for panel in found if len(panel.values(experiment.view.subject)) > 1]
-    telling.sort(key=lambda panel: -len(panel.cells))
-    order = sorted(kept, key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
-    told = grouping.telling([dict(panel.setting) for panel in telling], order)
-    return [replace(panel, apart=grouping.label(panel.setting, told)) for panel in telling]
+        keys += grouping.ORIGIN
+    candidates = [_panel(experiment, setting, group) for setting, group in grouping.group(own, keys).items()]
+    several = [panel for panel in candidates if len(panel.values(experiment.view.subject)) > 1]
+    several.sort(key=lambda panel: -len(panel.cells))
+    order = sorted(keys, key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
+    telling = grouping.telling([dict(panel.setting) for panel in several], order)
+    return [replace(panel, apart=grouping.label(panel.setting, telling)) for panel in several]
 
 
-def fullest(found: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:
-    """The panels to show unasked, and the rest: where one is complete, those that are not; else those with less than
-    half of its cells.
+def fullest(candidates: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:
+    """The panels to show by default, and the rest.
 
-    What other sweeps have in common with an experiment fills a few of its cells, and would bury its own.
+    Where the first is complete, the complete ones; else those with at least half of its cells. Other sweeps share a few
+    cells with an experiment, and would bury its own panels.
     """
-    first = found[0]
-    shown = [one for one in found if (not one.missing if not first.missing else 2 * len(one.cells) >= len(first.cells))]
-    return shown, [one for one in found if one not in shown]
+    first = candidates[0]
+
+    def full(panel: Panel) -> bool:
+        return 2 * len(panel.cells) >= len(first.cells) if first.missing else not panel.missing
+
+    return [panel for panel in candidates if full(panel)], [panel for panel in candidates if not full(panel)]
 
 
 def _belongs(run: Run, experiment: Experiment) -> bool:
-    """Whether a run is of this experiment's kind, has what it sweeps, and the options that make it what it is."""
+    """Whether a run is of the experiment's kind, has what it sweeps, and the options that define it."""
     if run["kind"] != experiment.kind or run["status"] == "refused":
         return False
     if any(run[column] is None for column in experiment.swept):
         return False
-    if experiment.view.form == "calls" and run["profile.name"] in (None, "none"):
+    if experiment.view.of_profiles and run["profile.name"] in (None, "none"):
         return False
-    chosen = {group: option for group, option in experiment.chosen.items() if group in DEFINING}
-    return all(run[group] == option for group, option in chosen.items())
+    return all(run[group] == option for group, option in experiment.chosen.items() if group in DEFINING)
 
 
 def _panel(experiment: Experiment, setting: Cell, runs: Sequence[Run]) -> Panel:
-    found = grouping.group(runs, list(experiment.swept))
-    ordered = sorted(found, key=lambda cell: [_rank(experiment, key, value) for key, value in cell])
-    return Panel(experiment, setting, {cell: found[cell] for cell in ordered}, _missing(experiment, found))
+    def rank(key: str, value: Any) -> tuple[int, str]:
+        printed = experiment.swept[key]
+        return (printed.index(value), "") if value in printed else (len(printed), str(value))
+
+    cells = grouping.group(runs, list(experiment.swept))
+    ordered = {cell: cells[cell] for cell in sorted(cells, key=lambda cell: [rank(key, value) for key, value in cell])}
+    return Panel(experiment, setting, ordered, _missing(experiment, ordered))
 
 
-def _rank(experiment: Experiment, key: str, value: Any) -> tuple[int, str]:
-    asked = experiment.swept[key]
-    return (asked.index(value), "") if value in asked else (len(asked), str(value))
-
-
-def _missing(experiment: Experiment, found: dict[Cell, list[Run]]) -> list[Cell]:
-    grid: list[Cell] = [()]
-    for key, values in experiment.swept.items():
-        there = {dict(cell)[key] for cell in found}
-        asked = values if there & {*values} else there  # scale=smoke has other image sizes: nothing is missing there
-        grid = [(*cell, (key, value)) for cell in grid for value in asked]
-    return [cell for cell in grid if cell not in found]
+def _missing(experiment: Experiment, cells: dict[Cell, list[Run]]) -> list[Cell]:
+    """The cells of the paper's grid without a run; along a column without any of its values, of the measured ones."""
+    columns = []
+    for key, printed in experiment.swept.items():
+        measured = {dict(cell)[key] for cell in cells}  # scale=smoke has other image sizes
+        columns.append([(key, value) for value in (printed if measured & {*printed} else measured)])
+    return [cell for cell in product(*columns) if cell not in cells]

@@ -43,8 +43,8 @@ def _panel(experiment: Experiment, panel: Panel, number: int) -> list[Block]:
     figures = draw.experiment_figures(experiment, [panel], printed.figures(experiment.name))
     blocks: list[Block] = [Plot.of(figure, commands, name) for figure in figures]
     for panel_table in table.tables(experiment, [panel]):
-        rows = [[texts[heading] for heading in panel_table.headings] for texts in panel_table.texts]
-        blocks.append(PlainTable(panel_table.title, panel_table.headings, rows, panel_table.notes, commands))
+        texts = panel_table.texts
+        blocks.append(PlainTable(panel_table.title, panel_table.headings, texts, panel_table.notes, commands))
     return blocks
 
 

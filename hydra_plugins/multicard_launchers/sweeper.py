@@ -13,6 +13,7 @@ class CellSweeper(BasicSweeper):
         params: Mapping[str, object] | None = None,
         smoke: Mapping[str, object] | None = None,
         entry: str | None = None,  # read by `multicard.workloads`, before a sweep is composed
+        view: Mapping[str, object] | None = None,  # for the analysis
     ) -> None:
         super().__init__(max_batch_size)
         self.axes, self.smoke = dict(params or {}), dict(smoke or {})
