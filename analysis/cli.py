@@ -71,9 +71,7 @@ def _best(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser("best", help="the settings, ranked", description=best.__doc__)
     _folders(command)
     command.add_argument("--goal", choices=best.GOALS, required=True)
-    command.add_argument(
-        "--accuracy", metavar="0.99", type=_accuracy, help="the least accuracy; leaves out tuning runs"
-    )
+    command.add_argument("--accuracy", metavar="0.99", type=_accuracy, help="the least; leaves out tuning runs")
     command.add_argument("--memory", metavar="80GB", type=_bytes, help="the most memory of a GPU: GB, GiB, MB ...")
     command.add_argument("--gpus", metavar="N", type=_count, help="the most GPUs, on all nodes together")
     command.add_argument("--mix", action="store_true", help="rank runs of several commits or machines together")

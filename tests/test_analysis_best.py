@@ -1,4 +1,4 @@
-"""`best`: what is ranked against what, the trade-off front, and the words."""
+"""`best`: which runs are ranked together, the trade-off front, and the sentences."""
 
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,17 @@ from tests import records
 
 
 def accurate(share: float, samples: int = 10_000, epochs: int = 2) -> dict[str, Any]:
-    told = {"samples": 1000, "samples_trained": 1000, "test_samples": samples, "test_accuracy": share}
-    return {"test_accuracy": share, "epochs": [{"epoch": epoch, "train_s": 9.0, **told} for epoch in range(epochs)]}
+    epoch = {"samples": 1000, "samples_trained": 1000, "test_samples": samples, "test_accuracy": share}
+    return {"test_accuracy": share, "epochs": [{"epoch": index, "train_s": 9.0, **epoch} for index in range(epochs)]}
 
 
-def write(folder: Path, *made: dict[str, Any]) -> Path:
-    for index, record in enumerate(made):
+def write(folder: Path, *contents: dict[str, Any]) -> Path:
+    for index, record in enumerate(contents):
         records.write(folder / f"{index:02d}", record)
     return folder
 
 
-def told(folder: Path, goal: str = "time", limits: Limits | None = None, mix: bool = False) -> list[str]:
+def ranked(folder: Path, goal: str = "time", limits: Limits | None = None, mix: bool = False) -> list[str]:
     return best.lines(load.read([folder]).runs, goal, limits or Limits(), mix, None)
 
 
@@ -40,19 +40,26 @@ def sweep(tmp_path: Path) -> Path:
     )
 
 
-def test_the_fastest_is_told_with_what_fewer_gpus_and_more_accuracy_cost(sweep: Path):
-    lines = told(sweep)
-    assert lines[0] == (
-        "Fastest: gpus=4 precision=bf16: 96.0 s, 99.1%. With half the GPUs 1.7 times as long (gpus=2 precision=bf16: "
-        "163.0 s, 99.1%). With half the GPUs and for 0.8 points of accuracy more 2.5 times as long (gpus=2 "
-        "precision=fp32: 240.0 s, 99.9%)."
-    )
-    assert [line.split()[1:3] for line in lines[2:6]] == [["4", "bf16"], ["4", "fp32"], ["2", "bf16"], ["2", "fp32"]]
-    assert ["yes" in line for line in lines[2:6]] == [True, False, True, True]
-    assert lines[6] == "not ranked: 1 failed"
+def test_the_fastest_setting_is_named_with_the_cost_of_fewer_gpus_and_more_accuracy(sweep: Path):
+    lines = ranked(sweep)
+    assert lines[:3] == [
+        "Fastest: gpus=4 precision=bf16: 96.0 s, 99.1%.",
+        "With half the GPUs, it takes 1.7 times as long (gpus=2 precision=bf16: 163.0 s, 99.1%).",
+        "With half the GPUs and for 0.8 points more accuracy, it takes 2.5 times as long (gpus=2 precision=fp32: 240.0 "
+        "s, 99.9%).",
+    ]
+    assert [line.split()[1:3] for line in lines[4:8]] == [["4", "bf16"], ["4", "fp32"], ["2", "bf16"], ["2", "fp32"]]
+    assert ["yes" in line for line in lines[4:8]] == [True, False, True, True]
+    assert lines[8] == "not ranked: 1 failed"
 
 
-def test_accuracies_that_the_test_set_cannot_tell_apart_are_equal(tmp_path: Path):
+def test_settings_of_equal_cost_are_equally_good(tmp_path: Path):
+    equal = [records.vision(precision=precision, total_s=50.0) for precision in ("fp32", "fp16")]
+    lines = ranked(write(tmp_path / "s", *equal))
+    assert lines[:2] == ["Fastest: precision=fp32: 50.0 s, 98.0%.", "Equally good: precision=fp16: 50.0 s, 98.0%."]
+
+
+def test_accuracies_within_the_error_of_the_test_set_are_equal(tmp_path: Path):
     assert shares_differ(0.99, 10_000, 0.98, 10_000) and not shares_differ(0.99, 100, 0.98, 100)
     # by hand: (0.6 - 0.4) of 50 each: 31/52 - 21/52 = 0.1923, 1.96 sqrt(2 (31/52)(21/52)/52) = 0.1885
     assert shares_differ(0.6, 50, 0.4, 50) and not shares_differ(0.6, 48, 0.4, 46)
@@ -60,13 +67,13 @@ def test_accuracies_that_the_test_set_cannot_tell_apart_are_equal(tmp_path: Path
         records.vision(precision="bf16", total_s=10.0) | accurate(0.980, 100),
         records.vision(precision="fp32", total_s=20.0) | accurate(0.985, 100),
     ]
-    assert sum("yes" in line for line in told(write(tmp_path / "s", *close))) == 1
+    assert sum("yes" in line for line in ranked(write(tmp_path / "s", *close))) == 1
 
 
-def test_limits_leave_out(sweep: Path, capsys: pytest.CaptureFixture[str]):
-    assert told(sweep, limits=Limits(gpus=2))[0].startswith("Fastest: precision=bf16: 163.0 s")
-    assert told(sweep, limits=Limits(accuracy=0.995))[0].startswith("Fastest: the only setting: 240.0 s")
-    assert told(sweep, limits=Limits(accuracy=0.995))[-1] == "not ranked: 1 failed, 3 beyond the limits"
+def test_limits_leave_settings_out(sweep: Path, capsys: pytest.CaptureFixture[str]):
+    assert ranked(sweep, limits=Limits(gpus=2))[0].startswith("Fastest: precision=bf16: 163.0 s")
+    assert ranked(sweep, limits=Limits(accuracy=0.995))[0].startswith("Fastest: the only setting: 240.0 s")
+    assert ranked(sweep, limits=Limits(accuracy=0.995))[-1] == "not ranked: 1 failed, 3 beyond the limits"
     limits = ["--accuracy", "0.9999", "--memory", "4.9GB", "--gpus", "1"]
     assert main(["best", "--goal", "time", *limits, str(sweep)]) == 1
     why = "the highest accuracy is 99.90%, the least memory is 5 GB, the fewest GPUs are 2"
@@ -76,7 +83,7 @@ def test_limits_leave_out(sweep: Path, capsys: pytest.CaptureFixture[str]):
 
 def test_nodes_count_as_gpus(tmp_path: Path):
     folder = write(tmp_path / "s", records.vision(nodes=2, gpus=2), records.vision(gpus=2, total_s=200.0))
-    assert told(folder, limits=Limits(gpus=3))[0].startswith("Fastest: the only setting: 200.0 s")
+    assert ranked(folder, limits=Limits(gpus=3))[0].startswith("Fastest: the only setting: 200.0 s")
 
 
 @pytest.mark.parametrize(
@@ -104,9 +111,9 @@ def test_memory_has_units(memory: str, fits: bool, sweep: Path):
 
 def test_energy_is_ranked_where_it_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     spent = [records.vision(gpus=gpus, gpu=records.gpu(joules)) for gpus, joules in ((1, 9e4), (2, 6e4), (4, None))]
-    lines = told(write(tmp_path / "s", *spent), "energy")
-    least = "Least energy: gpus=2: 60 kJ, 98.0%. With half the GPUs 1.5 times the energy (gpus=1: 90 kJ, 98.0%)."
-    assert lines[0] == least
+    lines = ranked(write(tmp_path / "s", *spent), "energy")
+    assert lines[0] == "Least energy: gpus=2: 60 kJ, 98.0%."
+    assert lines[1] == "With half the GPUs, it takes 1.5 times the energy (gpus=1: 90 kJ, 98.0%)."
     assert lines[-1] == "not ranked: 1 without the figure"
     on_cpu = write(tmp_path / "c", records.vision(device="cpu"))
     assert main(["best", "--goal", "energy", str(on_cpu)]) == 1
@@ -117,8 +124,8 @@ def test_energy_is_ranked_where_it_was_measured(tmp_path: Path, capsys: pytest.C
 def test_memory_of_repetitions_is_the_highest_and_time_their_mean_with_its_n(tmp_path: Path):
     peaks = [records.vision(seed=s, total_s=10.0 + s, peak_memory_bytes={"max": 10**9 * (s + 1)}) for s in range(3)]
     folder = write(tmp_path / "s", *peaks)
-    assert told(folder, "memory")[0] == "Least memory: the only setting: 3 GB, 98.0%, n=3."
-    assert told(folder, "time")[0] == "Fastest: the only setting: 11.0 s, 98.0%, n=3."
+    assert ranked(folder, "memory")[0] == "Least memory: the only setting: 3 GB, 98.0%, n=3."
+    assert ranked(folder, "time")[0] == "Fastest: the only setting: 11.0 s, 98.0%, n=3."
 
 
 @pytest.mark.parametrize(
@@ -135,31 +142,31 @@ def test_memory_of_repetitions_is_the_highest_and_time_their_mean_with_its_n(tmp
 )
 def test_runs_that_did_other_work_are_not_ranked_against_one_another(other: dict[str, Any], tmp_path: Path):
     folder = write(tmp_path / "s", records.vision(precision="fp16", total_s=50.0), records.vision(**other))
-    lines = told(folder)
+    lines = ranked(folder)
     assert lines[0] == "2 different works, each ranked by itself:"
     assert sum(line.startswith("Fastest: the only setting") for line in lines) == 2
-    ranked = sum(line.startswith("Fastest") for line in told(folder, mix=True))
-    assert ranked == (1 if set(other) & {"commit", "hardware", "dirty"} else 2)
+    rankings = sum(line.startswith("Fastest") for line in ranked(folder, mix=True))
+    assert rankings == (1 if set(other) & {"commit", "hardware", "dirty"} else 2)
 
 
-def test_training_and_tuning_and_unlike_tuning_are_apart(tmp_path: Path):
+def test_training_tuning_and_different_amounts_of_tuning_are_ranked_apart(tmp_path: Path):
     limited = [records.llm(gpus=gpus, max_steps=50) for gpus in (1, 2)]
     for gpus, record in zip((1, 2), limited, strict=True):
         record["epochs"][0]["samples"] = 100 * gpus
-    made = [records.vision(), records.llm(gpus=1), records.llm(gpus=2), records.llm(method="dpo"), *limited]
-    lines = told(write(tmp_path / "s", *made))
+    contents = [records.vision(), records.llm(gpus=1), records.llm(gpus=2), records.llm(method="dpo"), *limited]
+    lines = ranked(write(tmp_path / "s", *contents))
     assert sum(line.startswith("Fastest") for line in lines) == 5
     assert "runs of 100 rows:" in lines and "runs of 200 rows:" in lines and "preference pairs of all rows:" in lines
     assert any("loss 2.500" in line for line in lines)
 
 
-def test_marks_are_with_the_figures(tmp_path: Path):
-    lines = told(write(tmp_path / "s", records.vision(device="cpu", dirty=True)))
+def test_marks_follow_the_figures(tmp_path: Path):
+    lines = ranked(write(tmp_path / "s", records.vision(device="cpu", dirty=True)))
     assert lines[0] == "Fastest: the only setting: 100.0 s, 98.0% [cd]."
     assert lines[-2:] == ["c  CPU ranks, not GPUs", "d  of changed code, not of the commit alone"]
 
 
-def test_nothing_but_failures_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_failed_runs_alone_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = write(tmp_path / "s", records.vision(status="oom"))
     assert main(["best", "--goal", "time", str(folder)]) == 1
     assert capsys.readouterr().err == "refused: none of 1 runs ended ok\n"

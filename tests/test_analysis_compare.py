@@ -59,8 +59,8 @@ def test_a_step_lasts_until_its_slowest_rank_is_done_and_warm_up_is_left_out(tmp
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"layout": "nhwc"}, "layout is nchw in A and nhwc in B (--by layout where"),
-        ({"malloc": "system"}, "malloc is tuned in A and system in B (--by malloc where"),
+        ({"layout": "nhwc"}, "layout is nchw in A and nhwc in B (--by layout if"),
+        ({"malloc": "system"}, "malloc is tuned in A and system in B (--by malloc if"),
         ({"epochs": 5}, "epochs is 2 in A and 5 in B"),
     ],
 )
@@ -154,9 +154,9 @@ def test_other_circumstances_are_said(tmp_path: Path):
         "driver: 580.1 in A, 570 in B",
         "cudnn_allow_tf32: True in A, nothing in B",
         "dataset.root: /data in A, /mnt in B",
-        "SM clock while it ran: 1,900 MHz in A, 1,500 MHz in B (means)",
+        "SM clock during the runs: 1,900 MHz in A, 1,500 MHz in B (means)",
         "others used its GPUs meanwhile: 0 of 1 runs of A, 1 of 1 of B",
-        "only B knows added",
+        "only B has added",
     ):
         assert line in told
     assert "torchvision" not in told
