@@ -146,14 +146,19 @@ def test_where_and_sort_are_sql(tmp_path: Path):
     assert found("COLUMNS('gp.*') = 2 and true") == "12"
     assert found(None, "gpus desc, total_s") == "3210"
     assert found(None, "dataset.train_limit") == "1023"
-    with pytest.raises(ValueError, match=r'--sort: no column "gpu" \(did you mean "gpus"\?\); there are gpus, '):
+    with pytest.raises(ValueError, match=r'^--sort: no column "gpu"; did you mean gpus or cpus_per_gpu\? \(list --csv'):
         found(None, "gpu")
 
 
 @pytest.mark.parametrize(
     ("where", "told"),
     [
-        ("presicion='fp16'", 'no column "presicion" (did you mean "precision"?); there are'),
+        ("presicion='fp16'", 'no column "presicion"; did you mean precision'),
+        ("nothing_alike=1", 'no column "nothing_alike" (list --csv FILE writes all columns)'),
+        ("train_limit=1", 'did you mean "dataset.train_limit"'),
+        ("precision=bf16 and gpus=1", """text needs single quotes, and the shell double ones"""),
+        ("precision != bf16", """: "precision!='bf16'"\n"""),
+        ('("dataset.crop" = my-data)', """'my-data'"""),
         ("gpus ==", "Parser Error: syntax error"),
         ("gpus = 'two'", "Conversion Error"),
         ("1=1); drop table runs; select (1", "one expression"),
@@ -195,11 +200,51 @@ def test_the_list_says_what_differs_and_leaves_out_figures_of_what_failed(tmp_pa
     records.write(tmp_path / "c", records.vision(gpus=4, status="failed", total_s=7.25))
     found = load.read([tmp_path])
     lines = list_runs.lines(found, found.runs, None, None)
-    assert lines[0] == "all: name sweep, kind vision, commit 8fdd49003, machine NVIDIA H200 on node1"
+    assert lines[0] == "all: name sweep, kind vision, commit 8fdd49003, hardware NVIDIA H200, hosts node1"
     assert lines[1].split()[:4] == ["precision", "gpus", "dataset.train_limit", "status"]
     assert lines[2].split() == ["fp16", "1", "-", "ok", "100.0", "1,234", "98.00%", "5", "GB"]
     assert lines[4].split() == ["fp32", "4", "-", "failed", "-", "-", "-", "-"]
-    assert lines[5] == "3 runs, of these 1 failed: their figures are left out"
+    assert lines[5:] == ["3 runs, of these 1 failed: their figures are left out", "failed: no cause recorded"]
+
+
+def test_headings_are_the_names_that_columns_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    records.write(tmp_path / "a", records.vision(precision="fp16"))
+    records.write(tmp_path / "b", records.vision(gpus=2, hardware="NVIDIA H100", dirty=True))
+    records.write(tmp_path / "c", records.llm())
+    assert main(["list", str(tmp_path)]) == 0
+    headings = [line.split() for line in capsys.readouterr().out.splitlines() if " status  total_s  " in line]
+    assert len(headings) == 2  # a table for each kind
+    names = list(dict.fromkeys(name for line in headings for name in line))
+    assert {"images_per_s", "tokens_per_s", "hardware", "marks"} <= set(names)
+    assert main(["list", str(tmp_path), "--columns", ",".join(names)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == names
+
+
+def test_a_line_is_as_wide_as_the_terminal_and_shows_why_runs_failed(tmp_path: Path):
+    message = "rank 0: batch_size=16: leaves a batch of one image, " + 20 * "which cannot be trained on "
+    failed: dict[str, Any] = {"status": "failed", "cause": {"kind": "exception", "message": message}}
+    for index in range(4):
+        more = {"precision": f"fp{index}", "dataset__train_limit": index, "hardware": f"NVIDIA H20{index}"}
+        record = records.vision(**more, **(failed if index > 1 else {}), segments=[records.segment(host=f"n{index}")])
+        records.write(tmp_path / str(index), record | {"name": f"a name {index} of many words"})
+    found = load.read([tmp_path])
+    for width in (120, 80):
+        lines = list_runs.lines(found, found.runs, None, width)
+        assert max(len(line) for line in lines if not line.startswith("no room")) <= width
+        assert "total_s" in lines[1] and [line.split()[-2] for line in lines[2:4]] != ["-", "-"]
+        assert any(line.startswith("no room for: ") for line in lines)
+        assert any(line.startswith("failed (2 runs): rank 0: batch_size=16: leaves a batch of one") for line in lines)
+    whole = list_runs.lines(found, found.runs, None, None)
+    assert f"failed (2 runs): {message}" in whole and not any("no room" in line for line in whole)
+
+
+def test_causes_beyond_the_first_few_are_counted(tmp_path: Path):
+    for index in range(7):
+        record = records.vision(seed=index, status="failed", cause={"kind": "exit", "message": f"reason {index}"})
+        records.write(tmp_path / str(index), record)
+    found = load.read([tmp_path])
+    lines = list_runs.lines(found, found.runs, None, 120)
+    assert lines[-6:] == [*(f"failed: reason {index}" for index in range(5)), "2 more causes (--columns folder,cause)"]
 
 
 def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):

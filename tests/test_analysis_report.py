@@ -282,15 +282,15 @@ class Seen:
 def test_rows_sort_filter_page_and_open(browser: Any, report: Path):
     seen = Seen(browser, report)
     assert len(seen.rows()) == 50 and "210 rows" in seen.page.inner_text("[data-grid=runs] .count")
-    seen.sort("total s").click()
-    times = [float(text.replace(",", "")) for text in seen.column("total s")]
+    seen.sort("total_s").click()
+    times = [float(text.replace(",", "")) for text in seen.column("total_s")]
     assert times == sorted(times) and times[0] == pytest.approx(100 / 4**0.9, abs=0.05)
-    seen.sort("total s").focus()
+    seen.sort("total_s").focus()
     seen.page.keyboard.press("Enter")
-    assert seen.column("total s")[0] == "1,199.0"
+    assert seen.column("total_s")[0] == "1,199.0"
     assert seen.page.get_attribute("[data-grid=runs] th[aria-sort=descending]", "scope") == "col"
     seen.page.locator("[data-grid=runs] .pages button", has_text="Next").click()
-    assert seen.column("total s")[0] == "1,149.0"
+    assert seen.column("total_s")[0] == "1,149.0"
 
     seen.page.fill("[data-grid=runs] input[type=search]", "fp16 grid")
     seen.until(lambda: len(seen.rows()) == 3)
@@ -300,9 +300,9 @@ def test_rows_sort_filter_page_and_open(browser: Any, report: Path):
     seen.page.select_option("[aria-label='Filter gpus']", "4")
     seen.until(lambda: len(seen.rows()) == 1)
     seen.page.select_option("[aria-label='Filter gpus']", "")
-    seen.page.fill("[data-grid=runs] [aria-label='Filter total s']", "100..250")
+    seen.page.fill("[data-grid=runs] [aria-label='Filter total_s']", "100..250")
     assert len(seen.rows()) == 2
-    seen.page.fill("[data-grid=runs] [aria-label='Filter total s']", ">=350")
+    seen.page.fill("[data-grid=runs] [aria-label='Filter total_s']", ">=350")
     assert len(seen.rows()) == 1
 
     opener = seen.page.locator("[data-grid=runs] .opens").first
@@ -319,7 +319,7 @@ def test_failed_runs_open_with_their_cause_as_text(browser: Any, report: Path):
     seen = Seen(browser, report)
     seen.page.fill("[data-grid=runs] input[type=search]", "oom")
     seen.until(lambda: len(seen.rows()) == 1)
-    assert seen.column("status") == ["oom"] and seen.column("total s") == ["-"]
+    assert seen.column("status") == ["oom"] and seen.column("total_s") == ["-"]
     seen.page.locator("[data-grid=runs] .opens").click()
     assert f"out of memory {EVIL}" in seen.page.inner_text(".detail")
     seen.page.fill("[data-grid=runs] input[type=search]", "tf32")

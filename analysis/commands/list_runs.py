@@ -1,7 +1,7 @@
-"""`list`: the runs found, as a table, CSV or JSON."""
+"""`list`: the runs under some folders, as a table for each kind, CSV or JSON."""
 
-import csv
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,95 +15,112 @@ from multicard.records import text_table
 from multicard.records.table import ALWAYS
 from multicard.records.text_table import clean
 
-SHOWN = 5  # skipped records that are named one by one
+FIGURES = ("total_s", "images_per_s", "tokens_per_s", "test_accuracy", "loss_last_tenth", "peak_memory_bytes")
+ABOUT = ("name", "kind", "commit", "hardware", "hosts")  # said once, above the tables, where it is the same for all
+DROPPED = ("hosts", "hardware", "commit", *reversed(FIGURES[1:]))  # in this order, where lines would be too long
+NAMED = 5  # skipped records, and causes of failures, that are named one by one
 
 
 def lines(found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, limit: int | None) -> list[str]:
-    """What `list` prints of `runs`, some of those `found`.
+    """The lines that `list` prints of `runs`, some of those `found`.
 
     Args:
-        chosen: the columns to show instead of those that tell the runs apart, and their main figures.
-        limit: the width in cells that a table may take; None for any.
+        chosen: the columns to print instead of those that tell the runs apart, and their main figures.
+        limit: the width of a line in cells; None for any.
     """
-    said = _table(runs, chosen, limit) if runs else []
     total = len(found.runs)
-    counted = f"{len(runs)} of {total} runs" if len(runs) < total else f"{total} run{'s' * (total > 1)}"
-    return [*said, counted + _failures(runs), *legend(run["marks"] for run in runs), *skipped(found.skipped)]
+    count = f"{len(runs)} of {total} runs" if len(runs) < total else f"{total} run{'s' * (total > 1)}"
+    tables = _chosen(runs, chosen, limit) if chosen is not None else _tables(runs, limit)
+    notes = [count + _failures(runs), *_causes(runs, limit), *legend(run["marks"] for run in runs)]
+    return [*tables, *notes, *skipped(found.skipped)]
 
 
 def skipped(records: Sequence[Skipped]) -> list[str]:
     """A line for each record that could not be used, and one for those beyond the first few."""
-    named = [f"skipped {clean(str(one.folder))}: {clean(one.why)}" for one in records[:SHOWN]]
-    rest = [f"skipped {len(records) - SHOWN} more (--json FILE names all)"] if len(records) > SHOWN else []
+    named = [f"skipped {clean(str(record.folder))}: {clean(record.why)}" for record in records[:NAMED]]
+    rest = [f"skipped {len(records) - NAMED} more (--json FILE names all)"] if len(records) > NAMED else []
     return named + rest
 
 
 def _failures(runs: Sequence[Run]) -> str:
-    counts: dict[str, int] = {}
-    for run in runs:
-        counts[run["status"]] = counts.get(run["status"], 0) + 1
-    others = ", ".join(f"{count} {clean(status)}" for status, count in counts.items() if status != "ok")
+    counts = Counter(run["status"] for run in runs if run["status"] != "ok")
+    others = ", ".join(f"{count} {clean(status)}" for status, count in counts.items())
     return f", of these {others}: their figures are left out" if others else ""
 
 
-def _table(runs: Sequence[Run], chosen: Sequence[str] | None, limit: int | None) -> list[str]:
-    if chosen is not None:
-        names = column_names(runs)
-        picked = [known(name, names, "--columns") for name in chosen]
-        return text_table.text(picked, [[formatting.value(name, run[name]) for name in picked] for run in runs], limit)
+def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
+    """A line for each way in which runs failed."""
+    causes = Counter((run["status"], run["cause"]) for run in runs if run["status"] != "ok")
+    named = [
+        f"{status}{f' ({count} runs)' if count > 1 else ''}: {cause or 'no cause recorded'}"
+        for (status, cause), count in causes.most_common(NAMED)
+    ]
+    rest = [f"{len(causes) - NAMED} more causes (--columns folder,cause)"] if len(causes) > NAMED else []
+    return [text_table.cut(clean(line), limit) for line in [*named, *rest]]
+
+
+def _chosen(runs: Sequence[Run], names: Sequence[str], limit: int | None) -> list[str]:
+    if not runs:
+        return []
+    columns = column_names(runs)
+    headings = [known(name, columns, "--columns") for name in names]
+    return text_table.text(headings, [[formatting.value(name, run[name]) for name in headings] for run in runs], limit)
+
+
+def _tables(runs: Sequence[Run], limit: int | None) -> list[str]:
+    """A table for each kind of run, below what all of them have in common."""
+    same = {name for name in ABOUT if len(runs) > 1 and len({run[name] for run in runs}) == 1}
+    common = ", ".join(
+        f"{name} {_value(name, runs[0])}" for name in ABOUT if name in same and runs[0][name] is not None
+    )
+    printed = [f"all: {common}"] if common else []
     kinds = list(dict.fromkeys(run["kind"] for run in runs))
-    axes = list(dict.fromkeys(name for kind in kinds for name in differing([r for r in runs if r["kind"] == kind])))
-    rows = [_row(run, axes) for run in runs]
-    headings = list(rows[0])
-    same = {name for name in ABOUT if len(rows) > 1 and len({row[name] for row in rows}) == 1}
-    empty = {name for name in headings if name not in axes and {row[name] for row in rows} <= {"-", ""}}
-    kept = [name for name in headings if name not in same | empty]
-    told = ", ".join(f"{name} {rows[0][name]}" for name in ABOUT if name in same - empty)
-    table = text_table.text(kept, [[row[name] for name in kept] for row in rows], limit)
-    return ([f"all: {told}"] if told else []) + table
+    for kind in kinds:
+        heading = [*([""] if kind != kinds[0] else []), f"{clean(kind)}:"] if len(kinds) > 1 else []
+        own = [run for run in runs if run["kind"] == kind]
+        printed += [*heading, *_table(own, same | ({"kind"} if heading else set()), limit)]
+    return [*printed, ""] if len(kinds) > 1 else printed
 
 
-ABOUT = ("name", "kind", "commit", "machine")  # said once, above the table, where it is the same for all
+def _table(runs: Sequence[Run], same: set[str], limit: int | None) -> list[str]:
+    """The table of runs of one kind, without columns in `same`, empty ones, and those that lines have no room for."""
+    axes = differing(runs)
+    order = ["name", "kind", *axes, "status", *FIGURES, "commit", "hardware", "hosts", "marks"]
+    cells = {name: [_value(name, run) for run in runs] for name in order if name not in same}
+    names = [name for name in cells if name in axes or set(cells[name]) - {"-", ""}]
+    dropped = []
+    for name in (*DROPPED, *reversed(axes)):
+        if limit is None or text_table.least_width(names, _rows(names, cells)) <= limit:
+            break
+        if name in names:
+            names.remove(name)
+            dropped.append(name)
+    note = [f"no room for: {', '.join(reversed(dropped))} (--columns A,B chooses)"] if dropped else []
+    return [*text_table.text(names, _rows(names, cells), limit), *note]
 
 
-def _row(run: Run, axes: Sequence[str]) -> dict[str, str]:
-    measured = run["status"] == "ok"
+def _rows(names: Sequence[str], cells: dict[str, list[str]]) -> list[tuple[str, ...]]:
+    return list(zip(*(cells[name] for name in names), strict=True))
 
-    def figure(column: str) -> str:
-        return formatting.value(column, run[column]) if measured else "-"
 
-    return {
-        "name": formatting.value("", run["name"]),
-        "kind": clean(run["kind"]),
-        **{name: formatting.value("", run[name]) for name in axes},
-        "status": clean(run["status"]),
-        "total s": figure("total_s"),
-        "images/s": figure("images_per_s"),
-        "tokens/s": figure("tokens_per_s"),
-        "accuracy": figure("test_accuracy"),
-        "loss": figure("loss_last_tenth"),
-        "peak memory": figure("peak_memory_bytes"),
-        "commit": grouping.commit(run),
-        "machine": grouping.machine(run),
-        "marks": run["marks"],
-    }
+def _value(name: str, run: Run) -> str:
+    if name in FIGURES and run["status"] != "ok":
+        return "-"
+    return grouping.commit(run) if name == "commit" else formatting.value(name if name in FIGURES else "", run[name])
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
     """The axes and keys that tell runs of one kind apart, and those that are always shown of it."""
     keys = [*grouping.settings(runs), grouping.REPEATED]
     always = [name for name in ALWAYS.get(runs[0]["kind"], ()) if any(run[name] is not None for run in runs)]
-    told = grouping.apart([run.columns for run in runs], keys)
-    return [*always, *(name for name in told if name not in always)]
+    apart = grouping.apart([run.columns for run in runs], keys)
+    return [*always, *(name for name in apart if name not in always)]
 
 
 def write_csv(path: Path, runs: Sequence[Run], chosen: Sequence[str] | None) -> None:
     """Every run with all its columns, or those chosen, as they are in the records: units are in the names."""
     names = _names(runs, chosen)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(names)
-        writer.writerows([run[name] for name in names] for run in runs)
+    path.write_text(text_table.to_csv(names, [[run[name] for name in names] for run in runs]))
 
 
 def write_json(path: Path, found: Found, runs: Sequence[Run], chosen: Sequence[str] | None) -> None:
@@ -111,7 +128,7 @@ def write_json(path: Path, found: Found, runs: Sequence[Run], chosen: Sequence[s
     names = _names(runs, chosen)
     content: dict[str, Any] = {
         "runs": [{name: run[name] for name in names} for run in runs],
-        "skipped": [{"folder": str(one.folder), "why": one.why} for one in found.skipped],
+        "skipped": [{"folder": str(record.folder), "why": record.why} for record in found.skipped],
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
 

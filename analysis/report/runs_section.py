@@ -11,15 +11,6 @@ from analysis.runs import grouping
 from analysis.runs.columns import FIGURES
 from analysis.runs.load import Run
 
-# Headings of `analysis list` to the columns they show of runs that ended ok
-HEADINGS = {
-    "total s": "total_s",
-    "images/s": "images_per_s",
-    "tokens/s": "tokens_per_s",
-    "accuracy": "test_accuracy",
-    "loss": "loss_last_tenth",
-    "peak memory": "peak_memory_bytes",
-}
 WIDE = ("cause", "diagnosis", "measured again by", "folder")
 
 
@@ -35,11 +26,11 @@ def grid(details: Sequence[RunDetails]) -> Grid:
     columns = [
         Column.of_texts("name", [run["name"] for run in runs]),
         Column.of_texts("kind", [run["kind"] for run in runs]),
-        *(_of_runs(name, name, runs) for name in axes),
+        *(_of_runs(name, runs) for name in axes),
         Column.of_texts("status", [run["status"] for run in runs]),
-        *(_of_runs(heading, name, runs, measured=True) for heading, name in HEADINGS.items()),
+        *(_of_runs(name, runs, measured=True) for name in list_runs.FIGURES),
         Column.of_texts("commit", [grouping.commit(run) for run in runs]),
-        Column.of_texts("machine", [grouping.machine(run) for run in runs]),
+        *(Column.of_texts(name, [run[name] for run in runs]) for name in ("hardware", "hosts")),
         Column.of_texts("marks", [run["marks"] for run in runs]),
     ]
     same = [column for column in columns if column.key not in axes and _is_same(column)]
@@ -53,8 +44,8 @@ def grid(details: Sequence[RunDetails]) -> Grid:
     ]
     opened = [
         *(Column.of_texts(name, values) for name, values in zip(WIDE, texts, strict=True)),
-        *(_of_runs(name, name, runs) for name in _other_settings(runs, axes)),
-        *(_of_runs(name, name, runs, measured=True) for name in FIGURES if name not in HEADINGS.values()),
+        *(_of_runs(name, runs) for name in _other_settings(runs, axes)),
+        *(_of_runs(name, runs, measured=True) for name in FIGURES if name not in list_runs.FIGURES),
     ]
     return Grid(
         "runs",
@@ -74,7 +65,7 @@ def list_axes(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _of_runs(heading: str, name: str, runs: Sequence[Run], measured: bool = False) -> Column:
+def _of_runs(name: str, runs: Sequence[Run], measured: bool = False) -> Column:
     """A column of the runs, which sorts by number where all values are numbers.
 
     Args:
@@ -84,7 +75,7 @@ def _of_runs(heading: str, name: str, runs: Sequence[Run], measured: bool = Fals
     known = [value for value in values if value is not None]
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
     texts = [formatting.value(name if numeric else "", value) for value in values]
-    return Column(heading, name, texts, values if numeric and known else None)
+    return Column(name, name, texts, values if numeric and known else None)
 
 
 def _is_same(column: Column) -> bool:

@@ -1,4 +1,4 @@
-"""SQL over runs: `--where` and `--sort`, in a DuckDB that has one table and can reach nothing else."""
+"""SQL over runs for `--where` and `--sort`, in a DuckDB with one table and no access to anything else."""
 
 import difflib
 import json
@@ -9,10 +9,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from analysis.runs.caveats import MARKS
-from analysis.runs.columns import ABOUT, FIGURES, FOLDER, MARKED, RESERVED
 from analysis.runs.load import Run
 
+NEAREST = 5  # columns that a message names
 ROW = "row number"  # the table's own column, beside the runs'
 
 
@@ -39,47 +38,47 @@ def select(runs: Sequence[Run], where: str | None = None, sort: str | None = Non
         query = f'SELECT "{ROW}" FROM runs {condition} ORDER BY {order} "{ROW}"'
         try:
             (statement,) = database.extract_statements(query)
-            found = database.execute(statement).fetchall()
+            rows = database.execute(statement).fetchall()
         except ValueError:
             raise ValueError("--where: one expression, not several statements") from None
         except duckdb.Error as error:
-            raise ValueError(f"--where: {_short(str(error), names)}") from None
-    return [runs[row] for (row,) in found]
+            raise ValueError(f"--where: {_short(str(error), where or '', names)}") from None
+    return [runs[row] for (row,) in rows]
 
 
 def column_names(runs: Sequence[Run]) -> list[str]:
     """Every column that a run has, in their order; names that SQL cannot tell apart (a, A) once."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     shapes = dict.fromkeys(tuple(run.columns) for run in runs)  # few: most runs have the same columns
     for name in dict.fromkeys(name for shape in shapes for name in shape):
-        found.setdefault(name.casefold(), name)
-    return list(found.values())
+        by_name.setdefault(name.casefold(), name)
+    return list(by_name.values())
 
 
 def known(name: str, names: Sequence[str], option: str) -> str:
-    """The column that is meant.
+    """The column of this name in any case.
 
     Raises:
-        ValueError: there is none, with those that are near.
+        ValueError: there is none, with the nearest names.
     """
-    found = next((column for column in names if column.casefold() == name.strip().strip('"').casefold()), None)
-    if found is None:
+    match = next((column for column in names if column.casefold() == name.strip().strip('"').casefold()), None)
+    if match is None:
         raise ValueError(f"{option}: {_unknown(name.strip(), names)}")
-    return found
+    return match
 
 
 def _order(sort: str, names: Sequence[str]) -> str:
     terms = []
     for term in sort.split(","):
-        found = re.fullmatch(r"\s*(.*?)(?:\s+(asc|desc))?\s*", term, re.IGNORECASE)
-        assert found is not None  # it matches every text
-        name = known(found[1], names, "--sort").replace('"', '""')
-        terms.append(f'"{name}" {found[2] or "asc"} NULLS LAST')
+        match = re.fullmatch(r"\s*(.*?)(?:\s+(asc|desc))?\s*", term, re.IGNORECASE)
+        assert match is not None  # the pattern matches every text
+        name = known(match[1], names, "--sort").replace('"', '""')
+        terms.append(f'"{name}" {match[2] or "asc"} NULLS LAST')
     return ", ".join(terms) + ","
 
 
 def _mentioned(text: str, names: Sequence[str]) -> list[str]:
-    """The columns that a query can mean, so that not all of 10,000 runs' have to be handed over."""
+    """The columns that a query may refer to: not all columns of 10,000 runs have to be loaded."""
     text = text.casefold().replace('""', '"')
     if "*" in text or "columns" in text:  # DuckDB's COLUMNS(*), COLUMNS('dataset.*')
         return list(names)
@@ -107,22 +106,32 @@ def _array(values: list[Any]) -> pa.Array:
     return pa.array([None if text is None else text.encode(errors="replace").decode() for text in texts], pa.string())
 
 
-def _short(message: str, names: Sequence[str]) -> str:
-    """DuckDB's message without the query around it, and with our columns where one is unknown."""
+def _short(message: str, where: str, names: Sequence[str]) -> str:
+    """DuckDB's message without the query around it; where a column is unknown, what was probably meant."""
     unknown = re.search(r'Referenced (?:column|table) "(.*?)" not found', message)
     if unknown is not None:
-        return _unknown(unknown[1], names)
-    kept = [line for line in message.split("\n\n", maxsplit=1)[0].splitlines() if not line.startswith("LINE ")]
-    return " ".join(" ".join(kept).split())
+        return _unquoted(unknown[1], where, names) or _unknown(unknown[1], names)
+    lines = [line for line in message.split("\n\n", maxsplit=1)[0].splitlines() if not line.startswith("LINE ")]
+    return " ".join(" ".join(lines).split())
+
+
+def _unquoted(name: str, where: str, names: Sequence[str]) -> str | None:
+    """A remedy where an unknown column is a text that was compared without its quotes: `precision=bf16`."""
+    pattern = rf"""(\w+|"[^"]+")\s*(==?|!=|<>)\s*({re.escape(name)}[\w.-]*)"""
+    match = re.search(pattern, where, re.IGNORECASE)
+    columns = {column.casefold() for column in names}
+    if match is None or match[1].strip('"').casefold() not in columns:
+        return None
+    column, sign, value = match.groups()
+    return f"text needs single quotes, and the shell double ones around all of it: \"{column}{sign}'{value}'\""
 
 
 def _unknown(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name.casefold(), {column.casefold(): column for column in names}, n=1)
-    meant = next((f' (did you mean "{column}"?)' for column in names if near and column.casefold() == near[0]), "")
-    flags = [mark.column for mark in MARKS]
-    own = {FOLDER, MARKED, *ABOUT, *FIGURES, *flags}
-    keys = [column for column in names if "." in column]
-    axes = [column for column in names if column not in RESERVED and column not in keys]
-    listed = ", ".join([*axes, *(column for column in names if column in own)])
-    typed = f' and keys in double quotes, such as "{keys[0]}"' if keys else ""
-    return f'no column "{name}"{meant}; there are {listed}{typed}'
+    """That there is no such column, and the nearest ones."""
+    folded = {column.casefold(): column for column in names}
+    close = difflib.get_close_matches(name.casefold(), folded, n=NEAREST, cutoff=0.5)
+    containing = [column for column in folded if len(name) > 2 and name.casefold() in column]
+    near = [folded[column] for column in dict.fromkeys([*close, *containing])][:NEAREST]
+    quoted = [f'"{column}"' if "." in column else column for column in near]
+    nearest = f"; did you mean {', '.join(quoted[:-1])}{' or ' if quoted[1:] else ''}{quoted[-1]}?" if quoted else ""
+    return f'no column "{name}"{nearest} (list --csv FILE writes all columns)'

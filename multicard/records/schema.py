@@ -223,12 +223,14 @@ class Profile(Struct):
 class Diagnosis(Struct):
     """What bounds the run, from blocks of steps after it, each kind without one cost (ablations)."""
 
-    bound: Annotated[str, doc("input, copy, communication, launch or compute")]
-    sentence: Annotated[str, doc("the same in words, with the option to try next")]
-    saves_s: Annotated[dict[str, float | None], doc("seconds a step that would be saved if a cost were free")]
-    step_s: Annotated[dict[str, float], doc("median seconds a step of each ablation")]
-    spread: Annotated[float, doc("of the whole step's rounds: (largest - smallest) / median")]
-    rounds_s: Annotated[dict[str, list[float]], doc("seconds a step of each ablation and round, of the slowest rank")]
+    bound: Annotated[str | None, doc("input, copy, communication, launch or compute")] = None
+    sentence: Annotated[str | None, doc("the same in words, with the option to try next")] = None
+    saves_s: Annotated[dict[str, float | None], doc("seconds a step that would be saved if a cost were free")] = {}
+    step_s: Annotated[dict[str, float], doc("median seconds a step of each ablation")] = {}
+    spread: Annotated[float | None, doc("of the whole step's rounds: (largest - smallest) / median")] = None
+    rounds_s: Annotated[
+        dict[str, list[float]], doc("seconds a step of each ablation and round, of the slowest rank")
+    ] = {}
 
 
 class VisionEpoch(Struct):

@@ -44,7 +44,7 @@ def text(
     if width is not None:
         sizes = _narrowed(cells, align, width, least_width)
         if not wrap:
-            cells = [[_cut(cell, size) for cell, size in zip(row, sizes, strict=True)] for row in cells]
+            cells = [[cut(cell, size) for cell, size in zip(row, sizes, strict=True)] for row in cells]
     filled = [[_filled(cell) for cell in row] if any(row) else [FILLER] * len(row) for row in cells]
     # The headings are its first row: tabulate makes columns wider than their headings.
     content = _tabulate((), filled, align, "plain", maxcolwidths=sizes if wrap and any(sizes) else None)
@@ -79,6 +79,12 @@ def alignment(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def least_width(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """The width below which lines of this table do not fit however much its columns of text are cut."""
+    least = _least_widths([headings, *rows], alignment(headings, rows), LEAST_WIDTH)
+    return sum(least) + GAP * (len(least) - 1)
+
+
 def terminal_width() -> int | None:
     """The terminal's width in cells; None where the output goes elsewhere, so that nothing is cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -87,6 +93,14 @@ def terminal_width() -> int | None:
 def clean(content: str) -> str:
     """`content` on one line, without what would drive a terminal (escapes, bidirectional overrides)."""
     return CONTROL.sub(lambda match: " " if match[0] in "\n\t\r" else "�", content)
+
+
+def cut(cell: str, width: int | None) -> str:
+    """The cell with no line longer than `width`; None: any."""
+    if width is None:
+        return cell
+    lines = cell.split("\n")
+    return "\n".join(line if cell_len(line) <= width else set_cell_size(line, width - 1) + CUT for line in lines)
 
 
 def escape_markdown(content: str) -> str:
@@ -109,29 +123,28 @@ def _cell_width(cell: str) -> int:
     return max(map(cell_len, cell.split("\n")))
 
 
+def _least_widths(cells: Sequence[Sequence[str]], align: str, least_width: int) -> list[int]:
+    """The width of each column of figures, and what columns of text are cut to at most; `cells` begin with headings."""
+    least = []
+    for column, side in zip(zip(*cells, strict=True), align, strict=True):
+        size = max(map(_cell_width, column))
+        least.append(size if side == "r" else min(size, max(least_width, _cell_width(column[0]))))
+    return least
+
+
 def _narrowed(cells: Sequence[Sequence[str]], align: str, width: int, least_width: int) -> list[int | None]:
     """The width of each column of text that has to be cut for lines of `width` cells, None for others.
 
     The widest are made narrower until the lines fit, or until no column can be; the terminal wraps those.
     """
     sizes = [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
-    least = [max(least_width, _cell_width(heading)) for heading in cells[0]]
+    least = _least_widths(cells, align, least_width)
     rest = width - GAP * (len(sizes) - 1)
     texts = [i for i, side in enumerate(align) if side == "l"]
-    narrow = sizes.copy()
-    for i in texts:
-        narrow[i] = min(narrow[i], max(rest, least[i]))
+    narrow = [min(size, max(rest, narrowest)) for size, narrowest in zip(sizes, least, strict=True)]
     while sum(narrow) > rest and (wide := [i for i in texts if narrow[i] > least[i]]):
         narrow[max(wide, key=lambda i: narrow[i])] -= 1
     return [now if now < before else None for now, before in zip(narrow, sizes, strict=True)]
-
-
-def _cut(cell: str, size: int | None) -> str:
-    if size is None:
-        return cell
-    return "\n".join(
-        line if cell_len(line) <= size else set_cell_size(line, size - 1) + CUT for line in cell.split("\n")
-    )
 
 
 def _filled(cell: str) -> str:
