@@ -1,4 +1,4 @@
-"""The starts of a run, and whose folder it is between them."""
+"""Attempts of a run, and the folder that they share."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ def save(folder: Path, step: int) -> None:
     run_folder.write_json(folder / "checkpoint" / "latest.json", {"steps": step, "world_size": 1})
 
 
-def test_pieces_are_listed_with_what_each_trained(tmp_path: Path):
+def test_attempts_are_listed_with_what_each_trained(tmp_path: Path):
     attempts.begin(tmp_path, JOB)
     save(tmp_path, 10)
     attempts.end(tmp_path, PREEMPTED)
@@ -36,7 +36,7 @@ def test_pieces_are_listed_with_what_each_trained(tmp_path: Path):
     assert attempts.requeues(tmp_path) == 1
 
 
-def test_the_parts_of_a_result_are_those_of_starts_whose_work_is_in_it(tmp_path: Path):
+def test_the_parts_of_a_result_are_of_attempts_whose_work_is_in_it(tmp_path: Path):
     attempts.begin(tmp_path, JOB)
     save(tmp_path, 10)
     attempts.end(tmp_path, PREEMPTED)
@@ -47,7 +47,7 @@ def test_the_parts_of_a_result_are_those_of_starts_whose_work_is_in_it(tmp_path:
     assert attempts.parts(tmp_path) == [(0, 0), (0, 1), (2, 0)]
 
 
-def test_a_start_that_saved_nothing_new_did_not_move_on(tmp_path: Path):
+def test_an_attempt_that_saved_nothing_new_did_not_move_on(tmp_path: Path):
     attempts.begin(tmp_path, JOB)
     attempts.end(tmp_path, Failure("timeout", "the job reached its time limit"))
     assert not attempts.moved_on(tmp_path)
@@ -68,7 +68,7 @@ def test_a_requeued_job_finds_its_folder_again(tmp_path: Path):
     assert sorted(path.name for path in folder.iterdir()) == [run_folder.RUNNING, run_folder.SEGMENTS]
 
 
-def test_a_folder_of_another_job_is_left_while_that_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_is_not_taken_from_another_job_that_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "sweep" / "cell"
     run_folder.claim(folder, "12_3")
     monkeypatch.setattr(slurm, "is_alive", lambda job: job == "12_3")

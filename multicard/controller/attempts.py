@@ -1,4 +1,4 @@
-"""The starts of a run: one, unless a time limit or a preemption cut it and its job was put into the queue again."""
+"""Attempts of a run, each a start of its job: one, unless a time limit or a preemption had it requeued."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from multicard.records import run_folder
 
 
 def begin(folder: Path, allocation: Allocation, git: dict[str, Any] | None = None) -> None:
-    """Note that the run starts, or goes on from its checkpoint, and on which code."""
-    begun = {
+    """Note an attempt: the run starts, or resumes from its checkpoint."""
+    attempt = {
         "started_at": timestamp(),
         "ended_at": None,
         "end": None,  # stays so where nobody was left to write it
@@ -22,56 +22,55 @@ def begin(folder: Path, allocation: Allocation, git: dict[str, Any] | None = Non
         "first_step": checkpoint.latest(folder) or 0,
         "saved_step": None,
     }
-    run_folder.write_segments(folder, [*run_folder.read_segments(folder), begun])
+    run_folder.write_segments(folder, [*run_folder.read_segments(folder), attempt])
 
 
 def end(folder: Path, failure: Failure | None) -> None:
-    """Note how the start that `begin` noted last ended, and the step that it was saved at."""
-    segments = run_folder.read_segments(folder)
-    last = segments[-1]
+    """Note how the last attempt ended, and the step that it was saved at."""
+    attempts = run_folder.read_segments(folder)
+    last = attempts[-1]
     saved = checkpoint.latest(folder)
     last |= {"ended_at": timestamp(), "end": "ok" if failure is None else failure.kind}
     last["saved_step"] = saved if saved != (last["first_step"] or None) else None
-    run_folder.write_segments(folder, segments)
+    run_folder.write_segments(folder, attempts)
 
 
 def moved_on(folder: Path) -> bool:
-    """Whether the last start came further than the one before: else a job would be requeued for ever."""
-    segments = run_folder.read_segments(folder)
-    return bool(segments) and segments[-1]["saved_step"] is not None
+    """Whether the last attempt came further than the one before: else a job would be requeued for ever."""
+    attempts = run_folder.read_segments(folder)
+    return bool(attempts) and attempts[-1]["saved_step"] is not None
 
 
 def requeues(folder: Path) -> int:
-    """How often the run was stopped by a time limit or a preemption."""
-    return sum(segment["end"] in ("timeout", "preempted") for segment in run_folder.read_segments(folder))
+    """How often a time limit or a preemption stopped the run."""
+    return sum(attempt["end"] in ("timeout", "preempted") for attempt in run_folder.read_segments(folder))
 
 
 def current(folder: Path) -> int:
-    """The number of the start that `begin` noted last, from 0."""
+    """The number of the last attempt, from 0."""
     return len(run_folder.read_segments(folder)) - 1
 
 
 def parts(folder: Path) -> list[tuple[int, int]]:
-    """Start and node, from 0, of all that has a part in the result."""
-    starts = run_folder.read_segments(folder)
-    return [(number, node) for number in kept(folder) for node in range(len(starts[number]["hosts"]))]
+    """The number of the attempt and of the node, both from 0, of everything whose work is in the result."""
+    attempts = run_folder.read_segments(folder)
+    return [(number, node) for number in in_result(folder) for node in range(len(attempts[number]["hosts"]))]
 
 
-def kept(folder: Path) -> list[int]:
-    """The starts, from 0, whose work is in the result: those that saved it, and the last."""
-    starts = run_folder.read_segments(folder)
-    return [number for number, start in enumerate(starts) if start["saved_step"] is not None or start is starts[-1]]
+def in_result(folder: Path) -> list[int]:
+    """The attempts, from 0, whose work is in the result: those that saved it, and the last."""
+    attempts = run_folder.read_segments(folder)
+    return [number for number, attempt in enumerate(attempts) if attempt["saved_step"] or attempt is attempts[-1]]
 
 
 def merge(folder: Path, trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each start with what it trained.
+    """The `segments` of the record: each attempt with what it trained.
 
     Args:
-        trained: of the ranks, one entry a start whose work was kept: those that saved it, and the last.
+        trained: by the ranks, one entry for each attempt whose work is in the result.
     """
-    figures, whole = iter(trained), kept(folder)
-    merged = []
-    for number, start in enumerate(run_folder.read_segments(folder)):
-        own = (next(figures, None) if number in whole else None) or {"steps": 0, "trained_s": None}
-        merged.append({key: value for key, value in start.items() if key != "saved_step"} | own)
-    return merged
+    figures, numbers, segments = iter(trained), in_result(folder), []
+    for number, attempt in enumerate(run_folder.read_segments(folder)):
+        own = (next(figures, None) if number in numbers else None) or {"steps": 0, "trained_s": None}
+        segments.append({key: value for key, value in attempt.items() if key != "saved_step"} | own)
+    return segments

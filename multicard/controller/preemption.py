@@ -1,5 +1,4 @@
-"""SLURM's warning before a time limit or a preemption: the controller has its ranks save and stop, and nobody else
-reacts."""
+"""Answers SLURM's warning before a time limit or a preemption: the ranks save and stop after a step that all reach."""
 
 import signal
 from pathlib import Path
@@ -15,9 +14,10 @@ from multicard.ranks.failures import Failure
 from multicard.records.progress import Board
 
 WARNINGS = {signal.SIGTERM, signal.SIGUSR2}
-SAVING_SHARE = 0.8  # of the time between the warning and the kill: later the ranks are ended as they are
-LOOK_S = 0.25
-SAYS = {
+SAVING_SHARE = 0.8  # of the time between the warning and the kill: ranks that take longer to save are ended
+POLL_S = 0.25
+HEARD_AFTER_S = {"one node": 0.5, "several": 2.0}  # within which every rank reads the step to stop after
+MESSAGES = {
     "timeout": "the job reached its time limit",
     "preempted": "SLURM preempted the job",
     "cancelled": "the job was cancelled (scancel)",
@@ -28,16 +28,16 @@ _warned = Event()
 
 
 def hold_warnings() -> None:
-    """Keep the warnings for a `Stop` to take. Call it in the main thread before anything is started: threads and
-    children inherit that they are blocked. Those that are there already (OpenBLAS starts some) do not, and what reaches
-    them is noted by a handler."""
+    """Keep warnings for a `Stop` to take. Call it in the main thread before anything is started: threads and children
+    inherit the blocked signals. Threads that exist already (OpenBLAS starts some) do not; a handler notes what reaches
+    them."""
     for number in WARNINGS:
         signal.signal(number, lambda *_: _warned.set())
     signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
 
 
 class Stop:
-    """While it is open, answers a warning: ranks that can save are told after which step to stop, others are ended.
+    """While it is open, answers a warning: ranks that can save are asked to stop after a step, others are ended.
 
     Args:
         resumable: whether the ranks look at the board for the step, and save there.
@@ -48,7 +48,7 @@ class Stop:
     ) -> None:
         self._allocation, self._board, self._ranks, self._folder = allocation, board, ranks, folder
         self._resumable, self._peers = resumable, peers
-        self._asked: Failure | None = None
+        self._reason: Failure | None = None
         self._step = 0
         self._done = Event()
         self._thread = Thread(target=self._wait, daemon=True)
@@ -64,43 +64,47 @@ class Stop:
             self._thread.join()
 
     def outcome(self, failure: Failure | None) -> Failure | None:
-        """What ended the run, once its ranks have ended: a stop that came too late changes nothing."""
-        if self._asked is None or failure is not None:
+        """The failure that ended the run, once its ranks have ended. A stop that came too late changes nothing.
+
+        Args:
+            failure: of the ranks; None where they ended by themselves.
+        """
+        if self._reason is None or failure is not None:
             return failure
-        return self._asked if self._step and checkpoint.latest(self._folder) == self._step else None
+        return self._reason if checkpoint.latest(self._folder) == self._step else None
 
     def _wait(self) -> None:
         while not self._done.is_set():
-            told = signal.sigtimedwait(WARNINGS, LOOK_S) is not None or _warned.is_set()
-            if told and self._allocation.node == 0:
-                return self._stop()
-        return None
+            warned = signal.sigtimedwait(WARNINGS, POLL_S) is not None or _warned.is_set()
+            if warned and self._allocation.node == 0:
+                self._stop()
+                return
 
     def _stop(self) -> None:
         warned_s = clock_s()
         assert self._allocation.job is not None
-        why = slurm.why_warned(self._allocation.job)
-        failure = Failure("interrupt" if why == "cancelled" else why, SAYS[why], host=self._allocation.hosts[0])
-        if not self._resumable or why == "cancelled" or not self._choose_step():
+        reason = slurm.why_warned(self._allocation.job)
+        kind = "interrupt" if reason == "cancelled" else reason
+        failure = Failure(kind, MESSAGES[reason], host=self._allocation.hosts[0])
+        if not self._resumable or reason == "cancelled" or not self._choose_step():
             if not self._done.is_set():
                 failures.end(failure)
             return
-        self._asked = failure
+        self._reason = failure
         if not self._done.wait(SAVING_SHARE * self._allocation.grace_s - (clock_s() - warned_s)):
-            failures.end(
-                failure
-            )  # the ranks were too slow: the job goes on from an earlier checkpoint, or starts again
+            failures.end(failure)  # too slow to save: the job resumes from an earlier checkpoint, or starts again
 
     def _choose_step(self) -> bool:
-        """Tell the ranks the step after which to stop: far enough ahead that none has passed it when it hears."""
+        """Ask the ranks to stop after a step so far ahead that none has passed it when it reads that. Returns whether
+        there is anything to save."""
         before = self._steps()
-        if self._done.wait(LOOK_S):
+        if self._done.wait(POLL_S):
             return False
         now = self._steps()
         if now == 0:
-            return False  # nothing is trained yet that could be saved
-        hear_s = 0.5 if self._allocation.nodes == 1 else 2.0
-        self._step = now + max(2, round((now - before) / LOOK_S * hear_s))
+            return False
+        heard_after_s = HEARD_AFTER_S["one node" if self._allocation.nodes == 1 else "several"]
+        self._step = now + max(2, round((now - before) / POLL_S * heard_after_s))
         self._peers.tell_stop(self._step)
         self._board.ask_stop(self._step)
         return True

@@ -113,26 +113,26 @@ def test_a_lost_node_is_recorded_by_its_name_before_slurm_notices(sweep: Sweep):
 
 
 def test_every_end_is_recorded_and_stops_no_other(sweep: Sweep):
-    seeds = f"seed={SLEEPS},0,{RAISES},{RUNS_OUT},{IS_KILLED}"
-    words = (seeds, "gpus=2", "max_requeues=0", "time_min=2", "hydra.launcher.signal_delay_s=60")
-    done = sweep.run(*words)
+    late = Sweep(sweep.folder.with_name("late"))
+    limits = ("max_requeues=0", "time_min=2", "hydra.launcher.signal_delay_s=60")
+    sleeping = late.start(f"seed={SLEEPS}", "gpus=2", *limits)
+    done = sweep.run(f"seed=0,{RAISES},{RUNS_OUT},{IS_KILLED}", "gpus=2", timeout=600)
     assert done.returncode == 1, done.stdout + done.stderr
     ends = by_axis(sweep, "seed")
-    assert {seed: ends[seed]["status"] for seed in ends} == {
-        0: "ok",
-        RAISES: "failed",
-        RUNS_OUT: "oom",
-        IS_KILLED: "failed",
-        SLEEPS: "timeout",
-    }
+    statuses = {0: "ok", RAISES: "failed", RUNS_OUT: "oom", IS_KILLED: "failed"}
+    assert {seed: ends[seed]["status"] for seed in ends} == statuses
     raised, killed = ends[RAISES]["cause"], ends[IS_KILLED]["cause"]
     assert (raised["kind"], raised["rank"], raised["host"][0]) == ("exception", 1, "n")
     assert "KeyError: 'no such weight'" in raised["message"]
     assert any("no such weight" in line for line in raised["log_tail"])
     assert (killed["kind"], killed["message"]) == ("signal", "rank 1 was killed by SIGKILL")
-    assert "time limit" in ends[SLEEPS]["cause"]["message"]
-    for seed in ends:  # the table shows all
-        assert re.search(rf"^fp32 +2 +{seed} +{ends[seed]['status']}", done.stdout, re.MULTILINE), done.stdout
+    for seed, status in statuses.items():  # the table shows all
+        assert re.search(rf"^fp32 +2 +{seed} +{status}", done.stdout, re.MULTILINE), done.stdout
+
+    output, _ = sleeping.communicate(timeout=180)
+    assert sleeping.returncode == 1, output
+    (result,) = late.results()
+    assert result["status"] == "timeout" and "time limit" in result["cause"]["message"]
 
 
 def test_a_killed_job_is_recorded_from_accounting_and_a_cancelled_one_by_itself(sweep: Sweep):
@@ -178,32 +178,26 @@ def test_a_preempted_run_goes_on_to_the_same_result(sweep: Sweep):
     assert result["total_s"] == pytest.approx(first["trained_s"] + second["trained_s"])
 
 
-def test_a_killed_launcher_is_replaced_by_the_same_command(sweep: Sweep):
+def test_jobs_outlive_an_interrupted_and_a_killed_launcher_and_the_same_command_waits_for_them(sweep: Sweep):
     words = ("seed=1,2,3", "epochs=4")
-    first = sweep.start(*words)
-    wait_for(lambda: list(sweep.folder.glob("*/.running.json")))
-    kill(first)
-    submitted = wait_for(lambda: jobs if len(jobs := sweep.submissions()) == 3 else None)  # accounting lags
-    again = sweep.run(*words)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert [result["status"] for result in sweep.results()] == ["ok"] * 3
-    assert sweep.submissions() == submitted
-
-
-def test_a_launcher_that_is_interrupted_leaves_its_jobs_and_says_how_to_end_them(sweep: Sweep):
-    words = ("seed=1,2", "epochs=4")
     first = sweep.start(*words)
     wait_for(lambda: list(sweep.folder.glob("*/.running.json")))
     first.send_signal(signal.SIGINT)
     output, _ = first.communicate(timeout=60)
     assert first.returncode == 1, output
-    jobs = wait_for(lambda: listed if len(listed := sweep.submissions()) == 2 else None)  # accounting lags
+    jobs = wait_for(lambda: listed if len(listed := sweep.submissions()) == 3 else None)  # accounting lags
     base = jobs[0].partition("_")[0]
-    assert re.search(rf"left in the queue: 2 jobs. To cancel them: scancel {base}_\[0,1\]$", output, re.MULTILINE)
+    assert re.search(rf"left in the queue: \d jobs?. To cancel them: scancel {base}_\[[0-2,]+\]$", output, re.MULTILINE)
     assert "To wait for them again: " in output and "hydra.sweep.dir=" in output
+
+    second = sweep.start(*words)
+    assert second.stdout is not None
+    next(line for line in second.stdout if "was submitted before" in line or "measured before" in line)
+    kill(second)
+
     again = sweep.run(*words)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert [result["status"] for result in sweep.results()] == ["ok"] * 2
+    assert [result["status"] for result in sweep.results()] == ["ok"] * 3
     assert sweep.submissions() == jobs
 
 
