@@ -1,6 +1,7 @@
 """A cell of a sweep as a job: a task of SLURM, or a process beside others on this machine."""
 
 import os
+import signal
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +80,7 @@ class LocalJob(CellJob):
         if self.gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
         os.sched_setaffinity(0, self.cpus)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher has it blocked until here
         return run.measure(self.workload, self.cfg, self.folder, True)["status"]
 
 

@@ -1,9 +1,13 @@
 """Runs the cells of a sweep beside each other on this machine: each in a process, on GPUs or cores of its own."""
 
 import os
+import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from multicard.config.base import RunConfig
 from multicard.config.job import Device, count
@@ -13,7 +17,7 @@ from multicard.machine import environment
 from multicard.measure.timing import pause
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
-from multicard.sweep.job import LocalJob
+from multicard.sweep.job import CellJob, LocalJob
 from multicard.sweep.plan import SUBMITTED, Cell, Pace, make_jobs, read_record
 
 POLL_S = 0.2
@@ -98,7 +102,7 @@ def run_all(left: list[Cell]) -> None:
                 (job,) = make_jobs([cell], LocalJob, gpus=gpus, cpus=share.cpus)
                 if run_folder.finished(cell.folder) is None:  # a failed try's record is not to be taken for the new one
                     (cell.folder / "result.json").unlink(missing_ok=True)
-                running.append(Running(cell, executor.submit(job), share))
+                running.append(Running(cell, _submit(executor, job), share))
                 where = count(len(share.cpus), "core") if gpus is None else f"GPUs {gpus}"
                 say(f"{cell.label}started on {where}: {cell.folder}")
             pause(POLL_S)
@@ -111,14 +115,31 @@ def run_all(left: list[Cell]) -> None:
     except KeyboardInterrupt:
         say("interrupted by SIGINT: ending what runs", error=True)
         for process in running:
-            process.job.cancel()
+            _interrupt(process)
         for process in running:
             process.job.wait()
-            _collect(process, folder)
+            _collect(process, folder, interrupted=True)
         raise
 
 
-def _collect(process: Running, folder: Path) -> None:
+def _submit(executor: Any, job: CellJob) -> Any:
+    """Start the job's process with SIGINT blocked, until the job itself unblocks it: submitit's own process between
+    would answer Ctrl-C with a traceback, and kill the job a second later, whether its end is recorded or not."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return executor.submit(job)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _interrupt(process: Running) -> None:
+    """Have the job record its interruption and end. The terminal may have sent it the same signal."""
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(int(process.job.job_id)).children():
+            child.send_signal(signal.SIGINT)
+
+
+def _collect(process: Running, folder: Path, interrupted: bool = False) -> None:
     """Take the record of a cell whose process has ended."""
     assert SESSION.workload is not None
     cell = process.cell
@@ -126,6 +147,8 @@ def _collect(process: Running, folder: Path) -> None:
     if cell.result is None:
         log = folder / f"{process.job.job_id}_0_log.err"
         failure = Failure("exit", f"the process of {cell.folder.name} ended without a record", log=str(log))
-        cell.result = outcome.fail(outcome.begin(SESSION.workload, cell.cfg, cell.folder), failure, "failed")
+        if interrupted:
+            failure = Failure("interrupt", "interrupted by SIGINT before it began")
+        cell.result = outcome.fail(outcome.begin(SESSION.workload, cell.cfg, cell.folder), failure)
         run_folder.release(cell.folder)
     say(f"{cell.label}{cell.folder.name}: {outcome.line(cell.result).strip()}")
