@@ -27,7 +27,7 @@ from benchmarks.common import configuration, interleaved, machine, parser, ratio
 from multicard.config.vision import VisionConfig
 from multicard.machine.environment import cores
 from multicard.measure import timing
-from multicard.ranks import process
+from multicard.ranks import os_calls
 from multicard.vision.data import datasets
 from multicard.vision.data.batch import Source
 from multicard.vision.data.loaders import LOADERS
@@ -158,7 +158,7 @@ def main() -> None:
     options.add_argument("--mnist", help="a folder with MNIST/raw")
     options.add_argument("--images", help="a folder with train/<class>/ and validation/<class>/")
     args = options.parse_args()
-    process.tune_malloc()
+    os_calls.tune_malloc()
     torch.set_num_threads(cores())
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     hardware = machine(torch.cuda.get_device_name() if device.type == "cuda" else None)

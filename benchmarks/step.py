@@ -27,7 +27,7 @@ from torchvision import models
 from benchmarks.common import configuration, interleaved, machine, parser
 from multicard.machine.environment import cores
 from multicard.measure import timing
-from multicard.ranks import process
+from multicard.ranks import os_calls
 from multicard.vision.optim import optimizer_of
 from multicard.vision.precision import PRECISIONS, choose
 
@@ -114,7 +114,7 @@ def main() -> None:
     options.add_argument("--precisions", nargs="+", default=["fp64", "fp32", "fp16", "bf16"], choices=list(PRECISIONS))
     options.add_argument("--compile", action="store_true", help="measure compiled steps too: a minute each to compile")
     args = options.parse_args()
-    process.tune_malloc()
+    os_calls.tune_malloc()
     torch.set_num_threads(cores())
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     torch.backends.cudnn.benchmark = True

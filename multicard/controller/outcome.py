@@ -1,6 +1,7 @@
 """The record of a run, `result.json`: measured, refused or failed."""
 
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from multicard.controller.session import SESSION, say
 from multicard.controller.workload import Workload
 from multicard.energy import gpu_record
 from multicard.measure.timing import timestamp
-from multicard.ranks import checkpoint, failures
+from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
 from multicard.records.schema import SCHEMA_VERSION
@@ -47,7 +48,7 @@ def refuse(record: Record, message: str, keep: bool = True) -> Record:
         keep: write the record, unless the folder is in use or holds a measurement.
     """
     folder = Path(record["folder"])
-    record |= {"status": "refused", "cause": failures.describe(Failure("refused", message))}
+    record |= {"status": "refused", "cause": asdict(Failure("refused", message))}
     say(f"{SESSION.label}refused: {message}", error=True)
     if keep and run_folder.finished(folder) is None and run_folder.owner(folder, record["job"]) is None:
         with suppress(OSError):  # where nothing can be written, the line above has to do
@@ -65,7 +66,7 @@ def fail(record: Record, failure: Failure, status: str | None = None) -> Record:
         status: where it does not follow from the failure.
     """
     folder = Path(record["folder"])
-    record |= {"status": status or _status(failure), "cause": failures.describe(failure)}
+    record |= {"status": status or _status(failure), "cause": asdict(failure)}
     before = run_folder.read_json(folder / "result.json")
     if before is None or (before["status"] not in run_folder.DONE and before.get("job") != record["job"]):
         run_folder.write_result(folder, record)
@@ -85,7 +86,7 @@ def complete(run: Run, record: Record, failure: Failure | None, mirror: Mirror) 
             "identity": config.identity(),
             "config": plain(config),
             "status": _status(failure),
-            "cause": None if failure is None else failures.describe(failure),
+            "cause": None if failure is None else asdict(failure),
             "ended_at": timestamp(),
             "startup_s": None if training_s is None else training_s - run.started_s,
             **run.workload.summarise(config, placement, ranks, steps, gpu_record.training_joules(gpu)),
@@ -108,7 +109,7 @@ def complete(run: Run, record: Record, failure: Failure | None, mirror: Mirror) 
         run_folder.write_result(folder, result)
     except OSError as error:
         message = f"hydra.run.dir: could not record the run in {folder} ({error.strerror}); free some space"
-        return record | {"status": "failed", "cause": failures.describe(Failure("disk", message))}
+        return record | {"status": "failed", "cause": asdict(Failure("disk", message))}
     run_folder.remove_files(folder / "ranks", "*.json")
     (folder / run_folder.SEGMENTS).unlink(missing_ok=True)
     checkpoint.remove(folder)

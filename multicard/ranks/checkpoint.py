@@ -1,9 +1,9 @@
-"""The state of a run that was stopped, in `checkpoint/` of its folder: its next start goes on from it.
+"""Checkpoints of a run that was stopped, in `checkpoint/` of its folder: its next start resumes from the latest.
 
 | file | what |
 |---|---|
 | sSSSSSSSS/rRR.pt | rank RR's state after SSSSSSSS steps |
-| latest.json | `steps` and `world_size` of the checkpoint to go on from; written once all its rank files are there |
+| latest.json | `steps` and `world_size` of the checkpoint to resume from; written once all its rank files are there |
 """
 
 import shutil
@@ -17,13 +17,13 @@ from multicard.records import run_folder
 
 
 def latest(folder: Path) -> int | None:
-    """After how many steps the run goes on; None where it has no whole checkpoint."""
-    found = run_folder.read_json(_latest_file(folder))
-    return None if found is None else found["steps"]
+    """The step after which the run resumes; None where it has no complete checkpoint."""
+    saved = run_folder.read_json(_latest_file(folder))
+    return None if saved is None else saved["steps"]
 
 
 def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
-    """Save this rank's state after `steps` steps. All ranks call it; with the last one's file the checkpoint counts.
+    """Save this rank's state after `steps` steps. All ranks call it; the checkpoint counts once all have written.
 
     Args:
         state: tensors and plain values, in dicts and lists.
@@ -41,25 +41,25 @@ def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
 
 
 def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
-    """What this rank saved in the latest checkpoint, all tensors on the host; None where there is none.
+    """This rank's state in the latest checkpoint, with all tensors on the host; None where there is none.
 
     Raises:
-        ValueError: where another number of ranks saved it.
+        ValueError: another number of ranks saved it.
     """
     import torch
 
-    found = run_folder.read_json(_latest_file(folder))
-    if found is None:
+    saved = run_folder.read_json(_latest_file(folder))
+    if saved is None:
         return None
-    saved, world_size = found["world_size"], rank.world_size
-    problem = f"gpus: the run was stopped on {saved} ranks, and cannot go on with {world_size}"
-    require(saved == world_size, f"{problem}; use as many as before, or start again with rerun=true")
-    return torch.load(_rank_file(folder, found["steps"], rank.rank), map_location="cpu", weights_only=True)
+    ranks, world_size = saved["world_size"], rank.world_size
+    problem = f"gpus: the run was stopped on {ranks} ranks, and cannot go on with {world_size}"
+    require(ranks == world_size, f"{problem}; use as many as before, or start again with rerun=true")
+    return torch.load(_rank_file(folder, saved["steps"], rank.rank), map_location="cpu", weights_only=True)
 
 
 def remove(folder: Path) -> None:
     """Remove all checkpoints of the run."""
-    _latest_file(folder).unlink(missing_ok=True)  # first: what is half removed must not count
+    _latest_file(folder).unlink(missing_ok=True)  # first: a half removed checkpoint must not count
     shutil.rmtree(_latest_file(folder).parent, ignore_errors=True)
 
 

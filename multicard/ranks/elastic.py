@@ -1,4 +1,4 @@
-"""Starts ranks under torch's elastic agent and says how they ended. Nothing else starts a process.
+"""Start ranks under torch's elastic agent, wait for them, and say what ended them.
 
 The controller outlives its ranks: an exception, OOM, a signal or Ctrl-C becomes a `Failure`. It never initialises
 CUDA. On CPU, ranks are forked from a server that imported torch while the controller was still busy.
@@ -15,41 +15,39 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multicard.config.placement import Placement
 from multicard.machine.environment import host
-from multicard.records.run_folder import read_json
-
-if TYPE_CHECKING:
-    pass
 from multicard.ranks.failures import Failure, Interrupted, interruptible
-from multicard.ranks.process import LOG_LINES, SHARED, Job, _error_file, _work_file, log_file, work_as_rank
+from multicard.ranks.os_calls import SHARED_SIGNALS
+from multicard.ranks.process import LOG_LINES, Job, error_file, log_file, work_as_rank, work_file
+from multicard.records.run_folder import read_json
 
 MEETING_S = 300.0  # within which all nodes of a run must have come up
 
 
 def warm_up(device: str, modules: list[str]) -> None:
-    """Begin to import `modules` in the fork server, beside whatever the controller does next (CPU ranks only)."""
+    """Begin to import `modules` in the fork server, while the controller goes on (CPU ranks only)."""
     if device == "cpu":
         multiprocessing.set_forkserver_preload(modules)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
-            multiprocessing.resource_tracker.ensure_running()  # it unblocks some by itself
-            signal.pthread_sigmask(signal.SIG_BLOCK, SHARED)  # the server, and so the ranks, inherit this
+            multiprocessing.resource_tracker.ensure_running()  # unblocks some signals itself
+            signal.pthread_sigmask(signal.SIG_BLOCK, SHARED_SIGNALS)  # inherited by the server, and so by the ranks
             multiprocessing.forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
-    """Run a function on every rank and wait for all. Call it from the main thread.
+    """Run a function on every rank of this node and wait for all. Call it from the main thread.
 
     Args:
         work: "module:function", imported by the ranks and not here; called with a `Rank` and `arguments`.
 
     Returns:
-        None where all ranks returned, else what ended the run first. No rank is left behind either way.
+        None where all ranks returned, else what ended the run first. No rank is left running either way.
     """
     with interruptible():
         try:
@@ -70,27 +68,27 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
     from torch.numa.binding import AffinityMode, NumaOptions
 
     for name in ("torch.distributed", "torch.multiprocessing"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # their news reaches the user as a Failure
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what they log reaches the user as a Failure
     if allocation.nodes > 1:  # node 0's agent keeps the store; ranks are numbered in SLURM's order of the nodes
-        meeting: dict[str, Any] = {
+        rendezvous: dict[str, Any] = {
             "run_id": f"multicard-{allocation.job}",
             "rdzv_backend": "static",
             "rdzv_endpoint": f"{allocation.hosts[0]}:{allocation.port}",
             "rdzv_configs": {"rank": allocation.node, "timeout": MEETING_S},
         }
     else:
-        meeting = {
+        rendezvous = {
             "run_id": f"multicard-{os.getpid()}",
             "rdzv_backend": "c10d",
             "rdzv_endpoint": "localhost:0",
             "local_addr": "127.0.0.1",
         }
-    agents = job.folder / f".agent{allocation.node}"  # else they leave an empty folder in the system's, a run
+    agents = job.folder / f".agent{allocation.node}"  # by default an empty folder in /tmp for each run
     config = LaunchConfig(
         min_nodes=allocation.nodes,
         max_nodes=allocation.nodes,
         nproc_per_node=placement.processes,
-        **meeting,
+        **rendezvous,
         max_restarts=0,
         start_method="forkserver" if placement.device == "cpu" else "spawn",
         logs_specs=DefaultLogsSpecs(log_dir=str(agents)),
@@ -99,34 +97,28 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
     )
     try:
         if job.wrapper:
-            _leave_work(work, arguments, job)
+            work_file(job.folder, allocation.node).write_bytes(pickle.dumps((work, arguments, job)))
             elastic_launch(config, sys.executable)(str(Path(__file__).with_name("wrapped.py")), str(job.folder))
         else:
             elastic_launch(config, work_as_rank)(work, arguments, job)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return _failure(job.folder, rank, failure.exitcode)
-    except Exception as error:  # what the agent itself trips over ends this run, and is its cause
+    except Exception as error:  # of the agent itself
         return Failure("launch", f"the ranks could not be started or watched: {type(error).__name__}: {error}")
     finally:
         shutil.rmtree(agents, ignore_errors=True)
-        _work_file(job.folder, job.allocation.node).unlink(missing_ok=True)
+        work_file(job.folder, allocation.node).unlink(missing_ok=True)
     return None
 
 
-def _leave_work(work: str, arguments: tuple[Any, ...], job: Job) -> None:
-    """For ranks that start as commands: what others are called with."""
-    path = _work_file(job.folder, job.allocation.node)
-    path.write_bytes(pickle.dumps((work, arguments, job)))
-
-
 def _failure(folder: Path, rank: int, exitcode: int) -> Failure:
-    """What is known of the rank that ended first: its own report, or how it exited."""
+    """The failure of the rank that ended first, from its own report or its exit code."""
     log = log_file(folder, rank)
     where: dict[str, Any] = {"rank": rank, "host": host(), "log": str(log.relative_to(folder))}
     with suppress(OSError):
         where["log_tail"] = tuple(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-    report = read_json(_error_file(folder, rank))
+    report = read_json(error_file(folder, rank))
     if report is not None:
         where["memory_bytes"] = report.get("memory_bytes")
         return Failure(report["kind"], f"rank {rank}: {report['message']}", **where)

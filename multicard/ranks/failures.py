@@ -3,25 +3,24 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from threading import main_thread
-from typing import TYPE_CHECKING, Any
 
 from multicard.machine.environment import host
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run ended. `kind` is oom, exception, signal, exit, node, interrupt, timeout or preempted."""
+    """Why a run ended: the record's `cause`.
+
+    kind: oom, exception, signal, exit, node, interrupt, timeout or preempted; slurm, disk, tracker, launch or refused.
+    """
 
     kind: str
     message: str
     rank: int | None = None
     host: str | None = None
-    memory_bytes: int | None = None  # that the rank held when memory ran out
+    memory_bytes: int | None = None  # held by the rank when memory ran out
     log: str | None = None  # relative to the run folder
     log_tail: tuple[str, ...] = ()
 
@@ -39,7 +38,7 @@ _ENDING: list[Failure] = []
 
 
 def end(failure: Failure) -> None:
-    """Have the main thread raise `Interrupted` with this failure, from any other; within `interruptible` only."""
+    """Have the main thread raise `Interrupted` with this failure, called from any other while it is `interruptible`."""
     _ENDING.append(failure)
     main = main_thread().ident
     assert main is not None
@@ -48,8 +47,7 @@ def end(failure: Failure) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within it, a signal that asks this process to end raises `Interrupted`, once; but for those that are blocked,
-    which somebody else waits for."""
+    """Let a signal that asks this process to end raise `Interrupted`, once; blocked signals stay blocked."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     wanted = [number for number in (*INTERRUPTIONS, signal.SIGUSR1) if number not in blocked]
     handlers = {number: signal.signal(number, _interrupt) for number in wanted}
@@ -69,8 +67,8 @@ def _interrupt(number: int, _: object) -> None:
     raise Interrupted(failure)
 
 
-def _in_a_line(error: BaseException) -> str:
-    """The error as a user reads it: a ValueError's own words, else with its type."""
+def in_a_line(error: BaseException) -> str:
+    """The error as a user reads it: the message of a ValueError, else type and message."""
     lines = str(error).strip().splitlines() or [""]
     if lines[0].startswith("Caught ") and "DataLoader worker" in lines[0]:
         return lines[-1].removeprefix("ValueError: ")  # the last line of the worker's own traceback
@@ -78,13 +76,8 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether memory ran out: torch's own error, or what the libraries below it say; Python's on the host."""
+    """Whether memory ran out, by the errors of torch, of the libraries below it, and of Python on the host."""
     if isinstance(error, MemoryError):
         return True
     signs = ("out of memory", "alloc_failed", "can't allocate memory")  # driver and NCCL, cuBLAS and cuDNN, host
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
-
-
-def describe(failure: Failure) -> dict[str, Any]:
-    """The failure as the record's `cause`."""
-    return asdict(failure)

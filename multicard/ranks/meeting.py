@@ -1,4 +1,4 @@
-"""What ranks have in common, whatever they run: what their files say of them, and where they wait for one another."""
+"""What all ranks do, whatever they run: wait for one another, and begin their report."""
 
 import os
 from typing import TYPE_CHECKING, Any
@@ -12,15 +12,18 @@ if TYPE_CHECKING:
 
 
 def head(rank: Rank, flags: dict[str, Any]) -> dict[str, Any]:
-    """The beginning of a rank's file; what is None or empty is filled in as the run goes on. `spans_s` are from and to
-    of all that counts as training in `total_s`, an epoch or a part of one each, on the machine's clock."""
+    """The beginning of a rank's report; what is None or empty is filled in as the run goes on.
+
+    `spans_s` are the start and end, on the machine's clock, of all that counts as training in `total_s`: one entry for
+    each epoch, or part of one.
+    """
     return {
         "rank": rank.rank,
         "host": host(),
         "pid": os.getpid(),
         "device": device_name(rank.device),
         "threads": rank.threads,
-        "cpus": cpu_set(),  # that NUMA binding, or whoever started us, left to it
+        "cpus": cpu_set(),  # left to it by NUMA binding, or by whoever started the command
         "flags": flags,
         "started_s": None,
         "spans_s": [],
@@ -30,7 +33,7 @@ def head(rank: Rank, flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def meet(rank: Rank) -> None:
-    """Wait for all ranks."""
+    """Wait until all ranks are here."""
     if rank.world_size > 1:
         import torch.distributed as dist
 

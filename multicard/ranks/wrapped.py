@@ -1,27 +1,28 @@
-"""A rank that is started as a command, for a profiler that must start what it looks at.
+"""A rank that is started as a command, for a profiler that starts the process it profiles.
 
-    python multicard/rank.py FOLDER
+    python multicard/ranks/wrapped.py FOLDER
 
-`launch` leaves in FOLDER what to do. The command replaces itself by the profiler, which starts it once more.
+`elastic.launch` leaves in FOLDER what to do. The command replaces itself by the profiler, which starts it once more.
 """
 
 import os
+import pickle
 import sys
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[2])  # as for the entries, whichever folder they were started in
 
-from multicard.ranks import process
+from multicard.ranks import os_calls, process
 
-WRAPPED = "MULTICARD_WRAPPED"  # set for what the profiler starts
+WRAPPED = "MULTICARD_WRAPPED"  # set for the process that the profiler starts
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    work, arguments, job = pickle.loads(process.work_file(folder, int(os.environ["GROUP_RANK"])).read_bytes())
     if WRAPPED in os.environ:
-        process.work_as_rank(*process.left_work(folder))
+        process.work_as_rank(work, arguments, job)
     else:
-        *_, job = process.left_work(folder)
-        process.redirect(process.log_file(folder, int(os.environ["RANK"])))
+        os_calls.redirect(process.log_file(folder, rank))
         os.environ[WRAPPED] = "1"
-        words = [word.replace("RANK", f"{int(os.environ['RANK']):02d}") for word in job.wrapper]
+        words = [word.replace("RANK", f"{rank:02d}") for word in job.wrapper]
         os.execvp(words[0], [*words, sys.executable, *sys.argv])

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from multicard.config.vision import WorkersConfig
-from multicard.ranks.process import die_with_parent
+from multicard.ranks.os_calls import die_with_parent
 from multicard.vision.data import preprocess, splits
 from multicard.vision.data.batch import Batch, Source
 

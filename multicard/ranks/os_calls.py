@@ -1,0 +1,68 @@
+"""What a rank asks of the kernel and the C library: whose signals it obeys, when it is killed, how it keeps memory."""
+
+import ctypes
+import os
+import select
+import signal
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+# Signals that a terminal or SLURM sends to every process of a job: the controller answers them for its ranks
+SHARED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR2}
+
+
+def follow(controller: int) -> None:
+    """Have this process end when its controller says so, and be killed when the controller is gone.
+
+    Call it in the main thread, before any other thread or process is started: they inherit the blocked signals.
+
+    Args:
+        controller: its process id.
+    """
+    for number in SHARED_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SHARED_SIGNALS)
+    Thread(target=_obey, args=(controller,), daemon=True).start()
+    Thread(target=_die_with, args=(controller,), daemon=True).start()
+
+
+def _obey(controller: int) -> None:
+    """End this process on the controller's own SIGTERM; drop what a terminal or SLURM sends to all processes."""
+    while True:
+        received = signal.sigwaitinfo(SHARED_SIGNALS)
+        if received.si_signo == signal.SIGTERM and received.si_pid == controller:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _die_with(controller: int) -> None:
+    """Kill this process when the controller is gone: its parent, the fork server, lives as long as its ranks do."""
+    with suppress(ProcessLookupError):  # gone already
+        select.select([os.pidfd_open(controller)], [], [])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, however that happens."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
+
+
+def redirect(log: Path) -> None:
+    """Append all output of this process and its children to `log`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def tune_malloc() -> None:
+    """Have glibc keep freed memory. Else it maps and unmaps every big tensor, and each batch pays the page faults
+    again. Without mallopt in the C library nothing changes."""
+    m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(m_mmap_max, 0)
+        mallopt(m_trim_threshold, 2**31 - 1)
