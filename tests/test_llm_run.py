@@ -309,19 +309,13 @@ def test_the_mirror_takes_the_loss_of_the_rank_that_knows_it(tuned: Tuned):
 
 
 def test_the_table_shows_what_tuning_measures(tuned: Tuned):
-    from io import StringIO
-
-    from rich.console import Console
-
     from multicard.records import table
 
     same = ("dataset.rows=40", "device=cpu")  # a refused one knows no better than auto
     results = [ok(tuned(f"gpus={gpus}", *same)) for gpus in (1, 2)]
     refused = tuned("gpus=0", *same)
     assert refused["status"] == "refused" and refused["axes"]["method"] == "lora"
-    written = StringIO()
-    table.show([*results, refused], Console(file=written, width=200))
-    lines = [line.split() for line in written.getvalue().splitlines() if line.strip()]
+    lines = [line.split() for line in table.lines([*results, refused])]
     assert lines[0][:4] == ["method", "template", "gpus", "status"] and "recipe" not in lines[0]
     assert {"s/iteration", "tokens/s", "collectives"} <= set(lines[0]) and "accuracy" not in lines[0]
     assert [line[:4] for line in lines[1:4]] == [

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from multicard.records import table
 
@@ -29,10 +28,8 @@ def result(total_s: float, status: str = "ok", **axes: Any) -> dict[str, Any]:
     }
 
 
-def shown(records: list[dict[str, Any]]) -> list[list[str]]:
-    console = Console(width=160, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    table.show(records, console)
-    return [line.split() for line in console.export_text().splitlines() if line.strip()]
+def printed(records: list[dict[str, Any]]) -> list[list[str]]:
+    return [line.split() for line in table.lines(records)]
 
 
 def test_efficiency_is_against_one_gpu_and_against_fp64_of_the_same_kind():
@@ -42,7 +39,7 @@ def test_efficiency_is_against_one_gpu_and_against_fp64_of_the_same_kind():
         result(40.0, precision="fp16"),
         result(25.0, precision="fp16", gpus=2),
     ]
-    header, *rows = shown(records)[:5]
+    header, *rows = printed(records)[:5]
     assert header[:3] == ["precision", "gpus", "status"]
     assert rows[0][2:8] == ["ok", "100.0", "1,234", "1.00", "(100%)", "1.00"]
     assert rows[1][3:8] == ["60.0", "1,234", "1.67", "(83%)", "1.00"]
@@ -53,27 +50,27 @@ def test_efficiency_is_against_one_gpu_and_against_fp64_of_the_same_kind():
 
 def test_a_failed_run_is_shown_and_never_a_reference():
     records = [result(100.0, status="failed"), result(50.0, gpus=2)]
-    _, first, second, *_ = shown(records)
+    _, first, second, *_ = printed(records)
     assert first[2:] == ["failed", *["-"] * 5]  # the two comparisons are left out: nothing can be compared
     assert second[2:6] == ["ok", "50.0", "1,234", "98.77%"]
 
 
 def test_a_short_run_says_why_it_has_no_throughput():
-    lines = [" ".join(words) for words in shown([result(10.0), result(5.0, gpus=2) | {"images_per_s": None}])]
+    lines = [" ".join(words) for words in printed([result(10.0), result(5.0, gpus=2) | {"images_per_s": None}])]
     assert any(line.startswith("images/s is missing") and "warmup_steps" in line for line in lines)
-    assert not any("missing" in word for words in shown([result(10.0), result(9.0, status="oom")]) for word in words)
+    assert not any("missing" in word for words in printed([result(10.0), result(9.0, status="oom")]) for word in words)
 
 
 def test_oversubscribed_runs_are_marked():
     records = [result(1.0) | {"oversubscribed": True}, result(2.0, gpus=2)]
-    lines = shown(records)
+    lines = printed(records)
     assert lines[1][2] == "ok*" and lines[2][2] == "ok"
     assert any("oversubscribe=true" in " ".join(line) for line in lines)
 
 
 def test_runs_that_others_disturbed_are_marked():
     disturbed = {"gpu": {"disturbed_by": [{"name": "solve", "pid": 7}]}}
-    lines = shown([result(1.0) | disturbed, result(2.0, gpus=2) | {"gpu": None}])
+    lines = printed([result(1.0) | disturbed, result(2.0, gpus=2) | {"gpu": None}])
     assert lines[1][2] == "ok!" and lines[2][2] == "ok"
     assert any(line[0] == "!" and "(solve):" in line for line in lines)
 

@@ -1,51 +1,49 @@
 """The table at the end of a command: one row a run."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from multicard.config.base import Scale
 from multicard.measure import formulas
-from multicard.records import comparable
+from multicard.records import comparable, text_table
 
 Columns = dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], str]]
 
-COMPARED = ("x 1 GPU", "x fp64")  # left out where no run of the table can be compared so
+COMPARED = ("x 1 GPU", "x fp64")  # left out where no run has its counterpart
 MARK = "*"
 WIDTH = 140  # where the output is no terminal
 
 
-def show(records: list[dict[str, Any]], console: Console | None = None) -> None:
-    """Print what was measured: the axes that differ, status, and the columns of their kind."""
-    console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def show(records: list[dict[str, Any]]) -> None:
+    """Print the table of these runs of one kind."""
+    print("\n" + "\n".join(lines(records, text_table.terminal_width())))
+
+
+def lines(records: list[dict[str, Any]], width: int | None = None) -> list[str]:
+    """The axes that differ, status and figures of each run, then notes, and where the records are.
+
+    Args:
+        width: of the table in cells; None: any.
+    """
     kind = records[0]["kind"]
     axes, columns = comparable.varied(records, ALWAYS[kind]), COLUMNS[kind]
     rows = [_figures(result, records, columns) for result in records]
-    shown = [heading for heading in columns if heading not in COMPARED or any(row[heading] != "-" for row in rows)]
-    for heading in (*axes, "status"):
-        table.add_column(heading)
-    for heading in shown:
-        table.add_column(heading, justify="right")
-    for result, row in zip(records, rows, strict=True):
-        told = (comparable.cell(result, axis) for axis in axes)
-        table.add_row(*told, row["status"], *(row[heading] for heading in shown))
-    console.print()
-    console.print(table)
+    figures = [heading for heading in columns if heading not in COMPARED or any(row[heading] != "-" for row in rows)]
+    cells = [
+        [*(comparable.cell(result, axis) for axis in axes), row["status"], *(row[heading] for heading in figures)]
+        for result, row in zip(records, rows, strict=True)
+    ]
+    align = "l" * (len(axes) + 1) + "r" * len(figures)
+    printed = text_table.text([*axes, "status", *figures], cells, width, align)
     if any(result.get("oversubscribed") for result in records):
-        console.print(f"{MARK} ranks shared a GPU (oversubscribe=true): not a figure of this machine")
+        printed.append(f"{MARK} ranks shared a GPU (oversubscribe=true): not a figure of this machine")
     if any(result["axes"].get("scale") == Scale.smoke for result in records):
-        console.print("scale=smoke: shrunk, to try the code: not figures of what the papers measured")
+        printed.append("scale=smoke: shrunk, to try the code: not figures of what the papers measured")
     rate, skipped = RATES[kind]
     if any(result["status"] == "ok" and row[rate] == "-" for result, row in zip(records, rows, strict=True)):
         remedy = f"train longer, or set a smaller {skipped}"
-        console.print(f"{rate} is missing where a run has no more steps than {skipped} leaves out: {remedy}")
-    for note in comparable.notes(records):
-        console.print(note, soft_wrap=True, highlight=False)
-    console.print(f"Records: {folders(records)}", soft_wrap=True, highlight=False)
+        printed.append(f"{rate} is missing where a run has no more steps than {skipped} leaves out: {remedy}")
+    return [*printed, *comparable.notes(records), f"Records: {folders(records)}"]
 
 
 def folders(records: list[dict[str, Any]]) -> str:
@@ -55,12 +53,12 @@ def folders(records: list[dict[str, Any]]) -> str:
 
 
 def _figures(result: dict[str, Any], records: list[dict[str, Any]], columns: Columns) -> dict[str, str]:
-    """What the row of a run shows: its status, and what `columns` say."""
+    """The row of a run: its status with marks, and each of `columns`, "-" where it did not end ok."""
     shared, disturbed = result.get("oversubscribed"), comparable.disturbers(result)
     ended = {"status": result["status"] + MARK * bool(shared) + comparable.DISTURBED * bool(disturbed)}
     if result["status"] != "ok":
         return ended | dict.fromkeys(columns, "-")
-    return ended | {heading: show(result, records) for heading, show in columns.items()}
+    return ended | {heading: figure(result, records) for heading, figure in columns.items()}
 
 
 def _on_one_gpu(result: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -97,8 +95,8 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _communicated(result: dict[str, Any]) -> int | None:
-    found = result["communication_bytes"]
-    return found and sum(found[kind] for kind in ("all_gather", "reduce_scatter", "all_reduce"))
+    received = result["communication_bytes"]
+    return received and sum(received[kind] for kind in ("all_gather", "reduce_scatter", "all_reduce"))
 
 
 # Heading to what it shows of an `ok` record, beside the others of the command.
