@@ -1,4 +1,4 @@
-"""Run folders of a whole experiment of the papers, with made figures, and what is drawn of them, for tests of it."""
+"""Run folders of whole experiments with invented figures, and the figures drawn of them."""
 
 import math
 import re
@@ -53,15 +53,15 @@ def fill(
     """Write a run for each cell of an experiment's grid and each seed.
 
     Args:
-        change: of a cell (swept column to value, and the seed), what its record has otherwise than made here.
+        change: of a cell (swept column to value, and the seed), keys that its record has instead of those made here.
         where: the cells that were measured.
     """
     experiment = load(name)
     for index, cell in enumerate(_cells(experiment)):
         for seed in seeds:
-            told = cell | {"seed": seed}
-            if where(told):
-                records.write(folder / name / f"{index:02d}-{seed}", record(experiment, told, device) | change(told))
+            place = cell | {"seed": seed}
+            if where(place):
+                records.write(folder / name / f"{index:02d}-{seed}", record(experiment, place, device) | change(place))
     return experiment
 
 
@@ -78,27 +78,27 @@ def record(experiment: Experiment, cell: dict[str, Any], device: str = "cuda") -
     if "profile" in experiment.chosen:
         groups["profile"] = experiment.chosen["profile"]
     keys = {key.replace(".", "__"): value for key, value in cell.items()}
-    made = {"vision": records.vision, "llm": records.llm}[experiment.kind](device=device, **groups, **keys)
-    gpus = made["axes"]["gpus"]
+    result = {"vision": records.vision, "llm": records.llm}[experiment.kind](device=device, **groups, **keys)
+    gpus = result["axes"]["gpus"]
     wobble = 1 + 0.03 * math.sin(7.0 * cell["seed"] + 3.0 * gpus)
     base_s = math.prod(BASE_S.get(value, 1.0) for value in cell.values() if isinstance(value, str))
-    base_s *= (made["axes"].get("image_size", 500) / 500) ** 2 * (1 if cell.get("pin_memory") is not False else 1.1)
+    base_s *= (result["axes"].get("image_size", 500) / 500) ** 2 * (1 if cell.get("pin_memory") is not False else 1.1)
     if experiment.kind == "vision":
         total_s = base_s * 100 * (0.9 / gpus + 0.1) * wobble
-        made |= {"total_s": total_s, "trained_images_per_s": 1.2e6 / total_s, "epochs": _epochs(cell, wobble)}
-        made["test_accuracy"] = made["epochs"][-1]["test_accuracy"]
-        made["step_s"] = formulas.statistics([total_s / 1000 * (1 + 0.1 * (-1) ** n) for n in range(20)], 1)
+        result |= {"total_s": total_s, "trained_images_per_s": 1.2e6 / total_s, "epochs": _epochs(cell, wobble)}
+        result["test_accuracy"] = result["epochs"][-1]["test_accuracy"]
+        result["step_s"] = formulas.statistics([total_s / 1000 * (1 + 0.1 * (-1) ** n) for n in range(20)], 1)
     else:
         step_s = base_s * (1 + 0.08 * (gpus - 1)) * wobble
-        made["iteration_s"] = formulas.statistics([step_s * (1 + 0.1 * (-1) ** n) for n in range(20)], 1)
-        made |= {"total_s": 250 * step_s / gpus, "tokens_per_s": {"non_padding": 3000 * gpus / step_s}}
+        result["iteration_s"] = formulas.statistics([step_s * (1 + 0.1 * (-1) ** n) for n in range(20)], 1)
+        result |= {"total_s": 250 * step_s / gpus, "tokens_per_s": {"non_padding": 3000 * gpus / step_s}}
         peak = int(40e9 * base_s * (1.0 if gpus == 1 else 0.7) * wobble)
-        made["peak_memory_bytes"] = {"max": peak, "per_rank": [peak] * gpus, "kind": "cuda_allocated"}
-        made["transfer_bytes"] = {"h2d": int(2.1e6 * base_s * wobble)}
-        made["communication_bytes"] = {"all_gather": int(3e12 * base_s * (gpus - 1) / gpus), "reduce_scatter": 10**9}
+        result["peak_memory_bytes"] = {"max": peak, "per_rank": [peak] * gpus, "kind": "cuda_allocated"}
+        result["transfer_bytes"] = {"h2d": int(2.1e6 * base_s * wobble)}
+        result["communication_bytes"] = {"all_gather": int(3e12 * base_s * (gpus - 1) / gpus), "reduce_scatter": 10**9}
     if "profile" in experiment.chosen:
-        made["profile"] = profile(gpus, wobble * base_s, device)
-    return made
+        result["profile"] = profile(gpus, wobble * base_s, device)
+    return result
 
 
 def _epochs(cell: dict[str, Any], wobble: float, count: int = 20) -> list[dict[str, Any]]:
@@ -132,10 +132,16 @@ def profile(ranks: int, factor: float, device: str = "cuda", steps: int = 10) ->
     derived = dict.fromkeys(
         ("gpu_busy_share", "compute_s", "communication_s", "exposed_communication_s", "overlap_share")
     ) | dict.fromkeys(("launch_gap_s", "blocked_s"))
-    one = {"where": "r.json.gz", "window_s": 0.04 * steps * factor, "steps": steps, "devices": [0], "derived": derived}
+    ranked = {
+        "where": "r.json.gz",
+        "window_s": 0.04 * steps * factor,
+        "steps": steps,
+        "devices": [0],
+        "derived": derived,
+    }
     dropped = ["cudaEventDestroy"] if device == "cuda" else []
-    told = {"source": "kineto", "ranks": [{"rank": rank} | one for rank in range(ranks)], "rows": rows}
-    return told | {"not_recorded": dropped, "steps": steps, "first_step": 12}
+    content = {"source": "kineto", "ranks": [{"rank": rank} | ranked for rank in range(ranks)], "rows": rows}
+    return content | {"not_recorded": dropped, "steps": steps, "first_step": 12}
 
 
 def oom() -> dict[str, Any]:

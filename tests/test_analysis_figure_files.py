@@ -20,7 +20,7 @@ from analysis.runs import load
 from tests import grids, records
 from tests.grids import drawn, svg, texts
 
-TITLES = {  # of the axes of each figure, as it has them from made records of GPUs
+TITLES = {  # of the axes of each figure, as it has them from records of GPUs
     "table2": ("time of training and evaluation (s)", "test accuracy (%)", "GPUs"),
     "table3": ("time of training and evaluation", "GPUs"),
     "strategies": ("time of training and evaluation", "images trained a second", "GPUs"),
@@ -49,8 +49,8 @@ def vega_lite() -> jsonschema.Draft7Validator:
 # Figures of any runs
 
 
-def write(folder: Path, *made: dict[str, Any]) -> list[load.Run]:
-    for index, record in enumerate(made):
+def write(folder: Path, *run_records: dict[str, Any]) -> list[load.Run]:
+    for index, record in enumerate(run_records):
         records.write(folder / f"{index:02d}", record)
     return load.read([folder]).runs
 
@@ -101,8 +101,8 @@ def test_the_front_has_what_no_other_beats(tmp_path: Path):
 
 
 def test_runs_that_did_other_work_are_not_traded_off(tmp_path: Path):
-    made = [records.vision(dataset__name=name, precision=p) for name in ("digits", "mnist") for p in ("fp32", "fp16")]
-    assert [figure.name for figure in figures.trade_off(write(tmp_path, *made))] == ["trade_off", "trade_off-2"]
+    done = [records.vision(dataset__name=name, precision=p) for name in ("digits", "mnist") for p in ("fp32", "fp16")]
+    assert [figure.name for figure in figures.trade_off(write(tmp_path, *done))] == ["trade_off", "trade_off-2"]
 
 
 def test_losses_of_tuning_are_by_step(tmp_path: Path):
@@ -114,10 +114,10 @@ def test_losses_of_tuning_are_by_step(tmp_path: Path):
 
 
 def test_many_settings_are_several_figures(tmp_path: Path):
-    made = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_groups.MOST_SERIES + 1)]
-    found = figures.losses(write(tmp_path, *made))
-    assert [figure.name for figure in found] == ["losses", "losses-2"]
-    assert [len({row["setting"] for row in figure.rows}) for figure in found] == [setting_groups.MOST_SERIES, 1]
+    run_records = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_groups.MOST_SERIES + 1)]
+    drawn_losses = figures.losses(write(tmp_path, *run_records))
+    assert [figure.name for figure in drawn_losses] == ["losses", "losses-2"]
+    assert [len({row["setting"] for row in figure.rows}) for figure in drawn_losses] == [setting_groups.MOST_SERIES, 1]
 
 
 # Specifications and files
@@ -133,15 +133,15 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
     (figure,) = drawn(tmp_path, name)
     assert device == "cpu" or vega_lite().is_valid(figure.spec)
     assert not re.search(r"#[0-9a-fA-F]{6}\b|black|white", json.dumps(figure.spec))  # a theme's alone
-    told = texts(figure)
-    assert figure.title in told and f"{name}: " in told and "commit 8fdd49003" in told
+    words = texts(figure)
+    assert figure.title in words and f"{name}: " in words and "commit 8fdd49003" in words
     ranks = "CPU ranks" if device == "cpu" else "GPUs"
     if device == "cuda":
-        assert all(title in told for title in TITLES[name])
+        assert all(title in words for title in TITLES[name])
     elif "gpus" in experiments.load(name).swept and name != "llm_metrics":
-        assert ranks in told
+        assert ranks in words
     if any(row["status"] != "ok" for row in figure.rows):
-        assert "oom" in told
+        assert "oom" in words
 
 
 @pytest.mark.parametrize("draws", [figures.losses, figures.phases, figures.efficiency, figures.trade_off])
@@ -203,7 +203,7 @@ def test_all_draws_what_there_is_and_lists_the_rest(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["table9"], "no figure table9; there are all, table2"),
         (["../x"], "no figure ../x"),
@@ -214,13 +214,13 @@ def test_all_draws_what_there_is_and_lists_the_rest(tmp_path: Path, capsys: pyte
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ):
     records.write(tmp_path / "runs" / "a", records.vision())
     name, *rest = words
     assert main(["figure", name, str(tmp_path / "runs"), "--out", str(tmp_path / "out"), *rest]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"refused: {told}") and not (tmp_path / "out").exists()
+    assert line.startswith(f"refused: {message}") and not (tmp_path / "out").exists()
 
 
 def test_general_figures_are_drawn_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -13,7 +13,7 @@ from analysis.figures import chart_data, profile_bars
 from analysis.figures.vega import Figure
 from analysis.runs import grouping, load
 from analysis.stats import intervals
-from tests import grids, records
+from tests import grids
 from tests.grids import drawn, svg, texts
 
 
@@ -45,9 +45,9 @@ def test_a_single_run_has_no_bar_but_that_of_its_steps(tmp_path: Path):
     for row in measured(figure, "step_s"):
         (run,) = [r for r in runs if r["gpus"] == row["gpus"] and grouping.typed(r["pin_memory"]) == row["pin_memory"]]
         assert row["high"] - row["mean"] == pytest.approx(run["step_std_s"]) and run["step_std_s"] > 0
-    told = texts(figure)
-    assert "Tuning time: single runs without a bar" in told
-    assert "Time of an iteration: single runs with the standard deviation of their steps" in told
+    words = texts(figure)
+    assert "Tuning time: single runs without a bar" in words
+    assert "Time of an iteration: single runs with the standard deviation of their steps" in words
 
 
 def test_what_did_not_end_is_a_labelled_cross_and_in_no_mean(tmp_path: Path):
@@ -100,8 +100,8 @@ def test_marks_stand_below_where_all_have_them_and_else_at_the_points(tmp_path: 
     (figure,) = drawn(tmp_path, "table2")
     signs = {row["gpus"]: row["signs"] for row in measured(figure, "total_s")}
     assert signs == {1: "", 2: "", 3: "", 4: "*"} and set(figure.marks) == {"*", "c"}
-    told = texts(figure)
-    assert "All runs here: CPU ranks, not GPUs" in told and "At a point: *: ranks shared a GPU" in told
+    words = texts(figure)
+    assert "All runs here: CPU ranks, not GPUs" in words and "At a point: *: ranks shared a GPU" in words
     assert svg(figure).count(">*</text>") == 6  # three precisions, two charts
     assert "CPU ranks" in figure.title and "GPUs" not in figure.title
 
@@ -157,15 +157,14 @@ def test_the_papers_figures_are_hollow_points(tmp_path: Path):
     (figure,) = drawn(tmp_path, "table2", paper=[printed(precision="fp16", gpus=2), printed(gpus=2), printed("mfu")])
     (row,) = [row for row in figure.rows if row["of"] == chart_data.PAPER]
     assert (row["precision"], row["gpus"], row["mean"], row["paper"]) == ("fp16", 2, 42.0, "paper (H100)")
-    told = texts(figure)
-    assert "paper (H100)" in told and "Hollow: the papers' own figures (Table 2)" in told.replace("&apos;", "'")
+    words = texts(figure)
+    assert "paper (H100)" in words and "Hollow: the papers' own figures (Table 2)" in words.replace("&apos;", "'")
 
 
 @pytest.mark.parametrize("change", [{"device": "cpu"}, {"scale": "smoke"}])
 def test_the_papers_figures_are_not_beside_what_cannot_be_compared(tmp_path: Path, change: dict[str, str]):
-    made = {"config": records.vision(scale=change["scale"])["config"]} if "scale" in change else {}
     grids.fill(tmp_path, "table2", device=change.get("device", "cuda"))
-    for path in tmp_path.rglob("result.json") if made else ():
+    for path in tmp_path.rglob("result.json") if "scale" in change else ():
         record = json.loads(path.read_text())
         record["config"]["scale"] = record["axes"]["scale"] = "smoke"
         path.write_text(json.dumps(record))
@@ -182,8 +181,8 @@ def test_times_of_calls_are_by_step_and_rank(tmp_path: Path):
     (figure,) = drawn(tmp_path, "llm_metrics")
     copied = [row for row in figure.rows if row["metric"] == "memcpy Host-to-Device"]
     assert len(copied) == 8 and [row["mean"] for row in copied] == pytest.approx([2 * 3.0e-3] * 8)
-    shown = {row["metric"] for row in figure.rows if row["group"] == "api"}
-    assert len(shown) == profile_bars.MOST_METRICS < len(grids.CALLS) and "cudaStreamIsCapturing" not in shown
+    metrics = {row["metric"] for row in figure.rows if row["group"] == "api"}
+    assert len(metrics) == profile_bars.MOST_METRICS < len(grids.CALLS) and "cudaStreamIsCapturing" not in metrics
     assert "Of 10 CUDA API calls the 8 that took longest are shown" in figure.caption
     assert "Not recorded by kineto: cudaEventDestroy" in figure.caption
 
@@ -196,10 +195,10 @@ def test_shares_of_calls_add_up(tmp_path: Path):
     mine = [row for row in figure.rows if row["method"] == "lora" and row["gpus"] == "4"]
     total_ms = sum(grids.CALLS.values())
     assert sum(row["mean"] for row in mine) == pytest.approx(1.0)
-    found = {row["metric"]: row["mean"] for row in mine}
-    assert found["cudaStreamSynchronize"] == pytest.approx(20.5 / total_ms)
+    shares = {row["metric"]: row["mean"] for row in mine}
+    assert shares["cudaStreamSynchronize"] == pytest.approx(20.5 / total_ms)
     smallest = sorted(grids.CALLS.values())[: len(grids.CALLS) - profile_bars.MOST_PARTS]
-    assert found[profile_bars.REST] == pytest.approx(sum(smallest) / total_ms)
+    assert shares[profile_bars.REST] == pytest.approx(sum(smallest) / total_ms)
     assert "oom" in texts(figure) and texts(figure).count("58") == 7  # 20.5 / 35.17
 
 

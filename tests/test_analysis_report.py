@@ -64,8 +64,10 @@ def sweep(folder: Path, **changes: Any) -> Path:
     cause = {"rank": 0, "host": "node1", "message": f"out of memory {EVIL}"}
     records.write(folder / "grid" / "failed", records.vision(precision="bf16", status="oom", cause=cause))
     named = records.vision(precision="tf32", total_s=90.0) | {"name": EVIL}
+    measured: dict[str, Any] = {"saves_s": {}, "step_s": {}, "spread": 0.0, "rounds_s": {}}
+    diagnosis = {"bound": "input", "sentence": f"bound {EVIL}", **measured}
     path = EVIL.replace("/", "").replace("\n", "")
-    records.write(folder / "other" / path, named | {"diagnosis": {"bound": "input", "sentence": f"bound {EVIL}"}})
+    records.write(folder / "other" / path, named | {"diagnosis": diagnosis})
     broken = records.write(folder / "grid" / "broken", record) / "result.json"
     broken.write_text("{")
     return folder
@@ -95,8 +97,8 @@ class Elements(HTMLParser):
 
 
 def inlined(text: str) -> dict[str, Any]:
-    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    return json.loads(found)
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(data)
 
 
 def unpacked(packed: dict[str, Any]) -> list[Any]:
@@ -127,8 +129,8 @@ def test_the_page_holds_every_run_and_nothing_of_a_run_is_html(tmp_path: Path):
 
 def test_the_columns_are_those_of_the_list(tmp_path: Path):
     found = load.read([sweep(tmp_path)])
-    shown = lines(found, found.runs, None, None)
-    headings = next(line for line in shown if line.startswith("name"))
+    printed = lines(found, found.runs, None, None)
+    headings = next(line for line in printed if line.startswith("name"))
     grid = runs_section.grid(read(found.runs))
     assert re.split(r"\s{2,}", headings) == [column.heading for column in grid.columns]
 
@@ -140,9 +142,9 @@ def test_speedups_and_shares_of_a_step(tmp_path: Path):
             for gpus, total_s in ((1, one_s + seed), (4, one_s / 2 + seed)):
                 record = records.vision(precision=precision, gpus=gpus, seed=seed, total_s=total_s, phases_s=phases)
                 records.write(tmp_path / f"{precision}-{gpus}-{seed}", record)
-    found = settings_section.by_setting(read(load.read([tmp_path]).runs), mix=False)
-    assert [len(setting.runs) for setting in found] == [2, 2, 2, 2]
-    scaling = settings_section.scaling(found)
+    settings = settings_section.by_setting(read(load.read([tmp_path]).runs), mix=False)
+    assert [len(setting.runs) for setting in settings] == [2, 2, 2, 2]
+    scaling = settings_section.scaling(settings)
     assert scaling is not None
     columns = {column.key: column for column in scaling.columns}
     at = columns["setting"].texts.index("precision=fp32")
@@ -155,18 +157,18 @@ def test_speedups_and_shares_of_a_step(tmp_path: Path):
     assert columns["speedup"].values[four] == pytest.approx(100.5 / 50.5)  # of the means over seeds
     assert columns["parallel_efficiency"].values[four] == pytest.approx(100.5 / 50.5 / 4)
     assert columns["speedup_fp64"].texts[at] == f"{300.5 / 100.5:.2f}"
-    shares = settings_section.phases(found)
+    shares = settings_section.phases(settings)
     assert shares is not None
-    told = {column.key: column.texts for column in shares.columns}
-    assert set(told["backward_share"]) == {"50.0%"} and set(told["h2d_share"]) == {"0.0%"}
+    texts = {column.key: column.texts for column in shares.columns}
+    assert set(texts["backward_share"]) == {"50.0%"} and set(texts["h2d_share"]) == {"0.0%"}
 
 
 def test_several_commits_are_settings_apart_unless_they_are_mixed(tmp_path: Path):
     for index, commit in enumerate(("a" * 40, "b" * 40)):
         records.write(tmp_path / str(index), records.vision(total_s=100.0 + index, commit=commit))
-    found = read(load.read([tmp_path]).runs)
-    assert [len(setting.runs) for setting in settings_section.by_setting(found, mix=False)] == [1, 1]
-    (mixed,) = settings_section.by_setting(found, mix=True)
+    details = read(load.read([tmp_path]).runs)
+    assert [len(setting.runs) for setting in settings_section.by_setting(details, mix=False)] == [1, 1]
+    (mixed,) = settings_section.by_setting(details, mix=True)
     assert mixed.mean("total_s") == 100.5
 
 
@@ -196,8 +198,8 @@ def test_a_configuration_of_another_version_has_no_command():
 def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     sweep(tmp_path)
     assert main(["report", str(tmp_path), "--title", "A & B"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(f"{tmp_path / 'report.html'}: 11 runs, 1 of them did not end ok, measured 2026-11-21; ")
+    output = capsys.readouterr().out
+    assert output.startswith(f"{tmp_path / 'report.html'}: 11 runs, 1 of them did not end ok, measured 2026-11-21; ")
     text = (tmp_path / "report.html").read_text()
     assert "<title>A &amp; B</title>" in text and not list(tmp_path.glob(".report*"))
     assert main(["report", str(tmp_path), "--out", str(tmp_path)]) == 1
@@ -206,8 +208,8 @@ def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys
 
 
 def test_text_cannot_end_the_data():
-    told = page.in_script({"a": "</script><!--&", "b": [float("nan")]})
-    assert not set("<>&") & set(told) and json.loads(told) == {"a": "</script><!--&", "b": [None]}
+    text = page.in_script({"a": "</script><!--&", "b": [float("nan")]})
+    assert not set("<>&") & set(text) and json.loads(text) == {"a": "</script><!--&", "b": [None]}
 
 
 # ---- in a browser
@@ -236,24 +238,24 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Seen:
+class View:
     """A page, and all that it said or asked for."""
 
     def __init__(self, browser: Any, report: Path, width: int = 1280, scheme: str = "light") -> None:
         self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(report.as_uri())
 
     def rows(self) -> list[list[str]]:
-        found = "rows => rows.map(row => [...row.cells].map(cell => cell.innerText))"
-        return self.page.eval_on_selector_all("[data-grid=runs] tr.run", found)
+        cells = "rows => rows.map(row => [...row.cells].map(cell => cell.innerText))"
+        return self.page.eval_on_selector_all("[data-grid=runs] tr.run", cells)
 
     def column(self, heading: str) -> list[str]:
-        names = self.page.eval_on_selector_all("[data-grid=runs] .sort", "all => all.map(one => one.innerText)")
+        names = self.page.eval_on_selector_all("[data-grid=runs] .sort", "all => all.map(each => each.innerText)")
         return [row[names.index(heading) + 1] for row in self.rows()]
 
     def sort(self, heading: str) -> Any:
@@ -267,91 +269,91 @@ class Seen:
             self.page.wait_for_timeout(20)
 
     def draw_all(self) -> None:
-        self.page.evaluate("document.querySelectorAll('details').forEach(one => (one.open = true))")
+        self.page.evaluate("document.querySelectorAll('details').forEach(each => (each.open = true))")
         for figure in self.page.locator(".drawing").all():
             figure.scroll_into_view_if_needed()
         self.until(lambda: self.page.locator(".drawing:not(.done)").count() == 0)
 
     def sound(self) -> None:
         """No error, no request but for the file, no script of a stranger."""
-        assert self.said == [] and len(self.asked) == 1 and self.asked[0].startswith("file://")
+        assert self.messages == [] and len(self.requests) == 1 and self.requests[0].startswith("file://")
         assert self.page.title() == "Runs"
         self.page.close()
 
 
 def test_rows_sort_filter_page_and_open(browser: Any, report: Path):
-    seen = Seen(browser, report)
-    assert len(seen.rows()) == 50 and "210 rows" in seen.page.inner_text("[data-grid=runs] .count")
-    seen.sort("total_s").click()
-    times = [float(text.replace(",", "")) for text in seen.column("total_s")]
+    view = View(browser, report)
+    assert len(view.rows()) == 50 and "210 rows" in view.page.inner_text("[data-grid=runs] .count")
+    view.sort("total_s").click()
+    times = [float(text.replace(",", "")) for text in view.column("total_s")]
     assert times == sorted(times) and times[0] == pytest.approx(100 / 4**0.9, abs=0.05)
-    seen.sort("total_s").focus()
-    seen.page.keyboard.press("Enter")
-    assert seen.column("total_s")[0] == "1,199.0"
-    assert seen.page.get_attribute("[data-grid=runs] th[aria-sort=descending]", "scope") == "col"
-    seen.page.locator("[data-grid=runs] .pages button", has_text="Next").click()
-    assert seen.column("total_s")[0] == "1,149.0"
+    view.sort("total_s").focus()
+    view.page.keyboard.press("Enter")
+    assert view.column("total_s")[0] == "1,199.0"
+    assert view.page.get_attribute("[data-grid=runs] th[aria-sort=descending]", "scope") == "col"
+    view.page.locator("[data-grid=runs] .pages button", has_text="Next").click()
+    assert view.column("total_s")[0] == "1,149.0"
 
-    seen.page.fill("[data-grid=runs] input[type=search]", "fp16 grid")
-    seen.until(lambda: len(seen.rows()) == 3)
-    seen.page.fill("[data-grid=runs] input[type=search]", "")
-    seen.page.locator("[data-grid=runs] button", has_text="Filter columns").click()
-    seen.page.select_option("[aria-label='Filter precision']", "fp64")
-    seen.page.select_option("[aria-label='Filter gpus']", "4")
-    seen.until(lambda: len(seen.rows()) == 1)
-    seen.page.select_option("[aria-label='Filter gpus']", "")
-    seen.page.fill("[data-grid=runs] [aria-label='Filter total_s']", "100..250")
-    assert len(seen.rows()) == 2
-    seen.page.fill("[data-grid=runs] [aria-label='Filter total_s']", ">=350")
-    assert len(seen.rows()) == 1
+    view.page.fill("[data-grid=runs] input[type=search]", "fp16 grid")
+    view.until(lambda: len(view.rows()) == 3)
+    view.page.fill("[data-grid=runs] input[type=search]", "")
+    view.page.locator("[data-grid=runs] button", has_text="Filter columns").click()
+    view.page.select_option("[aria-label='Filter precision']", "fp64")
+    view.page.select_option("[aria-label='Filter gpus']", "4")
+    view.until(lambda: len(view.rows()) == 1)
+    view.page.select_option("[aria-label='Filter gpus']", "")
+    view.page.fill("[data-grid=runs] [aria-label='Filter total_s']", "100..250")
+    assert len(view.rows()) == 2
+    view.page.fill("[data-grid=runs] [aria-label='Filter total_s']", ">=350")
+    assert len(view.rows()) == 1
 
-    opener = seen.page.locator("[data-grid=runs] .opens").first
+    opener = view.page.locator("[data-grid=runs] .opens").first
     opener.press("Enter")
-    told = seen.page.inner_text("[data-grid=runs] .detail")
-    assert "python train_vision.py precision=fp64" in told and str(report.parent / "grid/fp64-1") in told
-    assert opener.get_attribute("aria-expanded") == "true" and not seen.page.locator(".detail a").count()
+    detail = view.page.inner_text("[data-grid=runs] .detail")
+    assert "python train_vision.py precision=fp64" in detail and str(report.parent / "grid/fp64-1") in detail
+    assert opener.get_attribute("aria-expanded") == "true" and not view.page.locator(".detail a").count()
     opener.press("Enter")
-    assert not seen.page.locator(".detail").count()
-    seen.sound()
+    assert not view.page.locator(".detail").count()
+    view.sound()
 
 
 def test_failed_runs_open_with_their_cause_as_text(browser: Any, report: Path):
-    seen = Seen(browser, report)
-    seen.page.fill("[data-grid=runs] input[type=search]", "oom")
-    seen.until(lambda: len(seen.rows()) == 1)
-    assert seen.column("status") == ["oom"] and seen.column("total_s") == ["-"]
-    seen.page.locator("[data-grid=runs] .opens").click()
-    assert f"out of memory {EVIL}" in seen.page.inner_text(".detail")
-    seen.page.fill("[data-grid=runs] input[type=search]", "tf32")
-    seen.until(lambda: seen.column("name") == [EVIL])
-    seen.sound()
+    view = View(browser, report)
+    view.page.fill("[data-grid=runs] input[type=search]", "oom")
+    view.until(lambda: len(view.rows()) == 1)
+    assert view.column("status") == ["oom"] and view.column("total_s") == ["-"]
+    view.page.locator("[data-grid=runs] .opens").click()
+    assert f"out of memory {EVIL}" in view.page.inner_text(".detail")
+    view.page.fill("[data-grid=runs] input[type=search]", "tf32")
+    view.until(lambda: view.column("name") == [EVIL])
+    view.sound()
 
 
 def test_every_figure_is_drawn_and_hands_out_its_data(browser: Any, report: Path, tmp_path: Path):
-    seen = Seen(browser, report)
-    count = seen.page.locator(".drawing").count()
+    view = View(browser, report)
+    count = view.page.locator(".drawing").count()
     assert count == len(inlined(report.read_text())["plots"]) == 2
-    assert seen.page.locator(".drawing svg").count() < count  # not before they are near
-    seen.draw_all()
-    for figure in seen.page.locator(".drawing").all():
+    assert view.page.locator(".drawing svg").count() < count  # not before they are near
+    view.draw_all()
+    for figure in view.page.locator(".drawing").all():
         assert figure.locator("svg").count() == 1
         assert figure.locator("path[aria-roledescription=bar]").count() == 6
-    seen.page.locator("#figure-bars path[aria-roledescription=bar]").first.hover()
-    seen.page.wait_for_selector(".tip")
-    assert EVIL in seen.page.inner_text(".tip")
-    with seen.page.expect_download() as download:
-        seen.page.click("[data-csv=bars]")
+    view.page.locator("#figure-bars path[aria-roledescription=bar]").first.hover()
+    view.page.wait_for_selector(".tip")
+    assert EVIL in view.page.inner_text(".tip")
+    with view.page.expect_download() as download:
+        view.page.click("[data-csv=bars]")
     download.value.save_as(tmp_path / "bars.csv")
     with (tmp_path / "bars.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert found == [{key: f"{value:g}" if key != "label" else value for key, value in row.items()} for row in ROWS]
-    with seen.page.expect_download() as download:
-        seen.page.locator("[data-grid=runs] button", has_text="Download").click()
+        rows = list(csv.DictReader(file))
+    assert rows == [{key: f"{value:g}" if key != "label" else value for key, value in row.items()} for row in ROWS]
+    with view.page.expect_download() as download:
+        view.page.locator("[data-grid=runs] button", has_text="Download").click()
     download.value.save_as(tmp_path / "runs.csv")
     with (tmp_path / "runs.csv").open(newline="") as file:
         runs = list(csv.DictReader(file))
     assert len(runs) == 210 and {run["total_s"] for run in runs} > {"400", "1199", ""}
-    seen.sound()
+    view.sound()
 
 
 def test_the_programs_own_figures_and_verdicts(browser: Any, tmp_path: Path):
@@ -363,57 +365,57 @@ def test_the_programs_own_figures_and_verdicts(browser: Any, tmp_path: Path):
     faster = next(claim for claim in claims if "fp32 trains faster than fp64" in claim.title)
     assert faster.figures and faster.source.startswith("arXiv 2503.15252")
     assert all(claim.command for claim in claims if claim.tone == "none")
-    seen = Seen(browser, tmp_path / "report.html")
-    seen.draw_all()
-    drawn = seen.page.eval_on_selector_all(
-        ".drawing svg", "all => all.map(one => one.closest('.drawing').dataset.plot)"
+    view = View(browser, tmp_path / "report.html")
+    view.draw_all()
+    drawn = view.page.eval_on_selector_all(
+        ".drawing svg", "all => all.map(each => each.closest('.drawing').dataset.plot)"
     )
     assert set(drawn) == names
-    seen.sound()
+    view.sound()
 
 
 def test_the_theme_is_the_systems_until_the_button_says_otherwise(browser: Any, report: Path):
     colour = "getComputedStyle(document.body).backgroundColor"
     label = "document.querySelector('#figure-bars .role-axis-label text').getAttribute('fill')"
-    seen = Seen(browser, report, scheme="dark")
-    seen.draw_all()
-    dark = seen.page.evaluate(colour)
-    assert seen.page.evaluate(label) == "#eee" and seen.page.inner_text("#theme") == "Light theme"
-    seen.page.click("#theme")
-    seen.until(lambda: seen.page.evaluate(label) == "#111")
-    light = seen.page.evaluate(colour)
+    view = View(browser, report, scheme="dark")
+    view.draw_all()
+    dark = view.page.evaluate(colour)
+    assert view.page.evaluate(label) == "#eee" and view.page.inner_text("#theme") == "Light theme"
+    view.page.click("#theme")
+    view.until(lambda: view.page.evaluate(label) == "#111")
+    light = view.page.evaluate(colour)
     assert light != dark
-    seen.page.click("#theme")
-    seen.until(lambda: seen.page.evaluate(label) == "#eee")
-    assert seen.page.evaluate(colour) == dark
-    seen.sound()
+    view.page.click("#theme")
+    view.until(lambda: view.page.evaluate(label) == "#eee")
+    assert view.page.evaluate(colour) == dark
+    view.sound()
 
 
 def test_a_phone_does_not_scroll_sideways_but_within_tables(browser: Any, report: Path):
-    seen = Seen(browser, report, width=390)
-    seen.draw_all()
-    seen.page.locator("[data-grid=runs] .opens").first.click()
-    assert seen.page.evaluate("document.documentElement.scrollWidth") == 390
-    wider = "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.className)"
-    assert seen.page.eval_on_selector_all("main *:not(table *):not(svg *)", wider).count("scroll") >= 1
-    assert set(seen.page.eval_on_selector_all("main div, main p, main figure", wider)) == {"scroll"}
-    boxes = "all => all.map(one => Math.round(one.getBoundingClientRect().x))"
-    assert len(set(seen.page.eval_on_selector_all("#figure-bars .role-axis-title", boxes))) <= 3  # below each other
-    seen.sound()
+    view = View(browser, report, width=390)
+    view.draw_all()
+    view.page.locator("[data-grid=runs] .opens").first.click()
+    assert view.page.evaluate("document.documentElement.scrollWidth") == 390
+    wider = "all => all.filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.className)"
+    assert view.page.eval_on_selector_all("main *:not(table *):not(svg *)", wider).count("scroll") >= 1
+    assert set(view.page.eval_on_selector_all("main div, main p, main figure", wider)) == {"scroll"}
+    boxes = "all => all.map(each => Math.round(each.getBoundingClientRect().x))"
+    assert len(set(view.page.eval_on_selector_all("#figure-bars .role-axis-title", boxes))) <= 3  # below each other
+    view.sound()
 
 
 def test_print_is_light_with_every_figure_and_without_controls(browser: Any, report: Path):
-    seen = Seen(browser, report, scheme="dark")
-    printed = seen.page.pdf(format="A4", print_background=True)
-    assert seen.page.locator(".drawing svg").count() == seen.page.locator(".drawing").count()
-    whole = Seen(browser, report)
+    view = View(browser, report, scheme="dark")
+    printed = view.page.pdf(format="A4", print_background=True)
+    assert view.page.locator(".drawing svg").count() == view.page.locator(".drawing").count()
+    whole = View(browser, report)
     whole.draw_all()
-    whole.page.evaluate("document.querySelectorAll('details').forEach(one => (one.open = false))")
+    whole.page.evaluate("document.querySelectorAll('details').forEach(each => (each.open = false))")
     again = whole.page.pdf(format="A4", print_background=True)
     assert abs(len(printed) - len(again)) < 0.02 * len(again)  # drawn before it was printed, and light
     whole.sound()
-    seen.page.emulate_media(media="print")
+    view.page.emulate_media(media="print")
     for control in ("nav", "#theme", "[data-grid=runs] .bar", "[data-csv=bars]"):
-        assert not seen.page.locator(control).first.is_visible()
-    assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    seen.sound()
+        assert not view.page.locator(control).first.is_visible()
+    assert view.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    view.sound()

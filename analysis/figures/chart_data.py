@@ -85,11 +85,11 @@ def ideal(panel: Panel, measure: str, rows: Sequence[Row]) -> list[Row]:
 def _ideal_of_one(measure: str, kind: str) -> Callable[[float, int, float], float] | None:
     """The ideal by the mean of one GPU, the number of GPUs, and the share of one GPU's samples that they take."""
     if measure == "total_s":
-        return lambda one, gpus, share: one * share / gpus
+        return lambda mean, gpus, share: mean * share / gpus
     if measure.endswith("_per_s"):
-        return lambda one, gpus, share: one * gpus
+        return lambda mean, gpus, share: mean * gpus
     if measure == "step_s" and kind == "llm":
-        return lambda one, gpus, share: one
+        return lambda mean, gpus, share: mean
     return None
 
 

@@ -55,8 +55,8 @@ class Column {
     return texts.length > 1 && texts.length <= MOST_CHOICES ? texts : [];
   }
 
-  compare(one, other) {
-    return this.numbers ? one - other : one.localeCompare(other, undefined, { numeric: true });
+  compare(a, b) {
+    return this.numbers ? a - b : a.localeCompare(b, undefined, { numeric: true });
   }
 
   // Rows in this column's order; those without a figure are last in either direction

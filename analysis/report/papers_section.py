@@ -29,9 +29,10 @@ def section(panels: Sequence[tuple[Experiment, list[Panel]]]) -> Section:
         blocks += [Heading(experiment.name, experiment.title), *first]
         folded = [block for other in others for block in other]
         if folded:
-            one = "Also measured in another setting, machine or commit"
-            several = f"{len(others)} more: other settings, machines or commits"
-            blocks.append(Fold(one if len(others) == 1 else several, folded))
+            title = "Also measured in another setting, machine or commit"
+            if len(others) > 1:
+                title = f"{len(others)} more: other settings, machines or commits"
+            blocks.append(Fold(title, folded))
     question = "Do the papers' tables and figures look alike here?"
     return Section("papers", "Beside the papers", question, blocks)
 

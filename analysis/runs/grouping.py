@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis import formatting
+from analysis.runs.caveats import MARKS
 from analysis.runs.columns import RESERVED
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY, Scale
@@ -57,9 +58,9 @@ def ranks(run: Run) -> int:
     return (run["gpus"] or 1) * (run["nodes"] or 1)
 
 
-def marks(runs: Iterable[Run]) -> str:
-    """The marks that some of the runs have, each once."""
-    return "".join(dict.fromkeys("".join(run["marks"] for run in runs)))
+def marks(runs: Sequence[Run]) -> str:
+    """The signs of the marks that some of the runs have."""
+    return "".join(mark.sign for mark in MARKS if any(mark.sign in run["marks"] for run in runs))
 
 
 def origin(run: Run) -> tuple[Any, ...]:
