@@ -1,6 +1,7 @@
 """What tests have ranks do; each writes what it saw to `folder/<rank>.pt`."""
 
 import time
+from collections.abc import Callable
 from copy import copy, deepcopy
 from dataclasses import replace
 from itertools import product
@@ -17,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
+from multicard.bottleneck import ablations
 from multicard.config.vision import VisionConfig
 from multicard.ranks.process import Rank
 from multicard.vision import compiling, models, optim, replicas
@@ -228,35 +230,59 @@ def fail(rank: Rank, how: str) -> None:
     dist.barrier()
 
 
+SLOW_S = 0.3  # the slow part of a step
+
+
+def train_slowly(*work: Any, model: Callable[[], nn.Module] = Small) -> None:
+    """Train a model whose own steps take some ms even on a busy machine, with few rounds of ablations."""
+    torch.set_num_threads(1)  # threads that wait for one another are slow on a busy machine
+    with mock.patch.object(ablations, "ROUNDS", 3), mock.patch.object(models, "build", lambda *_: model()):
+        train(*work)
+
+
 def train_on_slow_data(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
-    """As `train`, with 15 ms for each image."""
+    """As `train`, with SLOW_S for each batch to read."""
     read = Samples.__getitem__
 
-    def slowly(samples: Samples, draw: int) -> tuple[torch.Tensor, int]:
-        time.sleep(0.015)
+    def read_slowly(samples: Samples, draw: int) -> tuple[torch.Tensor, int]:
+        time.sleep(SLOW_S / config.batch_size)
         return read(samples, draw)
 
-    with mock.patch.object(Samples, "__getitem__", slowly):
-        train(rank, config, folder, workers)
+    with mock.patch.object(Samples, "__getitem__", read_slowly):
+        train_slowly(rank, config, folder, workers)
+
+
+def train_a_slow_model(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    """As `train`, with SLOW_S for each batch to compute, and half of it for half a batch."""
+
+    def build_slow() -> nn.Module:
+        model = Small()
+        model.register_forward_pre_hook(lambda _, inputs: time.sleep(SLOW_S / config.batch_size * len(inputs[0])))
+        return model
+
+    train_slowly(rank, config, folder, workers, model=build_slow)
 
 
 class SlowDdp(DistributedDataParallel):
-    """Its all-reduces take 0.3 s longer than gloo's."""
+    """Its all-reduces take SLOW_S longer than gloo's."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.register_comm_hook(None, self.slowly)
 
     @staticmethod
-    def slowly(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        time.sleep(0.3)
+    def slowly(
+        _: Any,
+        bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage] - DDP insists on this annotation
+    ) -> torch.futures.Future[torch.Tensor]:
+        time.sleep(SLOW_S)
         return allreduce_hook(dist.distributed_c10d._get_default_group(), bucket)
 
 
 def train_over_slow_gloo(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     """As `train`, with a network that is slow to exchange gradients."""
     with mock.patch.object(replicas, "DistributedDataParallel", SlowDdp):
-        train(rank, config, folder, workers)
+        train_slowly(rank, config, folder, workers)
 
 
 def says_hello(rank: Rank, folder: Path, word: str) -> None:

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from omegaconf import OmegaConf
 
+from multicard.bottleneck import ablations
 from multicard.config.llm import LlmConfig
 from multicard.llm import recipes, tune
 from multicard.llm.rank_report import Report
@@ -30,3 +32,9 @@ def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> N
     linears = {n: type(m).__name__ for n, m in recipe._model.named_modules() if isinstance(m, torch.nn.Linear)}
     found = {"pin_memory": recipe._dataloader.loader.pin_memory, "kinds": kinds, "linears": linears}
     torch.save(found, folder / f"{rank.rank}.pt")
+
+
+def tune_in_few_rounds(rank: Rank, *work: Any) -> None:
+    """As `tune.tune`, with a single round of ablations of a step each."""
+    with mock.patch.object(ablations, "ROUNDS", 1), mock.patch.object(ablations, "MOST_STEPS", 1):
+        tune.tune(rank, *work)

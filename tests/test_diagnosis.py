@@ -1,4 +1,4 @@
-"""What bounds a run: the formulas on the twins' times, and runs that are bound on purpose."""
+"""What bounds a run: the formulas on the ablations' times, and runs with one slow part."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +14,7 @@ from multicard.controller import outcome, run
 from multicard.llm import workload as llm
 from multicard.ranks.process import Rank
 from multicard.vision import workload as vision
+from tests import rank_work
 from tests.conftest import SMALL, composed, typed, typed_llm, warm_up
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
@@ -22,20 +23,20 @@ CPU, CUDA = Placement("cpu", "gloo", 1, False), Placement("cuda", "nccl", 1, Fal
 
 def test_what_each_cost_would_save():
     # 100 ms: 40 of waiting, 10 of copying, 20 of exchanging; of the core's 30, 6 do not shrink with the batch
-    twins = {"whole": 0.1, "host": 0.06, "device": 0.05, "alone": 0.08, "core": 0.03, "half": 0.018, "input": 0.05}
+    step_s = {"whole": 0.1, "host": 0.06, "device": 0.05, "alone": 0.08, "core": 0.03, "half": 0.018, "input": 0.05}
     expected = {"input": 0.04, "copy": 0.01, "communication": 0.02, "launch": 0.006, "compute": 0.024}
-    assert diagnosis.saved_s(twins) == pytest.approx(expected)
+    assert diagnosis.saved_s(step_s) == pytest.approx(expected)
 
 
-def test_no_step_is_shorter_than_the_making_of_its_batches():
-    # workers make batches beside the step, and take longer: a free core would save next to nothing
+def test_no_step_is_shorter_than_preparing_its_batches():
+    # workers prepare batches during the step, and take longer: a free core would save next to nothing
     saved = diagnosis.saved_s({"whole": 0.1, "device": 0.06, "half": 0.03, "input": 0.098})
     assert saved == pytest.approx({"input": 0.04, "copy": None, "communication": None, "launch": 0.0, "compute": 0.002})
 
 
 def test_noise_makes_no_cost_negative():
-    twins = {"whole": 0.1, "host": 0.11, "device": 0.12, "alone": 0.13, "core": 0.1, "half": 0.04, "input": 0.0}
-    saved = diagnosis.saved_s(twins)
+    step_s = {"whole": 0.1, "host": 0.11, "device": 0.12, "alone": 0.13, "core": 0.1, "half": 0.04, "input": 0.0}
+    saved = diagnosis.saved_s(step_s)
     assert saved == {"input": 0, "copy": 0, "communication": 0, "launch": 0, "compute": 0.1}
 
 
@@ -45,25 +46,44 @@ def test_a_step_is_its_slowest_ranks_and_the_median_of_the_rounds():
         {"whole": [0.3, 0.1, 0.2], "device": [0.2, 0.0, 0.1]},
     ]
     assert diagnosis.slowest(ranks) == {"whole": [0.3, 0.5, 0.2], "device": [0.2, 0.1, 0.1]}
-    found = diagnosis.diagnose([rank | {"input": [0.25] * 3} for rank in ranks], "try {}".format)
-    assert found["step_s"] == {"whole": 0.3, "device": 0.1, "input": 0.25}
-    assert found["bound"] == "input" and found["spread"] == pytest.approx(1.0)
-    assert found["sentence"] == (
+    result = diagnosis.diagnose([rank | {"input": [0.25] * 3} for rank in ranks], "try {}".format)
+    assert result["step_s"] == {"whole": 0.3, "device": 0.1, "input": 0.25}
+    assert result["bound"] == "input" and result["spread"] == pytest.approx(1.0)
+    assert result["sentence"] == (
         "bound by input: waiting for batches is 67% of a step of 300.0 ms. To try next: try input"
     )
 
 
-def test_twins_take_turns_and_their_first_round_warms_up():
-    taken: list[tuple[str, int]] = []
+@pytest.mark.parametrize(
+    ("cost", "without"),
+    [
+        ("input", {"host": 0.03, "device": 0.03, "half": 0.016}),
+        ("copy", {"device": 0.03, "half": 0.016}),
+        ("communication", {"alone": 0.03}),
+        ("launch", {"core": 0.1, "half": 0.09}),
+        ("compute", {"core": 0.1, "half": 0.05}),
+    ],
+)
+def test_the_bound_is_the_cost_whose_ablation_is_fast(cost: str, without: dict[str, float]):
+    rest = ("whole", "host", "device", "alone", "core", "half", "input")
+    slow = dict.fromkeys(rest, 0.1) | {"core": 0.03, "half": 0.016, "input": 0.08 if cost == "input" else 0.01}
+    rounds = {name: [seconds * factor for factor in (0.9, 1.0, 1.3)] for name, seconds in (slow | without).items()}
+    result = diagnosis.diagnose([rounds], "try {}".format)
+    assert result["bound"] == cost and result["saves_s"][cost] >= 0.07, result
 
-    def twin(name: str) -> ablations.Ablation:
-        return lambda count: taken.append((name, count)) or count * len(taken)  # returns seconds
 
-    refill = {"a": lambda count: taken.append(("refill", count))}
-    found = ablations.interleaved({"a": twin("a"), "b": twin("b")}, refill, ALONE, 0.1, 4, lambda: False)
-    assert taken == [("refill", 4), ("a", 1), ("b", 1), *[("refill", 4), ("a", 3), ("b", 3)] * ablations.ROUNDS]
-    assert found == {"a": [5, 8, 11, 14, 17], "b": [6, 9, 12, 15, 18]}
-    assert ablations.interleaved({"a": twin("a")}, {}, ALONE, 0.1, 0, lambda: True) is None
+def test_ablations_take_turns_and_their_first_round_warms_up():
+    blocks: list[tuple[str, int]] = []
+
+    def ablation(name: str) -> ablations.Ablation:
+        return lambda count: blocks.append((name, count)) or count * len(blocks)  # returns seconds
+
+    refill = {"a": lambda count: blocks.append(("refill", count))}
+    both = {"a": ablation("a"), "b": ablation("b")}
+    step_s = ablations.interleaved(both, refill, ALONE, 0.1, 4, lambda: False)
+    assert blocks == [("refill", 4), ("a", 1), ("b", 1), *[("refill", 4), ("a", 3), ("b", 3)] * ablations.ROUNDS]
+    assert step_s == {"a": [5, 8, 11, 14, 17], "b": [6, 9, 12, 15, 18]}
+    assert ablations.interleaved({"a": ablation("a")}, {}, ALONE, 0.1, 0, lambda: True) is None
 
 
 @pytest.mark.parametrize(
@@ -96,34 +116,43 @@ def test_every_bound_has_its_words_and_its_advice():
 
 
 @pytest.mark.parametrize(
-    ("work", "words", "bound", "least_s"),
+    ("work", "bound", "gpus"),
     [
-        ("tests.rank_work:train_on_slow_data", ("model.width=0.25",), "input", 16 * 0.015),
-        ("tests.rank_work:train_over_slow_gloo", ("gpus=2", "model.width=0.25"), "communication", 0.3),
-        (vision.WORKLOAD.work, ("dataset.image_size=128", "dataset.train_limit=32"), "compute", 0.05),
+        (rank_work.train_on_slow_data, "input", 1),
+        (rank_work.train_over_slow_gloo, "communication", 2),
+        (rank_work.train_a_slow_model, "compute", 1),
     ],
 )
-def test_a_run_is_bound_by_what_was_made_slow(
-    work: str, words: tuple[str, ...], bound: str, least_s: float, tmp_path: Path
-):
+def test_a_run_is_bound_by_its_slow_part(work: Callable[..., None], bound: str, gpus: int, tmp_path: Path):
+    """The slow part sleeps, so that other load on the machine makes it no faster, and the rest takes some ms."""
     warm_up()
-    cfg = composed(*SMALL, "diagnose=true", *words)
-    result = run.measure(replace(vision.WORKLOAD, work=work), cfg, tmp_path / "run", keep_refused=True)
+    tiny = ("dataset.train_limit=48", "dataset.test_limit=16", "num_workers=0")
+    cfg = composed(*SMALL, *tiny, f"gpus={gpus}", "diagnose=true")
+    workload = replace(vision.WORKLOAD, work=f"{work.__module__}:{work.__name__}")
+    result = run.measure(workload, cfg, tmp_path / "run", keep_refused=True)
     assert result["status"] == "ok", result["cause"]
-    found = result["diagnosis"]
-    assert found["bound"] == bound, found
-    assert found["saves_s"][bound] >= 0.8 * least_s
-    assert found["sentence"] in outcome.line(result)
+    judgement = result["diagnosis"]
+    assert judgement["bound"] == bound, judgement
+    assert judgement["saves_s"][bound] >= 0.8 * rank_work.SLOW_S
+    assert judgement["sentence"] in outcome.line(result)
     counted = result["step_s"]["count"] + result["step_s"]["warmup_count"]
-    assert counted == result["segments"][0]["steps"]  # no step of a twin counts
+    assert counted == result["segments"][0]["steps"]  # no step of an ablation counts
 
 
-def test_a_tuning_run_is_diagnosed(tuned: Callable[..., dict[str, Any]]):
-    plain, result = tuned("gpus=2"), tuned("gpus=2", "diagnose=true")
+def test_a_tuning_run_is_profiled_and_diagnosed(tuned: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch):
+    plain = tuned("gpus=2", "method=qat")
+    monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.rank_work_llm:tune_in_few_rounds"))
+    result = tuned("gpus=2", "method=qat", "profile=kineto", "profile.steps=3", "diagnose=true")
     assert result["status"] == "ok", result["cause"]
-    found = result["diagnosis"]
-    assert set(found["step_s"]) == {"whole", "device", "input", "alone", "core", "half"}
-    assert found["step_s"]["input"] < found["step_s"]["whole"]
+    rows = [row for row in result["profile"]["rows"] if row["rank"] is None]
+    phases = {row["metric"]: row["calls"] for row in rows if row["group"] == "phase"}
+    assert {"data", "h2d", "forward", "backward", "optimizer"} <= set(phases)
+    assert phases["backward"] == phases["optimizer"] == 3 * 2
+    assert "gloo all_reduce" in {row["metric"] for row in rows if row["group"] == "collective"}
+    step_s = result["diagnosis"]["step_s"]
+    assert set(step_s) == {"whole", "device", "input", "alone", "core", "half"}
+    assert step_s["input"] < step_s["whole"]
+    assert result["segments"][0]["steps"] == 4
     for key in ("transfer_bytes", "communication_bytes", "loss"):
-        assert result[key] == plain[key]  # no step of a twin counts
+        assert result[key] == plain[key]  # no step of the window or of an ablation counts
     assert plain["diagnosis"] is None and plain["profile"] is None

@@ -1,4 +1,4 @@
-"""Profiled runs: the window's steps and no others, and the table in the record."""
+"""Profiled runs: the steps of the window only, and the profile in the record."""
 
 import gzip
 import json
@@ -13,6 +13,7 @@ import torch
 
 from multicard.config.base import ProfileName, WindowConfig
 from multicard.config.placement import Placement
+from multicard.controller import session
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.measure.timing import PHASES
@@ -35,7 +36,7 @@ def rows(result: dict[str, Any], group: str) -> dict[str, dict[str, Any]]:
     return {row["metric"]: row for row in result["profile"]["rows"] if row["group"] == group and row["rank"] is None}
 
 
-def test_a_profiled_run_on_cpu_ranks(measured: Measured):
+def test_a_profiled_run_on_cpu_ranks(measured: Measured, capsys: pytest.CaptureFixture[str]):
     words = ("gpus=2", "profile=kineto", "profile.skip=1", "profile.warmup=1", "profile.steps=4")
     result = measured(*words)
     assert result["status"] == "ok", result["cause"]
@@ -58,37 +59,34 @@ def test_a_profiled_run_on_cpu_ranks(measured: Measured):
     folder = Path(result["folder"])
     assert read([folder / "profile"]).as_dict()["rows"] == profile["rows"]
     assert Profile.from_dict(profile).as_dict()["rows"] == profile["rows"]
+    assert not (folder / "wandb").exists()  # tracker.mode=disabled
+    capsys.readouterr()
+    session.show_profiles([result])
+    printed = capsys.readouterr().out
+    assert "gloo all_reduce" in printed and "Phases" in printed and "Summed over ranks" in printed
+    session.show_profiles([result, result])
+    assert "Profiles: python -m multicard.profiling FOLDER/profile" in capsys.readouterr().out
 
 
-def test_a_profiled_tuning_run(tuned: Measured):
-    result = tuned("gpus=2", "profile=kineto", "profile.steps=3", "method=qat")
-    assert result["status"] == "ok", result["cause"]
-    phases = rows(result, "phase")
-    assert {"data", "h2d", "forward", "backward", "optimizer"} <= set(phases)
-    assert phases["backward"]["calls"] == phases["optimizer"]["calls"] == 3 * 2
-    assert {"gloo all_reduce"} <= set(rows(result, "collective"))
-    assert result["segments"][0]["steps"] == 4
-
-
-def test_a_window_in_seconds_has_the_steps_that_these_take(tmp_path: Path):
+def test_a_window_in_seconds_has_as_many_steps_as_fit(tmp_path: Path):
     config = WindowConfig(ProfileName.kineto, skip=0, warmup=1, steps=99, seconds=0.5)
     window = Window(config, ALONE, tmp_path, Ranges(ALONE.device), step_s=0.15)
     assert (window.steps, window.total) == (4, 5)
 
 
-def test_the_trace_holds_the_steps_of_the_window_alone(tmp_path: Path):
+def test_the_trace_holds_only_the_steps_of_the_window(tmp_path: Path):
     ranges = Ranges(ALONE.device)
     window = Window(WindowConfig(ProfileName.kineto, skip=2, warmup=1, steps=3), ALONE, tmp_path, ranges, 1.0)
-    taken = 0
+    steps = 0
     while window.boundary():
-        timing.pause(0.1 if taken == 4 else 0.01)
+        timing.pause(0.1 if steps == 4 else 0.01)
         ranges.open("forward")
-        torch.ones(8).add(taken)
-        window.count(10**taken)
-        taken += 1
-    assert taken == 6
-    found = window.result()
-    assert found["counted_h2d_bytes"] == 111000 and 0.12 <= found["window_s"] < 0.5
+        torch.ones(8).add(steps)
+        window.count(10**steps)
+        steps += 1
+    assert steps == 6
+    result = window.result()
+    assert result["counted_h2d_bytes"] == 111000 and 0.12 <= result["window_s"] < 5
     with gzip.open(window.file) as file:
         names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
     assert sorted(name for name in names if name.startswith("ProfilerStep#")) == [
@@ -98,20 +96,20 @@ def test_the_trace_holds_the_steps_of_the_window_alone(tmp_path: Path):
 
 
 def test_nsys_brackets_the_window_and_marks_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    said: list[str] = []
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: said.append("start"))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: said.append("stop"))
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", said.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: said.append("pop"))
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
     config = WindowConfig(ProfileName.nsys, skip=1, warmup=1, steps=1)
     window = Window(config, ALONE, tmp_path, Ranges(ALONE.device, nvtx=True), 1.0)
     while window.boundary():
         pass
     step = lambda number: [f"ProfilerStep#{number}", "data", "pop", "pop"]  # noqa: E731
-    assert said == [*step(0), *step(1), "start", *step(2), "stop"]
+    assert calls == [*step(0), *step(1), "start", *step(2), "stop"]
 
 
-def test_nsys_is_refused_where_it_is_not(monkeypatch: pytest.MonkeyPatch):
+def test_nsys_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ValueError, match=r"^profile=nsys: Nsight Systems is not installed .* or use profile=kineto$"):
         nsys_launch.check("cuda")
@@ -145,17 +143,17 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def wrapped(folder: Path, work: str) -> failures.Failure | None:
-    """Two ranks, each under nsys."""
+def wrapped(folder: Path, work: str, ranks: int) -> failures.Failure | None:
+    """Launch ranks, each under nsys."""
     warm_up()
     (folder / "profile").mkdir(parents=True)
     job = Job(folder, "cpu", "gloo", 0, 1, "system", wrapper=nsys_launch.command(folder))
-    return elastic.launch(work, (folder, "hello"), Placement("cpu", "gloo", 2, False), job)
+    return elastic.launch(work, (folder, "hello"), Placement("cpu", "gloo", ranks, False), job)
 
 
 def test_ranks_start_as_commands_under_a_profiler(stand_in: Path, tmp_path: Path):
     folder = tmp_path / "run"
-    assert wrapped(folder, "tests.rank_work:says_hello") is None
+    assert wrapped(folder, "tests.rank_work:says_hello", 2) is None
     assert [(folder / f"{rank}.txt").read_text() for rank in (0, 1)] == ["hello", "hello"]
     assert (folder / "logs" / "r01.log").read_text() == "rank 1 of 2: hello\n"
     assert sorted(path.name for path in (folder / "profile").iterdir()) == ["r00.nsys-rep", "r01.nsys-rep"]
@@ -164,7 +162,7 @@ def test_ranks_start_as_commands_under_a_profiler(stand_in: Path, tmp_path: Path
 
 def test_a_rank_that_fails_under_a_profiler_says_why(stand_in: Path, tmp_path: Path):
     (tmp_path / "run" / "ranks").mkdir(parents=True)
-    failure = wrapped(tmp_path / "run", "tests.rank_work:no_such_function")
+    failure = wrapped(tmp_path / "run", "tests.rank_work:no_such_function", 1)
     assert failure is not None and "no_such_function" in failure.message and failure.kind == "exception"
 
 
@@ -177,20 +175,20 @@ def test_reports_of_nsys_join_the_record(stand_in: Path, tmp_path: Path):
         (tmp_path / "profile" / f"r0{rank}.nsys-rep").write_text("report")
     ranks = [{"first_step": 3, "steps": 1, "window_s": 2e-4, "counted_h2d_bytes": counted} for counted in (990, 960)]
     result = {"step_s": {"mean": 1e-4, "count": 8, "warmup_count": 2}}
-    found = run_profile.of_run(tmp_path, ranks, result)
-    assert found["step_s"] == pytest.approx({"inside": 2e-4, "outside": 1e-4, "ratio": 2.0})
-    assert found["h2d"] == {
+    profile = run_profile.of_run(tmp_path, ranks, result)
+    assert profile["step_s"] == pytest.approx({"inside": 2e-4, "outside": 1e-4, "ratio": 2.0})
+    assert profile["h2d"] == {
         "counted_bytes": 1950,
         "profiled_bytes": 2000,
         "disagreement": pytest.approx(50 / 1950),
         "whole_run_bytes": 20000,
         "source": "the profiler's window, scaled by steps",
     }
-    assert found["files"] == ["profile/r00.nsys-rep", "profile/r01.nsys-rep"]
-    assert comparable.profiled_off({"profile": found}) == pytest.approx(50 / 1950)
+    assert profile["files"] == ["profile/r00.nsys-rep", "profile/r01.nsys-rep"]
+    assert comparable.profiled_off({"profile": profile}) == pytest.approx(50 / 1950)
 
 
-def test_a_trace_that_is_not_the_windows_is_an_error_in_the_record(stand_in: Path, tmp_path: Path):
+def test_a_trace_of_other_steps_is_an_error_in_the_record(stand_in: Path, tmp_path: Path):
     (tmp_path / "profile").mkdir()
     write_nsys(tmp_path / "r00.made", {1: [Event("range", "ProfilerStep#3", 0, 100, 1), Event("kernel", "k", 5, 1, 7)]})
     (tmp_path / "profile" / "r00.nsys-rep").write_text("report")

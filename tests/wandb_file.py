@@ -14,7 +14,7 @@ def messages(path: Path) -> list[bytes]:
     """The payloads: each chunk has a header of crc32 (4 bytes), length (2) and type (1) and stays in its block."""
     content = path.read_bytes()
     assert content[:4] == b":W&B"
-    found, partial, at = [], b"", HEADER
+    payloads, partial, at = [], b"", HEADER
     while at + HEADER <= len(content):
         if BLOCK - at % BLOCK < HEADER:
             at += BLOCK - at % BLOCK  # the rest of a block that no header fits in
@@ -24,8 +24,8 @@ def messages(path: Path) -> list[bytes]:
         at += HEADER + length
         partial = chunk if kind in (FULL, FIRST) else partial + chunk
         if kind in (FULL, LAST):
-            found.append(partial)
-    return found
+            payloads.append(partial)
+    return payloads
 
 
 def read(folder: Path, patience_s: float = 20) -> dict[str, Any]:
@@ -35,29 +35,29 @@ def read(folder: Path, patience_s: float = 20) -> dict[str, Any]:
     """
     (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     deadline = time.monotonic() + patience_s
-    while (found := _parse(path))["exit_code"] is None and time.monotonic() < deadline:
+    while (content := _parse(path))["exit_code"] is None and time.monotonic() < deadline:
         time.sleep(0.1)
-    return found
+    return content
 
 
 def _parse(path: Path) -> dict[str, Any]:
     from wandb.proto import wandb_internal_pb2 as pb
 
-    found: dict[str, Any] = {"config": {}, "summary": {}, "history": [], "exit_code": None}
+    content: dict[str, Any] = {"config": {}, "summary": {}, "history": [], "exit_code": None}
     for message in messages(path):
         record = pb.Record()  # pyright: ignore[reportAttributeAccessIssue]
         record.ParseFromString(message)
         kind = record.WhichOneof("record_type")
         if kind == "run":
-            found["run"] = record.run
-            found["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            content["run"] = record.run
+            content["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
         elif kind == "summary":
             for item in record.summary.update:
                 key = item.key or ".".join(item.nested_key)
-                found["summary"][key] = json.loads(item.value_json)
+                content["summary"][key] = json.loads(item.value_json)
         elif kind == "history":
             row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            found["history"].append(row)
+            content["history"].append(row)
         elif kind == "exit":
-            found["exit_code"] = record.exit.exit_code
-    return found
+            content["exit_code"] = record.exit.exit_code
+    return content

@@ -1,5 +1,7 @@
-"""The Weights & Biases mirror. All it gets is on disk first: it reads the run folder, in the controller, and so
-takes nothing from the ranks while they are timed."""
+"""Mirrors a run's record to Weights & Biases.
+
+It reads the run folder, in the controller: what W&B gets is on disk first, and the ranks are not disturbed while timed.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,15 +11,15 @@ from typing import Any
 from multicard.config.base import RunConfig, TrackerConfig, TrackerMode, plain
 from multicard.records import run_folder
 
-# What an epoch of either kind has, and its chart
+# Figures of an epoch, of either workload, and their charts
 PER_EPOCH = {"test_accuracy": "test/accuracy", "test_loss": "test/loss", "train_s": "test/train_s"}
 
 
 class Mirror:
-    """One W&B run. Offline it is written once, at the end; online it follows epoch by epoch.
+    """One W&B run: written at the end offline, epoch by epoch online.
 
     Raises:
-        RuntimeError: where W&B refuses or fails; that is an error of the command, not a warning.
+        RuntimeError: if W&B fails, which is an error of the command and no warning.
     """
 
     def __init__(self, config: RunConfig, kind: str, folder: Path) -> None:
@@ -56,7 +58,7 @@ class Mirror:
             self._run.define_metric("test/*", step_metric="epoch")
 
     def update(self) -> None:
-        """Log the steps and epochs that came to disk since the last call; a failure is kept for `close`."""
+        """Log the steps and epochs written since the last call; `close` raises what fails here."""
         ranks = run_folder.read_ranks(self._folder)
         epochs = min((rank["epochs"] for rank in ranks), key=len, default=[])
         if self._failed is not None or len(epochs) <= self._epochs:
@@ -68,21 +70,23 @@ class Mirror:
             self._failed = error
 
     def log(self, steps: Any, epochs: list[dict[str, Any]]) -> None:
-        """Log what is new of the steps (an Arrow table of all ranks) and of the epochs.
+        """Log the new epochs and their steps.
 
-        A step's time is its slowest rank's, its loss the mean over the ranks, weighted by samples.
+        Args:
+            steps: of all ranks (an Arrow table).
+            epochs: all so far.
         """
         new = epochs[self._epochs :]
         for row in step_rows(steps, {epoch["epoch"] for epoch in new}):
             self._run.log({f"train/{key}": value for key, value in row.items()} | {"train/step": self._steps})
             self._steps += 1
         for epoch in new:
-            shown = {name: epoch[key] for key, name in PER_EPOCH.items() if key in epoch}
-            self._run.log({"epoch": epoch["epoch"], **shown})
+            figures = {name: epoch[key] for key, name in PER_EPOCH.items() if key in epoch}
+            self._run.log({"epoch": epoch["epoch"], **figures})
         self._epochs = len(epochs)
 
     def close(self, result: dict[str, Any], steps: Any) -> None:
-        """Log what is left and the summary, and end the run."""
+        """Log the remaining epochs and the summary, and end the run."""
         if self._failed is not None:
             raise self._failed
         if self._run is None:
@@ -99,7 +103,7 @@ class Mirror:
 
 @contextmanager
 def _as_runtime_error() -> Iterator[None]:
-    """W&B raises many kinds of errors; all mean the same here."""
+    """Turn any of W&B's errors into a RuntimeError."""
     try:
         yield
     except Exception as error:
@@ -107,25 +111,25 @@ def _as_runtime_error() -> Iterator[None]:
 
 
 def step_rows(steps: Any, epochs: set[int]) -> list[dict[str, float]]:
-    """One row a step: the slowest rank's `step_s` and the mean `loss`, for the given epochs, in order."""
+    """One row per step of these epochs: the slowest rank's `step_s`, and the mean `loss` weighted by samples."""
     import numpy as np
 
     columns = {key: steps[key].to_numpy() for key in ("epoch", "step", "step_s", "loss", "samples")}
     rows = []
     for epoch in sorted(epochs):
-        mine = columns["epoch"] == epoch
-        step, loss = columns["step"][mine], columns["loss"][mine]
-        weights = np.where(np.isfinite(loss), columns["samples"][mine], 0)  # of tuning, rank 0 alone knows the loss
-        slowest = np.zeros(step.max() + 1)
-        np.maximum.at(slowest, step, columns["step_s"][mine])
+        in_epoch = columns["epoch"] == epoch
+        step, loss = columns["step"][in_epoch], columns["loss"][in_epoch]
+        weights = np.where(np.isfinite(loss), columns["samples"][in_epoch], 0)  # in tuning only rank 0 knows the loss
+        slowest_s = np.zeros(step.max() + 1)
+        np.maximum.at(slowest_s, step, columns["step_s"][in_epoch])
         losses = np.where(weights > 0, loss, 0.0)
         mean = np.bincount(step, weights=losses * weights) / np.bincount(step, weights=weights)
-        rows += [{"step_s": s, "loss": loss} for s, loss in zip(slowest.tolist(), mean.tolist(), strict=True)]
+        rows += [{"step_s": s, "loss": loss} for s, loss in zip(slowest_s.tolist(), mean.tolist(), strict=True)]
     return rows
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested objects as "outer.inner" keys; lists and nulls are left out (W&B charts neither)."""
+    """Nested dicts as "outer.inner" keys, without lists and None, which W&B does not chart."""
     flat: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, dict):
