@@ -1,4 +1,4 @@
-"""What must be said of a run wherever a figure of it is shown: one sign each, and a legend."""
+"""Marks of runs whose figures need a caveat, and their legend."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -29,5 +29,5 @@ MARKS = (
 
 def legend(signs: Iterable[str]) -> list[str]:
     """A line for each mark among the `marks` of some runs."""
-    shown = set("".join(signs))
-    return [f"{mark.sign}  {mark.meaning}" for mark in MARKS if mark.sign in shown]
+    marked = set("".join(signs))
+    return [f"{mark.sign}  {mark.meaning}" for mark in MARKS if mark.sign in marked]

@@ -30,16 +30,16 @@ def settings(runs: Sequence[Run]) -> list[str]:
     shapes = dict.fromkeys(tuple(run.columns) for run in runs)
     names = dict.fromkeys(name for shape in shapes for name in shape)
     apart = {REPEATED, *RESERVED, *PLACES, *(f"{name}.name" for name in names)}  # an axis says what was in force
-    kept = [name for name in names if name not in apart and name.partition(".")[0] not in {*NOT_IDENTITY, *AFTER}]
-    return [*kept, *([PROFILER] if any(run[PROFILER] == AROUND for run in runs) else [])]
+    keys = [name for name in names if name not in apart and name.partition(".")[0] not in {*NOT_IDENTITY, *AFTER}]
+    return [*keys, *([PROFILER] if any(run[PROFILER] == AROUND for run in runs) else [])]
 
 
 def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:
     """The runs by what they have under `keys`."""
-    found: dict[Cell, list[Run]] = {}
+    cells: dict[Cell, list[Run]] = {}
     for run in runs:
-        found.setdefault(tuple((key, run[key]) for key in keys), []).append(run)
-    return found
+        cells.setdefault(tuple((key, run[key]) for key in keys), []).append(run)
+    return cells
 
 
 def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = False) -> dict[Cell, list[Run]]:
@@ -105,29 +105,29 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
         differ = [key for key in differ if key == SCALE or _within_scale(rows, key)]
     options = {key.removesuffix(".name") for key in differ}
     brought = [key for key in differ if key == RECIPE or _brought(key, options)]
-    told = [key for key in differ if key not in brought]
+    needed = [key for key in differ if key not in brought]
     for key in brought:
-        with_it = {tuple(row.get(name) for name in (*told, key)) for row in rows}
-        if len(with_it) > len({tuple(row.get(name) for name in told) for row in rows}):
-            told.append(key)
-    return told
+        with_it = {tuple(row.get(name) for name in (*needed, key)) for row in rows}
+        if len(with_it) > len({tuple(row.get(name) for name in needed) for row in rows}):
+            needed.append(key)
+    return needed
 
 
 def _within_scale(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
     """Whether a key differs among rows of one scale; records older than scales are of full."""
-    found: dict[Any, set[Any]] = {}
+    by_scale: dict[Any, set[Any]] = {}
     for row in rows:
-        found.setdefault(row.get(SCALE) or Scale.full.value, set()).add(row.get(key))
-    return any(len(values) > 1 for values in found.values())
+        by_scale.setdefault(row.get(SCALE) or Scale.full.value, set()).add(row.get(key))
+    return any(len(values) > 1 for values in by_scale.values())
 
 
 def telling(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
     """Keys enough to tell rows apart, the earlier ones first."""
-    told: list[str] = []
+    needed: list[str] = []
     for key in apart(rows, keys):
-        if _kinds(rows, [*told, key]) > _kinds(rows, told):
-            told.append(key)
-    return told
+        if _kinds(rows, [*needed, key]) > _kinds(rows, needed):
+            needed.append(key)
+    return needed
 
 
 def _kinds(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:

@@ -31,7 +31,7 @@ class Run:
         return self.columns.get(column)
 
     def record(self) -> dict[str, Any]:
-        """The whole of result.json, read again: what is kept of 10,000 runs is their columns alone."""
+        """The whole of result.json, read again: only the columns of 10,000 runs are held in memory."""
         return msgspec.json.decode((self.folder / RESULT).read_bytes(), type=dict[str, Any])
 
     def environment(self) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def read(folders: Sequence[Path]) -> Found:
     runs: list[Run] = []
     skipped: list[Skipped] = []
     for path, written in _below(folders):
-        found = _read(path) if written else Skipped(path, UNFINISHED)
-        runs.append(found) if isinstance(found, Run) else skipped.append(found)
+        run = _read(path) if written else Skipped(path, UNFINISHED)
+        runs.append(run) if isinstance(run, Run) else skipped.append(run)
     where = ", ".join(map(str, folders))
     if not runs and not skipped:
         raise ValueError(f"no run under {where}: a run leaves its record in {folders[0]}/<name>/<cell>/{RESULT}")
@@ -83,7 +83,7 @@ def _below(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
     seen: set[str] = set()
     for folder in folders:
         if not folder.is_dir():
-            raise ValueError(f"{folder} is no folder; runs are under multirun/ unless they were told otherwise")
+            raise ValueError(f"{folder} is no folder; runs are under multirun/ unless hydra.sweep.dir says otherwise")
         for parent, inner, files in os.walk(folder):
             if RESULT not in files and "config.yaml" not in files:
                 inner[:] = sorted(name for name in inner if not name.startswith("."))

@@ -44,6 +44,6 @@ def _warmup(run: Run, steps: int) -> np.ndarray:
         warmup[: run["skip_steps"] or 0] = True
         return warmup
     for segment in run.record().get("segments") or [{"steps": steps}]:
-        if segment.get("steps"):  # one whose work was not kept has no first step of its own
+        if segment.get("steps"):  # work that was not saved has no first step of its own
             warmup[segment.get("first_step", 0) :][: run["warmup_steps"] or 0] = True
     return warmup

@@ -1,1 +1,1 @@
-"""What a run leaves on disk, and how records are told apart, compared and shown."""
+"""Run folders and records on disk: their schema, identity, comparison and tables."""

@@ -24,9 +24,9 @@ def folder_name(cfg: DictConfig, overrides: list[str]) -> str:
 def name(digits: str, overrides: list[str]) -> str:
     """The same, where the identity is known."""
     hidden = {*NOT_IDENTITY, "experiment", "hydra", "+hydra", "~hydra"}
-    kept = (o for o in overrides if re.split(r"[=./@]", o, maxsplit=1)[0] not in hidden)
-    shown = sorted(re.sub(r"^[\w+/]*\.", "", o) for o in kept)  # the key without its group
-    text = re.sub(r"=[._]+", "=", re.sub(r"[^\w.,=+-]", "_", ",".join(shown)))[:LONGEST] or "default"
+    changed = (o for o in overrides if re.split(r"[=./@]", o, maxsplit=1)[0] not in hidden)
+    keys = sorted(re.sub(r"^[\w+/]*\.", "", o) for o in changed)  # the key without its group
+    text = re.sub(r"=[._]+", "=", re.sub(r"[^\w.,=+-]", "_", ",".join(keys)))[:LONGEST] or "default"
     return f"{text}-{digits}"
 
 

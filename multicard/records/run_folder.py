@@ -168,8 +168,8 @@ def read_ranks(folder: Path, expected: int = 0) -> list[dict[str, Any]]:
     deadline_s = clock_s() + SEEN_S
     while expected and len(list(folder.glob("ranks/r*.json"))) < expected and clock_s() < deadline_s:
         pause(1.0)
-    found = [read_json(path) for path in sorted(folder.glob("ranks/r*.json"))]
-    return sorted((rank for rank in found if rank is not None), key=lambda rank: rank["rank"])
+    ranks = [read_json(path) for path in sorted(folder.glob("ranks/r*.json"))]
+    return sorted((rank for rank in ranks if rank is not None), key=lambda rank: rank["rank"])
 
 
 def remove_files(folder: Path, pattern: str) -> None:
