@@ -44,11 +44,13 @@ def test_the_bar_knows_the_time_left_from_the_first_step_and_is_not_full_while_e
     board.post(0, 1, 10, 320, 0, 0.5)
     assert (view.look(160.0)["left"], view.look(160.0)["figures"]) == ("0:09:00", "loss 0.500  5 images/s")
     assert view.look(190.0)["left"] == "0:08:30"  # goes down between slow steps
+    board.post(0, 1, 10, 320, 0, 0.5, evaluating=True)
+    assert view.look(900.0)["left"] == "0:08:00"
     board.post(0, 10, 10, 3200, 1, 0.5, evaluating=True)
-    fields = view.look(400.0)
+    fields = view.look(1000.0)
     assert fields["description"] == "epoch 2/2, evaluating" and fields["completed"] < 1
     board.post(0, 10, 10, 3200, 1, 0.5)
-    assert view.look(410.0)["completed"] == 1 and view.look(410.0)["left"] == "0:00:00"
+    assert view.look(1010.0)["completed"] == 1 and view.look(1010.0)["left"] == "0:00:00"
 
 
 def test_a_resumed_run_is_timed_from_where_it_goes_on(tmp_path: Path):

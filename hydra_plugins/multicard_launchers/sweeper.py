@@ -1,5 +1,5 @@
-"""Hydra's own sweeper, which composes every cell once only to see whether it can be composed: our launchers compose
-all of them anyway, before the first runs. With `scale=smoke` it shrinks what an experiment says."""
+"""Hydra's basic sweeper without its check that composes every cell, since the launchers compose all of them before the
+first runs. With `scale=smoke` it shrinks the axes of an experiment."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +19,7 @@ class CellSweeper(BasicSweeper):
         self.axes, self.smoke = dict(params or {}), dict(smoke or {})
 
     def _parse_config(self) -> list[str]:
-        """The words that come before those of the command, which win where they name the same key."""
+        """The overrides before those of the command, which win where both name a key."""
         assert self.config is not None
         shrunk = self.smoke if self.config.scale == "smoke" else {}
         words = self.axes | shrunk

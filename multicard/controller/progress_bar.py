@@ -91,7 +91,8 @@ class View:
         if steps > first_step and last_s > first_s:
             figures.append(f"{(samples - first_samples) / (now_s - first_s):,.0f} {self._unit}/s")
             step_s = (last_s - first_s) / (steps - first_step)
-            left = in_hours(max(0.0, step_s * (posted.of - steps) - (now_s - last_s)))
+            since_s = min(now_s - last_s, step_s)  # of the next step, unless the run evaluates
+            left = in_hours(max(0.0, step_s * (posted.of - steps) - since_s))
         return {
             "description": f"epoch {posted.epoch + 1}/{self._epochs}" + ", evaluating" * posted.evaluating,
             "total": 1.0,

@@ -1,1 +1,1 @@
-"""What the machine and the cluster are: devices, links, NVML, SLURM, the nodes of a run."""
+"""The machine and the cluster: devices, links, NVML, SLURM, the nodes of a run."""

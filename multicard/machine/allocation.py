@@ -1,4 +1,4 @@
-"""The nodes that a run was given, seen from one of them."""
+"""The nodes of a run, seen from one of them."""
 
 from dataclasses import dataclass, field
 
@@ -7,12 +7,14 @@ from multicard.machine.environment import host
 
 @dataclass(frozen=True)
 class Allocation:
-    """`hosts` in SLURM's order; `node` is this one's number among them, and node 0 records.
+    """The nodes of a run.
 
     Args:
+        hosts: in SLURM's order.
+        node: the number of this one among them; node 0 records.
         job: SLURM's name of the job ("12_3"); None outside of one.
-        port: on node 0, where the ranks meet; the controllers meet at the next one.
-        key: what the controllers of this run alone know.
+        port: on node 0, for the ranks' rendezvous; the controllers connect to the next one.
+        key: a secret of this run's controllers.
         grace_s: between SLURM's warning and its kill.
     """
 

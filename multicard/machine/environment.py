@@ -1,4 +1,4 @@
-"""What a run ran on: commit, versions, devices, CPU. Read without torch and without touching CUDA."""
+"""The environment of a run: commit, versions, devices, CPU; read without torch and without touching CUDA."""
 
 import os
 import platform
@@ -81,18 +81,18 @@ def git(folder: Path) -> dict[str, Any] | None:
 
 
 def cores() -> int:
-    """CPU cores that this process may use: those it is kept to, and no more than SLURM gave, which not every site
-    enforces."""
-    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    held = len(os.sched_getaffinity(0))
-    return min(held, int(given)) if given.isdecimal() else held
+    """CPU cores that this process may use: those of its affinity, and no more than SLURM allocated, which not every
+    site enforces."""
+    allocated = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    affine = len(os.sched_getaffinity(0))
+    return min(affine, int(allocated)) if allocated.isdecimal() else affine
 
 
 def cpu_set() -> str:
     """Those cores as Linux writes a list of CPUs: "0-7,16-23"."""
-    found = sorted(os.sched_getaffinity(0))
-    firsts = [cpu for cpu in found if cpu - 1 not in found]
-    lasts = [cpu for cpu in found if cpu + 1 not in found]
+    cpus = sorted(os.sched_getaffinity(0))
+    firsts = [cpu for cpu in cpus if cpu - 1 not in cpus]
+    lasts = [cpu for cpu in cpus if cpu + 1 not in cpus]
     pairs = zip(firsts, lasts, strict=True)
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
 
@@ -127,22 +127,22 @@ def select_visible(setting: str | None, uuids: list[str]) -> list[str]:
     chosen: list[str] = []
     for entry in (part.strip() for part in setting.split(",")):
         if entry.isdecimal() and int(entry) < len(uuids):
-            found = uuids[int(entry)]
+            uuid = uuids[int(entry)]
         elif entry.startswith("MIG-"):
-            found = entry
+            uuid = entry
         else:
-            matches = [uuid for uuid in uuids if entry.startswith("GPU-") and uuid.startswith(entry)]
+            matches = [known for known in uuids if entry.startswith("GPU-") and known.startswith(entry)]
             if len(matches) != 1:
                 break
-            found = matches[0]
-        if found in chosen:
+            uuid = matches[0]
+        if uuid in chosen:
             return []  # CUDA shows no device where one is named twice
-        chosen.append(found)
+        chosen.append(uuid)
     return chosen
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Name, memory, clocks and driver of the visible GPUs; a figure that NVML does not give is None."""
+    """Name, memory, clocks and driver of the visible GPUs; None for a figure that NVML does not have."""
     chosen = visible_gpus()
     with nvml.opened() as library:
         return [] if library is None else [_gpu(library, uuid) for uuid in chosen]

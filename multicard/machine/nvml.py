@@ -1,4 +1,4 @@
-"""NVIDIA's management library: it sees GPUs without starting CUDA on them."""
+"""NVML, NVIDIA's management library, which sees GPUs without starting CUDA on them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ def opened() -> Iterator[Any]:
 
 
 def ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function returns, bytes as text; None where this GPU, driver or container does not give it."""
+    """The result of a function, bytes as text; None where this GPU, driver or container does not support it."""
     try:
         value = function(*arguments)
     except nvml.NVMLError:

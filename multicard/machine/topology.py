@@ -1,4 +1,4 @@
-"""How the parts of this machine are joined: GPU to GPU, GPU to the host, and the host's sockets and NUMA nodes."""
+"""Topology of this machine: links between GPUs and to the host, the host's sockets and NUMA nodes."""
 
 from contextlib import suppress
 from functools import partial
@@ -28,8 +28,8 @@ def collect(uuids: list[str]) -> dict[str, Any]:
 
 
 def _handles(library: Any, uuids: list[str]) -> dict[str, Any]:
-    found = {uuid: nvml.ask(library, library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids}
-    return {uuid: handle for uuid, handle in found.items() if handle is not None}
+    handles = {uuid: nvml.ask(library, library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids}
+    return {uuid: handle for uuid, handle in handles.items() if handle is not None}
 
 
 def _gpu(library: Any, uuid: str, handle: Any) -> dict[str, Any]:
@@ -70,17 +70,17 @@ def numa_node(sys: Path, pci: str | None) -> int | None:
 def _links(library: Any, handles: dict[str, Any], pci: dict[str, str | None]) -> list[dict[str, Any]]:
     """Each pair of the GPUs with its path over PCIe and its NVLinks; `link` is the better, as nvidia-smi prints it."""
     remotes = {uuid: _nvlinks(library, handle) for uuid, handle in handles.items()}
-    found = []
+    links = []
     for one, other in combinations(handles, 2):
         level = nvml.ask(library, library.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
         path = PATHS.get(level)
         count = nvlinks_between(remotes[one], remotes[other], pci[other])
-        found.append({"gpus": [one, other], "link": f"NV{count}" if count else path, "path": path, "nvlinks": count})
-    return found
+        links.append({"gpus": [one, other], "link": f"NV{count}" if count else path, "path": path, "nvlinks": count})
+    return links
 
 
 def _nvlinks(library: Any, handle: Any) -> list[str]:
-    """Where each active NVLink of a GPU leads: to `SWITCH`, or to the PCI address of another GPU."""
+    """The far end of each active NVLink of a GPU: `SWITCH`, or the PCI address of another GPU."""
     ask = partial(nvml.ask, library)
     ends = []
     for link in range(library.NVML_NVLINK_MAX_LINKS):
@@ -98,7 +98,8 @@ def nvlinks_between(one: list[str], other: list[str], other_pci: str | None) -> 
     """NVLinks that a pair can use at once: those from GPU to GPU, or those that both have to the machine's switches.
 
     Args:
-        one, other: where the links of each lead; `other_pci` is the address of the second.
+        one, other: the far ends of each GPU's links.
+        other_pci: the address of the second GPU.
     """
     return one.count(other_pci) if other_pci in one else min(one.count(SWITCH), other.count(SWITCH))
 
