@@ -1,4 +1,4 @@
-"""What was measured, which setting is best, and what changed between two sweeps. It reads run folders alone.
+"""What was measured, which setting is best, and what changed between two sweeps, from run folders alone.
 
     python -m analysis list [FOLDER...] [--where "precision='fp16' and gpus>=2"] [--sort "total_s desc"]
     python -m analysis compare A B [--by KEY] [--common] [--gate 5%]
@@ -8,7 +8,7 @@
     python -m analysis figure NAME|all [FOLDER...] [--format svg,pdf,png]
     python -m analysis report [FOLDER...] [--out report.html] [--title TEXT]
 
-FOLDER is multirun where none is given. An error is one line, `refused: ...`, and exit code 1.
+FOLDER is multirun by default. An error is one line, `refused: ...`, and exit code 1.
 """
 
 import argparse

@@ -7,29 +7,29 @@ from multicard.records.table import in_bytes
 from multicard.records.text_table import clean
 
 
-def value(column: str, found: Any) -> str:
+def value(column: str, content: Any) -> str:
     """A column's value by the unit in its name; "-" where there is none."""
-    if found is None:
+    if content is None:
         return "-"
-    if isinstance(found, bool):
-        return str(found).lower()
-    if not isinstance(found, int | float):
-        return clean(str(found))
-    return _number(column, found)
+    if isinstance(content, bool):
+        return str(content).lower()
+    if not isinstance(content, int | float):
+        return clean(str(content))
+    return _number(column, content)
 
 
-def _number(column: str, found: float) -> str:
+def _number(column: str, content: float) -> str:
     if column.endswith("_bytes"):
-        return in_bytes(found)
+        return in_bytes(content)
     if column.endswith("_per_s"):
-        return f"{found:,.0f}"
+        return f"{content:,.0f}"
     if column.endswith("_s"):
-        return seconds(found)
+        return seconds(content)
     if column.endswith("_joules"):
-        return joules(found)
+        return joules(content)
     if column.endswith("accuracy"):
-        return f"{found:.2%}"
-    return str(found) if isinstance(found, int) else f"{found:.4g}"
+        return f"{content:.2%}"
+    return str(content) if isinstance(content, int) else f"{content:.4g}"
 
 
 def seconds(count: float) -> str:

@@ -1,6 +1,6 @@
-"""Worlds in which a claim of the papers holds, does not, and cannot be told, as run folders.
+"""Worlds in which a claim of the papers holds, does not hold, and is undecided, as run folders.
 
-A world says what the cells of the claim's experiment give, by a knob: three settings of it are the three verdicts.
+A world is a function of a cell and a number: what the cell measures. Three numbers give the three verdicts.
 """
 
 import itertools
@@ -15,12 +15,12 @@ from analysis.papers import experiments
 from tests import records
 
 Cell = dict[str, Any]
-World = Callable[[Cell, Any], dict[str, Any]]  # what a cell gives where the claim's figure is that
+World = Callable[[Cell, Any], dict[str, Any]]  # what a cell measures for a number
 
 
 @dataclass(frozen=True)
 class Case:
-    """A world with a knob, and the knob where the claim holds, does not, and is on the bound."""
+    """A world, and the numbers for which the claim holds, does not hold, and is on its bound."""
 
     world: World
     holds: Any
@@ -29,7 +29,7 @@ class Case:
 
 
 def only(column: str, *wanted: Any, **figure: Callable[[Any], Any]) -> World:
-    """Figures of the knob in the cells that have one of these values; the builder's own elsewhere."""
+    """Figures by the number in the cells that have one of these values; the defaults of the records elsewhere."""
     return lambda cell, x: {key: of(x) for key, of in figure.items()} if cell[column] in wanted else {}
 
 
@@ -137,56 +137,60 @@ CASES = {
     "up-to-39-percent-memory": Case(only("method", *OTHERS, memory=lambda x: x), 2.0, 1.2, scattered(1 / 0.61)),
     "up-to-52-percent-traffic": Case(traffic, 4.0, 1.1, scattered(1 / 0.48)),
 }
-KEPT = {"templates": {"template": ("instruct", "grammar")}, "datasets": {}, "loaders": {"dataset.image_size": (300,)}}
+REDUCED = {
+    "templates": {"template": ("instruct", "grammar")},
+    "datasets": {},
+    "loaders": {"dataset.image_size": (300,)},
+}
 
 
 def grid(name: str) -> list[Cell]:
     """The cells of an experiment, all or enough of them, with what it chooses for them."""
     experiment = experiments.load(name)
-    swept = {**experiment.swept, **KEPT.get(name, {})}
-    found = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
-    return [{**experiment.chosen, **cell} for cell in found]
+    swept = {**experiment.swept, **REDUCED.get(name, {})}
+    cells = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+    return [{**experiment.chosen, **cell} for cell in cells]
 
 
 def write(folder: Path, name: str, world: Callable[[Cell], dict[str, Any]], **changes: Any) -> None:
     """Run folders of an experiment's cells; a figure that is a list is of as many seeds."""
     kind = experiments.load(name).kind
     for index, cell in enumerate(grid(name)):
-        found = world(cell)
-        seeds = max((len(value) for value in found.values() if isinstance(value, list)), default=1)
+        figures = world(cell)
+        seeds = max((len(value) for value in figures.values() if isinstance(value, list)), default=1)
         for seed in range(seeds):
-            one = {key: value[seed] if isinstance(value, list) else value for key, value in found.items()}
-            record, step_s = run(kind, cell, one, seed, changes)
+            of_seed = {key: value[seed] if isinstance(value, list) else value for key, value in figures.items()}
+            record, step_s = run(kind, cell, of_seed, seed, changes)
             steps = None if step_s is None else records.steps(step_s)
             records.write(folder / f"{name}-{index}-{seed}", record, steps)
 
 
-def run(kind: str, cell: Cell, found: dict[str, Any], seed: int, changes: dict[str, Any]) -> tuple[Any, Any]:
-    """A run's record, and its steps. Its samples lie alternately 10 % above and below what was told."""
+def run(kind: str, cell: Cell, figures: dict[str, Any], seed: int, changes: dict[str, Any]) -> tuple[Any, Any]:
+    """A run's record, and its steps. Its samples lie alternately 10 % above and below their mean."""
     settings = {key.replace(".", "__"): value for key, value in cell.items()}
-    own: dict[str, Any] = {"status": found.get("status", "ok")}
-    if "memory" in found:
-        own["peak_memory_bytes"] = {"max": round(5e9 * found["memory"]), "per_rank": [], "kind": "cuda_allocated"}
+    own: dict[str, Any] = {"status": figures.get("status", "ok")}
+    if "memory" in figures:
+        own["peak_memory_bytes"] = {"max": round(5e9 * figures["memory"]), "per_rank": [], "kind": "cuda_allocated"}
     record = getattr(records, kind)(**{"seed": seed, **settings, **own, **changes})
-    record["transfer_bytes"]["h2d"] = int(found.get("h2d", 1e6))
-    record["communication_bytes"]["all_reduce"] = int(found.get("received", 0))
+    record["transfer_bytes"]["h2d"] = int(figures.get("h2d", 1e6))
+    record["communication_bytes"]["all_reduce"] = int(figures.get("received", 0))
     if "profile" in cell:
-        record["profile"] = profiled(cell["gpus"], found)
-    step_s = found.get("s", 1.0) * waves(40)
+        record["profile"] = profiled(cell["gpus"], figures)
+    step_s = figures.get("s", 1.0) * waves(40)
     if kind == "llm":
         record["iteration_s"] |= {"mean": float(step_s[1:].mean()), "count": 39, "warmup_count": 1}
         return record, step_s
-    epochs_s = found.get("s", 1.0) + 0.1 * waves(21, 0.0)
+    epochs_s = figures.get("s", 1.0) + 0.1 * waves(21, 0.0)
     ended = np.cumsum(epochs_s)
-    loss = 0.9 ** np.arange(21) * found.get("loss", 1.0) * (waves(21) if "loss" in found else 1.0)
-    told = record["epochs"][0] | {"test_accuracy": found.get("accuracy", 0.98), "test_samples": 10_000}
+    loss = 0.9 ** np.arange(21) * figures.get("loss", 1.0) * (waves(21) if "loss" in figures else 1.0)
+    first_epoch = record["epochs"][0] | {"test_accuracy": figures.get("accuracy", 0.98), "test_samples": 10_000}
     record["epochs"] = [
-        told
-        | records.epoch_waits(index, found.get("first_batch", 0.1))
+        first_epoch
+        | records.epoch_waits(index, figures.get("first_batch", 0.1))
         | {"epoch": index, "ended_s": end, "train_loss": fell}
         for index, (end, fell) in enumerate(zip(ended.tolist(), loss.tolist(), strict=True))
     ]
-    return record | {"test_accuracy": told["test_accuracy"], "total_s": float(ended[-1])}, None
+    return record | {"test_accuracy": first_epoch["test_accuracy"], "total_s": float(ended[-1])}, None
 
 
 def waves(count: int, mean: float = 1.0, depth: float = 0.1) -> np.ndarray:
@@ -194,17 +198,17 @@ def waves(count: int, mean: float = 1.0, depth: float = 0.1) -> np.ndarray:
     return mean + np.concatenate([[0.0], depth * (-1.0) ** np.arange(count - 1)])
 
 
-def profiled(gpus: int, found: dict[str, Any]) -> dict[str, Any]:
+def profiled(gpus: int, figures: dict[str, Any]) -> dict[str, Any]:
     """A profile of so many ranks, which differ by 5 % either way."""
     off = [1 + 0.05 * (-1) ** rank for rank in range(gpus)]
-    waiting = [found.get("waiting", 0.5) + 0.01 * (-1) ** rank for rank in range(gpus)]
+    waiting = [figures.get("waiting", 0.5) + 0.01 * (-1) ** rank for rank in range(gpus)]
     rows = [
         {
-            ("copy", "memcpy Host-to-Device"): found.get("copy_s", 1.0) * off[rank],
-            ("api", "cudaStreamSynchronize"): found.get("sync_s", waiting[rank]) * off[rank],
+            ("copy", "memcpy Host-to-Device"): figures.get("copy_s", 1.0) * off[rank],
+            ("api", "cudaStreamSynchronize"): figures.get("sync_s", waiting[rank]) * off[rank],
             ("api", "cudaLaunchKernel"): 0.0,
             ("api", "cudaMemcpyAsync"): (1 - waiting[rank]) * off[rank],
         }
         for rank in range(gpus)
     ]
-    return records.profile(rows, [found.get("comm_s", 1.0) * one for one in off])
+    return records.profile(rows, [figures.get("comm_s", 1.0) * one for one in off])

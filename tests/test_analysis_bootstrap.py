@@ -20,9 +20,9 @@ def test_the_interval_covers_the_ratio_of_autocorrelated_steps(phi: float, count
     random, hits, trials = np.random.default_rng(7), 0, 400
     for _ in range(trials):
         a, b = autocorrelated(random, count, 0.1, phi), autocorrelated(random, count, 0.12, phi)
-        found = bootstrap.ratio([a], [b])
-        assert found.low is not None and found.high is not None
-        hits += found.low <= 1.2 <= found.high
+        ratio = bootstrap.ratio([a], [b])
+        assert ratio.low is not None and ratio.high is not None
+        hits += ratio.low <= 1.2 <= ratio.high
     assert 0.89 <= hits / trials <= 0.98  # 0.95 is meant; the binomial's own 95 % are 0.929 to 0.971
 
 
@@ -30,8 +30,8 @@ def test_blocks_of_one_step_would_be_far_too_narrow():
     random, hits = np.random.default_rng(7), 0
     for _ in range(200):
         a, b = autocorrelated(random, 400, 0.1, 0.8), autocorrelated(random, 400, 0.1, 0.8)
-        found = bootstrap.ratio([a], [b], block=1)
-        hits += found.low is not None and found.high is not None and found.low <= 1 <= found.high
+        ratio = bootstrap.ratio([a], [b], block=1)
+        hits += ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
     assert hits / 200 < 0.75
 
 
@@ -41,9 +41,9 @@ def test_the_interval_covers_where_runs_differ_from_one_another():
         sides = [
             [autocorrelated(random, 100, 0.1 * (1 + 0.05 * random.normal()), 0.3) for _ in range(6)] for _ in range(2)
         ]
-        found = bootstrap.ratio(*sides)
-        hits += found.low is not None and found.high is not None and found.low <= 1 <= found.high
-        widths.append((found.high or np.nan) - (found.low or np.nan))
+        ratio = bootstrap.ratio(*sides)
+        hits += ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
+        widths.append((ratio.high or np.nan) - (ratio.low or np.nan))
     assert hits / trials >= 0.92  # it errs to the wide side
     known = 2 * 2.228 * 0.05 * np.sqrt(2 / 6)  # Student's interval of 6 and 6 runs that differ by 5 %
     assert np.mean(widths) < 1.4 * known
@@ -52,10 +52,10 @@ def test_the_interval_covers_where_runs_differ_from_one_another():
 def test_independent_steps_have_the_interval_of_their_standard_error():
     random = np.random.default_rng(3)
     a, b = random.normal(1.0, 0.1, 1000), random.normal(1.0, 0.1, 1000)
-    found = bootstrap.ratio([a], [b], block=1)
-    error = np.sqrt(a.var() / 1000 / a.mean() ** 2 + b.var() / 1000 / b.mean() ** 2) * found.ratio
-    assert found.low == pytest.approx(found.ratio - 1.96 * error, abs=0.15 * error)
-    assert found.high == pytest.approx(found.ratio + 1.96 * error, abs=0.15 * error)
+    ratio = bootstrap.ratio([a], [b], block=1)
+    error = np.sqrt(a.var() / 1000 / a.mean() ** 2 + b.var() / 1000 / b.mean() ** 2) * ratio.ratio
+    assert ratio.low == pytest.approx(ratio.ratio - 1.96 * error, abs=0.15 * error)
+    assert ratio.high == pytest.approx(ratio.ratio + 1.96 * error, abs=0.15 * error)
 
 
 def test_a_ratio_is_of_means_of_runs_and_the_same_every_time():

@@ -1,4 +1,4 @@
-"""Every claim on records of a world in which it holds, does not, and cannot be told."""
+"""Every claim on records of a world in which it holds, does not, and cannot be render."""
 
 import json
 import time
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from analysis.__main__ import main
-from analysis.claims import CLAIMS, Verdict, judge, named
-from analysis.claims import render as told
+from analysis.claims import CLAIMS, Verdict, judge, named, render
 from analysis.papers import experiments
 from analysis.runs import load, steps
 from tests import records
@@ -27,20 +26,20 @@ def judged(folder: Path, *names: str, mix: bool = False) -> list[Verdict]:
 def test_a_claim_is_judged_by_what_was_measured(name: str, state: str, tmp_path: Path):
     case, (claim,) = CASES[name], named([name])
     write(tmp_path, claim.experiment, lambda cell: case.world(cell, getattr(case, state)))
-    (found,) = judged(tmp_path, name)
-    assert found.verdict == STATES[state], found.why
-    assert found.n > 1 and found.figures and found.command is None and found.why
-    assert all(one.low is None or one.low <= one.estimate <= one.high for one in found.figures)
+    (verdict,) = judged(tmp_path, name)
+    assert verdict.verdict == STATES[state], verdict.why
+    assert verdict.n > 1 and verdict.figures and verdict.command is None and verdict.why
+    assert all(figure.low is None or figure.low <= figure.estimate <= figure.high for figure in verdict.figures)
 
 
 @pytest.mark.parametrize("name", [claim.name for claim in CLAIMS])
 def test_what_was_not_measured_has_its_command(name: str, tmp_path: Path):
     records.write(tmp_path / "a", records.vision(precision="bf16", layout="nhwc"))
-    (found,) = judged(tmp_path, name)
-    assert (found.verdict, found.n, found.figures) == ("not measured", 0, ())
-    entry = "train_vision" if found.claim.paper == "2503.15252" else "tune_llm"
-    experiment = found.claim.experiment
-    assert found.command == f"python {entry}.py experiment={experiment} name={experiment}"
+    (verdict,) = judged(tmp_path, name)
+    assert (verdict.verdict, verdict.n, verdict.figures) == ("not measured", 0, ())
+    entry = "train_vision" if verdict.claim.paper == "2503.15252" else "tune_llm"
+    experiment = verdict.claim.experiment
+    assert verdict.command == f"python {entry}.py experiment={experiment} name={experiment}"
 
 
 def table2(folder: Path, x: float = 2.5, **changes: Any) -> None:
@@ -58,26 +57,26 @@ def test_every_claim_says_where_it_is_from_and_what_tests_it():
 
 def test_a_figure_is_the_ratio_of_its_cells_and_intervals_widen_with_their_number(tmp_path: Path):
     table2(tmp_path)
-    (found,) = judged(tmp_path, "fp16-over-fp64")
-    assert (found.asked, found.n, found.marks, found.of_gpus) == (4, 8, "", True)
-    assert [one.where for one in found.figures] == [f"gpus={gpus}" for gpus in (1, 2, 3, 4)]
-    for one in found.figures:
-        assert (one.unit, one.over, one.basis, one.runs) == ("% faster", 110.0, "epochs", 2)
-        assert one.estimate == pytest.approx(150.0) and one.confidence == pytest.approx(1 - 0.05 / 4)
-        assert one.text == f"faster by 150.0 % ({one.low:.1f} to {one.high:.1f})"
+    (verdict,) = judged(tmp_path, "fp16-over-fp64")
+    assert (verdict.asked, verdict.n, verdict.marks, verdict.of_gpus) == (4, 8, "", True)
+    assert [figure.where for figure in verdict.figures] == [f"gpus={gpus}" for gpus in (1, 2, 3, 4)]
+    for figure in verdict.figures:
+        assert (figure.unit, figure.over, figure.basis, figure.runs) == ("% faster", 110.0, "epochs", 2)
+        assert figure.estimate == pytest.approx(150.0) and figure.confidence == pytest.approx(1 - 0.05 / 4)
+        assert figure.text == f"faster by 150.0 % ({figure.low:.1f} to {figure.high:.1f})"
     alone = [run for run in load.read([tmp_path]).runs if run["gpus"] == 1]
     (single,) = judge(alone, claims=named(["fp16-over-fp64"]))
     assert single.figures[0].confidence == pytest.approx(0.95) and single.verdict == "holds"
     assert single.asked == 4 and single.why == "1 of 4 comparisons"
-    ours, all_four = single.figures[0], found.figures[0]
+    ours, all_four = single.figures[0], verdict.figures[0]
     assert ours.low is not None and all_four.low is not None and all_four.low < ours.low < 150
 
 
 def test_one_cell_that_refutes_a_claim_is_named(tmp_path: Path):
     world = CASES["fp16-over-fp64"].world
     write(tmp_path, "table2", lambda cell: world(cell, 1.5 if cell["gpus"] == 3 else 2.5))
-    (found,) = judged(tmp_path, "fp16-over-fp64")
-    assert found.verdict == "does not hold" and found.why.startswith("refuted by gpus=3;")
+    (verdict,) = judged(tmp_path, "fp16-over-fp64")
+    assert verdict.verdict == "does not hold" and verdict.why.startswith("refuted by gpus=3;")
 
 
 def test_settings_are_judged_apart_and_the_most_telling_decides(tmp_path: Path):
@@ -86,15 +85,15 @@ def test_settings_are_judged_apart_and_the_most_telling_decides(tmp_path: Path):
     (small,) = judged(tmp_path, "fp16-over-fp64")
     assert (small.verdict, small.marks, small.of_gpus) == ("does not hold", "cs", False)
     assert small.unlike == ("dataset=mnist",)
-    said = told.summary([small])
+    said = render.summary([small])
     assert said[0] == "1 claim: 0 hold, 1 does not hold, 0 undecided, 0 not measured"
     assert "neither confirm nor refute the papers" in said[1]
     table2(tmp_path / "full")
     table2(tmp_path / "later", 2.0, commit="f" * 40, started_at="2026-12-01T00:00:00Z")
-    (found,) = judged(tmp_path, "fp16-over-fp64")
-    assert found.verdict == "does not hold" and "ffffffff" in found.setting and found.of_gpus and found.n == 8
-    assert [(one.verdict, one.marks) for one in found.others] == [("holds", ""), ("does not hold", "cs")]
-    assert "commit=8fdd49003" in found.others[0].apart
+    (verdict,) = judged(tmp_path, "fp16-over-fp64")
+    assert verdict.verdict == "does not hold" and "ffffffff" in verdict.setting and verdict.of_gpus and verdict.n == 8
+    assert [(other.verdict, other.marks) for other in verdict.others] == [("holds", ""), ("does not hold", "cs")]
+    assert "commit=8fdd49003" in verdict.others[0].apart
     (mixed,) = judged(tmp_path, "fp16-over-fp64", mix=True)
     assert mixed.n == 16 and len(mixed.others) == 1 and mixed.figures[0].runs == 4
 
@@ -105,8 +104,8 @@ def test_a_cell_that_failed_is_named_and_no_figure(tmp_path: Path):
     memory, needs = judged(tmp_path, "qat-memory", "qat-needs-4-gpus")
     assert memory.verdict == needs.verdict == "holds" and memory.asked == 9 and len(memory.figures) == 3
     assert "3 of 9 comparisons; not ok: method=qat gpus=1 oom, method=qat gpus=2 oom" in memory.why
-    assert "n=4; 3 of 9 comparisons; 2 cells did not end ok" in " ".join(" ".join(told.table([memory], 200)).split())
-    assert [one.text for one in needs.figures] == ["oom", "oom", "ok"]
+    assert "n=4; 3 of 9 comparisons; 2 cells did not end ok" in " ".join(" ".join(render.table([memory], 200)).split())
+    assert [figure.text for figure in needs.figures] == ["oom", "oom", "ok"]
     some = [run for run in load.read([tmp_path]).runs if run["gpus"] != 4]
     assert judge(some, claims=named(["qat-needs-4-gpus"]))[0].verdict == "undecided"
 
@@ -114,17 +113,17 @@ def test_a_cell_that_failed_is_named_and_no_figure(tmp_path: Path):
 def test_a_claim_of_two_parts_needs_both(tmp_path: Path):
     write(tmp_path, "datasets", lambda cell: iterations(cell, 1.0))
     few = [run for run in load.read([tmp_path]).runs if run["gpus"] <= 2]
-    (found,) = judge(few, claims=named(["iteration-by-gpus"]))
-    assert {one.verdict for one in found.figures} == {"holds"} and found.verdict == "undecided"
-    assert "3 of 9 comparisons" in found.why
+    (verdict,) = judge(few, claims=named(["iteration-by-gpus"]))
+    assert {figure.verdict for figure in verdict.figures} == {"holds"} and verdict.verdict == "undecided"
+    assert "3 of 9 comparisons" in verdict.why
 
 
 def test_memory_of_cpu_ranks_is_not_exact(tmp_path: Path):
     case = CASES["lora-memory"]
     write(tmp_path, "peak_memory", lambda cell: case.world(cell, case.holds), device="cpu")
-    (found,) = judged(tmp_path, "lora-memory")
-    assert found.verdict == "undecided" and "no interval of 1 run; repeat with seed=0,1,2" in found.why
-    assert found.figures[0].text == "1.50 x" and found.figures[0].low is None
+    (verdict,) = judged(tmp_path, "lora-memory")
+    assert verdict.verdict == "undecided" and "no interval of 1 run; repeat with seed=0,1,2" in verdict.why
+    assert verdict.figures[0].text == "1.50 x" and verdict.figures[0].low is None
 
 
 def test_seeds_count_and_many_need_no_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -144,24 +143,24 @@ def test_steps_stand_for_the_time_where_epochs_are_few(tmp_path: Path):
         record = records.vision(precision=precision, dataset="mnist")
         record["step_s"] |= {"count": count - 1, "warmup_count": 1}
         records.write(tmp_path / precision, record, records.steps(step_s * waves(count)))
-    (found,) = judged(tmp_path, "fp16-over-fp64")
-    assert found.figures[0].basis == "steps"
-    assert found.figures[0].estimate == pytest.approx(100 * (0.2 * 101 / (0.1 * 51) - 1))  # of all steps, not of one
+    (verdict,) = judged(tmp_path, "fp16-over-fp64")
+    assert verdict.figures[0].basis == "steps"
+    assert verdict.figures[0].estimate == pytest.approx(100 * (0.2 * 101 / (0.1 * 51) - 1))  # of all steps, not of one
     (tmp_path / "fp64" / "steps.parquet").unlink()
-    (found,) = judged(tmp_path, "fp16-over-fp64")
-    assert found.verdict == "not measured" and "no steps can be read" in found.why and found.command is not None
+    (verdict,) = judged(tmp_path, "fp16-over-fp64")
+    assert verdict.verdict == "not measured" and "no steps can be read" in verdict.why and verdict.command is not None
 
 
-@pytest.mark.parametrize(("lost", "verdict"), [(None, "does not hold"), (0.0, "not measured")])
-def test_a_loss_that_became_no_number_is_not_alike(lost: float | None, verdict: str, tmp_path: Path):
+@pytest.mark.parametrize(("lost", "expected"), [(None, "does not hold"), (0.0, "not measured")])
+def test_a_loss_that_became_no_number_is_not_alike(lost: float | None, expected: str, tmp_path: Path):
     for precision in ("fp64", "fp32", "fp16"):
         record, _ = run("vision", {"precision": precision, "dataset": "mnist", "gpus": 1}, {}, 0, {})
         if precision == "fp16":
             record["epochs"][-1]["train_loss"] = lost
         records.write(tmp_path / precision, record)
-    (found,) = judged(tmp_path, "loss-alike")
-    assert [one.verdict for one in found.figures] == ["holds", verdict]
-    assert found.verdict == ("does not hold" if lost is None else "undecided")  # the other part was not measured
+    (verdict,) = judged(tmp_path, "loss-alike")
+    assert [figure.verdict for figure in verdict.figures] == ["holds", expected]
+    assert verdict.verdict == ("does not hold" if lost is None else "undecided")  # the other part was not measured
 
 
 @pytest.mark.parametrize("content", [None, {"error": "no events"}, {"source": "kineto"}])
@@ -169,8 +168,8 @@ def test_a_profile_that_is_absent_or_broken_is_said(content: Any, tmp_path: Path
     write(tmp_path, "vision_metrics", lambda _: {})
     for path in tmp_path.glob("*/result.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"profile": content}))
-    (found,) = judged(tmp_path, "pinned-copies")
-    assert found.verdict == "not measured" and "profile" in found.why
+    (verdict,) = judged(tmp_path, "pinned-copies")
+    assert verdict.verdict == "not measured" and "profile" in verdict.why
 
 
 def test_records_with_odd_epochs_or_steps_do_not_end_the_rest(tmp_path: Path):
@@ -180,9 +179,9 @@ def test_records_with_odd_epochs_or_steps_do_not_end_the_rest(tmp_path: Path):
         record["epochs"] = [epoch | {"ended_s": None, "train_loss": -1.0} for epoch in record["epochs"]]
         record["step_s"] = None
         path.write_text(json.dumps(record))
-    found = judged(tmp_path, *(claim.name for claim in CLAIMS))
-    assert {one.verdict for one in found if one.claim.name == "precision-volume"} == {"does not hold"}
-    assert next(one for one in found if one.claim.name == "fp16-over-fp64").verdict == "not measured"
+    verdicts = judged(tmp_path, *(claim.name for claim in CLAIMS))
+    assert {verdict.verdict for verdict in verdicts if verdict.claim.name == "precision-volume"} == {"does not hold"}
+    assert next(verdict for verdict in verdicts if verdict.claim.name == "fp16-over-fp64").verdict == "not measured"
 
 
 EVIL = "[red]x[/red]\x1b[2J<script>alert(1)</script>|a|\n# b\u202e"

@@ -33,9 +33,9 @@ def test_equal_runs_do_not_differ_and_a_slow_down_is_found(tmp_path: Path, capsy
     slow, fast = sweep(tmp_path / "slow", 1.1, seed=2), sweep(tmp_path / "fast", 1 / 1.1, seed=3)
     assert {one.verdict for one in compared(a, a)} == {"no difference"}
     assert [one.verdict for one in compared(a, same)].count("no difference") >= 3
-    found = compared(a, slow)
-    assert {one.verdict for one in found} == {"slower"}
-    assert all(one.step is not None and one.step.ratio == pytest.approx(1.1, rel=0.02) for one in found)
+    cells = compared(a, slow)
+    assert {one.verdict for one in cells} == {"slower"}
+    assert all(one.step is not None and one.step.ratio == pytest.approx(1.1, rel=0.02) for one in cells)
     assert {one.verdict for one in compared(a, fast)} == {"faster"}
     command = ["compare", str(a)]
     assert main([*command, str(slow), "--gate", "5%"]) == 1
@@ -57,7 +57,7 @@ def test_a_step_lasts_until_its_slowest_rank_is_done_and_warm_up_is_left_out(tmp
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "text"),
     [
         ({"layout": "nhwc"}, "layout is nchw in A and nhwc in B (--by layout if"),
         ({"malloc": "system"}, "malloc is tuned in A and system in B (--by malloc if"),
@@ -65,12 +65,12 @@ def test_a_step_lasts_until_its_slowest_rank_is_done_and_warm_up_is_left_out(tmp
     ],
 )
 def test_other_axes_are_refused_unless_they_are_compared(
-    change: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: dict[str, Any], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     a, b = sweep(tmp_path / "a"), sweep(tmp_path / "b", **change)
     assert main(["compare", str(a), str(b)]) == 1
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert text in error and error.count("\n") == 1
     assert main(["compare", str(a), str(b), "--by", next(iter(change))]) == 0
     assert main(["compare", str(a), str(b), "--by", "nothing"]) == 1
 
@@ -80,8 +80,8 @@ def test_missing_cells_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for name in ("result.json", "config.yaml"):
         (b / "fp16-2" / name).unlink()
     assert main(["compare", str(a), str(b)]) == 1
-    told = "refused: B has no gpus=2 precision=fp16 (--common compares the cells that both have)\n"
-    assert capsys.readouterr().err == told
+    text = "refused: B has no gpus=2 precision=fp16 (--common compares the cells that both have)\n"
+    assert capsys.readouterr().err == text
     assert len(compared(a, b, common=True)) == 3 and len(compared(b, a, common=True)) == 3
 
 
@@ -91,9 +91,9 @@ def test_cells_that_failed_are_shown_and_fail_the_gate(tmp_path: Path):
     refused = records.vision(precision="fp16", gpus=1, status="refused")
     del refused["config"]
     records.write(b / "fp16-1", refused)
-    found = compared(a, b)
-    assert sorted(one.verdict for one in found if one.step is None) == ["A ok, B oom", "A ok, B refused"]
-    assert not compare.gated(found, 0.5)[0] and compare.gated(compared(b, a), 0.5)[0]
+    cells = compared(a, b)
+    assert sorted(one.verdict for one in cells if one.step is None) == ["A ok, B oom", "A ok, B refused"]
+    assert not compare.gated(cells, 0.5)[0] and compare.gated(compared(b, a), 0.5)[0]
 
 
 def test_seeds_are_repetitions_and_commits_are_not_mixed(tmp_path: Path):
@@ -146,7 +146,7 @@ def test_other_circumstances_are_said(tmp_path: Path):
     records.write(tmp_path / "b", other, machine=machine)
     ours, theirs = (load.read([tmp_path / side]).runs for side in "ab")
     assert environment_diff.lines(ours, ours) == []
-    told = "\n".join(environment_diff.lines(ours, theirs))
+    text = "\n".join(environment_diff.lines(ours, theirs))
     for line in (
         "commit: 8fdd49003 in A, fffffffff in B",
         "hardware: NVIDIA H200 in A, A100 in B",
@@ -158,8 +158,8 @@ def test_other_circumstances_are_said(tmp_path: Path):
         "others used its GPUs meanwhile: 0 of 1 runs of A, 1 of 1 of B",
         "only B has added",
     ):
-        assert line in told
-    assert "torchvision" not in told
+        assert line in text
+    assert "torchvision" not in text
 
 
 @pytest.mark.parametrize("gate", ["5", "x%", "-1%"])

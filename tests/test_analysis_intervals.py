@@ -14,9 +14,9 @@ from analysis.stats.intervals import Interval
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
 def test_wilsons_interval_is_that_of_newcombes_table_1(right: int, count: int, low: float, high: float):
-    found = intervals.wilson(right, count, 0.95)
-    assert found.estimate == right / count
-    assert (found.low, found.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+    interval = intervals.wilson(right, count, 0.95)
+    assert interval.estimate == right / count
+    assert (interval.low, interval.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_wilsons_interval_is_that_of_newcombes_table_1(right: int, count: int, l
     ],
 )
 def test_the_difference_is_that_of_newcombes_method_10(a: tuple[int, int], b: tuple[int, int], low: float, high: float):
-    found = intervals.difference(intervals.wilson(*a, 0.95), intervals.wilson(*b, 0.95))
-    assert found.estimate == pytest.approx(a[0] / a[1] - b[0] / b[1])
-    assert (found.low, found.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+    interval = intervals.difference(intervals.wilson(*a, 0.95), intervals.wilson(*b, 0.95))
+    assert interval.estimate == pytest.approx(a[0] / a[1] - b[0] / b[1])
+    assert (interval.low, interval.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
 
 
 @pytest.mark.parametrize(("p", "q", "count"), [(0.98, 0.97, 360), (0.5, 0.6, 48), (0.99, 0.99, 10_000)])
@@ -44,12 +44,12 @@ def test_both_cover_what_they_say(p: float, q: float, count: int):
     pairs = [
         intervals.difference(a, intervals.wilson(int(r), count, 0.95)) for a, r in zip(single, theirs, strict=True)
     ]
-    shares = [np.mean([covers(one, truth) for one in found]) for found, truth in ((single, p), (pairs, p - q))]
+    shares = [np.mean([covers(one, truth) for one in interval]) for interval, truth in ((single, p), (pairs, p - q))]
     assert all(0.93 <= share <= 0.985 for share in shares), shares
 
 
-def covers(found: Interval, truth: float) -> bool:
-    return found.low is not None and found.high is not None and found.low <= truth <= found.high
+def covers(interval: Interval, truth: float) -> bool:
+    return interval.low is not None and interval.high is not None and interval.low <= truth <= interval.high
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_means_and_ratios_of_few_runs_have_students_interval():
 
 def test_ranks_that_scatter_alike_have_students_pooled_interval():
     top, bottom = [5.0 * math.e**0.1, 5.0 * math.e**-0.1], [math.e**0.1, math.e**-0.1]
-    found = intervals.ratio_of_geometric_means(top, bottom, 0.95, "2 ranks")
+    interval = intervals.ratio_of_geometric_means(top, bottom, 0.95, "2 ranks")
     half = 4.3027 * math.sqrt(0.04 / 2 * (1 / 2 + 1 / 2))  # 4 squares of 0.1, by 2 degrees of freedom
-    assert found.estimate == pytest.approx(5.0)
-    assert found.low == pytest.approx(5.0 * math.exp(-half), rel=1e-4)
+    assert interval.estimate == pytest.approx(5.0)
+    assert interval.low == pytest.approx(5.0 * math.exp(-half), rel=1e-4)
     assert intervals.ratio_of_geometric_means([1.0], [2.0], 0.95, "1 rank").low is None
     assert intervals.ratio_of_geometric_means([1.0], [2.0, 2.1], 0.95, "1 and 2 ranks").low is not None
     with pytest.raises(ValueError, match="it is 0"):
@@ -145,6 +145,6 @@ def test_intervals_of_several_cells_cover_together():
     random, hits, trials = np.random.default_rng(5), 0, 50
     for _ in range(trials):
         pairs = random.normal(1.0, 0.1, (8, 2, 60))
-        found = [intervals.resampled_ratio([a], [b], intervals.bonferroni(8), "steps", block=1) for a, b in pairs]
-        hits += all(covers(one, 1.0) for one in found)
+        interval = [intervals.resampled_ratio([a], [b], intervals.bonferroni(8), "steps", block=1) for a, b in pairs]
+        hits += all(covers(one, 1.0) for one in interval)
     assert hits / trials >= 0.88  # each at 95 % would give 0.66

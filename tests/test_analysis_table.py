@@ -51,8 +51,8 @@ def test_the_papers_own_times_give_their_figures_back(tmp_path: Path):
         assert found["x 1 GPU"] == pytest.approx(found["paper x 1 GPU"]) == known[precision, 1] / total_s
         assert found["x fp64"] == pytest.approx(found["paper x fp64"]) == known["fp64", gpus] / total_s
     # "fp16 trains 110 to 152 % faster than fp64": of these the first is not what the times give
-    told = [note for note in table.notes if "prints" in note]
-    assert told == ["the paper prints 110 % faster for precision=fp16 gpus=4; its times give 110.4 to 110.8 %"]
+    output = [note for note in table.notes if "prints" in note]
+    assert output == ["the paper prints 110 % faster for precision=fp16 gpus=4; its times give 110.4 to 110.8 %"]
     found = {one.value: (least, most) for one, least, most in papers.gains("table2", "total_s", "precision", "fp64")}
     assert found[152] == pytest.approx((100 * (6234 / 2477 - 1), 100 * (6266 / 2477 - 1)))
     # images/s of 20 epochs of 60,000, as far as they were rounded
@@ -72,9 +72,9 @@ def test_what_is_not_measured_is_marked_and_named(tmp_path: Path, capsys: pytest
     assert row(table, precision="fp16", gpus=2)["x fp64"] is None
     assert row(table, precision="fp16", gpus=1)["x fp64"] == 2.0
     assert main(["table", "table2", str(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert "8 cells are not measured: python train_vision.py experiment=table2 name=table2" in told
-    assert re.search(r"fp64 +3 +not measured +-", told)
+    output = capsys.readouterr().out
+    assert "8 cells are not measured: python train_vision.py experiment=table2 name=table2" in output
+    assert re.search(r"fp64 +3 +not measured +-", output)
 
 
 def _setting() -> dict[str, Any]:
@@ -111,9 +111,9 @@ def test_machines_commits_and_sizes_stand_apart(tmp_path: Path, capsys: pytest.C
         }
     )
     assert main(["table", "table2", str(tmp_path), "--mix"]) == 0
-    told = capsys.readouterr().out
-    assert "200.0 ± 141.4" in told  # the two commits' mean
-    assert f"{records.COMMIT[:9]} on NVIDIA H200 on node1, {'f' * 9} on" in told
+    output = capsys.readouterr().out
+    assert "200.0 ± 141.4" in output  # the two commits' mean
+    assert f"{records.COMMIT[:9]} on NVIDIA H200 on node1, {'f' * 9} on" in output
 
 
 def test_other_sweeps_do_not_bury_the_experiments_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -121,11 +121,11 @@ def test_other_sweeps_do_not_bury_the_experiments_own(tmp_path: Path, capsys: py
     table2(tmp_path / "b", {("fp32", 1): 9.0, ("fp16", 1): 8.0}, batch_size=64)
     table2(tmp_path / "c", {("fp32", gpus): 9.0 for gpus in (1, 2, 3, 4)}, batch_size=128)  # one precision: no Table 2
     assert main(["table", "table2", str(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert "--all shows 1 more settings" in told and "batch_size=64" not in told
+    output = capsys.readouterr().out
+    assert "--all shows 1 more settings" in output and "batch_size=64" not in output
     assert main(["table", "table2", str(tmp_path), "--all"]) == 0
-    told = capsys.readouterr().out
-    assert "batch_size=64" in told and "batch_size=128" not in told
+    output = capsys.readouterr().out
+    assert "batch_size=64" in output and "batch_size=128" not in output
 
 
 def test_a_profile_taken_afterwards_is_the_same_setting_but_nsys_is_around_it_all(tmp_path: Path):
@@ -141,9 +141,9 @@ def test_a_profile_taken_afterwards_is_the_same_setting_but_nsys_is_around_it_al
 def test_marks_follow_their_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     table2(tmp_path, {("fp64", 1): 9.0, ("fp32", 1): 5.0}, scale="smoke", device="cpu")
     assert main(["table", "table2", str(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"fp64 +1 +ok .* cs\n", told)
-    assert "c  CPU ranks" in told and "s  smoke scale" in told and "not what the papers measured" in told
+    output = capsys.readouterr().out
+    assert re.search(r"fp64 +1 +ok .* cs\n", output)
+    assert "c  CPU ranks" in output and "s  smoke scale" in output and "not what the papers measured" in output
 
 
 def test_bytes_are_compared_by_how_many_times(tmp_path: Path):
@@ -181,9 +181,10 @@ def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["table", "table9", str(tmp_path)]) == 1
     assert re.fullmatch(r"refused: no experiment table9; there are table2, .*\n", capsys.readouterr().err)
     assert main(["table", "table5", str(tmp_path)]) == 1
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
-        told == "refused: table5 is not measured; this measures it: python tune_llm.py experiment=table5 name=table5\n"
+        output
+        == "refused: table5 is not measured; this measures it: python tune_llm.py experiment=table5 name=table5\n"
     )
 
 

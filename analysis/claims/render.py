@@ -166,9 +166,9 @@ def _listed(verdict: Verdict) -> list[str]:
         if len({figure.what for figure in known}) == 1 and known[0].where:
             lines.append(f"{known[0].what}:")
         labelled = list(zip(labels(known), known, strict=True))
-        shown = labelled if len(known) <= MAX_LISTED else _extremes(labelled)
-        lines += [f"{label}: {figure.text}" for label, figure in shown]
-        if len(shown) < len(known):
+        listed = labelled if len(known) <= MAX_LISTED else _extremes(labelled)
+        lines += [f"{label}: {figure.text}" for label, figure in listed]
+        if len(listed) < len(known):
             counts = {kind: sum(figure.verdict == kind for figure in known) for kind in COUNTED}
             phrases = ", ".join(f"{count} {COUNTED[kind]}" for kind, count in counts.items() if count)
             lines.append(f"least and greatest of {len(known)}: {phrases}")

@@ -161,14 +161,14 @@ def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequenc
 
 def _rankings(runs: Sequence[Run], goal: str, mix: bool) -> list[Ranking]:
     works = grouping.group(runs, same_work.work_keys(runs, mix))
-    found = []
+    ranked = []
     for work, of_work in works.items():
         title = _title(work, list(works)) if len(works) > 1 else ""
         amounts = same_work.by_amount(of_work)
         for (rows, pairs), group in amounts.items():
             amount = f"{'preference pairs' if pairs else 'runs'} of {'all' if rows is None else rows} rows"
-            found.append(_ranking(group, goal, title, amount if len(amounts) > 1 else ""))
-    return found
+            ranked.append(_ranking(group, goal, title, amount if len(amounts) > 1 else ""))
+    return ranked
 
 
 def _title(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
