@@ -24,9 +24,9 @@ def test_the_last_checkpoint_replaces_those_before(tmp_path: Path):
         checkpoint.save(tmp_path, alone(), steps, {"weights": torch.arange(steps), "name": "x", "none": None})
         assert checkpoint.latest(tmp_path) == steps
     assert sorted(path.name for path in (tmp_path / "checkpoint").rglob("*")) == ["latest.json", "r00.pt", "s00000020"]
-    found = checkpoint.load(tmp_path, alone())
-    assert found is not None and found["weights"].tolist() == list(range(20))
-    assert (found["name"], found["none"]) == ("x", None)
+    state = checkpoint.load(tmp_path, alone())
+    assert state is not None and state["weights"].tolist() == list(range(20))
+    assert (state["name"], state["none"]) == ("x", None)
     checkpoint.remove(tmp_path)
     checkpoint.remove(tmp_path)  # nothing is there, and nothing is wrong
     assert checkpoint.latest(tmp_path) is None and not list(tmp_path.iterdir())

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ def test_a_sweep_leaves_records_and_a_table_and_is_gone_on_with(tmp_path: Path):
     words = in_folder(tmp_path / "s", "-m", "precision=fp64,fp32,fp16", "gpus=1,2", "dataset.train_limit=64")
     first = command(*words)
     assert first.returncode == 0, first.stderr
-    found = records(tmp_path / "s")
-    axes = {(r["axes"]["precision"], r["axes"]["gpus"]) for r in found if r["status"] == "ok"}
+    measured = records(tmp_path / "s")
+    axes = {(r["axes"]["precision"], r["axes"]["gpus"]) for r in measured if r["status"] == "ok"}
     assert axes == {(p, g) for p in ("fp64", "fp32", "fp16") for g in (1, 2)}
     table = [line.split()[:3] for line in first.stdout.splitlines() if line.startswith("fp")]
     assert table == [[p, str(g), "ok"] for p in ("fp64", "fp32", "fp16") for g in (1, 2)]
@@ -48,7 +49,7 @@ def test_a_sweep_leaves_records_and_a_table_and_is_gone_on_with(tmp_path: Path):
 
     again = command(*words, "lr=0.05")  # the same cells, typed otherwise
     assert again.returncode == 0 and again.stdout.count("measured before (ok)") == 6
-    assert records(tmp_path / "s") == found
+    assert records(tmp_path / "s") == measured
     assert again.stdout.splitlines()[-7:-1] == first.stdout.splitlines()[-7:-1]  # the same table
 
 
@@ -56,6 +57,7 @@ def test_a_single_run_and_its_rerun(tmp_path: Path):
     words = in_folder(tmp_path / "one", "seed=3")
     assert command(*words).returncode == 0
     (before,) = records(tmp_path / "one")
+    assert "measured before (ok)" in command(*words, "dry_run=true").stdout
     assert "measured before (ok)" in command(*words).stdout
     assert command(*words, "rerun=true").returncode == 0
     (after,) = records(tmp_path / "one")
@@ -67,13 +69,13 @@ def test_a_refusal_leaves_a_measurement_alone(tmp_path: Path):
     assert command(*words).returncode == 0
     before = records(tmp_path / "s")
     (folder,) = (path.parent for path in (tmp_path / "s").glob("*/result.json"))
-    (folder / "result.json").rename(folder / "kept.json")
+    (folder / "result.json").rename(folder / "aside.json")
     (folder / ".running.json").write_text('{"host": "another", "pid": 1}')
     refused = command(*words)
     assert refused.returncode == 1 and "is measuring" in refused.stderr
-    assert (folder / "kept.json").exists() and not (folder / "result.json").exists()
+    assert (folder / "aside.json").exists() and not (folder / "result.json").exists()
     (folder / ".running.json").unlink()
-    (folder / "kept.json").rename(folder / "result.json")
+    (folder / "aside.json").rename(folder / "result.json")
     assert command(*words, env={**os.environ}).returncode == 0 and records(tmp_path / "s") == before
 
 
@@ -104,6 +106,22 @@ def test_a_refused_run_says_why_in_a_line_and_leaves_nothing(words: list[str], k
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"refused: {key}")
     assert not (tmp_path / "run").exists()
+
+
+DRY = [
+    (["dataset=mnist", "dataset.root=/nowhere"], 1, "refused: dataset.root=/nowhere"),
+    (["dataset.image_size=0"], 1, "refused: dataset.image_size=0"),
+    ([], 0, "dry_run=true: nothing is started. To be measured in this process: "),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "says"), DRY, ids=["root", "size", "ok"])
+def test_a_dry_run_makes_the_checks_of_a_run(
+    words: list[str], code: int, says: str, called: Callable[..., tuple[int, str]], tmp_path: Path
+):
+    ended, printed = called(*in_folder(tmp_path / "run", *words), "dry_run=true")
+    assert ended == code and printed.startswith(says)
+    assert "00000000" not in printed and not (tmp_path / "run").exists()
 
 
 MISTYPED = [
@@ -306,9 +324,9 @@ def test_an_interruption_while_it_starts_is_recorded_too(tmp_path: Path):
     os.killpg(started.process.pid, signal.SIGINT)
     _, errors = started.process.communicate(timeout=60)
     assert started.process.returncode == 1 and "Traceback" not in errors
-    (found,) = records(tmp_path / "s")
-    assert found["status"] == "interrupted" and found["epochs"] == []
-    assert found["cause"]["message"] == "interrupted by SIGINT"
+    (record,) = records(tmp_path / "s")
+    assert record["status"] == "interrupted" and record["epochs"] == []
+    assert record["cause"]["message"] == "interrupted by SIGINT"
     assert_gone(family)
 
 

@@ -66,6 +66,7 @@ def plan(called: Called, monkeypatch: pytest.MonkeyPatch) -> Plan:
     def planned(*words: str, entry: str) -> list[RunConfig]:
         seen: list[list[Cell]] = []
         monkeypatch.setattr(dry_run, "show", lambda cells, *_, **__: seen.append(cells))
+        monkeypatch.setattr(dry_run, "check", lambda left, **_: left)  # the data need not be on this machine
         code, printed = called(*words, "dry_run=true", entry=entry)
         assert code == 0, printed
         (cells,) = seen
@@ -81,8 +82,8 @@ def axes(config: RunConfig) -> dict[str, Any]:
 
 def varied(configs: list[RunConfig]) -> dict[str, set[Any]]:
     """The axes that differ, less torchtune's recipe, which follows from method and GPUs."""
-    found = [axes(config) for config in configs]
-    values = {key: {row[key] for row in found} for key in found[0] if key != "recipe"}
+    rows = [axes(config) for config in configs]
+    values = {key: {row[key] for row in rows} for key in rows[0] if key != "recipe"}
     return {key: several for key, several in values.items() if len(several) > 1}
 
 
@@ -112,8 +113,8 @@ def test_at_full_scale_it_is_the_papers_and_fits_a_node_of_4_gpus(name: str, pla
     for config in cells:
         assert {key: axes(config)[key] for key in held} == held
         assert config.profile.name == ("kineto" if name in PROFILED else "none")
-        found = place(config, 4)
-        assert (found.device, found.backend, found.oversubscribed) == ("cuda", "nccl", False)
+        placement = place(config, 4)
+        assert (placement.device, placement.backend, placement.oversubscribed) == ("cuda", "nccl", False)
         if isinstance(config, VisionConfig) and name in PHOTOGRAPHS:
             assert getattr(config.dataset, "cache", None) == "none"
 
@@ -138,9 +139,9 @@ def test_at_smoke_scale_it_has_the_same_axes_on_small_things(name: str, plan: Pl
     if expected.get("gpus") == {1, 2, 3, 4}:  # half of the cells tell as much
         expected, words = expected | {"gpus": {1, 4}}, ["gpus=1,4"]
     cells = plan(f"experiment={name}", "scale=smoke", *words, entry=entry)
-    found = varied(cells)
-    assert {key: len(values) for key, values in found.items()} == {key: len(v) for key, v in expected.items()}
-    assert {key: v for key, v in found.items() if key != "image_size"} == {
+    axes_of_cells = varied(cells)
+    assert {key: len(values) for key, values in axes_of_cells.items()} == {key: len(v) for key, v in expected.items()}
+    assert {key: v for key, v in axes_of_cells.items() if key != "image_size"} == {
         key: v for key, v in expected.items() if key != "image_size"
     }
     assert len(cells) == prod(len(values) for values in expected.values())
@@ -231,9 +232,9 @@ def test_it_runs_at_smoke_scale(entry: str, words: list[str], cells: set[Any], t
     code, printed = called(*words, *shrunk, entry=entry)
     assert code == 0, printed
     assert "scale=smoke: shrunk, to try the code: not figures" in printed
-    found = [(path, json.loads(path.read_text())) for path in tmp_path.glob("*/result.json")]
-    assert {(record["axes"]["precision"], record["axes"]["gpus"]) for _, record in found} == cells
-    for path, record in found:
+    records = [(path, json.loads(path.read_text())) for path in tmp_path.glob("*/result.json")]
+    assert {(record["axes"]["precision"], record["axes"]["gpus"]) for _, record in records} == cells
+    for path, record in records:
         assert record["status"] == "ok"
         assert record["axes"]["scale"] == record["config"]["scale"] == "smoke"
         assert "scale=smoke" in path.parent.name and "experiment" not in path.parent.name

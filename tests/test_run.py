@@ -31,8 +31,8 @@ def ok(result: dict[str, Any]) -> dict[str, Any]:
 def test_the_record_is_whole(measured: Measured):
     result = ok(measured("gpus=2", "epochs=2", "target_accuracy=0.01"))
     folder = Path(result["folder"])
-    found = json.loads((folder / "result.json").read_text())
-    assert found == {key: value for key, value in result.items() if key != "folder"}
+    record = json.loads((folder / "result.json").read_text())
+    assert record == {key: value for key, value in result.items() if key != "folder"}
     assert sorted(p.name for p in folder.iterdir()) == [
         "config.yaml",
         "environment.json",
@@ -40,8 +40,8 @@ def test_the_record_is_whole(measured: Measured):
         "result.json",
         "steps.parquet",
     ]
-    assert (found["schema_version"], found["kind"], found["cause"]) == (1, "vision", None)
-    assert found["axes"] == {
+    assert (record["schema_version"], record["kind"], record["cause"]) == (1, "vision", None)
+    assert record["axes"] == {
         "precision": "fp32",
         "gpus": 2,
         "nodes": 1,
@@ -58,28 +58,28 @@ def test_the_record_is_whole(measured: Measured):
         "scale": "full",
         "device": "cpu",
     }
-    assert [epoch["epoch"] for epoch in found["epochs"]] == [0, 1]
-    assert all(epoch["samples"] == epoch["samples_trained"] == 96 for epoch in found["epochs"])
-    assert all(epoch["test_right"] == round(50 * epoch["test_accuracy"]) for epoch in found["epochs"])
-    assert found["test_accuracy"] == found["epochs"][-1]["test_accuracy"]
-    assert found["time_to_target_s"] == found["epochs"][0]["ended_s"]
-    trained, evaluated = (sum(epoch[key] for epoch in found["epochs"]) for key in ("train_s", "evaluate_s"))
-    assert found["train_s"] == trained and found["evaluate_s"] == evaluated
-    assert trained + evaluated <= found["total_s"] + 0.05 and found["total_s"] == found["epochs"][-1]["ended_s"]
-    assert found["step_s"]["count"] == 5 and found["step_s"]["warmup_count"] == 1
-    assert found["startup_s"] > 0
-    assert found["gpu"] is found["joules_per_image"] is None
-    memory = found["peak_memory_bytes"]
+    assert [epoch["epoch"] for epoch in record["epochs"]] == [0, 1]
+    assert all(epoch["samples"] == epoch["samples_trained"] == 96 for epoch in record["epochs"])
+    assert all(epoch["test_right"] == round(50 * epoch["test_accuracy"]) for epoch in record["epochs"])
+    assert record["test_accuracy"] == record["epochs"][-1]["test_accuracy"]
+    assert record["time_to_target_s"] == record["epochs"][0]["ended_s"]
+    trained, evaluated = (sum(epoch[key] for epoch in record["epochs"]) for key in ("train_s", "evaluate_s"))
+    assert record["train_s"] == trained and record["evaluate_s"] == evaluated
+    assert trained + evaluated <= record["total_s"] + 0.05 and record["total_s"] == record["epochs"][-1]["ended_s"]
+    assert record["step_s"]["count"] == 5 and record["step_s"]["warmup_count"] == 1
+    assert record["startup_s"] > 0
+    assert record["gpu"] is record["joules_per_image"] is None
+    memory = record["peak_memory_bytes"]
     assert memory["kind"] == "rss" and memory["max"] == max(memory["per_rank"]) and len(memory["per_rank"]) == 2
-    assert 0 < sum(found["phases_s"].values()) <= found["step_s"]["mean"] * 1.01
+    assert 0 < sum(record["phases_s"].values()) <= record["step_s"]["mean"] * 1.01
 
 
 def test_rates_are_samples_over_the_time_of_the_same_steps(measured: Measured):
     result = ok(measured("gpus=2"))
     rows = run_folder.read_steps(Path(result["folder"])).to_pylist()
-    kept = [row for row in rows if row["step"] >= 1]
-    slowest_s = max(sum(row["step_s"] for row in kept if row["rank"] == rank) for rank in (0, 1))
-    assert result["images_per_s"] == pytest.approx(sum(row["samples"] for row in kept) / slowest_s)
+    counted = [row for row in rows if row["step"] >= 1]
+    slowest_s = max(sum(row["step_s"] for row in counted if row["rank"] == rank) for rank in (0, 1))
+    assert result["images_per_s"] == pytest.approx(sum(row["samples"] for row in counted) / slowest_s)
     assert result["trained_images_per_s"] == pytest.approx(result["images_per_s"])
     pairs = zip(rows[:3], rows[3:], strict=True)  # ranks 0 and 1
     expected = [max(a["step_s"], b["step_s"]) for a, b in pairs][1:]
@@ -111,11 +111,11 @@ def test_precision_decides_how_many_bytes_cross(measured: Measured):
     few = ("dataset.train_limit=32", "dataset.test_limit=20")
     moved = {p: ok(measured(f"precision={p}", *few))["transfer_bytes"] for p in ("fp64", "fp32", "fp16", "bf16")}
     for part in ("train", "evaluate"):
-        images = {p: found["h2d_images"][part] for p, found in moved.items()}
+        images = {p: bytes_moved["h2d_images"][part] for p, bytes_moved in moved.items()}
         count = 32 if part == "train" else 20
         assert images["fp32"] == count * 3 * 32 * 32 * 4
         assert images["fp64"] == 2 * images["fp32"] == 4 * images["fp16"] == 4 * images["bf16"]
-        assert {found["h2d_labels"][part] for found in moved.values()} == {8 * count}
+        assert {bytes_moved["h2d_labels"][part] for bytes_moved in moved.values()} == {8 * count}
     fp32 = moved["fp32"]
     assert fp32["h2d"] == sum(fp32[key][part] for key in ("h2d_images", "h2d_labels") for part in ("train", "evaluate"))
     assert fp32["d2h"] is fp32["d2d"] is None
@@ -191,9 +191,9 @@ def test_an_unknown_model_is_refused_with_its_neighbours(measured: Measured):
 
 def test_a_refusal_in_a_sweep_is_recorded(measured: Measured):
     result = measured("gpus=0")
-    found = json.loads((Path(result["folder"]) / "result.json").read_text())
-    assert found["status"] == "refused" and found["cause"]["message"].startswith("gpus=0")
-    assert found["axes"]["gpus"] == 0 and found["axes"]["precision"] == "fp32"
+    record = json.loads((Path(result["folder"]) / "result.json").read_text())
+    assert record["status"] == "refused" and record["cause"]["message"].startswith("gpus=0")
+    assert record["axes"]["gpus"] == 0 and record["axes"]["precision"] == "fp32"
 
 
 def test_a_refusal_after_the_folder_was_taken_leaves_its_record_alone(
@@ -223,9 +223,9 @@ def test_the_end_of_a_job_is_recorded_over_what_an_earlier_one_left(
     if before is not None:
         run_folder.write_json(tmp_path / "result.json", before)
     outcome.fail(outcome.begin(WORKLOAD, composed(*SMALL), tmp_path, job), Failure("slurm", "gone"), "timeout")
-    found = run_folder.read_json(tmp_path / "result.json")
-    assert found is not None
-    assert (found["status"] == "timeout") is written
+    record = run_folder.read_json(tmp_path / "result.json")
+    assert record is not None
+    assert (record["status"] == "timeout") is written
 
 
 def test_a_broken_photograph_ends_the_run_by_its_name(measured: Measured, tmp_path: Path):

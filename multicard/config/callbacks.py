@@ -1,4 +1,4 @@
-"""What Hydra calls before it makes a folder."""
+"""A check that Hydra calls before it makes a folder."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 
 class WritableFolder(Callback):
-    """Refuses in one line where the folder of a run or sweep cannot be made; Hydra would print a traceback."""
+    """Refuse in one line a folder of a run or sweep that cannot be made; Hydra would print a traceback."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         _make(Path(config.hydra.run.dir), "hydra.run.dir")

@@ -29,8 +29,7 @@ class Placement:
 
 
 def place(config: RunConfig, cuda_devices: int, nodes: int = 1, processes: int | None = None) -> Placement:
-    """Decide device and backend on a machine with `cuda_devices` visible CUDA devices, one of `nodes` that the run
-    was given.
+    """Decide device and backend on a machine with `cuda_devices` visible CUDA devices, one of the run's `nodes`.
 
     Args:
         processes: ranks on each node, where there is not one for each GPU.
@@ -46,7 +45,7 @@ def place(config: RunConfig, cuda_devices: int, nodes: int = 1, processes: int |
     remedy = f"use gpus={cuda_devices} or fewer, device=cpu, or oversubscribe=true to try the code (never for figures)"
     require(fits or config.oversubscribe, f"gpus={config.gpus}: {cuda_devices} CUDA device(s) are visible; {remedy}")
     remedy = "submit it with hydra/launcher=submitit_slurm, or use nodes=1"
-    require(config.nodes == nodes, f"nodes={config.nodes}: {nodes} was given; {remedy}")
+    require(config.nodes == nodes, f"nodes={config.nodes}: the run has {nodes}; {remedy}")
     oversubscribed = on_cuda and not fits
 
     backend = config.backend

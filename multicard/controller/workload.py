@@ -13,16 +13,19 @@ from multicard.config.placement import Placement
 class Workload:
     """What one entry adds to a run.
 
-    entry: the script that measures it.
-    schema: of the whole configuration; options: group to option to schema, where options have their own.
-    work: the function that each rank calls ("module:function": imported there, not here).
+    name: the record's `kind`; entry: the script.
+    schema: of the whole configuration; options: the schemas of options, by group.
+    work: the function that each rank calls, as "module:function"; it is imported by the ranks alone.
     preload: the modules that CPU ranks are forked with.
     check: raises ValueError, with the key and the remedy, for what cannot work on this machine.
-    arguments: what `work` is called with after its `Rank`.
+    arguments: of `work` after its `Rank`: configuration, folder, and JSON-ready values.
+    axes: the record's `axes`, by configuration and device.
+    describe: one line about a run before it starts.
+    summarise: the record's figures, from the ranks' reports, the table of steps and the joules of training.
     advise: the option to try next against what bounds a run.
-    unit: what ranks count while they work; nccl: the backend that is meant where NCCL is.
-    resumable: ranks save themselves and stop where the board says, and go on when they are started again.
-    processes: ranks a node.
+    unit: what ranks count while they work; nccl: torch's name of the backend where NCCL is chosen.
+    processes: ranks on each node.
+    resumable: whether ranks save a checkpoint when they are asked to stop, and resume from it.
     """
 
     name: str
