@@ -88,9 +88,10 @@ def _table(runs: Sequence[Run], same: set[str], limit: int | None) -> list[str]:
     order = ["name", "kind", *axes, "status", *FIGURES, "commit", "hardware", "hosts", "marks"]
     cells = {name: [_value(name, run) for run in runs] for name in order if name not in same}
     names = [name for name in cells if name in axes or set(cells[name]) - {"-", ""}]
+    widths = dict(zip(names, text_table.least_widths(names, _rows(names, cells)), strict=True))
     dropped = []
     for name in (*DROPPED, *reversed(axes)):
-        if limit is None or text_table.least_width(names, _rows(names, cells)) <= limit:
+        if limit is None or sum(widths[column] + text_table.GAP for column in names) - text_table.GAP <= limit:
             break
         if name in names:
             names.remove(name)

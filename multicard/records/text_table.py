@@ -79,10 +79,9 @@ def alignment(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def least_width(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """The width below which lines of this table do not fit however much its columns of text are cut."""
-    least = _least_widths([headings, *rows], alignment(headings, rows), LEAST_WIDTH)
-    return sum(least) + GAP * (len(least) - 1)
+def least_widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """The width of each column in cells when its text is cut as far as it can be."""
+    return _least_widths([headings, *rows], alignment(headings, rows), LEAST_WIDTH)
 
 
 def terminal_width() -> int | None:
