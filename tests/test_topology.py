@@ -33,9 +33,9 @@ def sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_sockets_cores_threads_and_numa_nodes(sys: Path):
-    found = topology.cpu(sys)
-    assert (found["sockets"], found["cores_per_socket"], found["threads"]) == (2, 3, 12)
-    assert found["numa_nodes"] == [
+    cpu = topology.cpu(sys)
+    assert (cpu["sockets"], cpu["cores_per_socket"], cpu["threads"]) == (2, 3, 12)
+    assert cpu["numa_nodes"] == [
         {"node": 0, "cpus": "0-5", "memory_bytes": 1024},
         {"node": 1, "cpus": "6-11", "memory_bytes": 2048},
         {"node": 10, "cpus": "", "memory_bytes": 11 * 1024},
@@ -46,9 +46,9 @@ def test_gpus_with_their_numa_node_and_pcie(sys: Path, monkeypatch: pytest.Monke
     known = Gpu("GPU-a", bus=0x03)
     poor = Gpu("GPU-b", bus=0x1B, lacks=("CurrPcieLinkGeneration", "EnforcedPowerLimit", "TopologyCommonAncestor"))
     nvml = install(monkeypatch, Nvml(known, poor))
-    found = topology.collect(["GPU-b", "GPU-a", "MIG-gone"])
-    assert [gpu["uuid"] for gpu in found["gpus"]] == ["GPU-b", "GPU-a"]
-    assert found["gpus"][1] == {
+    content = topology.collect(["GPU-b", "GPU-a", "MIG-gone"])
+    assert [gpu["uuid"] for gpu in content["gpus"]] == ["GPU-b", "GPU-a"]
+    assert content["gpus"][1] == {
         "uuid": "GPU-a",
         "index": 3,
         "pci": "0000:03:00.0",
@@ -60,10 +60,10 @@ def test_gpus_with_their_numa_node_and_pcie(sys: Path, monkeypatch: pytest.Monke
         "power_limit_w": 650.0,
         "power_limit_default_w": 700.0,
     }
-    first = found["gpus"][0]
+    first = content["gpus"][0]
     assert first["numa_node"] is first["pcie_generation"] is first["power_limit_w"] is None
     assert first["pci"] == "0000:1b:00.0" and first["pcie_width"] == 8
-    assert found["links"] == [{"gpus": ["GPU-b", "GPU-a"], "link": None, "path": None, "nvlinks": 0}]
+    assert content["links"] == [{"gpus": ["GPU-b", "GPU-a"], "link": None, "path": None, "nvlinks": 0}]
     assert nvml.open == 0
 
 
@@ -89,8 +89,8 @@ def test_links_through_switches(sys: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_without_nvml_the_host_is_still_described(sys: Path, monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, Nvml(driver=False))
-    found = topology.collect([])
-    assert found["gpus"] == found["links"] == [] and found["cpu"]["sockets"] == 2
+    content = topology.collect([])
+    assert content["gpus"] == content["links"] == [] and content["cpu"]["sockets"] == 2
 
 
 def test_a_host_that_shows_nothing_gives_null(tmp_path: Path):

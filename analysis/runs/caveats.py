@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from multicard.config.placement import OVERSUBSCRIBED
 from multicard.records.comparable import DISTURBED
 from multicard.records.table import MARK
 
@@ -17,7 +18,7 @@ class Mark:
 
 
 MARKS = (
-    Mark(MARK, "oversubscribed", "ranks shared a GPU: not a figure of this machine", lambda run: run["oversubscribed"]),
+    Mark(MARK, "oversubscribed", OVERSUBSCRIBED, lambda run: run["oversubscribed"]),
     Mark("c", "cpu_ranks", "CPU ranks, not GPUs", lambda run: run.get("device") == "cpu"),
     Mark(DISTURBED, "disturbed", "others used its GPUs meanwhile", lambda run: run["disturbed"]),
     Mark("r", "random_weights", "random weights: its loss is no model's", lambda run: run.get("weights") == "random"),

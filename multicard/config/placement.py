@@ -6,6 +6,8 @@ from multicard.config.base import Backend, RunConfig
 from multicard.config.job import Device, count
 from multicard.config.keys import require
 
+OVERSUBSCRIBED = "ranks shared a GPU: not a figure of this machine"
+
 
 @dataclass(frozen=True)
 class Placement:

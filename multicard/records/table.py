@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from multicard.config.base import Scale
+from multicard.config.placement import OVERSUBSCRIBED
 from multicard.measure import formulas
 from multicard.records import comparable, text_table
 
@@ -36,7 +37,7 @@ def lines(records: list[dict[str, Any]], width: int | None = None) -> list[str]:
     align = "l" * (len(axes) + 1) + "r" * len(figures)
     printed = text_table.text([*axes, "status", *figures], cells, width, align)
     if any(result.get("oversubscribed") for result in records):
-        printed.append(f"{MARK} ranks shared a GPU (oversubscribe=true): not a figure of this machine")
+        printed.append(f"{MARK} {OVERSUBSCRIBED}")
     if any(result["axes"].get("scale") == Scale.smoke for result in records):
         printed.append("scale=smoke: shrunk, to try the code: not figures of what the papers measured")
     rate, skipped = RATES[kind]

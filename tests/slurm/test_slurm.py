@@ -58,9 +58,9 @@ def lost(node: str, controller: psutil.Process) -> Iterator[None]:
 
 def test_each_job_gets_its_own_resources_and_is_not_measured_twice(sweep: Sweep):
     words = ("precision=fp32,bf16", "gpus=1,2,4")
-    shown = sweep.run(*words, "dry_run=true")
-    assert shown.returncode == 0, shown.stderr
-    assert [line.split()[:5] for line in shown.stdout.splitlines() if " GPU" in line] == [
+    planned = sweep.run(*words, "dry_run=true")
+    assert planned.returncode == 0, planned.stderr
+    assert [line.split()[:5] for line in planned.stdout.splitlines() if " GPU" in line] == [
         ["2", "1", "node,", str(gpus), "GPU," if gpus == 1 else "GPUs,"] for gpus in (1, 2, 4)
     ]
     assert not sweep.folder.exists()
