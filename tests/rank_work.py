@@ -71,7 +71,7 @@ def shares(rank: Rank, config: VisionConfig, folder: Path, sizes: list[int]) -> 
         size = share.batch_size
         batches = [loaded[i : i + size] for i in range(0, len(loaded), size)]
         trained = [i for batch in batches[share.turn :: share.round] for i in batch]
-        seen[samples, name] = {"loaded": loaded, "trained": trained, "steps": share.steps, "batches": share.batches}
+        seen[samples, name] = {"loaded": loaded, "trained": trained, "steps": share.steps}
     save(rank, folder, seen)
 
 

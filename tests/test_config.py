@@ -1,5 +1,7 @@
 """Every option composes, every closed set is whole, and what cannot work is refused by name."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -48,6 +50,11 @@ def options(group: str) -> set[str]:
 @pytest.mark.parametrize("group", GROUPS)
 def test_each_option_has_its_function(group: str):
     assert options(group) == set(GROUPS[group])
+
+
+def test_the_controller_reads_the_objects_without_torch():
+    line = "import sys; from multicard import workloads; workloads.register(); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", line], check=True, cwd=ROOT)
 
 
 def vision_options() -> list[tuple[str, str]]:

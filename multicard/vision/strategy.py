@@ -44,13 +44,10 @@ class Share:
     turn: int = 0
 
     @property
-    def batches(self) -> int:
-        return -(-len(self.sampler) // self.batch_size)
-
-    @property
     def steps(self) -> int:
         """Rounds in an epoch."""
-        return -(-self.batches // self.round)
+        batches = -(-len(self.sampler) // self.batch_size)
+        return -(-batches // self.round)
 
     def loaded(self, steps: int) -> int:
         """Samples that this rank loads in the first `steps` steps of an epoch, all batches being full."""

@@ -76,16 +76,11 @@ def describe(config: VisionConfig, placement: Placement) -> str:
 
 
 def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
-    """The option to try next against `bound`, what bounds a run."""
-    return next(option for option, open_to_try in _options(config, placement, bound) if open_to_try)
-
-
-def _options(config: VisionConfig, placement: Placement, bound: str) -> list[tuple[str, bool]]:
-    """Options against `bound`, the best first, and whether the run can still take each."""
+    """The option to try next against `bound`, what bounds a run: the best that the run does not have yet."""
     on_cuda, loader, options = placement.device == "cuda", config.loader.name, config.dataset
     several = config.gpus * config.nodes > 1
     undecoded = isinstance(options, ImagesConfig) and options.cache is CacheMode.none
-    options_against = {
+    untried = {
         "input": [
             ("dataset.cache=mmap", undecoded),
             ("loader=device", loader != "device"),
@@ -115,7 +110,7 @@ def _options(config: VisionConfig, placement: Placement, bound: str) -> list[tup
             ("more GPUs", True),
         ],
     }
-    return options_against[bound]
+    return next(option for option, is_untried in untried[bound] if is_untried)
 
 
 WORKLOAD = Workload(
