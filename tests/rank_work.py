@@ -26,7 +26,7 @@ from multicard.vision.data import datasets, splits
 from multicard.vision.data.batch import Input, Source
 from multicard.vision.data.host_loader import Samples
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.data.samplers import Rest, Strided
+from multicard.vision.data.samplers import Remaining, Strided
 from multicard.vision.loop import Loop
 from multicard.vision.precision import PRECISIONS
 from multicard.vision.strategy import STRATEGIES, Share
@@ -48,7 +48,7 @@ def reads(rank: Rank, configs: list[VisionConfig], folder: Path, samples: int) -
             loader = config.loader.name
             strategy = replace(config.strategy, name=name)
             share = STRATEGIES[name].share(nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
-            sampler = Rest(share.sampler, samples)
+            sampler = Remaining(share.sampler, samples)
             source = Source(numbered, sampler, config.batch_size, 0, config, torch.float32, sharded=sharded)
             batches = LOADERS[loader].load(source)
             epochs = []

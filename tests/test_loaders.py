@@ -18,7 +18,7 @@ from multicard.vision.data.device_loader import Resident
 from multicard.vision.data.host_loader import Samples
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.preprocess import Preparation, cut_out, windows
-from multicard.vision.data.samplers import Rest, Shuffled, Strided
+from multicard.vision.data.samplers import Remaining, Shuffled, Strided
 from multicard.vision.data.splits import Split, decode
 from multicard.vision.precision import PRECISIONS
 from tests.conftest import has_dali, typed
@@ -95,7 +95,7 @@ def test_all_loaders_give_the_same_pixels(loader: str, size: int, words: tuple[s
     a level at most. DALI, where it shrinks an image, repeats the border for its antialiasing filter, where torch
     leaves out what lies beyond: up to 8 levels in the outermost pixels."""
     content = noise(5, *shape)
-    sampler = Rest(Shuffled(5, seed=2), 5)
+    sampler = Remaining(Shuffled(5, seed=2), 5)
     sampler.set_epoch(3)
     asked = source(content, sampler, *words, f"dataset.image_size={size}")
     expected = LOADERS["torch"].load(asked)
@@ -122,7 +122,7 @@ def test_augmentation_follows_from_seed_and_epoch_alone(loader: str):
     content = noise(6, 16, 16)
 
     def epoch(number: int, seed: int = 0, skip: int = 0, **options: Any) -> torch.Tensor:
-        sampler = Rest(Strided(6, 0, 1), 6)  # pyright: ignore[reportArgumentType]
+        sampler = Remaining(Strided(6, 0, 1), 6)  # pyright: ignore[reportArgumentType]
         sampler.epoch, sampler.skip = number, skip
         words = ("dataset.augment=true", "dataset.flip=true", f"seed={seed}", f"loader={loader}")
         return pixels(read(source(content, sampler, *words, **options)))
@@ -252,7 +252,7 @@ def test_digits_stay_recognisable_through_the_loader():
 
 @pytest.mark.parametrize("loader", NAMES)
 def test_an_epoch_can_be_abandoned_early(loader: str):
-    sampler = Rest(Shuffled(10, seed=3), 10)
+    sampler = Remaining(Shuffled(10, seed=3), 10)
     batches = LOADERS[loader].load(source(split(list(range(10))), sampler, f"loader={loader}"))
     for epoch, taken in enumerate((3, 1, 3)):  # the loop takes as many as there are and does not ask for one more
         sampler.set_epoch(epoch)

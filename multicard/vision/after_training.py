@@ -12,13 +12,13 @@ from multicard.profiling.capture import Window
 from multicard.ranks.meeting import max_over_ranks
 from multicard.vision.data.batch import Batch, Input
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.data.samplers import Rest
+from multicard.vision.data.samplers import Remaining
 from multicard.vision.loop import COUNTS, Loop
 from multicard.vision.rank_report import Report
 from multicard.vision.strategy import Share
 
 
-def after_training(loop: Loop, report: Report, sampler: Rest, training: Input, workers: int) -> None:
+def after_training(loop: Loop, report: Report, sampler: Remaining, training: Input, workers: int) -> None:
     """Take the steps that `profile` and `diagnose` ask for, without changing the weights, and write their results."""
     config = loop.config
     if not (isinstance(config.profile, WindowConfig) or config.diagnose):
@@ -38,7 +38,7 @@ def after_training(loop: Loop, report: Report, sampler: Rest, training: Input, w
     report.write()
 
 
-def endless(training: Input, sampler: Rest, share: Share, epoch: int) -> Iterator[Batch]:
+def endless(training: Input, sampler: Remaining, share: Share, epoch: int) -> Iterator[Batch]:
     """The loader's batches, epoch after epoch, in complete rounds; all of them where no round is complete."""
     complete = len(share.sampler) // share.batch_size // share.round * share.round
     while True:

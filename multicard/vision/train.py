@@ -14,7 +14,7 @@ from multicard.vision import after_training, compiling, models, optim, resume
 from multicard.vision.data import datasets, decoded_cache
 from multicard.vision.data.batch import Input, Source
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.data.samplers import Rest, Strided
+from multicard.vision.data.samplers import Remaining, Strided
 from multicard.vision.data.splits import Split
 from multicard.vision.loop import Loop, memory_format
 from multicard.vision.precision import choose
@@ -57,7 +57,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
         )
         return LOADERS[config.loader.name].load(source)
 
-    sampler = Rest(share.sampler, len(data.train))
+    sampler = Remaining(share.sampler, len(data.train))
     training = load(data.train, sampler, sharded=strategy.shards and rank.world_size > 1)
     testing = load(data.test, Strided(len(data.test), rank.rank, rank.world_size), training=False)
 
@@ -90,7 +90,9 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
         after_training.after_training(loop, report, sampler, training, workers)
 
 
-def run_epochs(loop: Loop, report: Report, sampler: Rest, training: Input, testing: Input, start: resume.Start) -> None:
+def run_epochs(
+    loop: Loop, report: Report, sampler: Remaining, training: Input, testing: Input, start: resume.Start
+) -> None:
     """Train and evaluate from `start` to the end, or to the step at which a stop is asked for."""
     rank, config, share = loop.rank, loop.config, loop.share
     sampler.set_epoch(start.epoch, share.loaded(start.step))

@@ -37,7 +37,7 @@ class Strided(Sampler[int]):
         return iter(self.indices)
 
 
-class Rest(Sampler[int]):
+class Remaining(Sampler[int]):
     """The rest of an epoch of `sampler` after its first `skip` samples, which are not loaded.
 
     It yields draws, the epoch times `samples` plus the index of a sample, so that whatever a loader does to a sample
