@@ -37,7 +37,7 @@ def lines(records: list[dict[str, Any]], width: int | None = None) -> list[str]:
     align = "l" * (len(axes) + 1) + "r" * len(figures)
     printed = text_table.text([*axes, "status", *figures], cells, width, align)
     if any(result.get("oversubscribed") for result in records):
-        printed.append(f"{MARK} {OVERSUBSCRIBED}")
+        printed.append(f"{MARK} {OVERSUBSCRIBED} (oversubscribe=true)")
     if any(result["axes"].get("scale") == Scale.smoke for result in records):
         printed.append("scale=smoke: shrunk, to try the code: not figures of what the papers measured")
     rate, skipped = RATES[kind]
