@@ -28,7 +28,7 @@ MEMORY = {"Pageable": 0, "Pinned": 1, "Device": 2}
 
 
 def kineto_events(events: Sequence[Event], pid: int = 77) -> list[dict[str, Any]]:
-    found = []
+    events_json = []
     for event in events:
         on_host = event.kind in ("api", "range")
         args: dict[str, Any] = {"External id": 1}
@@ -38,8 +38,8 @@ def kineto_events(events: Sequence[Event], pid: int = 77) -> list[dict[str, Any]
         name = event.name.rpartition("_v")[0] if event.kind == "api" else event.name
         times = {"ts": BASE_US + event.start_us, "dur": event.us}
         who = {"pid": pid if on_host else event.device, "tid": event.lane}
-        found.append({"ph": "X", "cat": CATEGORIES[event.kind], "name": name} | who | times | {"args": args})
-    return found
+        events_json.append({"ph": "X", "cat": CATEGORIES[event.kind], "name": name} | who | times | {"args": args})
+    return events_json
 
 
 def write_kineto(path: Path, events: Sequence[Event | dict[str, Any]], **top: Any) -> Path:

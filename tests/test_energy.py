@@ -13,7 +13,7 @@ NAN = float("nan")
 
 
 def rows(times_s: list[float], **columns: list[float]) -> dict[str, np.ndarray]:
-    """The samples of one GPU; what is not given it does not tell."""
+    """The samples of one GPU; columns that are not passed are NaN."""
     blank = [NAN] * len(times_s)
     return {name: np.array(columns.get(name, blank)) for name in COLUMNS} | {"time_s": np.array(times_s)}
 
@@ -45,8 +45,8 @@ def test_the_error_is_at_most_an_intervals_energy_at_each_end():
 
     times = np.array([0.5, 1.5, 2.5, 3.5])
     for start in np.linspace(0.5, 1.5, 11):
-        found = integrals.between(times, counter(times), (start, 3.0))
-        assert found is not None and abs(found - (counter(3.0) - counter(start))) <= 400 * 1.0
+        energy = integrals.between(times, counter(times), (start, 3.0))
+        assert energy is not None and abs(energy - (counter(3.0) - counter(start))) <= 400 * 1.0
 
 
 def test_power_is_integrated_by_trapezoids():
@@ -83,7 +83,7 @@ def test_throttling_is_told_by_its_share_of_the_samples():
 
 
 def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
-    told = rows(
+    samples = rows(
         [0.0, 1, 2, 3],
         energy_joules=[0, 50, 350, 750],
         power_w=[50, 200, 500, 900],
@@ -93,7 +93,7 @@ def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
         utilisation=[0, 1, 0.5, 0],
         reasons=[1, 0, 4, 1],
     )
-    assert integrals.device([(told, (0.5, 2.5))]) == {
+    assert integrals.device([(samples, (0.5, 2.5))]) == {
         "samples": 2,
         "energy_joules": 25 + 300 + 200,
         "energy_source": "counter",
@@ -106,7 +106,7 @@ def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
         "utilisation_mean": 0.75,
         "throttle": {"sw_power_cap": 0.5},
     }
-    short = integrals.device([(told, (1.25, 1.75))])  # between two samples
+    short = integrals.device([(samples, (1.25, 1.75))])  # between two samples
     assert (short["samples"], short["energy_joules"], short["power_mean_w"]) == (0, 150, 300)
     assert short["power_max_w"] is short["utilisation_mean"] is short["throttle"] is None
 
@@ -114,9 +114,9 @@ def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
 def test_spans_of_several_starts_add_up():
     first = rows([0.0, 1, 2], energy_joules=[0, 100, 200], temperature_c=[40, 50, 60])
     second = rows([0.0, 4], power_w=[300, 300], temperature_c=[70, NAN])
-    found = integrals.device([(first, (0, 1)), (second, (0, 4))])
-    assert (found["energy_joules"], found["power_mean_w"]) == (1300, 260)
-    assert (found["energy_source"], found["temperature_max_c"], found["samples"]) == ("power_samples", 70, 4)
+    energy = integrals.device([(first, (0, 1)), (second, (0, 4))])
+    assert (energy["energy_joules"], energy["power_mean_w"]) == (1300, 260)
+    assert (energy["energy_source"], energy["temperature_max_c"], energy["samples"]) == ("power_samples", 70, 4)
     at_once = integrals.device([(first, (1, 1))])
     assert at_once["energy_joules"] is at_once["power_mean_w"] is None  # not a figure, and not 0
     lost = integrals.device([(first, (0, 1)), (integrals.NO_ROWS, (0, 4))])

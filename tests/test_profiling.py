@@ -77,14 +77,14 @@ def test_overlap_exposure_and_gaps_have_their_closed_form(tmp_path: Path, source
     assert (rank.rank, rank.steps, rank.devices) == (0, 2, [0])
     assert rank.window_s == pytest.approx(2e-3)
     busy = 150 + 1000 + 60 + 200 + 100
-    told = rank.derived
-    assert told.gpu_busy_share == pytest.approx(busy / 2000)
-    assert told.compute_s == pytest.approx((100 + 700 + 50) * 1e-6)
-    assert told.communication_s == pytest.approx(600e-6)
-    assert told.exposed_communication_s == pytest.approx((300 + 150) * 1e-6)
-    assert told.overlap_share == pytest.approx(1 - 450 / 600)
-    assert told.launch_gap_s == pytest.approx((2000 - busy) * 1e-6)
-    assert told.blocked_s == pytest.approx((150 + 50) * 1e-6)
+    derived = rank.derived
+    assert derived.gpu_busy_share == pytest.approx(busy / 2000)
+    assert derived.compute_s == pytest.approx((100 + 700 + 50) * 1e-6)
+    assert derived.communication_s == pytest.approx(600e-6)
+    assert derived.exposed_communication_s == pytest.approx((300 + 150) * 1e-6)
+    assert derived.overlap_share == pytest.approx(1 - 450 / 600)
+    assert derived.launch_gap_s == pytest.approx((2000 - busy) * 1e-6)
+    assert derived.blocked_s == pytest.approx((150 + 50) * 1e-6)
     rows = rows_of(profile)
     launches = rows["derived", "cudaLaunchKernel + cudaLaunchKernelExC"]
     assert (launches.calls, launches.total_s) == (3, pytest.approx(15.001e-6))
@@ -111,19 +111,19 @@ def lagging(steps: int) -> list[Event]:
 
     The markers leave out the first step, a warm-up, and the last, which comes after them.
     """
-    found = []
+    events = []
     for step in range(steps):
         at, number = 1000.0 * step, 100 + 10 * step
-        found += [Event("range", f"ProfilerStep#{step}", at, 1000, 1)] if 0 < step < steps - 1 else []
-        found += [Event("api", "cudaMemcpyAsync_v3020", at + 10, 5, 1, launch=number)]
-        found += [Event("api", "cudaMemsetAsync_v3020", at + 20, 5, 2, launch=number + 1)]
-        found += [Event("api", "cudaGraphLaunch_v10000", at + 30, 5, 1, launch=number + 2)]
+        events += [Event("range", f"ProfilerStep#{step}", at, 1000, 1)] if 0 < step < steps - 1 else []
+        events += [Event("api", "cudaMemcpyAsync_v3020", at + 10, 5, 1, launch=number)]
+        events += [Event("api", "cudaMemsetAsync_v3020", at + 20, 5, 2, launch=number + 1)]
+        events += [Event("api", "cudaGraphLaunch_v10000", at + 30, 5, 1, launch=number + 2)]
         size = 2**step  # so that a sum of bytes tells which steps are in it
         later = at + 1000
-        found += [Event("copy", "Memcpy HtoD (Pinned -> Device)", later + 100, 50, 9, size, launch=number)]
-        found += [Event("memset", "Memset (Device)", later + 200, 50, 7, size, launch=number + 1)]
-        found += [Event("kernel", "relu", later + 300 + 100 * i, 50 + step, 7, launch=number + 2) for i in range(2)]
-    return found[::-1]  # in no order of time
+        events += [Event("copy", "Memcpy HtoD (Pinned -> Device)", later + 100, 50, 9, size, launch=number)]
+        events += [Event("memset", "Memset (Device)", later + 200, 50, 7, size, launch=number + 1)]
+        events += [Event("kernel", "relu", later + 300 + 100 * i, 50 + step, 7, launch=number + 2) for i in range(2)]
+    return events[::-1]  # in no order of time
 
 
 @pytest.mark.parametrize("calls_of_the_warm_up", [True, False])  # Kineto drops them and keeps what they launched
@@ -465,8 +465,8 @@ def test_the_record_for_a_run_holds_the_longest_kernels_only(tmp_path: Path):
     profile = read([write_kineto(tmp_path / "a", many)])
     record = json.loads(json.dumps(profile.as_dict()))
     for rank in (0, None):
-        kept = [row["metric"] for row in record["rows"] if row["rank"] == rank and row["group"] == "kernel"]
-        assert kept == [f"k{index}" for index in range(30, 10, -1)]
+        kernels = [row["metric"] for row in record["rows"] if row["rank"] == rank and row["group"] == "kernel"]
+        assert kernels == [f"k{index}" for index in range(30, 10, -1)]
     assert record["ranks"][0]["derived"]["overlap_share"] is None  # no communication
     assert record["ranks"][0]["derived"]["blocked_s"] is None  # no API calls in it
     assert {"rank", "group", "metric", "calls", "total_s", "mean_s", "share", "bytes", "detail"} == set(

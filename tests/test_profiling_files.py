@@ -266,13 +266,13 @@ def test_json_and_csv_hold_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     with (tmp_path / "out.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert list(lines[0]) == ["rank", "metric", "calls", "total_s", "bytes"]
-    found = {(line["rank"], line["metric"]): line for line in lines}
+    by_row = {(line["rank"], line["metric"]): line for line in lines}
     for row in profile.rows:
-        line = found["all" if row.rank is None else str(row.rank), row.metric]
+        line = by_row["all" if row.rank is None else str(row.rank), row.metric]
         assert line["calls"] == ("" if row.calls is None else str(row.calls))
         assert float(line["total_s"]) == row.total_s
         assert line["bytes"] == ("" if row.bytes is None else str(row.bytes))
-    dropped = found["all", "cudaEventDestroy"]
+    dropped = by_row["all", "cudaEventDestroy"]
     assert (dropped["calls"], dropped["total_s"]) == ("", "")
 
 

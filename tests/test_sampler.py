@@ -1,4 +1,4 @@
-"""The controller's look at GPUs, with a stand-in of NVML: what is sampled, kept and recorded."""
+"""Sampling of GPUs by the controller, with a stand-in for NVML: samples, files and the record."""
 
 import os
 import subprocess
@@ -76,15 +76,15 @@ def test_gpus_with_different_support_are_sampled_while_their_counters_run(
     load = threading.Thread(target=drain, args=([whole], 200, done))
     load.start()
     try:
-        found = sampled(tmp_path, ["GPU-a", "GPU-b"], ranks=2)
+        record = sampled(tmp_path, ["GPU-a", "GPU-b"], ranks=2)
     finally:
         done.set()
         load.join()
-    assert nvml.open == 0 and found["problem"] is None
-    ((part,), (first, second)) = found["parts"], found["devices"]
+    assert nvml.open == 0 and record["problem"] is None
+    ((part,), (first, second)) = record["parts"], record["devices"]
     ((start_s, end_s),) = part.pop("spans_s")
     assert part == {"start": 0, "node": 0, "host": first["host"], "covers": "training"}
-    assert 0.1 <= start_s < start_s + 0.4 <= end_s and found["covers"] == "training"
+    assert 0.1 <= start_s < start_s + 0.4 <= end_s and record["covers"] == "training"
     seconds = end_s - start_s
     assert (first["uuid"], first["index"], first["energy_source"]) == ("GPU-a", 3, "counter")
     assert first["energy_joules"] == pytest.approx(200 * seconds, rel=0.25)  # to a sample at each end
@@ -95,7 +95,9 @@ def test_gpus_with_different_support_are_sampled_while_their_counters_run(
     assert second["temperature_max_c"] == 40  # of the older function
     assert second["sm_clock_min_mhz"] is second["utilisation_mean"] is second["throttle"] is None
     assert (
-        found["energy_joules"] == first["energy_joules"] + second["energy_joules"] == gpu_record.training_joules(found)
+        record["energy_joules"]
+        == first["energy_joules"] + second["energy_joules"]
+        == gpu_record.training_joules(record)
     )
 
     assert [path.name for path in tmp_path.iterdir() if path.name != "ranks"] == ["gpu.parquet"]
@@ -108,9 +110,9 @@ def test_gpus_with_different_support_are_sampled_while_their_counters_run(
 
 def test_what_is_not_known_of_the_training_is_not_passed_off_as_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, Nvml(Gpu("GPU-a")))
-    found = sampled(tmp_path, ["GPU-a"], ranks=1, started=False)
-    assert found["covers"] == found["parts"][0]["covers"] == "sampled" and gpu_record.training_joules(found) is None
-    assert found["devices"][0]["power_max_w"] == 100 and found["energy_joules"] == 0
+    record = sampled(tmp_path, ["GPU-a"], ranks=1, started=False)
+    assert record["covers"] == record["parts"][0]["covers"] == "sampled" and gpu_record.training_joules(record) is None
+    assert record["devices"][0]["power_max_w"] == 100 and record["energy_joules"] == 0
 
 
 def test_the_gpus_of_a_run_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -138,20 +140,22 @@ def test_on_cpu_ranks_nothing_is_asked_nor_written(tmp_path: Path, monkeypatch: 
 
 def test_a_sampler_that_fails_says_why_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, Nvml(driver=False))
-    found = sampled(tmp_path, ["GPU-a"], ranks=1)
-    assert found["problem"] == "node 0, start 0: RuntimeError: NVML is not there"
-    assert found["energy_joules"] is found["devices"][0]["energy_joules"] is found["devices"][0]["power_max_w"] is None
+    record = sampled(tmp_path, ["GPU-a"], ranks=1)
+    assert record["problem"] == "node 0, start 0: RuntimeError: NVML is not there"
+    assert (
+        record["energy_joules"] is record["devices"][0]["energy_joules"] is record["devices"][0]["power_max_w"] is None
+    )
 
     install(monkeypatch, Nvml(Gpu("GPU-a")))
-    found = sampled(tmp_path, ["GPU-a", "GPU-gone"], ranks=1)
-    assert found["problem"] == "node 0, start 0: NVML does not know GPU-gone" and found["energy_joules"] is None
-    assert [device["power_max_w"] for device in found["devices"]] == [100, None]
+    record = sampled(tmp_path, ["GPU-a", "GPU-gone"], ranks=1)
+    assert record["problem"] == "node 0, start 0: NVML does not know GPU-gone" and record["energy_joules"] is None
+    assert [device["power_max_w"] for device in record["devices"]] == [100, None]
 
     nvml = install(monkeypatch, Nvml(Gpu("GPU-a")))
     looks = iter(range(5))
     monkeypatch.setattr(nvml, "nvmlDeviceGetClockInfo", lambda *_: next(looks), raising=False)  # StopIteration
-    found = sampled(tmp_path, ["GPU-a"], ranks=1)
-    assert "StopIteration" in found["problem"] and found["energy_joules"] is None
+    record = sampled(tmp_path, ["GPU-a"], ranks=1)
+    assert "StopIteration" in record["problem"] and record["energy_joules"] is None
 
 
 def test_a_run_on_gpus_records_what_they_took(measured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch):
@@ -161,9 +165,9 @@ def test_a_run_on_gpus_records_what_they_took(measured: Callable[..., dict[str, 
     install(monkeypatch, Nvml(*gpus))
     start = elastic.launch
 
-    def on_cpu(work: str, arguments: Any, placement: Placement, told: Job) -> Failure | None:
-        told = replace(told, device="cpu", backend="gloo", numa=False, threads=1)
-        return start(work, arguments, replace(placement, device="cpu"), told)
+    def on_cpu(work: str, arguments: Any, placement: Placement, launched: Job) -> Failure | None:
+        launched = replace(launched, device="cpu", backend="gloo", numa=False, threads=1)
+        return start(work, arguments, replace(placement, device="cpu"), launched)
 
     monkeypatch.setattr(elastic, "launch", on_cpu)
     result = measured("device=cuda", "backend=gloo", "epochs=2", "num_workers=0", "dataset.train_limit=32")
@@ -179,7 +183,7 @@ def test_a_run_on_gpus_records_what_they_took(measured: Callable[..., dict[str, 
     folder = Path(result["folder"])
     assert pq.read_table(folder / "gpu.parquet").num_rows > 2 and not (folder / "gpu").exists()
     machine = run_folder.read_json(folder / "environment.json")
-    assert machine is not None and [found["uuid"] for found in machine["topology"]["gpus"]] == ["GPU-a", "GPU-b"]
+    assert machine is not None and [gpu["uuid"] for gpu in machine["topology"]["gpus"]] == ["GPU-a", "GPU-b"]
 
 
 @pytest.mark.parametrize("failure", [None, Failure("node", "node 0 ended the run")])
@@ -213,8 +217,8 @@ def test_a_driver_that_hangs_does_not_hang_the_run(tmp_path: Path, monkeypatch: 
     finally:
         answer.set()
         watched._thread.join(30)
-    found = gpu_record.merge(tmp_path, [(0, 0)], wait=False)
-    assert "NVML did not answer within 0 s" in found["problem"] and found["energy_joules"] is None
+    record = gpu_record.merge(tmp_path, [(0, 0)], wait=False)
+    assert "NVML did not answer within 0 s" in record["problem"] and record["energy_joules"] is None
 
 
 def test_starts_and_nodes_add_up_and_a_missing_one_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -232,19 +236,19 @@ def test_starts_and_nodes_add_up_and_a_missing_one_is_said(tmp_path: Path, monke
             joules.append((middle_s - start_s + 0.1) * (300 if node else 100))
         watched.write()
     parts = {path.name: path.read_bytes() for path in (tmp_path / "gpu").iterdir()}
-    found = gpu_record.merge(tmp_path, [(start, node) for start in (0, 1) for node in (0, 1)], wait=False)
-    assert [(device["host"], device["uuid"]) for device in found["devices"]] == [("n1", "GPU-a"), ("n2", "GPU-b")]
-    assert found["devices"][0]["energy_joules"] == pytest.approx(joules[0] + joules[1])
-    assert gpu_record.training_joules(found) == pytest.approx(sum(joules))
+    record = gpu_record.merge(tmp_path, [(start, node) for start in (0, 1) for node in (0, 1)], wait=False)
+    assert [(device["host"], device["uuid"]) for device in record["devices"]] == [("n1", "GPU-a"), ("n2", "GPU-b")]
+    assert record["devices"][0]["energy_joules"] == pytest.approx(joules[0] + joules[1])
+    assert gpu_record.training_joules(record) == pytest.approx(sum(joules))
     assert len(pq.read_table(tmp_path / "gpu.parquet").group_by(["start", "node"]).aggregate([])) == 4
 
     for name, content in parts.items():
         if not name.startswith("s01_n01"):
             (tmp_path / "gpu").mkdir(exist_ok=True)
             (tmp_path / "gpu" / name).write_bytes(content)
-    found = gpu_record.merge(tmp_path, [(start, node) for start in (0, 1) for node in (0, 1)], wait=False)
-    assert found["problem"] == "no samples of start 1 on node 1" and found["energy_joules"] is None
-    assert found["devices"][0]["energy_joules"] == pytest.approx(joules[0] + joules[1])
+    record = gpu_record.merge(tmp_path, [(start, node) for start in (0, 1) for node in (0, 1)], wait=False)
+    assert record["problem"] == "no samples of start 1 on node 1" and record["energy_joules"] is None
+    assert record["devices"][0]["energy_joules"] == pytest.approx(joules[0] + joules[1])
 
 
 def test_the_training_is_all_that_any_rank_did_of_what_all_came_to_the_end_of():
@@ -300,10 +304,10 @@ def test_others_on_the_gpus_are_recorded_once_with_their_most_memory(tmp_path: P
     install(monkeypatch, Nvml(gpu, names={HIDDEN: "/opt/solver/solve"}))
     later = [process(HIDDEN, 5), process(os.getpid(), 1)]
     threading.Timer(0.3, lambda: setattr(gpu, "compute", later)).start()
-    found = sampled(tmp_path, ["GPU-a"], ranks=1)
+    record = sampled(tmp_path, ["GPU-a"], ranks=1)
     init = Path("/proc/1/comm").read_text().strip()
-    host = found["devices"][0]["host"]
-    assert found["disturbed_by"] == [
+    host = record["devices"][0]["host"]
+    assert record["disturbed_by"] == [
         {"host": host, "gpu": "GPU-a", "pid": HIDDEN, "name": "solve", "memory_bytes": 9},
         {"host": host, "gpu": "GPU-a", "pid": 1, "name": init, "memory_bytes": 7},
     ]
