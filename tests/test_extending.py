@@ -14,13 +14,15 @@ from tests.conftest import ROOT
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 PARTS = ("conf", "multicard", "hydra_plugins", "tests", "analysis", "train_vision.py", "tune_llm.py", "pyproject.toml")
 FILE = re.compile(r"^\*\*([\w/.]+)\*\*, (new|at its end):\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
-OPTIONS = {
+VISION = {
     "strategy": ("ddp_fp16", 3),
     "loader": ("thread", 4),
     "precision": ("bf16_weights", 3),
     "vision model": ("tiny_cnn", 3),
     "vision data set": ("stripes", 4),
 }
+TUNING = {"method": ("rslora", 3), "language model": ("qwen2_5_1_5b", 3), "text data set": ("alpaca_gpt4", 3)}
+OPTIONS = VISION | TUNING
 
 
 def files(section: str) -> list[tuple[str, str, str]]:
@@ -66,9 +68,9 @@ def test_the_page_names_as_many_files_as_it_says(section: str):
 
 def test_the_options_are_listed_and_train_together(project: Path):
     helped = run(project, "train_vision.py", "--help")
-    assert all(re.search(rf"\b{name}\b", helped) for name, _ in OPTIONS.values())
+    assert all(re.search(rf"\b{name}\b", helped) for name, _ in VISION.values())
     groups = ("strategy", "loader", "precision", "model", "dataset")
-    chosen = dict(zip(groups, (name for name, _ in OPTIONS.values()), strict=True))
+    chosen = dict(zip(groups, (name for name, _ in VISION.values()), strict=True))
     small = ["gpus=2", "device=cpu", "epochs=1", "dataset.train_limit=128", "tracker.mode=disabled", "name=added"]
     run(project, "train_vision.py", *(f"{group}={name}" for group, name in chosen.items()), *small)
     (result,) = (project / "multirun" / "added").glob("*/result.json")
@@ -76,6 +78,11 @@ def test_the_options_are_listed_and_train_together(project: Path):
     assert record["status"] == "ok" and record["axes"].items() >= chosen.items()
     assert record["input"]["loader"] == "thread" and record["input"]["train"] == {"ahead": 2}
     assert record["communication_bytes"]["all_reduce"] > 0
+
+
+def test_the_options_of_tuning_are_listed(project: Path):
+    helped = run(project, "tune_llm.py", "--help")
+    assert all(re.search(rf"\b{name}\b", helped) for name, _ in TUNING.values())
 
 
 def test_the_tests_of_the_page_pass(project: Path):

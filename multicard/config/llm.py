@@ -9,7 +9,7 @@ from typing import Optional
 
 from omegaconf import MISSING
 
-from multicard.config.base import PROFILES, PrecisionConfig, RunConfig
+from multicard.config.base import PrecisionConfig, RunConfig
 from multicard.config.keys import key, require
 
 PRECISIONS = ("fp32", "bf16")
@@ -166,6 +166,12 @@ DATASETS = {
     "preference": DatasetFacts(StoredTextConfig, None, any_template=True, has_answers=False, has_pairs=True),
 }
 
+TOKENIZERS: dict[str, type[TokenizerConfig]] = {
+    "embedded": EmbeddedTokenizerConfig,
+    "llama3": Llama3TokenizerConfig,
+    "qwen2_5": Qwen25TokenizerConfig,
+}
+
 MODELS: dict[str, type[DecoderConfig]] = {
     "llama3_tiny": LlamaConfig,
     "llama3_1b": LlamaConfig,
@@ -239,17 +245,3 @@ class LlmConfig(RunConfig):
     def template_name(self) -> str | None:
         """The template in force: the data set's own where none is chosen, which for conversations is none at all."""
         return DATASETS[self.dataset.name].template if self.template is None else self.template.name
-
-
-# `multicard.llm.workload` adds the groups whose options are objects: the methods and the templates
-SCHEMAS: dict[str, dict[str, type]] = {
-    "dataset": {name: facts.schema for name, facts in DATASETS.items()},
-    "model": dict(MODELS),
-    "tokenizer": {
-        "embedded": EmbeddedTokenizerConfig,
-        "llama3": Llama3TokenizerConfig,
-        "qwen2_5": Qwen25TokenizerConfig,
-    },
-    "precision": dict.fromkeys(PRECISIONS, PrecisionConfig),
-    "profile": PROFILES,
-}

@@ -72,6 +72,7 @@ class Method:
         compiles, compiles_distributed: whether torchtune's recipes take `compile`.
         optimizer_in_bwd: whether the recipes take it.
         scheduled: whether the recipe has a learning-rate schedule.
+        builder_arguments: what the builder of the model takes for it, from its options, beside those of the adapters.
         components: what it adds to torchtune's configuration, from its options.
         check: refuses what torchao would pass over in silence, or break on during the run.
     """
@@ -86,6 +87,7 @@ class Method:
     compiles_distributed: bool = True
     optimizer_in_bwd: bool = False
     scheduled: bool = True
+    builder_arguments: Callable[[Any], dict[str, Any]] = lambda _: {}
     components: Callable[[Any], dict[str, Any]] = lambda _: {}
     check: Callable[[LlmConfig], None] = lambda _: None
 
@@ -189,6 +191,7 @@ def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
             "lora_dropout": options.lora_dropout,
             "quantize_base": of(config).nf4,
         }
+    component |= of(config).builder_arguments(options)
     sizes = {key: getattr(model, key) for key in models.SIZES}
     return component | {"vocab_size": vocabulary} | sizes | family.arguments(model)
 

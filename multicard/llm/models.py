@@ -48,11 +48,12 @@ QWEN2_5 = Family(
 )
 
 
+FAMILIES: dict[type[DecoderConfig], Family] = {LlamaConfig: LLAMA3, Qwen25Config: QWEN2_5}
+
+
 def family(model: DecoderConfig) -> Family:
-    if isinstance(model, LlamaConfig):
-        return LLAMA3_2 if model.tied else LLAMA3
-    assert isinstance(model, Qwen25Config)
-    return QWEN2_5
+    own = FAMILIES[type(model)]
+    return LLAMA3_2 if own is LLAMA3 and model.tied else own
 
 
 def linears(model: DecoderConfig) -> dict[str, tuple[int, int]]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config import llm
+from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.llm import LlmConfig, TemplateConfig
 from multicard.config.placement import Placement
 from multicard.controller.workload import Workload
@@ -13,7 +14,11 @@ from multicard.llm.data.templates import TEMPLATES
 SCHEMAS: dict[str, dict[str, type]] = {
     "method": {name: method.schema for name, method in methods.METHODS.items()},
     "template": dict.fromkeys(TEMPLATES, TemplateConfig),
-    **llm.SCHEMAS,
+    "dataset": {name: facts.schema for name, facts in llm.DATASETS.items()},
+    "model": dict(llm.MODELS),
+    "tokenizer": dict(llm.TOKENIZERS),
+    "precision": dict.fromkeys(llm.PRECISIONS, PrecisionConfig),
+    "profile": PROFILES,
 }
 
 
