@@ -1,4 +1,4 @@
-"""What tests of tuning have ranks do; each writes what it saw to `folder/<rank>.pt`."""
+"""The rank's part in tests of tuning: each rank writes its results to `folder/<rank>.pt`."""
 
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> N
         local = getattr(parameter, "_local_tensor", parameter)
         kinds[name] = (type(local).__name__, str(parameter.dtype), bool(parameter.requires_grad))
     linears = {n: type(m).__name__ for n, m in recipe._model.named_modules() if isinstance(m, torch.nn.Linear)}
-    found = {"pin_memory": recipe._dataloader.loader.pin_memory, "kinds": kinds, "linears": linears}
-    torch.save(found, folder / f"{rank.rank}.pt")
+    built = {"pin_memory": recipe._dataloader.loader.pin_memory, "kinds": kinds, "linears": linears}
+    torch.save(built, folder / f"{rank.rank}.pt")
 
 
 def tune_in_few_rounds(rank: Rank, *work: Any) -> None:

@@ -1,4 +1,4 @@
-"""Rows, made or read, and the tokenizers."""
+"""Rows, generated or read, and the tokenizers."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ def lengths(config: Any, folder: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_made_rows_are_as_long_as_the_papers(template: str, seed: int, tmp_path: Path):
+def test_synthetic_rows_are_as_long_as_the_papers(template: str, seed: int, tmp_path: Path):
     path = shared("tokenizer") / "tokenizer.model"
     words = [f"template={template}", f"seed={seed}"]
     real = lengths(typed_llm(*words, "tokenizer=llama3", f"tokenizer.path={path}"), tmp_path / "real")
@@ -44,7 +44,7 @@ def test_made_rows_are_as_long_as_the_papers(template: str, seed: int, tmp_path:
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_made_rows_follow_from_the_seed(template: str):
+def test_synthetic_rows_follow_from_the_seed(template: str):
     assert examples(template, 20, 1) == examples(template, 20, 1) != examples(template, 20, 2)
     assert examples(template, 20, 1)[:5] == examples(template, 5, 1)
     many = examples(template, 300, 0)
@@ -52,7 +52,7 @@ def test_made_rows_follow_from_the_seed(template: str):
     assert sum(row.right == row.wrong for row in many) < 30
 
 
-def test_made_answers_follow_from_their_prompts():
+def test_synthetic_answers_follow_from_their_prompts():
     for row in examples("grammar", 50, 0):
         assert row.columns["input"] == row.wrong != row.columns["output"] == row.right
     for row in examples("summarize", 50, 0):
@@ -82,13 +82,13 @@ def test_files_of_each_form_give_the_same_rows(tmp_path: Path):
         for name in ("r.jsonl", "r.json", "r.parquet")
     ]
     assert read[0] == read[1] == read[2]
-    found = read[0]
-    assert found is not None and len({row["input"] for row in found}) == 4
-    assert all(row.keys() == {"input", "output"} for row in found)
+    rows = read[0]
+    assert rows is not None and len({row["input"] for row in rows}) == 4
+    assert all(row.keys() == {"input", "output"} for row in rows)
     other = row_sources.load(
         typed_llm("dataset=grammar", f"dataset.data_files={tmp_path / 'r.json'}", "dataset.rows=4")
     )
-    assert other != found  # another seed, another sample
+    assert other != rows  # another seed, another sample
 
 
 def test_flat_pairs_become_torchtunes_chats(tmp_path: Path):
@@ -109,12 +109,12 @@ def test_flat_pairs_become_torchtunes_chats(tmp_path: Path):
     ):
         (tmp_path / "p.json").write_text(json.dumps([row]))
         row_files.read.cache_clear()
-        (found,) = (
+        (pair,) = (
             row_sources.load(typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.json'}"))
             or []
         )
-        assert [(turn["role"], turn["content"]) for turn in found["chosen"]] == expected
-        assert found["rejected"][:-1] == found["chosen"][:-1]
+        assert [(turn["role"], turn["content"]) for turn in pair["chosen"]] == expected
+        assert pair["rejected"][:-1] == pair["chosen"][:-1]
 
 
 def test_a_conversation_must_take_turns(tmp_path: Path):
@@ -139,14 +139,14 @@ def test_a_conversation_must_take_turns(tmp_path: Path):
 
 def test_the_embedded_tokenizer_is_byte_level_and_repeatable():
     texts = [f"the cat number {i} sat on the mat, naïve 猫" for i in range(50)]
-    found = tokens.train(texts, 300)
-    assert found == tokens.train(texts, 300)
-    assert len(found) == 300 and len(set(found)) == 300
-    assert {bytes([byte]) for byte in range(256)} <= set(found)
-    assert b" the" in found or b"the" in found
-    lines = tokens.tiktoken_lines(found).splitlines()
+    ranks = tokens.train(texts, 300)
+    assert ranks == tokens.train(texts, 300)
+    assert len(ranks) == 300 and len(set(ranks)) == 300
+    assert {bytes([byte]) for byte in range(256)} <= set(ranks)
+    assert b" the" in ranks or b"the" in ranks
+    lines = tokens.tiktoken_lines(ranks).splitlines()
     assert [int(line.split()[1]) for line in lines] == list(range(300))
-    assert base64.b64decode(lines[7].split()[0]) == found[7]
+    assert base64.b64decode(lines[7].split()[0]) == ranks[7]
     special = tokens.special_tokens(300)["added_tokens"]
     assert [entry["id"] for entry in special] == list(range(300, 310))
 
