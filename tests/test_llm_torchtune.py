@@ -39,7 +39,7 @@ def test_tune_run_gives_the_same_losses(tuned: Tuned, words: list[str]):
     done = tune("run", result["axes"]["recipe"], "--config", str(yaml))
     assert done.returncode == 0, done.stderr[-2000:]
     (log,) = (folder / "tune_run" / "logs").glob("*.txt")
-    losses = [float(found) for found in re.findall(r"loss:([\d.]+)", log.read_text())]
+    losses = [float(loss) for loss in re.findall(r"loss:([\d.]+)", log.read_text())]
     assert losses == pytest.approx(steps(result, "loss").tolist(), abs=1e-5)
     assert losses[-1] != losses[0]
 
