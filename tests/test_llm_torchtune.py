@@ -168,8 +168,8 @@ def test_running_out_of_memory_is_recorded_and_the_sweep_goes_on(tmp_path: Path)
     words = [f"hydra.sweep.dir={tmp_path / 's'}", "tracker.mode=disabled", "max_steps=2", "method=full", "gpus=2"]
     done = command("-m", *words, "model.intermediate_dim=8000000,512", entry="tune_llm.py", preexec_fn=bounded)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads(path.read_text()) for path in sorted((tmp_path / "s").glob("*/result.json"))]
-    assert sorted(result["status"] for result in found) == ["ok", "oom"]
+    results = [json.loads(path.read_text()) for path in sorted((tmp_path / "s").glob("*/result.json"))]
+    assert sorted(result["status"] for result in results) == ["ok", "oom"]
     (oom,) = (result for result in results if result["status"] == "oom")
     assert oom["cause"]["rank"] in (0, 1)
     assert 2e8 < oom["cause"]["memory_bytes"] < limit
