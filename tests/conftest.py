@@ -37,6 +37,8 @@ SMALL = (
 
 workloads.register()
 
+os.environ["MULTICARD_STRICT"] = "1"  # a record that does not match its schema fails the test
+
 # Each worker of pytest-xdist keeps to a core of its own: threads that wait for one another across tests would spin
 _worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
 if _worker:

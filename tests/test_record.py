@@ -189,3 +189,14 @@ def test_a_measurement_is_kept_until_the_next_one_has_finished(tmp_path: Path):
         run_folder.release(folder)
         assert len(list(tmp_path.iterdir())) == left
         assert run_folder.find_cell(tmp_path, "0a1b2c3d") == folder
+
+
+def test_outside_the_tests_a_mismatch_is_reported_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("MULTICARD_STRICT")
+    run_folder.write_result(tmp_path, records.vision() | {"total_time_s": 1.0})
+    run_folder.write_environment(tmp_path, records.environment(cpu={"core": 2}))
+    assert run_folder.read_json(tmp_path / "result.json") == records.vision() | {"total_time_s": 1.0}
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.endswith("please report this error of multicard") for line in lines] == [True, True]

@@ -86,20 +86,18 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:
-    """Write result.json.
-
-    Raises:
-        TypeError: what is not of the record's schema; nothing is written then.
-    """
+    """Write result.json, checked by the schema (see `validate.checked`)."""
     text = _json_text({key: value for key, value in result.items() if key != "folder"})
-    validate.check_record(text)
+    with validate.checked(folder / RESULT):
+        validate.check_record(text)
     write_text(folder / RESULT, text)
 
 
 def write_environment(folder: Path, environment: dict[str, Any]) -> None:
     """Write environment.json, checked in the same way."""
     text = _json_text(environment)
-    validate.check_environment(text)
+    with validate.checked(folder / ENVIRONMENT):
+        validate.check_environment(text)
     write_text(folder / ENVIRONMENT, text)
 
 
@@ -116,15 +114,14 @@ def write_steps(folder: Path, rank: int, epoch: int, columns: dict[str, np.ndarr
 
     Args:
         columns: (steps,) each, as the schema has them after epoch, rank and step.
-
-    Raises:
-        TypeError: columns that the schema does not have so.
     """
     steps = len(columns["step_s"])
     index = {"epoch": np.full(steps, epoch, np.int32), "rank": np.full(steps, rank, np.int32)}
     columns = {**index, "step": np.arange(steps, dtype=np.int32), **columns}
-    validate.check_steps(columns)
-    write_parquet(folder / "steps" / f"r{rank:02d}_e{epoch:03d}.parquet", columns)
+    path = folder / "steps" / f"r{rank:02d}_e{epoch:03d}.parquet"
+    with validate.checked(path):
+        validate.check_steps(columns)
+    write_parquet(path, columns)
 
 
 def read_steps(folder: Path) -> Any:
