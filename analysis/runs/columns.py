@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs.caveats import MARKS
-from multicard.records.schema import AnyRecord, Scalar
+from multicard.records.schema import AnyRecord
+from multicard.records.schema_parts import Scalar
 
 # Each column's place in the record (`multicard.records.schema` has units and meanings); None where a kind of run has no
 # such place. Figures of a run that did not end ok are of what it had finished by then.

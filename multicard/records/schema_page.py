@@ -8,7 +8,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import fields
 
-from multicard.records import run_folder, schema, text_table
+from multicard.records import run_folder, schema, schema_parts, text_table
 
 INTRODUCTION = f"""# The record of a run
 
@@ -19,8 +19,8 @@ Each run leaves a folder, `multirun/<name>/<cell>/`. Its files:
 Units are in the names: `_s` seconds, `_bytes` bytes, `_mhz`, `_w`, `_joules`, `_per_s` a second. A key that is `null`
 was not measured or does not apply. `schema_version` is {schema.SCHEMA_VERSION}; a record is read as long as its version
 is not newer than the program's, keys that it lacks read as `null`, and unknown ones are left alone. The tables below
-are made from `multicard/records/schema.py`, against which every record is checked before it is written; a key in
-*italics* is there only where it applies.
+are made from `multicard/records/schema.py` and `schema_parts.py`, by which every record is checked when it is written;
+a key in *italics* is there only where it applies.
 """
 SECTIONS = {
     "result.json": schema.Record,
@@ -75,7 +75,7 @@ def _meaning(hint: Any) -> str:
 
 def _text(hint: Any) -> str:
     """A type in words: "number or null"."""
-    if hint == schema.Scalar:
+    if hint == schema_parts.Scalar:
         return "scalar"
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:

@@ -1,0 +1,225 @@
+"""The parts of a record that `schema` puts together: memory, bytes, energy, profile, diagnosis."""
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+Scalar = str | int | float | bool | None
+
+
+def doc(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class Cause(Struct):
+    """Why a run did not end ok."""
+
+    kind: Annotated[
+        str | None,
+        doc("refused, oom, exception, signal, exit, node, disk, tracker, slurm, interrupt, timeout or preempted"),
+    ] = None
+    message: Annotated[str | None, doc("one line")] = None
+    rank: Annotated[int | None, doc("the first rank to fail")] = None
+    host: Annotated[str | None, doc("its node")] = None
+    memory_bytes: Annotated[int | None, doc("bytes that the rank held when memory ran out")] = None
+    log: Annotated[str | None, doc("the rank's log, relative to the run folder")] = None
+    log_tail: Annotated[list[str], doc("its last lines")] = []
+
+
+class Segment(Struct):
+    """One start of a run. A run that was stopped and requeued has several; warm-up is counted in each."""
+
+    started_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
+    ended_at: Annotated[str | None, doc("UTC, ISO 8601; null where nobody was left to write it")] = None
+    end: Annotated[str | None, doc("ok, or the kind of `cause`; null where it was cut off")] = None
+    job: Annotated[str | None, doc("SLURM's job id")] = None
+    hosts: Annotated[list[str] | None, doc("nodes")] = None
+    commit: Annotated[str | None, doc("of the code that ran")] = None
+    first_step: Annotated[int, doc("the run's step that it began with, from 0")] = 0
+    steps: Annotated[int | None, doc("steps trained in it; 0 where its work was not saved")] = None
+    trained_s: Annotated[float | None, doc("seconds of training and evaluation")] = None
+
+
+class Statistics(Struct):
+    """Seconds of a step, which lasts until its slowest rank is done, over all steps after the warm-up."""
+
+    mean: float | None = None
+    median: float | None = None
+    p95: Annotated[float | None, doc("95th percentile, linearly interpolated")] = None
+    p99: float | None = None
+    std: Annotated[float | None, doc("standard deviation (n - 1)")] = None
+    count: Annotated[int | None, doc("steps measured")] = None
+    warmup_count: Annotated[int | None, doc("steps left out as warm-up")] = None
+
+
+class Memory(Struct):
+    """Peak memory of a rank, bytes."""
+
+    max: Annotated[int | None, doc("of the rank that held most")] = None
+    per_rank: list[int | None] = []
+    kind: Annotated[str | None, doc("cuda_allocated (torch's allocator) or rss (resident set of a CPU rank)")] = None
+    setup: Annotated[int | UnsetType | None, doc("tuning: while the model was built")] = UNSET
+    train: Annotated[int | UnsetType | None, doc("tuning: while it was trained")] = UNSET
+
+
+class Parts(Struct):
+    train: int | None = None
+    evaluate: int | None = None
+
+
+class Transfers(Struct):
+    """Bytes between host and devices, summed over ranks."""
+
+    h2d: Annotated[int | None, doc("host to device: batches of training and evaluation, and what was moved ahead")] = (
+        None
+    )
+    h2d_images: Annotated[Parts | UnsetType, doc("training on images: bytes of images")] = UNSET
+    h2d_labels: Annotated[Parts | UnsetType, doc("training on images: bytes of labels, in the same parts")] = UNSET
+    h2d_setup: Annotated[Parts | UnsetType, doc("training on images: data sets moved before training")] = UNSET
+    d2h: Annotated[int | None, doc("device to host: not counted")] = None
+    d2d: Annotated[int | None, doc("device to device: not counted")] = None
+    source: Annotated[str | None, doc("counted, and on CPU ranks what would cross to a device")] = None
+
+
+class Communication(Struct):
+    """Bytes that a rank receives in collectives while it trains (ring algorithms)."""
+
+    all_gather: int | UnsetType = UNSET
+    reduce_scatter: int | UnsetType = UNSET
+    all_reduce: int | UnsetType = UNSET
+    broadcast: int | UnsetType = UNSET
+    per: Annotated[str | None, doc("rank")] = None
+    source: Annotated[str | None, doc("computed from sizes and steps, or counted")] = None
+
+
+class GpuPart(Struct):
+    """What the sampler of one node saw during one start."""
+
+    start: int | None = None
+    node: int | None = None
+    host: str | None = None
+    covers: Annotated[str | None, doc("training or sampled")] = None
+    spans_s: Annotated[list[list[float]], doc("from, to on the clock of gpu.parquet's time_s, seconds")] = []
+
+
+class GpuDevice(Struct):
+    """Energy and state of one GPU while it worked for the run; null where NVML gives none."""
+
+    host: str | None = None
+    uuid: str | None = None
+    index: Annotated[int | None, doc("NVML's index")] = None
+    name: str | UnsetType | None = UNSET
+    samples: int | None = None
+    energy_joules: float | None = None
+    energy_source: Annotated[str | None, doc("counter (NVML's), or power_samples (integrated)")] = None
+    power_mean_w: float | None = None
+    power_max_w: float | None = None
+    sm_clock_mean_mhz: float | None = None
+    sm_clock_min_mhz: float | None = None
+    memory_clock_mean_mhz: float | None = None
+    temperature_max_c: float | None = None
+    utilisation_mean: Annotated[float | None, doc("share of time with a kernel at work, 0 to 1")] = None
+    throttle: Annotated[dict[str, float] | None, doc("share of samples by NVML's reason for lower clocks")] = None
+
+
+class Disturber(Struct):
+    """A foreign process on one of the run's GPUs while it was measured."""
+
+    host: str | None = None
+    gpu: Annotated[str | None, doc("the GPU's UUID")] = None
+    pid: int | None = None
+    name: str | None = None
+    memory_bytes: Annotated[int | UnsetType | None, doc("the most it held")] = UNSET
+
+
+class Gpu(Struct):
+    """NVML's samples of the run's GPUs; the samples themselves are in gpu.parquet."""
+
+    energy_joules: Annotated[float | None, doc("all GPUs together; null where one is not known")] = None
+    covers: Annotated[str | None, doc("training (what total_s covers), or sampled (as long as ranks ran)")] = None
+    sampling_s: Annotated[float | None, doc("seconds between two samples")] = None
+    parts: Annotated[list[GpuPart], doc("one for each start and node")] = []
+    devices: list[GpuDevice] = []
+    disturbed_by: list[Disturber] = []
+    problem: Annotated[str | None, doc("why figures are missing")] = None
+
+
+class ProfileDerived(Struct):
+    """What follows from a rank's events; null where they cannot tell."""
+
+    gpu_busy_share: Annotated[float | None, doc("of window x devices")] = None
+    compute_s: Annotated[float | None, doc("with a kernel at work that is none of NCCL's")] = None
+    communication_s: Annotated[float | None, doc("with an NCCL kernel (CPU: gloo) at work")] = None
+    exposed_communication_s: Annotated[float | None, doc("communication that no other kernel hid")] = None
+    overlap_share: Annotated[float | None, doc("share of the communication hidden behind computing")] = None
+    launch_gap_s: Annotated[float | None, doc("idle between a device's first and last operation")] = None
+    blocked_s: Annotated[float | None, doc("host threads inside blocking CUDA calls, summed over threads")] = None
+
+
+class ProfileRank(Struct):
+    rank: int
+    where: Annotated[str, doc("the profiler's file")]
+    window_s: Annotated[float, doc("seconds from the first profiled step's start to the last one's end")]
+    steps: Annotated[int | None, doc("profiled steps; null without step markers")]
+    devices: list[int]
+    derived: ProfileDerived
+
+
+class ProfileRow(Struct):
+    """One metric of one rank, or summed over all (rank null)."""
+
+    rank: int | None
+    group: Annotated[str, doc("derived, phase, api, copy, collective, kernel or annotation")]
+    metric: str
+    calls: Annotated[int | None, doc("null for what is no count of events")]
+    total_s: float
+    share: Annotated[float, doc("of the rank's window; above 1 where threads or devices add up")]
+    bytes: int | None = None
+    detail: str = ""
+    mean_s: float | None = None
+
+
+class ProfileCost(Struct):
+    """What profiling cost: mean seconds of a step inside the profiled window and outside of it."""
+
+    inside: float | None = None
+    outside: float | None = None
+    ratio: float | None = None
+
+
+class ProfileCopies(Struct):
+    """Bytes from host to device in the window, over all ranks."""
+
+    counted_bytes: Annotated[int | None, doc("by the training loop")] = None
+    profiled_bytes: Annotated[int | None, doc("by the profiler; null where it saw no device")] = None
+    disagreement: Annotated[float | None, doc("(profiled - counted) / counted")] = None
+    whole_run_bytes: Annotated[int | None, doc("profiled bytes scaled to all steps of the run")] = None
+    source: str | None = None
+
+
+class Profile(Struct):
+    """The profiled steps; `error` alone where the profiler left nothing that can be read."""
+
+    source: Annotated[str | UnsetType, doc("kineto or nsys")] = UNSET
+    ranks: list[ProfileRank] | UnsetType = UNSET
+    rows: Annotated[list[ProfileRow] | UnsetType, doc("20 kernels and annotations a rank at most")] = UNSET
+    not_recorded: Annotated[list[str] | UnsetType, doc("CUDA calls that this profiler leaves out by design")] = UNSET
+    files: Annotated[list[str] | UnsetType, doc("relative to the run folder")] = UNSET
+    first_step: int | UnsetType = UNSET
+    steps: Annotated[int | UnsetType, doc("profiled steps a rank")] = UNSET
+    step_s: ProfileCost | UnsetType = UNSET
+    h2d: ProfileCopies | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+
+
+class Diagnosis(Struct):
+    """What bounds the run, from blocks of steps after it, each kind without one cost (ablations)."""
+
+    bound: Annotated[str | None, doc("input, copy, communication, launch or compute")] = None
+    sentence: Annotated[str | None, doc("the same in words, with the option to try next")] = None
+    saves_s: Annotated[dict[str, float | None], doc("seconds a step that would be saved if a cost were free")] = {}
+    step_s: Annotated[dict[str, float], doc("median seconds a step of each ablation")] = {}
+    spread: Annotated[float | None, doc("of the whole step's rounds: (largest - smallest) / median")] = None
+    rounds_s: Annotated[
+        dict[str, list[float]], doc("seconds a step of each ablation and round, of the slowest rank")
+    ] = {}
