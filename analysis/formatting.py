@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from multicard.records.table import in_bytes
-from multicard.records.text_table import clean
+from multicard.records.text_table import clean, in_bytes
 
 
 def value(column: str, content: Any) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from multicard.records import table
+from multicard.records import table, text_table
 
 
 def result(total_s: float, status: str = "ok", **axes: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def test_runs_that_others_disturbed_are_marked():
     ("count", "text"), [(None, "-"), (0, "0 B"), (999, "999 B"), (1000, "1 kB"), (5.432e9, "5.43 GB"), (2e13, "20 TB")]
 )
 def test_bytes_are_readable(count: float | None, text: str):
-    assert table.in_bytes(count) == text
+    assert text_table.in_bytes(count) == text
 
 
 def test_the_last_line_says_where_the_records_are():

@@ -15,8 +15,7 @@ from analysis.runs.caveats import legend
 from analysis.runs.load import Run
 from analysis.stats.trade_off import front, shares_differ
 from multicard.records import text_table
-from multicard.records.table import in_bytes
-from multicard.records.text_table import clean
+from multicard.records.text_table import clean, in_bytes
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from analysis.runs import grouping, same_work
 from analysis.runs.load import Run
 from analysis.stats.trade_off import front, shares_differ
 from multicard.measure import formulas
-from multicard.records.table import in_bytes
+from multicard.records.text_table import in_bytes
 
 MOST_NAMED = 6  # settings of the front that are named below the chart
 

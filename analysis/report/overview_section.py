@@ -11,8 +11,7 @@ from analysis.report.run_details import RunDetails, mapping
 from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
 from analysis.runs.load import Run
-from multicard.records.table import in_bytes
-from multicard.records.text_table import clean
+from multicard.records.text_table import clean, in_bytes
 
 WORKS_IN_SIGHT, MOST_WORKS = 4, 16  # whose best settings are named
 MOST_DIAGNOSES = 6

@@ -8,7 +8,7 @@ from multicard.profiling.diff import Pair
 from multicard.profiling.names import APIS
 from multicard.profiling.profile_data import GROUPS, LONG, Profile, RankProfile, Row
 from multicard.records import text_table
-from multicard.records.table import in_bytes
+from multicard.records.text_table import in_bytes
 
 TITLES = {
     "derived": "Derived",

@@ -3,7 +3,6 @@
 import importlib
 import os
 import sys
-import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from multicard.config.base import Malloc
 from multicard.machine.allocation import Allocation
 from multicard.measure.memory import held_memory_bytes
+from multicard.measure.timing import pause
 from multicard.ranks import os_calls
 from multicard.ranks.failures import in_a_line, is_oom
 from multicard.records.run_folder import write_json
@@ -91,7 +91,7 @@ def work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
         traceback.print_exc()
         _report(job, number, error)
         if _peer_died(error):
-            time.sleep(PEER_GRACE_S)  # the agent ends this rank when it has seen the one that died
+            pause(PEER_GRACE_S)  # the agent ends this rank when it has seen the one that died
         _exit_at_once()
 
 

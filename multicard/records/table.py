@@ -7,12 +7,12 @@ from multicard.config.base import Scale
 from multicard.config.placement import OVERSUBSCRIBED
 from multicard.measure import formulas
 from multicard.records import comparable, text_table
+from multicard.records.text_table import in_bytes
 
 Columns = dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], str]]
 
 COMPARED = ("x 1 GPU", "x fp64")  # left out where no run has its counterpart
 MARK = "*"
-WIDTH = 140  # where the output is no terminal
 
 
 def show(records: list[dict[str, Any]]) -> None:
@@ -126,14 +126,3 @@ COLUMNS: dict[str, Columns] = {
 }
 RATES = {"vision": ("images/s", "warmup_steps"), "llm": ("tokens/s", "skip_steps")}  # and the steps left out of each
 ALWAYS = {"vision": ("precision", "gpus"), "llm": ("method", "template", "gpus")}
-
-
-def in_bytes(count: float | None) -> str:
-    """Bytes for a person to read, in powers of 1000."""
-    if count is None:
-        return "-"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"

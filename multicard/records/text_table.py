@@ -168,3 +168,14 @@ def _tabulate(
         preserve_whitespace=True,
         maxcolwidths=maxcolwidths,
     )
+
+
+def in_bytes(count: float | None) -> str:
+    """Bytes for a person to read, in powers of 1000."""
+    if count is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"

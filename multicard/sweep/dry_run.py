@@ -1,17 +1,13 @@
 """What a sweep would do: the checks of each cell, and what `dry_run=true` prints."""
 
-import sys
 from collections.abc import Sequence
-
-from rich.console import Console
-from rich.table import Table
 
 from multicard.config.job import Device, count
 from multicard.config.placement import place
 from multicard.controller import prepare
 from multicard.controller.session import SESSION, say
 from multicard.machine.allocation import Allocation
-from multicard.records import table
+from multicard.records import text_table
 from multicard.sweep.plan import Cell
 
 
@@ -45,18 +41,17 @@ def show(cells: list[Cell], groups: Sequence[tuple[str, list[Cell]]], how: str, 
         how: they would be measured, in words.
         queued: cells whose jobs are in the queue already.
     """
-    console = Console(width=None if sys.stdout.isatty() else table.WIDTH, highlight=False)
     number = sum(len(members) for _, members in groups)
-    console.print(f"dry_run=true: nothing is started. {count(number, 'cell')}, to be measured as {how}:")
-    rows = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("cells", "each", "which"):
-        rows.add_column(heading)
-    for each, members in groups:
-        if members:
-            rows.add_row(str(len(members)), each, "\n".join(cell.folder.name for cell in members))
-    console.print(rows)
+    say(f"dry_run=true: nothing is started. {count(number, 'cell')}, to be measured as {how}:")
+    rows = [
+        (str(len(members)), each, "\n".join(cell.folder.name for cell in members))
+        for each, members in groups
+        if members
+    ]
+    for line in text_table.text(("cells", "each", "which"), rows, text_table.terminal_width()):
+        say(line)
     measured, refused = sum(cell.result is not None for cell in cells), [cell for cell in cells if cell.problem]
-    console.print(f"measured before: {measured}; in the queue: {queued}; refused: {len(refused)}")
+    say(f"measured before: {measured}; in the queue: {queued}; refused: {len(refused)}")
     for cell in refused:
         say(f"{cell.label}refused: {cell.problem}", error=True)
     SESSION.abandoned = bool(refused)  # the sweep would exit with 1 too
