@@ -55,7 +55,10 @@ def reads(rank: Rank, configs: list[VisionConfig], folder: Path, samples: int) -
             for epoch in range(2):
                 sampler.set_epoch(epoch)
                 epochs.append([batch.labels.tolist() for batch in batches])
-            trained = [[number for batch in epoch[share.turn :: share.round] for number in batch] for epoch in epochs]
+            trained = [
+                [number for batch in epoch[share.turn :: share.batches_per_step] for number in batch]
+                for epoch in epochs
+            ]
             seen[f"{name} {loader}"] = {"batches": epochs, "trained": trained, "facts": batches.facts}
     save(rank, folder, seen)
 
@@ -70,7 +73,7 @@ def shares(rank: Rank, config: VisionConfig, folder: Path, sizes: list[int]) -> 
         loaded = list(share.sampler)
         size = share.batch_size
         batches = [loaded[i : i + size] for i in range(0, len(loaded), size)]
-        trained = [i for batch in batches[share.turn :: share.round] for i in batch]
+        trained = [i for batch in batches[share.turn :: share.batches_per_step] for i in batch]
         seen[samples, name] = {"loaded": loaded, "trained": trained, "steps": share.steps}
     save(rank, folder, seen)
 

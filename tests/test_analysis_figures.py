@@ -133,7 +133,7 @@ def test_wide_intervals_do_not_dwarf_the_means(tmp_path: Path):
     (figure,) = drawn(tmp_path, "table3")
     (row,) = measured(figure, "total_s", pin_memory="true", gpus=1)
     assert row["high"] > 40  # 12.5 + 12.7 s / √2
-    assert chart_data.reach(figure.rows)[1] < 20
+    assert chart_data.axis_limits(figure.rows)[1] < 20
     assert "Intervals are cut where they reach beyond the axis" in figure.caption
 
 

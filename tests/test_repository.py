@@ -31,10 +31,10 @@ def copy_of_the_project(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("file", "planted", "contract"),
     [
-        ("multicard/measure/formulas.py", "import multicard.controller.run", "rooms of multicard import downward"),
+        ("multicard/measure/formulas.py", "import multicard.controller.run", "folders of multicard import downward"),
         ("multicard/records/run_folder.py", "import analysis.runs.load", "packages import downward"),
-        ("analysis/stats/bootstrap.py", "import analysis.commands.best", "rooms of analysis import downward"),
-        ("multicard/vision/models.py", "import multicard.vision.train", "No circles between files or rooms"),
+        ("analysis/stats/bootstrap.py", "import analysis.commands.best", "folders of analysis import downward"),
+        ("multicard/vision/models.py", "import multicard.vision.train", "No circles between files or folders"),
     ],
 )
 def test_an_upward_import_breaks_the_contract(file: str, planted: str, contract: str, tmp_path: Path):

@@ -20,7 +20,11 @@ from multicard.records.text_table import clean, in_bytes
 
 @dataclass(frozen=True)
 class Goal:
-    """column: of the records. best: what the best setting is called. times: how a larger cost is put."""
+    """What runs are ranked by.
+
+    column: of the records. best: what the best setting is called.
+    times: the phrase for a cost of so many times the best.
+    """
 
     column: str
     best: str
@@ -37,7 +41,7 @@ LOSS_APART = 0.01  # relative difference below which two losses count as equal
 
 @dataclass(frozen=True)
 class Limits:
-    """What a setting must keep to; None for anything."""
+    """Limits that a run must keep to; None for no limit."""
 
     accuracy: float | None = None
     memory_bytes: float | None = None
@@ -66,7 +70,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Setting:
-    """The repetitions of one setting with the means of their figures; of memory the highest."""
+    """The repetitions of one setting with the means of their figures; for memory, the maximum."""
 
     cell: grouping.Cell
     runs: list[Run]
@@ -85,7 +89,7 @@ class Setting:
 class Ranking:
     """Settings that did the same amount of the same work, the best first.
 
-    work: what tells it from the other works; empty for a single one. amount: rows or pairs, where runs differ in it.
+    work: the name of the work among several, empty if there is one. amount: rows or pairs, if they differ.
     label, figures, marks: of the best. others: a sentence for each other setting of the trade-off front.
     headings, rows: the ranking.
     """
@@ -125,7 +129,7 @@ def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int 
 
 
 def rankings(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> list[Ranking]:
-    """The same as data, the works in the order of their first runs.
+    """The rankings that `lines` prints, as data; works in the order of their first runs.
 
     Raises:
         ValueError: nothing can be ranked, with the reason.
@@ -153,8 +157,10 @@ def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequenc
     statuses = Counter(clean(run["status"]) for run in runs)
     without = statuses.pop("ok", 0) - len(with_figure)
     phrases = [f"{count} {status}" for status, count in statuses.items()]
-    phrases += [f"{without} without the figure"] * (without > 0)
-    phrases += [f"{len(with_figure) - len(ranked)} beyond the limits"] * (len(with_figure) > len(ranked))
+    if without:
+        phrases.append(f"{without} without the figure")
+    if len(with_figure) > len(ranked):
+        phrases.append(f"{len(with_figure) - len(ranked)} beyond the limits")
     return [f"not ranked: {', '.join(phrases)}"] if phrases else []
 
 
@@ -179,12 +185,13 @@ def _title(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
 
 
 def _ranking(runs: list[Run], goal: str, work: str, amount: str) -> Ranking:
-    ways = [name for name in grouping.settings(runs) if any(name in run.columns for run in runs)]
-    settings = [_setting(cell, group, goal) for cell, group in grouping.group(runs, ways).items()]
+    setting_columns = [name for name in grouping.settings(runs) if any(name in run.columns for run in runs)]
+    settings = [_setting(cell, group, goal) for cell, group in grouping.group(runs, setting_columns).items()]
     settings.sort(key=lambda setting: setting.cost)
-    keys = grouping.apart([dict(setting.cell) for setting in settings], ways)
-    best, *others = best_settings = front(settings, BETTER)
-    headings, rows = _table(settings, best_settings, keys, goal)
+    keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)
+    on_front = front(settings, BETTER)
+    best, *others = on_front
+    headings, rows = _table(settings, on_front, keys, goal)
     return Ranking(
         goal,
         work,
@@ -215,7 +222,8 @@ def _setting(cell: grouping.Cell, runs: list[Run], goal: str) -> Setting:
 
 
 def more_accurate(a: Setting, b: Setting) -> bool:
-    """Whether `a` is more accurate by more than the test set can miss, or has less loss by more than 1 %."""
+    """Whether `a` is more accurate by more than chance explains on a test set of this size, or has less loss by more
+    than 1 %."""
     if a.accuracy is not None and b.accuracy is not None:
         return a.accuracy > b.accuracy and shares_differ(a.accuracy, a.test_samples, b.accuracy, b.test_samples)
     return a.loss is not None and b.loss is not None and a.loss < b.loss * (1 - LOSS_APART)
@@ -266,7 +274,7 @@ def _cost(setting: Setting, goal: str) -> str:
 
 
 def _table(
-    settings: Sequence[Setting], best_settings: Sequence[Setting], keys: Sequence[str], goal: str
+    settings: Sequence[Setting], on_front: Sequence[Setting], keys: Sequence[str], goal: str
 ) -> tuple[list[str], list[list[str]]]:
     """Headings and rows; columns without a figure are left out."""
     rows = [
@@ -278,7 +286,7 @@ def _table(
             "accuracy": "-" if setting.accuracy is None else f"{setting.accuracy:.2%}",
             "loss": "-" if setting.loss is None else f"{setting.loss:.3f}",
             "n": str(len(setting.runs)),
-            "front": "yes" if setting in best_settings else "",
+            "front": "yes" if setting in on_front else "",
             "marks": setting.marks,
         }
         for rank, setting in enumerate(settings, 1)

@@ -47,7 +47,7 @@ def _layers(chart: PanelChart) -> list[Any]:
     layout = chart.layout
     order = captions.ordered(chart.panel.values(layout.x))
     x = alt.X(escaped(layout.x), type="ordinal", sort=order, title=chart.title(layout.x))
-    top = chart.reach[1] / chart.unit.divisor
+    top = chart.axis_limits[1] / chart.unit.divisor
     base = alt.Chart().encode(x=x.axis(labelAngle=0), y=chart.y(top))
     if layout.colour is not None:
         scale = alt.Scale(domain=chart.order(layout.colour))

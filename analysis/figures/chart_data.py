@@ -61,7 +61,7 @@ def unended(runs: Sequence[Run]) -> list[tuple[str, int]]:
 
 
 def ideal(panel: Panel, measure: str, rows: Sequence[Row]) -> list[Row]:
-    """What n GPUs would reach if they were n times as fast as one, for each series that has one GPU.
+    """What n GPUs would reach if they were n times as fast as one, for each series with a run on one GPU.
 
     Nothing for measures without such an ideal, or along another x. Tuning on more GPUs takes more rows an iteration,
     and with `max_steps` more rows in all: its time is compared per row.
@@ -83,7 +83,7 @@ def ideal(panel: Panel, measure: str, rows: Sequence[Row]) -> list[Row]:
 
 
 def _ideal_of_one(measure: str, kind: str) -> Callable[[float, int, float], float] | None:
-    """The ideal by the mean of one GPU, the number of GPUs, and the share of one GPU's samples that they take."""
+    """The ideal as a function of one GPU's mean, the number of GPUs, and their samples as a share of one GPU's."""
     if measure == "total_s":
         return lambda mean, gpus, share: mean * share / gpus
     if measure.endswith("_per_s"):
@@ -105,7 +105,7 @@ def _sample_shares(panel: Panel, base: Row) -> dict[int, float]:
 
 
 def paper(panel: Panel, measure: str, printed: Sequence[Any]) -> list[Row]:
-    """The papers' own figures of a measure that say all that tells the panel's cells apart.
+    """The papers' own figures of a measure, where they name every column in which the panel's cells differ.
 
     Args:
         printed: objects with `cell` (swept column to value), `measure`, `value` and `hardware`.
@@ -117,6 +117,7 @@ def paper(panel: Panel, measure: str, printed: Sequence[Any]) -> list[Row]:
     rows = []
     for figure in printed:
         cell = single | figure.cell
+        # names every swept column, and agrees in those with a single value
         if figure.measure == measure and cell.keys() >= values.keys() and single.items() <= cell.items():
             place = axis_values(tuple((column, cell[column]) for column in values), panel.experiment)
             label = f"paper ({figure.hardware})"
@@ -131,7 +132,7 @@ def comparable(panel: Panel) -> bool:
     return not any(run["smoke"] or run["cpu_ranks"] for run in panel.runs)
 
 
-def reach(rows: Sequence[Row]) -> tuple[float, float]:
+def axis_limits(rows: Sequence[Row]) -> tuple[float, float]:
     """Least and greatest value to show: all means, and intervals as far as they do not dwarf them."""
     means = [row["mean"] for row in rows if row.get("mean") is not None]
     if not means:

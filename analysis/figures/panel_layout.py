@@ -56,9 +56,9 @@ class PanelChart:
     faceted: bool = False
 
     @cached_property
-    def reach(self) -> tuple[float, float]:
+    def axis_limits(self) -> tuple[float, float]:
         """Limits of the axis without crosses; from 0 except for accuracies."""
-        least, most = chart_data.reach(self.rows)
+        least, most = chart_data.axis_limits(self.rows)
         if self.measure == "test_accuracy":
             room = max(0.1 * (most - least), 0.005)
             return max(0.0, least - room), min(1.0, most + room)
@@ -66,12 +66,12 @@ class PanelChart:
 
     @cached_property
     def unit(self) -> captions.Unit:
-        return captions.unit(self.measure, self.reach[1])
+        return captions.unit(self.measure, self.axis_limits[1])
 
     @cached_property
     def strip(self) -> float:
         """Height of a cross, in the axis' unit."""
-        least, most = self.reach
+        least, most = self.axis_limits
         return STRIP * (most - least) / self.unit.divisor
 
     @cached_property
@@ -84,7 +84,7 @@ class PanelChart:
     @property
     def domain(self) -> tuple[float, float]:
         """Limits of the axis in its unit, with a strip for the crosses at the top."""
-        least, most = (bound / self.unit.divisor for bound in self.reach)
+        least, most = (bound / self.unit.divisor for bound in self.axis_limits)
         return least, most + self.crosses * self.strip
 
     def has(self, of: str) -> bool:
@@ -216,7 +216,7 @@ def draw_measures(
             notes.append(f"No run has {captions.measure(measure, kind)}")
         elif chart.rows:
             rows += chart.rows
-            limits[measure] = chart.rows, chart.reach
+            limits[measure] = chart.rows, chart.axis_limits
             charts.append(spec_of(chart))
     if not rows:
         return None

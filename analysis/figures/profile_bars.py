@@ -69,7 +69,7 @@ def _draw_times(panel: Panel, name: str) -> Figure | None:
         if shown:
             rows += shown
             chart = PanelChart(panel, layout, "step_s", shown)
-            notes += chart_data.cut_note(shown, chart.reach)
+            notes += chart_data.cut_note(shown, chart.axis_limits)
             charts.append(_group_spec(chart, group, longest, columns))
     if not rows:
         return None
@@ -82,10 +82,10 @@ def _draw_times(panel: Panel, name: str) -> Figure | None:
 def _group_spec(chart: PanelChart, group: str, longest: Sequence[str], columns: Sequence[str]) -> Spec:
     """The metrics of a group: a chart for each value of x and the rest, beside each other with one scale."""
     colour = chart.layout.colour
-    unit = captions.unit("step_s", chart.reach[1])
+    unit = captions.unit("step_s", chart.axis_limits[1])
     heading = f"{TITLES[group][:1].upper()}{TITLES[group][1:]}, {unit.name} a step and rank"
     title = {"text": heading, "anchor": "start", "frame": "group", "style": "heading", "offset": 4}
-    scale = alt.Scale(domain=[0, chart.reach[1] / unit.divisor], nice=False)
+    scale = alt.Scale(domain=[0, chart.axis_limits[1] / unit.divisor], nice=False)
     x = alt.X("shown:Q", title=None, scale=scale, axis=alt.Axis(tickCount=4, format=",~f"))
     base = alt.Chart().encode(x=x, y=alt.Y("metric:N", sort=list(longest), title=None))
     if colour is not None:

@@ -50,8 +50,8 @@ def interleaved(
     """Measure all ablations in turn, `ROUNDS` times, on all ranks together.
 
     Args:
-        refill: by ablation, how to take untimed steps before each of its blocks. Ablations that read the loader would
-            otherwise begin with batches that it prepared during the block before.
+        refill: by ablation, what takes untimed steps before each block, so that the block does not start with batches
+            that the loader prepared during the previous one.
         step_s: duration of a step of the run.
         ahead: steps whose batches the loader prepares in advance.
 

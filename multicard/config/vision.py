@@ -106,7 +106,7 @@ class DatasetConfig:
             require(limit is None or limit >= 1, f"dataset.{name}={limit}: must be 1 or more, or null for all")
         for name in ("mean", "std"):
             values = getattr(self, name)
-            require(len(values) == 3, f"dataset.{name}={values}: give three values, one a channel (R, G, B)")
+            require(len(values) == 3, f"dataset.{name}={values}: give three values, one per channel (R, G, B)")
         require(min(self.std) > 0, f"dataset.std={self.std}: must be above 0")
         require(0 < self.crop <= 1, f"dataset.crop={self.crop}: is a share of an image's sides; give one in (0, 1]")
         budget = self.device_budget_bytes

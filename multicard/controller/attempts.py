@@ -1,4 +1,4 @@
-"""Attempts of a run, each a start of its job: one, unless a time limit or a preemption had it requeued."""
+"""Attempts of a run (`segments` in its record): each start of its job. More than one only if it was requeued."""
 
 from pathlib import Path
 from typing import Any

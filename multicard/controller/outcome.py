@@ -22,12 +22,12 @@ from multicard.records import run_folder
 from multicard.records.schema import SCHEMA_VERSION
 from multicard.tracking.wandb_mirror import Mirror
 
-STOPPED = ("timeout", "preempted")
+STOPPED = ("timeout", "preempted")  # kinds of failure after which a job may be requeued; statuses too
 Record = dict[str, Any]
 
 
 def begin(workload: Workload, cfg: DictConfig, folder: Path, job: str | None = None) -> Record:
-    """What every record holds, however its run ends; `folder` is not written."""
+    """The fields of every record, however its run ends. `folder` is for this process and is not written to disk."""
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": workload.name,
@@ -77,7 +77,7 @@ def complete(run: Run, record: Record, failure: Failure | None, mirror: Mirror) 
     """Merge what the ranks left into the record, write it, and mirror it."""
     config, placement, folder = run.config, run.placement, run.folder
     ranks = run_folder.read_ranks(folder, placement.world_size if failure is None else 0)
-    training_s = ranks[0]["started_s"] if ranks else None
+    training_began_s = ranks[0]["started_s"] if ranks else None
     try:
         steps = run_folder.merge_steps(folder)
         gpu = None if placement.device == "cpu" else gpu_record.merge(folder, attempts.parts(folder), failure is None)
@@ -88,20 +88,20 @@ def complete(run: Run, record: Record, failure: Failure | None, mirror: Mirror) 
             "status": _status(failure),
             "cause": None if failure is None else asdict(failure),
             "ended_at": timestamp(),
-            "startup_s": None if training_s is None else training_s - run.started_s,
+            "startup_s": None if training_began_s is None else training_began_s - run.started_s,
             **run.workload.summarise(config, placement, ranks, steps, gpu_record.training_joules(gpu)),
             "gpu": gpu,
             "profile": None,
             "diagnosis": None,
         }
-        whole = ranks if failure is None else []
-        if whole and "profile" in whole[0]:
+        finished_ranks = ranks if failure is None else []
+        if finished_ranks and "profile" in finished_ranks[0]:
             from multicard.profiling import run_profile
 
-            result["profile"] = run_profile.of_run(folder, [rank["profile"] for rank in whole], result)
-        if whole and whole[0].get("ablations") is not None:
+            result["profile"] = run_profile.of_run(folder, [rank["profile"] for rank in finished_ranks], result)
+        if finished_ranks and finished_ranks[0].get("ablations") is not None:
             advise = partial(run.workload.advise, config, placement)
-            result["diagnosis"] = diagnosis.diagnose([rank["ablations"] for rank in whole], advise)
+            result["diagnosis"] = diagnosis.diagnose([rank["ablations"] for rank in finished_ranks], advise)
         result["segments"] = attempts.merge(folder, result.get("segments", []))
         machine = _complete_environment(run, ranks)
         git = machine.get("git") or dict.fromkeys(("commit", "dirty", "changes"))

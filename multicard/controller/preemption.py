@@ -28,15 +28,15 @@ _warned = Event()
 
 
 def hold_warnings() -> None:
-    """Keep warnings for a `Stop` to take. Call it in the main thread before anything is started: threads and children
-    inherit the blocked signals. Threads that exist already (OpenBLAS starts some) do not; a handler notes what reaches
-    them."""
+    """Keep warnings for a `StopOnWarning` to take. Call it in the main thread before anything is started: threads and
+    children inherit the blocked signals. Threads that exist already (OpenBLAS starts some) do not; a handler notes what
+    reaches them."""
     for number in WARNINGS:
         signal.signal(number, lambda *_: _warned.set())
     signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
 
 
-class Stop:
+class StopOnWarning:
     """While it is open, answers a warning: ranks that can save are asked to stop after a step, others are ended.
 
     Args:

@@ -27,7 +27,7 @@ class Run:
     """A validated run whose folder is claimed, ready to launch.
 
     started_s: when its start-up began, on the machine's clock.
-    arguments: of the workload's function, after its `Rank`.
+    arguments: what the workload's function is called with, after its `Rank`.
     """
 
     workload: Workload
@@ -91,16 +91,20 @@ def prepare(
         restarted = run_folder.claim(folder, allocation.job)
         try:
             if restarted and checkpoint.latest(folder) is None:
-                run_folder.clear(folder)
+                run_folder.clear(folder)  # nothing to resume from: start over
             run_folder.remove_files(folder / "ranks", "error_*.json")  # of an earlier start
             machine = environment.collect()
             run_folder.write_environment(folder, machine)
             run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
             attempts.begin(folder, allocation, machine["git"])
             arguments = workload.arguments(config, placement, folder)
+            # without configuration and folder, which every node has itself
             peers.begin(attempts.current(folder), arguments[2:])
         except BaseException:
-            run_folder.release(folder) if restarted else run_folder.disclaim(folder)
+            if restarted:
+                run_folder.release(folder)  # keep what the job left, to start from again
+            else:
+                run_folder.disclaim(folder)
             raise
     except OSError as error:
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"

@@ -15,7 +15,7 @@ TICK_S = 1.0
 ALMOST = 0.99  # the largest share that is shown while a run evaluates
 
 
-class Watch:
+class ProgressBar:
     """While it is open: a progress bar where stderr is a terminal, and `tick` called once a second where there is
     one."""
 

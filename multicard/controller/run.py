@@ -10,9 +10,9 @@ from omegaconf import DictConfig
 from multicard.controller import attempts, outcome
 from multicard.controller.outcome import Record
 from multicard.controller.peers import Peers
-from multicard.controller.preemption import Stop
+from multicard.controller.preemption import StopOnWarning
 from multicard.controller.prepare import Run, job_of, prepare, problem
-from multicard.controller.progress_bar import Watch
+from multicard.controller.progress_bar import ProgressBar
 from multicard.controller.session import SESSION, say
 from multicard.controller.workload import Workload
 from multicard.energy.sampler import Sampler
@@ -57,7 +57,7 @@ def measure(
 
     Args:
         keep_refused: leave a record of a refusal too, as a sweep does.
-        allocation: the nodes of the run, called on the first; None for this machine.
+        allocation: the nodes of the run, of which this process is on the first; None for this machine alone.
         requeue: called when a time limit or a preemption has stopped the run; where it has put the job back into the
             queue, nothing is recorded yet.
 
@@ -83,7 +83,7 @@ def measure(
             peers.close()  # the other nodes need not wait for the record
             attempts.end(folder, failure)
             if failure is not None and failure.kind in outcome.STOPPED and requeue(failure):
-                claimed = False  # the folder stays with the job
+                claimed = False  # the requeued job keeps its claim
                 return record | {"status": "requeued"}
             record = outcome.complete(run, record, failure, mirror)
     except Interrupted as interruption:  # before or after the ranks ran: what was written by then stays
@@ -111,14 +111,16 @@ def _run_ranks(run: Run, mirror: Mirror, peers: Peers) -> Failure | None:
     except OSError as error:
         return Failure("disk", f"hydra.run.dir: cannot write to {folder} ({error.strerror}); free some space")
     try:
-        stop = Stop(run.allocation, board, placement.world_size, folder, workload.resumable, peers)
-        watch = Watch(board, placement.world_size, config.epochs, workload.unit, mirror.update if mirror.live else None)
-        with watch, stop, Sampler.of_run(config, placement, folder, attempts.current(folder)) as gpus:
+        stop = StopOnWarning(run.allocation, board, placement.world_size, folder, workload.resumable, peers)
+        tick = mirror.update if mirror.live else None
+        progress = ProgressBar(board, placement.world_size, config.epochs, workload.unit, tick)
+        with progress, stop, Sampler.of_run(config, placement, folder, attempts.current(folder)) as gpus:
             job = job_of(workload, config, placement, folder, run.allocation)
             failure = elastic.launch(workload.work, run.arguments, placement, job)
         gpus.write()
         return peers.outcome(stop.outcome(failure))
-    except Interrupted as interruption:  # by another node, as its ranks and ours were about to end
+    except Interrupted as interruption:
+        # outside of `launch`, which returns its own: a signal, or another node, ended the run
         return interruption.failure
     finally:
         board.remove()

@@ -31,11 +31,11 @@ class Sampler:
     Args:
         uuids: of the GPUs, each once; none on CPU ranks, where no method does anything.
         ranks: the numbers of this node's ranks.
-        start: number of this start of the run, from 0.
+        attempt: the number of this start of the run, from 0.
     """
 
-    def __init__(self, folder: Path, uuids: list[str], ranks: range, start: int = 0, node: int = 0) -> None:
-        self._folder, self._uuids, self._ranks, self._start, self._node = folder, uuids, ranks, start, node
+    def __init__(self, folder: Path, uuids: list[str], ranks: range, attempt: int = 0, node: int = 0) -> None:
+        self._folder, self._uuids, self._ranks, self._attempt, self._node = folder, uuids, ranks, attempt, node
         self._values = {uuid: array("d") for uuid in uuids}  # samples one after the other, as COLUMNS
         self._indices: dict[str, int | None] = dict.fromkeys(uuids)
         self._neighbours: Neighbours | None = None
@@ -45,11 +45,11 @@ class Sampler:
         self._thread = Thread(target=self._run, daemon=True)
 
     @classmethod
-    def of_run(cls, config: RunConfig, placement: Placement, folder: Path, start: int, node: int = 0) -> Self:
+    def of_run(cls, config: RunConfig, placement: Placement, folder: Path, attempt: int, node: int = 0) -> Self:
         """The sampler for a run's GPUs on this node; ranks may share a GPU, and one process may use several."""
         uuids = environment.visible_gpus()[: config.gpus] if placement.device == "cuda" else []
         first = node * placement.processes
-        return cls(folder, uuids, range(first, first + placement.processes), start, node)
+        return cls(folder, uuids, range(first, first + placement.processes), attempt, node)
 
     def __enter__(self) -> Self:
         self._opened_s = clock_s()
@@ -109,7 +109,7 @@ class Sampler:
             for uuid, values in self._values.items()
         }
         part = {
-            "start": self._start,
+            "start": self._attempt,
             "node": self._node,
             "host": environment.host(),
             "trained_s": [[moment - self._opened_s for moment in span] for span in spans],

@@ -12,10 +12,14 @@ SAMPLE_ROWS = 2000  # that the embedded tokenizer is trained on, at most
 
 @dataclass(frozen=True)
 class Inputs:
-    """`rows` is None for a whole data set of the hub; `ranks` are the embedded tokenizer's tokens, where it is used."""
+    """What a run needs beside its configuration.
+
+    rows: None for a whole data set of the hub.
+    token_ranks: the embedded tokenizer's tokens, by rank; None for another tokenizer.
+    """
 
     rows: list[row_sources.Row] | None
-    ranks: list[bytes] | None
+    token_ranks: list[bytes] | None
     vocabulary: int
 
 
@@ -36,11 +40,11 @@ def prepare(config: LlmConfig) -> Inputs:
         rows = row_sources.load(config)
         if rows is not None and not config.packed:
             check_steps(config, len(rows))
-        ranks = train_tokenizer(config, rows)
-        vocabulary = model_vocabulary(config, len(ranks or []))
+        token_ranks = train_tokenizer(config, rows)
+        vocabulary = model_vocabulary(config, len(token_ranks or []))
         pretrained.check_weights(config.model, vocabulary)
         _LATEST.clear()
-        _LATEST[identity] = Inputs(rows, ranks, vocabulary)
+        _LATEST[identity] = Inputs(rows, token_ranks, vocabulary)
     return _LATEST[identity]
 
 

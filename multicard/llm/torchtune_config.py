@@ -10,7 +10,7 @@ from multicard.llm import methods, models, preflight, pretrained
 from multicard.llm.data import templates, tokenizer
 from multicard.records import run_folder
 
-LONGEST_WARMUP = 100  # steps, as in 2505.22905
+LONGEST_WARMUP = 100  # steps, as in arXiv 2505.22905
 
 
 def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, Any]:
@@ -23,11 +23,11 @@ def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, An
     if inputs.rows is not None:
         rows = "".join(json.dumps(row) + "\n" for row in inputs.rows)
         run_folder.write_text(folder / "inputs" / "rows.jsonl", rows)
-    if inputs.ranks is not None:
-        run_folder.write_text(folder / "inputs" / "tokenizer.tiktoken", tokenizer.tiktoken_lines(inputs.ranks))
-        special = tokenizer.special_tokens(len(inputs.ranks))
+    if inputs.token_ranks is not None:
+        run_folder.write_text(folder / "inputs" / "tokenizer.tiktoken", tokenizer.tiktoken_lines(inputs.token_ranks))
+        special = tokenizer.special_tokens(len(inputs.token_ranks))
         run_folder.write_json(folder / "inputs" / "special_tokens.json", special)
-    cfg = torchtune_config(config, placement.device, inputs, _from_here(folder))
+    cfg = torchtune_config(config, placement.device, inputs, _relative_to_cwd(folder))
     write_yaml(config, cfg, folder)
     return cfg
 
@@ -36,13 +36,14 @@ def write_yaml(config: LlmConfig, cfg: dict[str, Any], folder: Path) -> None:
     """Write torchtune's configuration, headed by the command that runs it from the project's root."""
     from omegaconf import OmegaConf
 
-    ranks = f"--nproc_per_node {config.gpus} " if config.distributed else ""
-    head = f"# PYTHONPATH=. tune run {ranks}{config.recipe_name} --config {_from_here(folder) / 'torchtune.yaml'}\n"
+    processes = f"--nproc_per_node {config.gpus} " if config.distributed else ""
+    path = _relative_to_cwd(folder) / "torchtune.yaml"
+    head = f"# PYTHONPATH=. tune run {processes}{config.recipe_name} --config {path}\n"
     run_folder.write_text(folder / "torchtune.yaml", head + OmegaConf.to_yaml(OmegaConf.create(cfg)))
 
 
-def _from_here(folder: Path) -> Path:
-    """The folder relative to the working directory, where it is below that: such a record can be moved."""
+def _relative_to_cwd(folder: Path) -> Path:
+    """The folder relative to the working directory if it lies below it, so that the record can be moved."""
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
@@ -93,6 +94,7 @@ def torchtune_config(config: LlmConfig, device: str, inputs: preflight.Inputs, f
         **method.components(config.method),
     }
     if method.scheduled:
+        # None: only torchtune will know the number of rows
         rows = None if inputs.rows is None or config.packed else len(inputs.rows)
         steps = None if rows is None else config.epochs * steps_per_epoch(config, rows)
         cfg["lr_scheduler"] = {
@@ -103,13 +105,15 @@ def torchtune_config(config: LlmConfig, device: str, inputs: preflight.Inputs, f
 
 
 def steps_per_epoch(config: LlmConfig, rows: int) -> int:
-    """As the recipes count: a sampler that fills up the last round, whole batches, whole accumulations."""
+    """Steps as the recipes count them: the sampler fills the last round; incomplete batches and accumulations are
+    dropped."""
     steps = -(-rows // config.world_size) // config.batch_size // config.gradient_accumulation_steps
     return min(steps, config.max_steps or steps)
 
 
 def warmup_steps(config: LlmConfig, total: int) -> int:
-    """Those of the learning rate: the configured ones, or the papers' 100, or a tenth of a short run."""
+    """Warm-up steps of the learning rate: as configured, else 100 as in the papers, or a tenth of a run shorter than
+    1000."""
     return config.warmup_steps if config.warmup_steps is not None else min(LONGEST_WARMUP, max(1, total // 10))
 
 

@@ -1,4 +1,4 @@
-"""From the events of all ranks to one table of metrics, the same for either profiler."""
+"""Makes one table of metrics from the events of all ranks, the same for either profiler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from multicard.profiling.rank_events import RankEvents
 
 
 def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Profile:
-    """The profile of traces that all have their rank.
+    """The profile of traces whose ranks are known.
 
     Args:
         omitted: API calls that this profiler does not record by design.
@@ -29,7 +29,7 @@ def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Pro
 
 @dataclass
 class _Total:
-    """Sums of one metric over the names that count for it."""
+    """Sums of one metric over all event names that count towards it."""
 
     calls: int = 0
     ns: int = 0
@@ -46,7 +46,7 @@ def _rank_rows(rank: int, events: RankEvents, derived: Derived, omitted: Sequenc
         counted = metric(kind, name)
         if counted is None:
             continue
-        total = totals.setdefault(counted[:2], _Total())
+        total = totals.setdefault((counted.group, counted.name), _Total())
         total.calls += calls
         total.ns += ns
         total.details.add(counted.detail)

@@ -57,7 +57,7 @@ def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job
 
 
 def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
-    # torch asks NVML for devices then, not the driver: the controller stays free of CUDA
+    # has torch count devices by NVML, not by the CUDA driver: the controller never initialises CUDA
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     allocation = job.allocation
     if placement.backend == "gloo" and allocation.nodes == 1:
@@ -83,7 +83,8 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
             "rdzv_endpoint": "localhost:0",
             "local_addr": "127.0.0.1",
         }
-    agents = job.folder / f".agent{allocation.node}"  # by default an empty folder in /tmp for each run
+    # stays empty; torch's default would leave one in /tmp for each run
+    agent_logs = job.folder / f".agent{allocation.node}"
     config = LaunchConfig(
         min_nodes=allocation.nodes,
         max_nodes=allocation.nodes,
@@ -91,7 +92,7 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
         **rendezvous,
         max_restarts=0,
         start_method="forkserver" if placement.device == "cpu" else "spawn",
-        logs_specs=DefaultLogsSpecs(log_dir=str(agents)),
+        logs_specs=DefaultLogsSpecs(log_dir=str(agent_logs)),
         signals_to_handle="",  # `launch` handles them
         numa_options=NumaOptions(AffinityMode.NODE, should_fall_back_if_binding_fails=True) if job.numa else None,
     )
@@ -104,10 +105,10 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return _failure(job.folder, rank, failure.exitcode)
-    except Exception as error:  # of the agent itself
+    except Exception as error:  # raised by the agent, not by a rank
         return Failure("launch", f"the ranks could not be started or watched: {type(error).__name__}: {error}")
     finally:
-        shutil.rmtree(agents, ignore_errors=True)
+        shutil.rmtree(agent_logs, ignore_errors=True)
         work_file(job.folder, allocation.node).unlink(missing_ok=True)
     return None
 

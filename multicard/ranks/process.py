@@ -20,8 +20,8 @@ from multicard.records.run_folder import write_json
 if TYPE_CHECKING:
     import torch
 
-PEER_GRACE_S = 10.0  # that a rank whose collective failed gives the agent, to see which rank died first
-LOG_LINES = 20  # of a rank's log that a failure holds
+PEER_GRACE_S = 10.0  # how long a rank whose collective failed waits, so that the agent sees which rank died first
+LOG_LINES = 20  # last lines of a rank's log, kept in its failure
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Job:
     numa: bool = False  # bind each rank to the NUMA node of its GPU
     allocation: Allocation = field(default_factory=Allocation)
     controller: int = field(default_factory=os.getpid)
-    # a command that starts each rank instead of us, and its own options; RANK in them stands for the rank's number
+    # command and options of a profiler that starts each rank; the text RANK in them becomes the rank's number
     wrapper: tuple[str, ...] = ()
 
 
 def work_file(folder: Path, node: int) -> Path:
-    """What ranks that start as commands are called with (`wrapped.py`): function, arguments and job."""
+    """The file that tells a rank started by `wrapped.py` what to call: function, arguments and job."""
     return folder / f".work{node}.pickle"
 
 
@@ -108,7 +108,7 @@ def _join(job: Job) -> Rank:
     else:
         device = torch.device("cpu")
     if world > 1:
-        bound = device if "nccl" in job.backend else None  # binds the communicator: no guess at the first barrier
+        bound = device if "nccl" in job.backend else None  # else the first barrier guesses the device
         dist.init_process_group(job.backend, device_id=bound)
     return Rank(number, local, world, device, job.backend, job.threads)
 

@@ -94,7 +94,7 @@ class LossPeek:
             self._host = torch.zeros((), pin_memory=True)
             self._arrived = torch.cuda.Event()
 
-    def show(self, loss: "torch.Tensor") -> None:
+    def offer(self, loss: "torch.Tensor") -> None:
         """Offer the loss of a step."""
         if self._host is None:
             self.value = loss.item()

@@ -3,12 +3,18 @@
 | file | what |
 |---|---|
 | config.yaml | the resolved configuration |
-| environment.json | versions, devices, flags in force |
+| environment.json | versions, devices, flags that took effect |
 | logs/rRR.log | what rank RR printed |
 | ranks/rRR.json | rank RR's counts so far, rewritten every epoch; gone once result.json is written |
-| steps/rRR_eEEE.parquet | one row a step; merged to steps.parquet at the end |
-| gpu/ | samples of the GPUs, by start and node; merged to gpu.parquet at the end |
-| segments.json | when and where the run was started, one entry a start: a job that is requeued has several |
+| steps/rRR_eEEE.parquet | rank RR's epoch EEE, one row per step; merged to steps.parquet at the end |
+| steps.parquet | the steps of all ranks and epochs |
+| gpu/ | samples of the GPUs, by attempt and node; merged to gpu.parquet at the end |
+| gpu.parquet | the samples of all GPUs of the run |
+| profile/ | traces of `profile=kineto` or `nsys` |
+| inputs/ | tuning: the rows as torchtune reads them, and the embedded tokenizer |
+| torchtune.yaml | tuning: the same run for `tune run` |
+| tune_run/ | tuning: what `tune run` with torchtune.yaml writes |
+| segments.json | one entry per attempt; gone once result.json is written, which holds it as `segments` |
 | checkpoint/ | what a requeued job goes on from; gone once the run has ended |
 | result.json | status, axes and summary; written last |
 """
@@ -110,7 +116,7 @@ def write_parquet(path: Path, columns: dict[str, Any]) -> None:
 
 
 def write_steps(folder: Path, rank: int, epoch: int, columns: dict[str, np.ndarray]) -> None:
-    """Write one rank's epoch, a row a step.
+    """Write one rank's epoch, one row per step.
 
     Args:
         columns: (steps,) each, as the schema has them after epoch, rank and step.

@@ -33,7 +33,10 @@ class VisionEpoch(Struct):
     epoch: Annotated[int | None, doc("from 0")] = None
     train_s: float | None = None
     first_batch_s: Annotated[float | None, doc("until the first batch was there")] = None
-    gap_s: Annotated[float | None, doc("from the end of the last epoch's training to the first batch")] = None
+    gap_s: Annotated[
+        float | None,
+        doc("from the end of the previous epoch's evaluation to the first batch; null in an attempt's first epoch"),
+    ] = None
     evaluate_s: float | None = None
     ended_s: Annotated[float | None, doc("since the start of training")] = None
     train_loss: Annotated[float | None, doc("mean over the samples trained")] = None
@@ -64,7 +67,7 @@ class Tokens(Struct):
 
 
 class TokenRates(Struct):
-    """Tokens a second."""
+    """Tokens per second."""
 
     all: float | None = None
     non_padding: float | None = None
@@ -91,8 +94,8 @@ class Rewards(Struct):
 class Record(Struct, kw_only=True):
     """The keys that all runs have.
 
-    A refused run, or one whose controller is gone, has the keys up to `axes` alone; figures of a run that did not end
-    ok are of the epochs that it finished.
+    A refused run, or one whose controller is gone, has only the keys up to `axes`; figures of a run that did not end ok
+    are of the epochs that it finished.
     """
 
     kind: ClassVar[str]
@@ -103,18 +106,18 @@ class Record(Struct, kw_only=True):
     status: Annotated[str, doc("ok, oom, failed, timeout, preempted, interrupted or refused")]
     cause: Annotated[Cause | None, doc("null where the run ended ok")] = None
     started_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
-    axes: Annotated[dict[str, Scalar], doc("the settings that sweeps vary, as they were in force")]
+    axes: Annotated[dict[str, Scalar], doc("the settings that sweeps vary, as used")]
     identity: Annotated[str | None, doc("8 hex digits of what is measured; equal means the same work")] = None
     config: Annotated[dict[str, Any], doc("the resolved configuration")] = {}
     ended_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
-    startup_s: Annotated[float | None, doc("seconds from the command, or the last run's end, to training")] = None
-    total_s: Annotated[float | None, doc("seconds of training, evaluation included, over all segments")] = None
+    startup_s: Annotated[float | None, doc("seconds from the command, or the previous run's end, to training")] = None
+    total_s: Annotated[float | None, doc("seconds of training, evaluation included, over all attempts")] = None
     peak_memory_bytes: Memory | None = None
     transfer_bytes: Transfers | None = None
     communication_bytes: Annotated[Communication | None, doc("null where it is not known")] = None
     parameters: Annotated[int | None, doc("of the model")] = None
-    threads: Annotated[int | None, doc("of a rank")] = None
-    segments: list[Segment] = []
+    threads: Annotated[int | None, doc("per rank")] = None
+    segments: Annotated[list[Segment], doc("one entry per attempt")] = []
     oversubscribed: Annotated[bool | None, doc("ranks shared a GPU")] = None
     gpu: Annotated[Gpu | None, doc("null on CPU ranks")] = None
     profile: Annotated[Profile | None, doc("of profile=kineto or nsys")] = None
@@ -141,7 +144,7 @@ class Record(Struct, kw_only=True):
 
     @property
     def received_bytes(self) -> int | None:
-        """In collectives, a rank."""
+        """In collectives, per rank."""
         moved = self.communication_bytes
         if moved is None:
             return None
@@ -161,19 +164,19 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
 
     train_s: Annotated[float | None, doc("seconds of training alone, summed over epochs")] = None
     evaluate_s: Annotated[float | None, doc("seconds of evaluation, summed over epochs")] = None
-    epochs: list[VisionEpoch] = []
+    epochs: Annotated[list[VisionEpoch], doc("one entry per finished epoch")] = []
     step_s: Statistics | None = None
     images_per_s: Annotated[
-        float | None, doc("after the warm-up; a sample counts once an epoch, however often it was trained on")
+        float | None, doc("after the warm-up; a sample counts once per epoch, however often it was trained on")
     ] = None
     trained_images_per_s: Annotated[float | None, doc("the same, where a sample counts each time")] = None
-    phases_s: Annotated[dict[str, float] | None, doc("mean seconds of each phase a step and rank")] = None
+    phases_s: Annotated[dict[str, float] | None, doc("mean seconds of each phase, per step and rank")] = None
     joules_per_image: Annotated[float | None, doc("energy of all GPUs by images trained on")] = None
     test_accuracy: Annotated[float | None, doc("of the last epoch, 0 to 1")] = None
     time_to_target_s: Annotated[float | None, doc("seconds until target_accuracy was reached; null: never")] = None
     compile_s: Annotated[float | None, doc("seconds of torch.compile")] = None
     input: Annotated[dict[str, Any] | None, doc("facts of the loader and its cache, beside the configuration")] = None
-    num_workers: Annotated[int | None, doc("loader workers a rank, in force")] = None
+    num_workers: Annotated[int | None, doc("loader workers per rank, as used")] = None
 
     @property
     def steps(self) -> Statistics | None:
@@ -194,9 +197,9 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
 
     kind: ClassVar[str] = "llm"
 
-    epochs: list[LlmEpoch] = []
+    epochs: Annotated[list[LlmEpoch], doc("one entry per finished epoch")] = []
     iteration_s: Annotated[Statistics | None, doc("of an optimiser step; keys as in step_s")] = None
-    data_s: Annotated[float | None, doc("mean seconds of waiting for a batch, an iteration and rank")] = None
+    data_s: Annotated[float | None, doc("mean seconds of waiting for a batch, per iteration and rank")] = None
     tokens: Annotated[Tokens | None, doc("trained on, all ranks")] = None
     tokens_per_s: Annotated[TokenRates | None, doc("after the warm-up, all ranks")] = None
     joules_per_token: Annotated[float | None, doc("energy of all GPUs by non-padding tokens")] = None
@@ -207,7 +210,7 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     fake_quantised_linears: Annotated[int | None, doc("linear layers with fake quantisation (qat)")] = None
     flops_per_token: Annotated[float | None, doc("forward and backward, of all tokens")] = None
     mfu: Annotated[float | None, doc("model FLOPs as a share of the devices' peak, 0 to 1")] = None
-    warmup_steps: Annotated[int | None, doc("of the learning rate, in force")] = None
+    warmup_steps: Annotated[int | None, doc("of the learning rate, as used")] = None
 
     @property
     def steps(self) -> Statistics | None:
@@ -275,13 +278,13 @@ class Environment(Struct, kw_only=True):
     cuda_visible_devices: str | None = None
     slurm: Annotated[dict[str, str], doc("the variables SLURM_JOB...")] = {}
     numa: Annotated[str | UnsetType | None, doc("node: ranks were bound to their GPU's NUMA node")] = UNSET
-    malloc: Annotated[str | UnsetType, doc("the allocator's tuning in force")] = UNSET
-    flags: Annotated[dict[str, Scalar] | UnsetType | None, doc("TF32, cuDNN and types in force")] = UNSET
+    malloc: Annotated[str | UnsetType, doc("the option malloc that took effect: tuned or system")] = UNSET
+    flags: Annotated[dict[str, Scalar] | UnsetType | None, doc("TF32, cuDNN and types, as used")] = UNSET
     ranks: list[RankPlace] | UnsetType = UNSET
 
 
 class CommonSteps(Struct):
-    """One row a step and rank."""
+    """One row per step and rank."""
 
     epoch: Annotated[int, doc("from 0")]
     rank: int

@@ -16,7 +16,7 @@ Each run leaves a folder, `multirun/<name>/<cell>/`. Its files:
 
 {{files}}
 
-Units are in the names: `_s` seconds, `_bytes` bytes, `_mhz`, `_w`, `_joules`, `_per_s` a second. A key that is `null`
+Units are in the names: `_s` seconds, `_bytes` bytes, `_mhz`, `_w`, `_joules`, `_per_s` per second. A key that is `null`
 was not measured or does not apply. `schema_version` is {schema.SCHEMA_VERSION}; a record is read as long as its version
 is not newer than the program's, keys that it lacks read as `null`, and unknown ones are left alone. The tables below
 are made from `multicard/records/schema.py` and `schema_parts.py`, by which every record is checked when it is written;
@@ -55,7 +55,10 @@ def _section(kind: type[Struct], place: str, described: set[type[Struct]]) -> It
     hints = get_type_hints(kind, include_extras=True)
     own = {name: hints[name] for name in kind.__struct_fields__ if name not in inherited}
     keys = {name: f"*{name}*" if name in optional else f"`{name}`" for name in own}
-    yield _table((keys[name], _text(hint), _meaning(hint)) for name, hint in own.items())
+    rows = [(keys[name], _text(hint), _meaning(hint)) for name, hint in own.items()]
+    if kind is schema.Record:  # msgspec keeps the tag, which follows the version, apart from the fields
+        rows.insert(1, ("`kind`", "text", " or ".join(record.kind for record in get_args(schema.AnyRecord))))
+    yield _table(rows)
     for name, hint in own.items():
         for inner in _structures(hint):
             if inner not in described:

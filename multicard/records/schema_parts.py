@@ -16,7 +16,9 @@ class Cause(Struct):
 
     kind: Annotated[
         str | None,
-        doc("refused, oom, exception, signal, exit, node, disk, tracker, slurm, interrupt, timeout or preempted"),
+        doc(
+            "refused, launch, oom, exception, signal, exit, node, disk, tracker, slurm, interrupt, timeout or preempted"
+        ),
     ] = None
     message: Annotated[str | None, doc("one line")] = None
     rank: Annotated[int | None, doc("the first rank to fail")] = None
@@ -27,11 +29,11 @@ class Cause(Struct):
 
 
 class Segment(Struct):
-    """One start of a run. A run that was stopped and requeued has several; warm-up is counted in each."""
+    """One attempt at a run: a start of its job. A run that was requeued has several; warm-up is counted in each."""
 
     started_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
     ended_at: Annotated[str | None, doc("UTC, ISO 8601; null where nobody was left to write it")] = None
-    end: Annotated[str | None, doc("ok, or the kind of `cause`; null where it was cut off")] = None
+    end: Annotated[str | None, doc("ok, or cause.kind; null where it was cut off")] = None
     job: Annotated[str | None, doc("SLURM's job id")] = None
     hosts: Annotated[list[str] | None, doc("nodes")] = None
     commit: Annotated[str | None, doc("of the code that ran")] = None
@@ -70,12 +72,14 @@ class Parts(Struct):
 class Transfers(Struct):
     """Bytes between host and devices, summed over ranks."""
 
-    h2d: Annotated[int | None, doc("host to device: batches of training and evaluation, and what was moved ahead")] = (
-        None
-    )
+    h2d: Annotated[
+        int | None, doc("host to device: batches of training and evaluation, and data sets moved before training")
+    ] = None
     h2d_images: Annotated[Parts | UnsetType, doc("training on images: bytes of images")] = UNSET
-    h2d_labels: Annotated[Parts | UnsetType, doc("training on images: bytes of labels, in the same parts")] = UNSET
-    h2d_setup: Annotated[Parts | UnsetType, doc("training on images: data sets moved before training")] = UNSET
+    h2d_labels: Annotated[Parts | UnsetType, doc("training on images: bytes of labels, split like h2d_images")] = UNSET
+    h2d_setup: Annotated[
+        Parts | UnsetType, doc("training on images: bytes of data sets moved before training, split like h2d_images")
+    ] = UNSET
     d2h: Annotated[int | None, doc("device to host: not counted")] = None
     d2d: Annotated[int | None, doc("device to device: not counted")] = None
     source: Annotated[str | None, doc("counted, and on CPU ranks what would cross to a device")] = None
@@ -93,10 +97,10 @@ class Communication(Struct):
 
 
 class GpuPart(Struct):
-    """What the sampler of one node saw during one start."""
+    """What the sampler of one node saw during one attempt."""
 
-    start: int | None = None
-    node: int | None = None
+    start: Annotated[int | None, doc("the attempt's number, from 0")] = None
+    node: Annotated[int | None, doc("the node's number, from 0")] = None
     host: str | None = None
     covers: Annotated[str | None, doc("training or sampled")] = None
     spans_s: Annotated[list[list[float]], doc("from, to on the clock of gpu.parquet's time_s, seconds")] = []
@@ -138,7 +142,7 @@ class Gpu(Struct):
     energy_joules: Annotated[float | None, doc("all GPUs together; null where one is not known")] = None
     covers: Annotated[str | None, doc("training (what total_s covers), or sampled (as long as ranks ran)")] = None
     sampling_s: Annotated[float | None, doc("seconds between two samples")] = None
-    parts: Annotated[list[GpuPart], doc("one for each start and node")] = []
+    parts: Annotated[list[GpuPart], doc("one for each attempt and node")] = []
     devices: list[GpuDevice] = []
     disturbed_by: list[Disturber] = []
     problem: Annotated[str | None, doc("why figures are missing")] = None
@@ -158,7 +162,7 @@ class ProfileDerived(Struct):
 
 class ProfileRank(Struct):
     rank: int
-    where: Annotated[str, doc("the profiler's file")]
+    where: Annotated[str, doc("the profiler's file that its events are from")]
     window_s: Annotated[float, doc("seconds from the first profiled step's start to the last one's end")]
     steps: Annotated[int | None, doc("profiled steps; null without step markers")]
     devices: list[int]
@@ -202,11 +206,11 @@ class Profile(Struct):
 
     source: Annotated[str | UnsetType, doc("kineto or nsys")] = UNSET
     ranks: list[ProfileRank] | UnsetType = UNSET
-    rows: Annotated[list[ProfileRow] | UnsetType, doc("20 kernels and annotations a rank at most")] = UNSET
+    rows: Annotated[list[ProfileRow] | UnsetType, doc("at most 20 kernels and annotations per rank")] = UNSET
     not_recorded: Annotated[list[str] | UnsetType, doc("CUDA calls that this profiler leaves out by design")] = UNSET
     files: Annotated[list[str] | UnsetType, doc("relative to the run folder")] = UNSET
     first_step: int | UnsetType = UNSET
-    steps: Annotated[int | UnsetType, doc("profiled steps a rank")] = UNSET
+    steps: Annotated[int | UnsetType, doc("profiled steps per rank")] = UNSET
     step_s: ProfileCost | UnsetType = UNSET
     h2d: ProfileCopies | UnsetType = UNSET
     error: str | UnsetType = UNSET
@@ -217,9 +221,9 @@ class Diagnosis(Struct):
 
     bound: Annotated[str | None, doc("input, copy, communication, launch or compute")] = None
     sentence: Annotated[str | None, doc("the same in words, with the option to try next")] = None
-    saves_s: Annotated[dict[str, float | None], doc("seconds a step that would be saved if a cost were free")] = {}
-    step_s: Annotated[dict[str, float], doc("median seconds a step of each ablation")] = {}
+    saves_s: Annotated[dict[str, float | None], doc("seconds per step that would be saved if a cost were free")] = {}
+    step_s: Annotated[dict[str, float], doc("median seconds per step of each ablation")] = {}
     spread: Annotated[float | None, doc("of the whole step's rounds: (largest - smallest) / median")] = None
     rounds_s: Annotated[
-        dict[str, list[float]], doc("seconds a step of each ablation and round, of the slowest rank")
+        dict[str, list[float]], doc("seconds per step of each ablation and round, of the slowest rank")
     ] = {}

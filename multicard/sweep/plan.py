@@ -1,4 +1,4 @@
-"""The cells of a sweep: composed, told from those measured before, refused, or left to measure."""
+"""The cells of a sweep: composes them and finds those measured before, those refused, and those left to measure."""
 
 import os
 import shlex
@@ -21,7 +21,7 @@ from multicard.records import identity, run_folder
 from multicard.sweep.job import CellJob
 
 SUBMITTED = ".submitit"  # folder of the sweep: submitit's own files, and which cells each array of jobs holds
-NAMED_CELLS = 10  # left of an interrupted sweep, that are listed by name
+NAMED_CELLS = 10  # at most so many of the cells left are listed by name when a sweep is interrupted
 ROOT = Path(__file__).parents[2]
 
 
@@ -46,19 +46,21 @@ class Cell:
     result: dict[str, Any] | None = None
 
 
-def plan(context: HydraContext, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> list[Cell]:
+def plan(
+    context: HydraContext, sweep_config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
+) -> list[Cell]:
     """Compose every cell, once, and find its folder.
 
     Args:
-        config: of the sweep.
-        job_overrides: of each cell.
-        first: number of the first cell among all batches of the sweep, from 0.
+        sweep_config: the sweep's own configuration.
+        job_overrides: the overrides of each cell.
+        first: Hydra's number of the first of these cells, from 0.
     """
     cells, numbers, total = list[Cell](), dict[Path, int](), len(job_overrides)
-    shrunk = {f"{key}={value}" for key, value in (config.hydra.sweeper.smoke or {}).items()}
-    unnamed = shrunk if config.scale == Scale.smoke else set()  # not part of a folder's name
+    shrunk = {f"{key}={value}" for key, value in (sweep_config.hydra.sweeper.smoke or {}).items()}
+    unnamed = shrunk if sweep_config.scale == Scale.smoke else set()  # not part of a folder's name
     for number, overrides in enumerate(job_overrides, 1):
-        composed = context.config_loader.load_sweep_config(config, list(overrides))
+        composed = context.config_loader.load_sweep_config(sweep_config, list(overrides))
         cfg = identity.task_of(composed)
         run_config, problem = None, ""
         try:
@@ -89,7 +91,7 @@ def settle(cells: list[Cell]) -> list[Cell]:
         if record is not None:
             say(f"{cell.label}measured before ({record['status']}): {cell.folder}")
             cell.result = record | {"folder": str(cell.folder)}
-        elif cell.problem and not cell.cfg.dry_run:
+        elif cell.problem and not cell.cfg.dry_run:  # a dry run reports problems itself (dry_run.py)
             cell.result = outcome.refuse(outcome.begin(SESSION.workload, cell.cfg, cell.folder), cell.problem)
     return [cell for cell in cells if cell.result is None and not cell.problem]
 
@@ -141,7 +143,8 @@ def read_record(cell: Cell) -> dict[str, Any] | None:
 
 
 def make_jobs(cells: list[Cell], job_class: Callable[..., CellJob], **options: Any) -> list[CellJob]:
-    """The cells as jobs, on the code as it is now, which they import from this checkout wherever they are started."""
+    """The cells as jobs. They import this checkout, wherever they start, and know the state of its code at this
+    moment."""
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if str(ROOT) not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *paths])

@@ -40,7 +40,7 @@ def after_training(loop: Loop, report: Report, sampler: Remaining, training: Inp
 
 def endless(training: Input, sampler: Remaining, share: Share, epoch: int) -> Iterator[Batch]:
     """The loader's batches, epoch after epoch, in complete rounds; all of them where no round is complete."""
-    complete = len(share.sampler) // share.batch_size // share.round * share.round
+    complete = len(share.sampler) // share.batch_size // share.batches_per_step * share.batches_per_step
     while True:
         sampler.set_epoch(epoch)
         yield from (batch for number, batch in enumerate(training) if number < complete or not complete)
@@ -67,7 +67,7 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
     """
     share, rank = loop.share, loop.rank
     loop.timer.start()
-    on_host = [next(feed) for _ in range(share.round)]
+    on_host = [next(feed) for _ in range(share.batches_per_step)]
     on_device = [
         Batch(batch.images.to(rank.device), batch.labels.to(rank.device), images_bytes=0, labels_bytes=0)
         for batch in on_host
@@ -80,7 +80,7 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
         loop.timer.start()
 
     def fetch(count: int) -> None:
-        for _ in range(count * share.round):
+        for _ in range(count * share.batches_per_step):
             loop.move(next(feed), dict.fromkeys(COUNTS, 0))
 
     def alone(batches: Iterator[Batch], count: int) -> None:
@@ -106,5 +106,5 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
         taken_by["half"] = lambda count: alone(cycle(halves), count)
     refill = {name: whole for name in ("whole", "alone") if name in taken_by} | {"input": fetch}
     timed = {name: ablations.timed(rank, take_steps) for name, take_steps in taken_by.items()}
-    rounds_ahead = -(-prepared // share.round)
+    rounds_ahead = -(-prepared // share.batches_per_step)
     return ablations.interleaved(timed, refill, rank, step_s, rounds_ahead, lambda: loop.board.stop_at > 0)

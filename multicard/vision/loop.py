@@ -53,11 +53,11 @@ class Loop:
         counts = self.steps, self.total_steps, self.samples, self.epoch
         self.board.post(self.rank.rank, *counts, self.peek.value, evaluating)
 
-    def train_epoch(self, epoch: int, batches: Iterable[Batch], first: int = 0) -> dict[str, Any]:
+    def train_epoch(self, epoch: int, batches: Iterable[Batch], first_step: int = 0) -> dict[str, Any]:
         """Train on every batch once, to the epoch's end or the step after which a stop is asked for.
 
         Args:
-            first: the epoch's step with which `batches` begin.
+            first_step: of the epoch, from 0; the step of the first batch in `batches`.
 
         Returns:
             `train_s`, `first_batch_s` (from the start to the first batch), the steps' table and what this rank
@@ -73,9 +73,10 @@ class Loop:
         timer.start()
         started_s = timing.clock_s()
         loaded = iter(batches)
+        # fetch the first batch here, to time it, and put it back
         loaded = chain([batch] if (batch := next(loaded, None)) else [], loaded)
         first_batch_s = timing.clock_s() - started_s
-        for step in range(first, share.steps):
+        for step in range(first_step, share.steps):
             counts, loss = self.step(loaded)
             if loss is not None:
                 self.losses[step] = loss
@@ -89,38 +90,39 @@ class Loop:
             if self.asked_to_stop():
                 break
         train_s, phases_s = timer.stop()
-        losses = self.losses[first : first + len(phases_s)].tolist()
+        losses = self.losses[first_step : first_step + len(phases_s)].tolist()
         return {"train_s": train_s, "first_batch_s": first_batch_s, "phases_s": phases_s, "loss": losses, **rows}
 
     def step(self, batches: Iterator[Batch]) -> tuple[dict[str, int], torch.Tensor | None]:
-        """Train on the next round of batches: on one batch, of the `share.round` that the rank loads.
+        """Train on the next round: load `share.batches_per_step` batches and train on one of them.
 
         Returns:
             What this rank counted, and its loss, on the device; None where the round has no batch for this rank.
         """
         share, optim, timer = self.share, self.optim, self.timer
         counts, mine, loss, ranks_with_batch = dict.fromkeys(COUNTS, 0), None, None, 0
-        for turn, batch in enumerate(islice(batches, share.round)):
+        for turn, batch in enumerate(islice(batches, share.batches_per_step)):
             timer.begin(H2D)
             moved = self.move(batch, counts)
             timer.begin(DATA)
             ranks_with_batch += 1
             if turn == share.turn:
                 mine = moved
-        every_rank = ranks_with_batch == share.round
+        every_rank = ranks_with_batch == share.batches_per_step
 
         timer.begin(FORWARD)
         optim.optimizer.zero_grad(set_to_none=True)
         if mine is not None:
             images, labels = mine
             counts["samples"] = len(labels)
+            # where some rank has no batch, DDP's exchange would wait for it: see average_gradients
             loss = self.loss(share.model if every_rank else share.plain, images, labels)
 
         timer.begin(BACKWARD)  # DDP exchanges gradients meanwhile
         if loss is not None:
             optim.scaler.scale(loss).backward()
             loss = loss.detach()
-            self.peek.show(loss)
+            self.peek.offer(loss)
         if not every_rank:
             average_gradients(share.plain, ranks_with_batch)
 
@@ -158,7 +160,7 @@ class Loop:
         """Whether the run is to be stopped after the step just done.
 
         Raises:
-            RuntimeError: where that step is over; the other ranks may have stopped there.
+            RuntimeError: that step has passed; other ranks may have stopped after it.
         """
         stop_at = self.board.stop_at
         if stop_at and self.steps > stop_at:
@@ -166,9 +168,9 @@ class Loop:
         self.stopped = self.steps == stop_at
         return self.stopped
 
-    @torch.no_grad()  # and not inference_mode, whose tensors would be compiled for once more
+    @torch.no_grad()  # not inference_mode: torch.compile would compile again for its tensors
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Loss and accuracy on the test set: each sample on one rank, sums and counts reduced apart."""
+        """Loss and accuracy on the test set: each sample on one rank; sums over all ranks, divided at the end."""
         model = self.share.evaluated
         started_s = timing.clock_s()
         self.ranges.open("evaluate")

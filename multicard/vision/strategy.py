@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 class Share:
     """One rank's part of the training: its model, and what it loads and trains on in an epoch.
 
-    model: trains; `plain` is the same model without what exchanges its gradients; `evaluated` evaluates.
+    model: the one that is trained.
+    plain: the same, without the wrapper that exchanges gradients.
+    evaluated: the one used for evaluation.
     sampler: yields the samples that the rank loads, `batch_size` at a time.
     distinct: the different samples that all ranks together train on in an epoch.
-    round, turn: of every `round` batches that it loads, the rank trains on number `turn`.
+    batches_per_step: batches that the rank loads for a step; turn: which of them, from 0, it trains on.
     devices: all that the rank computes on.
     """
 
@@ -40,18 +42,18 @@ class Share:
     batch_size: int
     distinct: int
     devices: "list[torch.device]"
-    round: int = 1
+    batches_per_step: int = 1
     turn: int = 0
 
     @property
     def steps(self) -> int:
         """Rounds in an epoch."""
         batches = -(-len(self.sampler) // self.batch_size)
-        return -(-batches // self.round)
+        return -(-batches // self.batches_per_step)
 
     def loaded(self, steps: int) -> int:
         """Samples that this rank loads in the first `steps` steps of an epoch, all batches being full."""
-        return steps * self.round * self.batch_size
+        return steps * self.batches_per_step * self.batch_size
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Strategy:
     """How a run's work is split over its GPUs.
 
     share: makes a rank's `Share` of the model and the number of training samples.
-    received: bytes that a rank receives by collective; None where that is not known.
+    received: bytes that a rank receives, by name of collective; None where that is not known.
     refuse: raises ValueError, with the key and the remedy, for what the strategy cannot do.
     options: the schema of `strategy.*`.
     one_process: a node has one process with a thread for each GPU, instead of a process for each.
@@ -96,7 +98,8 @@ def ddp_ds(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -
     """DDP with DistributedSampler: a rank loads and trains its shard.
 
     Gradients are all-reduced in buckets while the backward pass runs; rank 0's BatchNorm statistics are broadcast
-    before each forward pass. The sampler fills the last round by repeating samples, so that all ranks have as many.
+    before each forward pass. The sampler fills the last round by repeating samples, so that all ranks have equally
+    many.
     """
     from torch.utils.data import DistributedSampler
 
@@ -112,7 +115,7 @@ def ddp_rr(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -
     from multicard.vision.data.samplers import Shuffled
 
     sampler = Shuffled(samples, config.seed)
-    return replicated(model, sampler, samples, config, rank, round=rank.world_size, turn=rank.rank)
+    return replicated(model, sampler, samples, config, rank, batches_per_step=rank.world_size, turn=rank.rank)
 
 
 def ddp(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Share:
@@ -141,10 +144,20 @@ def dp(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Sh
     parallel = torch.nn.DataParallel(plain, device_ids=list(range(config.gpus)))
     devices = [torch.device("cuda", index) for index in range(config.gpus)]
     sampler = Shuffled(samples, config.seed)
-    return Share(parallel, plain, parallel, sampler, config.batch_size * config.gpus, samples, devices)
+    return Share(
+        model=parallel,
+        plain=plain,
+        evaluated=parallel,
+        sampler=sampler,
+        batch_size=config.batch_size * config.gpus,
+        distinct=samples,
+        devices=devices,
+    )
 
 
-def replicated(model: "nn.Module", sampler: Any, samples: int, config: VisionConfig, rank: Rank, **turn: int) -> Share:
+def replicated(
+    model: "nn.Module", sampler: Any, samples: int, config: VisionConfig, rank: Rank, **rounds: int
+) -> Share:
     """The share of a rank whose model is under DistributedDataParallel; the plain model on a single rank.
 
     The plain model evaluates: DDP's forward pass would wait for ranks that have fewer batches.
@@ -154,7 +167,16 @@ def replicated(model: "nn.Module", sampler: Any, samples: int, config: VisionCon
     options = config.strategy
     assert isinstance(options, DdpConfig)
     parallel, plain = replicate(model, options, rank)
-    return Share(parallel, plain, plain, sampler, config.batch_size, samples, [rank.device], **turn)
+    return Share(
+        model=parallel,
+        plain=plain,
+        evaluated=plain,
+        sampler=sampler,
+        batch_size=config.batch_size,
+        distinct=samples,
+        devices=[rank.device],
+        **rounds,
+    )
 
 
 def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | None:
@@ -164,10 +186,10 @@ def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | Non
         return None
     if traffic.world_size <= 1 or not traffic.steps:
         return {"all_reduce": 0, "broadcast": 0}
-    started = traffic.parameters + traffic.buffers
+    at_start = traffic.parameters + traffic.buffers
     return {
         "all_reduce": round(traffic.steps * formulas.ring_all_reduce_bytes(traffic.gradients, traffic.world_size)),
-        "broadcast": started + traffic.steps * traffic.buffers + traffic.evaluations * traffic.statistics,
+        "broadcast": at_start + traffic.steps * traffic.buffers + traffic.evaluations * traffic.statistics,
     }
 
 
@@ -179,8 +201,8 @@ def refuse_for_ddp(config: VisionConfig, placement: Placement) -> None:
 
 def refuse_for_ddp_rr(config: VisionConfig, placement: Placement) -> None:
     synced = isinstance(config.strategy, DdpConfig) and config.strategy.sync_batchnorm
-    remedy = "its last round may have no batch for some ranks, and the others would wait for their statistics"
-    require(not synced, f"strategy.sync_batchnorm=true: does not go with ddp_rr: {remedy}; use ddp_ds")
+    reason = "its last round may have no batch for some ranks, and the others would wait for their statistics"
+    require(not synced, f"strategy.sync_batchnorm=true: does not go with ddp_rr: {reason}; use ddp_ds")
     refuse_for_ddp(config, placement)
 
 

@@ -63,7 +63,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
     replicas = len(share.devices)
     if config.dataset.image_size <= 32 and smallest_batch(len(share.sampler), share.batch_size, replicas) == 1:
-        # the last feature map is 1 x 1: one value a channel
+        # at 32 px the last feature map is 1 x 1: BatchNorm would see one value per channel
         problem = f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot train on"
         raise ValueError(f"{problem} at 32 px; change batch_size, dataset.train_limit or dataset.image_size")
 
@@ -82,6 +82,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     start = resume.restore(loop, report)
     for used in share.devices:
         memory.reset_peak_memory(used)
+    # from here on, garbage is collected at fixed steps (loop.COLLECT_EVERY)
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -98,14 +99,15 @@ def run_epochs(
     sampler.set_epoch(start.epoch, share.loaded(start.step))
     batches = training
     if start.random is not None:
-        batches = iter(training)  # starts the workers: as in an epoch under way, they are ahead of the first step
+        # start the workers now, as they were ahead of the step at the stop; then restore the random state
+        batches = iter(training)
         resume.set_random(start.random, share.devices)
     report.started(loop.steps)
     meet(rank)
-    elapsed_s, first, before, evaluated_s = start.elapsed_s, start.step, start.trained, None
+    elapsed_s, first_step, trained_before, evaluated_s = start.elapsed_s, start.step, start.trained, None
     for epoch in range(start.epoch, config.epochs):
         started_s = timing.clock_s()
-        trained = resume.joined(before, loop.train_epoch(epoch, batches, first))
+        trained = resume.joined(trained_before, loop.train_epoch(epoch, batches, first_step))
         trained["gap_s"] = None if evaluated_s is None else started_s - evaluated_s + trained["first_batch_s"]
         if loop.stopped:
             stopped_s = timing.clock_s()
@@ -117,13 +119,13 @@ def run_epochs(
         evaluated_s = timing.clock_s()
         elapsed_s += evaluated_s - started_s
         span_s = (started_s, evaluated_s)
-        report.epoch(epoch, trained, evaluated, loop.steps, elapsed_s, span_s)  # writing is no part of the time
-        meet(rank)  # nor is the wait for a rank that wrote longer
+        report.epoch(epoch, trained, evaluated, loop.steps, elapsed_s, span_s)  # not timed: writing the report
+        meet(rank)  # not timed either: waiting for ranks that write longer
         target = config.target_accuracy
         if config.stop_at_target and target is not None and evaluated["test_accuracy"] >= target:
             break  # on all ranks alike: the counts were reduced over all of them
         sampler.set_epoch(epoch + 1)
-        batches, first, before = training, 0, None
+        batches, first_step, trained_before = training, 0, None
 
 
 def smallest_batch(samples: int, batch_size: int, replicas: int) -> int:

@@ -73,10 +73,10 @@ def test_the_peek_at_the_loss_waits_for_nothing():
     peek = LossPeek(torch.device("cuda", 0), every=1)
     loss = torch.tensor(2.5, device="cuda")
     busy(50)
-    peek.show(loss)
+    peek.offer(loss)
     assert not torch.cuda.current_stream().query()
     torch.cuda.synchronize()
-    peek.show(loss)
+    peek.offer(loss)
     assert peek.value == 2.5
 
 
