@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,9 +160,10 @@ def remove_empty_sweep(cells: list[Cell]) -> None:
     """Remove what Hydra wrote for a sweep that measured nothing, and never will."""
     folder = cells[0].folder.parent
     run_folder.remove_empty(folder / SUBMITTED)
-    if {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
-        (folder / "multirun.yaml").unlink(missing_ok=True)
-        folder.rmdir()
+    with suppress(OSError):  # another command of the same second and name may have removed it, or write into it
+        if {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
+            (folder / "multirun.yaml").unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def finish(cells: list[Cell]) -> None:

@@ -47,7 +47,9 @@ def check(config: VisionConfig, placement: Placement) -> None:
     STRATEGIES[config.strategy.name].refuse(config, placement)
     PRECISIONS[config.precision.name].refuse(config.precision.name, placement)
     LOADERS[config.loader.name].refuse(config)
-    DATASETS[config.dataset.name].check(config.dataset)
+    dataset = DATASETS[config.dataset.name]
+    if not (config.dry_run and dataset.downloads(config.dataset)):
+        dataset.check(config.dataset)
     models.check(config.model)
 
 

@@ -16,19 +16,21 @@ class DataSet:
     read: the whole of it, as configured.
     options: the schema of `dataset.*`.
     check: raises ValueError, with the key and the remedy, where it is absent, cut off or altered.
+    downloads: whether `check` downloads it first, which a dry run must not.
     finish: what is done to the part that `train_limit` and `test_limit` leave.
     """
 
     read: Callable[[Any], Data]
     options: type[DatasetConfig] = DatasetConfig
     check: Callable[[Any], None] = lambda config: None
+    downloads: Callable[[Any], bool] = lambda config: False
     finish: Callable[[Data, Any], Data] = lambda data, config: data
 
 
 DATASETS = {
     "digits": DataSet(digits.read),
-    "mnist": DataSet(mnist.read, MnistConfig, mnist.check),
-    "images": DataSet(photographs.read, ImagesConfig, photographs.check, photographs.finish),
+    "mnist": DataSet(mnist.read, MnistConfig, mnist.check, lambda config: config.download),
+    "images": DataSet(photographs.read, ImagesConfig, photographs.check, finish=photographs.finish),
 }
 
 
