@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from multicard.bottleneck import ablations
 from multicard.config.llm import LlmConfig
 from multicard.llm import recipes, tune
-from multicard.llm.rank_report import Report
+from multicard.llm.rank_report import TuningReport
 from multicard.llm.step_probe import Probe
 from multicard.ranks.process import Rank
 
@@ -20,7 +20,7 @@ def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> N
     if config.distributed and rank.world_size == 1:
         recipes.join_alone("gloo")
     module, recipe_class = recipes.load(config.recipe_name)
-    probe = Probe(rank, config, Report(rank, folder, {}))
+    probe = Probe(rank, config, TuningReport(rank, folder, {}))
     with recipes.patched(module, rank.device):
         ours = tune.run_configuration(cfg, folder / ".datasets")
         recipe: Any = recipes.measured(recipe_class, probe, lambda scheduler, _: scheduler)(cfg=OmegaConf.create(ours))

@@ -4,7 +4,7 @@ import json
 import re
 
 from multicard.sweep import local
-from multicard.sweep.local import Pool, Share
+from multicard.sweep.local import MachineShare, Pool
 from tests.conftest import SMALL, command, typed
 
 
@@ -13,8 +13,8 @@ def test_each_gpu_is_used_by_one_cell_with_its_part_of_the_cores():
     free = Pool(list(whole.gpus), list(whole.cpus))
     one, two = typed("gpus=1", "exclusive=false"), typed("gpus=2", "exclusive=false")
     first, second, third = (local.allocate(config, free, whole) for config in (two, one, two))
-    assert first == Share(("a", "b"), tuple(range(8)))
-    assert second == Share(("c",), tuple(range(8, 12)))
+    assert first == MachineShare(("a", "b"), tuple(range(8)))
+    assert second == MachineShare(("c",), tuple(range(8, 12)))
     assert third is None
     local.give_back(first, free)
     assert local.allocate(two, free, whole) == first
@@ -24,16 +24,20 @@ def test_cpu_ranks_take_cores_each():
     whole = Pool([], [0, 1, 2, 3])
     free = Pool([], [0, 1, 2, 3])
     config = typed("gpus=1", "cpus_per_gpu=2", "exclusive=false")
-    assert [local.allocate(config, free, whole) for _ in range(3)] == [Share(None, (0, 1)), Share(None, (2, 3)), None]
+    assert [local.allocate(config, free, whole) for _ in range(3)] == [
+        MachineShare(None, (0, 1)),
+        MachineShare(None, (2, 3)),
+        None,
+    ]
 
 
 def test_a_cell_is_alone_unless_it_is_not_exclusive_and_one_that_wants_too_much_gets_everything():
     whole = Pool(["a", "b"], [0, 1])
     free = Pool(["a", "b"], [0, 1])
-    assert local.allocate(typed("gpus=1"), free, whole) == Share(("a", "b"), (0, 1))
+    assert local.allocate(typed("gpus=1"), free, whole) == MachineShare(("a", "b"), (0, 1))
     assert local.allocate(typed("gpus=1"), free, whole) is None
     too_much = typed("gpus=9", "exclusive=false")
-    assert local.allocate(too_much, Pool(["a", "b"], [0, 1]), whole) == Share(("a", "b"), (0, 1))
+    assert local.allocate(too_much, Pool(["a", "b"], [0, 1]), whole) == MachineShare(("a", "b"), (0, 1))
 
 
 def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):

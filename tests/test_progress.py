@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multicard.controller.progress_bar import View
+from multicard.controller.progress_bar import ProgressView
 from multicard.records.progress import Board, Progress
 
 
@@ -31,7 +31,7 @@ def test_every_node_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_bar_knows_the_time_left_from_the_first_step_and_is_not_full_while_evaluating(tmp_path: Path):
     board = Board(tmp_path, 1, create=True)
-    view = View(board, 1, epochs=2, unit="images")
+    view = ProgressView(board, 1, epochs=2, unit="images")
     assert view.look(0.0) == {}
     board.post(0, 0, 10, 0, 0, float("nan"))
     assert view.look(100.0) == {
@@ -55,7 +55,7 @@ def test_the_bar_knows_the_time_left_from_the_first_step_and_is_not_full_while_e
 
 def test_a_resumed_run_is_timed_from_where_it_goes_on(tmp_path: Path):
     board = Board(tmp_path, 1, create=True)
-    view = View(board, 1, epochs=1, unit="images")
+    view = ProgressView(board, 1, epochs=1, unit="images")
     for now_s, steps in ((0.0, 80), (10.0, 90)):
         board.post(0, steps, 100, 0, 0, 0.5)
         fields = view.look(now_s)

@@ -5,6 +5,6 @@ the `measures`, within which bounds. `verdicts` judges the comparisons, and `ren
 """
 
 from analysis.claims.claim import CLAIMS, Claim, named
-from analysis.claims.verdicts import Figure, Verdict, judge
+from analysis.claims.verdicts import ClaimFigure, Verdict, judge
 
-__all__ = ["CLAIMS", "Claim", "Figure", "Verdict", "judge", "named"]
+__all__ = ["CLAIMS", "Claim", "ClaimFigure", "Verdict", "judge", "named"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED
-from analysis.claims.verdicts import Figure, Verdict, labels
+from analysis.claims.verdicts import ClaimFigure, Verdict, labels
 from analysis.runs.caveats import legend
 from analysis.runs.load import Skipped
 from multicard.records import text_table
@@ -181,7 +181,7 @@ def _listed(verdict: Verdict) -> list[str]:
     return lines
 
 
-def _extremes(labelled: Sequence[tuple[str, Figure]]) -> list[tuple[str, Figure]]:
+def _extremes(labelled: Sequence[tuple[str, ClaimFigure]]) -> list[tuple[str, ClaimFigure]]:
     """The least and the greatest; the first few where there are no numbers."""
     numbers = [(figure.estimate, index) for index, (_, figure) in enumerate(labelled) if figure.estimate is not None]
     if not numbers:

@@ -29,7 +29,7 @@ OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operat
 
 
 @dataclass(frozen=True)
-class Unit:
+class ClaimUnit:
     """How a measure is printed: `convert` is an increasing function of it, `text` the words around the number.
 
     of_bottom: whether the figure says what the bottom has over the top, as "faster by" does.
@@ -46,12 +46,12 @@ class Unit:
 
 
 UnitName = Literal["faster", "less", "times", "points", "percent"]
-UNITS: dict[UnitName, Unit] = {
-    "faster": Unit("% faster", "faster by {} %", lambda ratio: 100 * (ratio - 1), of_bottom=True),
-    "less": Unit("% less", "less by {} %", lambda ratio: 100 * (1 - 1 / ratio), of_bottom=True),
-    "times": Unit("x", "{} x", float, 2),
-    "points": Unit("points", "{} points", lambda share: 100 * share, 2),
-    "percent": Unit("%", "{} %", lambda share: 100 * share),
+UNITS: dict[UnitName, ClaimUnit] = {
+    "faster": ClaimUnit("% faster", "faster by {} %", lambda ratio: 100 * (ratio - 1), of_bottom=True),
+    "less": ClaimUnit("% less", "less by {} %", lambda ratio: 100 * (1 - 1 / ratio), of_bottom=True),
+    "times": ClaimUnit("x", "{} x", float, 2),
+    "points": ClaimUnit("points", "{} points", lambda share: 100 * share, 2),
+    "percent": ClaimUnit("%", "{} %", lambda share: 100 * share),
 }
 
 
@@ -67,7 +67,7 @@ class Comparison:
 
     what: str
     where: str
-    unit: Unit
+    unit: ClaimUnit
     over: float
     under: float
     runs: tuple[Run, ...]

@@ -31,7 +31,7 @@ SETTING = {
 
 
 @dataclass(frozen=True)
-class Figure:
+class ClaimFigure:
     """One comparison of a claim, worked out.
 
     what: what is compared ("precision=fp16 against fp64"). where: the cell beside that ("gpus=4").
@@ -89,7 +89,7 @@ class Verdict:
 
     claim: Claim
     verdict: str
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[ClaimFigure, ...] = ()
     asked: int = 0
     n: int = 0
     marks: str = ""
@@ -155,7 +155,7 @@ class _Candidate:
             lost,
         )
 
-    def _verdict(self, figures: Sequence[Figure]) -> str:
+    def _verdict(self, figures: Sequence[ClaimFigure]) -> str:
         known = [figure for figure in figures if figure.verdict != UNMEASURED]
         verdicts = {figure.verdict for figure in known}
         if not verdicts:
@@ -192,7 +192,7 @@ def _judge(claim: Claim, settings: Sequence[Panel], readings: Readings) -> Verdi
     return replace(first, others=others, unjudged=max(0, len(candidates) - MAX_SETTINGS))
 
 
-def _figure(comparison: Comparison, part: int, readings: Readings, confidence: float) -> Figure:
+def _figure(comparison: Comparison, part: int, readings: Readings, confidence: float) -> ClaimFigure:
     estimate = low = high = None
     unit, basis, why = "", "", ""
     if comparison.settled is not None:
@@ -213,7 +213,7 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
                 why = f"no interval of {few}{basis}"
             elif low != high:
                 text += f" ({comparison.unit.number(low)} to {comparison.unit.number(high)})"
-    return Figure(
+    return ClaimFigure(
         what=comparison.what,
         where=comparison.where,
         estimate=estimate,
@@ -232,7 +232,7 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
     )
 
 
-def _why(verdict: str, figures: Sequence[Figure], asked: int, lost: Sequence[str]) -> str:
+def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, lost: Sequence[str]) -> str:
     """What decided a verdict, how much of the claim was measured, and which cells did not end well."""
     by_verdict = {kind: [one for one in figures if one.verdict == kind] for kind in (FAILS, UNDECIDED, UNMEASURED)}
     reasons = []
@@ -257,7 +257,7 @@ def _first_few(texts: Sequence[str]) -> str:
     return ", ".join(texts[:MAX_NAMED]) + rest
 
 
-def labels(figures: Sequence[Figure]) -> list[str]:
+def labels(figures: Sequence[ClaimFigure]) -> list[str]:
     """What tells figures from one another: the cells, what is compared, or both."""
     if len({figure.where for figure in figures}) == len(figures):
         return [figure.where or figure.what for figure in figures]

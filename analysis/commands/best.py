@@ -69,7 +69,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RankedSetting:
     """The repetitions of one setting with the means of their figures; for memory, the maximum."""
 
     cell: grouping.Cell
@@ -206,11 +206,11 @@ def _ranking(runs: list[Run], goal: str, work: str, amount: str) -> Ranking:
     )
 
 
-def _setting(cell: grouping.Cell, runs: list[Run], goal: str) -> Setting:
+def _setting(cell: grouping.Cell, runs: list[Run], goal: str) -> RankedSetting:
     costs, accuracies, losses = (
         [run[column] for run in runs] for column in (GOALS[goal].column, "test_accuracy", "loss_last_tenth")
     )
-    return Setting(
+    return RankedSetting(
         cell,
         runs,
         max(costs) if goal == "memory" else sum(costs) / len(costs),
@@ -221,7 +221,7 @@ def _setting(cell: grouping.Cell, runs: list[Run], goal: str) -> Setting:
     )
 
 
-def more_accurate(a: Setting, b: Setting) -> bool:
+def more_accurate(a: RankedSetting, b: RankedSetting) -> bool:
     """Whether `a` is more accurate by more than chance explains on a test set of this size, or has less loss by more
     than 1 %."""
     if a.accuracy is not None and b.accuracy is not None:
@@ -232,7 +232,7 @@ def more_accurate(a: Setting, b: Setting) -> bool:
 BETTER = (lambda a, b: a.cost < b.cost, lambda a, b: a.gpus < b.gpus, more_accurate)
 
 
-def _other(other: Setting, best: Setting, keys: Sequence[str], goal: str) -> str:
+def _other(other: RankedSetting, best: RankedSetting, keys: Sequence[str], goal: str) -> str:
     """Another setting of the front: what it saves or gains over the best, and what that costs."""
     advantages = []
     if other.gpus < best.gpus:
@@ -252,7 +252,7 @@ def _other(other: Setting, best: Setting, keys: Sequence[str], goal: str) -> str
     return f"{advantage[:1].upper()}{advantage[1:]}, {times} ({figures})."
 
 
-def _figures(setting: Setting, goal: str) -> str:
+def _figures(setting: RankedSetting, goal: str) -> str:
     figures = [_cost(setting, goal)]
     if setting.accuracy is not None:
         figures.append(f"{setting.accuracy:.1%}")
@@ -267,14 +267,14 @@ def _with_marks(figures: str, marks: str) -> str:
     return f"{figures} [{marks}]" if marks else figures
 
 
-def _cost(setting: Setting, goal: str) -> str:
+def _cost(setting: RankedSetting, goal: str) -> str:
     if goal == "time":
         return f"{formatting.seconds(setting.cost)} s"
     return formatting.joules(setting.cost) if goal == "energy" else in_bytes(setting.cost)
 
 
 def _table(
-    settings: Sequence[Setting], on_front: Sequence[Setting], keys: Sequence[str], goal: str
+    settings: Sequence[RankedSetting], on_front: Sequence[RankedSetting], keys: Sequence[str], goal: str
 ) -> tuple[list[str], list[list[str]]]:
     """Headings and rows; columns without a figure are left out."""
     rows = [

@@ -31,7 +31,7 @@ MOST_COMMANDS = 20  # that a figure names
 
 
 @dataclass(frozen=True)
-class Setting:
+class ComparedSetting:
     """Runs that ended ok and repeat one another."""
 
     cell: Cell
@@ -62,7 +62,7 @@ class Setting:
         return max(values) if column == "peak_memory_bytes" else sum(values) / len(values)
 
 
-def by_setting(details: Sequence[RunDetails], mix: bool) -> list[Setting]:
+def by_setting(details: Sequence[RunDetails], mix: bool) -> list[ComparedSetting]:
     """The settings of the runs that ended ok, in the order of their first runs.
 
     Args:
@@ -73,7 +73,7 @@ def by_setting(details: Sequence[RunDetails], mix: bool) -> list[Setting]:
     for cell, runs in grouping.by_setting([run_details.run for run_details in ok.values()], mix=mix).items():
         for run_details in (ok[run.folder] for run in runs):  # a recipe that was asked for makes another setting
             groups.setdefault((*cell, (grouping.RECIPE, run_details.recipe)), []).append(run_details)
-    return [Setting(cell, group) for cell, group in groups.items()]
+    return [ComparedSetting(cell, group) for cell, group in groups.items()]
 
 
 def section(details: Sequence[RunDetails], mix: bool) -> Section:
@@ -113,7 +113,7 @@ def _folded(plots: Sequence[Plot]) -> list[Block]:
     return blocks
 
 
-def scaling(settings: Sequence[Setting]) -> Grid | None:
+def scaling(settings: Sequence[ComparedSetting]) -> Grid | None:
     """How much faster than one GPU and than fp64; None where nothing can be compared so."""
     on_one = _bases(settings, RANKS, lambda setting: setting.ranks == 1)
     in_fp64 = _bases(settings, ("precision",), lambda setting: dict(setting.cell).get("precision") == "fp64")
@@ -144,26 +144,26 @@ def scaling(settings: Sequence[Setting]) -> Grid | None:
 
 
 def _bases(
-    settings: Sequence[Setting], keys: Sequence[str], is_base: Callable[[Setting], bool]
-) -> list[Setting | None]:
+    settings: Sequence[ComparedSetting], keys: Sequence[str], is_base: Callable[[ComparedSetting], bool]
+) -> list[ComparedSetting | None]:
     """For each setting the base that is alike in all but `keys`."""
     names = [name for name, _ in settings[0].cell] if settings else []
     varied = {name for key in keys for name in grouping.meant(key, names)}
 
-    def others(setting: Setting) -> Cell:
+    def others(setting: ComparedSetting) -> Cell:
         return tuple((key, value) for key, value in setting.cell if key not in varied)
 
     bases = {others(setting): setting for setting in settings if is_base(setting)}
     return [bases.get(others(setting)) for setting in settings]
 
 
-def _speedup(setting: Setting, base: Setting | None) -> float | None:
+def _speedup(setting: ComparedSetting, base: ComparedSetting | None) -> float | None:
     if base is None or not base.time_s or not setting.time_s:
         return None
     return formulas.speedup(base.time_s, setting.time_s)
 
 
-def phases(settings: Sequence[Setting]) -> Grid | None:
+def phases(settings: Sequence[ComparedSetting]) -> Grid | None:
     """Shares of a step by phase; None where no run knows them."""
     shown = [setting for setting in settings if all(run_details.phases_s for run_details in setting.details)]
     if not shown:
@@ -176,13 +176,13 @@ def phases(settings: Sequence[Setting]) -> Grid | None:
     return _grid("phases", "Where a step's time goes", shown, columns, note)
 
 
-def _phase_share(setting: Setting, phase: str) -> float | None:
+def _phase_share(setting: ComparedSetting, phase: str) -> float | None:
     total_s = sum(sum(run_details.phases_s.values()) for run_details in setting.details)
     phase_s = sum(run_details.phases_s.get(phase, 0.0) for run_details in setting.details)
     return phase_s / total_s if total_s else None
 
 
-def volumes(settings: Sequence[Setting]) -> Grid | None:
+def volumes(settings: Sequence[ComparedSetting]) -> Grid | None:
     """Memory and bytes; None where none were measured."""
     note = (
         "Peak memory: of the rank that held most (on CPU ranks the resident memory). To the device: counted over the "
@@ -192,7 +192,7 @@ def volumes(settings: Sequence[Setting]) -> Grid | None:
     return _figures_grid("volumes", "Memory and bytes", settings, headings, note)
 
 
-def energy(settings: Sequence[Setting]) -> Grid | None:
+def energy(settings: Sequence[ComparedSetting]) -> Grid | None:
     """Energy; None where none was measured."""
     headings = {"energy": "energy_joules", "J/image": "joules_per_image", "J/token": "joules_per_token"}
     return _figures_grid("energy", "Energy", settings, headings, "Of the run's GPUs, by NVML.")
@@ -224,7 +224,7 @@ def profiles(details: Sequence[RunDetails]) -> Grid | None:
         "multicard.profiling FOLDER/profile."
     )
     first = [f"The first {MOST_PROFILE_ROWS:,} of {len(rows):,} rows."] if len(rows) > MOST_PROFILE_ROWS else []
-    settings = [Setting((), [run_details]) for run_details, _ in shown]
+    settings = [ComparedSetting((), [run_details]) for run_details, _ in shown]
     return _grid("profiles", "Metrics of the profiles", settings, columns, note, *first)
 
 
@@ -233,7 +233,7 @@ def _ratio(value: Any, count: int | None) -> float | None:
 
 
 def _figures_grid(
-    name: str, title: str, settings: Sequence[Setting], headings: dict[str, str], note: str
+    name: str, title: str, settings: Sequence[ComparedSetting], headings: dict[str, str], note: str
 ) -> Grid | None:
     """Figures by heading and column, of the settings that have one of them."""
     shown = [setting for setting in settings if any(setting.mean(column) is not None for column in headings.values())]
@@ -242,12 +242,12 @@ def _figures_grid(
     return _grid(name, title, shown, [_figure(heading, column, shown) for heading, column in headings.items()], note)
 
 
-def _figure(heading: str, column: str, settings: Sequence[Setting]) -> Column:
+def _figure(heading: str, column: str, settings: Sequence[ComparedSetting]) -> Column:
     values = [setting.mean(column) for setting in settings]
     return Column(heading, column, [formatting.value(column, value) for value in values], values)
 
 
-def _grid(name: str, title: str, settings: Sequence[Setting], columns: Sequence[Column], *notes: str) -> Grid:
+def _grid(name: str, title: str, settings: Sequence[ComparedSetting], columns: Sequence[Column], *notes: str) -> Grid:
     """The columns that are not empty, after those that say what each row's setting is."""
     ranks, counts = [setting.ranks for setting in settings], [len(setting.runs) for setting in settings]
     about = [Column.of_texts("setting", _labels(settings), code=True)]
@@ -258,7 +258,7 @@ def _grid(name: str, title: str, settings: Sequence[Setting], columns: Sequence[
     return Grid(name, title, [*about, *shown], notes=notes, printed_rows=40)
 
 
-def _labels(settings: Sequence[Setting]) -> list[str]:
+def _labels(settings: Sequence[ComparedSetting]) -> list[str]:
     """Each setting by the keys that tell it from the others of its kind, beside its ranks."""
     firsts = {id(setting.runs[0]): setting.runs[0] for setting in settings}
     keys_of: dict[str, list[str]] = {}

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from multicard.bottleneck import diagnosis
 from multicard.config.base import TrackerMode, plain
 from multicard.controller import attempts
-from multicard.controller.prepare import Run, binds
+from multicard.controller.prepare import PreparedRun, binds
 from multicard.controller.session import SESSION, say
 from multicard.controller.workload import Workload
 from multicard.energy import gpu_record
@@ -73,7 +73,7 @@ def fail(record: Record, failure: Failure, status: str | None = None) -> Record:
     return record
 
 
-def complete(run: Run, record: Record, failure: Failure | None, mirror: Mirror) -> Record:
+def complete(run: PreparedRun, record: Record, failure: Failure | None, mirror: Mirror) -> Record:
     """Merge what the ranks left into the record, write it, and mirror it."""
     config, placement, folder = run.config, run.placement, run.folder
     ranks = run_folder.read_ranks(folder, placement.world_size if failure is None else 0)
@@ -124,7 +124,7 @@ def complete(run: Run, record: Record, failure: Failure | None, mirror: Mirror) 
     return result
 
 
-def _complete_environment(run: Run, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def _complete_environment(run: PreparedRun, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Add to `environment.json` what only the ranks know, and the options that took effect. Returns all of it."""
     content = run_folder.read_json(run.folder / run_folder.ENVIRONMENT) or {}
     content["numa"] = "node" if binds(run.config, run.placement) else None

@@ -23,7 +23,7 @@ from multicard.records import run_folder
 
 
 @dataclass(frozen=True)
-class Run:
+class PreparedRun:
     """A validated run whose folder is claimed, ready to launch.
 
     started_s: when its start-up began, on the machine's clock.
@@ -77,7 +77,7 @@ def problem(workload: Workload, cfg: DictConfig) -> str | None:
 
 def prepare(
     workload: Workload, cfg: DictConfig, folder: Path, started_s: float, allocation: Allocation, peers: Peers
-) -> Run:
+) -> PreparedRun:
     """Check a run on all its nodes, claim its folder and write there what is known before the ranks start.
 
     Raises:
@@ -109,7 +109,7 @@ def prepare(
     except OSError as error:
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
         raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
-    return Run(workload, config, placement, folder, started_s, allocation, arguments)
+    return PreparedRun(workload, config, placement, folder, started_s, allocation, arguments)
 
 
 def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:

@@ -39,7 +39,7 @@ class ProgressBar:
             self._thread.join()
 
     def _watch(self) -> None:
-        view = View(self._board, self._ranks, self._epochs, self._unit)
+        view = ProgressView(self._board, self._ranks, self._epochs, self._unit)
         ticked_s = clock_s()
         with _bar() if sys.stderr.isatty() else nullcontext() as bar:
             while not self._done.wait(REFRESH_S):
@@ -68,7 +68,7 @@ def _bar() -> Any:
     return bar
 
 
-class View:
+class ProgressView:
     """The fields of the bar, from what the ranks post."""
 
     def __init__(self, board: Board, ranks: int, epochs: int, unit: str) -> None:

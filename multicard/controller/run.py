@@ -11,7 +11,7 @@ from multicard.controller import attempts, outcome
 from multicard.controller.outcome import Record
 from multicard.controller.peers import Peers
 from multicard.controller.preemption import StopOnWarning
-from multicard.controller.prepare import Run, job_of, prepare, problem
+from multicard.controller.prepare import PreparedRun, job_of, prepare, problem
 from multicard.controller.progress_bar import ProgressBar
 from multicard.controller.session import SESSION, say
 from multicard.controller.workload import Workload
@@ -96,7 +96,7 @@ def measure(
     return record
 
 
-def _run_ranks(run: Run, mirror: Mirror, peers: Peers) -> Failure | None:
+def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None:
     """Start the ranks of this node and wait for all. Returns what ended the run early."""
     config, placement, workload, folder = run.config, run.placement, run.workload, run.folder
     elastic.warm_up(placement.device, list(workload.preload))

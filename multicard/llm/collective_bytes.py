@@ -15,7 +15,7 @@ from multicard.measure.formulas import ring_all_reduce_bytes
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
-class Traffic:
+class ReceivedBytes:
     """Counts by kind of collective: (w - 1) / w of what is gathered or scattered, 2 (w - 1) / w of what is reduced."""
 
     def __init__(self) -> None:

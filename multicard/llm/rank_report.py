@@ -11,7 +11,7 @@ from multicard.ranks.process import Rank
 from multicard.records import run_folder
 
 
-class Report:
+class TuningReport:
     """The rank's file and its steps. The files are written between epochs, outside all timed steps."""
 
     def __init__(self, rank: Rank, folder: Path, flags: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from multicard.config.llm import LlmConfig
 from multicard.llm import methods
-from multicard.llm.rank_report import Report
+from multicard.llm.rank_report import TuningReport
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.ranks.process import Rank
@@ -29,7 +29,7 @@ Batch = Any  # dict of tensors for SFT, (tokens, labels) for pairs
 class Probe:
     """Times and counts of one rank's steps, written epoch by epoch."""
 
-    def __init__(self, rank: Rank, config: LlmConfig, report: Report) -> None:
+    def __init__(self, rank: Rank, config: LlmConfig, report: TuningReport) -> None:
         self.rank, self.config, self.report = rank, config, report
         self.pairs = methods.of(config).pairs
         self.moves = config.pin_memory and rank.device.type == "cuda"

@@ -26,8 +26,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from multicard.config.llm import LlmConfig
 from multicard.llm import after_tuning, recipes, torchtune_config
-from multicard.llm.collective_bytes import Traffic
-from multicard.llm.rank_report import Report
+from multicard.llm.collective_bytes import ReceivedBytes
+from multicard.llm.rank_report import TuningReport
 from multicard.llm.step_probe import Probe
 from multicard.measure import memory
 from multicard.ranks.process import Rank
@@ -46,8 +46,8 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     if config.distributed and not dist.is_initialized():
         recipes.join_alone("gloo" if device.type == "cpu" else "cuda:nccl,cpu:gloo")
 
-    report = Report(rank, folder, flags(config))
-    probe, traffic = Probe(rank, config, report), Traffic()
+    report = TuningReport(rank, folder, flags(config))
+    probe, traffic = Probe(rank, config, report), ReceivedBytes()
     cache = folder / ".datasets"
 
     def on_schedule(scheduler: DictConfig, steps: int) -> DictConfig:

@@ -16,7 +16,7 @@ from multicard.records.schema_parts import (
     Diagnosis,
     Gpu,
     Memory,
-    Profile,
+    ProfileTable,
     Scalar,
     Segment,
     Statistics,
@@ -120,7 +120,7 @@ class Record(Struct, kw_only=True):
     segments: Annotated[list[Segment], doc("one entry per attempt")] = []
     oversubscribed: Annotated[bool | None, doc("ranks shared a GPU")] = None
     gpu: Annotated[Gpu | None, doc("null on CPU ranks")] = None
-    profile: Annotated[Profile | None, doc("of profile=kineto or nsys")] = None
+    profile: Annotated[ProfileTable | None, doc("of profile=kineto or nsys")] = None
     diagnosis: Annotated[Diagnosis | None, doc("of diagnose=true")] = None
     hardware: Annotated[str | None, doc("names of the GPUs, or the CPU's model")] = None
     commit: Annotated[str | None, doc("of the checkout; null outside of one")] = None

@@ -201,7 +201,7 @@ class ProfileCopies(Struct):
     source: str | None = None
 
 
-class Profile(Struct):
+class ProfileTable(Struct):
     """The profiled steps; `error` alone where the profiler left nothing that can be read."""
 
     source: Annotated[str | UnsetType, doc("kineto or nsys")] = UNSET

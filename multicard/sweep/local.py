@@ -33,7 +33,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Share:
+class MachineShare:
     """The part of the machine that a cell has to itself. `gpus` is None on CPU ranks."""
 
     gpus: tuple[str, ...] | None
@@ -45,7 +45,7 @@ def machine() -> Pool:
     return Pool(environment.visible_gpus(), sorted(os.sched_getaffinity(0)))
 
 
-def allocate(config: RunConfig, free: Pool, whole: Pool) -> Share | None:
+def allocate(config: RunConfig, free: Pool, whole: Pool) -> MachineShare | None:
     """Take a cell's share from `free`; None where it does not fit.
 
     CPU ranks take `cpus_per_gpu` cores each; a GPU comes with its part of the machine's cores. A cell that wants more
@@ -59,12 +59,12 @@ def allocate(config: RunConfig, free: Pool, whole: Pool) -> Share | None:
         gpus, cpus = len(whole.gpus) if on_gpus else 0, len(whole.cpus)
     if gpus > len(free.gpus) or cpus > len(free.cpus):
         return None
-    share = Share(tuple(free.gpus[:gpus]) if on_gpus else None, tuple(free.cpus[:cpus]))
+    share = MachineShare(tuple(free.gpus[:gpus]) if on_gpus else None, tuple(free.cpus[:cpus]))
     del free.gpus[:gpus], free.cpus[:cpus]
     return share
 
 
-def give_back(share: Share, free: Pool) -> None:
+def give_back(share: MachineShare, free: Pool) -> None:
     free.gpus[:0] = share.gpus or ()
     free.cpus[:0] = share.cpus
 
@@ -73,7 +73,7 @@ def give_back(share: Share, free: Pool) -> None:
 class Running:
     cell: Cell
     job: Any  # submitit's
-    share: Share
+    share: MachineShare
 
 
 def run_all(left: list[Cell]) -> None:

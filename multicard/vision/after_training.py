@@ -14,11 +14,11 @@ from multicard.vision.data.batch import Batch, Input
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.samplers import Remaining
 from multicard.vision.loop import COUNTS, Loop
-from multicard.vision.rank_report import Report
+from multicard.vision.rank_report import TrainingReport
 from multicard.vision.strategy import Share
 
 
-def after_training(loop: Loop, report: Report, sampler: Remaining, training: Input, workers: int) -> None:
+def after_training(loop: Loop, report: TrainingReport, sampler: Remaining, training: Input, workers: int) -> None:
     """Take the steps that `profile` and `diagnose` ask for, without changing the weights, and write their results."""
     config = loop.config
     if not (isinstance(config.profile, WindowConfig) or config.diagnose):
@@ -48,7 +48,7 @@ def endless(training: Input, sampler: Remaining, share: Share, epoch: int) -> It
 
 
 def profiled(
-    loop: Loop, report: Report, feed: Iterator[Batch], config: WindowConfig, step_s: float
+    loop: Loop, report: TrainingReport, feed: Iterator[Batch], config: WindowConfig, step_s: float
 ) -> dict[str, object]:
     window = Window(config, loop.rank, report.folder, loop.ranges, step_s)
     loop.timer.start()

@@ -26,7 +26,7 @@ PER_EPOCH = (
 MEASURED = ("epochs", "segments", "peak_memory_bytes")  # kept over a restart; the rest is of this process
 
 
-class Report:
+class TrainingReport:
     """The rank's file and its steps, written between epochs, outside all timed steps."""
 
     def __init__(self, rank: Rank, folder: Path, share: Share, flags: dict[str, Any], workers: int) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from multicard.ranks import checkpoint
 from multicard.vision.loop import Loop
-from multicard.vision.rank_report import Report
+from multicard.vision.rank_report import TrainingReport
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Start:
     random: list[torch.Tensor] | None = None
 
 
-def save(loop: Loop, report: Report, epoch: int, trained: dict[str, Any], elapsed_s: float) -> None:
+def save(loop: Loop, report: TrainingReport, epoch: int, trained: dict[str, Any], elapsed_s: float) -> None:
     """Save everything that later steps depend on, and the measurements so far.
 
     Args:
@@ -43,7 +43,7 @@ def save(loop: Loop, report: Report, epoch: int, trained: dict[str, Any], elapse
     checkpoint.save(report.folder, loop.rank, loop.steps, state)
 
 
-def restore(loop: Loop, report: Report) -> Start:
+def restore(loop: Loop, report: TrainingReport) -> Start:
     """Restore the latest checkpoint, if there is one, except for the random numbers: see `set_random`."""
     state = checkpoint.load(report.folder, loop.rank)
     if state is None:

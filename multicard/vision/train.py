@@ -18,7 +18,7 @@ from multicard.vision.data.samplers import Remaining, Strided
 from multicard.vision.data.splits import Split
 from multicard.vision.loop import Loop, memory_format
 from multicard.vision.precision import choose
-from multicard.vision.rank_report import Report
+from multicard.vision.rank_report import TrainingReport
 from multicard.vision.strategy import STRATEGIES, compiles
 
 
@@ -73,7 +73,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     # ---- loop
     torch.manual_seed(config.seed + rank.rank)  # dropout differs between ranks
     loop = Loop(rank, config, share, optimisation, folder)
-    report = Report(rank, folder, share, flags, workers)
+    report = TrainingReport(rank, folder, share, flags, workers)
     facts = {"loader": config.loader.name, "train": training.facts, "test": testing.facts, **data.facts}
     report.content["input"] = facts
     report.content["setup_h2d_bytes"] = {"train": training.setup_bytes, "evaluate": testing.setup_bytes}
@@ -92,7 +92,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
 
 def run_epochs(
-    loop: Loop, report: Report, sampler: Remaining, training: Input, testing: Input, start: resume.Start
+    loop: Loop, report: TrainingReport, sampler: Remaining, training: Input, testing: Input, start: resume.Start
 ) -> None:
     """Train and evaluate from `start` to the end, or to the step at which a stop is asked for."""
     rank, config, share = loop.rank, loop.config, loop.share
