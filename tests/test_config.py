@@ -156,8 +156,10 @@ UNPLACED = [
 
 def placed(config: VisionConfig, cuda_devices: int) -> Placement:
     """As the controller places a run, refusals included."""
+    WORKLOAD.refuse(config)
     placement = place(config, cuda_devices, processes=WORKLOAD.processes(config))
-    WORKLOAD.check(config, placement)
+    WORKLOAD.fits(config, placement)
+    WORKLOAD.check(config)
     return placement
 
 

@@ -127,7 +127,7 @@ def test_no_cell_of_the_full_model_is_refused_for_its_sizes(plan: Plan):
             assert isinstance(config, LlmConfig)
             what = (config.method.name, config.gpus)
             if what not in checked:
-                llm.WORKLOAD.check(config, place(config, 4))
+                llm.WORKLOAD.check(config)
                 checked.add(what)
     assert len(checked) == 12
 
@@ -150,14 +150,14 @@ def test_at_smoke_scale_it_has_the_same_axes_on_small_things(name: str, plan: Pl
         if isinstance(config, VisionConfig):
             assert config.dataset.name == "digits" and config.dataset.image_size <= 96 and config.epochs <= 3
             if config.loader.name != "dali" or has_dali():
-                vision.WORKLOAD.check(config, place(config, 4))
+                vision.WORKLOAD.check(config)
         else:
             assert isinstance(config, LlmConfig) and config.model.name == "llama3_tiny" and config.max_steps == 4
 
 
 def test_every_tiny_method_fits_its_ranks(plan: Plan):
     for config in plan("experiment=templates", "template=grammar", "scale=smoke", entry=TUNING):
-        llm.WORKLOAD.check(config, place(config, 4))
+        llm.WORKLOAD.check(config)
 
 
 WINS = [

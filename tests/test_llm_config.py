@@ -155,7 +155,9 @@ CASES: list[tuple[list[str], str]] = [*REFUSED, *UNFIT]
 @pytest.mark.parametrize(("words", "says"), CASES, ids=[" ".join(words) for words, _ in CASES])
 def test_what_cannot_work_is_refused_by_its_key_before_any_model_is_built(words: list[str], says: str, unfit: Path):
     with pytest.raises(ValueError, match=r".+") as refusal:
-        preflight.prepare(typed_llm(*(word.replace("{}", str(unfit)) for word in words)))
+        config = typed_llm(*(word.replace("{}", str(unfit)) for word in words))
+        preflight.refuse(config)
+        preflight.prepare(config)
     assert str(refusal.value).startswith(says.replace("{}", str(unfit)))
     assert "\n" not in str(refusal.value)
 

@@ -51,12 +51,12 @@ def allocation(node: int, hosts: tuple[str, ...] = HOSTS) -> Allocation:
     return Allocation(hosts, node, "7", PORT, b"key")
 
 
-def meet(hosts: tuple[str, ...] = HOSTS, refusals: dict[int, str] | None = None) -> tuple[Peers, list[Guest]]:
-    """Node 0 and the other nodes, connected. `refusals` are by node."""
-    head, refused = Peers(allocation(0, hosts)), refusals or {}
+def meet(hosts: tuple[str, ...] = HOSTS) -> tuple[Peers, list[Guest]]:
+    """Node 0 and the other nodes, connected."""
+    head = Peers(allocation(0, hosts))
     with ThreadPoolExecutor(len(hosts)) as pool:
         meeting = pool.submit(head.meet)
-        joining = [pool.submit(Guest, allocation(node, hosts), refused.get(node)) for node in range(1, len(hosts))]
+        joining = [pool.submit(Guest, allocation(node, hosts)) for node in range(1, len(hosts))]
         meeting.result(20)
         guests = [guest.result(20) for guest in joining]
     CONNECTIONS.extend([*head._connections.values(), *(guest._connection for guest in guests)])
@@ -66,9 +66,11 @@ def meet(hosts: tuple[str, ...] = HOSTS, refusals: dict[int, str] | None = None)
 def begin(head: Peers, guests: list[Guest]) -> list[int]:
     """Start the run on all nodes. Returns a list of the steps that they will be asked to stop after."""
     stops = list[int]()
-    head.begin(3, ("a", 1))
+    with ThreadPoolExecutor(len(guests)) as pool:
+        starting = [pool.submit(guest.wait_for_start) for guest in guests]
+        head.begin(3, ("a", 1))
+        assert [start.result(20) for start in starting] == [(3, ("a", 1))] * len(guests)
     for guest in guests:
-        assert guest.wait_for_start() == (3, ("a", 1))
         guest.listen(stops.append)
     return stops
 
@@ -133,12 +135,24 @@ def test_the_loss_of_node_0_ends_the_others(endings: list[Failure]):
 
 
 def test_what_a_node_refuses_is_refused_by_all(endings: list[Failure]):
-    head, guests = meet(refusals={2: "dataset.root=data: no such folder"})
-    with pytest.raises(ValueError, match=r"dataset.root=data: no such folder \(on third\)"):
-        head.begin(0, ())
-    head.close()
-    assert [guest.wait_for_start() for guest in guests] == [None, None]
+    head, guests = meet()
+    with ThreadPoolExecutor(len(guests)) as pool:
+        refusals = (None, "dataset.root=data: no such folder")
+        starting = [pool.submit(guest.wait_for_start, refusal) for guest, refusal in zip(guests, refusals, strict=True)]
+        with pytest.raises(ValueError, match=r"dataset.root=data: no such folder \(on third\)"):
+            head.begin(0, ())
+        head.close()
+        assert [start.result(20) for start in starting] == [None, None]
     assert endings == []
+
+
+def test_a_node_that_is_lost_during_its_checks_is_named():
+    head, guests = meet(HOSTS[:2])
+    cut(guests[0]._connection)
+    with pytest.raises(failures.Interrupted) as lost:
+        head.begin(0, ())
+    assert lost.value.failure.host == "second"
+    head.close()
 
 
 def test_a_node_that_does_not_come_up_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -152,7 +166,7 @@ def test_a_stranger_is_not_let_in(monkeypatch: pytest.MonkeyPatch):
     head = Peers(allocation(0, HOSTS[:2]))
     other = Allocation(HOSTS[:2], 1, "7", allocation(1).port, b"another key")
     with ThreadPoolExecutor(2) as pool:
-        waiting, joining = pool.submit(head.meet), pool.submit(Guest, other, None)
+        waiting, joining = pool.submit(head.meet), pool.submit(Guest, other)
         for side in (waiting, joining):
             with pytest.raises(failures.Interrupted):
                 side.result(20)

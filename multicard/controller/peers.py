@@ -37,7 +37,6 @@ class Peers:
     def __init__(self, allocation: Allocation) -> None:
         self._allocation = allocation
         self._connections: dict[int, Connection] = {}  # by node
-        self._refusals: dict[int, str | None] = {}
         self._ended: dict[int, Event] = {}
         self._failure: Failure | None = None
         self._lock = Lock()
@@ -72,12 +71,11 @@ class Peers:
                     _keep_alive(connection)
                     hello = _receive(connection)
                     if hello is not None:
-                        self._refusals[hello["node"]] = hello["refusal"]
                         self._connections[hello["node"]] = connection
         met.set()
 
     def begin(self, attempt: int, arguments: tuple[Any, ...]) -> None:
-        """Start the ranks of the other nodes, and watch these nodes from now on.
+        """Wait for the checks of the other nodes, start their ranks, and watch these nodes from now on.
 
         Args:
             attempt: the number of the run's start, from 0.
@@ -85,10 +83,14 @@ class Peers:
 
         Raises:
             ValueError: what another node refuses, with its name.
+            Interrupted: another node was lost during its checks.
         """
-        for node, refusal in self._refusals.items():
-            if refusal is not None:
-                raise ValueError(f"{refusal} (on {self._allocation.hosts[node]})")
+        for node, connection in self._connections.items():
+            checked, host = _receive(connection), self._allocation.hosts[node]
+            if checked is None:
+                raise Interrupted(_lost(host))
+            if checked["refusal"] is not None:
+                raise ValueError(f"{checked['refusal']} (on {host})")
         for node, connection in self._connections.items():
             self._ended[node] = Event()
             _send(connection, start={"attempt": attempt, "arguments": arguments})
@@ -136,23 +138,28 @@ class Peers:
 class Guest:
     """The side of every other node. Use it within `failures.interruptible`.
 
-    Args:
-        refusal: why this node cannot do its part; None where it can.
-
     Raises:
         Interrupted: where node 0 cannot be reached.
     """
 
-    def __init__(self, allocation: Allocation, refusal: str | None) -> None:
+    def __init__(self, allocation: Allocation) -> None:
         self._head = allocation.hosts[0]
         self._connection = _connect((self._head, allocation.port + 1), allocation.key)
         self._lock, self._finishing, self._released = Lock(), False, Event()
         _keep_alive(self._connection)
-        _send(self._connection, node=allocation.node, refusal=refusal)
+        _send(self._connection, node=allocation.node)
 
-    def wait_for_start(self) -> tuple[int, tuple[Any, ...]] | None:
-        """The number of the run's start and the ranks' arguments after configuration and folder; None where node 0
-        does not start the run."""
+    def wait_for_start(self, refusal: str | None = None) -> tuple[int, tuple[Any, ...]] | None:
+        """Say how this node's checks ended, and wait for node 0.
+
+        Args:
+            refusal: why this node cannot do its part; None where it can.
+
+        Returns:
+            The number of the run's start and the ranks' arguments after configuration and folder; None where node 0
+            does not start the run.
+        """
+        _send(self._connection, refusal=refusal)
         start = (_receive(self._connection) or {}).get("start")
         return None if start is None else (start["attempt"], tuple(start["arguments"]))
 

@@ -39,8 +39,8 @@ class PreparedRun:
     arguments: tuple[Any, ...]
 
 
-def typed(cfg: DictConfig) -> RunConfig:
-    """The composed configuration as dataclasses.
+def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
+    """The composed configuration as dataclasses, of which nothing needs a machine to be refused.
 
     Raises:
         ValueError: what can never work, with the key and the remedy.
@@ -50,6 +50,7 @@ def typed(cfg: DictConfig) -> RunConfig:
     except OmegaConfBaseException as error:
         raise ValueError(str(error).splitlines()[0]) from None
     assert isinstance(config, RunConfig)
+    workload.refuse(config)
     return config
 
 
@@ -62,14 +63,15 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
     placement = place(config, len(environment.visible_gpus()), allocation.nodes, workload.processes(config))
     if config.profile.name is ProfileName.nsys:
         nsys_launch.check(placement.device)
-    workload.check(config, placement)
+    workload.fits(config, placement)
+    workload.check(config)
     return placement
 
 
 def problem(workload: Workload, cfg: DictConfig) -> str | None:
     """Why this machine would refuse a run, by the same checks; None where it would not."""
     try:
-        check(workload, typed(cfg), Allocation())
+        check(workload, typed(workload, cfg), Allocation())
     except ValueError as error:
         return str(error)
     return None
@@ -85,7 +87,7 @@ def prepare(
         Interrupted: another node is gone or did not come up.
     """
     peers.meet()
-    config = typed(cfg)
+    config = typed(workload, cfg)
     placement = check(workload, config, allocation)
     try:
         restarted = run_folder.claim(folder, allocation.job)

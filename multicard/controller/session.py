@@ -17,6 +17,7 @@ class Session:
     label: str = ""
     begun: bool = False  # the start-up of the first run alone counts from the command
     abandoned: bool = False  # something is left undone, so the command fails
+    would_refuse: bool = False  # as a dry run found
 
 
 SESSION = Session()
@@ -29,7 +30,7 @@ def close() -> int:
         table.show(SESSION.records)
         show_profiles(SESSION.records)
     bad = any(record["status"] in run_folder.BAD or "tracker_error" in record for record in SESSION.records)
-    return 1 if bad or SESSION.abandoned else 0
+    return 1 if bad or SESSION.abandoned or SESSION.would_refuse else 0
 
 
 def show_profiles(records: list[dict[str, Any]]) -> None:

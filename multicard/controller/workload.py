@@ -17,7 +17,8 @@ class Workload:
     schema: of the whole configuration; options: the schemas of options, by group.
     work: the function that each rank calls, as "module:function"; it is imported by the ranks alone.
     preload: the modules that CPU ranks are forked with.
-    check: raises ValueError, with the key and the remedy, for what cannot work on this machine.
+    refuse, fits, check: raise ValueError, with the key and the remedy, for a configuration that works nowhere, for one
+        that does not work with this placement, and for what this machine lacks; `check` comes after the others.
     arguments: of `work` after its `Rank`: configuration, folder, and JSON-ready values.
     axes: the record's `axes`, by configuration and device.
     describe: one line about a run before it starts.
@@ -34,7 +35,9 @@ class Workload:
     options: dict[str, dict[str, type]]
     work: str
     preload: tuple[str, ...]
-    check: Callable[[Any, Placement], None]
+    refuse: Callable[[Any], None]
+    fits: Callable[[Any, Placement], None]
+    check: Callable[[Any], None]
     arguments: Callable[[Any, Placement, Path], tuple[Any, ...]]
     axes: Callable[[Any, str], dict[str, Any]]
     describe: Callable[[Any, Placement], str]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from multicard.config.keys import require
-from multicard.config.llm import EmbeddedTokenizerConfig, LlmConfig
+from multicard.config.llm import EmbeddedTokenizerConfig, LlmConfig, StoredTextConfig
 from multicard.llm import methods, pretrained
 from multicard.llm.data import row_sources, templates, tokenizer
 
@@ -26,6 +26,22 @@ class Inputs:
 _LATEST: dict[str, Inputs] = {}  # by identity: checking and writing a run need the same
 
 
+def refuse(config: LlmConfig) -> None:
+    """Refuse a method or a template that does not go with the other options."""
+    methods.check(config)
+    templates.check(config)
+
+
+def check(config: LlmConfig) -> None:
+    """See that rows, tokenizer, weights and model fit each other; a dry run fetches nothing from the hub for it."""
+    data = config.dataset
+    if config.dry_run and isinstance(data, StoredTextConfig) and data.data_files is None:
+        row_sources.check_source(data)
+        tokenizer.check_files(config.tokenizer)
+    else:
+        prepare(config)
+
+
 def prepare(config: LlmConfig) -> Inputs:
     """Read or generate the rows, train the tokenizer, and see that all of it fits the model.
 
@@ -34,8 +50,6 @@ def prepare(config: LlmConfig) -> Inputs:
     """
     identity = config.identity()
     if identity not in _LATEST:
-        methods.check(config)
-        templates.check(config)
         tokenizer.check_files(config.tokenizer)
         rows = row_sources.load(config)
         if rows is not None and not config.packed:

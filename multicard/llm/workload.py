@@ -22,15 +22,6 @@ SCHEMAS: dict[str, dict[str, type]] = {
 }
 
 
-def check(config: LlmConfig, _: Placement) -> None:
-    """See that options, rows, tokenizer, weights and model fit each other.
-
-    Raises:
-        ValueError: with the key and the remedy.
-    """
-    preflight.prepare(config)
-
-
 def arguments(config: LlmConfig, placement: Placement, folder: Path) -> tuple[Any, ...]:
     return config, folder, torchtune_config.write(config, placement, folder)
 
@@ -75,7 +66,9 @@ WORKLOAD = Workload(
     options=SCHEMAS,
     work="multicard.llm.tune:tune",
     preload=("multicard.llm.tune", "pyarrow.parquet", "hydra.main"),
-    check=check,
+    refuse=preflight.refuse,
+    fits=lambda config, placement: None,  # torchtune takes any
+    check=preflight.check,
     arguments=arguments,
     axes=summary.axes,
     describe=describe,

@@ -25,7 +25,8 @@ def check(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
         try:
             if on_slurm:
                 devices = 0 if config.device is Device.cpu else config.gpus
-                place(config, devices, config.nodes, SESSION.workload.processes(config))
+                placement = place(config, devices, config.nodes, SESSION.workload.processes(config))
+                SESSION.workload.fits(config, placement)
             else:
                 prepare.check(SESSION.workload, config, Allocation())
         except ValueError as error:
@@ -54,4 +55,4 @@ def show(cells: list[Cell], groups: Sequence[tuple[str, list[Cell]]], how: str, 
     say(f"measured before: {measured}; in the queue: {queued}; refused: {len(refused)}")
     for cell in refused:
         say(f"{cell.label}refused: {cell.problem}", error=True)
-    SESSION.abandoned = bool(refused)  # the sweep would exit with 1 too
+    SESSION.would_refuse |= bool(refused)  # the sweep would exit with 1 too

@@ -136,13 +136,13 @@ class SlurmJob(CellJob):
 
     def _run_ranks(self, allocation: Allocation) -> Failure | None:
         """Run the ranks of this node once node 0 says so. Returns what ended them early."""
+        guest = Guest(allocation)
         try:
-            config = prepare.typed(self.cfg)
+            config = prepare.typed(self.workload, self.cfg)
             placement = prepare.check(self.workload, config, allocation)
         except ValueError as error:
-            Guest(allocation, str(error)).wait_for_start()
+            guest.wait_for_start(str(error))
             return None
-        guest = Guest(allocation, None)
         start = guest.wait_for_start()
         if start is None:
             return None

@@ -114,10 +114,12 @@ def run_all(left: list[Cell]) -> None:
             pace.say_progress(len(ended))
     except KeyboardInterrupt:
         say("interrupted by SIGINT: ending what runs", error=True)
+        signalled: set[int] = set()
+        while not all(process.job.done() for process in running):
+            for process in running:
+                _interrupt(process, signalled)
+            pause(POLL_S)
         for process in running:
-            _interrupt(process)
-        for process in running:
-            process.job.wait()
             _collect(process, folder, interrupted=True)
         raise
 
@@ -132,11 +134,18 @@ def _submit(executor: Any, job: CellJob) -> Any:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _interrupt(process: Running) -> None:
-    """Have the job record its interruption and end. The terminal may have sent it the same signal."""
+def _interrupt(process: Running, signalled: set[int]) -> None:
+    """Have the job record its interruption and end. The terminal may have sent it the same signal.
+
+    Args:
+        signalled: processes that were told before; a second signal would disturb the writing of the record. A job that
+            has just been submitted appears later than its cell.
+    """
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(int(process.job.job_id)).children():
-            child.send_signal(signal.SIGINT)
+            if child.pid not in signalled:
+                signalled.add(child.pid)
+                child.send_signal(signal.SIGINT)
 
 
 def _collect(process: Running, folder: Path, interrupted: bool = False) -> None:

@@ -57,6 +57,7 @@ def plan(
         job_overrides: the overrides of each cell.
         first: Hydra's number of the first of these cells, from 0.
     """
+    assert SESSION.workload is not None
     cells, numbers, total = list[Cell](), dict[Path, int](), len(job_overrides)
     shrunk = {f"{key}={value}" for key, value in (sweep_config.hydra.sweeper.smoke or {}).items()}
     unnamed = shrunk if sweep_config.scale == Scale.smoke else set()  # not part of a folder's name
@@ -65,7 +66,7 @@ def plan(
         cfg = identity.task_of(composed)
         run_config, problem = None, ""
         try:
-            run_config = prepare.typed(cfg)
+            run_config = prepare.typed(SESSION.workload, cfg)
         except ValueError as error:
             problem = str(error)
         digits = identity.REFUSED if run_config is None else run_config.identity()

@@ -22,7 +22,13 @@ from multicard.sweep.plan import SUBMITTED, Cell, Pace, read_record, resume_comm
 SHORTEST_POLL_S, LONGEST_POLL_S = 1.0, 15.0  # between two looks at the queue: longer while nothing happens
 RECORD_LAG_S = 20.0  # within which the record of a job that left the queue is seen here
 ACCOUNTING_LAG_S = 60.0  # within which accounting knows of a job that ended
-STATUS_OF = {"TIMEOUT": "timeout", "DEADLINE": "timeout", "PREEMPTED": "preempted", "OUT_OF_MEMORY": "oom"}
+STATUS_OF = {
+    "TIMEOUT": "timeout",
+    "DEADLINE": "timeout",
+    "PREEMPTED": "preempted",
+    "OUT_OF_MEMORY": "oom",
+    "CANCELLED": "interrupted",
+}
 REFUSED = "refused: "  # begins the last line of a job that refused to run
 NO_OUTPUT = "0:53"  # exit code where SLURM could not open the job's log
 

@@ -27,26 +27,27 @@ NAMED: dict[str, Mapping[str, object]] = {
 
 
 def processes(config: VisionConfig) -> int:
-    """Ranks a node.
-
-    Raises:
-        ValueError: where a name has no option, as with `strategy.name=`.
-    """
-    for group, options in NAMED.items():
-        name = getattr(config, group).name
-        require(name in options, f"{group}.name={name}: no such {group}; use {group}= with one of {', '.join(options)}")
+    """Ranks per node."""
     return 1 if STRATEGIES[config.strategy.name].one_process else config.gpus
 
 
-def check(config: VisionConfig, placement: Placement) -> None:
-    """See that strategy, loader and precision work here, and that the data set and the model are there.
+def refuse(config: VisionConfig) -> None:
+    """Refuse names that no option has, as with `strategy.name=`, and what the loader cannot do."""
+    for group, options in NAMED.items():
+        name = getattr(config, group).name
+        require(name in options, f"{group}.name={name}: no such {group}; use {group}= with one of {', '.join(options)}")
+    LOADERS[config.loader.name].refuse(config)
 
-    Raises:
-        ValueError: with the key and the remedy.
-    """
+
+def fits(config: VisionConfig, placement: Placement) -> None:
+    """Refuse a strategy or a precision that does not work on these devices."""
     STRATEGIES[config.strategy.name].refuse(config, placement)
     PRECISIONS[config.precision.name].refuse(config.precision.name, placement)
-    LOADERS[config.loader.name].refuse(config)
+
+
+def check(config: VisionConfig) -> None:
+    """See that the loader's library, the data set and the model are there."""
+    LOADERS[config.loader.name].check()
     dataset = DATASETS[config.dataset.name]
     if not (config.dry_run and dataset.downloads(config.dataset)):
         dataset.check(config.dataset)
@@ -130,6 +131,8 @@ WORKLOAD = Workload(
     work="multicard.vision.train:train",
     preload=("multicard.vision.train", "multicard.vision.data.host_loader", "pyarrow.parquet", "hydra.main"),
     processes=processes,
+    refuse=refuse,
+    fits=fits,
     check=check,
     arguments=arguments,
     axes=summary.axes,

@@ -31,7 +31,7 @@ def load(config: LlmConfig) -> list[Row] | None:
         return [_pair(row.prompt, row.right, row.wrong) if pairs else dict(row.columns) for row in examples]
     data = _stored(config)
     if data.data_files is None and data.rows is None and DATASETS[data.name].has_answers:
-        _check_source(data)
+        check_source(data)
         return None
     rows = row_files.read(data.data_files) if data.data_files else _fetch(data)
     require(bool(rows), f"{_key(data)}: holds no rows; give a file with one row or more")
@@ -69,14 +69,15 @@ def _key(data: StoredTextConfig) -> str:
     return f"dataset={data.name}" if data.data_files is None else f"dataset.data_files={data.data_files}"
 
 
-def _check_source(data: StoredTextConfig) -> None:
+def check_source(data: StoredTextConfig) -> None:
+    """Refuse a data set that is neither a file nor on the hub."""
     remedy = "set dataset.data_files to a .json, .jsonl or .parquet file"
     require(data.source is not None, f"dataset={data.name}: is not on the hub in a form that can be read; {remedy}")
 
 
 def _fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
     """The training rows of a data set of the hub, from its cache where it was fetched before."""
-    _check_source(data)
+    check_source(data)
     import datasets
 
     assert data.source is not None

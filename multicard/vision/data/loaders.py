@@ -23,13 +23,15 @@ class Loader:
 
     made_by: the class or function that makes an `Input` of a `Source`, as "module:name".
     options: the schema of `loader.*`.
-    refuse: raises ValueError, with the key and the remedy, for what the loader cannot do here.
+    refuse, check: raise ValueError, with the key and the remedy, for what the loader cannot do, and where a library
+        that it needs is not installed.
     prepared: batches that are ready before the step that asks for them, of the options and the workers of a rank.
     """
 
     made_by: str
     options: type[LoaderConfig] = LoaderConfig
     refuse: Callable[[VisionConfig], None] = lambda config: None
+    check: Callable[[], None] = lambda: None
     prepared: Callable[[Any, int], int] = lambda options, workers: 1
 
     def load(self, source: "Source") -> "Input":
@@ -42,7 +44,7 @@ def refuse_for_device(config: VisionConfig) -> None:
     require(not undecoded, f"loader=device: does not go with dataset.cache=none: {remedy}")
 
 
-def refuse_for_dali(_: VisionConfig) -> None:
+def check_dali() -> None:
     installed = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
     remedy = "pip install -r requirements-dali.txt (or make dali), or use loader=device"
     require(installed, f"loader=dali: NVIDIA DALI is not installed; {remedy}")
@@ -60,7 +62,7 @@ LOADERS = {
     "dali": Loader(
         f"{HERE}.dali_loader:Dali",
         DaliConfig,
-        refuse_for_dali,
+        check=check_dali,
         prepared=lambda options, _: options.prefetch_queue_depth,
     ),
 }
