@@ -48,13 +48,17 @@ def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> 
 
 
 def check_options(words: list[str], workload: Workload) -> None:
-    """Refuse options of the other entry, which Hydra would compose, and sweeps over experiments.
+    """Refuse what Hydra would compose: options of the other entry, added keys (`+key=`), sweeps of experiments.
 
     Raises:
         ValueError: with the option and its alternatives.
     """
+    known = known_keys(workload)
     for word in words:
         group, _, value = word.partition("=")
+        added = group.lstrip("+")
+        if added != group and added.partition(".")[0] != "hydra":  # Hydra would add a key that nobody reads
+            require(added in known, _explain_key(added, workload))
         if group in ("experiment", "scale"):
             require("," not in value, f"{word}: takes one value, not a sweep")
         if group not in ("experiment", *workload.options):

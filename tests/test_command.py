@@ -96,7 +96,14 @@ BAD = [
     (["dataset=images", "dataset.root=/nowhere", "dataset.cache=disk"], "dataset.cache"),
     (["compile=true", "strategy=dp", "device=cpu"], "strategy=dp"),
     (["nodes=2"], "nodes=2"),
+    (["+epoch=3"], "epoch: no such key here; nearest: epochs"),
 ]
+
+
+def test_a_name_that_is_no_folder_makes_none(called: Callable[..., tuple[int, str]], tmp_path: Path):
+    code, printed = called("name=a/b", f"hydra.run.dir={tmp_path}/runs/a/b")
+    assert code == 1 and printed.startswith("refused: name='a/b'") and printed.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("words", "key"), BAD, ids=[" ".join(words) for words, _ in BAD])

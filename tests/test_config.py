@@ -110,6 +110,8 @@ REFUSED = [
     (["target_accuracy=97"], "target_accuracy=97"),
     (["stop_at_target=true"], "stop_at_target=true"),
     (["name=a/b"], "name='a/b'"),
+    (["lr=inf"], "lr=inf"),
+    (["seed=9223372036854775808"], "seed=9223372036854775808"),
     (["dataset.image_size=31"], "dataset.image_size=31"),
     (["dataset.train_limit=0"], "dataset.train_limit=0"),
     (["dataset.test_limit=0"], "dataset.test_limit=0"),

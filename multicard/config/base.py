@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from hashlib import sha256
 from json import dumps, loads
+from math import inf
 from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
 from omegaconf import MISSING
@@ -120,15 +121,24 @@ class RunConfig(JobConfig):
         super().__post_init__()
         for name in ("epochs", "batch_size"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: must be 1 or more")
-        require(self.seed >= 0, f"seed={self.seed}: must be 0 or more")
-        require(self.lr > 0, f"lr={self.lr}: must be above 0")
-        is_folder = self.name not in ("", ".", "..") and "/" not in self.name
-        require(is_folder, f"name={self.name!r}: is the name of a folder under multirun/; leave out '/'")
+        require(0 <= self.seed < 2**63, f"seed={self.seed}: must be 0 or more, and below 2^63")
+        require(0 < self.lr < inf, f"lr={self.lr}: must be above 0, and finite")
+        check_name(self.name)
 
     def identity(self) -> str:
         """8 hex digits that two runs share exactly if they measure the same thing."""
         measured = {key: value for key, value in asdict(self).items() if key not in NOT_IDENTITY}
         return sha256(dumps(measured, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is not that of one folder.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    is_folder = name not in ("", ".", "..") and "/" not in name and name.isprintable()
+    require(is_folder, f"name={name!r}: is the name of a folder under multirun/; use letters, digits, '.', '_' and '-'")
 
 
 def plain(config: RunConfig) -> dict[str, Any]:
