@@ -215,7 +215,7 @@ def test_on_slurm_an_experiment_is_arrays_by_gpus(called: Called, tmp_path: Path
     words = ["experiment=table2", "hydra/launcher=submitit_slurm", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
     code, printed = called(*words)
     assert code == 0 and "12 cells, to be measured as arrays of SLURM" in printed
-    assert re.findall(r"^3 +1 node, (\d) GPUs?, (\d+) cores, 240 min", printed, re.MULTILINE) == [
+    assert re.findall(r"^ *3 +1 node, (\d) GPUs?, (\d+) cores, 240 min", printed, re.MULTILINE) == [
         (str(gpus), str(8 * gpus)) for gpus in (1, 2, 3, 4)
     ]
 
