@@ -37,15 +37,20 @@ def run(project: Path, *words: str) -> str:
     return ended.stdout
 
 
+def copy_of_the_project(folder: Path) -> Path:
+    """What the page's examples need of it."""
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / part, folder / part)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the files of all sections added."""
-    copy = tmp_path_factory.mktemp("project")
-    for part in PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / part, copy / part)
+    copy = copy_of_the_project(tmp_path_factory.mktemp("project"))
     for section in OPTIONS:
         for path, where, content in files(section):
             assert (copy / path).exists() == (where == "at its end"), path

@@ -1,13 +1,11 @@
 """What docs/extending.md says of an experiment and a claim: its files, and no others, add one each in a copy."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
-from tests.test_extending import FILE, PAGE, PARTS, run
+from tests.test_extending import FILE, PAGE, copy_of_the_project, run
 
 SECTIONS = {
     "Add an experiment": ("conf/experiment/batch_sizes.yaml", "tests/test_batch_sizes.py"),
@@ -17,12 +15,7 @@ SECTIONS = {
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    copy = tmp_path_factory.mktemp("project")
-    for part in PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / part, copy / part)
+    copy = copy_of_the_project(tmp_path_factory.mktemp("project"))
     for title, paths in SECTIONS.items():
         (text,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
         files = FILE.findall(text)
