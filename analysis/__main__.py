@@ -2,6 +2,7 @@
 
     python -m analysis list [FOLDER...] [--where "precision='fp16' and gpus>=2"] [--sort "total_s desc"]
     python -m analysis compare A B [--by KEY] [--common] [--gate 5%]
+    python -m analysis compare SWEEP --by KEY
     python -m analysis table table2 [--format text|markdown|csv|latex] [--out FILE] [FOLDER...]
     python -m analysis best --goal time [--accuracy 0.99] [--memory 80GB] [--gpus 4] [FOLDER...]
     python -m analysis claims [FOLDER...] [--only NAME,...] [--markdown FILE] [--json FILE]
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from analysis import formatting
 from analysis.cli import parser
-from analysis.commands import best, compare, environment_diff, list_runs, table, table_formats
+from analysis.commands import best, compare, list_runs, table, table_formats
 from analysis.figures import write_files
 from analysis.papers import experiments
 from analysis.runs import load, sql
@@ -58,18 +59,18 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    a, b = load.read([options.a]), load.read([options.b])
+    a = load.read([options.a])
+    b = a if options.b is None else load.read([options.b])
     by = options.by.split(",") if options.by is not None else []
     cells = compare.compare(a.runs, b.runs, by, options.common, options.mix)
-    runs_a, runs_b = [run for cell in cells for run in cell.a], [run for cell in cells for run in cell.b]
+    within = [f"A, B: {clean(str(options.a))}, by {clean(", ".join(by))}"] if cells[0].sides[0] else []
     formatting.say(
         [
-            f"A: {clean(str(options.a))}",
-            f"B: {clean(str(options.b))}",
+            *(within or [f"A: {clean(str(options.a))}", f"B: {clean(str(options.b))}"]),
             *compare.lines(cells, text_table.terminal_width()),
-            *(f"warning: {line}" for line in environment_diff.lines(runs_a, runs_b)),
-            *legend(run["marks"] for run in (*runs_a, *runs_b)),
-            *list_runs.skipped([*a.skipped, *b.skipped]),
+            *(f"warning: {line}" for line in compare.differing_circumstances(cells)),
+            *legend(run["marks"] for cell in cells for run in (*cell.a, *cell.b)),
+            *list_runs.skipped([*a.skipped, *(b.skipped if b is not a else [])]),
         ]
     )
     if options.gate is None:

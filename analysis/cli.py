@@ -59,8 +59,10 @@ def _table(commands: Any) -> argparse.ArgumentParser:
 def _compare(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser("compare", help="two sweeps cell by cell", description=compare.__doc__)
     command.add_argument("a", metavar="A", type=Path, help="the folder of a sweep")
-    command.add_argument("b", metavar="B", type=Path, help="the folder of another sweep of the same cells")
-    command.add_argument("--by", metavar="KEY", help="keys, separated by commas, in which A and B differ on purpose")
+    command.add_argument("b", metavar="B", type=Path, nargs="?", help="the folder of another sweep of the same cells")
+    command.add_argument(
+        "--by", metavar="KEY", help="keys, separated by commas, that differ on purpose; without B, A's"
+    )
     command.add_argument("--common", action="store_true", help="leave out cells that only one of them has")
     command.add_argument("--mix", action="store_true", help=MIX)
     command.add_argument("--gate", metavar="5%", type=_share, help="exit with code 1 if B is slower by more")

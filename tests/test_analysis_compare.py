@@ -29,9 +29,9 @@ def compared(a: Path, b: Path, *by: str, common: bool = False, mix: bool = False
 
 
 def test_equal_runs_do_not_differ_and_a_slow_down_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    a, same = sweep(tmp_path / "a"), sweep(tmp_path / "same", seed=1)
+    a, same, twin = sweep(tmp_path / "a"), sweep(tmp_path / "same", seed=1), sweep(tmp_path / "twin")
     slow, fast = sweep(tmp_path / "slow", 1.1, seed=2), sweep(tmp_path / "fast", 1 / 1.1, seed=3)
-    assert {one.verdict for one in compared(a, a)} == {"no difference"}
+    assert {one.verdict for one in compared(a, twin)} == {"no difference"}
     assert [one.verdict for one in compared(a, same)].count("no difference") >= 3
     cells = compared(a, slow)
     assert {one.verdict for one in cells} == {"slower"}
@@ -73,6 +73,51 @@ def test_other_axes_are_refused_unless_they_are_compared(
     assert text in error and error.count("\n") == 1
     assert main(["compare", str(a), str(b), "--by", next(iter(change))]) == 0
     assert main(["compare", str(a), str(b), "--by", "nothing"]) == 1
+
+
+def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    seconds = {"fp32": 0.1, "fp16": 0.05, "bf16": 0.04}
+    for precision, step_s in seconds.items():
+        for gpus in (1, 2):
+            record = records.vision(precision=precision, gpus=gpus)
+            records.write(tmp_path / f"{precision}-{gpus}", record, records.steps(np.full(50, step_s / gpus)))
+    by_precision = compared(tmp_path, tmp_path, "precision")
+    assert len(by_precision) == 3 * 2  # each pair of values, in each cell
+    for one in by_precision:
+        assert one.step is not None and {run["precision"] for run in one.a} == {one.sides[0].removeprefix("precision=")}
+        a_s, b_s = (seconds[side.removeprefix("precision=")] for side in one.sides)
+        assert one.step.ratio == pytest.approx(b_s / a_s)
+    assert [one.sides for one in compared(tmp_path, tmp_path, "gpus")] == [("gpus=1", "gpus=2")] * 3
+    assert main(["compare", str(tmp_path), "--by", "precision"]) == 0
+    alone = capsys.readouterr().out
+    assert main(["compare", str(tmp_path), str(tmp_path), "--by", "precision"]) == 0
+    assert capsys.readouterr().out == alone
+    assert alone.startswith(f"A, B: {tmp_path}, by precision\n")
+    assert any(line.split()[1:3] == ["precision=bf16", "precision=fp32"] for line in alone.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["a"], "A and B are the same runs: name another sweep as B, or --by KEY"),
+        (["a", "a"], "A and B are the same runs"),
+        ([".", "a"], "4 runs are in both A and B"),
+        (["a", "--by", "layout"], "--by layout: all runs have layout=nchw, and no other value to compare it with"),
+        (["b", "--by", "precision"], "precision=fp16 has no gpus=2 (--common"),
+        (["a", "--by", "epochs,nothing"], 'no column "nothing"'),
+    ],
+)
+def test_runs_are_not_compared_with_themselves(
+    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    sweep(tmp_path / "a")
+    b = sweep(tmp_path / "b")
+    for name in ("result.json", "config.yaml"):
+        (b / "fp16-2" / name).unlink()
+    assert main(["compare", *words]) == 1
+    error = capsys.readouterr().err
+    assert text in error and error.count("\n") == 1
 
 
 def test_missing_cells_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -125,12 +170,13 @@ def test_epochs_have_an_interval_of_their_own(tmp_path: Path):
 def test_few_or_no_steps_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     records.write(tmp_path / "a", records.vision(), records.steps(np.full(5, 0.1)))
     records.write(tmp_path / "b", records.vision())
-    few, none = compared(tmp_path / "a", tmp_path / "a")[0], compared(tmp_path / "a", tmp_path / "b")[0]
+    records.write(tmp_path / "twin", records.vision(), records.steps(np.full(5, 0.1)))
+    few, none = compared(tmp_path / "a", tmp_path / "twin")[0], compared(tmp_path / "a", tmp_path / "b")[0]
     assert few.verdict == "undecided: fewer than 8 steps" and few.step is not None and few.step.ratio == 1.0
     assert none.step is None and none.verdict.startswith("no steps: ")
     (tmp_path / "b" / "steps.parquet").write_bytes(b"PAR1 and no more")
     assert compared(tmp_path / "a", tmp_path / "b")[0].verdict.startswith("no steps: ")
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "a"), "--gate", "5%"]) == 0
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "twin"), "--gate", "5%"]) == 0
     assert "passed; 1 with too few steps to judge" in capsys.readouterr().out
 
 
