@@ -63,7 +63,7 @@ def _compare(options: argparse.Namespace) -> int:
     b = a if options.b is None else load.read([options.b])
     by = options.by.split(",") if options.by is not None else []
     cells = compare.compare(a.runs, b.runs, by, options.common, options.mix)
-    within = [f"A, B: {clean(str(options.a))}, by {clean(", ".join(by))}"] if cells[0].sides[0] else []
+    within = [f"A, B: {clean(str(options.a))}, by {clean(', '.join(by))}"] if cells[0].sides[0] else []
     formatting.say(
         [
             *(within or [f"A: {clean(str(options.a))}", f"B: {clean(str(options.b))}"]),
