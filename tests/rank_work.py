@@ -186,7 +186,7 @@ def compile_and_compare(rank: Rank, config: VisionConfig, folder: Path) -> None:
     model.compile(dynamic=False)
     loop, share = loop_of(rank, config, folder, model, 64)
     random = torch.get_rng_state()
-    seconds = compiling.compile_now(loop)
+    compiled = compiling.compile_now(loop)
     left = {
         "state": all(torch.equal(a, b) for a, b in zip(before, share.plain.state_dict().values(), strict=True)),
         "random": torch.equal(random, torch.get_rng_state()),
@@ -198,7 +198,7 @@ def compile_and_compare(rank: Rank, config: VisionConfig, folder: Path) -> None:
         images = [torch.randn(size, 3, 32, 32) for size in (config.batch_size, config.batch_size - 1)]
         differ = [(loop.outputs(model, batch) - eager(batch)).abs().max().item() for batch in images]
     again = torch._dynamo.utils.counters["stats"]["unique_graphs"] - counted
-    save(rank, folder, {"left": left, "seconds": seconds, "differ": differ, "graphs": counted, "again": again})
+    save(rank, folder, {**compiled, "left": left, "differ": differ, "graphs": counted, "again": again})
 
 
 def compile_without_a_compiler(rank: Rank, config: VisionConfig, folder: Path) -> None:

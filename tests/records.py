@@ -196,6 +196,7 @@ def _trained(config: dict[str, Any]) -> dict[str, Any]:
         "test_accuracy": 0.98,
         "time_to_target_s": None,
         "compile_s": None,
+        "compile_cache": None,
         "input": {"loader": "torch", "train": {"workers": 0}, "test": {"workers": 0}},
         "num_workers": 0,
     }

@@ -14,7 +14,9 @@ def test_compiling_leaves_no_trace_and_computes_the_same(tmp_path: Path):
     config = typed(*SMALL, "compile=true", "batch_size=4")
     (compiled,) = on_ranks(1, "compile_and_compare", tmp_path, config, tmp_path)
     assert compiled["left"] == {"state": True, "random": True, "gradients": True}
-    assert compiled["seconds"] > 0 and compiled["graphs"] == 2  # training and evaluation
+    assert compiled["compile_s"] > 0 and compiled["graphs"] == 2  # training and evaluation
+    looked_up = compiled["compile_cache"]
+    assert looked_up["hits"] + looked_up["misses"] >= 3  # forward, backward, evaluation
     assert max(compiled["differ"]) < 1e-5
     assert compiled["again"] == 0  # the odd batch ran as it is
 

@@ -13,6 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from multicard.records.schema_parts import (
     Cause,
     Communication,
+    CompileCache,
     Diagnosis,
     Gpu,
     Memory,
@@ -175,6 +176,7 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
     test_accuracy: Annotated[float | None, doc("of the last epoch, 0 to 1")] = None
     time_to_target_s: Annotated[float | None, doc("seconds until target_accuracy was reached; null: never")] = None
     compile_s: Annotated[float | None, doc("seconds of torch.compile")] = None
+    compile_cache: Annotated[CompileCache | None, doc("null: nothing was compiled")] = None
     input: Annotated[dict[str, Any] | None, doc("facts of the loader and its cache, beside the configuration")] = None
     num_workers: Annotated[int | None, doc("loader workers per rank, as used")] = None
 

@@ -54,6 +54,17 @@ class Statistics(Struct):
     warmup_count: Annotated[int | None, doc("steps left out as warm-up")] = None
 
 
+class CompileCache(Struct):
+    """Whether torch.compile took its code from Inductor's cache on disk: look-ups of graphs, summed over ranks."""
+
+    state: Annotated[
+        str | None, doc("cold: all compiled anew; warm: all from the cache; mixed; null: no look-up (the cache is off)")
+    ] = None
+    hits: Annotated[int, doc("graphs taken from the cache")] = 0
+    misses: Annotated[int, doc("look-ups of graphs that were compiled anew; one may be looked up twice")] = 0
+    bypasses: Annotated[int, doc("graphs that cannot be cached")] = 0
+
+
 class Memory(Struct):
     """Peak memory of a rank, bytes."""
 

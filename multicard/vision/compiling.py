@@ -1,24 +1,26 @@
 """`compile=true`: torch.compile of the model, all of it before training starts, so that its time is apart."""
 
+from typing import Any
+
 import torch
 
-from multicard.measure import timing
+from multicard.measure import compile_cache, timing
 from multicard.ranks.failures import is_oom
 from multicard.vision import resume
 from multicard.vision.loop import Loop
 
 
-def compile_now(loop: Loop) -> float:
+def compile_now(loop: Loop) -> dict[str, Any]:
     """Have the model compiled, by a step and an evaluation of a batch of zeros that leave no trace. All ranks call it.
 
     Returns:
-        The seconds it took.
+        `compile_s`, the seconds it took, and `compile_cache`, the look-ups in Inductor's cache.
 
     Raises:
         ValueError: where torch cannot compile the model here.
     """
     share, device, size = loop.share, loop.rank.device, loop.config.dataset.image_size
-    started_s = timing.clock_s()
+    started_s, looked_up = timing.clock_s(), compile_cache.lookups()
     buffers = [buffer.clone() for buffer in share.plain.buffers()]
     random = resume.get_random(share.devices)
     images = torch.zeros(share.batch_size, 3, size, size, dtype=loop.precision.transfer_dtype, device=device)
@@ -41,4 +43,4 @@ def compile_now(loop: Loop) -> float:
             buffer.copy_(before)
     resume.set_random(random, share.devices)
     timing.synchronize(device)
-    return timing.clock_s() - started_s
+    return {"compile_s": timing.clock_s() - started_s, "compile_cache": compile_cache.since(looked_up)}

@@ -38,6 +38,7 @@ class TrainingReport:
             **meeting.head(rank, flags),
             "num_workers": workers,
             "compile_s": None,
+            "compile_cache": None,
             "steps_per_epoch": share.steps,
             "distinct_samples": share.distinct,
             "parameters": sum(p.numel() for p in model.parameters()),

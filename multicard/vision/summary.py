@@ -6,7 +6,7 @@ import numpy as np
 
 from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
-from multicard.measure import formulas
+from multicard.measure import compile_cache, formulas
 from multicard.measure.timing import PHASES
 from multicard.ranks.meeting import peak_memory
 from multicard.vision.strategy import STRATEGIES, Traffic
@@ -64,6 +64,7 @@ def summarise(
         "transfer_bytes": _transfers(ranks, table, placement),
         "communication_bytes": _communication(config, ranks, table),
         "compile_s": max((rank["compile_s"] for rank in ranks if rank["compile_s"] is not None), default=None),
+        "compile_cache": compile_cache.over_ranks(rank["compile_cache"] for rank in ranks),
         "input": first.get("input"),
         "parameters": first.get("parameters"),
         "num_workers": first.get("num_workers"),

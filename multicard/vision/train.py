@@ -78,7 +78,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     report.content["input"] = facts
     report.content["setup_h2d_bytes"] = {"train": training.setup_bytes, "evaluate": testing.setup_bytes}
     if loop.compiled:
-        report.content["compile_s"] = compiling.compile_now(loop)
+        report.content |= compiling.compile_now(loop)
     start = resume.restore(loop, report)
     for used in share.devices:
         memory.reset_peak_memory(used)

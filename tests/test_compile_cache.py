@@ -1,0 +1,40 @@
+"""The record says whether torch.compile compiled anew or took its code from Inductor's cache."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from multicard.measure import compile_cache
+
+
+def test_the_first_compilation_is_cold_and_the_second_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    states = []
+    for turn in range(2):
+        before = compile_cache.lookups()
+        torch._dynamo.reset()
+        weight = torch.ones(8, requires_grad=True)
+        torch.compile(lambda x: torch.sin(x) * 2)(weight).sum().backward()
+        used = compile_cache.since(before)
+        states.append(used["state"])
+        assert used["hits"] == (2 if turn else 0) and used["bypasses"] == 0  # forward and backward
+    assert states == ["cold", "warm"]
+
+
+@pytest.mark.parametrize(
+    ("records", "state"),
+    [
+        ([], None),
+        ([None, None], None),
+        ([(2, 0, 0), (2, 0, 0)], "warm"),
+        ([(0, 2, 0), (2, 0, 0)], "mixed"),  # one rank took what another had compiled
+        ([(0, 0, 2), None], "cold"),
+        ([(0, 0, 0)], None),
+    ],
+)
+def test_ranks_together(records: list[tuple[int, ...] | None], state: str | None):
+    parts = [None if counts is None else dict(zip(compile_cache.OUTCOMES, counts, strict=True)) for counts in records]
+    together = compile_cache.over_ranks(parts)
+    assert (together and together["state"]) == state
+    assert (together is None) == all(part is None for part in parts)
