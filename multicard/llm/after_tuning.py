@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from multicard.bottleneck import ablations
 from multicard.config.base import WindowConfig
+from multicard.llm.packed_batches import half_mask
 from multicard.llm.step_probe import COUNTS, Batch, Batches, Probe, count
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
@@ -67,7 +68,7 @@ def profiled(
 
     def counted() -> Iterator[Batch]:
         for batch in feed:
-            window.count(count(batch, probe.pad_id, probe.copies)[COUNTS.index("h2d_bytes")])
+            window.count(count(batch, probe.pad_id, probe.rank.device.type, probe.copies)[COUNTS.index("h2d_bytes")])
             yield batch
 
     with named_phases(recipe, probe, ranges):
@@ -167,8 +168,8 @@ def half(batch: Batch) -> Batch | None:
         rows = [*range(pairs // 2), *range(pairs, pairs + pairs // 2)]
         return tuple(tensor[rows] for tensor in batch) if pairs > 1 else None
     size = len(batch["tokens"]) // 2
-    rows = {key: value[:size] if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
-    return rows if size else None
+    parts = {key: half_mask(value, size) if key == "mask" else value[:size] for key, value in batch.items()}
+    return parts if size else None
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def flops_per_token(
     forward one, less the gradients of frozen weights. Recomputed activations are no work of the model's.
 
     Args:
-        length: of the rows, in tokens, padding included.
+        length: mean over the tokens of their row's length, in tokens, padding included.
         adapters: parameters of the adapters; None where all weights are trained.
         reference_passes: forward passes of a frozen reference model a step.
     """

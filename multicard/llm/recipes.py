@@ -15,9 +15,10 @@ import torch.distributed as dist
 import torchtune
 from omegaconf import DictConfig
 from torchtune import training
+from torchtune.modules import attention_utils
 
 from multicard.config.llm import LlmConfig
-from multicard.llm import methods
+from multicard.llm import methods, packed_batches
 from multicard.llm.step_probe import Batches, Probe
 
 
@@ -40,6 +41,8 @@ def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int]
             result = super()._setup_data(*arguments, **keywords)
             *sampler, loader = result if isinstance(result, tuple) else (result,)
             loader.pin_memory = probe.config.pin_memory  # read when the loader is iterated
+            if probe.config.packed:
+                loader.collate_fn = packed_batches.counted(loader.collate_fn)
             probe.pad_id = self._tokenizer.pad_id
             batches = Batches(loader, probe)
             return (*sampler, batches) if sampler else batches
@@ -68,12 +71,13 @@ def patched(module: ModuleType, device: torch.device) -> Iterator[None]:
     """Replace parts of torchtune while a recipe runs in our ranks.
 
     Reading the memory figures must not reset the peak; on CPU, where there are none, the distributed recipes read them
-    all the same. The process group exists already.
+    all the same, and masks of packed rows are made for a GPU wherever there is one. The process group exists already.
     """
     with ExitStack() as stack:
         if device.type == "cpu":
             nothing = {"get_memory_stats": lambda **_: {}, "log_memory_stats": lambda *_, **__: None}
             stack.enter_context(mock.patch.multiple(training, cleanup_before_training=gc.collect, **nothing))
+            stack.enter_context(mock.patch.object(attention_utils, "_SUPPORTS_FLEX_ATTENTION", False))
         else:
             original = training.get_memory_stats
             stack.enter_context(

@@ -12,6 +12,7 @@ import torch
 
 from multicard.config.llm import LlmConfig
 from multicard.llm import methods
+from multicard.llm.packed_batches import PackedBatch
 from multicard.llm.rank_report import TuningReport
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
@@ -20,7 +21,8 @@ from multicard.records.progress import Board
 
 IGNORED = -100  # torchtune's label of tokens that bear no loss
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies")
-# `tokens` are all in the batch, padding too; `attended` is the sum of their rows' lengths, for the attention's work
+# `tokens` are all in the batch, padding too; `attended` is the sum of their rows' lengths, for the attention's work:
+# of padded rows, or of each row of a packed sequence
 COUNTS = ("samples", "tokens", "non_padding", "loss_bearing", "attended", "h2d_bytes")
 
 Batch = Any  # dict of tensors for SFT, (tokens, labels) for pairs
@@ -66,7 +68,7 @@ class Probe:
             if batch is None:
                 return
             self.received_s.append(timing.clock_s())
-            self.counts.append(count(batch, self.pad_id, self.copies))
+            self.counts.append(count(batch, self.pad_id, self.rank.device.type, self.copies))
             yield self.moved(batch)
 
     def _post(self) -> None:
@@ -127,7 +129,7 @@ class Probe:
         self._clear()
 
 
-def count(batch: Batch, pad_id: int, copies: int = 1) -> tuple[int, ...]:
+def count(batch: Batch, pad_id: int, device_type: str, copies: int = 1) -> tuple[int, ...]:
     """A batch's `COUNTS`, the same way for every method. A pair is one sample with both its rows' tokens.
 
     Args:
@@ -135,15 +137,14 @@ def count(batch: Batch, pad_id: int, copies: int = 1) -> tuple[int, ...]:
         copies: how often the recipe copies the batch to the device.
     """
     tokens, labels = batch if isinstance(batch, tuple) else (batch["tokens"], batch["labels"])
-    tensors = batch if isinstance(batch, tuple) else batch.values()
-    rows, length = tokens.shape
+    (rows, length), packed = tokens.shape, batch if isinstance(batch, PackedBatch) else None
     return (
         rows // 2 if isinstance(batch, tuple) else rows,
         tokens.numel(),
-        int((tokens != pad_id).sum()),
+        tokens.numel() - packed.padding if packed else int((tokens != pad_id).sum()),
         int((labels[:, 1:] != IGNORED).sum()),
-        rows * length * length,
-        copies * sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor)),
+        packed.attended if packed else rows * length * length,
+        packed.h2d_bytes(device_type) if packed else copies * (tokens.nbytes + labels.nbytes),
     )
 
 

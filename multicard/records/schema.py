@@ -315,8 +315,8 @@ class LlmSteps(CommonSteps):
     tokens: int
     non_padding: int
     loss_bearing: int
-    attended: Annotated[int, doc("sum over tokens of their row's length: the work of attention")]
-    h2d_bytes: int
+    attended: Annotated[int, doc("sum over tokens of their row's length, packed or not: the work of attention")]
+    h2d_bytes: Annotated[int, doc("of the batch; packed=true: with each token's row number, or the mask on an old GPU")]
     lr: Annotated[float, doc("learning rate")]
     rewards_chosen: float
     rewards_rejected: float

@@ -1,0 +1,63 @@
+"""Batches of `packed=true`: rows put one after the other into sequences, where a token sees its own row alone.
+
+torchtune keeps the rows' lengths out of the batch. They are counted here, where it collates its sequences.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Sequences = Sequence[dict[str, torch.Tensor]]  # of `torchtune.datasets.PackedDataset`
+
+
+class PackedBatch(dict[str, Any]):
+    """What `padded_collate_packed` makes: tokens, labels and input_pos (B, S), and a mask.
+
+    Fields:
+        attended: the sum over tokens of their row's length. torchtune has the padding at a sequence's end attend to
+            itself, as a row of its own.
+        padding: tokens that pad a sequence. Their value, 0, is also that of a token.
+    """
+
+    attended: int
+    padding: int
+
+    def h2d_bytes(self, device_type: str) -> int:
+        """Bytes of the batch that cross to a GPU.
+
+        From compute capability 7.5 on, torchtune 0.6.1 copies each token's row number (int64, as the tokens) while it
+        collates, and makes the mask of it on the GPU. Older GPUs get the mask, S x S booleans, from the host; on CPU
+        ranks, whose mask is the same, the row numbers are counted: what would cross to a device.
+        """
+        moved = sum(self[name].nbytes for name in ("tokens", "labels", "input_pos"))
+        mask = self["mask"]
+        dense = isinstance(mask, torch.Tensor) and device_type == "cuda"
+        return moved + (mask.nbytes if dense else self["tokens"].nbytes)
+
+
+def counted(collate: Callable[[Sequences], dict[str, Any]]) -> Callable[[Sequences], PackedBatch]:
+    """torchtune's `collate`, with the rows counted."""
+
+    def collate_counted(sequences: Sequences) -> PackedBatch:
+        batch = PackedBatch(collate(sequences))
+        batch.attended = sum(int(sequence["seq_lens"].square().sum()) for sequence in sequences)
+        batch.padding = sum(map(padding, sequences))
+        return batch
+
+    return collate_counted
+
+
+def padding(sequence: dict[str, torch.Tensor]) -> int:
+    """Tokens at the end of a sequence that belong to no row: their positions go on from the last row's, where those
+    of a row begin at 0."""
+    last = int(sequence["seq_lens"][-1])
+    return last if int(sequence["input_pos"][-last]) > 0 else 0
+
+
+def half_mask(mask: Any, size: int) -> Any:
+    """The mask of the batch's first `size` sequences: booleans (B, S, S), or flex attention's blocks."""
+    part = mask[:size]
+    if not isinstance(mask, torch.Tensor):
+        part.mask_mod = mask.mask_mod  # a part has none of its own; this one counts sequences from the first
+    return part
