@@ -1,6 +1,7 @@
 """Small files as Kineto and Nsight Systems write them, of the same events."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -34,11 +35,14 @@ def kineto_events(events: Sequence[Event], pid: int = 77) -> list[dict[str, Any]
         args: dict[str, Any] = {"External id": 1}
         args |= {} if on_host else {"device": event.device, "stream": event.lane}
         args |= {} if event.launch is None else {"correlation": event.launch}
-        args |= {} if event.bytes is None else {"bytes": event.bytes}
-        name = event.name.rpartition("_v")[0] if event.kind == "api" else event.name
+        if event.bytes is not None:  # on ROCm the calls have them, as text
+            args |= {"size": str(event.bytes)} if event.kind == "api" else {"bytes": event.bytes}
+        name = re.sub(r"_v\d+$", "", event.name) if event.kind == "api" else event.name
+        driver = event.kind == "api" and name.startswith("cu") and not name.startswith("cuda")
+        category = "cuda_driver" if driver else CATEGORIES[event.kind]
         times = {"ts": BASE_US + event.start_us, "dur": event.us}
         who = {"pid": pid if on_host else event.device, "tid": event.lane}
-        events_json.append({"ph": "X", "cat": CATEGORIES[event.kind], "name": name} | who | times | {"args": args})
+        events_json.append({"ph": "X", "cat": category, "name": name} | who | times | {"args": args})
     return events_json
 
 

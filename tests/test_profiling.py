@@ -86,8 +86,9 @@ def test_overlap_exposure_and_gaps_have_their_closed_form(tmp_path: Path, source
     assert derived.launch_gap_s == pytest.approx((2000 - busy) * 1e-6)
     assert derived.blocked_s == pytest.approx((150 + 50) * 1e-6)
     rows = rows_of(profile)
-    launches = rows["derived", "cudaLaunchKernel + cudaLaunchKernelExC"]
+    launches = rows["derived", "launches"]
     assert (launches.calls, launches.total_s) == (3, pytest.approx(15.001e-6))
+    assert launches.detail == "cudaLaunchKernel, cudaLaunchKernelExC"
     assert rows["derived", "GPU busy"].total_s == pytest.approx(busy * 1e-6)
     gemm = rows["kernel", "void gemm<float>(float*)"]
     assert (gemm.calls, gemm.total_s, gemm.mean_s) == (2, pytest.approx(600e-6), pytest.approx(300e-6))
@@ -104,6 +105,57 @@ def test_overlap_exposure_and_gaps_have_their_closed_form(tmp_path: Path, source
     assert (forward.calls, forward.total_s) == (2, pytest.approx(400e-6))
     assert ("annotation", "mine") in rows
     assert not any("ProfilerStep" in name for _, name in rows)
+
+
+# A step of 1000 us of a compiled model: one kernel of cuBLAS, three of Triton, a graph, and a callback, no launch
+COMPILED = [
+    Event("range", "ProfilerStep#0", 0, 1000, 1),
+    Event("api", "cudaLaunchKernel_v7000", 10, 5, 1),
+    *(Event("api", name, 20 + 10 * i, 4 + i, 1) for i, name in enumerate(["cuLaunchKernel", "cuLaunchKernel"])),
+    Event("api", "cuLaunchKernelEx", 50, 7, 1),
+    Event("api", "cudaGraphLaunch_v10000", 70, 11, 1),
+    Event("api", "cudaLaunchHostFunc_v10000", 90, 100, 1),
+    Event("api", "cuLaunchKernel", 1200, 50, 1),  # after the steps
+    Event("kernel", "triton_poi_fused_add_0", 100, 30, 7),
+]
+
+
+@pytest.mark.parametrize("source", ["kineto", "nsys"])
+def test_launches_through_the_driver_and_of_graphs_count(tmp_path: Path, source: str):
+    path = tmp_path / "made"
+    rows = rows_of(read([write_kineto(path, COMPILED) if source == "kineto" else write_nsys(path, {1: COMPILED})]))
+    launches = rows["derived", "launches"]
+    assert (launches.calls, launches.total_s) == (5, pytest.approx((5 + 4 + 5 + 7 + 11) * 1e-6))
+    assert launches.detail == "cuLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch, cudaLaunchKernel"
+    assert rows["api", "cuLaunchKernel"].calls == 2
+
+
+def test_calls_of_rocm_give_the_derived_figures_and_bytes(tmp_path: Path):
+    events = [
+        Event("range", "ProfilerStep#0", 0, 1000, 1),
+        Event("api", "hipLaunchKernel", 10, 5, 1, launch=1),
+        Event("api", "hipModuleLaunchKernel", 20, 6, 1, launch=2),
+        Event("api", "hipExtModuleLaunchKernel", 30, 7, 1, launch=3),
+        Event("api", "hipMemcpyWithStream", 40, 8, 1, 2560, launch=4),
+        Event("api", "hipMemcpyAsync", 50, 8, 1, 100, launch=5),
+        Event("api", "hipMalloc", 60, 1, 1, 1 << 20),
+        Event("api", "hipStreamSynchronize", 100, 30, 1),
+        Event("api", "hipDeviceSynchronize", 120, 40, 1),  # overlaps the one before
+        *(Event("kernel", f"k{i}", 200 + 100 * i, 50, 7, launch=i) for i in (1, 2, 3)),
+        Event("copy", "Memcpy HtoD (Host -> Device)", 600, 10, 7, launch=4),
+        *(Event("copy", "Memcpy DtoH (Device -> Host)", at, 10, 7, launch=5) for at in (700, 720)),  # in two pieces
+    ]
+    profile = read([write_kineto(tmp_path / "made", events)])
+    rows = rows_of(profile)
+    launches, blocked = rows["derived", "launches"], rows["derived", "blocked in synchronisation"]
+    assert (launches.calls, launches.total_s) == (3, pytest.approx(18e-6))
+    assert blocked.total_s == pytest.approx(60e-6)
+    assert rows["derived", "GPU busy"].total_s == pytest.approx(180e-6)
+    assert (rows["copy", "memcpy Host-to-Device"].bytes, rows["copy", "memcpy Device-to-Host"].bytes) == (2560, 100)
+    assert {row.bytes for row in rows.values() if row.group == "api"} == {None}
+    assert rows["api", "hipEventSynchronize"].calls == 0
+    assert not any(name.startswith("cuda") for _, name in rows)
+    assert profile.not_recorded == ("hipGetDevice", "hipSetDevice", "hipGetLastError")
 
 
 def lagging(steps: int) -> list[Event]:
@@ -395,6 +447,31 @@ def test_busy_and_exposed_time_of_a_real_trace_equal_those_counted_in_a_sweep():
     (rank,) = read([path]).ranks  # all device operations of this file are within its steps
     assert rank.derived.gpu_busy_share == pytest.approx(busy_us / 1e6 / rank.window_s, rel=1e-5)
     assert rank.derived.exposed_communication_s == pytest.approx(exposed_us / 1e6, rel=1e-5)
+
+
+def test_a_trace_of_a_triton_kernel():
+    rows = rows_of(read([shared("traces") / "kineto_triton.json.gz"]))
+    launches = rows["derived", "launches"]
+    assert (launches.calls, launches.total_s, launches.detail) == (1, pytest.approx(47.768e-6), "cuLaunchKernel")
+    assert rows["derived", "GPU computing"].total_s == pytest.approx(1.76e-6)
+    assert rows["derived", "blocked in synchronisation"].total_s == pytest.approx(16.846e-6)
+
+
+def test_a_trace_of_an_mi250():
+    path = shared("traces") / "kineto_mi250.json.gz"
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    sums, everywhere = raw_sums(trace)
+    rows = rows_of(read([path]))
+    launches = rows["derived", "launches"]
+    assert launches.calls == everywhere["hipLaunchKernel"] + everywhere["hipExtModuleLaunchKernel"] == 12 + 2
+    of_calls = [sums["cuda_runtime", name][1] for name in ("hipLaunchKernel", "hipExtModuleLaunchKernel")]
+    assert launches.total_s == pytest.approx(sum(of_calls)) == pytest.approx(6638.561e-6)
+    sizes = [int(e["args"]["size"]) for e in trace["traceEvents"] if e["name"] == "hipMemcpyWithStream"]
+    copies = rows["copy", "memcpy Host-to-Device"]
+    assert (copies.calls, copies.bytes, copies.total_s) == (2, sum(sizes), pytest.approx(38.161e-6))
+    # the only synchronisation in the file is the profiler's, after the steps
+    assert everywhere["hipDeviceSynchronize"] == 1
+    assert rows["api", "hipDeviceSynchronize"].calls == 0
 
 
 def test_traces_of_eight_ranks_in_an_archive():

@@ -178,6 +178,27 @@ def test_a_process_that_used_no_gpu_is_no_rank(tmp_path: Path):
     assert [one.devices for one in read([write_nsys(tmp_path / "b.sqlite", {5: launcher})]).ranks] == [[]]
 
 
+def without_column(path: Path, column: str, *tables: str) -> Path:
+    with closing(sqlite3.connect(path)) as database:
+        for table in tables:
+            database.execute(f"ALTER TABLE CUPTI_ACTIVITY_KIND_{table} DROP COLUMN {column}")
+        database.commit()
+    return path
+
+
+def test_exports_without_the_process_of_a_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    device_tables = ("KERNEL", "MEMCPY", "MEMSET")
+    whole = read([write_nsys(tmp_path / "whole.sqlite", {9: MADE})])
+    alone = without_column(write_nsys(tmp_path / "alone.sqlite", {9: MADE}), "globalPid", *device_tables)
+    assert figures(read([alone])) == figures(whole)
+    two = without_column(write_nsys(tmp_path / "two.sqlite", {8: MADE, 9: MADE}), "globalPid", *device_tables)
+    line = refused(capsys, two)
+    assert "2 processes in one export" in line
+    assert "report of its own" in line
+    lacks = without_column(write_nsys(tmp_path / "lacks.sqlite", {9: MADE}), "correlationId", "KERNEL")
+    assert "a form that is not known (no such column: correlationId)" in refused(capsys, lacks)
+
+
 def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     whole = write_kineto(tmp_path / "whole.json", MADE)
     content = whole.read_bytes()
@@ -260,7 +281,7 @@ def test_json_and_csv_hold_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     paths = [write_kineto(tmp_path / f"r{rank}.json", MADE) for rank in range(2)]
     words = [*map(str, paths), "--json", str(tmp_path / "out.json"), "--csv", str(tmp_path / "out.csv"), "--top", "1"]
     assert main(words) == 0
-    assert "CUDA API calls" in capsys.readouterr().out
+    assert "API calls" in capsys.readouterr().out
     profile = read(paths)
     assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps(profile.as_dict(1)))
     with (tmp_path / "out.csv").open() as file:

@@ -28,7 +28,7 @@ KINDS = {
 }
 DISTRIBUTED = (GLOO, "c10d::")
 # Calls that Kineto drops as frequent and not interesting: isBlocklisted in CuptiCbidRegistry.cpp at 54d69b2, before
-# that isBlockListedRuntimeCbid in CuptiActivityProfiler.cpp
+# that isBlockListedRuntimeCbid in CuptiActivityProfiler.cpp; on ROCm in RocprofLogger.cpp, where versions add others
 NOT_RECORDED = (
     "cudaEventDestroy",
     "cudaEventCreate",
@@ -36,6 +36,9 @@ NOT_RECORDED = (
     "cudaGetDevice",
     "cudaSetDevice",
     "cudaGetLastError",
+    "hipGetDevice",
+    "hipSetDevice",
+    "hipGetLastError",
 )
 
 
@@ -98,7 +101,12 @@ def _device(event: Event) -> int:
 
 
 def _bytes(event: Event) -> int:
-    count = None if event.args is None else event.args.bytes
+    """The bytes; -1 for none. On ROCm a copy itself has none, and the call that started it has them as text."""
+    if event.args is None:
+        return -1
+    count = event.args.size if event.args.bytes is None else event.args.bytes
+    if isinstance(count, str) and count.isdecimal():
+        return int(count)
     return int(count) if isinstance(count, (int, float)) else -1
 
 

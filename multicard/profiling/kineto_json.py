@@ -24,6 +24,7 @@ SPACE_OR_COMMA = re.compile(r"[\s,]*")
 class Args(msgspec.Struct, gc=False):
     device: int | str | None = None
     bytes: int | float | str | None = None
+    size: Any = None
     correlation: int | float | str | None = None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from multicard.profiling.events import Trace
-from multicard.profiling.names import APIS, COPIES, LAUNCHES, MEMSET, metric
+from multicard.profiling.names import COPIES, HIP_APIS, LAUNCH, MEMSET, always_listed, metric
 from multicard.profiling.profile_data import GROUPS, Derived, Profile, RankProfile, Row
 from multicard.profiling.rank_events import RankEvents
 
@@ -24,7 +24,9 @@ def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Pro
         rows += _rank_rows(trace.rank, events, derived, omitted)
         apis |= events.apis
     rows += _sum_over_ranks(rows, sum(rank.window_s for rank in ranks))
-    return Profile(source, ranks, rows, tuple(name for name in omitted if apis and name not in apis))
+    runtime = "hip" if always_listed(apis) == HIP_APIS else "cuda"
+    not_recorded = tuple(name for name in omitted if apis and name not in apis and name.startswith(runtime))
+    return Profile(source, ranks, rows, not_recorded)
 
 
 @dataclass
@@ -38,8 +40,8 @@ class _Total:
 
 
 def _rank_rows(rank: int, events: RankEvents, derived: Derived, omitted: Sequence[str]) -> list[Row]:
-    """All metrics of a rank. Where CUDA was used, APIS and COPIES have rows with 0 calls too."""
-    always = [("api", name) for name in APIS if name not in omitted] if events.apis else []
+    """All metrics of a rank. Where a GPU was used, some calls and all COPIES have rows with 0 calls too."""
+    always = [("api", name) for name in always_listed(events.apis) if name not in omitted]
     always += [("copy", name) for name in (*COPIES.values(), MEMSET)] if events.devices else []
     totals = {key: _Total() for key in always}
     for kind, name, calls, ns, size in events.counts():
@@ -60,23 +62,23 @@ def _rank_rows(rank: int, events: RankEvents, derived: Derived, omitted: Sequenc
 
 
 def _derived_rows(rank: int, events: RankEvents, derived: Derived, rows: list[Row]) -> list[Row]:
-    metrics: list[tuple[str, int | None, float | None]] = []
+    metrics: list[tuple[str, int | None, float | None, str]] = []
     if events.apis:
-        launches = [row for row in rows if row.group == "api" and row.metric in LAUNCHES]
+        launches = [row for row in rows if row.group == "api" and row.calls and LAUNCH.fullmatch(row.metric)]
         calls, total_s = sum(row.calls or 0 for row in launches), sum(row.total_s for row in launches)
-        metrics.append((" + ".join(LAUNCHES), calls, total_s))
+        metrics.append(("launches", calls, total_s, _joined({row.metric for row in launches})))
     busy = derived.gpu_busy_share
     metrics += [
-        ("GPU busy", None, None if busy is None else busy * events.window_s * len(events.devices)),
-        ("GPU computing", None, derived.compute_s),
-        ("communication", None, derived.communication_s),
-        ("communication, exposed", None, derived.exposed_communication_s),
-        ("launch gaps", None, derived.launch_gap_s),
-        ("blocked in synchronisation", None, derived.blocked_s),
+        ("GPU busy", None, None if busy is None else busy * events.window_s * len(events.devices), ""),
+        ("GPU computing", None, derived.compute_s, ""),
+        ("communication", None, derived.communication_s, ""),
+        ("communication, exposed", None, derived.exposed_communication_s, ""),
+        ("launch gaps", None, derived.launch_gap_s, ""),
+        ("blocked in synchronisation", None, derived.blocked_s, ""),
     ]
     return [
-        Row(rank, "derived", name, calls, total_s, events.share(total_s * 1e9))
-        for name, calls, total_s in metrics
+        Row(rank, "derived", name, calls, total_s, events.share(total_s * 1e9), detail=detail)
+        for name, calls, total_s, detail in metrics
         if total_s is not None
     ]
 

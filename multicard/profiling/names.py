@@ -1,6 +1,7 @@
 """The metric that each kind and name of event counts for."""
 
 import re
+from collections.abc import Set
 from typing import NamedTuple
 
 from multicard.measure import timing
@@ -11,16 +12,29 @@ GLOO = "gloo:"  # prefix of torch.distributed's ranges around gloo's work
 STEP = "ProfilerStep#"  # prefix of torch.profiler's step markers
 
 # Calls that have a row in every profile of a GPU, with 0 calls too
-APIS = (
+CUDA_APIS = (
     "cudaLaunchKernel",
     "cudaLaunchKernelExC",
+    "cuLaunchKernel",  # of the driver: by these two Triton launches, and so whatever is compiled
+    "cuLaunchKernelEx",
     "cudaMemcpyAsync",
     "cudaStreamSynchronize",
     "cudaEventSynchronize",
     "cudaEventDestroy",
     "cudaDeviceSynchronize",
 )
-LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC")
+HIP_APIS = (
+    "hipLaunchKernel",
+    "hipModuleLaunchKernel",
+    "hipExtModuleLaunchKernel",
+    "hipMemcpyAsync",
+    "hipMemcpyWithStream",
+    "hipStreamSynchronize",
+    "hipEventSynchronize",
+    "hipDeviceSynchronize",
+)
+# A call that launches a kernel, several, or a graph: cudaLaunchKernel, cuLaunchKernelEx, hipExtModuleLaunchKernel
+LAUNCH = re.compile(r"(cuda|cu|hip)(Ext|Hcc|Drv)?(Module)?(Graph)?Launch(?!HostFunc)\w*")
 # Calls in which a host thread only waits for the device. Synchronous copies wait too, but move bytes meanwhile
 BLOCKING = (
     "cudaStreamSynchronize",
@@ -29,6 +43,9 @@ BLOCKING = (
     "cuStreamSynchronize",
     "cuEventSynchronize",
     "cuCtxSynchronize",
+    "hipStreamSynchronize",
+    "hipEventSynchronize",
+    "hipDeviceSynchronize",
 )
 COPIES = {
     "HtoD": "memcpy Host-to-Device",
@@ -65,6 +82,13 @@ def _range_metric(kind: Kind, name: str) -> Metric:
         return Metric("collective", f"gloo {name.removeprefix(GLOO)}")
     group = "phase" if name in PHASES else "annotation"
     return Metric(group, f"{name} (device)" if kind is Kind.DEVICE_RANGE else name)
+
+
+def always_listed(apis: Set[str]) -> tuple[str, ...]:
+    """The calls that have a row with 0 calls too, of the runtime that these calls are of; none without calls."""
+    if not apis:
+        return ()
+    return HIP_APIS if any(name.startswith("hip") for name in apis) else CUDA_APIS
 
 
 def api(name: str) -> str:

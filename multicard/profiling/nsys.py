@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from multicard.profiling.events import Collector, Kind, Trace
+from multicard.profiling.events import ON_DEVICE, Collector, Kind, Trace
 from multicard.profiling.names import PHASES, STEP
 
 ROWS = 1 << 17  # a record batch
@@ -33,16 +33,18 @@ TABLES = {
     Kind.SET: f"{CUPTI}MEMSET",
     Kind.RANGE: "NVTX_EVENTS",
 }
-# Columns: start, end, device, process or thread, bytes, correlation (0: CUPTI knows none), text of the name
+# Columns: start, end, device, process or thread, bytes, correlation (0: CUPTI knows none), text of the name. In place
+# of {process} comes globalPid, or a number where an export has no such column
 CORRELATION = "ifnull(nullif(correlationId, 0), -1)"
 QUERIES = {
     Kind.API: f"""SELECT start, "end", -1, globalTid, -1, {CORRELATION}, s.value FROM {TABLES[Kind.API]}
         JOIN StringIds s ON s.id = nameId""",
-    Kind.KERNEL: f"""SELECT start, "end", deviceId, globalPid, -1, {CORRELATION}, s.value FROM {TABLES[Kind.KERNEL]}
+    Kind.KERNEL: f"""SELECT start, "end", deviceId, {{process}}, -1, {CORRELATION}, s.value FROM {TABLES[Kind.KERNEL]}
         JOIN StringIds s ON s.id = demangledName""",
-    Kind.COPY: f"""SELECT start, "end", deviceId, globalPid, bytes, {CORRELATION},
+    Kind.COPY: f"""SELECT start, "end", deviceId, {{process}}, bytes, {CORRELATION},
         copyKind || ' ' || ifnull(srcKind, '') || ' ' || ifnull(dstKind, '') FROM {TABLES[Kind.COPY]}""",
-    Kind.SET: f"""SELECT start, "end", deviceId, globalPid, bytes, {CORRELATION}, 'Memset' FROM {TABLES[Kind.SET]}""",
+    Kind.SET: f"""SELECT start, "end", deviceId, {{process}}, bytes, {CORRELATION}, 'Memset'
+        FROM {TABLES[Kind.SET]}""",
     Kind.RANGE: f"""SELECT start, "end", -1, globalTid, -1, -1, coalesce(text, s.value) AS name
         FROM {TABLES[Kind.RANGE]} LEFT JOIN StringIds s ON s.id = textId
         WHERE eventType IN {RANGES} AND "end" IS NOT NULL AND name IS NOT NULL""",
@@ -59,6 +61,11 @@ def read(path: Path) -> list[Trace]:
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             return _read(database, str(path))
+    except sqlite3.OperationalError as error:
+        if not str(error).startswith("no such column"):
+            raise ValueError(f"{path}: SQLite cannot read it: {error}") from None
+        remedy = "profile again with Nsight Systems 2021.4 or later, or use profile=kineto"
+        raise ValueError(f"{path}: an export of nsys in a form that is not known ({error}); {remedy}") from None
     except sqlite3.Error as error:
         raise ValueError(f"{path}: SQLite cannot read it: {error}") from None
 
@@ -90,7 +97,8 @@ def _read(database: sqlite3.Connection, where: str) -> list[Trace]:
     devices: dict[int, int] = {}
     for kind, table in TABLES.items():
         if table in tables:
-            cursor = database.execute(QUERIES[kind])
+            process = _process(database, tables, table, where) if kind in ON_DEVICE else ""
+            cursor = database.execute(QUERIES[kind].replace("{process}", process))
             while rows := cursor.fetchmany(ROWS):
                 _collect(rows, kind, collectors, devices)
     if not collectors:
@@ -100,6 +108,24 @@ def _read(database: sqlite3.Connection, where: str) -> list[Trace]:
     if len(ranks) == 1:
         return [collectors[ranks[0]].trace(where, None)]
     return [collectors[process].trace(f"{where} (process {process >> 24 & 0xFFFFFF})", None) for process in ranks]
+
+
+def _process(database: sqlite3.Connection, tables: set[str], table: str, where: str) -> str:
+    """SQL for the process of a row of a device's table: its column, or the number of the only process there is.
+
+    Raises:
+        ValueError: if nothing says which of several processes a row is of.
+    """
+    if "globalPid" in {column[1] for column in database.execute(f"PRAGMA table_info({table})")}:
+        return "globalPid"
+    processes: set[int] = set()
+    for host_table in tables & {TABLES[Kind.API], TABLES[Kind.RANGE]}:
+        rows = database.execute(f"SELECT DISTINCT globalTid & {PROCESS} FROM {host_table}")
+        processes |= {process for (process,) in rows}
+    if len(processes) > 1:
+        problem = f"{len(processes)} processes in one export, and {table} does not say which ran what (no globalPid)"
+        raise ValueError(f"{where}: {problem}; profile each rank to a report of its own, as profile=nsys does")
+    return str(processes.pop()) if processes else "0"
 
 
 def _collect(rows: list[DbRow], kind: Kind, collectors: dict[int, Collector], devices: dict[int, int]) -> None:

@@ -22,7 +22,7 @@ class Row:
     total_s: float
     share: float  # of the rank's window, or of all windows; above 1 where threads or devices add up
     bytes: int | None = None
-    detail: str = ""  # algorithms and protocols of a collective, kinds of memory of a copy
+    detail: str = ""  # algorithms and protocols of a collective, kinds of memory of a copy, the calls that launch
 
     @property
     def mean_s(self) -> float | None:

@@ -33,6 +33,8 @@ class RankEvents:
         self.open, self.close = trace.span_ns
         if self.steps:
             self.open, self.close = int(self.start[marked].min()), int(self.end[marked].max())
+        self._launching_call = self._launching_calls()
+        self._take_bytes_from_calls()
         self.devices: list[int] = np.unique(self.device[self._is(*ON_DEVICE)]).tolist()
         self.apis = {api(self.names[code]) for code in np.unique(self.name[self.kind == Kind.API])}
 
@@ -54,7 +56,7 @@ class RankEvents:
         keys, group = np.unique(self.kind[inside] * np.int64(len(self.names)) + self.name[inside], return_inverse=True)
         calls = sums_by_group(np.ones(len(inside), np.int64), group, len(keys))
         ns = sums_by_group(self.end[inside] - self.start[inside], group, len(keys))
-        sized = self.bytes[inside] >= 0
+        sized = (self.bytes[inside] >= 0) & (self.kind[inside] != Kind.API)
         sizes = sums_by_group(self.bytes[inside][sized], group[sized], len(keys))
         have_size = set(group[sized].tolist())
         range_ns = self._range_ns()
@@ -103,19 +105,39 @@ class RankEvents:
         kernels and copies that are still to run. CUPTI numbers calls in ascending order, so that those have numbers
         below all calls in the trace; they do not count.
         """
+        launched = np.flatnonzero(self._launching_call >= 0)
+        # without markers nothing is outside; where no launching call is recorded at all, their absence means nothing
+        if not self.steps or not len(launched):
+            return self.start
+        at = self.start.copy()
+        at[launched] = self.start[self._launching_call[launched]]
+        numbered = self.correlation >= 0
+        first_call = self.correlation[(self.kind == Kind.API) & numbered].min()
+        at[self._is(*ON_DEVICE) & numbered & (self.correlation < first_call)] = self.open - 1
+        return at
+
+    def _launching_calls(self) -> np.ndarray:
+        """The index (N,) of the call that launched each event; -1 on the host, and where it is not in the trace."""
         calls = np.flatnonzero((self.kind == Kind.API) & (self.correlation >= 0))
         operations = np.flatnonzero(self._is(*ON_DEVICE) & (self.correlation >= 0))
-        if not self.steps or not len(calls):  # without markers nothing is outside
-            return self.start
-        calls = calls[np.argsort(self.correlation[calls], kind="stable")]
-        numbers, launched_by = self.correlation[calls], self.correlation[operations]
-        nearest = np.minimum(np.searchsorted(numbers, launched_by), len(calls) - 1)
-        in_trace = numbers[nearest] == launched_by
-        at = self.start.copy()
-        at[operations[in_trace]] = self.start[calls[nearest[in_trace]]]
-        if in_trace.any():  # else launching calls are not recorded at all, and their absence means nothing
-            at[operations[launched_by < numbers[0]]] = self.open - 1
-        return at
+        launching = np.full(len(self.kind), -1)
+        if len(calls):
+            calls = calls[np.argsort(self.correlation[calls], kind="stable")]
+            numbers = self.correlation[calls]
+            nearest = np.minimum(np.searchsorted(numbers, self.correlation[operations]), len(calls) - 1)
+            in_trace = numbers[nearest] == self.correlation[operations]
+            launching[operations[in_trace]] = calls[nearest[in_trace]]
+        return launching
+
+    def _take_bytes_from_calls(self) -> None:
+        """Give copies without bytes those of the call that started them (ROCm), the first of several copies all."""
+        without = np.flatnonzero(self._is(Kind.COPY, Kind.SET) & (self.bytes < 0) & (self._launching_call >= 0))
+        calls, first = np.unique(self._launching_call[without], return_index=True)
+        sized = self.bytes[calls] >= 0
+        if sized.any():
+            self.bytes = self.bytes.copy()
+            self.bytes[without[np.isin(self._launching_call[without], calls[sized])]] = 0
+            self.bytes[without[first[sized]]] = self.bytes[calls[sized]]
 
     def _range_ns(self) -> dict[tuple[int, int], int]:
         """By kind and name: ns in ranges, as unions of each name on each thread or device."""

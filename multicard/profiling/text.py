@@ -5,7 +5,7 @@ from textwrap import wrap
 from typing import TypeVar
 
 from multicard.profiling.diff import Pair
-from multicard.profiling.names import APIS
+from multicard.profiling.names import CUDA_APIS
 from multicard.profiling.profile_data import GROUPS, LONG, Profile, RankProfile, Row
 from multicard.records import text_table
 from multicard.records.text_table import in_bytes
@@ -13,7 +13,7 @@ from multicard.records.text_table import in_bytes
 TITLES = {
     "derived": "Derived",
     "phase": "Phases",
-    "api": "CUDA API calls",
+    "api": "API calls",
     "copy": "Copies",
     "collective": "Collectives",
     "kernel": "Kernels",
@@ -51,7 +51,7 @@ def profile_lines(profile: Profile, top: int, rank: int | None = None, width: in
             times_s = [times.get((group, row.metric), 0.0) for times in totals_s]  # a rank without it spent no time
             body.append([_label(row), *figures, in_bytes(row.bytes), *(_extremes(times_s, ranks) if spread else ())])
         if group == "api":
-            omitted = [name for name in profile.not_recorded if name in APIS]
+            omitted = [name for name in profile.not_recorded if name in CUDA_APIS]
             body += [[f"  {name}: not recorded by {profile.source}"] for name in omitted]
     notes = []
     if summed:
