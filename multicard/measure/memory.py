@@ -3,10 +3,18 @@
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
+
+
+class DeviceMemory(NamedTuple):
+    """Memory of a CUDA device, whoever holds it; `failed_allocations` of torch in this process, caught ones too."""
+
+    free_bytes: int
+    total_bytes: int
+    failed_allocations: int
 
 
 def reset_peak_memory(device: "torch.device") -> None:
@@ -38,6 +46,20 @@ def free_memory_bytes(device: "torch.device") -> int:
     import psutil
 
     return psutil.virtual_memory().available
+
+
+def device_memory(device: str) -> DeviceMemory | None:
+    """The current device's memory; None on CPU, and where CUDA has not started or does not answer."""
+    if device != "cuda":
+        return None
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return None
+    try:
+        return DeviceMemory(*torch.cuda.mem_get_info(), torch.cuda.memory_stats().get("num_ooms", 0))
+    except RuntimeError:
+        return None
 
 
 def proportional_memory_bytes() -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from threading import main_thread
 
 from multicard.machine.environment import host
+from multicard.measure.memory import DeviceMemory
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,38 @@ def in_a_line(error: BaseException) -> str:
     return lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
 
 
-def is_oom(error: BaseException) -> bool:
-    """Whether memory ran out, by the errors of torch, of the libraries below it, and of Python on the host."""
+# Words of errors for want of memory: of torch, the driver and NCCL; of cuBLAS, cuDNN and cuSOLVER; of cuBLASLt; of the
+# host
+OOM = ("out of memory", "alloc_failed", "oom trying to allocate", "can't allocate memory")
+# Words of errors that have other causes too. torch tries cuDNN's engines one by one, and drops those whose workspace
+# does not fit (try_plans, try_configs in ATen/native/cudnn/Conv_v8.cpp); a library that cannot load its kernels or
+# make its handle has an internal error or is "not initialized"; NCCL may only say that a call to CUDA failed
+OOM_IF_FULL = (
+    "unable to find an engine",
+    "no valid engine configs",
+    "cudnn_status_not_supported",
+    "cudnn_status_internal_error",
+    "cudnn_status_not_initialized",
+    "cudnn_status_execution_failed",
+    "cublas_status_not_initialized",
+    "cublas_status_internal_error",
+    "unhandled cuda error",
+)
+LITTLE_BYTES, LITTLE_SHARE = 1 << 30, 0.02  # free on a GPU that counts as full: the larger of the two
+
+
+def is_oom(error: BaseException, memory: DeviceMemory | None = None) -> bool:
+    """Whether memory ran out, by the errors of torch, of the libraries below it, and of Python on the host.
+
+    Args:
+        memory: of the device after the error: it decides on errors that may have other causes. None where unknown.
+    """
     if isinstance(error, MemoryError):
         return True
-    signs = ("out of memory", "alloc_failed", "can't allocate memory")  # driver and NCCL, cuBLAS and cuDNN, host
-    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
+    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    if any(words in text for words in OOM):
+        return True
+    if memory is None or not any(words in text for words in OOM_IF_FULL):
+        return False
+    little_bytes = max(LITTLE_BYTES, LITTLE_SHARE * memory.total_bytes)
+    return memory.failed_allocations > 0 or memory.free_bytes < little_bytes

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from multicard.config.base import Malloc
 from multicard.machine.allocation import Allocation
-from multicard.measure.memory import held_memory_bytes
+from multicard.measure.memory import device_memory, held_memory_bytes
 from multicard.measure.timing import pause
 from multicard.ranks import os_calls
 from multicard.ranks.failures import in_a_line, is_oom
 from multicard.records.run_folder import write_json
+from multicard.records.text_table import in_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -123,10 +124,13 @@ def _leave() -> None:
 
 def _report(job: Job, rank: int, error: BaseException) -> None:
     """Leave a report of the exception for the controller."""
-    kind = "oom" if is_oom(error) else "exception"
+    memory, message = device_memory(job.device), in_a_line(error)
+    kind = "oom" if is_oom(error, memory) else "exception"
     held = held_memory_bytes(job.device) if kind == "oom" else None
+    if memory is not None and kind == "oom" and not is_oom(error):  # it does not say so itself
+        message += f" ({in_bytes(memory.free_bytes)} of {in_bytes(memory.total_bytes)} free)"
     with suppress(OSError):  # a full disk may have ended the rank; its log and exit code remain
-        write_json(error_file(job.folder, rank), {"kind": kind, "message": in_a_line(error), "memory_bytes": held})
+        write_json(error_file(job.folder, rank), {"kind": kind, "message": message, "memory_bytes": held})
 
 
 def _peer_died(error: BaseException) -> bool:
