@@ -86,6 +86,15 @@ def test_batches_come_in_the_samplers_order_and_the_last_is_short(loader: str, w
     assert torch.cat([batch.labels for batch in batches]).tolist() == list(sampler)
 
 
+@pytest.mark.skipif(not has_dali(), reason="no DALI (make dali)")
+def test_a_batch_of_dali_stays_as_it_is_while_later_ones_are_made():
+    batches = iter(LOADERS["dali"].load(source(split(list(range(200))), Strided(200, 0, 1), "loader=dali")))
+    first = next(batches).images
+    before = first.clone()
+    for _ in islice(batches, 40):
+        assert torch.equal(first, before)
+
+
 @pytest.mark.parametrize("loader", OTHERS)
 @pytest.mark.parametrize("size", [32, 64, 333, 700])
 @pytest.mark.parametrize("words", [(), ("dataset.augment=true", "dataset.flip=true", "dataset.crop=0.7")])

@@ -16,7 +16,7 @@ from multicard.records.progress import LossPeek
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.samplers import Shuffled
 from tests.conftest import SMALL, typed
-from tests.test_loaders import noise, pixels, read, source
+from tests.test_loaders import DALI, noise, pixels, read, source
 from tests.test_resume import Case
 
 pytestmark = [
@@ -162,7 +162,7 @@ def test_batchnorm_is_synchronised_on_request(measured: Measured):
     assert ok(measured(CUDA, "gpus=2", "strategy.sync_batchnorm=true"))["communication_bytes"] is None
 
 
-@pytest.mark.parametrize("loader", ["batched", "device"])
+@pytest.mark.parametrize("loader", ["batched", "device", DALI])
 @pytest.mark.parametrize(
     "words", [(), ("dataset.device_budget_bytes=0",), ("dataset.augment=true", "dataset.flip=true")]
 )
@@ -192,7 +192,7 @@ def test_making_batches_does_not_wait_for_the_step():
     assert not torch.cuda.current_stream().query()
 
 
-@pytest.mark.parametrize("loader", ["torch", "batched", "device"])
+@pytest.mark.parametrize("loader", ["torch", "batched", "device", DALI])
 def test_every_loader_trains(measured: Measured, loader: str):
     result = ok(measured(CUDA, f"loader={loader}", "epochs=2", "num_workers=2"))
     assert result["transfer_bytes"]["h2d"] > 0

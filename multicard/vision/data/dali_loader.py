@@ -160,6 +160,7 @@ def _pipeline(source: Source, feeder: Feeder, threads: int, ahead: int) -> Any:
         num_threads=threads,
         device_id=source.device.index if on_gpu else None,
         prefetch_queue_depth=ahead,
+        exec_dynamic=True,  # the only executor that leaves alone what torch uses without a copy (TensorGPU.__dlpack__)
         py_num_workers=0,
     )
     pipeline.build()
