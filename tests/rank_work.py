@@ -266,6 +266,23 @@ def train_a_slow_model(rank: Rank, config: VisionConfig, folder: Path, workers: 
     train_slowly(rank, config, folder, workers, model=build_slow)
 
 
+def train_with_a_slow_optimiser(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    """As `train`, with SLOW_S for each step of the optimiser, however small the batch; no step may run uncompiled."""
+    build = optim.build
+
+    def build_slow(*arguments: Any) -> optim.Optimisation:
+        optimisation = build(*arguments)
+        optimisation.optimizer.register_step_pre_hook(lambda *_: time.sleep(SLOW_S))
+        return optimisation
+
+    eager = AssertionError("a step ran uncompiled")
+    with (
+        mock.patch.object(optim, "build", build_slow),
+        mock.patch.object(torch.compiler, "set_stance", side_effect=eager),
+    ):
+        train_slowly(rank, config, folder, workers)
+
+
 class SlowDdp(DistributedDataParallel):
     """Its all-reduces take SLOW_S longer than gloo's."""
 

@@ -83,9 +83,12 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
         for _ in range(count * share.batches_per_step):
             loop.move(next(feed), dict.fromkeys(COUNTS, 0))
 
-    def alone(batches: Iterator[Batch], count: int) -> None:
-        """Train the plain model: ranks exchange neither gradients nor buffers."""
-        loop.share = replace(share, model=share.evaluated)
+    def alone(batches: Iterator[Batch], count: int, size: int = share.batch_size) -> None:
+        """Train the plain model on batches of `size`: ranks exchange neither gradients nor buffers.
+
+        A compiled model is compiled for another size too, in the round that warms up.
+        """
+        loop.share = replace(share, model=share.evaluated, batch_size=size)
         try:
             steps(batches, count)
         finally:
@@ -101,9 +104,9 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
         taken_by["alone"] = lambda count: alone(feed, count)
         taken_by["core"] = lambda count: alone(cycle(on_device), count)
     size = len(on_device[0].labels) // 2
-    if size > 1 and not loop.compiled and len(share.devices) == 1:
+    if size > 1 and len(share.devices) == 1:
         halves = [Batch(batch.images[:size], batch.labels[:size], 0, 0) for batch in on_device]
-        taken_by["half"] = lambda count: alone(cycle(halves), count)
+        taken_by["half"] = lambda count: alone(cycle(halves), count, size)
     refill = {name: whole for name in ("whole", "alone") if name in taken_by} | {"input": fetch}
     timed = {name: ablations.timed(rank, take_steps) for name, take_steps in taken_by.items()}
     rounds_ahead = -(-prepared // share.batches_per_step)
