@@ -28,7 +28,7 @@ from benchmarks.common import configuration, interleaved, machine, parser
 from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.ranks import os_calls
-from multicard.vision.optim import optimizer_of
+from multicard.vision.optim import optimizer_of, zero_momentum
 from multicard.vision.precision import PRECISIONS, choose
 
 STEPS = 6  # a turn
@@ -83,6 +83,7 @@ def step(name: str, nhwc: bool, compiled: bool, size: int, batch: int, device: t
         model.compile(dynamic=False)
     options = configuration("train_vision", "preset=fast")
     optimizer = optimizer_of(model, options.lr, options.optimizer)
+    zero_momentum(optimizer)
     scaler = GradScaler(device.type, enabled=precision.scale_loss)
     images = (
         torch.randn(batch, 3, size, size, device=device).to(precision.transfer_dtype).contiguous(memory_format=order)

@@ -162,7 +162,7 @@ class OptimizerConfig:
 
 @dataclass
 class SgdConfig(OptimizerConfig):
-    momentum: float = key(0.0, "in [0, 1)")
+    momentum: float = key(0.0, "in [0, 1); schedule=onecycle takes it from 0.95 to 0.85 and back instead")
     nesterov: bool = key(False, "Nesterov's momentum")
 
     def __post_init__(self) -> None:
@@ -174,7 +174,10 @@ class SgdConfig(OptimizerConfig):
 
 @dataclass
 class AdamConfig(OptimizerConfig):
-    betas: list[float] = key(lambda: [0.9, 0.999], "decay rates of the two moments, in [0, 1)")
+    betas: list[float] = key(
+        lambda: [0.9, 0.999],
+        "decay rates of the two moments, in [0, 1); schedule=onecycle takes the first from 0.95 to 0.85 and back",
+    )
     eps: float = key(1e-8, "added to the denominator of a step")
 
     def __post_init__(self) -> None:

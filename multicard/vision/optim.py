@@ -46,7 +46,9 @@ def build(
     optimizer = optimizer_of(model, config.lr, config.optimizer)
     scaler = GradScaler(device.type, enabled=scale_loss)
     scaler.scale(torch.zeros(1, device=device))  # makes its state on ranks whose first round has no batch too
-    return Optimisation(optimizer, schedule(optimizer, config.schedule, config.lr, steps), scaler)
+    scheduled = schedule(optimizer, config.schedule, config.lr, steps)
+    zero_momentum(optimizer)
+    return Optimisation(optimizer, scheduled, scaler)
 
 
 def optimizer_of(model: "nn.Module", lr: float, options: OptimizerConfig) -> "Optimizer":
@@ -56,6 +58,21 @@ def optimizer_of(model: "nn.Module", lr: float, options: OptimizerConfig) -> "Op
     class_name, _ = OPTIMIZERS[keywords.pop("name")]
     keywords["fused"] = options.fused or None  # False would rule out the foreach loop too
     return getattr(torch.optim, class_name)(model.parameters(), lr, **keywords)
+
+
+def zero_momentum(optimizer: "Optimizer") -> None:
+    """Make the momentum buffers of fused SGD, as zeros. Call it after the schedule, which may set the momentum.
+
+    torch makes them by `empty_like` in the first step and leaves it to the kernel to fill them; where that step's
+    gradients overflow under loss scaling, the kernel returns at once, and what was in memory stays as momentum. From
+    zeros the first step is the same: momentum x 0 + gradient, there being no dampening.
+    """
+    import torch
+
+    for group in optimizer.param_groups:
+        if group["fused"] and group.get("momentum"):
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def schedule(optimizer: "Optimizer", name: Schedule, lr: float, steps: int) -> "LRScheduler":
