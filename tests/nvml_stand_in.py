@@ -18,7 +18,8 @@ def process(pid: int, memory_bytes: int | None = None) -> SimpleNamespace:
 
 @dataclass
 class Gpu:
-    """What NVML says of one GPU; functions in `lacks` (without "nvmlDeviceGet") are not supported by it."""
+    """What NVML says of one GPU; functions in `lacks` (without "nvmlDeviceGet") are not supported by it, those in
+    `forbids` not permitted; `instances` are its MIG instances, None where it is not divided."""
 
     uuid: str
     bus: int = 0
@@ -33,6 +34,8 @@ class Gpu:
     graphics: list[SimpleNamespace] = field(default_factory=list)
     nvlinks: list[tuple[int, int]] = field(default_factory=list)  # (kind of the other end, its bus)
     lacks: tuple[str, ...] = ()
+    forbids: tuple[str, ...] = ()
+    instances: "list[Gpu] | None" = None
     pcie: tuple[int, int, int, int] = (4, 5, 8, 16)  # generation now and at most, width now and at most
 
 
@@ -40,6 +43,8 @@ def of_gpu(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
     def function(handle: Gpu, *arguments: Any) -> Any:
         if name.removeprefix("nvmlDeviceGet") in handle.lacks:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        if name.removeprefix("nvmlDeviceGet") in handle.forbids:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
         return read(handle, *arguments)
 
     return function
@@ -49,6 +54,12 @@ def _link(gpu: Gpu, link: int) -> tuple[int, int]:
     if link >= len(gpu.nvlinks):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return gpu.nvlinks[link]
+
+
+def _instance(gpu: Gpu, index: int) -> Gpu:
+    if index >= len(gpu.instances or []):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+    return (gpu.instances or [])[index]
 
 
 def _clock(gpu: Gpu, kind: int) -> int:
@@ -85,6 +96,9 @@ READS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetNvLinkState": lambda gpu, link: int(_link(gpu, link) is not None),
     "nvmlDeviceGetNvLinkRemoteDeviceType": lambda gpu, link: _link(gpu, link)[0],
     "nvmlDeviceGetNvLinkRemotePciInfo": lambda gpu, link: _pci(_link(gpu, link)[1]),
+    "nvmlDeviceGetMigMode": lambda gpu: [int(gpu.instances is not None)] * 2,
+    "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
+    "nvmlDeviceGetMigDeviceHandleByIndex": _instance,
     "nvmlDeviceGetTopologyCommonAncestor": lambda one, other: pynvml.NVML_TOPOLOGY_SYSTEM,
 }
 
@@ -115,12 +129,12 @@ class Nvml:
         return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:  # noqa: N802
-        return self.gpus[index]
+        return of_gpu("HandleByIndex", lambda gpu: gpu)(self.gpus[index])
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:  # noqa: N802
-        for gpu in self.gpus:
+        for gpu in (*self.gpus, *(instance for whole in self.gpus for instance in whole.instances or [])):
             if gpu.uuid == uuid:
-                return gpu
+                return of_gpu("HandleByUUID", lambda gpu: gpu)(gpu)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802

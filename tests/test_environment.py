@@ -1,12 +1,16 @@
 """Which GPUs a run may use, and what is recorded of the machine."""
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from multicard.machine import environment
+from multicard.config.placement import place
+from multicard.machine import devices, environment
+from multicard.sweep import local
+from tests.conftest import typed
 from tests.nvml_stand_in import Gpu, Nvml, install
 
 UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]
@@ -29,13 +33,13 @@ UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]
     ],
 )
 def test_cuda_visible_devices_is_read_as_cuda_reads_it(setting: str | None, expected: list[str]):
-    assert environment.select_visible(setting, UUIDS) == expected
+    assert devices.select_visible(setting, UUIDS) == expected
 
 
 def test_gpus_are_asked_of_nvml_and_unknown_figures_are_null(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, Nvml(Gpu(UUIDS[0]), Gpu(UUIDS[1], lacks=("MaxClockInfo",))))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert environment.visible_gpus() == [UUIDS[1], UUIDS[0]]
+    assert devices.visible_gpus() == [UUIDS[1], UUIDS[0]]
     second, first = environment.gpus()
     assert first == {
         "uuid": UUIDS[0],
@@ -50,7 +54,57 @@ def test_gpus_are_asked_of_nvml_and_unknown_figures_are_null(monkeypatch: pytest
 
 def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, Nvml(driver=False))
-    assert environment.visible_gpus() == [] and environment.gpus() == []
+    assert devices.visible_gpus() == [] and environment.gpus() == []
+
+
+def test_a_gpu_that_this_user_may_not_use_is_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install(monkeypatch, Nvml(Gpu(UUIDS[0], forbids=("HandleByIndex",)), Gpu(UUIDS[1]), Gpu(UUIDS[2])))
+    assert devices.visible_gpus() == UUIDS[1:]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # CUDA counts those that it may use
+    assert devices.visible_gpus() == UUIDS[2:]
+    nvml = install(monkeypatch, Nvml(Gpu(UUIDS[0])))
+    monkeypatch.setattr(nvml, "nvmlShutdown", lambda: nvml.nvmlDeviceGetHandleByUUID("GPU-gone"))  # an error
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert devices.visible_gpus() == UUIDS[:1]
+
+
+def test_cuda_shows_a_process_one_mig_instance(monkeypatch: pytest.MonkeyPatch):
+    instances = ["MIG-1111", "MIG-2222"]
+    divided = Gpu(UUIDS[0], instances=[Gpu(uuid, lacks=("MigMode",)) for uuid in instances])
+    install(monkeypatch, Nvml(divided, Gpu(UUIDS[1], lacks=("MigMode",)), Gpu(UUIDS[2], instances=[])))
+    for setting, named, visible in (
+        ("0", instances, instances[:1]),
+        (UUIDS[0], instances, instances[:1]),
+        ("MIG-2222,MIG-1111", instances[::-1], instances[1:]),
+        ("1", UUIDS[1:2], UUIDS[1:2]),
+        ("1,0", [UUIDS[1], *instances], UUIDS[1:2]),
+        ("2", [], []),  # divided into nothing
+        ("MIG-GPU-aaaa-1/3/0", ["MIG-GPU-aaaa-1/3/0"], ["MIG-GPU-aaaa-1/3/0"]),  # as drivers before 470 name them
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+        assert (devices.named_gpus(), devices.visible_gpus()) == (named, visible), setting
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ValueError, match="gpus=2: 1 CUDA device"):
+        place(typed("gpus=2"), len(devices.visible_gpus()))
+    assert local.machine().gpus == instances  # each cell of a packed sweep may have one
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    devices.number_as_nvml()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-1111"
+
+
+def test_cuda_numbers_gpus_as_nvml_does_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, Nvml(*map(Gpu, UUIDS)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    assert environment.collect()["cuda_device_order"] == "PCI_BUS_ID"
+    devices.number_as_nvml()
+    assert (os.environ["CUDA_DEVICE_ORDER"], os.environ["CUDA_VISIBLE_DEVICES"]) == ("PCI_BUS_ID", "2,0")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    devices.number_as_nvml()
+    assert os.environ["CUDA_DEVICE_ORDER"] == environment.collect()["cuda_device_order"] == "FASTEST_FIRST"
 
 
 def test_the_commit_and_whether_it_was_changed(tmp_path: Path):

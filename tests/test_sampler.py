@@ -94,6 +94,9 @@ def test_gpus_with_different_support_are_sampled_while_their_counters_run(
     assert second["energy_source"] == "power_samples" and second["energy_joules"] == pytest.approx(70.5 * seconds)
     assert second["temperature_max_c"] == 40  # of the older function
     assert second["sm_clock_min_mhz"] is second["utilisation_mean"] is second["throttle"] is None
+    assert first["missing"] == {}
+    columns = ("energy_joules", "sm_clock_mhz", "memory_clock_mhz", "utilisation", "reasons")
+    assert second["missing"] == dict.fromkeys(columns, "Not Supported")
     assert (
         record["energy_joules"]
         == first["energy_joules"] + second["energy_joules"]
@@ -148,7 +151,10 @@ def test_a_sampler_that_fails_says_why_and_ends_nothing(tmp_path: Path, monkeypa
 
     install(monkeypatch, Nvml(Gpu("GPU-a")))
     record = sampled(tmp_path, ["GPU-a", "GPU-gone"], ranks=1)
-    assert record["problem"] == "node 0, start 0: NVML does not know GPU-gone" and record["energy_joules"] is None
+    assert (
+        record["problem"] == "node 0, start 0: NVML does not give GPU-gone (Not Found)"
+        and record["energy_joules"] is None
+    )
     assert [device["power_max_w"] for device in record["devices"]] == [100, None]
 
     nvml = install(monkeypatch, Nvml(Gpu("GPU-a")))
@@ -156,6 +162,45 @@ def test_a_sampler_that_fails_says_why_and_ends_nothing(tmp_path: Path, monkeypa
     monkeypatch.setattr(nvml, "nvmlDeviceGetClockInfo", lambda *_: next(looks), raising=False)  # StopIteration
     record = sampled(tmp_path, ["GPU-a"], ranks=1)
     assert "StopIteration" in record["problem"] and record["energy_joules"] is None
+
+
+def test_what_nvml_does_not_allow_is_missing_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    forbidden = ("TotalEnergyConsumption", "PowerUsage", "ComputeRunningProcesses", "GraphicsRunningProcesses")
+    once = Gpu("MIG-a", lacks=("UtilizationRates",), forbids=forbidden)
+    install(monkeypatch, Nvml(Gpu("GPU-a", instances=[once])))
+    record = sampled(tmp_path, ["MIG-a"], ranks=1, first=lambda: setattr(once, "forbids", (*forbidden, "ClockInfo")))
+    (device,) = record["devices"]
+    assert record["problem"] is None and record["energy_joules"] is device["power_max_w"] is None
+    assert device["missing"] == {  # clocks were there at first
+        "energy_joules": "Insufficient Permissions",
+        "power_w": "Insufficient Permissions",
+        "utilisation": "Not Supported",
+        "processes": "Insufficient Permissions",
+    }
+    install(monkeypatch, Nvml(Gpu("GPU-b", forbids=("HandleByUUID",))))
+    record = sampled(tmp_path / "b", ["GPU-b"], ranks=1)
+    assert record["problem"] == "node 0, start 0: NVML does not give GPU-b (Insufficient Permissions)"
+
+
+def test_energy_of_other_gpus_than_the_ranks_used_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, Nvml(Gpu("GPU-a"), Gpu("GPU-b")))
+
+    def record(used: str | None, sampled_uuid: str = "GPU-a") -> dict[str, Any]:
+        folder = tmp_path / f"{used}{sampled_uuid}"
+        with Sampler(folder, [sampled_uuid], range(1)) as watched:
+            start_s = clock_s()
+            pause(0.1)
+            file = {"rank": 0, "spans_s": [(start_s, clock_s())], "gpu": used}
+            run_folder.write_json(run_folder.rank_file(folder, 0), file)
+        watched.write()
+        return gpu_record.merge(folder, [(0, 0)], wait=False)
+
+    assert record("GPU-a")["problem"] is record(None)["problem"] is None
+    assert record("GPU-a")["energy_joules"] == 0
+    assert record("GPU-c", "MIG-a")["problem"] == "node 0, start 0: NVML does not give MIG-a (Not Found)"
+    wrong = record("GPU-b")
+    assert wrong["energy_joules"] is None and [device["uuid"] for device in wrong["devices"]] == ["GPU-a", "GPU-b"]
+    assert "ranks used GPU-b" in wrong["problem"] and "leave CUDA_DEVICE_ORDER unset" in wrong["problem"]
 
 
 def test_a_run_on_gpus_records_what_they_took(measured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch):

@@ -14,7 +14,7 @@ from multicard.config.placement import Placement, place
 from multicard.controller import attempts
 from multicard.controller.peers import Peers
 from multicard.controller.workload import Workload
-from multicard.machine import environment
+from multicard.machine import devices, environment
 from multicard.machine.allocation import Allocation
 from multicard.profiling import nsys_launch
 from multicard.ranks import checkpoint
@@ -60,7 +60,7 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
     Raises:
         ValueError: what cannot work, with the key and the remedy.
     """
-    placement = place(config, len(environment.visible_gpus()), allocation.nodes, workload.processes(config))
+    placement = place(config, len(devices.visible_gpus()), allocation.nodes, workload.processes(config))
     if config.profile.name is ProfileName.nsys:
         nsys_launch.check(placement.device)
     workload.fits(config, placement)
@@ -120,7 +120,7 @@ def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: 
         folder,
         placement.device,
         workload.nccl if placement.backend == "nccl" else placement.backend,
-        devices=len(environment.visible_gpus()),
+        devices=len(devices.visible_gpus()),
         threads=max(1, environment.cores() // placement.processes),
         malloc=config.malloc.value,
         numa=binds(config, placement),

@@ -1,6 +1,5 @@
 """NVML readings of one GPU: a sample of its state, and the processes on it."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +18,61 @@ COLUMNS = (
 )
 
 
-def read_gpu(library: Any, handle: Any) -> list[float]:
+def read_gpu(library: Any, handle: Any, missing: dict[str, str]) -> list[float]:
     """One sample, as COLUMNS without the time; NaN where the GPU does not report a figure.
 
     Power is NVML's own: on most GPUs the mean of the last second. Utilisation is the share of NVML's last period (a
     second at most) in which any kernel ran.
+
+    Args:
+        missing: gets NVML's reason for each column that is NaN.
     """
-    ask = partial(nvml.ask, library)
-    millijoules = ask(library.nvmlDeviceGetTotalEnergyConsumption, handle)  # first: it belongs to the time just read
-    milliwatts = ask(library.nvmlDeviceGetPowerUsage, handle)
-    temperature_c = ask(library.nvmlDeviceGetTemperatureV, handle, library.NVML_TEMPERATURE_GPU)
-    if temperature_c is None:  # an older driver
-        temperature_c = ask(library.nvmlDeviceGetTemperature, handle, library.NVML_TEMPERATURE_GPU)
-    rates = ask(library.nvmlDeviceGetUtilizationRates, handle)
-    reasons = ask(library.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    if reasons is None:  # older drivers call it so
-        reasons = ask(library.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    figures = (
-        None if millijoules is None else millijoules / 1e3,
-        None if milliwatts is None else milliwatts / 1e3,
-        ask(library.nvmlDeviceGetClockInfo, handle, library.NVML_CLOCK_SM),
-        ask(library.nvmlDeviceGetClockInfo, handle, library.NVML_CLOCK_MEM),
-        temperature_c,
-        None if rates is None else rates.gpu / 100,
-        reasons,
-    )
-    return [float("nan") if figure is None else float(figure) for figure in figures]
+
+    def ask(column: str, *calls: tuple[Any, ...], scale: float = 1.0) -> float:
+        """The first answer of these functions, each with what it takes besides the handle: older drivers know the last
+        alone."""
+        reason = None
+        for function, *arguments in calls:
+            value, reason = nvml.ask_why(library, function, handle, *arguments)
+            if value is not None:
+                return float(getattr(value, "gpu", value)) * scale  # utilisation: of the GPU, not of its memory
+        missing[column] = reason or "no value"
+        return float("nan")
+
+    sensor = library.NVML_TEMPERATURE_GPU
+    return [
+        # first, as it belongs to the time just read
+        ask("energy_joules", (library.nvmlDeviceGetTotalEnergyConsumption,), scale=1e-3),
+        ask("power_w", (library.nvmlDeviceGetPowerUsage,), scale=1e-3),
+        ask("sm_clock_mhz", (library.nvmlDeviceGetClockInfo, library.NVML_CLOCK_SM)),
+        ask("memory_clock_mhz", (library.nvmlDeviceGetClockInfo, library.NVML_CLOCK_MEM)),
+        ask(
+            "temperature_c",
+            (library.nvmlDeviceGetTemperatureV, sensor),
+            (library.nvmlDeviceGetTemperature, sensor),
+        ),
+        ask("utilisation", (library.nvmlDeviceGetUtilizationRates,), scale=0.01),
+        ask(
+            "reasons",
+            (library.nvmlDeviceGetCurrentClocksEventReasons,),
+            (library.nvmlDeviceGetCurrentClocksThrottleReasons,),
+        ),
+    ]
 
 
-def read_processes(library: Any, handle: Any) -> dict[int, int | None]:
-    """Bytes that each compute or graphics process holds on a GPU, by PID; None where NVML does not say."""
+def read_processes(library: Any, handle: Any, missing: dict[str, str]) -> dict[int, int | None]:
+    """Bytes that each compute or graphics process holds on a GPU, by PID; None where NVML does not say.
+
+    Args:
+        missing: gets NVML's reason, as "processes", where it does not list those that compute.
+    """
+    compute, reason = nvml.ask_why(library, library.nvmlDeviceGetComputeRunningProcesses, handle)
+    if reason is not None:
+        missing["processes"] = reason
+    graphics = nvml.ask(library, library.nvmlDeviceGetGraphicsRunningProcesses, handle)
     held_bytes: dict[int, int | None] = {}
-    for function in (library.nvmlDeviceGetComputeRunningProcesses, library.nvmlDeviceGetGraphicsRunningProcesses):
-        for process in nvml.ask(library, function, handle) or []:
-            held_bytes[process.pid] = process.usedGpuMemory
+    for process in [*(compute or []), *(graphics or [])]:
+        held_bytes[process.pid] = process.usedGpuMemory
     return held_bytes
 
 

@@ -17,7 +17,7 @@ from multicard.config.placement import Placement
 from multicard.energy import parts
 from multicard.energy.neighbours import Neighbours
 from multicard.energy.readings import COLUMNS, process_name, read_gpu, read_processes
-from multicard.machine import environment, nvml
+from multicard.machine import devices, environment, nvml
 from multicard.measure.timing import clock_s
 from multicard.records import run_folder
 
@@ -38,6 +38,7 @@ class Sampler:
         self._folder, self._uuids, self._ranks, self._attempt, self._node = folder, uuids, ranks, attempt, node
         self._values = {uuid: array("d") for uuid in uuids}  # samples one after the other, as COLUMNS
         self._indices: dict[str, int | None] = dict.fromkeys(uuids)
+        self._missing: dict[str, dict[str, str]] = {uuid: {} for uuid in uuids}
         self._neighbours: Neighbours | None = None
         self._problem: str | None = None
         self._opened_s = self._closed_s = 0.0
@@ -47,7 +48,7 @@ class Sampler:
     @classmethod
     def of_run(cls, config: RunConfig, placement: Placement, folder: Path, attempt: int, node: int = 0) -> Self:
         """The sampler for a run's GPUs on this node; ranks may share a GPU, and one process may use several."""
-        uuids = environment.visible_gpus()[: config.gpus] if placement.device == "cuda" else []
+        uuids = devices.visible_gpus()[: config.gpus] if placement.device == "cuda" else []
         first = node * placement.processes
         return cls(folder, uuids, range(first, first + placement.processes), attempt, node)
 
@@ -71,12 +72,16 @@ class Sampler:
             with nvml.opened() as library:
                 if library is None:
                     raise RuntimeError("NVML is not there")
-                answers = {uuid: nvml.ask(library, library.nvmlDeviceGetHandleByUUID, uuid) for uuid in self._uuids}
-                handles = {uuid: handle for uuid, handle in answers.items() if handle is not None}
-                if unknown := sorted(answers.keys() - handles.keys()):
-                    self._problem = f"NVML does not know {', '.join(unknown)}"
-                for uuid, handle in handles.items():
+                handles, unknown = dict[str, Any](), list[str]()
+                for uuid in self._uuids:
+                    handle, reason = nvml.ask_why(library, library.nvmlDeviceGetHandleByUUID, uuid)
+                    if handle is None:
+                        unknown.append(f"{uuid} ({reason})")
+                        continue
+                    handles[uuid] = handle
                     self._indices[uuid] = nvml.ask(library, library.nvmlDeviceGetIndex, handle)
+                if unknown:
+                    self._problem = f"NVML does not give {', '.join(unknown)}"
                 self._neighbours = Neighbours(len(self._ranks), partial(process_name, library))
                 self._sample(library, handles, self._neighbours, before_ranks=True)
                 self._first_sample.set()
@@ -93,8 +98,9 @@ class Sampler:
     ) -> None:
         for uuid, handle in handles.items():
             time_s = clock_s() - self._opened_s
-            self._values[uuid].extend([time_s, *read_gpu(library, handle)])
-            for pid, memory_bytes in read_processes(library, handle).items():
+            missing = self._missing[uuid]
+            self._values[uuid].extend([time_s, *read_gpu(library, handle, missing)])
+            for pid, memory_bytes in read_processes(library, handle, missing).items():
                 neighbours.note(time_s, uuid, pid, memory_bytes, before_ranks)
 
     def write(self) -> None:
@@ -108,14 +114,35 @@ class Sampler:
             uuid: np.array(values[: len(values) // width * width]).reshape(-1, width)
             for uuid, values in self._values.items()
         }
+        elsewhere = self._used_elsewhere(rank_files)
         part = {
             "start": self._attempt,
             "node": self._node,
             "host": environment.host(),
             "trained_s": [[moment - self._opened_s for moment in span] for span in spans],
-            "devices": [{"uuid": uuid, "index": index} for uuid, index in self._indices.items()],
+            "devices": [
+                {"uuid": uuid, "index": self._indices.get(uuid), "missing": self._reasons(uuid, samples)}
+                for uuid in (*self._uuids, *elsewhere)
+            ],
             "processes": [] if self._neighbours is None else self._neighbours.foreign(),
             "problem": self._problem,
         }
         with suppress(OSError):  # a full disk, say: the record says that the part is missing
             parts.write(self._folder, part, samples)
+
+    def _used_elsewhere(self, rank_files: list[dict[str, Any]]) -> list[str]:
+        """GPUs that ranks used and nobody sampled, as where the user has CUDA number them otherwise than NVML does."""
+        used = {rank["gpu"]: None for rank in rank_files if rank.get("gpu") is not None}
+        whole = not any(uuid.startswith(devices.MIG) for uuid in self._uuids)  # of an instance CUDA may say either UUID
+        unsampled = [uuid for uuid in used if whole and uuid not in self._uuids]
+        if unsampled:
+            problem = f"ranks used {', '.join(unsampled)}, which CUDA numbers otherwise than NVML"
+            remedy = f"leave {devices.ORDER} unset"
+            self._problem = "; ".join(filter(None, [self._problem, f"{problem}: {remedy}"]))
+        return unsampled
+
+    def _reasons(self, uuid: str, samples: dict[str, np.ndarray]) -> dict[str, str]:
+        """NVML's reasons for what none of a GPU's samples has, and why processes were not listed."""
+        rows, reasons = samples.get(uuid), self._missing.get(uuid, {})
+        empty = {name for i, name in enumerate(COLUMNS) if rows is not None and np.isnan(rows[:, i]).all()}
+        return {name: reason for name, reason in reasons.items() if name in empty or name == "processes"}

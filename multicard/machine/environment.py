@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from multicard.machine import nvml, topology
+from multicard.machine import devices, nvml, topology
 from multicard.measure.timing import timestamp
 
 PACKAGES = (
@@ -46,8 +46,9 @@ def collect() -> dict[str, Any]:
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         },
         "gpus": gpus(),
-        "topology": topology.collect(visible_gpus()),
-        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "topology": topology.collect(devices.visible_gpus()),
+        "cuda_visible_devices": os.environ.get(devices.VISIBLE),
+        "cuda_device_order": devices.device_order(),
         "slurm": {key: value for key, value in sorted(os.environ.items()) if key.startswith("SLURM_JOB")},
     }
 
@@ -105,45 +106,9 @@ def cpu_model() -> str | None:
     return None
 
 
-def visible_gpus() -> list[str]:
-    """The GPUs that CUDA would show this process, as indices or UUIDs of NVML; CUDA_VISIBLE_DEVICES is honoured."""
-    with nvml.opened() as library:
-        if library is None:
-            return []
-        handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
-        uuids = [nvml.ask(library, library.nvmlDeviceGetUUID, handle) for handle in handles]
-    return select_visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
-
-
-def select_visible(setting: str | None, uuids: list[str]) -> list[str]:
-    """The UUIDs that CUDA_VISIBLE_DEVICES names, in its order; as CUDA does, the first wrong entry ends the list.
-
-    Args:
-        setting: the variable; None where it is not set.
-        uuids: those of all GPUs, by index. A MIG instance (`MIG-...`) is taken as it is.
-    """
-    if setting is None:
-        return uuids
-    chosen: list[str] = []
-    for entry in (part.strip() for part in setting.split(",")):
-        if entry.isdecimal() and int(entry) < len(uuids):
-            uuid = uuids[int(entry)]
-        elif entry.startswith("MIG-"):
-            uuid = entry
-        else:
-            matches = [known for known in uuids if entry.startswith("GPU-") and known.startswith(entry)]
-            if len(matches) != 1:
-                break
-            uuid = matches[0]
-        if uuid in chosen:
-            return []  # CUDA shows no device where one is named twice
-        chosen.append(uuid)
-    return chosen
-
-
 def gpus() -> list[dict[str, Any]]:
     """Name, memory, clocks and driver of the visible GPUs; None for a figure that NVML does not have."""
-    chosen = visible_gpus()
+    chosen = devices.visible_gpus()
     with nvml.opened() as library:
         return [] if library is None else [_gpu(library, uuid) for uuid in chosen]
 

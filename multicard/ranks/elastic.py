@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.placement import Placement
+from multicard.machine import devices
 from multicard.machine.environment import host
 from multicard.ranks.failures import Failure, Interrupted, interruptible
 from multicard.ranks.os_calls import SHARED_SIGNALS
@@ -59,6 +60,8 @@ def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job
 def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
     # has torch count devices by NVML, not by the CUDA driver: the controller never initialises CUDA
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if placement.device == "cuda":
+        devices.number_as_nvml()
     allocation = job.allocation
     if placement.backend == "gloo" and allocation.nodes == 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine

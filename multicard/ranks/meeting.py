@@ -3,6 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Any
 
+from multicard.machine.devices import used_gpu
 from multicard.machine.environment import cpu_set, host
 from multicard.measure import memory
 from multicard.ranks.process import Rank
@@ -22,6 +23,7 @@ def head(rank: Rank, flags: dict[str, Any]) -> dict[str, Any]:
         "host": host(),
         "pid": os.getpid(),
         "device": device_name(rank.device),
+        "gpu": used_gpu(rank.device),
         "threads": rank.threads,
         "cpus": cpu_set(),  # left to it by NUMA binding, or by whoever started the command
         "flags": flags,

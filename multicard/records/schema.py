@@ -263,6 +263,7 @@ class RankPlace(Struct):
     device: Annotated[str, doc("the GPU's name, or cpu")]
     threads: int | None
     cpus: Annotated[str | None, doc('cores that it was bound to: "0-7,16-23"')]
+    gpu: Annotated[str | UnsetType | None, doc("the GPU's UUID, as CUDA says; null on CPU")] = UNSET
 
 
 class Environment(Struct, kw_only=True):
@@ -278,6 +279,7 @@ class Environment(Struct, kw_only=True):
     gpus: list[EnvironmentGpu] = []
     topology: Annotated[dict[str, Any] | None, doc("sockets, NUMA nodes, PCIe and NVLink between the GPUs")] = None
     cuda_visible_devices: str | None = None
+    cuda_device_order: Annotated[str | UnsetType | None, doc("PCI_BUS_ID unless the user chose another")] = UNSET
     slurm: Annotated[dict[str, str], doc("the variables SLURM_JOB...")] = {}
     numa: Annotated[str | UnsetType | None, doc("node: ranks were bound to their GPU's NUMA node")] = UNSET
     malloc: Annotated[str | UnsetType, doc("the option malloc that took effect: tuned or system")] = UNSET

@@ -135,6 +135,9 @@ class GpuDevice(Struct):
     temperature_max_c: float | None = None
     utilisation_mean: Annotated[float | None, doc("share of time with a kernel at work, 0 to 1")] = None
     throttle: Annotated[dict[str, float] | None, doc("share of samples by NVML's reason for lower clocks")] = None
+    missing: Annotated[
+        dict[str, str] | UnsetType, doc("NVML's reason by what it did not give: a column of gpu.parquet, or processes")
+    ] = UNSET
 
 
 class Disturber(Struct):

@@ -13,7 +13,7 @@ from multicard.config.base import RunConfig
 from multicard.config.job import Device, count
 from multicard.controller import outcome
 from multicard.controller.session import SESSION, say
-from multicard.machine import environment
+from multicard.machine import devices
 from multicard.measure.timing import pause
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
@@ -42,7 +42,7 @@ class MachineShare:
 
 def machine() -> Pool:
     """All GPUs and cores that this process may use."""
-    return Pool(environment.visible_gpus(), sorted(os.sched_getaffinity(0)))
+    return Pool(devices.named_gpus(), sorted(os.sched_getaffinity(0)))
 
 
 def allocate(config: RunConfig, free: Pool, whole: Pool) -> MachineShare | None:

@@ -1,0 +1,99 @@
+"""Which GPUs a process may use, by NVML's UUIDs, without starting CUDA on them.
+
+CUDA counts GPUs by speed unless CUDA_DEVICE_ORDER says PCI_BUS_ID, NVML always by PCI bus. Of MIG instances CUDA shows
+a process one, whatever CUDA_VISIBLE_DEVICES names (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
+"""
+
+import os
+from contextlib import suppress
+from typing import Any
+
+from multicard.machine import nvml
+
+VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+MIG = "MIG-"  # begins the UUID of a MIG instance
+
+
+def device_order() -> str:
+    """CUDA's order of GPUs: NVML's, unless the user chose another."""
+    return os.environ.get(ORDER, "PCI_BUS_ID")
+
+
+def number_as_nvml() -> None:
+    """Have CUDA number the GPUs as NVML does, in processes that this one starts from here on."""
+    os.environ[ORDER] = device_order()
+    visible = visible_gpus()
+    if visible and visible[0].startswith(MIG):
+        os.environ[VISIBLE] = visible[0]  # by name, as only then it is known which instance CUDA takes
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that CUDA would show this process, by UUID: whole ones, or a single MIG instance."""
+    named = named_gpus()
+    if named and named[0].startswith(MIG):
+        return named[:1]
+    return [uuid for uuid in named if not uuid.startswith(MIG)]
+
+
+def named_gpus() -> list[str]:
+    """The GPUs and MIG instances that CUDA_VISIBLE_DEVICES names; each of them alone would be visible to a process."""
+    with nvml.opened() as library:
+        if library is None:
+            return []
+        handles = [_handle(library, index) for index in range(nvml.ask(library, library.nvmlDeviceGetCount) or 0)]
+        uuids = {nvml.ask(library, library.nvmlDeviceGetUUID, handle): handle for handle in handles if handle}
+        uuids.pop(None, None)
+        chosen = select_visible(os.environ.get(VISIBLE), list(uuids))
+        return [instance for uuid in chosen for instance in _instances(library, uuid, uuids.get(uuid))]
+
+
+def _handle(library: Any, index: int) -> Any:
+    """A GPU's handle; None where this process may not use it, and CUDA does not count it either."""
+    return nvml.ask(library, library.nvmlDeviceGetHandleByIndex, index)
+
+
+def _instances(library: Any, uuid: str, handle: Any) -> list[str]:
+    """The GPU's MIG instances; itself where it is not divided, or is an instance already."""
+    mode = None if handle is None else nvml.ask(library, library.nvmlDeviceGetMigMode, handle)
+    if mode is None or mode[0] != library.NVML_DEVICE_MIG_ENABLE:
+        return [uuid]
+    count = nvml.ask(library, library.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+    instances = [nvml.ask(library, library.nvmlDeviceGetMigDeviceHandleByIndex, handle, i) for i in range(count)]
+    return [nvml.ask(library, library.nvmlDeviceGetUUID, instance) for instance in instances if instance is not None]
+
+
+def select_visible(setting: str | None, uuids: list[str]) -> list[str]:
+    """The UUIDs that CUDA_VISIBLE_DEVICES names, in its order; as CUDA does, the first wrong entry ends the list.
+
+    Args:
+        setting: the variable; None where it is not set.
+        uuids: those of all GPUs, by index. A MIG instance (`MIG-...`) is taken as it is.
+    """
+    if setting is None:
+        return uuids
+    chosen: list[str] = []
+    for entry in (part.strip() for part in setting.split(",")):
+        if entry.isdecimal() and int(entry) < len(uuids):
+            uuid = uuids[int(entry)]
+        elif entry.startswith(MIG):
+            uuid = entry
+        else:
+            matches = [known for known in uuids if entry.startswith("GPU-") and known.startswith(entry)]
+            if len(matches) != 1:
+                break
+            uuid = matches[0]
+        if uuid in chosen:
+            return []  # CUDA shows no device where one is named twice
+        chosen.append(uuid)
+    return chosen
+
+
+def used_gpu(device: Any) -> str | None:
+    """The UUID of the GPU behind torch's device, as NVML writes it; None on CPU, and where torch does not say."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    with suppress(AttributeError, RuntimeError):
+        return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return None
