@@ -6,6 +6,7 @@ from unittest import mock
 
 import torch
 from omegaconf import OmegaConf
+from torchao.dtypes.nf4tensor import NF4Tensor
 
 from multicard.bottleneck import ablations
 from multicard.config.llm import LlmConfig
@@ -16,7 +17,7 @@ from multicard.ranks.process import Rank
 
 
 def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
-    """Set a recipe up as a run does, and save what it built: its loader's pinning, and the kinds of its weights."""
+    """Set a recipe up as a run does, and save what it built: its loader's pinning, and its weights and their kinds."""
     if config.distributed and rank.world_size == 1:
         recipes.join_alone("gloo")
     module, recipe_class = recipes.load(config.recipe_name)
@@ -25,12 +26,13 @@ def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> N
         ours = tune.run_configuration(cfg, folder / ".datasets")
         recipe: Any = recipes.measured(recipe_class, probe, lambda scheduler, _: scheduler)(cfg=OmegaConf.create(ours))
         recipe.setup(cfg=ours)
-    kinds = {}
+    kinds, weights = {}, {}
     for name, parameter in recipe._model.named_parameters():
-        local = getattr(parameter, "_local_tensor", parameter)
+        local = getattr(parameter, "_local_tensor", parameter).detach()
+        weights[name] = local.get_original_weight() if isinstance(local, NF4Tensor) else local
         kinds[name] = (type(local).__name__, str(parameter.dtype), bool(parameter.requires_grad))
     linears = {n: type(m).__name__ for n, m in recipe._model.named_modules() if isinstance(m, torch.nn.Linear)}
-    built = {"pin_memory": recipe._dataloader.loader.pin_memory, "kinds": kinds, "linears": linears}
+    built = {"pin_memory": recipe._dataloader.loader.pin_memory, "kinds": kinds, "linears": linears, "weights": weights}
     torch.save(built, folder / f"{rank.rank}.pt")
 
 

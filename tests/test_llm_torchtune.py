@@ -96,12 +96,12 @@ def write_checkpoint(folder: Path, form: str) -> None:
     from torchtune.models.qwen2 import qwen2_tune_to_hf
 
     from multicard.llm.methods import model_component
-    from multicard.llm.torchtune_components import RandomState
+    from multicard.llm.random_weights import random_weights
     from tests.conftest import typed_llm
 
     folder.mkdir()
     component = model_component(typed_llm("method=full", *CHECKPOINTS[form]), VOCABULARY)
-    state = dict(RandomState(component, 0).items())
+    state = {name: weight.to("cpu") for name, weight in random_weights(component, 0).items()}
     if form != "meta":
         to_hugging_face = convert_weights.tune_to_hf if form == "hugging_face" else qwen2_tune_to_hf
         renamed = to_hugging_face(state, num_heads=4, num_kv_heads=2, dim=256)

@@ -1,56 +1,27 @@
 """Components that torchtune's configurations name: random weights and the step log."""
 
-import math
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
-from torchtune import config, training
+from torchtune import training
 
-STD = 0.02  # the initialiser range of Llama and Qwen
-
-
-class RandomState(Mapping[str, torch.Tensor]):
-    """Random weights of a torchtune model, generated when a tensor is read: loading them takes the memory of one.
-
-    Each follows from the seed and its name alone, so that all ranks, and any number of them, have the same. Linears
-    and embeddings are normal with std 0.02, biases 0, norms 1. Adapters start as LoRA's: A uniform in 1/sqrt(in), B 0.
-    """
-
-    def __init__(self, model: dict[str, Any], seed: int) -> None:
-        with torch.device("meta"):
-            self._like = config.instantiate(OmegaConf.create(model)).state_dict()
-        self._seed = seed
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._like)
-
-    def __len__(self) -> int:
-        return len(self._like)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        shape = self._like[name].shape
-        if name.endswith(".bias") or "lora_b" in name:
-            return torch.zeros(shape)
-        if len(shape) == 1:
-            return torch.ones(shape)
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
-        if "lora_a" in name:
-            bound = 1 / math.sqrt(shape[1])
-            return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-        return torch.empty(shape).normal_(0.0, STD, generator=generator)
+from multicard.llm.random_weights import random_weights
 
 
 class RandomCheckpointer:
-    """A checkpointer for torchtune's recipes that loads random weights and saves nothing."""
+    """A checkpointer for torchtune's recipes that loads random weights and saves nothing.
 
-    def __init__(self, model: dict[str, Any], seed: int, **_: Any) -> None:
-        self._state = RandomState(model, seed)
+    Args:
+        dtype: of the run, as torchtune names it: the weights are rounded to it before anything is made of them.
+        device: where they are generated.
+    """
+
+    def __init__(self, model: dict[str, Any], seed: int, dtype: str = "fp32", device: str = "cpu", **_: Any) -> None:
+        self._arguments = model, seed, training.get_dtype(dtype, torch.device(device)), device
 
     def load_checkpoint(self) -> dict[str, Any]:
-        return {training.MODEL_KEY: self._state}
+        return {training.MODEL_KEY: random_weights(*self._arguments)}
 
     def save_checkpoint(self, *_: Any, **__: Any) -> None:
         """Save nothing: the run is for its figures."""

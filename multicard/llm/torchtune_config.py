@@ -62,7 +62,7 @@ def torchtune_config(config: LlmConfig, device: str, inputs: preflight.Inputs, f
             "max_seq_len": config.max_seq_len or config.model.max_seq_len,
             "prompt_template": prompt_template,
         },
-        "checkpointer": _checkpointer(config, model, folder),
+        "checkpointer": _checkpointer(config, model, device, folder),
         "dataset": _dataset(config, inputs, folder),
         "metric_logger": {
             "_component_": "torchtune.training.metric_logging.DiskLogger",
@@ -130,13 +130,15 @@ def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[
     return component | {"source": "json", "data_files": str(folder / "inputs" / "rows.jsonl")}
 
 
-def _checkpointer(config: LlmConfig, model: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _checkpointer(config: LlmConfig, model: dict[str, Any], device: str, folder: Path) -> dict[str, Any]:
     model_type = models.family(config.model).checkpoint
     if config.model.weights == pretrained.RANDOM:
         return {
             "_component_": "multicard.llm.torchtune_components.RandomCheckpointer",
             "model": {key: value for key, value in model.items() if key != "quantize_base"},
             "seed": config.seed,
+            "dtype": config.precision.name,
+            "device": device,
             "model_type": model_type,
         }
     source = Path(config.model.weights).expanduser()
