@@ -183,10 +183,10 @@ def compile_and_compare(rank: Rank, config: VisionConfig, folder: Path) -> None:
     model = Small()
     before = [value.clone() for value in model.state_dict().values()]
     eager = deepcopy(model).eval()
-    model.compile(dynamic=False)
+    compiling.compile_model(model, config)
     loop, share = loop_of(rank, config, folder, model, 64)
     random = torch.get_rng_state()
-    compiled = compiling.compile_now(loop)
+    compiled = compiling.compile_now(loop, 10)
     left = {
         "state": all(torch.equal(a, b) for a, b in zip(before, share.plain.state_dict().values(), strict=True)),
         "random": torch.equal(random, torch.get_rng_state()),
@@ -199,6 +199,47 @@ def compile_and_compare(rank: Rank, config: VisionConfig, folder: Path) -> None:
         differ = [(loop.outputs(model, batch) - eager(batch)).abs().max().item() for batch in images]
     again = torch._dynamo.utils.counters["stats"]["unique_graphs"] - counted
     save(rank, folder, {**compiled, "left": left, "differ": differ, "graphs": counted, "again": again})
+
+
+def warm_up_and_train(rank: Rank, config: VisionConfig, folder: Path, samples: int, evaluated: int) -> None:
+    """The shapes that the model is run on before training, and those of an epoch with its evaluation: the size of the
+    batch, whether the model trains, and whether autograd records it. Nothing is compiled."""
+    seen: list[tuple[int, bool, bool]] = []
+    model = Small()
+    model.register_forward_pre_hook(
+        lambda module, inputs: seen.append((len(inputs[0]), module.training, torch.is_grad_enabled()))
+    )
+    loop, share = loop_of(rank, config, folder, model, samples)
+    before = [value.clone() for value in share.plain.state_dict().values()]
+    scale = loop.optim.scaler.state_dict()
+    random = torch.get_rng_state()
+    split = splits.Split(np.zeros((samples, 8, 8), np.uint8), np.zeros(samples, np.int64))
+    test = Strided(evaluated, rank.rank, rank.world_size)
+    compiling.compile_now(loop, len(test))
+    after = share.plain.state_dict().values()
+    traceless = {
+        "state": all(torch.equal(a, b) for a, b in zip(before, after, strict=True)),
+        "random": torch.equal(random, torch.get_rng_state()),
+        "gradients": all(parameter.grad is None for parameter in share.plain.parameters()),
+        "scale": loop.optim.scaler.state_dict() == scale,
+    }
+    warmed = {*seen}
+    seen.clear()
+    transfer = PRECISIONS[config.precision.name].transfer_dtype
+    loop.train_epoch(0, feed(split, share.sampler, config, transfer))
+    loop.evaluate(feed(split, test, config, transfer))
+    save(rank, folder, {"warmed": warmed, "seen": {*seen}, "traceless": traceless})
+
+
+def run_as_with_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    """How often the model is run before training, and how often CUDA graphs are told so. Nothing is compiled."""
+    model, calls = Small(), []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    loop, _ = loop_of(rank, config, folder, model, 19)
+    loop.cuda_graphs = True  # which CPU ranks have not
+    with mock.patch.object(torch.compiler, "cudagraph_mark_step_begin") as mark:
+        compiled = compiling.compile_now(loop, 9)
+    save(rank, folder, {**compiled, "marks": mark.call_count, "calls": len(calls)})
 
 
 def compile_without_a_compiler(rank: Rank, config: VisionConfig, folder: Path) -> None:

@@ -197,6 +197,7 @@ def _trained(config: dict[str, Any]) -> dict[str, Any]:
         "time_to_target_s": None,
         "compile_s": None,
         "compile_cache": None,
+        "cuda_graphs": None,
         "input": {"loader": "torch", "train": {"workers": 0}, "test": {"workers": 0}},
         "num_workers": 0,
     }
@@ -223,6 +224,7 @@ def _tuned(config: dict[str, Any]) -> dict[str, Any]:
         "warmup_steps": 1,
         "flops_per_token": 8.9e6,
         "mfu": None,
+        "cuda_graphs": None,
     }
 
 

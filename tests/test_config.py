@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from multicard import workloads
 from multicard.config import base
 from multicard.config.base import TrackerMode
 from multicard.config.llm import DATASETS as TEXT_DATASETS
-from multicard.config.llm import MODELS
+from multicard.config.llm import MODELS, LlmConfig
 from multicard.config.placement import Placement, place
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.controller.workload import Workload
@@ -27,7 +27,7 @@ from multicard.vision.precision import PRECISIONS, choose
 from multicard.vision.strategy import STRATEGIES
 from multicard.vision.workload import WORKLOAD
 from multicard.workloads import WORKLOADS
-from tests.conftest import ROOT, composed, typed
+from tests.conftest import ROOT, composed, typed, typed_llm
 
 GROUPS = {
     "precision": PRECISIONS,
@@ -149,6 +149,8 @@ UNPLACED = [
     (["strategy=dp", "gpus=2", "oversubscribe=true"], 1, "strategy=dp"),
     (["strategy.sync_batchnorm=true"], 0, "strategy.sync_batchnorm=true"),
     (["strategy=ddp_rr", "strategy.sync_batchnorm=true", "gpus=2"], 2, "strategy.sync_batchnorm=true"),
+    (["gpus=2", "strategy.bucket_cap_mb=0.5", "compile=true"], 0, "strategy.bucket_cap_mb"),
+    (["strategy=dp", "compile=max-autotune"], 1, "compile=max-autotune: does not go with strategy=dp"),
     (["precision=tf32"], 0, "precision=tf32"),
     (["dataset=images", "dataset.root=x", "dataset.cache=none", "loader=device"], 0, "loader=device"),
     (["strategy.name=fsdp"], 0, "strategy.name=fsdp: no such strategy; use strategy= with one of ddp_ds, ddp_rr"),
@@ -196,6 +198,16 @@ def test_the_identity_is_what_is_measured():
     others = [typed("precision=fp64"), typed("gpus=2"), typed("dataset.train_limit=5"), typed("lr=0.1")]
     assert len({one, *(other.identity() for other in others)}) == 5
     assert len(one) == 8
+
+
+@pytest.mark.parametrize("compose_typed", [typed, typed_llm])
+def test_compile_is_a_switch_and_a_mode_in_one(compose_typed: Callable[..., VisionConfig | LlmConfig]):
+    values = [compose_typed(f"compile={word}").compile for word in ("true", "false", "reduce-overhead", "default")]
+    assert values == [True, False, "reduce-overhead", True]
+    by_word = {word: compose_typed(f"compile={word}").identity() for word in ("true", "default", "max-autotune")}
+    assert by_word["true"] == by_word["default"] != by_word["max-autotune"]
+    with pytest.raises(ValueError, match=r"compile=fast: .* use true, false or one of default, reduce-overhead"):
+        compose_typed("compile=fast")
 
 
 def test_the_folder_says_what_was_changed(tmp_path: Path):

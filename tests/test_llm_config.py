@@ -38,6 +38,7 @@ def test_each_dataset_is_read_by_a_template_that_exists():
     assert {facts.template for facts in DATASETS.values()} <= {None, *TEMPLATES}
 
 
+PACKED = ("packed=true", "max_seq_len=512")
 REFUSED = [
     (["precision=fp16", "method=qat"], "precision=fp16: method=qat has no such precision; it has fp32, bf16"),
     (["precision=tf32"], "precision=tf32"),
@@ -46,6 +47,9 @@ REFUSED = [
     (["recipe=distributed", "method=qlora"], "recipe=distributed"),
     (["compile=true", "method=qat"], "compile=true: method=qat"),
     (["compile=true", "method=dpo", "gpus=2"], "compile=true: method=dpo"),
+    (["compile=max-autotune-no-cudagraphs", "method=qat"], "compile=max-autotune-no-cudagraphs: method=qat"),
+    (["compile=reduce-overhead"], "compile=reduce-overhead: has CUDA graphs, one for each length of a batch"),
+    (["compile=max-autotune", "gpus=2", *PACKED], "compile=max-autotune: has CUDA graphs, which need weights"),
     (["packed=true", "method=dpo", "max_seq_len=512"], "packed=true: method=dpo"),
     (["packed=true"], "packed=true: needs max_seq_len"),
     (["optimizer_in_bwd=true"], "optimizer_in_bwd=true: method=lora"),

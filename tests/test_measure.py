@@ -4,12 +4,13 @@ import math
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from multicard.measure import formulas, timing
+from multicard.measure import formulas, memory, timing
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
 from tests.conftest import ROOT
 
@@ -104,3 +105,13 @@ def test_peak_memory_grows_with_what_is_held():
 
 def test_clock_of_the_process():
     assert 0 < timing.clock_s() - timing.process_started_s() < 3600
+
+
+def test_memory_of_cuda_graphs_is_what_their_pools_hold_beyond_the_allocations():
+    def segment(device: int, pool: tuple[int, int], total: int, allocated: int) -> dict[str, Any]:
+        return {"device": device, "segment_pool_id": pool, "total_size": total, "allocated_size": allocated}
+
+    segments = [segment(0, (0, 0), 900, 100), segment(0, (0, 1), 500, 20), segment(0, (0, 1), 70, 70)]
+    segments.append(segment(1, (0, 1), 10_000, 0))
+    assert memory.held_by_graphs_bytes(segments, 0) == memory.held_by_graphs_bytes(segments, None) == 480
+    assert memory.held_by_graphs_bytes(segments, 1) == 10_000

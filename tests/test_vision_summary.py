@@ -24,6 +24,7 @@ def rank_file(rank: int, epochs: int, segments: list[tuple[int, int]]) -> dict[s
         "rank": rank,
         "compile_s": None,
         "compile_cache": None,
+        "cuda_graphs": None,
         "setup_h2d_bytes": {"train": 1000, "evaluate": 100},
         "steps_per_epoch": PER_EPOCH,
         "distinct_samples": PER_EPOCH * SAMPLES,

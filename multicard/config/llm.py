@@ -5,10 +5,11 @@ What depends on the method, the template, the machine, the files or the rows is 
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Optional
+from typing import Optional, Union
 
 from omegaconf import MISSING
 
+from multicard.config import compilation
 from multicard.config.base import PrecisionConfig, RunConfig
 from multicard.config.keys import key, require
 
@@ -204,7 +205,7 @@ class LlmConfig(RunConfig):
     max_steps: Optional[int] = key(None, "stop an epoch after so many steps; null: all")
     gradient_accumulation_steps: int = key(1, "batches whose gradients are summed for one step")
     activation_checkpointing: bool = key(False, "recompute activations in the backward pass, to save memory")
-    compile: bool = key(False, "torch.compile the model")
+    compile: Union[bool, str] = key(False, "torch.compile the model: true, or one of its modes, as max-autotune")
     packed: bool = key(False, "put rows one after the other into sequences of max_seq_len")
     max_seq_len: Optional[int] = key(None, "cut longer rows, in tokens; null: whole rows")
     optimizer_in_bwd: bool = key(False, "method=full or qat: update each weight as soon as its gradient is there")
@@ -215,6 +216,7 @@ class LlmConfig(RunConfig):
         options = ", ".join(PRECISIONS)
         require(has, f"precision={precision}: method={self.method.name} has no such precision; it has {options}")
         super().__post_init__()
+        self.compile = compilation.checked(self.compile) or False
         for name in ("max_steps", "max_seq_len", "gradient_accumulation_steps"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name}={value}: must be 1 or more")

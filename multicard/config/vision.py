@@ -6,10 +6,11 @@ It includes the schemas of options; the objects of `multicard.vision` (`STRATEGI
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Optional  # OmegaConf reads Optional[...] on every Python that it supports
+from typing import Optional, Union  # OmegaConf reads Optional[...] on every Python that it supports
 
 from omegaconf import MISSING
 
+from multicard.config import compilation
 from multicard.config.base import PrecisionConfig, RunConfig
 from multicard.config.keys import key, require
 
@@ -199,7 +200,9 @@ class VisionConfig(RunConfig):
     model: ModelConfig = key(MISSING, "what is trained")
     optimizer: OptimizerConfig = key(MISSING, "how weights are updated; sets lr too")
     schedule: Schedule = key(Schedule.onecycle, "of the learning rate: onecycle, cosine or constant")
-    compile: Optional[bool] = key(False, "torch.compile the model; null does so on CUDA alone")
+    compile: Optional[Union[bool, str]] = key(
+        False, "torch.compile the model: true, or one of its modes, as reduce-overhead; null does so on CUDA alone"
+    )
     cudnn_benchmark: bool = key(False, "let cuDNN try its convolutions and take the fastest")
     warmup_steps: int = key(5, "first steps that step_s and images_per_s leave out; they are recorded and marked")
     num_workers: Optional[int] = key(
@@ -210,6 +213,7 @@ class VisionConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.compile = compilation.checked(self.compile)
         require(self.warmup_steps >= 0, f"warmup_steps={self.warmup_steps}: must be 0 or more")
         workers, target = self.num_workers, self.target_accuracy
         require(workers is None or workers >= 0, f"num_workers={workers}: must be 0 or more, or null to choose")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from multicard.config import compilation
 from multicard.config.keys import key, require
 from multicard.config.llm import DATASETS, LlmConfig, MethodConfig, Recipe
 from multicard.llm import models
@@ -196,6 +197,17 @@ def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
     return component | {"vocab_size": vocabulary} | sizes | family.arguments(model)
 
 
+def check_cuda_graphs(config: LlmConfig, value: str) -> None:
+    """Refuse CUDA graphs where they would be recorded again and again: each holds for fixed shapes and addresses."""
+    if not compilation.has_cuda_graphs(config.compile):
+        return
+    otherwise = "compile=max-autotune-no-cudagraphs or compile=true"
+    problem = f"{value}: has CUDA graphs, which need weights that stay in place; FSDP gathers them at other addresses"
+    require(not config.distributed, f"{problem}; use gpus=1, or {otherwise}")
+    problem = f"{value}: has CUDA graphs, one for each length of a batch"
+    require(config.packed, f"{problem}; use packed=true, where all have one length, or {otherwise}")
+
+
 def check(config: LlmConfig) -> None:
     """Refuse options that the method's recipe refuses, or would pass over in silence.
 
@@ -209,8 +221,9 @@ def check(config: LlmConfig) -> None:
     exists = config.method.single_device is not None or not single
     require(exists, f"recipe=single_device: torchtune has none for method={name}; use recipe=auto")
     compiles = method.compiles_distributed if config.distributed else method.compiles
-    remedy = "use compile=false"
-    require(compiles or not config.compile, f"compile=true: method={name}'s recipe does not compile; {remedy}")
+    value = f"compile={compilation.word(config.compile)}"
+    require(compiles or not config.compile, f"{value}: method={name}'s recipe does not compile; use compile=false")
+    check_cuda_graphs(config, value)
     packs = not (method.pairs and config.packed)
     require(packs, f"packed=true: method={name} reads pairs, which cannot be packed; use packed=false")
     remedy = "use optimizer_in_bwd=false"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from multicard.config.llm import LlmConfig
-from multicard.llm import methods
+from multicard.llm import compiling, methods
 from multicard.llm.packed_batches import PackedBatch
 from multicard.llm.rank_report import TuningReport
 from multicard.measure import timing
@@ -155,7 +155,7 @@ class Batches:
         self.loader, self._probe = loader, probe
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._probe.batches(self.loader)
+        return compiling.marked(self._probe.batches(self.loader), self._probe.config)
 
     def __len__(self) -> int:
         return len(self.loader)

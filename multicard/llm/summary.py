@@ -81,6 +81,7 @@ def summarise(
         "trainable_parameters": first.get("trainable_parameters"),
         "nf4_tensors": first.get("nf4_tensors"),
         "fake_quantised_linears": first.get("fake_quantised_linears"),
+        "cuda_graphs": first.get("cuda_graphs"),
         **_work(config, ranks, table, speed),
         "warmup_steps": first.get("warmup_steps"),
         "threads": first.get("threads"),

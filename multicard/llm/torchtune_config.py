@@ -85,7 +85,7 @@ def torchtune_config(config: LlmConfig, device: str, inputs: preflight.Inputs, f
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         "enable_activation_checkpointing": config.activation_checkpointing,
         "enable_activation_offloading": False,
-        "compile": config.compile,
+        "compile": bool(config.compile),
         "optimizer_in_bwd": config.optimizer_in_bwd,
         "resume_from_checkpoint": False,
         "save_adapter_weights_only": method.adapters,

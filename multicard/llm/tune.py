@@ -24,12 +24,13 @@ import torchtune.training.lr_schedulers
 import torchtune.training.quantization  # noqa: F401  these are what recipes import: CPU ranks are forked with them
 from omegaconf import DictConfig, OmegaConf
 
+from multicard.config.compilation import has_cuda_graphs
 from multicard.config.llm import LlmConfig
-from multicard.llm import after_tuning, recipes, torchtune_config
+from multicard.llm import after_tuning, compiling, recipes, torchtune_config
 from multicard.llm.collective_bytes import ReceivedBytes
 from multicard.llm.rank_report import TuningReport
 from multicard.llm.step_probe import Probe
-from multicard.measure import memory
+from multicard.measure import compile_cache, memory
 from multicard.ranks.process import Rank
 from multicard.records import run_folder
 
@@ -60,7 +61,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         return scheduler
 
     module, recipe_class = recipes.load(config.recipe_name)
-    with recipes.patched(module, device), traffic.all_reduces():
+    with recipes.patched(module, device), compiling.in_mode(config), traffic.all_reduces():
         run_cfg = run_configuration(cfg, cache)
         recipe = recipes.measured(recipe_class, probe, on_schedule)(cfg=run_cfg)
         recipe.setup(cfg=run_cfg)
@@ -75,6 +76,8 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         probe.start()
         recipe.train()
         report.content["communication_bytes"] = traffic.counted()
+        if has_cuda_graphs(config.compile):
+            report.content["cuda_graphs"] = compile_cache.cuda_graphs_skipped() == 0
         report.peak()
         report.write()
         after_tuning.after_tuning(recipe, probe)

@@ -17,6 +17,13 @@ def lookups() -> dict[str, int]:
     return {outcome: counters["inductor"][counter] for outcome, counter in OUTCOMES.items()}
 
 
+def cuda_graphs_skipped() -> int:
+    """Graphs that Inductor was to run as CUDA graphs in this process, and did not, as for CPU ranks."""
+    from torch._dynamo.utils import counters
+
+    return counters["inductor"]["cudagraph_skips"]
+
+
 def since(before: Mapping[str, int]) -> dict[str, Any]:
     """The record of what was compiled since `before`, an earlier `lookups()`: `state` and the look-ups by outcome."""
     return _record({outcome: count - before[outcome] for outcome, count in lookups().items()})

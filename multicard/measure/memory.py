@@ -1,9 +1,10 @@
 """Memory counters of this process and of its device; no other module reads one."""
 
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -69,12 +70,26 @@ def proportional_memory_bytes() -> int:
 
 
 def peak_memory_bytes(device: "torch.device") -> int:
-    """This process's peak: torch's allocations on CUDA, else the resident set."""
+    """This process's peak: torch's allocations and the memory of CUDA graphs on CUDA, else the resident set."""
     if device.type == "cuda":
         import torch
 
-        return torch.cuda.max_memory_allocated(device)
+        peak = torch.cuda.max_memory_allocated(device)
+        if "torch._inductor.cudagraph_trees" in sys.modules:
+            peak += held_by_graphs_bytes(torch.cuda.memory_snapshot(include_traces=False), device.index)
+        return peak
     return peak_resident_bytes()
+
+
+def held_by_graphs_bytes(segments: list[dict[str, Any]], device: int | None) -> int:
+    """Memory in the pools of CUDA graphs that is not counted as allocated: a graph that is replayed writes to it, and
+    the counters of allocations stand still.
+
+    Args:
+        segments: of `torch.cuda.memory_snapshot`; device: its index.
+    """
+    pools = [s for s in segments if s["device"] == (device or 0) and tuple(s["segment_pool_id"]) != (0, 0)]
+    return sum(segment["total_size"] - segment["allocated_size"] for segment in pools)
 
 
 def peak_resident_bytes() -> int:

@@ -177,6 +177,9 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
     time_to_target_s: Annotated[float | None, doc("seconds until target_accuracy was reached; null: never")] = None
     compile_s: Annotated[float | None, doc("seconds of torch.compile")] = None
     compile_cache: Annotated[CompileCache | None, doc("null: nothing was compiled")] = None
+    cuda_graphs: Annotated[
+        bool | None, doc("compile=reduce-overhead or max-autotune: all code runs as CUDA graphs (never on CPU ranks)")
+    ] = None
     input: Annotated[dict[str, Any] | None, doc("facts of the loader and its cache, beside the configuration")] = None
     num_workers: Annotated[int | None, doc("loader workers per rank, as used")] = None
 
@@ -211,6 +214,9 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     nf4_tensors: Annotated[int | None, doc("weights held in NF4 (qlora)")] = None
     fake_quantised_linears: Annotated[int | None, doc("linear layers with fake quantisation (qat)")] = None
     flops_per_token: Annotated[float | None, doc("forward and backward, of all tokens")] = None
+    cuda_graphs: Annotated[
+        bool | None, doc("compile=reduce-overhead or max-autotune: all code runs as CUDA graphs (never on CPU ranks)")
+    ] = None
     mfu: Annotated[float | None, doc("model FLOPs as a share of the devices' peak, 0 to 1")] = None
     warmup_steps: Annotated[int | None, doc("of the learning rate, as used")] = None
 

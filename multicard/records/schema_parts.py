@@ -70,7 +70,9 @@ class Memory(Struct):
 
     max: Annotated[int | None, doc("of the rank that held most")] = None
     per_rank: list[int | None] = []
-    kind: Annotated[str | None, doc("cuda_allocated (torch's allocator) or rss (resident set of a CPU rank)")] = None
+    kind: Annotated[
+        str | None, doc("cuda_allocated (torch's allocator, and CUDA graphs) or rss (resident set of a CPU rank)")
+    ] = None
     setup: Annotated[int | UnsetType | None, doc("tuning: while the model was built")] = UNSET
     train: Annotated[int | UnsetType | None, doc("tuning: while it was trained")] = UNSET
 

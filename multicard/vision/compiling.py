@@ -1,46 +1,108 @@
-"""`compile=true`: torch.compile of the model, all of it before training starts, so that its time is apart."""
+"""torch.compile of the model: its options, and all of its work before training starts, so that its time is apart."""
 
 from typing import Any
 
 import torch
+from torch import nn
 
+from multicard.config import compilation
+from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import compile_cache, timing
 from multicard.ranks.failures import is_oom
 from multicard.vision import resume
 from multicard.vision.loop import Loop
+from multicard.vision.strategy import Share
+
+GRAPH_PASSES = 3  # CUDA graphs: the first warms up, the second records, the third replays
 
 
-def compile_now(loop: Loop) -> dict[str, Any]:
-    """Have the model compiled, by a step and an evaluation of a batch of zeros that leave no trace. All ranks call it.
+def inductor_options(mode: str, layout: str) -> dict[str, Any]:
+    """The options of Inductor, by its own names, for a mode of torch.compile and a layout.
+
+    Inductor turns convolutions to channels-last where its heuristics expect a gain (on CPU always), whatever the
+    layout of the images. With layout=nchw that is forbidden: the layout is an axis. See
+    `torch._inductor.graph.GraphLowering.decide_layout_opt`.
+    """
+    from torch._inductor import list_mode_options
+
+    fixed = {"layout_optimization": False} if layout == LayoutName.nchw else {}
+    return {**list_mode_options(mode), **fixed}
+
+
+def compile_model(model: nn.Module, config: VisionConfig) -> None:
+    """Have torch compile `model` in place, when it is called first."""
+    model.compile(dynamic=False, options=inductor_options(compilation.mode(config.compile), config.layout.name))
+
+
+def compile_now(loop: Loop, evaluated: int) -> dict[str, Any]:
+    """Have all of a run's code compiled and warm, by steps and evaluations of zeros that leave no trace.
+
+    These have the shapes of the run, those of its odd last batches too: they run uncompiled, and cuDNN tries its
+    convolutions for each shape. All ranks call it.
+
+    Args:
+        evaluated: samples that this rank evaluates.
 
     Returns:
-        `compile_s`, the seconds it took, and `compile_cache`, the look-ups in Inductor's cache.
+        `compile_s`, the seconds it took; `compile_cache`, the look-ups in Inductor's cache; `cuda_graphs`, whether
+        all of it runs as CUDA graphs, None where the mode has none.
 
     Raises:
         ValueError: where torch cannot compile the model here.
     """
-    share, device, size = loop.share, loop.rank.device, loop.config.dataset.image_size
+    share, has_graphs = loop.share, compilation.has_cuda_graphs(loop.config.compile)
     started_s, looked_up = timing.clock_s(), compile_cache.lookups()
     buffers = [buffer.clone() for buffer in share.plain.buffers()]
     random = resume.get_random(share.devices)
-    images = torch.zeros(share.batch_size, 3, size, size, dtype=loop.precision.transfer_dtype, device=device)
-    labels = torch.zeros(share.batch_size, dtype=torch.int64, device=device)
     try:
-        share.model.train()
-        loop.optim.scaler.scale(loop.loss(share.model, images, labels)).backward()
-        share.plain.eval()
-        with torch.no_grad():
-            loop.outputs(share.plain, images)
+        for _ in range(GRAPH_PASSES if loop.cuda_graphs else 1):
+            train_on_zeros(loop, share.model, share.batch_size)
+            evaluate_zeros(loop, share.batch_size)
     except Exception as error:
         if is_oom(error) or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        remedy = "it needs a C++ compiler (g++); use compile=false to do without"
-        raise ValueError(f"compile=true: torch cannot compile the model here ({line}); {remedy}") from error
-    loop.optim.optimizer.zero_grad(set_to_none=True)
+        problem = f"compile={compilation.word(loop.config.compile)}: torch cannot compile the model here ({line})"
+        raise ValueError(f"{problem}; it needs a C++ compiler (g++); use compile=false to do without") from error
+    train_on_zeros(loop, share.plain, odd_batch(share))  # not under DDP: other ranks may have no odd batch
+    evaluate_zeros(loop, evaluated % share.batch_size)
     with torch.no_grad():
         for buffer, before in zip(share.plain.buffers(), buffers, strict=True):
             buffer.copy_(before)
     resume.set_random(random, share.devices)
-    timing.synchronize(device)
-    return {"compile_s": timing.clock_s() - started_s, "compile_cache": compile_cache.since(looked_up)}
+    timing.synchronize(loop.rank.device)
+    return {
+        "compile_s": timing.clock_s() - started_s,
+        "compile_cache": compile_cache.since(looked_up),
+        "cuda_graphs": compile_cache.cuda_graphs_skipped() == 0 if has_graphs else None,
+    }
+
+
+def odd_batch(share: Share) -> int:
+    """Images of the odd batch that this rank trains on at the end of an epoch; 0 where it has none."""
+    full, odd = divmod(len(share.sampler), share.batch_size)
+    return odd if full % share.batches_per_step == share.turn else 0
+
+
+def train_on_zeros(loop: Loop, model: nn.Module, size: int) -> None:
+    """A step on `size` images, up to the gradients, which are dropped; none for 0."""
+    if not size:
+        return
+    labels = torch.zeros(size, dtype=torch.int64, device=loop.rank.device)
+    loop.share.model.train()
+    loop.optim.scaler.scale(loop.loss(model, zeros(loop, size), labels)).backward()
+    loop.optim.optimizer.zero_grad(set_to_none=True)
+
+
+@torch.no_grad()
+def evaluate_zeros(loop: Loop, size: int) -> None:
+    """An evaluation of `size` images; none for 0."""
+    if size:
+        loop.share.plain.eval()
+        loop.outputs(loop.share.plain, zeros(loop, size))
+
+
+def zeros(loop: Loop, size: int) -> torch.Tensor:
+    """Images (size, 3, S, S) on the device, as the loader would have moved them."""
+    side = loop.config.dataset.image_size
+    return torch.zeros(size, 3, side, side, dtype=loop.precision.transfer_dtype, device=loop.rank.device)

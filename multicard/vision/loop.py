@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from multicard.config.base import ProfileName
+from multicard.config.compilation import has_cuda_graphs
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
@@ -39,6 +40,7 @@ class Loop:
         self.precision = choose(config.precision.name, rank.device)
         self.memory_format = memory_format(config)
         self.compiled = compiles(config, rank.device.type)
+        self.cuda_graphs = self.compiled and rank.device.type == "cuda" and has_cuda_graphs(config.compile)
         self.ranges = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
         self.timer = StepTimer(rank.device, self.ranges)
         self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
@@ -150,6 +152,8 @@ class Loop:
         """(B, classes) of images (B, 3, S, S). An odd last batch runs uncompiled: its shape would be compiled anew."""
         images = images.contiguous(memory_format=self.memory_format)
         odd = self.compiled and len(images) != self.share.batch_size
+        if self.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # what earlier steps left in the graphs' memory may go
         with (
             self.precision.arithmetic(self.rank.device),
             torch.compiler.set_stance("force_eager") if odd else nullcontext(),

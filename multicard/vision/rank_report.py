@@ -39,6 +39,7 @@ class TrainingReport:
             "num_workers": workers,
             "compile_s": None,
             "compile_cache": None,
+            "cuda_graphs": None,
             "steps_per_epoch": share.steps,
             "distinct_samples": share.distinct,
             "parameters": sum(p.numel() for p in model.parameters()),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from multicard.config import compilation
 from multicard.config.keys import require
 from multicard.config.placement import Placement
 from multicard.config.vision import DdpConfig, StrategyConfig, VisionConfig
@@ -197,6 +198,11 @@ def refuse_for_ddp(config: VisionConfig, placement: Placement) -> None:
     synced = isinstance(config.strategy, DdpConfig) and config.strategy.sync_batchnorm
     problem = "strategy.sync_batchnorm=true: torch's SyncBatchNorm needs CUDA; leave it false"
     require(placement.device == "cuda" or not synced, problem)
+    options = config.strategy
+    small = isinstance(options, DdpConfig) and config.gpus * config.nodes > 1 and options.bucket_cap_mb < 1
+    remedy = "use 1 or more, or compile=false"
+    problem = f"strategy.bucket_cap_mb: is below 1, and torch compiles by bucket, the first of 1 MiB; {remedy}"
+    require(not small or not compiles(config, placement.device), problem)
 
 
 def refuse_for_ddp_rr(config: VisionConfig, placement: Placement) -> None:
@@ -210,7 +216,8 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
     remedy = "use strategy=ddp_ds"
     require(placement.device == "cuda", f"strategy=dp: nn.DataParallel needs CUDA devices; {remedy}")
     require(placement.nodes == 1, f"strategy=dp: nn.DataParallel has one process, so nodes=1; {remedy}")
-    require(not config.compile, f"compile=true: does not go with strategy=dp; {remedy}, or compile=false")
+    value = compilation.word(config.compile)
+    require(not config.compile, f"compile={value}: does not go with strategy=dp; {remedy}, or compile=false")
     require(not placement.oversubscribed, f"strategy=dp: its replicas cannot share a GPU; {remedy}")
 
 
@@ -232,5 +239,5 @@ STRATEGIES = {
 def compiles(config: VisionConfig, device_type: str) -> bool:
     """Whether the model is compiled; `compile=null` compiles it on CUDA, where the strategy allows it."""
     if config.compile is not None:
-        return config.compile
+        return bool(config.compile)
     return device_type == "cuda" and STRATEGIES[config.strategy.name].compiles

@@ -65,6 +65,7 @@ def summarise(
         "communication_bytes": _communication(config, ranks, table),
         "compile_s": max((rank["compile_s"] for rank in ranks if rank["compile_s"] is not None), default=None),
         "compile_cache": compile_cache.over_ranks(rank["compile_cache"] for rank in ranks),
+        "cuda_graphs": first.get("cuda_graphs"),
         "input": first.get("input"),
         "parameters": first.get("parameters"),
         "num_workers": first.get("num_workers"),

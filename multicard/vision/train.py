@@ -44,7 +44,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     model = models.build(config.model, data.classes, config.dataset.image_size)
     model = model.to(device, precision.model_dtype).to(memory_format=memory_format(config))  # pyright: ignore[reportCallIssue]
     if compiles(config, device.type):
-        model.compile(dynamic=False)
+        compiling.compile_model(model, config)
 
     # ---- strategy
     strategy = STRATEGIES[config.strategy.name]
@@ -59,7 +59,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
     sampler = Remaining(share.sampler, len(data.train))
     training = load(data.train, sampler, sharded=strategy.shards and rank.world_size > 1)
-    testing = load(data.test, Strided(len(data.test), rank.rank, rank.world_size), training=False)
+    test_sampler = Strided(len(data.test), rank.rank, rank.world_size)
+    testing = load(data.test, test_sampler, training=False)
 
     replicas = len(share.devices)
     if config.dataset.image_size <= 32 and smallest_batch(len(share.sampler), share.batch_size, replicas) == 1:
@@ -78,7 +79,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     report.content["input"] = facts
     report.content["setup_h2d_bytes"] = {"train": training.setup_bytes, "evaluate": testing.setup_bytes}
     if loop.compiled:
-        report.content |= compiling.compile_now(loop)
+        report.content |= compiling.compile_now(loop, len(test_sampler))
     start = resume.restore(loop, report)
     for used in share.devices:
         memory.reset_peak_memory(used)
