@@ -59,6 +59,7 @@ def test_blocks_by_turns_cancel_a_drift_and_end_once_the_interval_is_narrow():
     assert len(ratios) == training_within.LEAST_ROUNDS
     orders = {tuple(taken[first : first + 4]) for first in range(0, len(taken), 4)}
     assert orders == {(1.03, 1.0, 1.0, 1.03), (1.0, 1.03, 1.03, 1.0)}
+    assert len(training_within.rounds(block(1.0), block(1.0), clocks, minutes=0)[0]) == training_within.FEWEST
 
 
 def test_the_plain_loop_trains_what_the_measured_loop_trains(tmp_path: Path):
