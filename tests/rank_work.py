@@ -1,5 +1,6 @@
 """What tests have ranks do; each writes what it saw to `folder/<rank>.pt`."""
 
+import os
 import time
 from collections.abc import Callable
 from copy import copy, deepcopy
@@ -254,7 +255,6 @@ def compile_without_a_compiler(rank: Rank, config: VisionConfig, folder: Path) -
 
 def fail(rank: Rank, how: str) -> None:
     """Rank 1 ends in the given way while the others wait for it in a collective."""
-    import os
     import signal
 
     import torch.distributed as dist
@@ -349,3 +349,8 @@ def train_over_slow_gloo(rank: Rank, config: VisionConfig, folder: Path, workers
 def says_hello(rank: Rank, folder: Path, word: str) -> None:
     print(f"rank {rank.rank} of {rank.world_size}: {word}", flush=True)
     (folder / f"{rank.rank}.txt").write_text(word)
+
+
+def leave_environment(_: Rank, folder: Path) -> None:
+    lines = [f"{name}={value}" for name, value in os.environ.items()]
+    (folder / "environment.txt").write_text("\n".join(lines))

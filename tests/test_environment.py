@@ -1,6 +1,5 @@
 """Which GPUs a run may use, and what is recorded of the machine."""
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -88,23 +87,18 @@ def test_cuda_shows_a_process_one_mig_instance(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ValueError, match="gpus=2: 1 CUDA device"):
         place(typed("gpus=2"), len(devices.visible_gpus()))
     assert local.machine().gpus == instances  # each cell of a packed sweep may have one
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
-    monkeypatch.delenv("CUDA_DEVICE_ORDER")
-    devices.number_as_nvml()
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-1111"
+    assert devices.variables()["CUDA_VISIBLE_DEVICES"] == "MIG-1111"
 
 
 def test_cuda_numbers_gpus_as_nvml_does_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, Nvml(*map(Gpu, UUIDS)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
-    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     assert environment.collect()["cuda_device_order"] == "PCI_BUS_ID"
-    devices.number_as_nvml()
-    assert (os.environ["CUDA_DEVICE_ORDER"], os.environ["CUDA_VISIBLE_DEVICES"]) == ("PCI_BUS_ID", "2,0")
+    assert devices.variables() == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    devices.number_as_nvml()
-    assert os.environ["CUDA_DEVICE_ORDER"] == environment.collect()["cuda_device_order"] == "FASTEST_FIRST"
+    assert devices.variables() == {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    assert environment.collect()["cuda_device_order"] == "FASTEST_FIRST"
 
 
 def test_the_commit_and_whether_it_was_changed(tmp_path: Path):

@@ -99,7 +99,7 @@ def measure(
 def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None:
     """Start the ranks of this node and wait for all. Returns what ended the run early."""
     config, placement, workload, folder = run.config, run.placement, run.workload, run.folder
-    elastic.warm_up(placement.device, list(workload.preload))
+    elastic.warm_up(placement.device, workload.preloaded(placement.device))
     try:
         if mirror.live:
             mirror.open()

@@ -16,7 +16,8 @@ class Workload:
     name: the record's `kind`; entry: the script.
     schema: of the whole configuration; options: the schemas of options, by group.
     work: the function that each rank calls, as "module:function"; it is imported by the ranks alone.
-    preload: the modules that CPU ranks are forked with.
+    preload, cuda_preload: the modules that ranks are forked with, on CPU and on CUDA, where importing them must not
+        start CUDA.
     refuse, fits, check: raise ValueError, with the key and the remedy, for a configuration that works nowhere, for one
         that does not work with this placement, and for what this machine lacks; `check` comes after the others.
     arguments: of `work` after its `Rank`: configuration, folder, and JSON-ready values.
@@ -35,6 +36,7 @@ class Workload:
     options: dict[str, dict[str, type]]
     work: str
     preload: tuple[str, ...]
+    cuda_preload: tuple[str, ...]
     refuse: Callable[[Any], None]
     fits: Callable[[Any, Placement], None]
     check: Callable[[Any], None]
@@ -47,3 +49,6 @@ class Workload:
     nccl: str = "nccl"
     processes: Callable[[Any], int] = lambda config: config.gpus
     resumable: bool = False
+
+    def preloaded(self, device: str) -> list[str]:
+        return list(self.cuda_preload if device == "cuda" else self.preload)

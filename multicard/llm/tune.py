@@ -1,11 +1,10 @@
 """A rank's part of a tuning run: set up torchtune's recipe, measure it and run it."""
 
-import os
+import multicard.llm.before_torchtune  # noqa: F401  sets variables that the libraries below read when imported
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the controller has fetched what is needed; ranks open no connection
-os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-
+# isort: split
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any

@@ -66,6 +66,7 @@ WORKLOAD = Workload(
     options=SCHEMAS,
     work="multicard.llm.tune:tune",
     preload=("multicard.llm.tune", "pyarrow.parquet", "hydra.main"),
+    cuda_preload=("multicard.llm.before_torchtune", "pyarrow.parquet", "hydra.main"),
     refuse=preflight.refuse,
     fits=lambda config, placement: None,  # torchtune takes any
     check=preflight.check,

@@ -19,12 +19,12 @@ def device_order() -> str:
     return os.environ.get(ORDER, "PCI_BUS_ID")
 
 
-def number_as_nvml() -> None:
-    """Have CUDA number the GPUs as NVML does, in processes that this one starts from here on."""
-    os.environ[ORDER] = device_order()
+def variables() -> dict[str, str]:
+    """The variables with which CUDA numbers the GPUs of a process as NVML does."""
     visible = visible_gpus()
-    if visible and visible[0].startswith(MIG):
-        os.environ[VISIBLE] = visible[0]  # by name, as only then it is known which instance CUDA takes
+    # by name, as only then it is known which instance CUDA takes
+    instance = {VISIBLE: visible[0]} if visible and visible[0].startswith(MIG) else {}
+    return {ORDER: device_order()} | instance
 
 
 def visible_gpus() -> list[str]:

@@ -1,7 +1,8 @@
 """Start ranks under torch's elastic agent, wait for them, and say what ended them.
 
 The controller outlives its ranks: an exception, OOM, a signal or Ctrl-C becomes a `Failure`. It never initialises
-CUDA. On CPU, ranks are forked from a server that imported torch while the controller was still busy.
+CUDA. Ranks are forked from a server that imported torch while the controller was still busy. It may not have started
+CUDA, which a process cannot use once its parent has: else ranks on CUDA are spawned, and import torch again.
 """
 
 import logging
@@ -14,6 +15,7 @@ import shutil
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +24,43 @@ from multicard.machine import devices
 from multicard.machine.environment import host
 from multicard.ranks.failures import Failure, Interrupted, interruptible
 from multicard.ranks.os_calls import SHARED_SIGNALS
-from multicard.ranks.process import LOG_LINES, Job, error_file, log_file, work_as_rank, work_file
+from multicard.ranks.process import LOG_LINES, Job, error_file, exit_with_bad_fork, log_file, work_as_rank, work_file
 from multicard.records.run_folder import read_json
 
 MEETING_S = 300.0  # within which all nodes of a run must have come up
 
 
 def warm_up(device: str, modules: list[str]) -> None:
-    """Begin to import `modules` in the fork server, while the controller goes on (CPU ranks only)."""
+    """Begin to import `modules` in the fork server, while the controller goes on. The server lives as long as this
+    process; it has imported what the first call named."""
+    if device == "cuda":
+        _count_by_nvml()
+    multiprocessing.set_forkserver_preload(modules)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        multiprocessing.resource_tracker.ensure_running()  # unblocks some signals itself
+        signal.pthread_sigmask(signal.SIG_BLOCK, SHARED_SIGNALS)  # inherited by the server, and so by the ranks
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _count_by_nvml() -> None:
+    """Have torch count devices by NVML, not by the CUDA driver, here and in the fork server."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+
+def _start_method(device: str) -> str:
+    """How to start ranks; asks a child of the fork server whether CUDA can be used there."""
     if device == "cpu":
-        multiprocessing.set_forkserver_preload(modules)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        try:
-            multiprocessing.resource_tracker.ensure_running()  # unblocks some signals itself
-            signal.pthread_sigmask(signal.SIG_BLOCK, SHARED_SIGNALS)  # inherited by the server, and so by the ranks
-            multiprocessing.forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return "forkserver"
+    child = multiprocessing.get_context("forkserver").Process(target=exit_with_bad_fork)
+    try:
+        child.start()
+        child.join()
+    except (OSError, EOFError):  # the server is gone: a module that it imported ended it
+        return "spawn"
+    return "forkserver" if child.exitcode == 0 else "spawn"
 
 
 def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
@@ -58,13 +80,9 @@ def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job
 
 
 def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
-    # has torch count devices by NVML, not by the CUDA driver: the controller never initialises CUDA
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    if placement.device == "cuda":
-        devices.number_as_nvml()
+    _count_by_nvml()
     allocation = job.allocation
-    if placement.backend == "gloo" and allocation.nodes == 1:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+    job = replace(job, variables=_variables(placement, allocation.nodes))
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -94,7 +112,7 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
         nproc_per_node=placement.processes,
         **rendezvous,
         max_restarts=0,
-        start_method="forkserver" if placement.device == "cpu" else "spawn",
+        start_method="spawn" if job.wrapper else _start_method(placement.device),
         logs_specs=DefaultLogsSpecs(log_dir=str(agent_logs)),
         signals_to_handle="",  # `launch` handles them
         numa_options=NumaOptions(AffinityMode.NODE, should_fall_back_if_binding_fails=True) if job.numa else None,
@@ -114,6 +132,14 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
         shutil.rmtree(agent_logs, ignore_errors=True)
         work_file(job.folder, allocation.node).unlink(missing_ok=True)
     return None
+
+
+def _variables(placement: Placement, nodes: int) -> dict[str, str]:
+    """Environment variables of the ranks: the fork server may be older than what is known by now."""
+    variables = devices.variables() if placement.device == "cuda" else {}
+    if placement.backend == "gloo" and nodes == 1:
+        variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+    return variables
 
 
 def _failure(folder: Path, rank: int, exitcode: int) -> Failure:

@@ -54,6 +54,7 @@ class Job:
     numa: bool = False  # bind each rank to the NUMA node of its GPU
     allocation: Allocation = field(default_factory=Allocation)
     controller: int = field(default_factory=os.getpid)
+    variables: dict[str, str] = field(default_factory=dict)  # of the environment
     # command and options of a profiler that starts each rank; the text RANK in them becomes the rank's number
     wrapper: tuple[str, ...] = ()
 
@@ -72,6 +73,13 @@ def error_file(folder: Path, rank: int) -> Path:
     return folder / "ranks" / f"error_r{rank:02d}.json"
 
 
+def exit_with_bad_fork() -> None:
+    """The body of a process that ends with 1 if it was forked from one that had started CUDA, else with 0."""
+    import torch
+
+    sys.exit(int(torch.cuda._is_in_bad_fork()))
+
+
 def work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
     """The body of a rank's process: join the others, call `work`, and leave together.
 
@@ -79,6 +87,7 @@ def work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
         work: "module:function", called with a `Rank` and `arguments`.
     """
     os_calls.follow(job.controller)
+    os.environ.update(job.variables)
     number = int(os.environ["RANK"])
     os_calls.redirect(log_file(job.folder, number))
     if job.device == "cpu" and job.malloc == Malloc.tuned:

@@ -150,7 +150,7 @@ class SlurmJob(CellJob):
         board = Board(self.folder, placement.world_size, create=True, node=allocation.node)
         try:
             guest.listen(board.ask_stop)
-            elastic.warm_up(placement.device, list(self.workload.preload))
+            elastic.warm_up(placement.device, self.workload.preloaded(placement.device))
             job = prepare.job_of(self.workload, config, placement, self.folder, allocation)
             with Sampler.of_run(config, placement, self.folder, attempt, allocation.node) as gpus:
                 failure = elastic.launch(self.workload.work, (config, self.folder, *arguments), placement, job)

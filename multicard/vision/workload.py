@@ -116,6 +116,7 @@ def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
     return next(option for option, is_untried in untried[bound] if is_untried)
 
 
+PRELOAD = ("multicard.vision.train", "multicard.vision.data.host_loader", "pyarrow.parquet", "hydra.main")
 WORKLOAD = Workload(
     name="vision",
     entry="train_vision.py",
@@ -129,7 +130,8 @@ WORKLOAD = Workload(
         "profile": PROFILES,
     },
     work="multicard.vision.train:train",
-    preload=("multicard.vision.train", "multicard.vision.data.host_loader", "pyarrow.parquet", "hydra.main"),
+    preload=PRELOAD,
+    cuda_preload=PRELOAD,
     processes=processes,
     refuse=refuse,
     fits=fits,

@@ -1,6 +1,8 @@
 """What only a CUDA device can show: `make test-gpu`, or `pytest -m gpu`. Skipped where there is none."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from multicard.controller.workload import Workload
+from multicard.llm import workload as llm
 from multicard.measure import timing
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
 from multicard.records import run_folder
 from multicard.records.progress import LossPeek
+from multicard.vision import workload as vision
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.samplers import Shuffled
-from tests.conftest import SMALL, typed
+from tests.conftest import ROOT, SMALL, typed
 from tests.test_loaders import DALI, noise, pixels, read, source
 from tests.test_resume import Case
 
@@ -116,8 +121,17 @@ def test_energy_and_state_are_the_gpus_own(measured: Measured):
     spans = [rows[key][-1] - rows[key][0] for key in ("energy_joules", "time_s")]
     assert spans[0] / spans[1] == pytest.approx(sum(rows["power_w"]) / len(rows["power_w"]), rel=0.5)  # the same units
     assert 10 < max(rows["temperature_c"]) < 100 and max(rows["sm_clock_mhz"]) > 100
-    topology = json.loads((folder / "environment.json").read_text())["topology"]["gpus"][0]
+    environment = json.loads((folder / "environment.json").read_text())
+    topology = environment["topology"]["gpus"][0]
     assert topology["uuid"] == device["uuid"] and topology["pci"] and topology["power_limit_w"] > 20
+    assert environment["ranks"][0]["gpu"] == device["uuid"]  # torch's own
+
+
+@pytest.mark.parametrize("workload", [vision.WORKLOAD, llm.WORKLOAD])
+def test_ranks_are_forked_from_a_server_that_has_not_started_cuda(workload: Workload):
+    script = f"from multicard.ranks import elastic\nelastic.warm_up('cuda', {workload.preloaded('cuda')})\n"
+    line = [sys.executable, "-c", f"{script}print(elastic._start_method('cuda'))"]
+    assert subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip() == "forkserver"
 
 
 @pytest.mark.parametrize("strategy", ["ddp_ds", "ddp_rr", "ddp"])

@@ -1,0 +1,59 @@
+"""How ranks are started: what they are forked with, and the environment that they get."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from multicard.config.placement import Placement
+from multicard.llm import workload as llm
+from multicard.ranks import elastic
+from multicard.ranks.process import Job
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import ROOT, warm_up
+
+# As if there were a GPU, as far as torch's Python goes: ends at the first import that starts CUDA, with its name
+IMPORT_ON_A_GPU = """
+import os, sys
+import torch
+def start(*_):
+    print(module, flush=True)
+    os._exit(3)
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+torch.cuda._lazy_init = torch._C._cuda_init = torch._C._cuda_getDeviceCount = start
+torch.cuda.current_device = torch.cuda.get_device_properties = torch.cuda.get_device_capability = start
+for module in sys.argv[1:]:
+    __import__(module)
+"""
+
+
+def test_importing_what_cuda_ranks_are_forked_with_does_not_start_cuda():
+    """Importing torchtune does, by way of torch.sparse._triton_ops: so CUDA ranks are not forked with it."""
+    modules = [*WORKLOAD.cuda_preload, *llm.WORKLOAD.cuda_preload, "torch.sparse._triton_ops"]
+    line = [sys.executable, "-c", IMPORT_ON_A_GPU, *modules]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
+    assert (done.returncode, done.stdout.strip()) == (3, modules[-1]), done.stderr
+
+
+def test_ranks_on_cuda_are_forked_unless_their_server_has_started_it():
+    warm_up()  # with torchtune, which asks whether CUDA is there
+    assert (elastic._start_method("cpu"), elastic._start_method("cuda")) == ("forkserver", "spawn")
+    script = (
+        "from multicard.ranks import elastic\nelastic.warm_up('cuda', ['torch'])\nprint(elastic._start_method('cuda'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "forkserver"
+
+
+def test_ranks_get_the_variables_that_are_known_after_their_server_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    warm_up()
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    job = Job(tmp_path, "cpu", "gloo", 0, 1, "system")
+    assert (
+        elastic.launch("tests.rank_work:leave_environment", (tmp_path,), Placement("cpu", "gloo", 1, False), job)
+        is None
+    )
+    assert "GLOO_SOCKET_IFNAME=lo" in (tmp_path / "environment.txt").read_text().splitlines()
