@@ -30,8 +30,13 @@ def copy_s(target: torch.Tensor, source: torch.Tensor, device: torch.device) -> 
     return float(min(marks.seconds()))
 
 
+def default_size(device: torch.device) -> int:
+    """Bytes of a copy that is larger than all caches."""
+    return 2**31 if device.type == "cuda" else 2**28
+
+
 def within_bytes_per_s(device: torch.device, size: int) -> float:
-    """Bytes read and written by a copy of `size` bytes, which should be larger than all caches."""
+    """Bytes read and written by a copy of `size` bytes."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     return 2 * size / copy_s(torch.empty_like(source), source, device)
 
@@ -55,7 +60,7 @@ def main() -> None:
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if shutil.which("nvidia-smi"):
         print(subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False).stdout)
-    size = (args.megabytes or (2048 if device.type == "cuda" else 256)) * 2**20
+    size = args.megabytes * 2**20 if args.megabytes else default_size(device)
     facts = environment.collect()
     versions = facts["packages"] | {"python": facts["python"], "CUDA": torch.version.cuda}
     versions |= {"cuDNN": torch.backends.cudnn.version(), "driver": (facts["gpus"] or [{}])[0].get("driver")}

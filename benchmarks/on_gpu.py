@@ -194,7 +194,7 @@ def main() -> None:
     args = options.parse_args()
     cuda = bool(devices.visible_gpus())
     out = args.out or ROOT / "multirun" / ("on_gpu" if cuda else "on_cpu")
-    run = Pass(out.absolute(), cuda, args.data.absolute() if args.data else None)
+    run = Pass(out.resolve(), cuda, args.data.resolve() if args.data else None)
     steps = [step for step in STEPS if step.name in args.only]
     if args.list:
         for step in steps:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from benchmarks.gpu_findings import Finding
 from benchmarks.gpu_steps import STEPS, Pass, Step
 from multicard.measure.timing import clock_s, pause
 from multicard.records import run_folder
-from tests.conftest import ROOT, typed
+from tests.conftest import ROOT, typed, typed_llm
 
 VISION = ["machine", "tests", "fused", "step", "goal", "papers", "diagnose", "memory", "measuring", "whole"]
 TUNING = ["lora", "dpo", "lora_fp32", "packed"]
@@ -145,6 +146,18 @@ def test_tests_that_passed_are_not_run_again(tmp_path: Path):
     run.log("tests").write_text("\n".join([*lines, "tests/gpu/test_a.py::test_z ", ""]))
     assert [word for word in tests.command(run) if "deselect" in word] == [f"--deselect={passed}"]
     assert [finding.passed for finding in tests.read(tmp_path, run.log("tests").read_text())] == [False, False]
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step.name != "tests"], ids=lambda step: step.name)
+def test_the_commands_for_a_gpu_compose(step: Step, tmp_path: Path):
+    for name in ("MNIST/raw", "text/alpaca_500.jsonl", "tokenizer/tokenizer.model"):
+        (tmp_path / name).mkdir(parents=True)
+    command = step.command(Pass(tmp_path, cuda=True, data=tmp_path))
+    assert (ROOT / command[1]).exists() or find_spec(command[2])
+    words = [word.partition(",")[0] for word in command if "=" in word and not word.startswith("hydra.")]
+    config = typed_llm(*words) if command[1] == "tune_llm.py" else typed(*words)
+    if "dataset=mnist" in words:
+        assert config.dataset.root == str(tmp_path)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_the_extrapolation_is_exact_where_images_take_the_same_time():
