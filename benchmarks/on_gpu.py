@@ -34,7 +34,6 @@ from multicard.measure.timing import clock_s, timestamp
 from multicard.ranks import os_calls
 from multicard.records import run_folder, text_table
 
-ENDED = ("ok", "skipped")
 GRACE_S = 15.0  # for a stopped command to record what it has
 LEAST_S = 60.0  # for which a step that does not fit, but goes on, is begun
 PATIENCE = 2  # times its estimate, for which a step may take from the others at its first attempt
@@ -56,7 +55,7 @@ def write(run: Pass, record: dict[str, Any]) -> dict[str, Any]:
 def queue(run: Pass, steps: Sequence[Step], whole: bool) -> list[Step]:
     """The steps that are left: those never tried, then those that were stopped or failed; the last ones after all."""
     records = {step.name: record_of(run, step) for step in steps}
-    left = [step for step in steps if records[step.name]["status"] not in ENDED]
+    left = [step for step in steps if records[step.name]["status"] != "ok"]  # what was skipped may be there by now
     turn = {False: 1, True: 0 if whole else 2}
     return sorted(left, key=lambda step: (turn[step.last], records[step.name]["attempts"]))
 
@@ -167,7 +166,7 @@ def show(run: Pass, steps: Sequence[Step]) -> int:
     failed = [record for record in records if record["status"] == "failed"]
     for record in failed:
         print(f"failed: {record['step']} ({record['why']}); its log: {record['log']}")
-    left = [record["step"] for record in records if record["status"] not in (*ENDED, "failed")]
+    left = [record["step"] for record in records if record["status"] not in ("ok", "skipped", "failed")]
     if left:
         print(f"left for another call: {', '.join(left)}")
     return 1 if failed else 0
