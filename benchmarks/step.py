@@ -1,6 +1,11 @@
 """Duration of a training step by precision, layout and compilation, without its input; and the memory's ceiling.
 
-    python -m benchmarks.step [--image-size 224] [--batch-size 16] [--rounds 5] [--compile]
+    python -m benchmarks.step [--image-size 224] [--batch-size 16] [--rounds 5] [--precisions fp16 bf16]
+        [--layouts nhwc] [--compile [MODE ...]] [--pointwise convolution linear] [--inductor KEY=VALUE ...]
+
+`--compile` measures compiled steps too, in the default mode or in each of these: default, reduce-overhead,
+max-autotune, max-autotune-no-cudagraphs; `--only-compiled` leaves the others out. `--inductor` sets Inductor's own
+options for all compiled steps (prologue_fusion=false). `linear` goes with nhwc alone: see multicard.vision.pointwise.
 
 All combinations take turns on one cached batch: forward, loss, backward and optimiser, as in the training loop. Prints
 medians over the rounds. On a GPU images/s are beside the ceiling set by the memory's bandwidth: MobileNetV2 uses each
@@ -15,9 +20,12 @@ read and written whole (parameters are small and left out):
 The bandwidth is measured: that of copying a tensor larger than the caches.
 """
 
+import argparse
+import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,10 +33,14 @@ from torch.amp.grad_scaler import GradScaler
 from torchvision import models
 
 from benchmarks.common import configuration, interleaved, machine, parser
+from multicard.config.compilation import CUDA_GRAPHS, MODES
+from multicard.config.vision import Pointwise
 from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.ranks import os_calls
-from multicard.vision.optim import optimizer_of, zero_momentum
+from multicard.vision.compiling import GRAPH_PASSES, inductor_options
+from multicard.vision.optim import optimizer_of
+from multicard.vision.pointwise import with_matrix_products
 from multicard.vision.precision import PRECISIONS, choose
 
 STEPS = 6  # a turn
@@ -74,16 +86,42 @@ def bandwidth_bytes_per_s(device: torch.device) -> float:
     return 2 * source.nbytes / min(seconds)
 
 
-def step(name: str, nhwc: bool, compiled: bool, size: int, batch: int, device: torch.device) -> Callable[[], float]:
-    """A turn of training steps on a cached batch, which returns seconds per step."""
-    precision = choose(name, device)
-    order = torch.channels_last if nhwc else torch.contiguous_format
-    model = models.mobilenet_v2(num_classes=10).to(device, precision.model_dtype).to(memory_format=order)  # pyright: ignore[reportCallIssue]
-    if compiled:
-        model.compile(dynamic=False)
+class Cell(NamedTuple):
+    """A combination. mode: of torch.compile; None: not compiled."""
+
+    precision: str
+    layout: str
+    mode: str | None
+    pointwise: str
+
+
+def cells(args: argparse.Namespace) -> list[Cell]:
+    """The combinations that the options ask for."""
+    modes = [] if args.only_compiled and args.compile is not None else [None]
+    modes += (args.compile or ["default"]) if args.compile is not None else []
+    combined = [Cell(*values) for values in product(args.precisions, args.layouts, modes, args.pointwise)]
+    return [cell for cell in combined if cell.layout == "nhwc" or cell.pointwise == "convolution"]
+
+
+def step(
+    cell: Cell, size: int, batch: int, device: torch.device, inductor: Mapping[str, Any] | None = None
+) -> Callable[[], float]:
+    """A turn of training steps on a cached batch, which returns seconds per step.
+
+    Args:
+        inductor: options of Inductor beside those of the mode.
+    """
+    precision = choose(cell.precision, device)
+    order = torch.channels_last if cell.layout == "nhwc" else torch.contiguous_format
+    model = models.mobilenet_v2(num_classes=10)
+    if cell.pointwise == "linear":
+        with_matrix_products(model)
+    model = model.to(device, precision.model_dtype).to(memory_format=order)  # pyright: ignore[reportCallIssue]
+    if cell.mode is not None:
+        model.compile(dynamic=False, options={**inductor_options(cell.mode, cell.layout), **(inductor or {})})
+    graphs = device.type == "cuda" and cell.mode in CUDA_GRAPHS
     options = configuration("train_vision", "preset=fast")
     optimizer = optimizer_of(model, options.lr, options.optimizer)
-    zero_momentum(optimizer)
     scaler = GradScaler(device.type, enabled=precision.scale_loss)
     images = (
         torch.randn(batch, 3, size, size, device=device).to(precision.transfer_dtype).contiguous(memory_format=order)
@@ -96,6 +134,8 @@ def step(name: str, nhwc: bool, compiled: bool, size: int, batch: int, device: t
         started_s = timing.clock_s()
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
+            if graphs:
+                torch.compiler.cudagraph_mark_step_begin()
             with precision.arithmetic(device):
                 loss = nn.functional.cross_entropy(model(images), labels)
             scaler.scale(loss).backward()
@@ -104,17 +144,38 @@ def step(name: str, nhwc: bool, compiled: bool, size: int, batch: int, device: t
         timing.synchronize(device)
         return (timing.clock_s() - started_s) / steps
 
-    turn(2)  # compiles, and has every buffer allocated
+    turn(GRAPH_PASSES)  # compiles, records CUDA graphs, and has every buffer allocated
     return turn
 
 
+def options() -> argparse.ArgumentParser:
+    result = parser(__doc__, rounds=5)
+    result.add_argument("--image-size", type=int, default=224)
+    result.add_argument("--batch-size", type=int, default=16)
+    result.add_argument("--precisions", nargs="+", default=["fp64", "fp32", "fp16", "bf16"], choices=list(PRECISIONS))
+    result.add_argument("--layouts", nargs="+", default=["nchw", "nhwc"], choices=["nchw", "nhwc"])
+    result.add_argument("--compile", nargs="*", choices=MODES, metavar="MODE", help="measure compiled steps too")
+    result.add_argument("--only-compiled", action="store_true", help="leave out the steps that are not compiled")
+    result.add_argument(
+        "--pointwise", nargs="+", default=["convolution"], choices=list(Pointwise), help="linear with nhwc alone"
+    )
+    result.add_argument(
+        "--inductor", nargs="+", type=setting, default=[], metavar="KEY=VALUE", help="options of compiled steps"
+    )
+    return result
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """An option of Inductor as the command line has it: `prologue_fusion=false`, `benchmark_kernel=true`."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: give KEY=VALUE, as prologue_fusion=false") from error
+
+
 def main() -> None:
-    options = parser(__doc__, rounds=5)
-    options.add_argument("--image-size", type=int, default=224)
-    options.add_argument("--batch-size", type=int, default=16)
-    options.add_argument("--precisions", nargs="+", default=["fp64", "fp32", "fp16", "bf16"], choices=list(PRECISIONS))
-    options.add_argument("--compile", action="store_true", help="measure compiled steps too: a minute each to compile")
-    args = options.parse_args()
+    args = options().parse_args()
     os_calls.tune_malloc()
     torch.set_num_threads(cores())
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -122,23 +183,21 @@ def main() -> None:
     hardware = machine(torch.cuda.get_device_name() if device.type == "cuda" else None)
     rate = bandwidth_bytes_per_s(device)
     print(f"{hardware}; {args.image_size} px, batch {args.batch_size}; {rate / 1e9:,.1f} GB/s")
-    turns = {
-        cell: step(*cell, args.image_size, args.batch_size, device)
-        for cell in product(args.precisions, (False, True), (False, True) if args.compile else (False,))
-    }
+    turns = {cell: step(cell, args.image_size, args.batch_size, device, dict(args.inductor)) for cell in cells(args)}
     step_s = interleaved(turns, args.rounds)
-    headings = ["precision", "layout", "compiled", "step, ms", "quartiles", "images/s", "memory's ceiling, images/s"]
+    headings = ["precision", "layout", "compiled", "pointwise", "step, ms", "quartiles", "images/s"]
+    headings.append("memory's ceiling, images/s")
     print(f"\n| {' | '.join(headings)} |\n{'|---' * len(headings)}|")
-    for (name, nhwc, compiled), seconds in step_s.items():
+    for cell, seconds in step_s.items():
         low, middle, high = statistics.quantiles([1000 * s for s in seconds], n=4)
-        precision = choose(name, device)
+        precision = choose(cell.precision, device)
         value = torch.empty((), dtype=getattr(torch, precision.autocast or precision.model)).itemsize
         meta = models.mobilenet_v2(num_classes=10).to("meta")
-        ceiling = rate / bytes_an_image(meta, args.image_size, value, fused=compiled)
+        ceiling = rate / bytes_an_image(meta, args.image_size, value, fused=cell.mode is not None)
         images = args.batch_size / (middle / 1000)
-        cells = [name, "nhwc" if nhwc else "nchw", "yes" if compiled else "no"]
-        cells += [f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{images:,.1f}", f"{ceiling:,.0f}"]
-        print(f"| {' | '.join(cells)} |")
+        texts = [cell.precision, cell.layout, cell.mode or "no", cell.pointwise]
+        texts += [f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{images:,.1f}", f"{ceiling:,.0f}"]
+        print(f"| {' | '.join(texts)} |", flush=True)
 
 
 if __name__ == "__main__":

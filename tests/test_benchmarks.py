@@ -1,14 +1,16 @@
 """The formulas of the benchmarks, in closed form, and what they compare."""
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch._inductor.config
 from torch import nn
 
-from benchmarks import training_within
-from benchmarks.step import bytes_an_image
+from benchmarks import step, training_within
+from benchmarks.step import Cell, bytes_an_image
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
 from multicard.vision.data import datasets
@@ -34,6 +36,32 @@ def test_bytes_of_a_step_count_each_tensor_as_often_as_it_is_read_or_written():
     assert unfused == fused + 2 * values * 5
     strided = nn.Conv2d(3, 5, 2, stride=2).to("meta")
     assert bytes_an_image(strided, 8, 4, fused=False) == 4 * (3 * 3 * 64 + 3 * 5 * 16)
+
+
+@pytest.mark.parametrize(
+    ("words", "modes"),
+    [
+        ("", [None]),
+        ("--compile", [None, "default"]),
+        ("--compile reduce-overhead max-autotune --only-compiled", ["reduce-overhead", "max-autotune"]),
+    ],
+)
+def test_the_modes_of_steps_are_those_asked_for(words: str, modes: list[str | None]):
+    args = step.options().parse_args([*words.split(), "--precisions", "fp32", "--pointwise", "convolution", "linear"])
+    linear = [Cell("fp32", "nhwc", mode, "linear") for mode in modes]
+    plain = [Cell("fp32", layout, mode, "convolution") for layout in ("nchw", "nhwc") for mode in modes]
+    assert sorted(step.cells(args), key=str) == sorted(linear + plain, key=str)
+
+
+def test_inductors_options_reach_the_compilation():
+    args = step.options().parse_args(["--inductor", "prologue_fusion=false", 'max_autotune_gemm_backends="ATEN"'])
+    cell, compile_ = Cell("fp32", "nchw", "max-autotune", "convolution"), mock.Mock(side_effect=InterruptedError)
+    with mock.patch.object(nn.Module, "compile", compile_), pytest.raises(InterruptedError):  # enough seen
+        step.step(cell, 32, 2, torch.device("cpu"), dict(args.inductor))
+    options = compile_.call_args.kwargs["options"]
+    assert (options["prologue_fusion"], options["max_autotune_gemm_backends"]) == (False, "ATEN")
+    assert options["max_autotune"] and options["layout_optimization"] is False
+    assert torch._inductor.config.prologue_fusion is True  # without asking
 
 
 def test_the_interval_of_a_median_holds_the_values_next_to_it():

@@ -96,6 +96,8 @@ class TrackerConfig:
 
 # Keys that do not change what is measured, and so are no part of a cell's identity
 NOT_IDENTITY = ("name", "rerun", "tracker", *ASKED)
+# Keys that came later, by group, with what earlier runs did: at that value a run keeps the identity it had before
+LATER = {"model": {"pointwise": "convolution"}}
 
 
 @dataclass
@@ -128,6 +130,8 @@ class RunConfig(JobConfig):
     def identity(self) -> str:
         """8 hex digits that two runs share exactly if they measure the same thing."""
         measured = {key: value for key, value in asdict(self).items() if key not in NOT_IDENTITY}
+        for group, keys in LATER.items():
+            measured[group] = {key: value for key, value in measured[group].items() if (key, value) not in keys.items()}
         return sha256(dumps(measured, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -140,10 +140,16 @@ class ImagesConfig(DatasetConfig):
         require(self.root is not None, f"dataset.root is not set: {remedy}")
 
 
+class Pointwise(StrEnum):
+    convolution = "convolution"
+    linear = "linear"
+
+
 @dataclass
 class ModelConfig:
     name: str = key(MISSING, "mobilenet_v2, or another classification model of torchvision (resnet50)")
     width: float = key(1.0, "MobileNetV2's width multiplier")
+    pointwise: Pointwise = key(Pointwise.convolution, "1 x 1 convolutions: convolution, or linear with layout=nhwc")
 
     def __post_init__(self) -> None:
         require(self.width > 0, f"model.width={self.width}: must be above 0")
@@ -214,6 +220,9 @@ class VisionConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.compile = compilation.checked(self.compile)
+        linear = self.model.pointwise is Pointwise.linear
+        fits = self.layout.name is LayoutName.nhwc or not linear
+        require(fits, "model.pointwise=linear: reads the channels of NHWC images as a matrix; use layout=nhwc")
         require(self.warmup_steps >= 0, f"warmup_steps={self.warmup_steps}: must be 0 or more")
         workers, target = self.num_workers, self.target_accuracy
         require(workers is None or workers >= 0, f"num_workers={workers}: must be 0 or more, or null to choose")

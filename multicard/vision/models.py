@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from multicard.config.vision import ModelConfig
+from multicard.config.vision import ModelConfig, Pointwise
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +31,12 @@ def check(config: ModelConfig) -> None:
 
 def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
     """The model with random weights, float32, on the CPU. Takes (B, 3, H, W), gives (B, classes)."""
-    return BUILDERS.get(config.name, of_torchvision)(config, classes, image_size)
+    model = BUILDERS.get(config.name, of_torchvision)(config, classes, image_size)
+    if config.pointwise is Pointwise.convolution:
+        return model
+    from multicard.vision.pointwise import with_matrix_products
+
+    return with_matrix_products(model)
 
 
 def mobilenet_v2(config: ModelConfig, classes: int, _: int) -> "nn.Module":

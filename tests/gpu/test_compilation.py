@@ -1,0 +1,68 @@
+"""torch.compile on a CUDA device: every mode trains as eager does, CUDA graphs run, layouts stay as asked for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+from torch._inductor.utils import run_and_get_code
+
+from multicard.config import compilation
+from multicard.vision import compiling
+from multicard.vision.loop import memory_format
+from tests.conftest import typed
+from tests.gpu.test_cuda import CUDA, ok, several
+from tests.rank_work import Small
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+Measured = Callable[..., dict[str, Any]]
+
+
+@pytest.mark.parametrize("mode", compilation.MODES)
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_every_mode_of_compilation_trains_as_eager_does(measured: Measured, mode: str, layout: str):
+    words = (CUDA, f"layout={layout}", "epochs=2", "batch_size=20", "lr=0.001")  # odd batches in both splits
+    plain, compiled = ok(measured(*words)), ok(measured(*words, f"compile={mode}"))
+    assert compiled["cuda_graphs"] is (True if compilation.has_cuda_graphs(mode) else None)
+    assert compiled["compile_cache"]["state"] in ("cold", "warm", "mixed")
+    for got, expected in zip(compiled["epochs"], plain["epochs"], strict=True):
+        assert got["train_loss"] == pytest.approx(expected["train_loss"], rel=0.05)
+    assert compiled["peak_memory_bytes"]["max"] > plain["peak_memory_bytes"]["max"] / 2
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_compiled_code_has_the_layout_that_was_asked_for(layout: str):
+    config = typed(f"layout={layout}", "compile=true", CUDA)
+    model = Small().cuda().to(memory_format=memory_format(config))  # pyright: ignore[reportCallIssue]
+    images = torch.zeros(16, 3, 32, 32, device="cuda").contiguous(memory_format=memory_format(config))
+    with torch._inductor.config.patch(force_disable_caches=True):
+        compiling.compile_model(model, config)
+        _, codes = run_and_get_code(model, images)
+    strides = {"nchw": "(3600, 900, 30, 1)", "nhwc": "(3600, 1, 120, 4)"}
+    assert any(f"(16, 4, 30, 30), {strides[layout]}" in code for code in codes)
+
+
+@pytest.mark.parametrize("strategy", ["ddp_ds", "ddp_rr"])
+def test_cuda_graphs_on_two_gpus(measured: Measured, strategy: str):
+    several()
+    result = ok(measured(CUDA, "gpus=2", f"strategy={strategy}", "compile=reduce-overhead", "batch_size=20"))
+    assert result["cuda_graphs"] is True
+
+
+@pytest.mark.parametrize("words", [(), ("activation_checkpointing=true",), ("gradient_accumulation_steps=2",)])
+@pytest.mark.parametrize("method", ["lora", "qlora", "full"])
+def test_tuning_in_cuda_graphs_has_the_losses_of_the_default_mode(tuned: Measured, method: str, words: tuple[str, ...]):
+    packed = (CUDA, f"method={method}", "packed=true", "max_seq_len=256", *words)
+    default, graphs = ok(tuned(*packed, "compile=true")), ok(tuned(*packed, "compile=reduce-overhead"))
+    assert graphs["cuda_graphs"] is True
+    for key in ("first", "last"):
+        assert graphs["loss"][key] == pytest.approx(default["loss"][key], rel=0.02)
+
+
+def test_pointwise_as_matrix_products_trains(measured: Measured):
+    result = ok(measured(CUDA, "preset=fast", "compile=max-autotune-no-cudagraphs", "model.pointwise=linear"))
+    assert result["epochs"][0]["train_loss"] > 0
