@@ -162,12 +162,26 @@ def _record(kind: str, defaults: dict[str, Any], device: str, changes: dict[str,
         "gpu": None if device == "cpu" else gpu(),
         "profile": None,
         "diagnosis": None,
+        "data": data(),
+        "cores": 16,
+        "load": load(),
+        "beside": 0,
         "hardware": "AMD EPYC" if device == "cpu" else "NVIDIA H200",
         "commit": COMMIT,
         "dirty": False,
         "changes": None,
     }
     return record | own
+
+
+def data(fingerprint: str = "9b990dc14fcc") -> dict[str, Any]:
+    return {"fingerprint": fingerprint, "parts": {"dataset": fingerprint}, "bytes": 129_384, "hashed_bytes": 129_384}
+
+
+def load(others_cores: float = 0.0) -> dict[str, Any]:
+    """The record's `load`, with so many of the run's cores busy for others."""
+    cores = {"others_cores": others_cores, "stolen_cores": 0.0, "machine_others_cores": others_cores}
+    return {"seconds": 101.0, **cores, "average_before": 0.1, "average_after": 1.0}
 
 
 def _at(config: dict[str, Any], path: str) -> Any:

@@ -151,7 +151,7 @@ def test_seeds_are_repetitions_and_commits_are_not_mixed(tmp_path: Path):
     assert len(one.a) == len(one.b) == 3 and one.verdict == "no difference"
     assert any("3 and 3" in line for line in compare.lines([one], None))
     records.write(tmp_path / "b" / "3", records.vision(seed=3, commit="f" * 40), records.steps(np.full(50, 0.1)))
-    with pytest.raises(ValueError, match=r"B mixes commits or machines in one cell: 8fdd49003 on .*fffffffff"):
+    with pytest.raises(ValueError, match=r"B mixes commits, machines, .* in one cell: 8fdd49003 on .*fffffffff"):
         compared(tmp_path / "a", tmp_path / "b")
     assert len(compared(tmp_path / "a", tmp_path / "b", mix=True)[0].b) == 4
 

@@ -252,6 +252,9 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
         "*": records.vision(oversubscribed=True),
         "c": records.vision(device="cpu"),
         "!": records.vision(gpu=records.gpu(by="solve")),
+        "&": records.vision(load=records.load(1.7)),
+        ">": records.vision(device="cpu", gpus=4, cores=2),
+        "p": records.vision(beside=1),
         "r": records.llm(),
         "s": records.vision() | {"config": records.vision()["config"] | {"scale": "smoke"}},
         "+": records.vision(segments=[records.segment(), records.segment(6)]),
@@ -259,12 +262,12 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
     }
     assert list(marked) == [mark.sign for mark in MARKS]
     for index, record in enumerate(marked.values()):
-        records.write(tmp_path / str(index), record)
+        records.write(tmp_path / f"{index:02d}", record)
     records.write(tmp_path / "plain", records.llm(model__weights="models/llama") | {"scale": "full"})
     found = load.read([tmp_path])
-    assert [run["marks"] for run in found.runs] == [*marked, ""]
+    assert [run["marks"] for run in found.runs] == [*[sign.replace(">", "c>") for sign in marked], ""]
     lines = list_runs.lines(found, found.runs, None, None)
-    assert lines[-7:] == [f"{mark.sign}  {mark.meaning}" for mark in MARKS]
+    assert lines[-len(MARKS) :] == [f"{mark.sign}  {mark.meaning}" for mark in MARKS]
     assert [run["marks"] for run in sql.select(found.runs, "disturbed or smoke")] == ["!", "s"]
 
 

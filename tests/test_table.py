@@ -55,6 +55,50 @@ def test_a_failed_run_is_shown_and_never_a_reference():
     assert second[2:6] == ["ok", "50.0", "1,234", "98.77%"]
 
 
+def on_ranks(total_s: float, gpus: int, threads: int = 2, data: str = "a1", **more: Any) -> dict[str, Any]:
+    content = {"fingerprint": data, "parts": {"dataset": data}}
+    return result(total_s, gpus=gpus, device="cpu") | {"threads": threads, "data": content, "cores": 4} | more
+
+
+def test_an_efficiency_that_cannot_be_is_marked_with_the_likely_reason():
+    lines = table.lines([on_ranks(100.0, 1), on_ranks(45.6, 2), on_ranks(22.0, 4, threads=1)])
+    assert "2.19 (110%) " in lines[2] and "4.55 (114%)?" in lines[3]
+    (why,) = [line for line in lines if line.startswith("? ")]
+    assert "110% of the ideal" in why and "the run on one was slower" in why
+    assert not any(line.startswith("?") for line in table.lines([on_ranks(100.0, 1), on_ranks(45.5, 2)]))
+
+
+def test_runs_on_other_data_are_not_compared_and_are_told_apart():
+    header, _, two, *_ = printed([on_ranks(100.0, 1), on_ranks(50.0, 2, data="b2")])
+    assert "data" in header and two[:7] == ["fp32", "2", "b2", "ok", "50.0", "1,234", "-"]
+    alike = [on_ranks(100.0, 1), on_ranks(90.0, 1, data="b2")]
+    header, *rows = printed(alike)
+    assert "data" in header and [row[header.index("data")] for row in rows[:2]] == ["a1", "b2"]
+    older = [on_ranks(100.0, 1) | {"data": None}, on_ranks(50.0, 2) | {"data": None}]
+    assert "2.00 (100%)" in table.lines(older)[2]  # which do not say: as before
+
+
+def test_another_precision_is_compared_with_as_many_threads_alone():
+    fp64, fp32 = (
+        on_ranks(total_s, 1, threads=4)
+        | {"axes": {"precision": name, "gpus": 1}, "config": {"precision": {"name": name}}}
+        for name, total_s in (("fp64", 100.0), ("fp32", 50.0))
+    )
+    assert "2.00" in table.lines([fp64, fp32])[2].split()
+    assert "2.00" not in " ".join(table.lines([fp64, fp32 | {"threads": 2}]))
+
+
+def test_a_loaded_machine_and_ranks_that_take_turns_are_marked():
+    busy = {"others_cores": 1.6, "stolen_cores": 0.0}
+    lines = table.lines([on_ranks(9.0, 1, load=busy), on_ranks(9.0, 8, threads=1), on_ranks(9.0, 2, beside=1)])
+    assert [line.split()[2] for line in lines[1:4]] == ["ok&", "ok>", "ok"]
+    assert "& others kept up to 1.6 of 4 cores busy while 1 were measured: see load in the records" in lines
+    assert "> more CPU ranks than cores: they took turns, in 1" in lines
+    assert "1 were measured beside other runs of the sweep, on the same machine" in lines
+    quiet = table.lines([on_ranks(9.0, 1, load={"others_cores": 0.3, "stolen_cores": 0.05})])
+    assert not any(line.startswith("&") for line in quiet)
+
+
 def test_a_short_run_says_why_it_has_no_throughput():
     lines = [" ".join(words) for words in printed([result(10.0), result(5.0, gpus=2) | {"images_per_s": None}])]
     assert any(line.startswith("images/s is missing") and "warmup_steps" in line for line in lines)

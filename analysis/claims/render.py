@@ -11,6 +11,7 @@ from analysis.claims.verdicts import ClaimFigure, Verdict, labels
 from analysis.runs.caveats import legend
 from analysis.runs.load import Skipped
 from multicard.records import text_table
+from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.run_folder import write_json, write_text
 from multicard.records.text_table import clean, escape_markdown
 
@@ -136,6 +137,8 @@ def _explanations(verdicts: Sequence[Verdict]) -> list[str]:
     unlike = dict.fromkeys(choice for verdict in verdicts for choice in verdict.unlike)
     if unlike:
         lines.append(f"{UNLIKE}  the papers had otherwise: {', '.join(unlike)}")
+    if any(figure.doubtful for verdict in verdicts for figure in verdict.figures):
+        lines.append(f"{DOUBTFUL}  {DOUBTFUL_MEANING}")
     return [*lines, *legend(verdict.marks for verdict in verdicts)]
 
 

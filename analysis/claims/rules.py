@@ -23,6 +23,7 @@ from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
+from multicard.measure import formulas
 
 HOLDS, FAILS, UNDECIDED, UNMEASURED = "holds", "does not hold", "undecided", "not measured"
 OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -63,6 +64,7 @@ class Comparison:
     over, under: the bounds, in the unit. runs: empty where a cell was not measured.
     interval: works it out, at a confidence. stands_for: comparisons among which it was picked, itself included.
     settled: verdict and text of a comparison without a number.
+    most: the largest ratio that can be, before it is brought into the unit: more GPUs give no more.
     """
 
     what: str
@@ -74,6 +76,7 @@ class Comparison:
     interval: Callable[[Readings, float], Interval] | None = None
     stands_for: int = 1
     settled: tuple[str, str] | None = None
+    most: float = math.inf
 
     def verdict(self, low: float | None, high: float | None) -> str:
         """By where the whole interval lies; undecided where there is none, or it contains a bound."""
@@ -122,7 +125,8 @@ class Contrast(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         of_top, of_bottom = (_ok_runs(panel, {**dict(cell), **side}) for side in (top, bottom))
         runs = (*of_top, *of_bottom) if of_top and of_bottom else ()
         interval = _measured(self.measure, of_top, of_bottom)
-        return Comparison(what, _typed(cell), unit, self.over, self.under, runs, interval)
+        most = _most(self.measure, of_top, of_bottom) if runs else math.inf
+        return Comparison(what, _typed(cell), unit, self.over, self.under, runs, interval, most=most)
 
 
 class GainFalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="gain_falls"):
@@ -234,6 +238,15 @@ Rule = Contrast | GainFalls | EachCell | BestOf | Ends
 
 def _measured(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> Callable[[Readings, float], Interval]:
     return lambda readings, confidence: MEASURES[measure].interval(Sides(top, bottom, confidence, readings))
+
+
+def _most(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> float:
+    """The largest ratio of times of fewer GPUs (`top`) to more that more GPUs can give; an iteration takes more rows on
+    more GPUs."""
+    fewer, more = grouping.ranks(top[0]), grouping.ranks(bottom[0])
+    if measure not in ("time", "time_without_pauses", "iteration") or fewer >= more:
+        return math.inf
+    return formulas.DOUBTFUL_EFFICIENCY * (1 if measure == "iteration" else more / fewer)
 
 
 def _expanded(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:

@@ -19,6 +19,7 @@ from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
 from analysis.runs.load import Run
 from analysis.stats import bootstrap, intervals
+from multicard.records.comparable import DOUBTFUL
 from multicard.records.text_table import clean
 
 MAX_SETTINGS = 8  # of an experiment that are judged
@@ -41,6 +42,7 @@ class ClaimFigure:
     verdict: of this comparison alone.
     runs: how many are compared. basis: the samples behind the interval.
     part: which rule of the claim.
+    doubtful: it is more than GPUs can give.
     """
 
     what: str
@@ -58,6 +60,7 @@ class ClaimFigure:
     text: str
     why: str = ""
     part: int = 0
+    doubtful: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,14 +197,16 @@ def _judge(claim: Claim, settings: Sequence[Panel], readings: Readings) -> Verdi
 
 def _figure(comparison: Comparison, part: int, readings: Readings, confidence: float) -> ClaimFigure:
     estimate = low = high = None
-    unit, basis, why = "", "", ""
+    unit, basis, why, doubtful = "", "", "", False
     if comparison.settled is not None:
         verdict, text = comparison.settled
     else:
         assert comparison.interval is not None
         unit = comparison.unit.name
         try:
-            interval = comparison.interval(readings, confidence).mapped(comparison.unit.convert)
+            ratio = comparison.interval(readings, confidence)
+            doubtful = ratio.estimate > comparison.most
+            interval = ratio.mapped(comparison.unit.convert)
         except ValueError as error:
             verdict, text, why = UNMEASURED, "-", str(error)
         else:
@@ -213,6 +218,7 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
                 why = f"no interval of {few}{basis}"
             elif low != high:
                 text += f" ({comparison.unit.number(low)} to {comparison.unit.number(high)})"
+            text += DOUBTFUL * doubtful
     return ClaimFigure(
         what=comparison.what,
         where=comparison.where,
@@ -229,6 +235,7 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
         text=text,
         why=why,
         part=part,
+        doubtful=doubtful,
     )
 
 

@@ -172,7 +172,7 @@ def _rankings(runs: Sequence[Run], goal: str, mix: bool) -> list[Ranking]:
         amounts = same_work.by_amount(of_work)
         for (rows, pairs), group in amounts.items():
             amount = f"{'preference pairs' if pairs else 'runs'} of {'all' if rows is None else rows} rows"
-            ranked.append(_ranking(group, goal, title, amount if len(amounts) > 1 else ""))
+            ranked.append(_ranking(group, goal, title, amount if len(amounts) > 1 else "", mix))
     return ranked
 
 
@@ -184,8 +184,9 @@ def _title(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
     return f"{clean(kind)} {grouping.label(work, grouping.telling(of_kind, order))}".rstrip()
 
 
-def _ranking(runs: list[Run], goal: str, work: str, amount: str) -> Ranking:
-    setting_columns = [name for name in grouping.settings(runs) if any(name in run.columns for run in runs)]
+def _ranking(runs: list[Run], goal: str, work: str, amount: str, mix: bool) -> Ranking:
+    names = [*grouping.settings(runs), *([] if mix else grouping.CORES)]
+    setting_columns = [name for name in names if any(name in run.columns for run in runs)]
     settings = [_setting(cell, group, goal) for cell, group in grouping.group(runs, setting_columns).items()]
     settings.sort(key=lambda setting: setting.cost)
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)

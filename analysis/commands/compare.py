@@ -26,6 +26,7 @@ from analysis.runs.sql import known
 from analysis.stats import bootstrap
 from analysis.stats.bootstrap import Ratio
 from multicard.records import text_table
+from multicard.records.comparable import DATA
 from multicard.records.text_table import clean
 
 MIN_EPOCHS = 3  # beside the first, that a run must have for an interval over them
@@ -100,7 +101,8 @@ def _pair(
 ) -> list[Compared]:
     names = grouping.settings([*a, *b])
     compared_keys = {key for name in by for key in grouping.meant(known(name, names, "--by"), names)}
-    in_a, in_b = ({name for run in runs for name in run.columns} for runs in (a, b))
+    compared_keys |= {DATA} if grouping.have_data(compared_keys) else set()
+    in_a, in_b = ({name for run in runs for name in run.columns if name != DATA or run[name]} for runs in (a, b))
     keys = ["kind", *(name for name in names if name not in compared_keys and name in in_a and name in in_b)]
     # A refused run has its axes alone, and no configuration
     cells_a, cells_b = (grouping.group([run for run in runs if run["status"] != "refused"], keys) for runs in (a, b))
@@ -157,9 +159,11 @@ def _compared(cell: Cell, a: list[Run], b: list[Run], mix: bool, sides: tuple[st
         ended_a, ended_b = (" and ".join(sorted({run["status"] for run in runs})) for runs in (a, b))
         return Compared(cell, a, b, None, None, f"A {ended_a}, B {ended_b}")
     for side, runs in zip(sides, (ok_a, ok_b), strict=True):
-        mixture = grouping.mixture(runs)
+        mixture = grouping.mixture(runs) or grouping.unlike(runs)
         if mixture is not None and not mix:
-            raise ValueError(f"{side} mixes commits or machines in one cell: {mixture} (--mix averages over them)")
+            raise ValueError(
+                f"{side} mixes commits, machines, data or cores in one cell: {mixture} (--mix averages over them)"
+            )
     try:
         step = bootstrap.ratio([steps.measured_s(run) for run in ok_a], [steps.measured_s(run) for run in ok_b])
     except ValueError as error:

@@ -10,6 +10,7 @@ from analysis.runs.caveats import MARKS
 from analysis.runs.columns import RESERVED
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY
+from multicard.records.comparable import DATA
 from multicard.records.text_table import clean
 
 CLOCK_APART = 0.02  # relative difference of mean clocks that is reported
@@ -50,7 +51,8 @@ def _of_run(run: Run) -> Iterable[tuple[str, Any]]:
     for gpu in environment.get("gpus") or ():
         yield "driver", _dict(gpu).get("driver")
         yield "highest SM clock, MHz", _dict(gpu).get("sm_clock_max_mhz")
-    for key in grouping.PLACES:
+    yield "threads", run["threads"]
+    for key in (*grouping.PLACES, DATA):
         yield key, run[key]
 
 

@@ -112,7 +112,7 @@ def _value(name: str, run: Run) -> str:
 
 def differing(runs: Sequence[Run]) -> list[str]:
     """The axes and keys that tell runs of one kind apart, and those that are always shown of it."""
-    keys = [*grouping.settings(runs), grouping.REPEATED]
+    keys = [*grouping.settings(runs), *grouping.CORES, grouping.REPEATED]
     always = [name for name in ALWAYS.get(runs[0]["kind"], ()) if any(run[name] is not None for run in runs)]
     apart = grouping.apart([run.columns for run in runs], keys)
     return [*always, *(name for name in apart if name not in always)]

@@ -21,10 +21,13 @@ from analysis.runs import grouping
 from analysis.runs.caveats import legend
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
+from multicard.measure import formulas
+from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.text_table import clean
 
 UNMEASURED = "not measured"
 TOLERANCE = 0.2  # points by which a printed percentage may be off what the printed times give
+AGAINST_ONE = "x 1 GPU"
 ROUNDED = "paper rounded"  # whether the paper's figure was worked out from a rounded one
 SHARED = ("dataset", "image_size", "epochs", "model", "precision", "strategy", "loader", "layout", "method", "template")
 
@@ -115,7 +118,10 @@ def _row(panel: Panel, cell: Cell, known: Sequence[PrintedFigure]) -> dict[str, 
     for heading, (_, base) in references.items():
         other = printed.at(known, dict(base))
         row[f"paper {heading}"] = other.value / own.value if own and other else None
-    row["marks"] = grouping.marks(ok) or None
+    main = panel.experiment.view.measures[0]
+    ideal = grouping.ranks(ok[0]) if ok and main != "step_s" else 1  # an iteration on n GPUs takes n times the rows
+    doubtful = (row.get(AGAINST_ONE) or 0.0) > formulas.DOUBTFUL_EFFICIENCY * ideal
+    row["marks"] = grouping.marks(ok) + DOUBTFUL * doubtful or None
     return row
 
 
@@ -132,7 +138,7 @@ def _references(experiment: Experiment, cell: Cell) -> dict[str, tuple[str, Cell
         return tuple((key, value if key == column else own) for key, own in cell)
 
     if "gpus" in dict(cell) and main.endswith("_s"):
-        references["x 1 GPU"] = (main, with_value("gpus", 1))
+        references[AGAINST_ONE] = (main, with_value("gpus", 1))
     if view.base is not None:
         name = f"x {view.subject}={grouping.typed(view.base)}" if isinstance(view.base, bool) else f"x {view.base}"
         base = with_value(view.subject, view.base)
@@ -176,7 +182,9 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], known: Sequence[Prin
     notes = [_setting(panel)]
     if any(row["runs"] is not None for row in rows):
         notes.append("runs: how many runs of the cell ended ok; ± is their standard deviation")
-    if any("x 1 GPU" in row and experiment.view.measures[0] == "step_s" for row in rows):
+    if any(DOUBTFUL in (row["marks"] or "") for row in rows):
+        notes.append(f"{DOUBTFUL}  {AGAINST_ONE}: {DOUBTFUL_MEANING}")
+    if any(AGAINST_ONE in row and experiment.view.measures[0] == "step_s" for row in rows):
         notes.append("x 1 GPU: of an iteration, which on n GPUs takes n times the rows")
     if panel.missing:
         notes.append(f"{len(panel.missing)} cells are not measured: {experiment.command}")

@@ -25,6 +25,7 @@ from analysis.runs import grouping, same_work
 from analysis.runs.load import Run
 from analysis.stats.trade_off import front, shares_differ
 from multicard.measure import formulas
+from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.text_table import in_bytes
 
 MOST_NAMED = 6  # settings of the front that are named below the chart
@@ -49,6 +50,7 @@ def efficiency(runs: Sequence[Run]) -> list[Figure]:
         ]
         without = len(group.settings) - len(labels)
         notes = ["Ratios of means; thin grey: the ideal"]
+        notes += [f"{DOUBTFUL} {DOUBTFUL_MEANING}"] if any(row["signs"] for row in rows) else []
         notes += [f"{without} settings were not measured on one and on several"] if without else []
         name = numbered("efficiency", len(figures))
         figures.append(around(name, {"hconcat": charts}, rows, f"What more {ranks} are worth", group, notes))
@@ -64,16 +66,13 @@ def _speedup_rows(setting: Setting) -> list[Row]:
     times_s = {ranks: time_s for ranks, time_s in times_s.items() if time_s is not None}
     if 1 not in times_s or len(times_s) < 2:
         return []
-    return [
-        {
-            SETTING: setting.label,
-            "ranks": ranks,
-            "speedup": formulas.speedup(times_s[1], time_s),
-            "efficiency": formulas.parallel_efficiency(times_s[1], time_s, ranks),
-            "n": len(runs_by_ranks[ranks]),
-        }
-        for ranks, time_s in times_s.items()
-    ]
+    rows = []
+    for ranks, time_s in times_s.items():
+        share = formulas.parallel_efficiency(times_s[1], time_s, ranks)
+        figured = {"speedup": formulas.speedup(times_s[1], time_s), "efficiency": share}
+        signs = DOUBTFUL * (share > formulas.DOUBTFUL_EFFICIENCY)
+        rows.append({SETTING: setting.label, "ranks": ranks, **figured, "signs": signs, "n": len(runs_by_ranks[ranks])})
+    return rows
 
 
 def _mean_time_s(runs: Sequence[Run]) -> float | None:
@@ -98,6 +97,8 @@ def _over_ranks(rows: Sequence[Row], labels: Sequence[str], column: str, title: 
     shown = alt.Tooltip("shown:Q", format=".3~g")
     tooltip = [alt.Tooltip(f"{SETTING}:N"), alt.Tooltip("ranks:Q", title=ranks_title), shown]
     layers = [ideal, *series(base.encode(tooltip=tooltip), labels)]
+    if any(row["signs"] for row in rows):
+        layers.append(base.mark_text(dx=6, dy=-8, align="left", fontSize=13).encode(text="signs:N"))
     return layered(layers, calculated(shown=f"datum.{column} / {divisor}"), WIDTH, HEIGHT)
 
 

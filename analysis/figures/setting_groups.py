@@ -58,7 +58,7 @@ def groups(runs: Sequence[Run], most: int, without: Sequence[str] = ()) -> Itera
         cells = list(grouping.by_setting(of_kind, without).items())
         for start in range(0, len(cells), most):
             part = cells[start : start + most]
-            by = grouping.apart([dict(cell) for cell, _ in part], [key for key, _ in part[0][0]])
+            by = grouping.apart([dict(cell) for cell, _ in part], grouping.keys_of(cell for cell, _ in part))
             ok = [(cell, [run for run in runs if run["status"] == "ok"]) for cell, runs in part]
             settings = [Setting(grouping.label(cell, by) or "all", runs) for cell, runs in ok if runs]
             if settings:

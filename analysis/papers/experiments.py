@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
+from multicard.records.comparable import DATA
 
 FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
 ENTRIES = {"vision": "train_vision.py", "llm": "tune_llm.py"}
@@ -154,18 +155,21 @@ def panels(experiment: Experiment, runs: Sequence[Run], mix: bool = False) -> li
         return []
     settings = grouping.settings(own)
     swept = {name for key in experiment.swept for name in grouping.meant(key, settings)}
-    groups = {key for key in experiment.swept if "." not in key}  # another option of a group has keys of its own
+    options = {key for key in experiment.swept if "." not in key}  # another option of a group has keys of its own
     keys = [
         name
         for name in settings
-        if name not in swept and name != grouping.RECIPE and name.partition(".")[0] not in groups
+        if name not in swept and name != grouping.RECIPE and name.partition(".")[0] not in options
     ]
+    mixed = [DATA] if DATA in keys and grouping.have_data(experiment.swept) else []
+    keys = [name for name in keys if name not in mixed]
+    groups = grouping.group(own, [*keys, *([] if mix else grouping.ORIGIN)])
     if not mix:
-        keys += grouping.ORIGIN
-    candidates = [_panel(experiment, setting, group) for setting, group in grouping.group(own, keys).items()]
+        groups = grouping.split(groups, list(experiment.swept), mixed)
+    candidates = [_panel(experiment, setting, runs) for setting, runs in groups.items()]
     several = [panel for panel in candidates if len(panel.values(experiment.view.subject)) > 1]
     several.sort(key=lambda panel: -len(panel.cells))
-    order = sorted(keys, key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
+    order = sorted(grouping.keys_of(groups), key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
     telling = grouping.telling([dict(panel.setting) for panel in several], order)
     return [replace(panel, apart=grouping.label(panel.setting, telling)) for panel in several]
 

@@ -22,9 +22,10 @@ from analysis.runs import grouping
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from multicard.measure import formulas, timing
+from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.table import ALWAYS
 
-RANKS = ("gpus", "nodes")
+RANKS = grouping.RANKS
 MOST_PROFILE_ROWS = 5000
 PLOTS_IN_SIGHT, MOST_PLOTS = 2, 10  # of a subsection
 MOST_COMMANDS = 20  # that a figure names
@@ -130,31 +131,44 @@ def scaling(settings: Sequence[ComparedSetting]) -> Grid | None:
         speedup / setting.ranks if speedup is not None else None
         for setting, speedup in zip(shown, speedups, strict=True)
     ]
+    shares_text = Column.of_numbers("efficiency", "parallel_efficiency", shares, "{:.0%}")
+    doubtful = [share is not None and share > formulas.DOUBTFUL_EFFICIENCY for share in shares]
+    texts = [text + DOUBTFUL * doubt for text, doubt in zip(shares_text.texts, doubtful, strict=True)]
     columns = [
         _figure("total s", "total_s", shown),
         _figure("tokens/s", "tokens_per_s", shown),
         Column.of_numbers("x 1 GPU", "speedup", speedups, "{:.2f}"),
-        Column.of_numbers("efficiency", "parallel_efficiency", shares, "{:.0%}"),
+        replace(shares_text, texts=texts),
         Column.of_numbers(
             "x fp64", "speedup_fp64", [_speedup(setting, fp64) for setting, _, fp64 in compared], "{:.2f}"
         ),
     ]
     note = "x 1 GPU: how many times faster than one rank, alike in all else; efficiency: that over the ranks."
-    return _grid("scaling", "Against one GPU, and against fp64", shown, columns, note)
+    notes = [note, *[f"{DOUBTFUL} {DOUBTFUL_MEANING}."] * any(doubtful)]
+    return _grid("scaling", "Against one GPU, and against fp64", shown, columns, *notes)
 
 
 def _bases(
     settings: Sequence[ComparedSetting], keys: Sequence[str], is_base: Callable[[ComparedSetting], bool]
 ) -> list[ComparedSetting | None]:
-    """For each setting the base that is alike in all but `keys`."""
+    """For each setting the base that is alike in all but `keys`; another number of ranks has other threads too."""
     names = [name for name, _ in settings[0].cell] if settings else []
     varied = {name for key in keys for name in grouping.meant(key, names)}
+    varied |= {*grouping.CORES} if varied & {*RANKS} else set()
 
     def others(setting: ComparedSetting) -> Cell:
         return tuple((key, value) for key, value in setting.cell if key not in varied)
 
-    bases = {others(setting): setting for setting in settings if is_base(setting)}
-    return [bases.get(others(setting)) for setting in settings]
+    bases: dict[Cell, list[ComparedSetting]] = {}
+    for setting in settings:
+        if is_base(setting):
+            bases.setdefault(others(setting), []).append(setting)
+
+    def nearest(setting: ComparedSetting) -> ComparedSetting | None:
+        known = bases.get(others(setting), [])
+        return None if not known else known[grouping.nearest(setting.runs[0], [base.runs[0] for base in known])]
+
+    return [nearest(setting) for setting in settings]
 
 
 def _speedup(setting: ComparedSetting, base: ComparedSetting | None) -> float | None:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from multicard.config.placement import OVERSUBSCRIBED
-from multicard.records.comparable import DISTURBED
+from multicard.config.placement import CROWDED, OVERSUBSCRIBED
+from multicard.records.comparable import CROWD, DISTURBED, LOADED, crowded, loaded
 from multicard.records.table import MARK
 
 
@@ -17,10 +17,17 @@ class Mark:
     applies: Callable[[Mapping[str, Any]], bool]
 
 
+def _loaded(run: Mapping[str, Any]) -> bool:
+    return loaded(run.get("others_cores"), run.get("stolen_cores"), run.get("cores"))
+
+
 MARKS = (
     Mark(MARK, "oversubscribed", OVERSUBSCRIBED, lambda run: run["oversubscribed"]),
     Mark("c", "cpu_ranks", "CPU ranks, not GPUs", lambda run: run.get("device") == "cpu"),
     Mark(DISTURBED, "disturbed", "others used its GPUs meanwhile", lambda run: run["disturbed"]),
+    Mark(LOADED, "loaded", "others kept over a tenth of its cores busy", _loaded),
+    Mark(CROWD, "crowded", CROWDED, lambda run: crowded(run.get("device"), run.get("gpus") or 1, run.get("cores"))),
+    Mark("p", "beside_others", "beside other runs on its machine", lambda run: bool(run.get("beside"))),
     Mark("r", "random_weights", "random weights: its loss is no model's", lambda run: run.get("weights") == "random"),
     Mark("s", "smoke", "smoke scale: shrunk to try the code", lambda run: run.get("scale") == "smoke"),
     Mark("+", "restarted", "in several segments: stopped and started again", lambda run: run["segments"] > 1),

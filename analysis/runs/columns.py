@@ -41,12 +41,19 @@ ABOUT = {
     **{name: name for name in ("name", "kind", "status")},
     "cause": "cause.message",
     **{name: name for name in ("commit", "dirty", "hardware", "hosts", "identity")},
+    "data": "data.fingerprint",
+    "threads": "threads",
+    "cores": "cores",
+    "others_cores": "load.others_cores",
+    "stolen_cores": "load.stolen_cores",
+    "beside": "beside",
     "segments": "segments",
     "started_at": "started_at",
     "ended_at": "ended_at",
 }
 FOLDER, MARKED = "folder", "marks"
-RESERVED = frozenset({FOLDER, MARKED, *ABOUT, *FIGURES, *(mark.column for mark in MARKS)})
+ALL_THREADS = "all_threads"  # of all ranks
+RESERVED = frozenset({FOLDER, MARKED, ALL_THREADS, *ABOUT, *FIGURES, *(mark.column for mark in MARKS)})
 
 
 def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
@@ -57,6 +64,8 @@ def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
     axes = {name: value for name, value in record.axes.items() if name not in RESERVED}
     config = {key: value for key, value in flat(record.config).items() if key not in RESERVED}
     about = {FOLDER: str(folder), **_values(record, ABOUT), "segments": len(record.segments)}
+    ranks = int(axes.get("gpus") or 1) * int(axes.get("nodes") or 1)
+    about[ALL_THREADS] = None if record.threads is None else record.threads * ranks
     facts = {
         "oversubscribed": bool(record.oversubscribed),
         "disturbed": bool(record.gpu and record.gpu.disturbed_by),

@@ -5,14 +5,26 @@ from typing import Any
 
 from analysis import formatting
 from analysis.runs.caveats import MARKS
-from analysis.runs.columns import RESERVED
+from analysis.runs.columns import ALL_THREADS, RESERVED
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY, Scale
+from multicard.records.comparable import DATA, HAVE_DATA
 from multicard.records.text_table import clean
 
 REPEATED = "seed"  # runs that differ in it alone are repetitions
 RECIPE = "recipe"  # torchtune's, which follows from the method and the number of GPUs unless it is forced
-PLACES = ("dataset.root", "dataset.cache_dir", "dataset.download", "dataset.data_files", "tokenizer.path")
+# Where data lie; what they are is their fingerprint
+PLACES = (
+    "dataset.root",
+    "dataset.cache_dir",
+    "dataset.download",
+    "dataset.data_files",
+    "tokenizer.path",
+    "tokenizer.merges_file",
+)
+# What a run had of its machine: as many threads a rank, or in all, alone or beside other runs
+CORES, ALL_CORES = ("threads", "beside_others"), (ALL_THREADS, "beside_others")
+RANKS = ("gpus", "nodes")
 SCALE = "scale"
 PROFILER = "profile.name"
 # They look at a run once it is over, by steps of their own; but nsys is around the processes from their start
@@ -25,13 +37,14 @@ Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
 def settings(runs: Sequence[Run]) -> list[str]:
     """The axes and keys of the configuration that say what was measured, of runs with a configuration.
 
-    Not the seed, nor where files are, nor what a job asked for.
+    Not the seed, nor where files are, nor what a job asked for; the fingerprint of the data is one of them.
     """
     shapes = dict.fromkeys(tuple(run.columns) for run in runs)
     names = dict.fromkeys(name for shape in shapes for name in shape)
     apart = {REPEATED, *RESERVED, *PLACES, *(f"{name}.name" for name in names)}  # an axis says what was in force
     keys = [name for name in names if name not in apart and name.partition(".")[0] not in {*NOT_IDENTITY, *AFTER}]
-    return [*keys, *([PROFILER] if any(run[PROFILER] == AROUND for run in runs) else [])]
+    profiled, known = any(run[PROFILER] == AROUND for run in runs), any(run[DATA] is not None for run in runs)
+    return [*keys, *[PROFILER] * profiled, *[DATA] * known]
 
 
 def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:
@@ -42,15 +55,48 @@ def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:
     return cells
 
 
+def split(groups: Mapping[Cell, list[Run]], cell: Sequence[str], mixed: Sequence[str] = ()) -> dict[Cell, list[Run]]:
+    """The groups, those apart in which runs that are alike in the columns `cell` too had other cores, or data.
+
+    Runs on more ranks have more cores, or fewer threads a rank, and are no reason. A group comes apart by threads, a
+    rank or in all, whichever leaves more runs together.
+
+    Args:
+        mixed: further columns that come apart in the same way.
+    """
+    parts: dict[Cell, list[Run]] = {}
+    for key, runs in groups.items():
+        alike = group(runs, cell).values()
+        by = [name for name in mixed if any(len({run[name] for run in same}) > 1 for same in alike)]
+        if any(len({tuple(run[name] for name in CORES) for run in same}) > 1 for same in alike):
+            by = min(([*by, *CORES], [*by, *ALL_CORES]), key=lambda names: len(group(runs, names)))
+        parts |= {key + own: part for own, part in group(runs, by).items()}
+    return parts
+
+
+def keys_of(cells: Iterable[Cell]) -> list[str]:
+    """The columns of cells, which may have some of their own (see `split`)."""
+    return list(dict.fromkeys(name for cell in cells for name, _ in cell))
+
+
+def have_data(keys: Iterable[str]) -> bool:
+    """Whether other values of these keys may come with other data."""
+    return any(key in (*HAVE_DATA, *PLACES, "model.weights") for key in keys)
+
+
 def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = False) -> dict[Cell, list[Run]]:
-    """The runs by kind, configuration (apart from the seed), commit and machine.
+    """The runs by kind, configuration (apart from the seed), data, commit, machine, and what they had of it.
 
     Args:
         without: columns that do not make another setting.
         mix: let runs of several commits and machines be one setting.
     """
     keys = [name for name in settings(runs) if name not in (*without, RECIPE)]
-    return group(runs, ["kind", *keys, *([] if mix else ORIGIN)])
+    if mix:
+        return group(runs, ["kind", *keys])
+    own = () if {*RANKS} & {*without} else CORES
+    groups = group(runs, ["kind", *keys, *ORIGIN, *own])
+    return groups if own else split(groups, without)
 
 
 def ranks(run: Run) -> int:
@@ -73,6 +119,25 @@ def mixture(runs: Sequence[Run]) -> str | None:
     if len({origin(run) for run in runs}) == 1:
         return None
     return ", ".join(dict.fromkeys(f"{commit(run)} on {machine(run)}" for run in runs))
+
+
+def unlike(runs: Sequence[Run]) -> str | None:
+    """In what runs of one configuration differ so that they are no repetitions: their data, or what they had of the
+    machine; None where they do not."""
+    differ = [name for name in (DATA, *CORES) if len({run[name] for run in runs}) > 1]
+    phrases = [f"{name}={' or '.join(sorted({typed(run[name]) for run in runs}))}" for name in differ]
+    return ", ".join(phrases) or None
+
+
+def nearest(run: Run, bases: Sequence[Run]) -> int:
+    """The index of the base whose share of its machine is most like the run's: beside others or not, then as many
+    threads in all or a rank."""
+
+    def distance(base: Run) -> tuple[bool, bool]:
+        threads = base["threads"] == run["threads"] or base[ALL_THREADS] == run[ALL_THREADS]
+        return base["beside_others"] != run["beside_others"], not threads
+
+    return min(range(len(bases)), key=lambda index: distance(bases[index]))
 
 
 def meant(key: str, names: Sequence[str]) -> list[str]:
@@ -100,15 +165,20 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
     What an option or axis brings with it (`dataset.mean`, torchtune's recipe) goes unsaid where they tell it already;
     so does what `scale=smoke` does.
     """
-    differ = [key for key in keys if len({row[key] for row in rows if key in row}) > 1]
+    known = (DATA, *CORES, *ALL_CORES)  # as far as records have them
+    differ = [
+        key
+        for key in keys
+        if len({row[key] for row in rows if key in row and not (key in known and row[key] is None)}) > 1
+    ]
     if SCALE in differ:
         differ = [key for key in differ if key == SCALE or _within_scale(rows, key)]
     options = {key.removesuffix(".name") for key in differ}
-    brought = [key for key in differ if key == RECIPE or _brought(key, options)]
+    brought = [key for key in differ if key in (RECIPE, *known) or _brought(key, options)]
     needed = [key for key in differ if key not in brought]
     for key in brought:
-        with_it = {tuple(row.get(name) for name in (*needed, key)) for row in rows}
-        if len(with_it) > len({tuple(row.get(name) for name in needed) for row in rows}):
+        telling = [name for name in needed if key != DATA or name.partition(".")[0] in HAVE_DATA]
+        if _kinds(rows, [*telling, key]) > _kinds(rows, telling):
             needed.append(key)
     return needed
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from analysis.runs import grouping
 from analysis.runs.load import Run
+from multicard.records.comparable import DATA
 
 # The work itself; all other keys are ways to do it. `recipe`, `weights` and so on follow from these
 WORK = {
@@ -25,7 +26,7 @@ def work_keys(runs: Sequence[Run], mix: bool) -> list[str]:
     keys = [
         name
         for name in grouping.settings(runs)
-        if (name in work or name.startswith(WORK_GROUPS)) and name not in WAYS_TO_HAVE_THE_DATA
+        if (name in work or name == DATA or name.startswith(WORK_GROUPS)) and name not in WAYS_TO_HAVE_THE_DATA
     ]
     return ["kind", *keys, *([] if mix else grouping.ORIGIN)]
 

@@ -7,6 +7,7 @@ from multicard.config.job import Device, count
 from multicard.config.keys import require
 
 OVERSUBSCRIBED = "ranks shared a GPU: not a figure of this machine"
+CROWDED = "more CPU ranks than cores: they took turns"
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class Placement:
     @property
     def world_size(self) -> int:
         return self.processes * self.nodes
+
+    def crowded(self, cores: int) -> bool:
+        """Whether CPU ranks have to take turns on `cores` of a node."""
+        return self.device == "cpu" and self.processes > cores
 
     def ranks(self, gpus: int) -> str:
         """Where a run goes, in words."""

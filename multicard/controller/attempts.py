@@ -7,11 +7,19 @@ from multicard.machine.allocation import Allocation
 from multicard.measure.timing import timestamp
 from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure
-from multicard.records import run_folder
+from multicard.records import content, run_folder
+
+HERE_ALONE = ("saved_step", "data")  # keys of an attempt that are not in the record's `segments`
 
 
-def begin(folder: Path, allocation: Allocation, git: dict[str, Any] | None = None) -> None:
-    """Note an attempt: the run starts, or resumes from its checkpoint."""
+def begin(
+    folder: Path, allocation: Allocation, git: dict[str, Any] | None = None, data: dict[str, Any] | None = None
+) -> None:
+    """Note an attempt: the run starts, or resumes from its checkpoint.
+
+    Args:
+        data: the fingerprint of its data.
+    """
     attempt = {
         "started_at": timestamp(),
         "ended_at": None,
@@ -21,8 +29,23 @@ def begin(folder: Path, allocation: Allocation, git: dict[str, Any] | None = Non
         "commit": (git or {}).get("commit"),
         "first_step": checkpoint.latest(folder) or 0,
         "saved_step": None,
+        "data": data,
     }
     run_folder.write_segments(folder, [*run_folder.read_segments(folder), attempt])
+
+
+def require_same_data(folder: Path, data: dict[str, Any]) -> None:
+    """Refuse to resume from a checkpoint on other data than it was trained on.
+
+    Raises:
+        ValueError: what differs, with the remedy.
+    """
+    before = next(
+        (attempt["data"] for attempt in reversed(run_folder.read_segments(folder)) if attempt.get("data")), None
+    )
+    if checkpoint.latest(folder) is not None and (changed := content.difference(before, data)) is not None:
+        remedy = "put that data back, or start the run again with rerun=true"
+        raise ValueError(f"the data is no longer that of the run's checkpoint ({changed}); {remedy}")
 
 
 def end(folder: Path, failure: Failure | None) -> None:
@@ -72,5 +95,5 @@ def merge(folder: Path, trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
     figures, numbers, segments = iter(trained), in_result(folder), []
     for number, attempt in enumerate(run_folder.read_segments(folder)):
         own = (next(figures, None) if number in numbers else None) or {"steps": 0, "trained_s": None}
-        segments.append({key: value for key, value in attempt.items() if key != "saved_step"} | own)
+        segments.append({key: value for key, value in attempt.items() if key not in HERE_ALONE} | own)
     return segments

@@ -90,6 +90,9 @@ def complete(run: PreparedRun, record: Record, failure: Failure | None, mirror: 
             "ended_at": timestamp(),
             "startup_s": None if training_began_s is None else training_began_s - run.started_s,
             **run.workload.summarise(config, placement, ranks, steps, gpu_record.training_joules(gpu)),
+            "data": run.data,
+            "load": run.load.end(),
+            "beside": run_folder.beside(folder, set(run.allocation.hosts)),
             "gpu": gpu,
             "profile": None,
             "diagnosis": None,
@@ -105,7 +108,8 @@ def complete(run: PreparedRun, record: Record, failure: Failure | None, mirror: 
         result["segments"] = attempts.merge(folder, result.get("segments", []))
         machine = _complete_environment(run, ranks)
         git = machine.get("git") or dict.fromkeys(("commit", "dirty", "changes"))
-        result |= {"hardware": _hardware(machine, ranks), **git}
+        cores = (machine.get("cpu") or {}).get("cores")
+        result |= {"hardware": _hardware(machine, ranks), "cores": cores, **git}
         run_folder.write_result(folder, result)
     except OSError as error:
         message = f"hydra.run.dir: could not record the run in {folder} ({error.strerror}); free some space"

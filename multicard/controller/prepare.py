@@ -1,5 +1,6 @@
 """What comes before the ranks: the checks of a run, and its folder."""
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from multicard.config.base import ProfileName, RunConfig
+from multicard.config.base import ProfileName, RunConfig, plain
 from multicard.config.job import Numa
 from multicard.config.placement import Placement, place
 from multicard.controller import attempts
@@ -16,17 +17,22 @@ from multicard.controller.peers import Peers
 from multicard.controller.workload import Workload
 from multicard.machine import devices, environment
 from multicard.machine.allocation import Allocation
+from multicard.machine.load import Load
+from multicard.measure.timing import clock_s
 from multicard.profiling import nsys_launch
 from multicard.ranks import checkpoint
 from multicard.ranks.process import Job
-from multicard.records import run_folder
+from multicard.records import content, run_folder
 
 
 @dataclass(frozen=True)
 class PreparedRun:
     """A validated run whose folder is claimed, ready to launch.
 
-    started_s: when its start-up began, on the machine's clock.
+    started_s: when its start-up began, on the machine's clock; later by what identifying the data took, which is no
+        part of starting.
+    data: the fingerprint of its data.
+    load: of the machine, from here on.
     arguments: what the workload's function is called with, after its `Rank`.
     """
 
@@ -36,6 +42,8 @@ class PreparedRun:
     folder: Path
     started_s: float
     allocation: Allocation
+    data: dict[str, Any]
+    load: Load
     arguments: tuple[Any, ...]
 
 
@@ -77,6 +85,29 @@ def problem(workload: Workload, cfg: DictConfig) -> str | None:
     return None
 
 
+def changed_data(
+    workload: Workload, config: RunConfig, record: dict[str, Any], known: dict[str, Any] | None = None
+) -> str | None:
+    """Why the record of this configuration is of other data than lies there now; None where it is not, or where that
+    cannot be told: an older record, or a machine that does not hold the data.
+
+    Args:
+        known: fingerprints by the configuration of the data, for a sweep whose cells have the same data; added to.
+    """
+    if record.get("data") is None:
+        return None
+    values, known = plain(config), {} if known is None else known
+    key = json.dumps([values.get(group) for group in ("dataset", "tokenizer", "model")])
+    if key not in known:
+        try:
+            known[key] = content.fingerprint(workload.data(config))
+        except (ValueError, OSError):
+            known[key] = None
+    changed = content.difference(record["data"], known[key])
+    remedy = "put that data back, measure again with rerun=true, or choose another name="
+    return changed and f"the data is no longer that of the record ({changed}); {remedy}"
+
+
 def prepare(
     workload: Workload, cfg: DictConfig, folder: Path, started_s: float, allocation: Allocation, peers: Peers
 ) -> PreparedRun:
@@ -95,10 +126,13 @@ def prepare(
             if restarted and checkpoint.latest(folder) is None:
                 run_folder.clear(folder)  # nothing to resume from: start over
             run_folder.remove_files(folder / "ranks", "error_*.json")  # of an earlier start
+            data, taken_s = _identified(workload, config)
+            attempts.require_same_data(folder, data)
+            load = Load()
             machine = environment.collect()
             run_folder.write_environment(folder, machine)
             run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
-            attempts.begin(folder, allocation, machine["git"])
+            attempts.begin(folder, allocation, machine["git"], data)
             arguments = workload.arguments(config, placement, folder)
             # without configuration and folder, which every node has itself
             peers.begin(attempts.current(folder), arguments[2:])
@@ -111,7 +145,17 @@ def prepare(
     except OSError as error:
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
         raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
-    return PreparedRun(workload, config, placement, folder, started_s, allocation, arguments)
+    return PreparedRun(workload, config, placement, folder, started_s + taken_s, allocation, data, load, arguments)
+
+
+def _identified(workload: Workload, config: RunConfig) -> tuple[dict[str, Any], float]:
+    """The fingerprint of a run's data, and the seconds that it took."""
+    began_s = clock_s()
+    try:
+        data = content.fingerprint(workload.data(config))
+    except OSError as error:
+        raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that it is there") from None
+    return data, clock_s() - began_s
 
 
 def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:

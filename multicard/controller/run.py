@@ -7,15 +7,18 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from multicard.config.job import count
+from multicard.config.placement import CROWDED
 from multicard.controller import attempts, outcome
 from multicard.controller.outcome import Record
 from multicard.controller.peers import Peers
 from multicard.controller.preemption import StopOnWarning
-from multicard.controller.prepare import PreparedRun, job_of, prepare, problem
+from multicard.controller.prepare import PreparedRun, changed_data, job_of, prepare, problem, typed
 from multicard.controller.progress_bar import ProgressBar
 from multicard.controller.session import SESSION, say
 from multicard.controller.workload import Workload
 from multicard.energy.sampler import Sampler
+from multicard.machine import environment
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s, process_started_s
 from multicard.ranks import elastic, failures
@@ -33,7 +36,10 @@ def cell(workload: Workload, cfg: DictConfig) -> None:
     if single:
         folder = identity.find(folder, identity.folder_name(cfg, list(job.overrides.task)))
     measured = None if cfg.rerun else run_folder.finished(folder)
-    if measured is not None:
+    changed = None if measured is None else changed_data(workload, typed(workload, cfg), measured)
+    if changed is not None:
+        SESSION.records.append(outcome.refuse(outcome.begin(workload, cfg, folder), changed, keep=False))
+    elif measured is not None:
         say(f"{SESSION.label}measured before ({measured['status']}): {folder}")
         SESSION.records.append(measured | {"folder": str(folder)})
     elif not cfg.dry_run:
@@ -78,6 +84,9 @@ def measure(
                 return outcome.refuse(record, str(refusal), keep_refused)
             claimed = True
             say(f"{SESSION.label}{workload.describe(run.config, run.placement)} -> {folder}")
+            cores = environment.cores()
+            if run.placement.crowded(cores):
+                say(f"  {CROWDED}: {run.placement.processes} ranks on {count(cores, 'core')}")
             mirror = Mirror(run.config, workload.name, folder)
             failure = _run_ranks(run, mirror, peers)
             peers.close()  # the other nodes need not wait for the record

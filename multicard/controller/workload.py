@@ -7,6 +7,7 @@ from typing import Any
 
 from multicard.config.base import RunConfig
 from multicard.config.placement import Placement
+from multicard.records.content import Parts
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Workload:
         start CUDA.
     refuse, fits, check: raise ValueError, with the key and the remedy, for a configuration that works nowhere, for one
         that does not work with this placement, and for what this machine lacks; `check` comes after the others.
+    data: the parts of what is trained on, by which its content is identified (`multicard.records.content`); raises
+        ValueError or OSError where they are not there.
     arguments: of `work` after its `Rank`: configuration, folder, and JSON-ready values.
     axes: the record's `axes`, by configuration and device.
     describe: one line about a run before it starts.
@@ -40,6 +43,7 @@ class Workload:
     refuse: Callable[[Any], None]
     fits: Callable[[Any, Placement], None]
     check: Callable[[Any], None]
+    data: Callable[[Any], Parts]
     arguments: Callable[[Any, Placement, Path], tuple[Any, ...]]
     axes: Callable[[Any, str], dict[str, Any]]
     describe: Callable[[Any, Placement], str]

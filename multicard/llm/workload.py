@@ -9,6 +9,7 @@ from multicard.config.llm import LlmConfig, TemplateConfig
 from multicard.config.placement import Placement
 from multicard.controller.workload import Workload
 from multicard.llm import methods, preflight, summary, torchtune_config
+from multicard.llm.data import content
 from multicard.llm.data.templates import TEMPLATES
 
 SCHEMAS: dict[str, dict[str, type]] = {
@@ -70,6 +71,7 @@ WORKLOAD = Workload(
     refuse=preflight.refuse,
     fits=lambda config, placement: None,  # torchtune takes any
     check=preflight.check,
+    data=content.parts,
     arguments=arguments,
     axes=summary.axes,
     describe=describe,

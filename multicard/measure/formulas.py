@@ -41,6 +41,9 @@ def speedup(reference_s: float, time_s: float) -> float:
     return reference_s / time_s
 
 
+DOUBTFUL_EFFICIENCY = 1.1  # above it, a parallel efficiency says more of the run on one GPU than of the others
+
+
 def parallel_efficiency(one_gpu_s: float, time_s: float, gpus: int) -> float:
     """T(1) / (n T(n)): 1 if n GPUs are n times as fast as one."""
     return one_gpu_s / (gpus * time_s)

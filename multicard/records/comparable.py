@@ -4,10 +4,21 @@ import json
 from typing import Any
 
 from multicard.config.base import NOT_IDENTITY
+from multicard.config.placement import CROWDED
+from multicard.measure import formulas
 
+DATA = "data"  # the fingerprint of the data, as a column of tables
+HAVE_DATA = ("dataset", "tokenizer", "model", "weights")  # groups and axes that bring other data with them
 APART = 0.02  # share by which counted and profiled bytes may differ without a note
 
-DISTURBED = "!"  # the mark of a run that shared its GPUs with others, in tables and in `notes`
+# The marks of runs, in tables and in `notes`: shared its GPUs with others; others kept its cores busy; more CPU ranks
+# than cores; and of an efficiency that cannot be
+DISTURBED, LOADED, CROWD, DOUBTFUL = "!", "&", ">", "?"
+BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is marked
+DOUBTFUL_MEANING = (
+    f"above {formulas.DOUBTFUL_EFFICIENCY:.0%} of the ideal, which more GPUs alone cannot give: the run on one was "
+    "slower for another cause (fewer cores, load of others, clocks); measure it again"
+)
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -21,7 +32,8 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def reference(result: dict[str, Any], records: list[dict[str, Any]], axis: str, value: Any) -> dict[str, Any] | None:
-    """The `ok` record that has `value` on `axis` and is like `result` in all else: configuration, device, commit."""
+    """The `ok` record that has `value` on `axis` and is like `result` in all else: configuration, data, machine,
+    commit."""
     wanted = _all_but(result, axis)
     return next(
         (r for r in records if r["status"] == "ok" and r["axes"].get(axis) == value and _all_but(r, axis) == wanted),
@@ -31,7 +43,9 @@ def reference(result: dict[str, Any], records: list[dict[str, Any]], axis: str, 
 
 def _all_but(result: dict[str, Any], axis: str) -> dict[str, Any]:
     rest = {k: v for k, v in flat(result.get("config", {})).items() if k != axis and not k.startswith(f"{axis}.")}
-    return rest | {"": [result["axes"].get("device"), *(result.get(key) for key in ("hardware", "commit", "dirty"))]}
+    threads = None if axis == "gpus" else result.get("threads")  # the cores are shared by another number of ranks
+    origin = [result["axes"].get("device"), *(result.get(key) for key in ("hardware", "commit", "dirty"))]
+    return rest | {"": [*origin, content(result), threads]}
 
 
 def varied(records: list[dict[str, Any]], always: tuple[str, ...]) -> list[str]:
@@ -55,7 +69,42 @@ def varied(records: list[dict[str, Any]], always: tuple[str, ...]) -> list[str]:
     axes = [name for name in names if name in always or name in apart - hidden]
     groups = {key.partition(".")[0] for key in differ if key.endswith(".name")}  # another option has other keys
     keys = [key for key in differ if key not in names and key.partition(".")[2] not in names]
-    return axes + [key for key in keys if key.partition(".")[0] not in groups]
+    shown = axes + [key for key in keys if key.partition(".")[0] not in groups]
+    told = [name for name in shown if name.partition(".")[0] in HAVE_DATA]
+    rows, with_data = (
+        {tuple(cell(result, name) for name in names) for result in records} for names in (told, [*told, DATA])
+    )
+    return shown + [DATA] * (len(with_data) > len(rows))
+
+
+def content(result: dict[str, Any]) -> str | None:
+    """The fingerprint of a run's data; None of older records."""
+    return (result.get("data") or {}).get("fingerprint")
+
+
+def loaded(others_cores: float | None, stolen_cores: float | None, cores: int | None) -> bool:
+    """Whether others computed on the run's cores while it was measured, by the record's `load` and `cores`."""
+    return bool(cores) and (others_cores or 0.0) + (stolen_cores or 0.0) > BUSY_SHARE * (cores or 0)
+
+
+def crowded(device: Any, ranks: int, cores: int | None) -> bool:
+    """Whether `ranks` on a node were more CPU ranks than it had cores."""
+    return device == "cpu" and cores is not None and ranks > cores
+
+
+def marks(result: dict[str, Any]) -> str:
+    """What the status of a run is marked with."""
+    signs = {
+        DISTURBED: bool(disturbers(result)),
+        LOADED: _loaded(result),
+        CROWD: crowded(result["axes"].get("device"), result["axes"]["gpus"], result.get("cores")),
+    }
+    return "".join(sign for sign, applies in signs.items() if applies)
+
+
+def _loaded(result: dict[str, Any]) -> bool:
+    load = result.get("load") or {}
+    return loaded(load.get("others_cores"), load.get("stolen_cores"), result.get("cores"))
 
 
 def disturbers(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -70,6 +119,8 @@ def cell(result: dict[str, Any], name: str) -> str:
         if value is None:
             return "-"
         return str(value).lower() if isinstance(value, bool) else str(value)
+    if name == DATA:
+        return content(result) or "-"
     return flat(result.get("config", {})).get(name, "-").strip('"')
 
 
@@ -95,6 +146,7 @@ def notes(records: list[dict[str, Any]]) -> list[str]:
         who = sorted({str(other["name"] or other["pid"]) for result in disturbed for other in disturbers(result)})
         shared = f"{DISTURBED} others used the GPUs of {len(disturbed)} while they were measured ({', '.join(who)})"
         lines.append(f"{shared}: see gpu.disturbed_by in the records")
+    lines += _load_notes(measured)
     off = max((profiled_off(result) for result in measured), key=abs, default=0.0)
     if abs(off) > APART:
         lines.append(f"profiled bytes to the device are {off:+.0%} off those counted: see profile.h2d in the records")
@@ -104,6 +156,23 @@ def notes(records: list[dict[str, Any]]) -> list[str]:
         anew = sum(not any(segment.get("steps") for segment in result["segments"][:-1]) for result in stopped)
         parts = [f"{anew} of them from the start"] * (anew > 0) + [f"{moved} of them on another commit"] * (moved > 0)
         lines.append(", ".join([f"{len(stopped)} stopped and started again", *parts]) + ": see segments in the records")
+    return lines
+
+
+def _load_notes(records: list[dict[str, Any]]) -> list[str]:
+    """Others on the machine, other runs of the sweep, and ranks that took turns."""
+    lines = []
+    busy = [result for result in records if _loaded(result)]
+    if busy:
+        most = max(busy, key=lambda result: result["load"]["others_cores"] / result["cores"])
+        cores = f"up to {most['load']['others_cores']:.1f} of {most['cores']} cores"
+        lines.append(f"{LOADED} others kept {cores} busy while {len(busy)} were measured: see load in the records")
+    crowd = sum(CROWD in marks(result) for result in records)
+    if crowd:
+        lines.append(f"{CROWD} {CROWDED}, in {crowd}")
+    packed = sum(bool(result.get("beside")) for result in records)
+    if packed:
+        lines.append(f"{packed} were measured beside other runs of the sweep, on the same machine")
     return lines
 
 

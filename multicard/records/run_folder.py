@@ -246,6 +246,23 @@ def owner(folder: Path, job: str | None = None) -> str | None:
     return f"process {marked['pid']}" if other else None
 
 
+def beside(folder: Path, hosts: set[str]) -> int:
+    """Other runs of the sweep that were measured on one of these hosts while the run in `folder` was, until now."""
+    began = (folder / "config.yaml").stat().st_mtime
+    marked, count = read_json(folder / RUNNING) or {}, 0
+    for other in folder.parent.iterdir():
+        if other == folder or other.name.startswith(".") or not other.is_dir():
+            continue
+        running, result = read_json(other / RUNNING), other / RESULT
+        if running is not None:
+            count += running["host"] in hosts and owner(other, marked.get("job")) is not None
+        elif result.exists() and result.stat().st_mtime > began:
+            record = read_json(result) or {}
+            used = {name for segment in record.get("segments") or () for name in segment.get("hosts") or ()}
+            count += bool(used & hosts)
+    return count
+
+
 def clear(folder: Path) -> None:
     """Remove what an earlier start of the same job left, but for the list of its starts."""
     for path in folder.iterdir():

@@ -14,8 +14,10 @@ from multicard.records.schema_parts import (
     Cause,
     Communication,
     CompileCache,
+    Data,
     Diagnosis,
     Gpu,
+    Load,
     Memory,
     ProfileTable,
     Scalar,
@@ -123,6 +125,12 @@ class Record(Struct, kw_only=True):
     gpu: Annotated[Gpu | None, doc("null on CPU ranks")] = None
     profile: Annotated[ProfileTable | None, doc("of profile=kineto or nsys")] = None
     diagnosis: Annotated[Diagnosis | None, doc("of diagnose=true")] = None
+    data: Annotated[Data | None, doc("what it was trained on")] = None
+    cores: Annotated[int | None, doc("of its first node that the run could use")] = None
+    load: Annotated[Load | None, doc("of other processes on its first node")] = None
+    beside: Annotated[
+        int | None, doc("other runs of the sweep that were measured on one of its nodes at the same time")
+    ] = None
     hardware: Annotated[str | None, doc("names of the GPUs, or the CPU's model")] = None
     commit: Annotated[str | None, doc("of the checkout; null outside of one")] = None
     dirty: Annotated[bool | None, doc("tracked files differed from the commit")] = None

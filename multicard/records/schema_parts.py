@@ -42,6 +42,27 @@ class Segment(Struct):
     trained_s: Annotated[float | None, doc("seconds of training and evaluation")] = None
 
 
+class Data(Struct):
+    """The content of the data, wherever it lies: names, sizes and bytes; of over 64 MiB or 1,024 files, the bytes of
+    evenly spaced pieces (`multicard/records/content.py`)."""
+
+    fingerprint: Annotated[str, doc("12 hex digits of all parts; equal means the same data")]
+    parts: Annotated[dict[str, str], doc("digits of dataset, tokenizer and weights, without what the run makes")]
+    bytes: Annotated[int, doc("of all parts")]
+    hashed_bytes: Annotated[int, doc("of them, those that the digits cover")]
+
+
+class Load(Struct):
+    """What other processes computed from before the ranks started until they had ended, in busy cores on average."""
+
+    seconds: float | None = None
+    others_cores: Annotated[float | None, doc("of the run's cores, busy for other processes")] = None
+    stolen_cores: Annotated[float | None, doc("of the run's cores, which a hypervisor gave to others")] = None
+    machine_others_cores: Annotated[float | None, doc("of all cores of the machine, busy for other processes")] = None
+    average_before: Annotated[float | None, doc("the system's load average of a minute, own processes included")] = None
+    average_after: float | None = None
+
+
 class Statistics(Struct):
     """Seconds of a step, which lasts until its slowest rank is done, over all steps after the warm-up."""
 

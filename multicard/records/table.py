@@ -44,6 +44,8 @@ def lines(records: list[dict[str, Any]], width: int | None = None) -> list[str]:
     if any(result["status"] == "ok" and row[rate] == "-" for result, row in zip(records, rows, strict=True)):
         remedy = f"train longer, or set a smaller {skipped}"
         printed.append(f"{rate} is missing where a run has no more steps than {skipped} leaves out: {remedy}")
+    if any(row.get("x 1 GPU", "").endswith(comparable.DOUBTFUL) for row in rows):
+        printed.append(f"{comparable.DOUBTFUL} {comparable.DOUBTFUL_MEANING}")
     return [*printed, *comparable.notes(records), f"Records: {folders(records)}"]
 
 
@@ -55,8 +57,7 @@ def folders(records: list[dict[str, Any]]) -> str:
 
 def _figures(result: dict[str, Any], records: list[dict[str, Any]], columns: Columns) -> dict[str, str]:
     """The row of a run: its status with marks, and each of `columns`, "-" where it did not end ok."""
-    shared, disturbed = result.get("oversubscribed"), comparable.disturbers(result)
-    ended = {"status": result["status"] + MARK * bool(shared) + comparable.DISTURBED * bool(disturbed)}
+    ended = {"status": result["status"] + MARK * bool(result.get("oversubscribed")) + comparable.marks(result)}
     if result["status"] != "ok":
         return ended | dict.fromkeys(columns, "-")
     return ended | {heading: figure(result, records) for heading, figure in columns.items()}
@@ -72,7 +73,7 @@ def _against_one(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
     if one is None:
         return "-"
     share = formulas.parallel_efficiency(one["total_s"], result["total_s"], result["axes"]["gpus"])
-    return f"{formulas.speedup(one['total_s'], result['total_s']):.2f} ({share:.0%})"
+    return _speedup(formulas.speedup(one["total_s"], result["total_s"]), share)
 
 
 def _tokens_against_one(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
@@ -83,7 +84,11 @@ def _tokens_against_one(result: dict[str, Any], records: list[dict[str, Any]]) -
         return "-"
     one_s, mine_s = (1 / rate for rate in rates)  # a token
     share = formulas.parallel_efficiency(one_s, mine_s, result["axes"]["gpus"])
-    return f"{formulas.speedup(one_s, mine_s):.2f} ({share:.0%})"
+    return _speedup(formulas.speedup(one_s, mine_s), share)
+
+
+def _speedup(speedup: float, share: float) -> str:
+    return f"{speedup:.2f} ({share:.0%})" + comparable.DOUBTFUL * (share > formulas.DOUBTFUL_EFFICIENCY)
 
 
 def _against_fp64(result: dict[str, Any], records: list[dict[str, Any]]) -> str:

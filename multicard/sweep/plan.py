@@ -85,16 +85,21 @@ def plan(
 
 
 def settle(cells: list[Cell]) -> list[Cell]:
-    """Take the records of cells measured before and refuse cells that can never work. Returns the rest."""
+    """Take the records of cells measured before; refuse cells that can never work, or were measured on other data than
+    lies there now. Returns the rest."""
     assert SESSION.workload is not None
+    fingerprints: dict[str, Any] = {}
     for cell in cells:
         SESSION.label = cell.label
         record = None if cell.cfg.rerun else run_folder.finished(cell.folder)
-        if record is not None:
+        if record is not None and cell.config is not None:
+            cell.problem = prepare.changed_data(SESSION.workload, cell.config, record, fingerprints) or ""
+        if record is not None and not cell.problem:
             say(f"{cell.label}measured before ({record['status']}): {cell.folder}")
             cell.result = record | {"folder": str(cell.folder)}
         elif cell.problem and not cell.cfg.dry_run:  # a dry run reports problems itself (dry_run.py)
-            cell.result = outcome.refuse(outcome.begin(SESSION.workload, cell.cfg, cell.folder), cell.problem)
+            refused = outcome.begin(SESSION.workload, cell.cfg, cell.folder)
+            cell.result = outcome.refuse(refused, cell.problem)  # does not replace a measurement
     return [cell for cell in cells if cell.result is None and not cell.problem]
 
 

@@ -10,7 +10,9 @@ from multicard.config.placement import Placement
 from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, ModelConfig, VisionConfig
 from multicard.controller.workload import Workload
 from multicard.machine import environment
+from multicard.records.content import Parts
 from multicard.vision import models, summary
+from multicard.vision.data import datasets
 from multicard.vision.data.datasets import DATASETS
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.optim import OPTIMIZERS
@@ -52,6 +54,11 @@ def check(config: VisionConfig) -> None:
     if not (config.dry_run and dataset.downloads(config.dataset)):
         dataset.check(config.dataset)
     models.check(config.model)
+
+
+def data(config: VisionConfig) -> Parts:
+    """The whole data set, whatever of it is trained on."""
+    return {"dataset": datasets.content(config.dataset)}
 
 
 def workers(config: VisionConfig, placement: Placement) -> int:
@@ -136,6 +143,7 @@ WORKLOAD = Workload(
     refuse=refuse,
     fits=fits,
     check=check,
+    data=data,
     arguments=arguments,
     axes=summary.axes,
     describe=describe,

@@ -1,10 +1,14 @@
 """Data sets: what each is loaded and checked by. Imports neither torch nor torchvision."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from multicard.config.vision import DatasetConfig, ImagesConfig, MnistConfig
+from multicard.records.content import Blob
 from multicard.vision.data import digits, mnist, photographs
 from multicard.vision.data.splits import Data
 
@@ -49,3 +53,22 @@ def load(config: DatasetConfig, seed: int) -> Data:
     whole = dataset.read(config)
     part = Data(whole.train.take(config.train_limit, seed), whole.test.take(config.test_limit, seed), whole.classes)
     return dataset.finish(part, config)
+
+
+def content(config: DatasetConfig) -> list[Blob]:
+    """What identifies the whole data set: its images and labels, or names and files of its photographs and labels."""
+    data = DATASETS[config.name].read(config)
+    blobs: list[Blob] = []
+    paths = [path for split in (data.train, data.test) if isinstance(split.images, list) for path in split.images]
+    root = os.path.commonpath(paths) if paths else ""
+    for name, split in (("train", data.train), ("test", data.test)):
+        blobs.append((f"{name} labels", _bytes_of(split.labels)))
+        if isinstance(split.images, list):
+            blobs += [(str(path.relative_to(root)), path) for path in split.images]
+        else:
+            blobs.append((f"{name} images {split.images.shape}", _bytes_of(split.images)))
+    return blobs
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,7 +1,9 @@
 """`dataset=mnist`: its four IDX files, downloaded on request and checked."""
 
+import errno
 import gzip
 import hashlib
+import os
 import struct
 from pathlib import Path
 
@@ -41,7 +43,8 @@ def _file(raw: Path, name: str) -> Path | None:
 def _idx(raw: Path, name: str) -> np.ndarray:
     """An IDX file of unsigned bytes: a header of big-endian int32 (magic, then one a dimension), then the values."""
     path = _file(raw, name)
-    assert path is not None, f"{raw / name} was there when it was checked"
+    if path is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(raw / name))
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     dimensions = content[3]
     shape = struct.unpack_from(f">{dimensions}i", content, 4)

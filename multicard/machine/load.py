@@ -1,0 +1,82 @@
+"""What other processes computed on this machine while a run was measured, from Linux's accounts of CPU time."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from multicard.measure.timing import clock_s
+
+STAT = Path("/proc/stat")
+USER, NICE, SYSTEM, STEAL = 0, 1, 2, 7  # columns of /proc/stat; time of guests is in the first two
+
+
+class Load:
+    """Counts from its making to `end`: the CPU time of all processes less that of this one and its descendants.
+
+    A descendant that has ended counts by what its parent knows of it. Interrupts belong to nobody and are left out;
+    what a hypervisor gave to others (steal) is a figure of its own.
+    """
+
+    def __init__(self) -> None:
+        self._average = os.getloadavg()[0]
+        self._began_s, self._own_s, self._cores_s = clock_s(), own_cpu_s(), cores_s(STAT.read_text())
+
+    def end(self) -> dict[str, Any]:
+        """The record's `load`."""
+        seconds = max(clock_s() - self._began_s, 1e-9)
+        now_s, own_s = cores_s(STAT.read_text()), own_cpu_s() - self._own_s
+        return {
+            "seconds": seconds,
+            **others(self._cores_s, now_s, own_s, seconds, os.sched_getaffinity(0)),
+            "average_before": self._average,
+            "average_after": os.getloadavg()[0],
+        }
+
+
+def others(
+    before: dict[int, tuple[float, float]],
+    after: dict[int, tuple[float, float]],
+    own_s: float,
+    seconds: float,
+    usable: set[int],
+) -> dict[str, float]:
+    """How many cores were busy with others' work, on average.
+
+    Args:
+        before, after: busy and stolen seconds of each core, as `cores_s` gives them.
+        own_s: CPU time of the run's processes in between, all of it on `usable` cores.
+    """
+    shared = before.keys() & after.keys()  # cores may go offline
+    busy_s, stolen_s = ({core: after[core][kind] - before[core][kind] for core in shared} for kind in (0, 1))
+    mine = shared & usable
+    return {
+        "others_cores": max(0.0, sum(busy_s[core] for core in mine) - own_s) / seconds,
+        "stolen_cores": sum(stolen_s[core] for core in mine) / seconds,
+        "machine_others_cores": max(0.0, sum(busy_s.values()) - own_s) / seconds,
+    }
+
+
+def cores_s(stat: str) -> dict[int, tuple[float, float]]:
+    """Busy and stolen seconds of each core since the machine's start, from the text of /proc/stat."""
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    counts = {}
+    for line in stat.splitlines():
+        name, *columns = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            ticks = [int(column) for column in columns]
+            busy = ticks[USER] + ticks[NICE] + ticks[SYSTEM]
+            counts[int(name[3:])] = (busy * tick_s, ticks[STEAL] * tick_s)
+    return counts
+
+
+def own_cpu_s() -> float:
+    """CPU time of this process, its descendants, and those of them that ended."""
+    import psutil
+
+    this, total_s = psutil.Process(), 0.0
+    for process in (*this.children(recursive=True), this):  # the parents after their children, whom they outlive
+        try:
+            total_s += sum(process.cpu_times()[:4])  # user, system, and both of ended children
+        except psutil.NoSuchProcess:
+            continue
+    return total_s

@@ -1,0 +1,92 @@
+"""Fingerprints of data: equal where the content is equal, wherever it lies.
+
+A part of the data (the data set, the tokenizer's files, a checkpoint) is a list of named blobs: files and arrays. Its
+digits cover every name and size in order, and content: all of it up to BUDGET_BYTES in MOST_FILES blobs. Of more, an
+equal share of the budget of each blob, of MOST_FILES evenly spaced ones where there are more: pieces of PIECE_BYTES,
+evenly spaced from its first byte to its last. So a change of bytes that leaves all sizes alone is missed where it lies
+outside of the pieces. Dates and folders above the data are not covered.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+BUDGET_BYTES = 64 << 20
+MOST_FILES = 1024
+PIECE_BYTES = 64 << 10
+DIGITS = 12  # hex digits of a fingerprint
+Blob = tuple[str, Path | memoryview]  # its name within the data, and a file or its bytes
+Parts = Mapping[str, Sequence[Blob]]
+
+
+def fingerprint(parts: Parts) -> dict[str, Any]:
+    """The record's `data`.
+
+    Args:
+        parts: what the data consists of, by its name; those without blobs are left out.
+
+    Raises:
+        ValueError: a file that cannot be read.
+    """
+    digits, size_bytes, hashed_bytes = {}, 0, 0
+    for part, blobs in parts.items():
+        if blobs:
+            digits[part], own_bytes, own_hashed_bytes = _digest(blobs)
+            size_bytes, hashed_bytes = size_bytes + own_bytes, hashed_bytes + own_hashed_bytes
+    whole = sha256(" ".join(f"{part}={own}" for part, own in digits.items()).encode())
+    return {
+        "fingerprint": whole.hexdigest()[:DIGITS],
+        "parts": digits,
+        "bytes": size_bytes,
+        "hashed_bytes": hashed_bytes,
+    }
+
+
+def difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str | None:
+    """The parts in which two fingerprints differ: "dataset 1a2b, now 3c4d"; None where they agree or one is unknown."""
+    if before is None or now is None or before["fingerprint"] == now["fingerprint"]:
+        return None
+    names = dict.fromkeys([*before["parts"], *now["parts"]])
+    pairs = {name: (before["parts"].get(name, "none"), now["parts"].get(name, "none")) for name in names}
+    return ", ".join(f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new)
+
+
+def text_blob(name: str, text: str) -> Blob:
+    return name, memoryview(text.encode())
+
+
+def _digest(blobs: Sequence[Blob]) -> tuple[str, int, int]:
+    """The digits of a part, its bytes, and how many of them were hashed."""
+    try:
+        sizes = [blob.stat().st_size if isinstance(blob, Path) else blob.nbytes for _, blob in blobs]
+        digest = sha256("".join(f"{name}\0{size}\n" for (name, _), size in zip(blobs, sizes, strict=True)).encode())
+        count = min(len(blobs), MOST_FILES)
+        whole = sum(sizes) <= BUDGET_BYTES and count == len(blobs)
+        share = None if whole else BUDGET_BYTES // count
+        hashed_bytes = 0
+        for number in range(count):
+            index = number * (len(blobs) - 1) // max(1, count - 1)
+            for piece in _pieces(blobs[index][1], sizes[index], share):
+                digest.update(piece)
+                hashed_bytes += len(piece)
+    except OSError as error:
+        raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that it is whole") from None
+    return digest.hexdigest()[:DIGITS], sum(sizes), hashed_bytes
+
+
+def _pieces(blob: Path | memoryview, size: int, share: int | None) -> Iterator[bytes | memoryview]:
+    """A blob's bytes, or evenly spaced pieces of about `share` bytes in all."""
+    count = -(-size // PIECE_BYTES)
+    if share is not None and size > share:
+        count = max(1, share // PIECE_BYTES)
+        offsets = [number * (size - PIECE_BYTES) // max(1, count - 1) for number in range(count)]
+    else:
+        offsets = [number * PIECE_BYTES for number in range(count)]
+    if isinstance(blob, memoryview):
+        yield from (blob[offset : offset + PIECE_BYTES] for offset in offsets)
+        return
+    with blob.open("rb") as file:
+        for offset in offsets:
+            file.seek(offset)
+            yield file.read(PIECE_BYTES)
