@@ -240,14 +240,15 @@ def test_photographs_can_be_decoded_each_time(loader: str, tmp_path: Path):
     assert loader == "dali" or torch.equal(*as_read)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("loader", ["torch", "batched", DALI])
-def test_a_broken_photograph_is_named_whoever_decodes_it(loader: str, tmp_path: Path):
+def test_a_broken_photograph_is_named_whoever_decodes_it(loader: str, workers: int, tmp_path: Path):
     for number in range(7):
         Image.new("RGB", (40, 50)).save(tmp_path / f"{number}.png")
     (tmp_path / "5.png").write_bytes(b"no image")
     content = Split(sorted(tmp_path.iterdir()), np.arange(7))
     with pytest.raises(ValueError, match=r"/5\.png: cannot be decoded"):
-        read(source(content, Strided(7, 0, 1), f"loader={loader}", batch_size=2))
+        read(source(content, Strided(7, 0, 1), f"loader={loader}", batch_size=2, workers=workers))
 
 
 def test_digits_stay_recognisable_through_the_loader():

@@ -19,7 +19,8 @@ from multicard.vision.summary import summarise
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, typed, warm_up
 
-NO_WORKERS_KEPT = ("loader=batched", "loader.persistent_workers=false", "dataset.augment=true")
+THREADS = ("loader=batched", "loader.ahead=3", "dataset.augment=true")
+NO_WORKERS_KEPT = ("loader.persistent_workers=false",)
 STREAMED = ("dataset.device_budget_bytes=0", "dataset.augment=true")
 MEASURED = {
     "train_s",
@@ -86,8 +87,8 @@ def without_times(epochs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("words", "world", "workers", "per_epoch", "stops"),
     [
-        (["epochs=3"], 1, 2, 6, [3, 6, 8]),  # in an epoch, at its end, and in the next
-        (["optimizer=adamw", "schedule=cosine", "layout=nhwc", "dataset.flip=true", *NO_WORKERS_KEPT], 1, 2, 6, [2, 4]),
+        (["epochs=3", *NO_WORKERS_KEPT], 1, 2, 6, [3, 6, 8]),  # in an epoch, at its end, and in the next
+        (["optimizer=adamw", "schedule=cosine", "layout=nhwc", "dataset.flip=true", *THREADS], 1, 2, 6, [2, 4]),
         # 101 samples are 51 on a rank, 4 batches of which the last has 3
         (["strategy=ddp_ds", "dataset.train_limit=101"], 2, 0, 4, [2, 7]),
         # 9 batches of 8: the fifth round, an epoch's last, has one

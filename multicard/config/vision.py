@@ -71,6 +71,14 @@ class WorkersConfig(LoaderConfig):
 
 
 @dataclass
+class BatchedConfig(LoaderConfig):
+    ahead: int = key(2, "batches that the threads make ahead of the step; host memory holds up to three more")
+
+    def __post_init__(self) -> None:
+        require(self.ahead >= 1, f"loader.ahead={self.ahead}: must be 1 or more")
+
+
+@dataclass
 class DaliConfig(LoaderConfig):
     threads: Optional[int] = key(None, "CPU threads of a pipeline; null is the rank's share of the cores")
     prefetch_queue_depth: int = key(2, "batches that a pipeline loads ahead")
@@ -212,7 +220,9 @@ class VisionConfig(RunConfig):
     cudnn_benchmark: bool = key(False, "let cuDNN try its convolutions and take the fastest")
     warmup_steps: int = key(5, "first steps that step_s and images_per_s leave out; they are recorded and marked")
     num_workers: Optional[int] = key(
-        None, "loader workers per rank; null takes none on CPU ranks, and min(8, cores / ranks) on CUDA"
+        None,
+        "loader workers per rank, which loader=batched has as threads and loader=torch as processes; "
+        "null takes none on CPU ranks, and min(8, cores / ranks) on CUDA",
     )
     target_accuracy: Optional[float] = key(None, "test accuracy, in (0, 1], to which the time is recorded; null: none")
     stop_at_target: bool = key(False, "stop when target_accuracy is reached")

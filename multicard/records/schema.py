@@ -316,7 +316,9 @@ class CommonSteps(Struct):
 class VisionSteps(CommonSteps):
     """Columns of a training run, beside those of all."""
 
-    h2d_s: Annotated[float, doc("copying the batch to the device")]
+    h2d_s: Annotated[
+        float, doc("copying the batch to the device; where that runs beside the step, what the GPU still waited for")
+    ]
     forward_s: float
     backward_s: Annotated[float, doc("with the exchange of gradients")]
     optimizer_s: float

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
 
+import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from multicard.bottleneck import ablations
@@ -13,6 +14,7 @@ from multicard.ranks.meeting import max_over_ranks
 from multicard.vision.data.batch import Batch, Input
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.samplers import Remaining
+from multicard.vision.data.side_stream import Making, sent_ahead
 from multicard.vision.loop import COUNTS, Loop
 from multicard.vision.rank_report import TrainingReport
 from multicard.vision.strategy import Share
@@ -67,11 +69,8 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
     """
     share, rank = loop.share, loop.rank
     loop.timer.start()
-    on_host = [next(feed) for _ in range(share.batches_per_step)]
-    on_device = [
-        Batch(batch.images.to(rank.device), batch.labels.to(rank.device), images_bytes=0, labels_bytes=0)
-        for batch in on_host
-    ]
+    loaded = [next(feed) for _ in range(share.batches_per_step)]
+    on_device = [Batch(*loop.move(batch, dict.fromkeys(COUNTS, 0)), images_bytes=0, labels_bytes=0) for batch in loaded]
 
     def steps(batches: Iterator[Batch], count: int) -> None:
         for _ in range(count):
@@ -99,7 +98,8 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
 
     taken_by = {"whole": whole, "device": lambda count: steps(cycle(on_device), count), "input": fetch}
     if rank.device.type == "cuda":
-        taken_by["host"] = lambda count: steps(cycle(on_host), count)
+        from_host = sent_again(loaded, rank.device)
+        taken_by["host"] = lambda count: steps(from_host, count)
     if rank.world_size > 1:
         taken_by["alone"] = lambda count: alone(feed, count)
         taken_by["core"] = lambda count: alone(cycle(on_device), count)
@@ -111,3 +111,12 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
     timed = {name: ablations.timed(rank, take_steps) for name, take_steps in taken_by.items()}
     rounds_ahead = -(-prepared // share.batches_per_step)
     return ablations.interleaved(timed, refill, rank, step_s, rounds_ahead, lambda: loop.board.stop_at > 0)
+
+
+def sent_again(loaded: list[Batch], device: torch.device) -> Iterator[Batch]:
+    """These batches over and over, copied from the host as the loader copies them: in the step or ahead of it."""
+    if loaded[0].ready is None:
+        return cycle(loaded)
+    parts = [(batch.images.cpu().pin_memory(), batch.labels.cpu().pin_memory()) for batch in loaded]
+    on_host = [Batch(*pair, *batch[2:4]) for pair, batch in zip(parts, loaded, strict=True)]
+    return sent_ahead((Making(batch) for batch in cycle(on_host)), device)

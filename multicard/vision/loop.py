@@ -75,8 +75,7 @@ class Loop:
         timer.start()
         started_s = timing.clock_s()
         loaded = iter(batches)
-        # fetch the first batch here, to time it, and put it back
-        loaded = chain([batch] if (batch := next(loaded, None)) else [], loaded)
+        loaded = chain(list(islice(loaded, 1)), loaded)  # fetch the first batch here, to time it, and put it back
         first_batch_s = timing.clock_s() - started_s
         for step in range(first_step, share.steps):
             counts, loss = self.step(loaded)
@@ -140,6 +139,7 @@ class Loop:
         counts["loaded"] += len(batch.labels)
         counts["h2d_images_bytes"] += batch.images_bytes
         counts["h2d_labels_bytes"] += batch.labels_bytes
+        batch.wait()
         images, labels = (part.to(self.rank.device, non_blocking=True) for part in (batch.images, batch.labels))
         return images.expand(-1, 3, -1, -1), labels  # a grey image may come as one channel
 

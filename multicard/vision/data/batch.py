@@ -17,12 +17,19 @@ class Batch(NamedTuple):
     """Images and labels, on the host or on the device, and the bytes that cross to the device for them.
 
     images: (B, 3, S, S), or (B, 1, S, S) for grey images, expanded on the device; labels: (B,), int64.
+    ready: the end of their copy to the device, where that runs beside the training stream; see `wait`.
     """
 
     images: torch.Tensor
     labels: torch.Tensor
     images_bytes: int
     labels_bytes: int
+    ready: "torch.cuda.Event | None" = None
+
+    def wait(self) -> None:
+        """Have the current stream, not the host, wait until the batch is on the device. Call it before any use."""
+        if self.ready is not None:
+            self.ready.wait()
 
 
 class Input(Protocol):

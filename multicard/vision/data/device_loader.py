@@ -9,6 +9,7 @@ import torch
 from multicard.measure import memory
 from multicard.vision.data import preprocess
 from multicard.vision.data.batch import Batch, Source
+from multicard.vision.data.side_stream import side_stream
 
 WINDOW_BYTES = 8 + 8 + 1  # top, left and flip of an image
 BUDGET_SHARE = 0.25  # of the memory that is free on a GPU before training, unless dataset.device_budget_bytes is set
@@ -19,7 +20,7 @@ class Resident:
 
     Where all fit the budget, the set crosses before the first batch (`resident`), or a rank's shard of it at the start
     of every epoch (`shard`); else every batch crosses as uint8 (`streamed`). Gathering, resizing and normalising run
-    on the device, on CUDA on a stream of its own, so that they overlap with the step before. On CPU ranks nothing
+    on the device, on CUDA on the side stream, so that they overlap with the step before. On CPU ranks nothing
     crosses, and the images stay where all ranks of the node share them; what would cross is counted.
     """
 
@@ -92,8 +93,8 @@ class Resident:
     def _ahead(
         self, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Prepare each batch on a stream of its own, while the one before it is trained on."""
-        training, preparing = torch.cuda.current_stream(self.source.device), torch.cuda.Stream(self.source.device)
+        """Prepare each batch on the side stream, while the one before it is trained on."""
+        training, preparing = torch.cuda.current_stream(self.source.device), side_stream(self.source.device)
         preparing.wait_stream(training)  # the epoch's data was sent there
 
         def prepare_next() -> tuple[tuple[torch.Tensor, torch.Tensor], Any] | None:

@@ -1,9 +1,6 @@
-"""`loader=torch` and `loader=batched`: torch's DataLoader over samples, or over whole batches.
+"""`loader=torch`: torch's DataLoader over samples. All the work is done on the host, in the loader's workers."""
 
-All the work is done on the host, in the loader's workers.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ from torchvision.transforms import v2
 
 from multicard.config.vision import WorkersConfig
 from multicard.ranks.os_calls import die_with_parent
-from multicard.vision.data import preprocess, splits
+from multicard.vision.data import splits
 from multicard.vision.data.batch import Batch, Source
 
 
@@ -52,43 +49,20 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
         return self.transform(channels_first).as_subclass(torch.Tensor), int(self.split.labels[index])
 
 
-class WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """One batch at a time: one transform for all of its images, which the workers read from one shared copy."""
-
-    def __init__(self, source: Source) -> None:
-        self.source, self.split = source, source.split
-        self.prepare = preprocess.Preparation(
-            source.config.dataset, source.transfer, pin=source.pin and not source.workers
-        )
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def __getitems__(self, draws: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        drawn = np.array(draws)
-        indices = drawn % len(self.split)
-        raw = torch.from_numpy(splits.gather(self.split, indices, self.source.config.dataset.image_size))
-        windows = self.source.windows(drawn)
-        if windows is not None:
-            raw = preprocess.cut_out(windows, raw)
-        return self.prepare(raw), torch.from_numpy(self.split.labels[indices])
-
-
 class FromHost:
-    """The batches of a DataLoader, which are on the host: all of each crosses."""
+    """The batches of a DataLoader over single samples, which are on the host: all of each crosses."""
 
     setup_bytes = 0
 
-    def __init__(self, source: Source, dataset: Dataset[Any], collate: Callable[[Any], Any] | None) -> None:
+    def __init__(self, source: Source) -> None:
         options, workers = source.config.loader, source.workers
         assert isinstance(options, WorkersConfig)
         self.facts: dict[str, Any] = {"workers": workers}
         self.loader = DataLoader(
-            dataset,
+            Samples(source),
             batch_size=source.batch_size,
             sampler=source.sampler,
             num_workers=workers,
-            collate_fn=collate,
             multiprocessing_context="fork" if workers else None,  # torch's default on Linux; a forked rank loses it
             pin_memory=source.pin,
             prefetch_factor=options.prefetch_factor if workers else None,
@@ -104,13 +78,3 @@ class FromHost:
 
 def _start_worker(_: int) -> None:
     die_with_parent()
-
-
-def samples(source: Source) -> FromHost:
-    """A DataLoader over single samples: decode, resize and normalise, as the papers had it."""
-    return FromHost(source, Samples(source), None)
-
-
-def whole_batches(source: Source) -> FromHost:
-    """A DataLoader over whole batches: the same work, once for a batch. Of grey images one channel crosses."""
-    return FromHost(source, WholeBatches(source), lambda batch: batch)

@@ -11,7 +11,15 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from multicard.config.keys import require
-from multicard.config.vision import CacheMode, DaliConfig, ImagesConfig, LoaderConfig, VisionConfig, WorkersConfig
+from multicard.config.vision import (
+    BatchedConfig,
+    CacheMode,
+    DaliConfig,
+    ImagesConfig,
+    LoaderConfig,
+    VisionConfig,
+    WorkersConfig,
+)
 
 if TYPE_CHECKING:
     from multicard.vision.data.batch import Input, Source
@@ -56,8 +64,12 @@ def workers_ahead(options: WorkersConfig, workers: int) -> int:
 
 HERE = "multicard.vision.data"
 LOADERS = {
-    "torch": Loader(f"{HERE}.host_loader:samples", WorkersConfig, prepared=workers_ahead),
-    "batched": Loader(f"{HERE}.host_loader:whole_batches", WorkersConfig, prepared=workers_ahead),
+    "torch": Loader(f"{HERE}.host_loader:FromHost", WorkersConfig, prepared=workers_ahead),
+    "batched": Loader(
+        f"{HERE}.batched_loader:Batched",
+        BatchedConfig,
+        prepared=lambda options, workers: options.ahead + 1 if workers else 0,
+    ),
     "device": Loader(f"{HERE}.device_loader:Resident", refuse=refuse_for_device),
     "dali": Loader(
         f"{HERE}.dali_loader:Dali",

@@ -71,13 +71,10 @@ class Preparation:
 
     Args:
         transfer: the type of the result. The arithmetic is in float64 for float64, else in float32.
-        pin: allocate the result in page-locked memory, where no further step copies it.
     """
 
-    def __init__(
-        self, config: DatasetConfig, transfer: torch.dtype, device: torch.device | str = "cpu", pin: bool = False
-    ) -> None:
-        self.size, self.transfer, self.pin = config.image_size, transfer, pin
+    def __init__(self, config: DatasetConfig, transfer: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self.size, self.transfer = config.image_size, transfer
         self.arithmetic = torch.float64 if transfer is torch.float64 else torch.float32
         self.weights: dict[int, torch.Tensor] = {}
         self.alike = len(set(config.mean)) == len(set(config.std)) == 1  # the same for all channels
@@ -94,14 +91,13 @@ class Preparation:
             alike: expand it on the device.
         """
         resizes = tuple(raw.shape[1:3]) != (self.size, self.size)
-        pin = self.pin and self.transfer is self.arithmetic and not resizes
         if raw.dim() == 3:
             mean, scale = (self.mean[:1], self.scale[:1]) if self.alike else (self.mean, self.scale)
-            prepared = _normalised(raw[:, None], mean, scale, pin)
+            prepared = _normalised(raw[:, None], mean, scale)
         else:  # a whole row at a time: over the three channels alone the CPU would have nothing to vectorise
             batch, height, width, _ = raw.shape
             mean, scale = (values.flatten().repeat(width) for values in (self.mean, self.scale))
-            rows = _normalised(raw.reshape(batch, height, width * 3), mean, scale, pin)
+            rows = _normalised(raw.reshape(batch, height, width * 3), mean, scale)
             prepared = rows.view(batch, height, width, 3).permute(0, 3, 1, 2)
         if resizes:
             prepared = self._resized(prepared)
@@ -124,8 +120,8 @@ class Preparation:
         return self.weights[side]
 
 
-def _normalised(raw: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor, pin: bool) -> torch.Tensor:
+def _normalised(raw: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """(raw - mean) * scale in the type of `mean`, in two passes over new memory."""
     shape = torch.broadcast_shapes(raw.shape, mean.shape)
-    result = torch.empty(shape, dtype=mean.dtype, device=raw.device, pin_memory=pin)
+    result = torch.empty(shape, dtype=mean.dtype, device=raw.device)
     return torch.sub(raw, mean, out=result).mul_(scale)
