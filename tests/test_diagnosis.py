@@ -13,7 +13,7 @@ import torchtune.training
 from multicard.bottleneck import ablations, diagnosis
 from multicard.config.placement import Placement
 from multicard.controller import outcome, run
-from multicard.llm import after_tuning, recipes
+from multicard.llm import after_tuning, preflight, recipes
 from multicard.llm import workload as llm
 from multicard.ranks.process import Rank
 from multicard.vision import workload as vision
@@ -99,6 +99,9 @@ def test_ablations_take_turns_and_their_first_round_warms_up():
         (("strategy=ddp_rr", "gpus=2"), CUDA, "communication", "strategy=ddp_ds"),
         (("gpus=2",), CUDA, "communication", "a larger batch_size"),
         ((), CUDA, "launch", "compile=true"),
+        (("preset=fast",), CUDA, "launch", "compile=reduce-overhead"),  # which compiles on CUDA
+        (("compile=max-autotune",), CUDA, "launch", "a larger batch_size"),
+        (("strategy=dp",), CUDA, "launch", "a larger batch_size"),
         ((), CPU, "launch", "a larger batch_size"),
         (("precision=fp64",), CUDA, "compute", "precision=half"),
         (("precision=fp64",), CPU, "compute", "precision=fp32"),
@@ -107,6 +110,21 @@ def test_ablations_take_turns_and_their_first_round_warms_up():
 )
 def test_the_option_to_try_next(words: tuple[str, ...], placement: Placement, bound: str, advice: str):
     assert vision.advise(typed(*words), placement, bound) == advice
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ((), "compile=true"),
+        (("compile=true",), "packed=true"),
+        (("compile=true", "packed=true", "max_seq_len=64"), "compile=reduce-overhead"),
+        (("compile=true", "packed=true", "max_seq_len=64", "gpus=2"), "a larger batch_size"),
+    ],
+)
+def test_cuda_graphs_are_advised_where_tuning_takes_them(words: tuple[str, ...], advice: str):
+    config = typed_llm(*words)
+    preflight.refuse(config)
+    assert llm.advise(config, CUDA, "launch") == advice
 
 
 def test_every_bound_has_its_words_and_its_advice():

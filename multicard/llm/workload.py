@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from multicard.config import llm
+from multicard.config import compilation, llm
 from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.llm import LlmConfig, TemplateConfig
 from multicard.config.placement import Placement
@@ -44,11 +44,13 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
     compiles = method.compiles_distributed if config.distributed else method.compiles
     compiles = on_cuda and compiles and not config.compile
     packs = not config.packed and not method.pairs
+    has_graphs = compilation.has_cuda_graphs(config.compile)
+    takes_graphs = on_cuda and config.packed and not config.distributed and not has_graphs
     options = {
         "input": [("packed=true", packs)],
         "copy": [("pin_memory=true", not config.pin_memory)],
         "communication": [("gradient_accumulation_steps=4", config.gradient_accumulation_steps == 1)],
-        "launch": [("compile=true", compiles), ("packed=true", packs)],
+        "launch": [("compile=true", compiles), ("packed=true", packs), ("compile=reduce-overhead", takes_graphs)],
         "compute": [
             ("precision=bf16", on_cuda and config.precision.name != "bf16"),
             ("activation_checkpointing=false", config.activation_checkpointing),

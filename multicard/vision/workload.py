@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.base import PROFILES
+from multicard.config.compilation import has_cuda_graphs
 from multicard.config.keys import require
 from multicard.config.placement import Placement
 from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, ModelConfig, VisionConfig
@@ -17,7 +18,7 @@ from multicard.vision.data.datasets import DATASETS
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.optim import OPTIMIZERS
 from multicard.vision.precision import PRECISIONS
-from multicard.vision.strategy import STRATEGIES
+from multicard.vision.strategy import STRATEGIES, compiles
 
 NAMED: dict[str, Mapping[str, object]] = {
     "strategy": STRATEGIES,
@@ -88,6 +89,8 @@ def describe(config: VisionConfig, placement: Placement) -> str:
 def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
     """The option to try next against `bound`, what bounds a run: the best that the run does not have yet."""
     on_cuda, loader, options = placement.device == "cuda", config.loader.name, config.dataset
+    can_compile = on_cuda and STRATEGIES[config.strategy.name].compiles
+    not_compiled = can_compile and not compiles(config, placement.device)
     several = config.gpus * config.nodes > 1
     undecoded = isinstance(options, ImagesConfig) and options.cache is CacheMode.none
     untried = {
@@ -108,14 +111,15 @@ def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
             ("a larger batch_size", True),
         ],
         "launch": [
-            ("compile=true", on_cuda and not config.compile),
+            ("compile=true", not_compiled),
+            ("compile=reduce-overhead", can_compile and not has_cuda_graphs(config.compile)),
             ("a larger batch_size", True),
         ],
         "compute": [
             ("precision=half", on_cuda and not PRECISIONS[config.precision.name].transfer.endswith("16")),
             ("precision=fp32", config.precision.name == "fp64"),
             ("layout=nhwc", config.layout.name is not LayoutName.nhwc),
-            ("compile=true", on_cuda and config.compile is False),
+            ("compile=true", not_compiled),
             (f"gpus={2 * config.gpus}", not several),
             ("more GPUs", True),
         ],
