@@ -5,12 +5,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo.utils
 from omegaconf import OmegaConf
 from torchao.dtypes.nf4tensor import NF4Tensor
 
 from multicard.bottleneck import ablations
 from multicard.config.llm import LlmConfig
-from multicard.llm import recipes, tune
+from multicard.llm import precompile, recipes, tune
 from multicard.llm.rank_report import TuningReport
 from multicard.llm.step_probe import Probe
 from multicard.ranks.process import Rank
@@ -40,3 +41,20 @@ def tune_in_few_rounds(rank: Rank, *work: Any) -> None:
     """As `tune.tune`, with a single round of ablations of a step each."""
     with mock.patch.object(ablations, "ROUNDS", 1), mock.patch.object(ablations, "MOST_STEPS", 1):
         tune.tune(rank, *work)
+
+
+def tune_and_count_graphs(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    """As `tune.tune`, without Inductor; the graphs that were compiled before training, and in all."""
+    compile_now, graphs = precompile.compile_now, []
+
+    def counted(*arguments: Any) -> dict[str, Any]:
+        result = compile_now(*arguments)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        return result
+
+    with (
+        mock.patch.dict("os.environ", TORCH_COMPILE_BACKEND="aot_eager"),
+        mock.patch.object(precompile, "compile_now", counted),
+    ):
+        tune.tune(rank, config, folder, cfg)
+    torch.save([*graphs, torch._dynamo.utils.counters["stats"]["unique_graphs"]], folder / f"{rank.rank}.pt")

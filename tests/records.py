@@ -152,6 +152,9 @@ def _record(kind: str, defaults: dict[str, Any], device: str, changes: dict[str,
         "startup_s": 0.9,
         "total_s": 100.0,
         **(_trained(config) if kind == "vision" else _tuned(config)),
+        "compile_s": None,
+        "compile_cache": None,
+        "cuda_graphs": None,
         "peak_memory_bytes": {"max": 5_000_000_000, "per_rank": [5_000_000_000], "kind": "cuda_allocated"},
         "transfer_bytes": {"h2d": 1_796_384, "d2h": None, "d2d": None, "source": "counted"},
         "communication_bytes": {"all_reduce": 0, "broadcast": 0, "per": "rank", "source": "computed"},
@@ -209,9 +212,6 @@ def _trained(config: dict[str, Any]) -> dict[str, Any]:
         "joules_per_image": None,
         "test_accuracy": 0.98,
         "time_to_target_s": None,
-        "compile_s": None,
-        "compile_cache": None,
-        "cuda_graphs": None,
         "input": {"loader": "torch", "train": {"workers": 0}, "test": {"workers": 0}},
         "num_workers": 0,
     }
@@ -238,7 +238,6 @@ def _tuned(config: dict[str, Any]) -> dict[str, Any]:
         "warmup_steps": 1,
         "flops_per_token": 8.9e6,
         "mfu": None,
-        "cuda_graphs": None,
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from multicard.config.llm import LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models
-from multicard.measure import formulas
+from multicard.measure import compile_cache, formulas
 from multicard.ranks.meeting import peak_memory
 
 REWARDS = {"chosen": "rewards_chosen", "rejected": "rewards_rejected", "accuracy": "rewards_accuracies"}
@@ -83,6 +83,8 @@ def summarise(
         "fake_quantised_linears": first.get("fake_quantised_linears"),
         "cuda_graphs": first.get("cuda_graphs"),
         **_work(config, ranks, table, speed),
+        "compile_s": max((rank["compile_s"] for rank in ranks if "compile_s" in rank), default=None),
+        "compile_cache": compile_cache.over_ranks(rank.get("compile_cache") for rank in ranks),
         "warmup_steps": first.get("warmup_steps"),
         "threads": first.get("threads"),
         "oversubscribed": placement.oversubscribed,

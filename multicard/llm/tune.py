@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from multicard.config.compilation import has_cuda_graphs
 from multicard.config.llm import LlmConfig
-from multicard.llm import after_tuning, compiling, recipes, torchtune_config
+from multicard.llm import after_tuning, compiling, precompile, recipes, torchtune_config
 from multicard.llm.collective_bytes import ReceivedBytes
 from multicard.llm.rank_report import TuningReport
 from multicard.llm.step_probe import Probe
@@ -68,6 +68,8 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
             recipe._metric_logger.listener = probe.log
         probe.steps_per_epoch = recipe._steps_per_epoch
         report.built(recipes.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]})
+        if precompile.compiles(probe):
+            report.content |= precompile.compile_now(recipe, probe)
         traffic.watch(recipe._model)
         if rank.world_size > 1:
             dist.barrier()

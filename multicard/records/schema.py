@@ -115,6 +115,11 @@ class Record(Struct, kw_only=True):
     ended_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
     startup_s: Annotated[float | None, doc("seconds from the command, or the previous run's end, to training")] = None
     total_s: Annotated[float | None, doc("seconds of training, evaluation included, over all attempts")] = None
+    compile_s: Annotated[float | None, doc("seconds of torch.compile, before training")] = None
+    compile_cache: Annotated[CompileCache | None, doc("null: nothing was compiled")] = None
+    cuda_graphs: Annotated[
+        bool | None, doc("compile=reduce-overhead or max-autotune: all code runs as CUDA graphs (never on CPU ranks)")
+    ] = None
     peak_memory_bytes: Memory | None = None
     transfer_bytes: Transfers | None = None
     communication_bytes: Annotated[Communication | None, doc("null where it is not known")] = None
@@ -183,11 +188,6 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
     joules_per_image: Annotated[float | None, doc("energy of all GPUs by images trained on")] = None
     test_accuracy: Annotated[float | None, doc("of the last epoch, 0 to 1")] = None
     time_to_target_s: Annotated[float | None, doc("seconds until target_accuracy was reached; null: never")] = None
-    compile_s: Annotated[float | None, doc("seconds of torch.compile")] = None
-    compile_cache: Annotated[CompileCache | None, doc("null: nothing was compiled")] = None
-    cuda_graphs: Annotated[
-        bool | None, doc("compile=reduce-overhead or max-autotune: all code runs as CUDA graphs (never on CPU ranks)")
-    ] = None
     input: Annotated[dict[str, Any] | None, doc("facts of the loader and its cache, beside the configuration")] = None
     num_workers: Annotated[int | None, doc("loader workers per rank, as used")] = None
 
@@ -222,9 +222,6 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     nf4_tensors: Annotated[int | None, doc("weights held in NF4 (qlora)")] = None
     fake_quantised_linears: Annotated[int | None, doc("linear layers with fake quantisation (qat)")] = None
     flops_per_token: Annotated[float | None, doc("forward and backward, of all tokens")] = None
-    cuda_graphs: Annotated[
-        bool | None, doc("compile=reduce-overhead or max-autotune: all code runs as CUDA graphs (never on CPU ranks)")
-    ] = None
     mfu: Annotated[float | None, doc("model FLOPs as a share of the devices' peak, 0 to 1")] = None
     warmup_steps: Annotated[int | None, doc("of the learning rate, as used")] = None
 

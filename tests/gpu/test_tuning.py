@@ -9,7 +9,7 @@ import torch
 
 from multicard.llm.random_weights import STD, RandomWeight
 from multicard.measure import memory
-from tests.test_llm_run import ok
+from tests.test_llm_run import ok, steps
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,3 +51,12 @@ def test_the_bytes_of_packed_rows_are_those_that_the_profiler_sees(tuned: Tuned)
     assert result["transfer_bytes"]["h2d"] == 4 * 8 * result["tokens"]["all"]
     assert abs(result["profile"]["h2d"]["disagreement"]) < 0.01
     assert result["diagnosis"]["step_s"]["half"] > 0
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_packed_rows_compile_is_compiled_before_training(tuned: Tuned, compiled: bool):
+    """Their attention is, always."""
+    words = ("packed=true", "max_seq_len=256", "dataset.rows=400", "precision=bf16")
+    result = ok(tuned(CUDA, *words, f"compile={str(compiled).lower()}"))
+    assert result["compile_s"] > 0
+    assert steps(result, "step_s")[0] < result["compile_s"]
