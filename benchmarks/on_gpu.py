@@ -93,7 +93,7 @@ def judged(step: Step, run: Pass, code: int | None, log: str) -> dict[str, Any]:
     if code is None:
         status, why = "stopped", "out of time"
     elif code or bad:
-        status, why = "failed", f"exit code {code}" if code else f"failed: {', '.join(bad)}"
+        status, why = "failed", f"exit code {code}" if code else f"check: {', '.join(bad)}"
     else:
         status, why = "ok", ""
     return {"status": status, "why": why, "findings": [asdict(finding) for finding in found]}

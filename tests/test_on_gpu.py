@@ -62,7 +62,7 @@ def test_a_step_that_fails_does_not_stop_the_others_and_is_named(tmp_path: Path,
     assert on_gpu.show(run, steps) == 1
     printed = capsys.readouterr().out
     assert f"failed: bad (exit code 3); its log: {tmp_path / 'bad.log'}" in printed
-    assert "failed: checked (failed: a check)" in printed
+    assert "failed: checked (check: a check)" in printed
     assert max(map(len, printed.split("failed: bad (")[0].splitlines())) <= on_gpu.WIDTH
 
 
