@@ -128,10 +128,14 @@ def tests(run: Pass) -> list[str]:
     return module("pytest", "-o", "addopts=", "-v", "--tb=short", "-m", "gpu", "tests/gpu", *done)
 
 
-def step_alone(*words: object) -> Callable[[Pass], list[str]]:
-    large = ("--image-size", 500, "--batch-size", 64, "--precisions", "fp16", "bf16")
+def step_alone(*words: str, precisions: tuple[str, ...] = ("fp16", "bf16")) -> Callable[[Pass], list[str]]:
+    large = ("--image-size", 500, "--batch-size", 64, "--precisions", *precisions)
     small = ("--image-size", 32, "--batch-size", 4, "--precisions", "fp32", "--rounds", 2)
     return lambda run: module("benchmarks.step", *(large if run.cuda else small), *words)
+
+
+def compiled(mode: str) -> tuple[str, ...]:
+    return ("--layouts", "nhwc", "--only-compiled", "--compile", mode)
 
 
 def measuring(run: Pass) -> list[str]:
@@ -145,6 +149,8 @@ def images(count: int, epochs: int = 2) -> Words:
     return {"dataset.train_limit": count, "dataset.test_limit": count // 6, "epochs": epochs}
 
 
+BOTH_KINDS = ("--pointwise", "convolution", "linear")
+COMPILES = gpu_only("it compiles for minutes")
 PAPERS: Words = {"experiment": "table2", "gpus": 1, "dataset": "mnist", "precision": "fp64,fp32,fp16"}
 FUSED: Words = {"precision": "fp16", "optimizer.fused": "true,false", "dataset": "digits", "epochs": 2}
 FEW: Words = {"dataset.train_limit": 24, "dataset.test_limit": 8, "batch_size": 4}  # fp16 is slow on CPUs
@@ -181,6 +187,22 @@ STEPS = [
         findings.of_fused,
     ),
     Step("step", "the training step alone, eager", 60, step_alone(), findings.of_step),
+    Step(
+        "compiled",
+        "compiled; pointwise as matrix products too",
+        150,
+        step_alone(*compiled("default"), *BOTH_KINDS),
+        findings.of_step,
+        skip=COMPILES,
+    ),
+    Step(
+        "graphs",
+        "compiled, with CUDA graphs",
+        100,
+        step_alone(*compiled("reduce-overhead")),
+        findings.of_step,
+        skip=COMPILES,
+    ),
     Step(
         "goal",
         "20,000 images at 500 px, 2 epochs, profiled",
@@ -251,6 +273,23 @@ STEPS = [
         skip=dali_absent,
     ),
     Step("measuring", "what measuring costs a step", 90, measuring, findings.of_measuring),
+    # these compile for minutes: after whatever else is worth knowing
+    Step(
+        "autotune",
+        "compiled, max-autotune-no-cudagraphs",
+        240,
+        step_alone(*compiled("max-autotune-no-cudagraphs"), *BOTH_KINDS, precisions=("fp16",)),
+        findings.of_step,
+        skip=COMPILES,
+    ),
+    Step(
+        "autotune_graphs",
+        "compiled, max-autotune",
+        180,
+        step_alone(*compiled("max-autotune"), precisions=("fp16",)),
+        findings.of_step,
+        skip=COMPILES,
+    ),
     Step(
         "whole",
         "the goal: 60,000 images at 500 px, 20 epochs",

@@ -198,7 +198,7 @@ def main() -> None:
     if args.list:
         for step in steps:
             state = step.skip(run) or f"{step.estimate_s:.0f} s, {record_of(run, step)['status']}"
-            print(f"{step.name:10} {step.title:48} {state}")
+            print(f"{step.name:16} {step.title:44} {state}")
         return
     run.out.mkdir(parents=True, exist_ok=True)
     if args.again:

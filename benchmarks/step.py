@@ -17,7 +17,7 @@ read and written whole (parameters are small and left out):
     ReLU6         5 out            forward reads and writes; backward reads two and writes; fused into BatchNorm: none
     residual      3 out            forward reads two and writes; backward passes the gradient on
 
-The bandwidth is measured: that of copying a tensor larger than the caches.
+The bandwidth is measured: that of `benchmarks.bandwidth`.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torchvision import models
 
+from benchmarks.bandwidth import default_size, within_bytes_per_s
 from benchmarks.common import configuration, interleaved, machine, parser
 from multicard.config.compilation import CUDA_GRAPHS, MODES
 from multicard.config.vision import Pointwise
@@ -70,20 +71,6 @@ def bytes_an_image(model: nn.Module, size: int, value_bytes: int, fused: bool) -
         module.register_forward_hook(count)
     model.eval()(torch.zeros(1, 3, size, size, device="meta"))  # in training BatchNorm refuses a single value
     return counted * value_bytes
-
-
-def bandwidth_bytes_per_s(device: torch.device) -> float:
-    """Read and written by a copy of 2 GiB, the best of five."""
-    source = torch.empty(2**31 if device.type == "cuda" else 2**28, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    seconds = []
-    for _ in range(5):
-        timing.synchronize(device)
-        started_s = timing.clock_s()
-        target.copy_(source)
-        timing.synchronize(device)
-        seconds.append(timing.clock_s() - started_s)
-    return 2 * source.nbytes / min(seconds)
 
 
 class Cell(NamedTuple):
@@ -181,7 +168,7 @@ def main() -> None:
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     torch.backends.cudnn.benchmark = True
     hardware = machine(torch.cuda.get_device_name() if device.type == "cuda" else None)
-    rate = bandwidth_bytes_per_s(device)
+    rate = within_bytes_per_s(device, default_size(device))
     print(f"{hardware}; {args.image_size} px, batch {args.batch_size}; {rate / 1e9:,.1f} GB/s")
     turns = {cell: step(cell, args.image_size, args.batch_size, device, dict(args.inductor)) for cell in cells(args)}
     step_s = interleaved(turns, args.rounds)

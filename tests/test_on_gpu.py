@@ -17,12 +17,13 @@ import pytest
 from benchmarks import gpu_findings, on_gpu, stand_in_mnist
 from benchmarks.gpu_findings import Finding
 from benchmarks.gpu_steps import STEPS, Pass, Step
+from benchmarks.step import options as step_options
 from multicard.measure.timing import clock_s, pause
 from multicard.records import run_folder
 from tests.conftest import ROOT, typed, typed_llm
 
-VISION = ["machine", "tests", "fused", "step", "goal", "papers", "diagnose", "memory", "measuring", "whole"]
 TUNING = ["lora", "dpo", "lora_fp32", "packed"]
+VISION = [step.name for step in STEPS if step.name not in TUNING]
 
 
 def step(name: str, code: str, **options: Any) -> Step:
@@ -164,6 +165,8 @@ def test_the_commands_for_a_gpu_compose(step: Step, tmp_path: Path):
         (tmp_path / name).mkdir(parents=True)
     command = step.command(Pass(tmp_path, cuda=True, data=tmp_path))
     assert (ROOT / command[1]).exists() or find_spec(command[2])
+    if command[2] == "benchmarks.step":
+        assert step_options().parse_args(command[3:]).image_size == 500
     words = [word.partition(",")[0] for word in command if "=" in word and not word.startswith("hydra.")]
     config = typed_llm(*words) if command[1] == "tune_llm.py" else typed(*words)
     if "dataset=mnist" in words:
@@ -196,12 +199,12 @@ def test_fused_losses_are_compared_with_unfused_ones(shift: float, passed: bool,
 
 def test_the_table_of_the_step_is_read():
     log = """machine
-| precision | layout | compiled | step, ms | quartiles | images/s | memory's ceiling, images/s |
-|---|---|---|---|---|---|---|
-| fp16 | nhwc | no | 20.0 | 19.0 to 21.0 | 3,200.0 | 3,390 |
+| precision | layout | compiled | pointwise | step, ms | quartiles | images/s | memory's ceiling, images/s |
+|---|---|---|---|---|---|---|---|
+| fp16 | nhwc | no | linear | 20.0 | 19.0 to 21.0 | 3,200.0 | 3,390 |
 """
     assert gpu_findings.of_step(Path(), log) == [
-        Finding("fp16, nhwc, compiled no", "3,200.0 images/s, 20.0 ms", "3,390 images/s (memory's ceiling)")
+        Finding("fp16, nhwc, compiled no, linear", "3,200.0 images/s, 20.0 ms", "3,390 images/s (memory's ceiling)")
     ]
 
 
