@@ -3,8 +3,9 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from multicard.config.placement import Placement, place
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.controller.workload import Workload
 from multicard.llm import workload as llm
+from multicard.measure import memory
 from multicard.records import identity
 from multicard.vision.data.datasets import DATASETS
 from multicard.vision.data.loaders import LOADERS
@@ -165,6 +167,54 @@ def placed(config: VisionConfig, cuda_devices: int) -> Placement:
     WORKLOAD.fits(config, placement)
     WORKLOAD.check(config)
     return placement
+
+
+@pytest.mark.parametrize(
+    ("words", "devices", "least", "most", "value_bytes"),
+    [
+        (["num_workers=3", "loader.prefetch_factor=5"], 0, 3 * 5 + 1, 3 * 5 + 2, 4),
+        (["num_workers=3", "loader.prefetch_factor=5", "precision=fp64", "gpus=2"], 0, 2 * 16, 2 * 17, 8),
+        (["gpus=4", "num_workers=8"], 4, 1, 4 * (8 * 2 + 2), 4),  # page-locked, two of each worker ahead
+        (["gpus=4", "num_workers=8", "precision=fp16", "pin_memory=false"], 4, 4 * 17, 4 * 18, 2),
+        (["gpus=2", "num_workers=8", "strategy=dp"], 2, 2, 2 * (8 * 2 + 2), 4),  # one process with twice the batch
+        (["num_workers=8", "dataset.train_limit=100"], 0, 2, 2, 4),  # there are no more
+    ],
+)
+def test_batches_of_workers_must_fit_into_shared_memory(
+    words: list[str],
+    devices: int,
+    least: int,
+    most: int,
+    value_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    config = typed("dataset=mnist", "dataset.image_size=100", "batch_size=64", *words)
+    placement = place(config, devices, processes=WORKLOAD.processes(config))
+    batch_bytes = 64 * (3 * 100 * 100 * value_bytes + 8)
+
+    def said(free_bytes: int | None, limited: VisionConfig = config) -> str:
+        monkeypatch.setattr(memory, "free_shared_memory_bytes", lambda: free_bytes)
+        WORKLOAD.has_room(limited, placement)
+        return capsys.readouterr().err
+
+    assert said(most * batch_bytes) == said(None) == ""
+    if least < most:
+        assert said(least * batch_bytes).startswith(f"num_workers={config.num_workers}: ")
+        assert "may need" in said(most * batch_bytes - 1)
+    with pytest.raises(ValueError, match=rf"^num_workers={config.num_workers}: .* need .*none \(0\).*--shm-size"):
+        said(least * batch_bytes - 1)
+    assert said(0, replace(config, num_workers=0)) == ""
+    assert said(0, typed("loader=device", "num_workers=8")) == ""
+
+
+def test_a_run_whose_workers_do_not_fit_is_refused_before_it_starts(
+    measured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(memory, "free_shared_memory_bytes", lambda: 64 << 20)  # Docker's
+    result = measured("num_workers=2", "dataset.image_size=500", "dataset.train_limit=null", "batch_size=64")
+    assert result["status"] == "refused"
+    assert "the workers of 1 rank need 960 MB in /dev/shm, which has 67.1 MB free" in result["cause"]["message"]
 
 
 @pytest.mark.parametrize(("overrides", "devices", "key"), UNPLACED)

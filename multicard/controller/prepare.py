@@ -72,6 +72,7 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
     if config.profile.name is ProfileName.nsys:
         nsys_launch.check(placement.device)
     workload.fits(config, placement)
+    workload.has_room(config, placement)
     workload.check(config)
     return placement
 

@@ -19,8 +19,9 @@ class Workload:
     work: the function that each rank calls, as "module:function"; it is imported by the ranks alone.
     preload, cuda_preload: the modules that ranks are forked with, on CPU and on CUDA, where importing them must not
         start CUDA.
-    refuse, fits, check: raise ValueError, with the key and the remedy, for a configuration that works nowhere, for one
-        that does not work with this placement, and for what this machine lacks; `check` comes after the others.
+    refuse, fits, has_room, check: raise ValueError, with the key and the remedy, for a configuration that works
+        nowhere, for one that does not work with this placement, for one that this machine has not the room for, and
+        for what it lacks; `check` comes after the others.
     data: the parts of what is trained on, by which its content is identified (`multicard.records.content`); raises
         ValueError or OSError where they are not there.
     arguments: of `work` after its `Rank`: configuration, folder, and JSON-ready values.
@@ -53,6 +54,7 @@ class Workload:
     nccl: str = "nccl"
     processes: Callable[[Any], int] = lambda config: config.gpus
     resumable: bool = False
+    has_room: Callable[[Any, Placement], None] = lambda config, placement: None
 
     def preloaded(self, device: str) -> list[str]:
         return list(self.cuda_preload if device == "cuda" else self.preload)

@@ -1,6 +1,7 @@
 """Memory counters of this process and of its device; no other module reads one."""
 
 import os
+import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -60,6 +61,14 @@ def device_memory(device: str) -> DeviceMemory | None:
     try:
         return DeviceMemory(*torch.cuda.mem_get_info(), torch.cuda.memory_stats().get("num_ooms", 0))
     except RuntimeError:
+        return None
+
+
+def free_shared_memory_bytes() -> int | None:
+    """What processes can still share through /dev/shm; None where the system has no such folder."""
+    try:
+        return shutil.disk_usage("/dev/shm").free
+    except OSError:
         return None
 
 

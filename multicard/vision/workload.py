@@ -1,17 +1,22 @@
 """The workload of `train_vision.py`: image recognition. Imports neither torch nor torchvision."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from multicard.config.base import PROFILES
 from multicard.config.compilation import has_cuda_graphs
+from multicard.config.job import count
 from multicard.config.keys import require
 from multicard.config.placement import Placement
 from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, ModelConfig, VisionConfig
+from multicard.controller.session import say
 from multicard.controller.workload import Workload
 from multicard.machine import environment
+from multicard.measure import memory
 from multicard.records.content import Parts
+from multicard.records.text_table import in_bytes
 from multicard.vision import models, summary
 from multicard.vision.data import datasets
 from multicard.vision.data.datasets import DATASETS
@@ -46,6 +51,37 @@ def fits(config: VisionConfig, placement: Placement) -> None:
     """Refuse a strategy or a precision that does not work on these devices."""
     STRATEGIES[config.strategy.name].refuse(config, placement)
     PRECISIONS[config.precision.name].refuse(config.precision.name, placement)
+
+
+def has_room(config: VisionConfig, placement: Placement) -> None:
+    """Refuse worker processes whose batches cannot fit into this machine's shared memory, where a bus error would kill
+    them; say so where they may not.
+
+    During a slow step they make all that they may, and the loop holds another, with the next one two. Where batches
+    are copied to page-locked memory, each leaves shared memory at once: nothing is certain but that one has to fit.
+    """
+    each = workers(config, placement)
+    ahead = LOADERS[config.loader.name].in_shared_memory(config.loader, each)
+    free_bytes = memory.free_shared_memory_bytes()
+    if not ahead or free_bytes is None:
+        return
+    dataset, batch_size = config.dataset, config.batch_size * config.gpus // placement.processes
+    value_bytes = int(PRECISIONS[config.precision.name].transfer[-2:]) // 8
+    batch_bytes = batch_size * (3 * dataset.image_size**2 * value_bytes + 8)  # and an int64 label
+    batches = math.inf if dataset.train_limit is None else -(-dataset.train_limit // batch_size)
+    pinned = config.pin_memory and placement.device == "cuda"
+    least = 1 if pinned else placement.processes * min(ahead + 1, batches)
+    most = placement.processes * min(ahead + 2, batches)
+
+    def problem(verb: str, needed: float) -> str:
+        whose = f"the workers of {count(placement.processes, 'rank')}"
+        where = f"in /dev/shm, which has {in_bytes(free_bytes)} free"
+        remedy = "use fewer or none (0), loader=device, or start the container with a larger --shm-size or --ipc=host"
+        return f"num_workers={each}: {whose} {verb} {in_bytes(needed * batch_bytes)} {where}; {remedy}"
+
+    require(least * batch_bytes <= free_bytes, problem("need", least))
+    if most * batch_bytes > free_bytes:
+        say(problem("may need", most), error=True)
 
 
 def check(config: VisionConfig) -> None:
@@ -146,6 +182,7 @@ WORKLOAD = Workload(
     processes=processes,
     refuse=refuse,
     fits=fits,
+    has_room=has_room,
     check=check,
     data=data,
     arguments=arguments,

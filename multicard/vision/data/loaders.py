@@ -34,6 +34,7 @@ class Loader:
     refuse, check: raise ValueError, with the key and the remedy, for what the loader cannot do, and where a library
         that it needs is not installed.
     prepared: batches that are ready before the step that asks for them, of the options and the workers of a rank.
+    in_shared_memory: of these, those that worker processes keep in /dev/shm.
     """
 
     made_by: str
@@ -41,6 +42,7 @@ class Loader:
     refuse: Callable[[VisionConfig], None] = lambda config: None
     check: Callable[[], None] = lambda: None
     prepared: Callable[[Any, int], int] = lambda options, workers: 1
+    in_shared_memory: Callable[[Any, int], int] = lambda options, workers: 0
 
     def load(self, source: "Source") -> "Input":
         return resolve_name(self.made_by)(source)
@@ -64,7 +66,9 @@ def workers_ahead(options: WorkersConfig, workers: int) -> int:
 
 HERE = "multicard.vision.data"
 LOADERS = {
-    "torch": Loader(f"{HERE}.host_loader:FromHost", WorkersConfig, prepared=workers_ahead),
+    "torch": Loader(
+        f"{HERE}.host_loader:FromHost", WorkersConfig, prepared=workers_ahead, in_shared_memory=workers_ahead
+    ),
     "batched": Loader(
         f"{HERE}.batched_loader:Batched",
         BatchedConfig,
