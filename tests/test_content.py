@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from multicard.controller import attempts
+from multicard.controller import attempts, prepare
+from multicard.controller.peers import Peers
 from multicard.llm.data import content as text
 from multicard.machine.allocation import Allocation
 from multicard.records import content, run_folder
 from multicard.records.content import Blob
 from multicard.vision.data import datasets
-from tests.conftest import SMALL, typed, typed_llm
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import SMALL, composed, typed, typed_llm
 
 
 def photographs(root: Path, red: int = 0) -> Path:
@@ -168,3 +170,21 @@ def test_a_checkpoint_of_other_data_is_not_resumed_from(tmp_path: Path):
     with pytest.raises(ValueError, match=r"no longer that of the run's checkpoint \(dataset .*rerun=true"):
         attempts.require_same_data(tmp_path, new)
     assert "data" not in attempts.merge(tmp_path, [])[0]
+
+
+def test_a_requeued_run_is_refused_on_other_data_and_keeps_its_checkpoint(tmp_path: Path):
+    root, folder = photographs(tmp_path / "data"), tmp_path / "sweep" / "run"
+    cfg = composed(*SMALL, "dataset=images", f"dataset.root={root}", "dataset.cache=none")
+    job = Allocation(job="7")
+
+    def begin() -> None:
+        prepare.prepare(WORKLOAD, cfg, folder, 0.0, job, Peers(job))
+
+    begin()
+    run_folder.write_json(folder / "checkpoint" / "latest.json", {"steps": 5, "world_size": 1})
+    begin()
+    shutil.rmtree(root)
+    photographs(root, red=9)
+    with pytest.raises(ValueError, match=r"no longer that of the run's checkpoint"):
+        begin()
+    assert (folder / "checkpoint" / "latest.json").exists()

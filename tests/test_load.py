@@ -3,15 +3,16 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from multicard.config.placement import place
-from multicard.machine import load
+from multicard.machine import environment, load
 from multicard.machine.environment import host
-from multicard.records import run_folder
+from multicard.records import comparable, run_folder
 from tests.conftest import typed
 
 BURN = "import time; t = time.process_time()\nwhile time.process_time() < t + 0.3: pass"
@@ -64,6 +65,15 @@ def test_more_cpu_ranks_than_cores_are_a_crowd_and_gpus_are_not():
     placement = place(typed("gpus=3", "device=cpu"), cuda_devices=0)
     assert [placement.crowded(cores) for cores in (2, 3)] == [True, False]
     assert not place(typed("gpus=3"), cuda_devices=3).crowded(2)
+
+
+def test_a_crowd_is_said_at_the_run_and_in_its_record(
+    measured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(environment, "cores", lambda: 1)
+    record = measured("gpus=2")
+    assert "more CPU ranks than cores: they took turns: 2 ranks on 1 core\n" in capsys.readouterr().out
+    assert (record["cores"], record["threads"]) == (1, 1) and ">" in comparable.marks(record)
 
 
 def run(sweep: Path, name: str, hosts: list[str] | None = None, **marker: Any) -> Path:

@@ -1,6 +1,7 @@
 """Cells that share one machine."""
 
 import json
+import os
 import re
 
 from multicard.sweep import local
@@ -46,6 +47,8 @@ def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     results = [json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")]
     assert sorted(result["status"] for result in results) == ["ok", "ok", "refused", "refused"]
+    beside = int(len(os.sched_getaffinity(0)) > 1)  # both at once, where there is a core for each
+    assert [result["beside"] for result in results if result["status"] == "ok"] == [beside] * 2
     machines = [json.loads(path.read_text()) for path in tmp_path.glob("*/environment.json")]
     assert len(machines) == 2
     assert all(re.fullmatch(r"\d+", machine["ranks"][0]["cpus"]) for machine in machines)

@@ -29,8 +29,8 @@ from multicard.records import content, run_folder
 class PreparedRun:
     """A validated run whose folder is claimed, ready to launch.
 
-    started_s: when its start-up began, on the machine's clock; later by what identifying the data took, which is no
-        part of starting.
+    started_s: when its start-up began, on the machine's clock; later by what identifying the data and
+        reading the load took, which are no part of starting.
     data: the fingerprint of its data.
     load: of the machine, from here on.
     arguments: what the workload's function is called with, after its `Rank`.
@@ -127,9 +127,8 @@ def prepare(
             if restarted and checkpoint.latest(folder) is None:
                 run_folder.clear(folder)  # nothing to resume from: start over
             run_folder.remove_files(folder / "ranks", "error_*.json")  # of an earlier start
-            data, taken_s = _identified(workload, config)
+            data, load, taken_s = _untimed(workload, config)
             attempts.require_same_data(folder, data)
-            load = Load()
             machine = environment.collect()
             run_folder.write_environment(folder, machine)
             run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
@@ -149,14 +148,15 @@ def prepare(
     return PreparedRun(workload, config, placement, folder, started_s + taken_s, allocation, data, load, arguments)
 
 
-def _identified(workload: Workload, config: RunConfig) -> tuple[dict[str, Any], float]:
-    """The fingerprint of a run's data, and the seconds that it took."""
+def _untimed(workload: Workload, config: RunConfig) -> tuple[dict[str, Any], Load, float]:
+    """The fingerprint of a run's data, the machine's load from now on, and the seconds that both took."""
     began_s = clock_s()
     try:
         data = content.fingerprint(workload.data(config))
     except OSError as error:
         raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that it is there") from None
-    return data, clock_s() - began_s
+    load = Load()
+    return data, load, clock_s() - began_s
 
 
 def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:
