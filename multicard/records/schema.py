@@ -60,7 +60,7 @@ class LlmEpoch(Struct):
     train_s: float | None = None
     ended_s: Annotated[float | None, doc("since the start of training")] = None
     train_loss: Annotated[float | None, doc("mean of rank 0's steps")] = None
-    samples: Annotated[int | None, doc("rows, of all ranks")] = None
+    samples: Annotated[int | None, doc("rows, or sequences of packed rows, of all ranks")] = None
 
 
 class Tokens(Struct):
