@@ -86,7 +86,7 @@ class Pass:
 class Step:
     """A step.
 
-    estimate_s: its duration on an H200, start-up included.
+    estimate_s: its duration on an H200, start-up included; of the tests, which take longer, a first part.
     read: its findings, of the folder of its runs and its log.
     skip: why a pass leaves it out; empty where it does not.
     goes_on: what was done when it was cut off is not done again, so that it may begin where it does not fit.
@@ -120,12 +120,15 @@ def module(name: str, *words: object) -> list[str]:
     return [sys.executable, "-m", name, *map(str, words)]
 
 
+PYTEST = ("-o", "addopts=", "-v", "--tb=short", "--continue-on-collection-errors")
+
+
 def tests(run: Pass) -> list[str]:
     """The tests that earlier calls have not seen through. It needs no plugin of pytest."""
     log = run.log("tests")
     outcomes = findings.test_outcomes(log.read_text()) if log.exists() else {}
     done = [f"--deselect={name}" for name, outcome in outcomes.items() if outcome in ("PASSED", "SKIPPED")]
-    return module("pytest", "-o", "addopts=", "-v", "--tb=short", "-m", "gpu", "tests/gpu", *done)
+    return module("pytest", *PYTEST, "-m", "gpu", "tests/gpu", *done)
 
 
 def step_alone(*words: str, precisions: tuple[str, ...] = ("fp16", "bf16")) -> Callable[[Pass], list[str]]:
@@ -173,7 +176,7 @@ STEPS = [
     Step(
         "tests",
         "pytest -m gpu",
-        150,
+        90,
         tests,
         findings.of_tests,
         skip=gpu_only("its tests need a CUDA device"),
