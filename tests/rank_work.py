@@ -284,6 +284,24 @@ def train_slowly(*work: Any, model: Callable[[], nn.Module] = Small) -> None:
         train(*work)
 
 
+def train_with_bad_losses(
+    rank: Rank, config: VisionConfig, folder: Path, workers: int, bad: list[tuple[int, int]]
+) -> None:
+    """As `train`, with NaN in place of some losses.
+
+    Args:
+        bad: rank, and step of the run from 0.
+    """
+    step = Loop.step
+
+    def step_badly(loop: Loop, batches: Any) -> Any:
+        counts, loss = step(loop, batches)
+        return counts, torch.tensor(torch.nan) if (rank.rank, loop.steps) in bad else loss
+
+    with mock.patch.object(Loop, "step", step_badly):
+        train_slowly(rank, config, folder, workers)
+
+
 def train_on_slow_data(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     """As `train`, with SLOW_S for each batch to read."""
     read = Samples.__getitem__

@@ -166,7 +166,15 @@ def test_marks_follow_the_figures(tmp_path: Path):
     assert lines[-2:] == ["c  CPU ranks, not GPUs", "d  of changed code, not of the commit alone"]
 
 
-def test_failed_runs_alone_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    folder = write(tmp_path / "s", records.vision(status="oom"))
+def test_a_diverged_run_is_never_the_fastest(tmp_path: Path):
+    fast = records.vision(precision="fp16", status="diverged", total_s=10.0, cause={"message": "the loss is NaN"})
+    write(tmp_path / "s" / "fast", fast)
+    lines = ranked(write(tmp_path / "s", records.vision()))
+    assert lines[0].startswith("Fastest: the only setting: 100.0 s") and "not ranked: 1 diverged" in lines
+
+
+@pytest.mark.parametrize("status", ["oom", "diverged"])
+def test_failed_runs_alone_are_refused(status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = write(tmp_path / "s", records.vision(status=status))
     assert main(["best", "--goal", "time", str(folder)]) == 1
     assert capsys.readouterr().err == "refused: none of 1 runs ended ok\n"

@@ -126,7 +126,8 @@ def test_cells_are_found_by_identity(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("status", "done"), [("ok", True), ("oom", True), ("failed", False), ("timeout", False), ("refused", False)]
+    ("status", "done"),
+    [("ok", True), ("oom", True), ("diverged", True), ("failed", False), ("timeout", False), ("refused", False)],
 )
 def test_only_measurements_are_kept(tmp_path: Path, status: str, done: bool):
     run_folder.write_json(tmp_path / "result.json", {"status": status})

@@ -99,6 +99,21 @@ def test_a_loaded_machine_and_ranks_that_take_turns_are_marked():
     assert not any(line.startswith("&") for line in quiet)
 
 
+def test_a_diverged_run_has_no_figures_and_is_named_with_its_cause():
+    cause = {"message": "the loss is not finite"}
+    records = [result(100.0, status="diverged") | {"cause": cause}, result(50.0, gpus=2)]
+    _, first, second, *rest = printed(records)
+    assert first[2:] == ["diverged", *["-"] * 5] and second[2:6] == ["ok", "50.0", "1,234", "98.77%"]
+    assert any(" ".join(words).endswith("gpus=1: diverged: the loss is not finite") for words in rest)
+
+
+def test_rows_that_were_cut_are_said_in_a_line():
+    read = [{"text_rows": {"read": 40, "cut": cut, "left_out": left_out}} for cut, left_out in ((12, 3), (0, 0))]
+    whole = [" ".join(words) for words in printed([result(1.0) | read[0], result(2.0, gpus=2) | read[1]])]
+    assert any("up to 12 of 40 rows cut at max_seq_len, 3 of them left out" in line for line in whole)
+    assert not any("max_seq_len" in word for words in printed([result(1.0) | read[1]]) for word in words)
+
+
 def test_a_short_run_says_why_it_has_no_throughput():
     lines = [" ".join(words) for words in printed([result(10.0), result(5.0, gpus=2) | {"images_per_s": None}])]
     assert any(line.startswith("images/s is missing") and "warmup_steps" in line for line in lines)

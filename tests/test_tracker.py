@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import wandb
@@ -106,6 +107,11 @@ def test_a_step_is_its_slowest_ranks_and_its_loss_the_weighted_mean():
     )
     assert step_rows(steps, {0}) == [{"step_s": 3.0, "loss": 1.75}, {"step_s": 2.0, "loss": 2.0}]
     assert step_rows(steps, {0, 1})[-1] == {"step_s": 5.0, "loss": 1.0}
+    diverged = steps.set_column(3, "loss", pa.array([1.0, 2.0, nan, nan, 1.0, 1.0]))
+    first, second = step_rows(diverged, {0})
+    assert np.isnan(first["loss"]) and second["loss"] == 2.0  # a mean over the ranks that are well would hide it
+    tuning = steps.append_column("rank", pa.array([0, 0, 1, 1, 0, 1])).append_column("tokens", pa.array([1] * 6))
+    assert [row["loss"] for row in step_rows(tuning, {0})] == [1.0, 2.0]
 
 
 def test_flat_keys():

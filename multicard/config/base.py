@@ -95,7 +95,7 @@ class TrackerConfig:
 
 
 # Keys that do not change what is measured, and so are no part of a cell's identity
-NOT_IDENTITY = ("name", "rerun", "tracker", *ASKED)
+NOT_IDENTITY = ("name", "rerun", "stop_on_divergence", "tracker", *ASKED)
 # Keys that came later, by group, with what earlier runs did: at that value a run keeps the identity it had before
 LATER = {"model": {"pointwise": "convolution"}}
 
@@ -114,6 +114,9 @@ class RunConfig(JobConfig):
     pin_memory: bool = key(True, "keep batches in page-locked host memory, so that they are copied without waiting")
     lr: float = key(MISSING, "learning rate; the highest of a schedule")
     malloc: Malloc = key(Malloc.tuned, "CPU ranks: tuned has glibc keep freed memory for reuse; system does not")
+    stop_on_divergence: bool = key(
+        True, "stop at the end of an epoch whose last loss is not finite; false trains on, for the timing alone"
+    )
     rerun: bool = key(False, "measure again what the named folder already holds")
     profile: ProfileConfig = key(MISSING, "profiler, for a few steps after the run")
     diagnose: bool = key(False, "say what bounds the run, from short runs beside it that each leave one cost out")

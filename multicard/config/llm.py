@@ -207,7 +207,9 @@ class LlmConfig(RunConfig):
     activation_checkpointing: bool = key(False, "recompute activations in the backward pass, to save memory")
     compile: Union[bool, str] = key(False, "torch.compile the model: true, or one of its modes, as max-autotune")
     packed: bool = key(False, "put rows one after the other into sequences of max_seq_len")
-    max_seq_len: Optional[int] = key(None, "cut longer rows, in tokens; null: whole rows")
+    max_seq_len: Optional[int] = key(
+        None, "cut longer rows, in tokens, and leave out those without a label then; null: whole rows"
+    )
     optimizer_in_bwd: bool = key(False, "method=full or qat: update each weight as soon as its gradient is there")
 
     def __post_init__(self) -> None:
@@ -217,9 +219,13 @@ class LlmConfig(RunConfig):
         require(has, f"precision={precision}: method={self.method.name} has no such precision; it has {options}")
         super().__post_init__()
         self.compile = compilation.checked(self.compile) or False
-        for name in ("max_steps", "max_seq_len", "gradient_accumulation_steps"):
+        for name in ("max_steps", "gradient_accumulation_steps"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name}={value}: must be 1 or more")
+        length, remedy = self.max_seq_len, "a token is predicted from those before it"
+        require(
+            length is None or length >= 2, f"max_seq_len={length}: must be 2 or more, or null for whole rows: {remedy}"
+        )
         for name in ("skip_steps", "warmup_steps", "weight_decay"):
             value = getattr(self, name)
             require(value is None or value >= 0, f"{name}={value}: must be 0 or more")

@@ -81,15 +81,17 @@ def complete(run: PreparedRun, record: Record, failure: Failure | None, mirror: 
     try:
         steps = run_folder.merge_steps(folder)
         gpu = None if placement.device == "cpu" else gpu_record.merge(folder, attempts.parts(folder), failure is None)
+        figures = run.workload.summarise(config, placement, ranks, steps, gpu_record.training_joules(gpu))
+        ended = failure or _diverged(figures["divergence"])
         result = record | {
             "axes": run.workload.axes(config, placement.device),
             "identity": config.identity(),
             "config": plain(config),
-            "status": _status(failure),
-            "cause": None if failure is None else asdict(failure),
+            "status": _status(ended),
+            "cause": None if ended is None else asdict(ended),
             "ended_at": timestamp(),
             "startup_s": None if training_began_s is None else training_began_s - run.started_s,
-            **run.workload.summarise(config, placement, ranks, steps, gpu_record.training_joules(gpu)),
+            **figures,
             "data": run.data,
             "load": run.load.end(),
             "beside": run_folder.beside(folder, set(run.allocation.hosts)),
@@ -106,6 +108,7 @@ def complete(run: PreparedRun, record: Record, failure: Failure | None, mirror: 
             advise = partial(run.workload.advise, config, placement)
             result["diagnosis"] = diagnosis.diagnose([rank["ablations"] for rank in finished_ranks], advise)
         result["segments"] = attempts.merge(folder, result.get("segments", []))
+        result["segments"][-1]["end"] = "ok" if ended is None else ended.kind
         machine = _complete_environment(run, ranks)
         git = machine.get("git") or dict.fromkeys(("commit", "dirty", "changes"))
         cores = (machine.get("cpu") or {}).get("cores")
@@ -151,7 +154,16 @@ def _status(failure: Failure | None) -> str:
         return "ok"
     if failure.kind == "interrupt":
         return "interrupted"
-    return failure.kind if failure.kind in ("oom", *STOPPED) else "failed"
+    return failure.kind if failure.kind in ("oom", "diverged", *STOPPED) else "failed"
+
+
+def _diverged(divergence: dict[str, Any] | None) -> Failure | None:
+    """The cause of a run whose ranks ended by themselves; None where its last losses are finite."""
+    if divergence is None:
+        return None
+    epoch, step, rank = (divergence[key] for key in ("epoch", "step", "rank"))
+    where = "" if rank is None else f", first on rank {rank}"
+    return Failure("diverged", f"the loss is not finite from epoch {epoch}, step {step} on (from 0){where}", rank=rank)
 
 
 def line(record: Record) -> str:

@@ -17,8 +17,9 @@ from omegaconf import DictConfig
 from torchtune import training
 from torchtune.modules import attention_utils
 
+from multicard.config.keys import require
 from multicard.config.llm import LlmConfig
-from multicard.llm import methods, packed_batches
+from multicard.llm import labelled_rows, methods, packed_batches
 from multicard.llm.step_probe import Batches, Probe
 
 
@@ -44,6 +45,8 @@ def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int]
             if probe.config.packed:
                 loader.collate_fn = packed_batches.counted(loader.collate_fn)
             probe.pad_id = self._tokenizer.pad_id
+            probe.report.content["text_rows"] = labelled_rows.counts(loader.dataset)
+            check_steps(loader, probe.config)
             batches = Batches(loader, probe)
             return (*sampler, batches) if sampler else batches
 
@@ -64,6 +67,17 @@ def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int]
                 client.save_checkpoint = self.save_checkpoint
 
     return Measured
+
+
+def check_steps(loader: Any, config: LlmConfig) -> None:
+    """Refuse a data set of less than one step, of which only the ranks know how many rows or sequences it gives."""
+    samples, accumulated = len(loader.dataset), config.gradient_accumulation_steps
+    needed = config.batch_size * config.world_size * accumulated
+    what = "sequences" if config.packed else "rows with a label"
+    problem = f"max_seq_len={config.max_seq_len}: gives {samples} {what}, less than one step"
+    remedy = "use more rows, or another max_seq_len"
+    product = f"batch_size x gpus x gradient_accumulation_steps = {needed}"
+    require(len(loader) >= accumulated, f"{problem} ({product}); {remedy}")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ the end of each step, so the device has done its work by then, and the probe nev
 """
 
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from multicard.llm.packed_batches import PackedBatch
 from multicard.llm.rank_report import TuningReport
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
+from multicard.ranks.meeting import as_on_rank_0
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
 
@@ -25,7 +27,13 @@ REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies")
 # of padded rows, or of each row of a packed sequence
 COUNTS = ("samples", "tokens", "non_padding", "loss_bearing", "attended", "h2d_bytes")
 
+JUDGED = ("loss", "rewards/chosen", "rewards/rejected")  # a run has diverged where one of them is not finite
+
 Batch = Any  # dict of tensors for SFT, (tokens, labels) for pairs
+
+
+class DivergenceError(Exception):
+    """Ends a recipe's training at the end of an epoch, on all ranks."""
 
 
 class Probe:
@@ -105,7 +113,11 @@ class Probe:
         self._post()
 
     def end_epoch(self) -> None:
-        """Write the epoch, whose last step the recipe has just taken."""
+        """Write the epoch, whose last step the recipe has just taken.
+
+        Raises:
+            DivergenceError: on all ranks, where its last loss is not finite and the run is to stop then.
+        """
         if self.substitute is not None:
             return
         ended_s = timing.clock_s()
@@ -126,7 +138,11 @@ class Probe:
             columns[key.replace("/", "_")] = np.array(logged)
         epoch_s = ended_s - (self.requested_s[0] if self.requested_s else ended_s)
         self.report.epoch(columns, epoch_s, ended_s - self.started_s)
+        last = self.logged[-1] if self.logged else {}
         self._clear()
+        diverged = not all(isfinite(last[key]) for key in JUDGED if key in last)
+        if self.config.stop_on_divergence and as_on_rank_0(self.rank, diverged):
+            raise DivergenceError
 
 
 def count(batch: Batch, pad_id: int, device_type: str, copies: int = 1) -> tuple[int, ...]:

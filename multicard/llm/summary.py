@@ -7,7 +7,7 @@ import numpy as np
 from multicard.config.llm import LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models
-from multicard.measure import compile_cache, formulas
+from multicard.measure import compile_cache, formulas, losses
 from multicard.ranks.meeting import peak_memory
 
 REWARDS = {"chosen": "rewards_chosen", "rejected": "rewards_rejected", "accuracy": "rewards_accuracies"}
@@ -73,6 +73,8 @@ def summarise(
         **speed,
         "joules_per_token": None if joules is None or not tokens else joules / tokens,
         "loss": _loss(table),
+        **_judged(table, len(ranks), methods.of(config).pairs),
+        "text_rows": first.get("text_rows"),
         **({"rewards": _rewards(table)} if methods.of(config).pairs else {}),
         "peak_memory_bytes": peak_memory(ranks, placement.device) | _phases(ranks),
         "transfer_bytes": _transfers(table, placement),
@@ -144,11 +146,26 @@ def last_tenth(values: np.ndarray) -> np.ndarray:
 
 def _loss(table: dict[str, np.ndarray]) -> dict[str, float | None]:
     """Of all ranks together, as rank 0 logs it; DPO's is divided by the world size, over which torchtune sums it."""
-    losses = _first_rank(table, "loss")
-    if not len(losses):
+    logged = _first_rank(table, "loss")
+    if not len(logged):
         return {"first": None, "last": None, "mean_of_last_tenth": None}
-    last = float(last_tenth(losses).mean())
-    return {"first": float(losses[0]), "last": float(losses[-1]), "mean_of_last_tenth": last}
+    last = float(last_tenth(logged).mean())
+    return {"first": float(logged[0]), "last": float(logged[-1]), "mean_of_last_tenth": last}
+
+
+def _judged(table: dict[str, np.ndarray], ranks: int, pairs: bool) -> dict[str, Any]:
+    """What is said of losses that are not finite; of several ranks only the loss of all together is known.
+
+    DPO's rewards count too: its loss is 0 where the margin between them is infinite.
+    """
+    if not table:
+        return losses.UNKNOWN
+    logged = {name: _first_rank(table, name) for name in table}
+    columns = ("loss", "rewards_chosen", "rewards_rejected") if pairs else ("loss",)
+    judged = losses.judge(logged, np.all([np.isfinite(logged[column]) for column in columns], axis=0))
+    if judged["divergence"] is not None and ranks > 1:
+        judged["divergence"]["rank"] = None
+    return judged
 
 
 def _rewards(table: dict[str, np.ndarray]) -> dict[str, float | None]:

@@ -119,11 +119,15 @@ def warmup_steps(config: LlmConfig, total: int) -> int:
 
 def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[str, Any]:
     template = templates.of(config)
+    builder = template.builder if template else "slimorca_dataset"
     if methods.of(config).pairs:
-        component = {"_component_": "torchtune.datasets.preference_dataset", "split": "train"}
-    else:
-        builder = template.builder if template else "slimorca_dataset"
-        component = {"_component_": f"torchtune.datasets.{builder}", "split": "train", "packed": config.packed}
+        builder = "preference_dataset"
+    component: dict[str, Any] = {
+        "_component_": "multicard.llm.labelled_rows.dataset",
+        "builder": f"torchtune.datasets.{builder}",
+        "split": "train",
+        "packed": config.packed,
+    }
     if inputs.rows is None:
         assert isinstance(config.dataset, StoredTextConfig)
         return component | {"source": config.dataset.source}

@@ -28,7 +28,7 @@ from multicard.config.llm import LlmConfig
 from multicard.llm import after_tuning, compiling, precompile, recipes, torchtune_config
 from multicard.llm.collective_bytes import ReceivedBytes
 from multicard.llm.rank_report import TuningReport
-from multicard.llm.step_probe import Probe
+from multicard.llm.step_probe import DivergenceError, Probe
 from multicard.measure import compile_cache, memory
 from multicard.ranks.process import Rank
 from multicard.records import run_folder
@@ -53,7 +53,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     def on_schedule(scheduler: DictConfig, steps: int) -> DictConfig:
         warmup = torchtune_config.warmup_steps(config, steps)
         report.content["warmup_steps"] = warmup
-        if scheduler["num_warmup_steps"] is None and rank.rank == 0:
+        if scheduler["num_warmup_steps"] != warmup and rank.rank == 0:  # the number of steps was not known, or is less
             cfg["lr_scheduler"]["num_warmup_steps"] = warmup
             torchtune_config.write_yaml(config, cfg, folder)
         scheduler["num_warmup_steps"] = warmup
@@ -75,13 +75,18 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
             dist.barrier()
         traffic.clear()
         probe.start()
-        recipe.train()
+        diverged = False
+        try:
+            recipe.train()
+        except DivergenceError:
+            diverged = True
         report.content["communication_bytes"] = traffic.counted()
         if has_cuda_graphs(config.compile):
             report.content["cuda_graphs"] = compile_cache.cuda_graphs_skipped() == 0
         report.peak()
         report.write()
-        after_tuning.after_tuning(recipe, probe)
+        if not diverged:
+            after_tuning.after_tuning(recipe, probe)
     if rank.rank == 0:
         shutil.rmtree(cache, ignore_errors=True)
         run_folder.remove_empty(folder / "tune_run")  # which torchtune's checkpointers create

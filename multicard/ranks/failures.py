@@ -14,7 +14,8 @@ from multicard.measure.memory import DeviceMemory
 class Failure:
     """Why a run ended: the record's `cause`.
 
-    kind: oom, exception, signal, exit, node, interrupt, timeout or preempted; slurm, disk, tracker, launch or refused.
+    kind: oom, diverged, exception, signal, exit, node, interrupt, timeout or preempted; slurm, disk, tracker, launch or
+    refused.
     """
 
     kind: str

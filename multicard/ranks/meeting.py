@@ -42,6 +42,18 @@ def meet(rank: Rank) -> None:
         dist.barrier()
 
 
+def as_on_rank_0(rank: Rank, flag: bool) -> bool:
+    """Rank 0's flag. A collective: every rank calls it."""
+    if rank.world_size == 1:
+        return flag
+    import torch
+    import torch.distributed as dist
+
+    shared = torch.tensor(flag, device=rank.device)
+    dist.broadcast(shared, src=0)
+    return bool(shared)
+
+
 def max_over_ranks(rank: Rank, number: int) -> int:
     """The largest of all ranks' numbers. A collective: every rank calls it."""
     if rank.world_size == 1:

@@ -37,7 +37,7 @@ from multicard.measure.timing import clock_s, pause
 from multicard.records import validate
 
 RESULT, ENVIRONMENT = "result.json", "environment.json"
-DONE = ("ok", "oom")  # an OOM is a measurement: it would happen again
+DONE = ("ok", "oom", "diverged")  # out of memory and divergence are measurements: they would happen again
 RUNNING = ".running.json"  # who is measuring into the folder now
 SEGMENTS = "segments.json"
 SEEN_S = 60.0  # within which a shared file system shows what another node wrote

@@ -16,6 +16,7 @@ from multicard.records.schema_parts import (
     CompileCache,
     Data,
     Diagnosis,
+    Divergence,
     Gpu,
     Load,
     Memory,
@@ -23,6 +24,7 @@ from multicard.records.schema_parts import (
     Scalar,
     Segment,
     Statistics,
+    TextRows,
     Transfers,
     doc,
 )
@@ -106,7 +108,7 @@ class Record(Struct, kw_only=True):
     schema_version: Annotated[int, doc("1")]
     name: Annotated[str | None, doc("of the sweep, or the run's parent folder")] = None
     job: Annotated[str | None, doc("SLURM's job id")] = None
-    status: Annotated[str, doc("ok, oom, failed, timeout, preempted, interrupted or refused")]
+    status: Annotated[str, doc("ok, oom, diverged, failed, timeout, preempted, interrupted or refused")]
     cause: Annotated[Cause | None, doc("null where the run ended ok")] = None
     started_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
     axes: Annotated[dict[str, Scalar], doc("the settings that sweeps vary, as used")]
@@ -120,6 +122,10 @@ class Record(Struct, kw_only=True):
     cuda_graphs: Annotated[
         bool | None, doc("compile=reduce-overhead or max-autotune: all code runs as CUDA graphs (never on CPU ranks)")
     ] = None
+    non_finite_losses: Annotated[
+        int | None, doc("losses that were NaN or infinite, of all ranks and steps; null: not counted")
+    ] = None
+    divergence: Annotated[Divergence | None, doc("null where the last losses are finite")] = None
     peak_memory_bytes: Memory | None = None
     transfer_bytes: Transfers | None = None
     communication_bytes: Annotated[Communication | None, doc("null where it is not known")] = None
@@ -217,6 +223,7 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     tokens_per_s: Annotated[TokenRates | None, doc("after the warm-up, all ranks")] = None
     joules_per_token: Annotated[float | None, doc("energy of all GPUs by non-padding tokens")] = None
     loss: Loss | None = None
+    text_rows: TextRows | None = None
     rewards: Annotated[Rewards | UnsetType | None, doc("method=dpo only")] = UNSET
     trainable_parameters: int | None = None
     nf4_tensors: Annotated[int | None, doc("weights held in NF4 (qlora)")] = None

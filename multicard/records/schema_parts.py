@@ -17,7 +17,8 @@ class Cause(Struct):
     kind: Annotated[
         str | None,
         doc(
-            "refused, launch, oom, exception, signal, exit, node, disk, tracker, slurm, interrupt, timeout or preempted"
+            "refused, launch, oom, exception, signal, exit, node, disk, tracker, slurm, interrupt, timeout, "
+            "preempted or diverged"
         ),
     ] = None
     message: Annotated[str | None, doc("one line")] = None
@@ -26,6 +27,22 @@ class Cause(Struct):
     memory_bytes: Annotated[int | None, doc("bytes that the rank held when memory ran out")] = None
     log: Annotated[str | None, doc("the rank's log, relative to the run folder")] = None
     log_tail: Annotated[list[str], doc("its last lines")] = []
+
+
+class Divergence(Struct):
+    """Where the losses begin that are not finite up to the end."""
+
+    epoch: Annotated[int | None, doc("from 0")] = None
+    step: Annotated[int | None, doc("of the epoch, from 0")] = None
+    rank: Annotated[int | None, doc("null where the loss of all ranks together is known alone (tuning)")] = None
+
+
+class TextRows(Struct):
+    """Rows of text before they are packed, and what `max_seq_len` did to them."""
+
+    read: int | None = None
+    cut: Annotated[int | None, doc("longer than max_seq_len, and cut there; a pair once")] = None
+    left_out: Annotated[int | None, doc("of those cut: no label remained, or none in one answer of a pair")] = None
 
 
 class Segment(Struct):

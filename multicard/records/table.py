@@ -36,6 +36,10 @@ def lines(records: list[dict[str, Any]], width: int | None = None) -> list[str]:
     ]
     align = "l" * (len(axes) + 1) + "r" * len(figures)
     printed = text_table.text([*axes, "status", *figures], cells, width, align)
+    for result in records:
+        if result["status"] == "diverged" and len(records) > 1:
+            cell = " ".join(f"{axis}={comparable.cell(result, axis)}" for axis in axes)
+            printed.append(f"{cell}: diverged: {result['cause']['message']}")
     if any(result.get("oversubscribed") for result in records):
         printed.append(f"{MARK} {OVERSUBSCRIBED} (oversubscribe=true)")
     if any(result["axes"].get("scale") == Scale.smoke for result in records):

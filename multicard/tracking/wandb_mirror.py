@@ -115,11 +115,13 @@ def step_rows(steps: Any, epochs: set[int]) -> list[dict[str, float]]:
     import numpy as np
 
     columns = {key: steps[key].to_numpy() for key in ("epoch", "step", "step_s", "loss", "samples")}
+    tuning = "tokens" in steps.column_names  # of which only rank 0 knows the loss
+    unknown = steps["rank"].to_numpy() > 0 if tuning else columns["samples"] == 0
     rows = []
     for epoch in sorted(epochs):
         in_epoch = columns["epoch"] == epoch
         step, loss = columns["step"][in_epoch], columns["loss"][in_epoch]
-        weights = np.where(np.isfinite(loss), columns["samples"][in_epoch], 0)  # in tuning only rank 0 knows the loss
+        weights = np.where(unknown[in_epoch], 0, columns["samples"][in_epoch])
         slowest_s = np.zeros(step.max() + 1)
         np.maximum.at(slowest_s, step, columns["step_s"][in_epoch])
         losses = np.where(weights > 0, loss, 0.0)

@@ -173,15 +173,23 @@ class Loop:
         return self.stopped
 
     @torch.no_grad()  # not inference_mode: torch.compile would compile again for its tensors
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Loss and accuracy on the test set: each sample on one rank; sums over all ranks, divided at the end."""
+    def evaluate(self, batches: Iterable[Batch], diverged: bool = False) -> dict[str, Any]:
+        """Loss and accuracy on the test set: each sample on one rank; sums over all ranks, divided at the end.
+
+        Args:
+            diverged: whether this rank's last training loss is not finite.
+
+        Returns:
+            The figures, and `diverged`: whether any rank's was not.
+        """
         model = self.share.evaluated
         started_s = timing.clock_s()
         self.ranges.open("evaluate")
         self.post(evaluating=True)
         broadcast_statistics(self.share.plain, self.rank)
         model.eval()
-        sums = torch.zeros(3, dtype=torch.float64, device=self.rank.device)  # loss, right answers, samples
+        # loss, right answers, samples, diverged ranks
+        sums = torch.tensor([0, 0, 0, diverged], dtype=torch.float64, device=self.rank.device)
         counts = dict.fromkeys(COUNTS, 0)
         for batch in batches:
             images, labels = self.move(batch, counts)
@@ -191,7 +199,7 @@ class Loop:
             sums[2] += len(labels)
         if self.rank.world_size > 1:
             dist.all_reduce(sums)
-        loss, right, samples = sums.tolist()
+        loss, right, samples, diverged_ranks = sums.tolist()
         self.ranges.close()
         self.post()
         return {
@@ -200,6 +208,7 @@ class Loop:
             "test_right": int(right),
             "test_samples": int(samples),
             "test_accuracy": right / samples,
+            "diverged": diverged_ranks > 0,
             "evaluate_h2d_images_bytes": counts["h2d_images_bytes"],
             "evaluate_h2d_labels_bytes": counts["h2d_labels_bytes"],
         }

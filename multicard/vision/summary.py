@@ -6,7 +6,7 @@ import numpy as np
 
 from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
-from multicard.measure import compile_cache, formulas
+from multicard.measure import compile_cache, formulas, losses
 from multicard.measure.timing import PHASES
 from multicard.ranks.meeting import peak_memory
 from multicard.vision.strategy import STRATEGIES, Traffic
@@ -58,6 +58,7 @@ def summarise(
         "epochs": epochs,
         **_rates(ranks, table, config.warmup_steps),
         "joules_per_image": None if joules is None or not trained else joules / trained,
+        **_judged(table),
         "test_accuracy": epochs[-1]["test_accuracy"] if epochs else None,
         "time_to_target_s": time_to_target_s(epochs, config.target_accuracy),
         "peak_memory_bytes": peak_memory(ranks, placement.device),
@@ -99,6 +100,15 @@ def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]
         "samples_trained": trained,
         "images_per_s": formulas.throughput_per_s([distinct], [longest_s["train_s"]]),
     }
+
+
+def _judged(table: dict[str, np.ndarray]) -> dict[str, Any]:
+    """What is said of losses that are not finite; a rank without a batch in a round has none there."""
+    if not table:
+        return losses.UNKNOWN
+    has_loss = table["samples"] > 0
+    known = {name: column[has_loss] for name, column in table.items()}
+    return losses.judge(known, np.isfinite(known["loss"]))
 
 
 def _rates(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], warmup_steps: int) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 
 from multicard.config.vision import VisionConfig
-from multicard.measure import memory, timing
+from multicard.measure import losses, memory, timing
 from multicard.ranks.meeting import meet
 from multicard.ranks.process import Rank
 from multicard.vision import after_training, compiling, models, optim, resume
@@ -87,15 +88,18 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    run_epochs(loop, report, sampler, training, testing, start)
-    if not loop.stopped:
+    if run_epochs(loop, report, sampler, training, testing, start):
         after_training.after_training(loop, report, sampler, training, workers)
 
 
 def run_epochs(
     loop: Loop, report: TrainingReport, sampler: Remaining, training: Input, testing: Input, start: resume.Start
-) -> None:
-    """Train and evaluate from `start` to the end, or to the step at which a stop is asked for."""
+) -> bool:
+    """Train and evaluate from `start` to the end, to the step at which a stop is asked for, or until it diverged.
+
+    Returns:
+        Whether it came to the end.
+    """
     rank, config, share = loop.rank, loop.config, loop.share
     sampler.set_epoch(start.epoch, share.loaded(start.step))
     batches = training
@@ -115,18 +119,26 @@ def run_epochs(
             elapsed_s += stopped_s - started_s
             report.reached(loop.steps, elapsed_s, (started_s, stopped_s))
             resume.save(loop, report, epoch, trained, elapsed_s)
-            return
-        evaluated = loop.evaluate(testing)
+            return False
+        evaluated = loop.evaluate(testing, diverged=not losses.end_finite(with_batch(trained)))
         evaluated_s = timing.clock_s()
         elapsed_s += evaluated_s - started_s
         span_s = (started_s, evaluated_s)
         report.epoch(epoch, trained, evaluated, loop.steps, elapsed_s, span_s)  # not timed: writing the report
         meet(rank)  # not timed either: waiting for ranks that write longer
+        if evaluated["diverged"] and config.stop_on_divergence:
+            return False  # on all ranks alike, as below
         target = config.target_accuracy
         if config.stop_at_target and target is not None and evaluated["test_accuracy"] >= target:
             break  # on all ranks alike: the counts were reduced over all of them
         sampler.set_epoch(epoch + 1)
         batches, first_step, trained_before = training, 0, None
+    return True
+
+
+def with_batch(trained: dict[str, Any]) -> list[float]:
+    """The losses of an epoch's steps in which this rank had a batch."""
+    return [loss for loss, samples in zip(trained["loss"], trained["samples"], strict=True) if samples]
 
 
 def smallest_batch(samples: int, batch_size: int, replicas: int) -> int:

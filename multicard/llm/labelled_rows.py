@@ -1,0 +1,107 @@
+"""Rows of text that can be learnt from: those whose answer `max_seq_len` cut away altogether are left out.
+
+A batch of such rows alone has no label, and its loss, a mean over none, is NaN.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils.data import Dataset
+from torchtune.config._utils import _get_component_from_path
+from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
+from torchtune.datasets import PackedDataset
+
+# Most tokens that a row has beside one for each byte of its text: the template's text, and each message's header
+AROUND_ROW, AROUND_TEXT = 1024, 16
+
+
+class LabelledRows(Dataset[dict[str, Any]]):
+    """torchtune's rows without those that have no label left.
+
+    read, cut, left_out: the record's `text_rows`.
+
+    Raises:
+        ValueError: no row has a label, with the key and the remedy.
+    """
+
+    def __init__(self, rows: Any, tokenizer: Any) -> None:
+        self._rows, limit = rows, tokenizer.max_seq_len
+        self._kept: Sequence[int] = range(len(rows))
+        self.read, self.cut = len(rows), 0
+        unlabelled = set()
+        for number, text in enumerate(rows._data if limit else ()):
+            if longest(text) <= limit:
+                continue
+            answers = labels(rows[number])
+            if max(map(len, answers)) == limit:
+                with unlimited(tokenizer):
+                    self.cut += max(map(len, labels(rows[number]))) > limit
+            if not all(map(bears_loss, answers)):
+                unlabelled.add(number)
+        self.left_out = len(unlabelled)
+        if unlabelled:
+            self._kept = [number for number in self._kept if number not in unlabelled]
+        if self.read and not self._kept:
+            problem = f"max_seq_len={limit}: cuts the answer off every one of the {self.read} rows"
+            raise ValueError(f"{problem}; use a larger one, or null for whole rows")
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._rows[self._kept[index]]
+
+
+def dataset(tokenizer: Any, *, builder: str, packed: bool = False, **arguments: Any) -> LabelledRows | PackedDataset:
+    """The component of torchtune's configuration: `builder`'s rows, those without a label left out before they are
+    packed.
+
+    Args:
+        builder: torchtune's data set, by its path; it takes the other arguments.
+    """
+    rows = LabelledRows(_get_component_from_path(builder)(tokenizer, **arguments), tokenizer)
+    return PackedDataset(rows, max_seq_len=tokenizer.max_seq_len) if packed else rows
+
+
+def counts(data: Any) -> dict[str, int]:
+    """The record's `text_rows`, of what `dataset` returned."""
+    rows: Any = data.ds if isinstance(data, PackedDataset) else data
+    return {"read": rows.read, "cut": rows.cut, "left_out": rows.left_out}
+
+
+def labels(row: Mapping[str, Any]) -> list[Sequence[int]]:
+    """The labels of a row, or those of a pair's two answers; not yet shifted."""
+    return [row["labels"]] if "labels" in row else [row["chosen_labels"], row["rejected_labels"]]
+
+
+def bears_loss(answer: Sequence[int]) -> bool:
+    """Whether a token is to be predicted; the first never is."""
+    return any(label != CROSS_ENTROPY_IGNORE_IDX for label in answer[1:])
+
+
+def longest(row: Any) -> int:
+    """The most tokens that a row can have, without tokenizing it: a token is a byte or more."""
+    texts = list(strings(row))
+    return AROUND_ROW + sum(len(text.encode()) + AROUND_TEXT for text in texts)
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All text in a row of columns, lists and messages."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from strings(value.values())
+    elif isinstance(value, Iterable):
+        for item in value:
+            yield from strings(item)
+
+
+@contextmanager
+def unlimited(tokenizer: Any) -> Iterator[None]:
+    """Have the tokenizer leave rows whole."""
+    limit, tokenizer.max_seq_len = tokenizer.max_seq_len, None
+    try:
+        yield
+    finally:
+        tokenizer.max_seq_len = limit

@@ -1,0 +1,35 @@
+"""Losses that are NaN or infinite: how many there were, and whether a run ended in them."""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+UNKNOWN = {"non_finite_losses": None, "divergence": None}  # of a run without a finished epoch
+
+
+def end_finite(losses: Sequence[float]) -> bool:
+    """Whether the last of these losses is a finite number; True where there is none."""
+    return not losses or isfinite(losses[-1])
+
+
+def judge(table: Mapping[str, np.ndarray], finite: np.ndarray) -> dict[str, Any]:
+    """The record's `non_finite_losses` and `divergence`.
+
+    A run diverged where the last loss of a rank is not finite. What it got over is counted alone.
+
+    Args:
+        table: epoch, step of the epoch and rank of each loss (losses,).
+        finite: whether it is a finite number (losses,).
+    """
+    epoch, step, rank = (table[name] for name in ("epoch", "step", "rank"))
+    starts = []
+    for number in np.unique(rank):
+        rows = np.flatnonzero(rank == number)
+        rows = rows[np.lexsort((step[rows], epoch[rows]))]
+        finite_rows = np.flatnonzero(finite[rows])
+        trailing = rows[finite_rows[-1] + 1 :] if len(finite_rows) else rows
+        starts += [(int(epoch[row]), int(step[row]), int(number)) for row in trailing[:1]]
+    first = dict(zip(("epoch", "step", "rank"), min(starts), strict=True)) if starts else None
+    return {"non_finite_losses": int((~finite).sum()), "divergence": first}

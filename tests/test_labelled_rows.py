@@ -1,0 +1,114 @@
+"""Rows whose answer is cut away at max_seq_len: counted and left out, before batches or packs are made of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from torchtune import config as torchtune_config
+
+from multicard.config.placement import Placement
+from multicard.llm import labelled_rows
+from multicard.llm import torchtune_config as inputs
+from multicard.llm.step_probe import IGNORED
+from tests.conftest import typed_llm
+
+Tuned = Callable[..., dict[str, Any]]
+ROWS = 60
+CASES = [["template=grammar"], ["template=summarize"], ["template=instruct"], ["method=dpo"]]
+
+
+def built(folder: Path, *words: str) -> Any:
+    """The data set that a recipe gets."""
+    config = typed_llm(f"dataset.rows={ROWS}", *words)
+    cfg = OmegaConf.create(inputs.write(config, Placement("cpu", "gloo", 1, False), folder))
+    tokenizer = torchtune_config.instantiate(cfg.tokenizer)
+    return torchtune_config.instantiate(cfg.dataset, tokenizer=tokenizer, cache_dir=str(folder / "cache"))
+
+
+def parts(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
+    """Tokens and labels of a row, or of a pair's two."""
+    names = [("tokens", "labels")] if "tokens" in row else [(f"{n}_input_ids", f"{n}_labels") for n in CHOICES]
+    return [(list(row[tokens]), [int(label) for label in row[labels]]) for tokens, labels in names]
+
+
+CHOICES = ("chosen", "rejected")
+
+
+@pytest.mark.parametrize("words", CASES, ids=" ".join)
+def test_rows_without_a_label_are_left_out(words: list[str], tmp_path: Path):
+    whole = [parts(row) for row in built(tmp_path / "whole", *words)]
+    lengths = [max(len(tokens) for tokens, _ in row) for row in whole]
+    prompts = [next(i for i, label in enumerate(labels[1:]) if label != IGNORED) for row in whole for _, labels in row]
+    learns_prompts = words == ["template=instruct"]
+    assert len(whole) == ROWS
+    # at the longest row's length all are whole; at a median prompt's, half of the answers are cut away
+    for limit in (max(lengths), int(np.median(lengths if learns_prompts else prompts)) + 2):
+        # by hand: of a longer row the first tokens remain, the last of which becomes the end, without a label
+        cut = [[labels[: limit - 1] if len(tokens) > limit else labels for tokens, labels in row] for row in whole]
+        expected = [all(any(label != IGNORED for label in labels[1:]) for labels in row) for row in cut]
+        rows = built(tmp_path / str(limit), *words, f"max_seq_len={limit}")
+        too_long = sum(length > limit for length in lengths)
+        counts = {"read": ROWS, "cut": too_long, "left_out": ROWS - sum(expected)}
+        assert labelled_rows.counts(rows) == counts and len(rows) == sum(expected)
+        kept = [row for row, has_label in zip(whole, expected, strict=True) if has_label]
+        for row, original in zip(rows, kept, strict=True):
+            for (tokens, labels), (before, _) in zip(parts(row), original, strict=True):
+                assert tokens[: limit - 1] == before[: limit - 1] and len(tokens) <= limit
+                assert any(label != IGNORED for label in labels[1:])
+    assert too_long > 0 and (counts["left_out"] > 0) is not learns_prompts
+
+
+@pytest.mark.parametrize("words", CASES, ids=" ".join)
+def test_no_row_has_more_tokens_than_its_bound(words: list[str], tmp_path: Path):
+    rows = built(tmp_path, *words)
+    for text, row in zip(rows._rows._data, rows, strict=True):
+        assert max(len(tokens) for tokens, _ in parts(row)) <= labelled_rows.longest(text)
+
+
+def test_rows_that_cannot_be_too_long_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(labelled_rows, "labels", lambda _: pytest.fail("tokenized"))
+    assert labelled_rows.counts(built(tmp_path)) == {"read": ROWS, "cut": 0, "left_out": 0}
+
+
+def test_packs_hold_no_row_without_a_label(tmp_path: Path):
+    words, limit = ["template=grammar"], "max_seq_len=40"
+    rows = built(tmp_path / "rows", *words, limit)
+    packs = built(tmp_path / "packs", *words, limit, "packed=true")
+    assert labelled_rows.counts(packs) == labelled_rows.counts(rows)
+    assert 0 < labelled_rows.counts(packs)["left_out"] < ROWS
+    packed = [int(label) for pack in packs for label in pack["labels"] if label != IGNORED]
+    assert packed == [label for row in rows for _, labels in parts(row) for label in labels if label != IGNORED]
+
+
+@pytest.mark.parametrize("words", [["template=grammar"], ["template=grammar", "packed=true"], ["method=dpo"]], ids=str)
+def test_no_label_at_all_is_refused_in_a_line(words: list[str], tmp_path: Path):
+    with pytest.raises(ValueError, match=r"^max_seq_len=3: cuts the answer off every one of the 60 rows; use .*$"):
+        built(tmp_path, *words, "max_seq_len=3")
+
+
+def test_batches_of_cut_rows_have_labels_and_the_record_counts_them(tuned: Tuned):
+    words = ("template=grammar", f"dataset.rows={ROWS}", "max_seq_len=40", "batch_size=1", "max_steps=null")
+    record = tuned(*words)
+    read, cut, left_out = (record["text_rows"][key] for key in ("read", "cut", "left_out"))
+    assert (record["status"], record["non_finite_losses"]) == ("ok", 0), record["cause"]
+    assert read == ROWS >= cut > left_out > 0 and record["epochs"][0]["steps"] == ROWS - left_out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["max_seq_len=3"], "rank 0: max_seq_len=3: cuts the answer off every one of the 10 rows"),
+        (["max_seq_len=60", "packed=true", "batch_size=9"], "rank 0: max_seq_len=60: gives 6 sequences, less than one"),
+    ],
+)
+def test_too_little_to_tune_on_ends_in_a_line(tuned: Tuned, words: list[str], says: str):
+    record = tuned("template=grammar", "dataset.rows=10", *words)
+    assert record["status"] == "failed" and record["cause"]["message"].startswith(says), record["cause"]
+
+
+def test_a_single_token_predicts_nothing():
+    with pytest.raises(ValueError, match=r"^max_seq_len=1: must be 2 or more"):
+        typed_llm("max_seq_len=1")
