@@ -15,8 +15,9 @@ import torch
 
 from multicard.controller.workload import Workload
 from multicard.llm import workload as llm
-from multicard.measure import timing
+from multicard.measure import memory, timing
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
+from multicard.ranks import failures
 from multicard.records import run_folder
 from multicard.records.progress import LossPeek
 from multicard.vision import workload as vision
@@ -162,6 +163,18 @@ def test_memory_that_runs_out_is_a_result(measured: Measured):
     words = ("dataset.image_size=700", "batch_size=128", "dataset.train_limit=128", "precision=fp64", "num_workers=0")
     result = measured(CUDA, *words, "model.name=efficientnet_v2_l")
     assert result["status"] == "oom" and "OutOfMemoryError" in result["cause"]["message"]
+
+
+def test_allocations_that_failed_are_counted_though_they_are_caught():
+    torch.cuda.init()
+    before = memory.device_memory("cuda")
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 42, dtype=torch.uint8, device="cuda")
+    after = memory.device_memory("cuda")
+    assert before is not None and after is not None and 0 < after.free_bytes < after.total_bytes
+    assert after.failed_allocations == before.failed_allocations + 1
+    error = RuntimeError("GET was unable to find an engine to execute this computation")
+    assert failures.is_oom(error, after)
 
 
 def test_data_parallel_on_one_gpu(measured: Measured):
