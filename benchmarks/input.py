@@ -7,6 +7,10 @@ else synthetic), decoded each time and, with the cache, once. A plain script is 
 transforms and a DataLoader. Rounds are interleaved, each with new workers and a batch to start on. Prints medians over
 the rounds, and the ratio to `torch` at its best number of workers, round by round. The images are ready for the model
 on this machine's training device: (B, 3, S, S), grey ones expanded without a copy where the loader moves one channel.
+
+A second table has the rates beside a step, for which the rank's thread waits without using a core, as for a GPU. The
+step lasts as long as the rank itself takes to make a batch with nothing else to do, measured just before: at 1.00 the
+loader keeps up with it, at 0.50 it makes batches only while there is no step.
 """
 
 import statistics
@@ -36,6 +40,7 @@ from multicard.vision.data.splits import Split
 BATCH = 64
 SETS = ["grey", "jpeg", "cached"]
 SECONDS = 1.5  # a loader's least duration in a round
+BESIDE = ("torch", "batched", "device")  # loaders that are measured beside a step
 Turn = Callable[[], tuple[float, float]]  # images per second, bytes per image
 
 
@@ -70,7 +75,7 @@ def plain(split: Split, options: VisionConfig, workers: int) -> Turn:
     return turn
 
 
-def ours(split: Split, options: VisionConfig, workers: int, device: torch.device) -> Turn:
+def ours(split: Split, options: VisionConfig, workers: int, device: torch.device, step_s: float = 0.0) -> Turn:
     def turn() -> tuple[float, float]:
         pin = device.type == "cuda"
         source = Source(split, RandomSampler(split), BATCH, workers, options, torch.float32, pin, device)  # pyright: ignore[reportArgumentType]
@@ -78,24 +83,39 @@ def ours(split: Split, options: VisionConfig, workers: int, device: torch.device
 
         def epoch() -> Iterator[tuple[torch.Tensor, int]]:
             for batch in loader:
+                batch.wait()
                 yield batch.images.to(device, non_blocking=True).expand(-1, 3, -1, -1), batch.images_bytes
 
-        rate, each = timed(epoch, device)
+        rate, each = timed(epoch, device, step_s)
         return rate, each + loader.setup_bytes / len(split)  # as if for one epoch
 
     return turn
 
 
+def beside_a_step(split: Split, words: tuple[str, ...], name: str, workers: int, device: torch.device) -> Turn:
+    """Images per second beside a step, and the share of what the rank makes by itself with nothing else to do."""
+
+    def turn() -> tuple[float, float]:
+        alone, _ = ours(split, vision_config(*words, "loader=batched"), 0, device)()
+        beside, _ = ours(split, vision_config(*words, f"loader={name}"), workers, device, BATCH / alone)()
+        return beside, beside / alone
+
+    return turn
+
+
 def timed(
-    epoch: Callable[[], Iterable[tuple[torch.Tensor, int]]], device: torch.device | None = None
+    epoch: Callable[[], Iterable[tuple[torch.Tensor, int]]], device: torch.device | None = None, step_s: float = 0.0
 ) -> tuple[float, float]:
-    """Images per second and bytes per image, after the first batch, over as many epochs as SECONDS takes."""
+    """Images per second and bytes per image, after the first batch, over as many epochs as SECONDS takes, with a wait
+    of `step_s` after each batch."""
     batches = chain.from_iterable(epoch() for _ in repeat(None))
     for _ in islice(batches, 1):
         pass
     started_s, images, moved = timing.clock_s(), 0, 0
     for content, count in batches:
         images, moved = images + len(content), moved + count
+        if step_s:
+            timing.pause(step_s)
         if timing.clock_s() - started_s > SECONDS:
             break
     if device is not None:
@@ -139,6 +159,20 @@ def candidates(split: Split, words: tuple[str, ...], device: torch.device) -> di
     return turns
 
 
+def compare_beside(split: Split, words: tuple[str, ...], device: torch.device, rounds: int) -> None:
+    turns = {
+        f"{name}, {workers} workers": beside_a_step(split, words, name, workers, device)
+        for name in BESIDE
+        for workers in ((0,) if name == "device" else sorted({0, max(1, cores() // 2), cores()}))
+        if name != "device" or isinstance(split.images, np.ndarray)
+    }
+    print("\n| beside a step | images/s | share of the rank's own rate without a step | quartiles |\n|---|---|---|---|")
+    for name, values in interleaved(turns, rounds).items():
+        low, middle, high = statistics.quantiles([share for _, share in values], n=4)
+        rate = statistics.median(rate for rate, _ in values)
+        print(f"| {name} | {rate:,.0f} | {middle:.2f} | {low:.2f} to {high:.2f} |", flush=True)
+
+
 def compare(title: str, turns: dict[str, Turn], rounds: int) -> None:
     figures = interleaved(turns, rounds)
     rates = {name: [rate for rate, _ in values] for name, values in figures.items()}
@@ -169,6 +203,7 @@ def main() -> None:
         words = ("dataset=mnist", f"dataset.root={args.mnist}", *size)
         grey = datasets.load(vision_config(*words).dataset, 0).train if args.mnist else grey_noise(20_000)
         compare("28 x 28 grey", candidates(grey, words, device), args.rounds)
+        compare_beside(grey, words, device, args.rounds)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(args.images or folder)
         if not args.images and len(args.sets) > ("grey" in args.sets):
@@ -176,8 +211,10 @@ def main() -> None:
         words = ("dataset=images", f"dataset.root={root}", f"dataset.cache_dir={folder}/cache", *size)
         titles = {"jpeg": ("JPEGs, decoded each time", "none"), "cached": ("JPEGs, decoded once", "mmap")}
         for title, cache in (titles[name] for name in args.sets if name in titles):
-            split = datasets.load(vision_config(*words, f"dataset.cache={cache}").dataset, 0).train
-            compare(title, candidates(split, (*words, f"dataset.cache={cache}"), device), args.rounds)
+            of_set = (*words, f"dataset.cache={cache}")
+            split = datasets.load(vision_config(*of_set).dataset, 0).train
+            compare(title, candidates(split, of_set, device), args.rounds)
+            compare_beside(split, of_set, device, args.rounds)
 
 
 if __name__ == "__main__":

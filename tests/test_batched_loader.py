@@ -92,10 +92,10 @@ def test_each_thread_computes_on_one_core_and_the_rank_on_as_many_as_before(monk
     cores, of_loader = torch.get_num_threads(), set()
     real = preprocess.Preparation.__call__
 
-    def spied(self: preprocess.Preparation, raw: torch.Tensor) -> torch.Tensor:
+    def spied(self: preprocess.Preparation, raw: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if threading.current_thread() is not threading.main_thread():
             of_loader.add(torch.get_num_threads())
-        return real(self, raw)
+        return real(self, raw, out)
 
     torch.set_num_threads(3)
     try:

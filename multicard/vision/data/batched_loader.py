@@ -23,7 +23,7 @@ from multicard.vision.data import preprocess, splits
 from multicard.vision.data.batch import Batch, Source
 from multicard.vision.data.side_stream import Making, sent_ahead
 
-# A batch is made in pieces, each by one thread, whose intermediate results stay in the caches
+# A batch is made in pieces, whose intermediate results stay in the caches; each is made by one thread
 PIECE_BYTES = 8 << 20
 PIECE_IMAGES = 8  # or a multiple: a product of matrices rounds the last rows of an odd number differently
 PIECE_FILES = 4  # photographs that are decoded: that takes longer than all else
@@ -101,21 +101,21 @@ class Batched:
         images = used.permute(0, 3, 1, 2) if self.channels_last else used
         labels = torch.from_numpy(source.split.labels[draws % len(source.split)])
         batch = Batch(images, labels.pin_memory() if source.pin else labels, images.nbytes, labels.nbytes)
-        if pool is None:
-            return Making(batch, [partial(self._fill, images, draws)], lambda: False)
         pieces = zip(images.split(self.piece), np.split(draws, range(self.piece, count, self.piece)), strict=True)
+        if pool is None:
+            return Making(batch, [partial(self._fill, *piece) for piece in pieces], lambda: False)
         futures = [pool.submit(self._fill, *piece) for piece in pieces]
         return Making(batch, [future.result for future in futures], lambda: all(f.done() for f in futures))
 
     def _fill(self, images: torch.Tensor, draws: np.ndarray) -> None:
         """Make these images, in their place in the batch."""
         split, size = self.source.split, self.source.config.dataset.image_size
-        images.copy_(self._prepared(draws, splits.gather(split, draws % len(split), size)))
+        self._prepared(draws, splits.gather(split, draws % len(split), size), images)
 
-    def _prepared(self, draws: np.ndarray, stored: np.ndarray) -> torch.Tensor:
+    def _prepared(self, draws: np.ndarray, stored: np.ndarray, out: torch.Tensor | None = None) -> torch.Tensor:
         """Images as the model takes them, of those in the data set."""
         raw, windows = torch.from_numpy(stored), self.source.windows(draws)
-        return self.preparation(raw if windows is None else preprocess.cut_out(windows, raw))
+        return self.preparation(raw if windows is None else preprocess.cut_out(windows, raw), out)
 
 
 @contextmanager
