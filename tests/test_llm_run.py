@@ -197,7 +197,7 @@ def test_other_options_tune_too(tuned: Tuned, words: list[str]):
 def test_packed_rows_fill_their_sequences(tuned: Tuned):
     result = ok(tuned("dataset.rows=60", "packed=true", "max_seq_len=256", "batch_size=1"))
     assert set(steps(result, "tokens")) == {256}
-    assert result["tokens"]["non_padding"] > 0.9 * result["tokens"]["all"]
+    assert 0.6 < result["tokens"]["non_padding"] / result["tokens"]["all"] < 1  # rows are not split over sequences
     yaml = (Path(result["folder"]) / "torchtune.yaml").read_text()
     assert f"num_warmup_steps: {result['warmup_steps']}" in yaml  # which only torchtune knows beforehand
 
