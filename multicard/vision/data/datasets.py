@@ -64,7 +64,7 @@ def content(config: DatasetConfig) -> list[Blob]:
     for name, split in (("train", data.train), ("test", data.test)):
         blobs.append((f"{name} labels", _bytes_of(split.labels)))
         if isinstance(split.images, list):
-            blobs += [(str(path.relative_to(root)), path) for path in split.images]
+            blobs += [(str(path)[len(root) :], path) for path in split.images]  # relative_to takes 7 us each
         else:
             blobs.append((f"{name} images {split.images.shape}", _bytes_of(split.images)))
     return blobs
