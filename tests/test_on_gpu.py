@@ -197,6 +197,15 @@ def test_fused_losses_are_compared_with_unfused_ones(shift: float, passed: bool,
         assert finding.value == f"apart by {shift:.1%} at most in the first 30 of 40 steps"
 
 
+@pytest.mark.parametrize("read", [gpu_findings.of_goal, gpu_findings.of_papers, gpu_findings.of_whole])
+def test_a_run_that_diverged_is_no_pass(read: gpu_findings.Read, tmp_path: Path):
+    cause = {"message": "rank 0: the loss is not finite from step 5 on"}
+    record = {"status": "diverged", "cause": cause, "axes": {"precision": "fp16"}}
+    run_folder.write_json(tmp_path / "a" / "result.json", record)
+    (finding,) = read(tmp_path, "")
+    assert (finding.what, finding.passed) == ("fp16", False) and finding.value == f"diverged: {cause['message']}"
+
+
 def test_the_table_of_the_step_is_read():
     log = """machine
 | precision | layout | compiled | pointwise | step, ms | quartiles | images/s | memory's ceiling, images/s |
