@@ -24,6 +24,7 @@ OPTIMIZERS = {
     "adamw": ("optimizer=adamw", "lr=0.05"),
 }
 STEPS = 8
+CPU = torch.device("cpu")
 OVERFLOWS = {"none": (), "first": (0,), "first three": (0, 1, 2), "later": (4, 6), "first and later": (0, 5)}
 SCALED = [(False, "none"), *((True, name) for name in OVERFLOWS)]  # without loss scaling, an overflow is not left out
 
@@ -31,13 +32,18 @@ SCALED = [(False, "none"), *((True, name) for name in OVERFLOWS)]  # without los
 @pytest.fixture
 def uninitialised() -> Iterator[None]:
     """Memory that torch leaves as it is holds NaN."""
-    torch.use_deterministic_algorithms(True)  # fills new tensors so: torch.utils.deterministic
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors so: torch.utils.deterministic
     yield
     torch.use_deterministic_algorithms(False)
 
 
 def trained(
-    precision: str, scale_loss: bool, overflows: tuple[int, ...], *overrides: str, restart: int | None = None
+    precision: str,
+    scale_loss: bool,
+    overflows: tuple[int, ...],
+    *overrides: str,
+    restart: int | None = None,
+    device: torch.device = CPU,
 ) -> tuple[nn.Module, optim.Optimisation]:
     """A linear model after `STEPS` steps, of which `overflows` have infinite gradients.
 
@@ -45,11 +51,11 @@ def trained(
         restart: the step before which model and optimiser are made anew, and their states put back.
     """
     config = typed(f"precision={precision}", *overrides)
-    kind, device = PRECISIONS[precision], torch.device("cpu")
+    kind = PRECISIONS[precision]
 
     def new() -> tuple[nn.Module, optim.Optimisation]:
         torch.manual_seed(0)
-        model = nn.Linear(6, 4).to(kind.model_dtype)
+        model = nn.Linear(6, 4).to(device, kind.model_dtype)
         return model, optim.build(model, config, STEPS, scale_loss, device)
 
     model, optimisation = new()
@@ -59,7 +65,7 @@ def trained(
             model, optimisation = new()
             model.load_state_dict(states[0])
             optimisation.restore(states[1])
-        images = torch.randn(5, 6, generator=torch.Generator().manual_seed(step)).to(kind.model_dtype)
+        images = torch.randn(5, 6, generator=torch.Generator().manual_seed(step)).to(device, kind.model_dtype)
         optimisation.optimizer.zero_grad(set_to_none=True)
         with kind.arithmetic(device):
             loss = model(images).double().square().mean()
@@ -118,7 +124,7 @@ def test_the_first_step_is_the_gradient():
     config.lr, config.schedule, config.optimizer.fused = 0.1, optim.Schedule.constant, True
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 2.0)
-    optimisation = optim.build(model, config, 3, True, torch.device("cpu"))
+    optimisation = optim.build(model, config, 3, True, CPU)
     weights = []
     for gradient, overflows in ((3.0, True), (1.0, False), (4.0, False)):
         scale = optimisation.scaler.get_scale()
