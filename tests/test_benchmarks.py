@@ -113,6 +113,10 @@ def test_loaders_are_measured_beside_a_step(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(timing, "pause", waits_s.append)
     words = ("dataset=mnist", "dataset.root=none", "dataset.image_size=32")
     loader_rates.compare_beside(loader_rates.grey_noise(200), words, torch.device("cpu"), 2)
-    rows = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if " workers" in line]
-    assert rows == ["| batched, 0 workers", "| batched, 1 workers", "| device, 0 workers"]
+    rows = [
+        line.split(" | ")[0]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith(("| a batch", "| batched", "| device"))
+    ]
+    assert rows == ["| a batch that is ready", "| batched, 0 workers", "| batched, 1 workers", "| device, 0 workers"]
     assert waits_s and min(waits_s) > 0
