@@ -4,7 +4,7 @@
 
 On grey images of 28 x 28 (MNIST's from --mnist, else synthetic) and on JPEGs of about 500 x 400 (those under --images,
 else synthetic), decoded each time and, with the cache, once. A plain script is measured too: PIL, torchvision's
-transforms and a DataLoader. Rounds are interleaved, each with new workers and four batches to start. Prints medians over
+transforms and a DataLoader. Rounds are interleaved, each with new workers, after four batches. Prints medians over
 the rounds, and the ratio to `torch` at its best number of workers, round by round. The images are ready for the model
 on this machine's training device: (B, 3, S, S), grey ones expanded without a copy where the loader moves one channel.
 
