@@ -45,6 +45,7 @@ from multicard.vision.pointwise import with_matrix_products
 from multicard.vision.precision import PRECISIONS, choose
 
 STEPS = 6  # a turn
+GRAPHS_A_COMBINATION = 4  # at most: one for its shape, and again where a global flag changed in between
 
 
 def bytes_an_image(model: nn.Module, size: int, value_bytes: int, fused: bool) -> int:
@@ -167,6 +168,9 @@ def main() -> None:
     torch.set_num_threads(cores())
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     torch.backends.cudnn.benchmark = True
+    # each combination compiles the same code anew; beyond the limit of 8, torch would go on uncompiled
+    torch._dynamo.config.recompile_limit = GRAPHS_A_COMBINATION * len(cells(args))
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     hardware = machine(torch.cuda.get_device_name() if device.type == "cuda" else None)
     rate = within_bytes_per_s(device, default_size(device))
     print(f"{hardware}; {args.image_size} px, batch {args.batch_size}; {rate / 1e9:,.1f} GB/s")
