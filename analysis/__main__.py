@@ -1,7 +1,7 @@
 """What was measured, which setting is best, and what changed between two sweeps, from run folders alone.
 
     python -m analysis list [FOLDER...] [--where "precision='fp16' and gpus>=2"] [--sort "total_s desc"]
-    python -m analysis compare A B [--by KEY] [--common] [--gate 5%]
+    python -m analysis compare A B [--by KEY] [--common] [--margin 5%] [--gate 5%]
     python -m analysis compare SWEEP --by KEY
     python -m analysis table table2 [--format text|markdown|csv|latex] [--out FILE] [FOLDER...]
     python -m analysis best --goal time [--accuracy 0.99] [--memory 80GB] [--gpus 4] [FOLDER...]
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from analysis import formatting
 from analysis.cli import parser
-from analysis.commands import best, compare, list_runs, table, table_formats
+from analysis.commands import best, compare, compare_table, list_runs, table, table_formats
 from analysis.figures import write_files
 from analysis.papers import experiments
 from analysis.runs import load, sql
@@ -62,12 +62,12 @@ def _compare(options: argparse.Namespace) -> int:
     a = load.read([options.a])
     b = a if options.b is None else load.read([options.b])
     by = options.by.split(",") if options.by is not None else []
-    cells = compare.compare(a.runs, b.runs, by, options.common, options.mix)
+    cells = compare.compare(a.runs, b.runs, by, options.common, options.mix, options.margin)
     within = [f"A, B: {clean(str(options.a))}, by {clean(', '.join(by))}"] if cells[0].sides[0] else []
     formatting.say(
         [
             *(within or [f"A: {clean(str(options.a))}", f"B: {clean(str(options.b))}"]),
-            *compare.lines(cells, text_table.terminal_width()),
+            *compare_table.lines(cells, text_table.terminal_width(), options.margin),
             *(f"warning: {line}" for line in compare.differing_circumstances(cells)),
             *legend(run["marks"] for cell in cells for run in (*cell.a, *cell.b)),
             *list_runs.skipped([*a.skipped, *(b.skipped if b is not a else [])]),

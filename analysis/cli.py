@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from analysis.commands import best, compare, list_runs, table, table_formats
 from analysis.figures import write_files
 from analysis.papers import experiments
+from analysis.stats.between_runs import MARGIN
 
 CLAIMS = "The claims of the two papers, tested on your runs: each holds, does not hold, is undecided or not measured."
 MIX = "average runs of several commits or machines in a cell"
@@ -65,6 +66,13 @@ def _compare(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--common", action="store_true", help="leave out cells that only one of them has")
     command.add_argument("--mix", action="store_true", help=MIX)
+    command.add_argument(
+        "--margin",
+        metavar="5%",
+        type=_share,
+        default=MARGIN,
+        help="the difference up to which two are equal (5%%)",
+    )
     command.add_argument("--gate", metavar="5%", type=_share, help="exit with code 1 if B is slower by more")
     return command
 

@@ -45,8 +45,9 @@ def test_runs_are_listed_with_the_same_columns(tmp_path: Path):
 
 def test_sweeps_are_compared_with_the_same_figures(capsys: pytest.CaptureFixture[str]):
     assert main(["compare", f"{RUNS}/vision", f"{RUNS}/nhwc", "--by", "layout"]) == 0
-    text = (EXPECTED / "compare.txt").read_text()
-    assert figures(capsys.readouterr().out) == figures(text) and len(figures(text)) == 2
+    rows, like = figures(capsys.readouterr().out), figures((EXPECTED / "compare.txt").read_text())
+    assert [row[:4] for row in rows] == [row[:4] for row in like] and len(like) == 2
+    assert all("undecided:" in row for row in rows)  # of one run a side, whose steps alone called them slower
 
 
 def test_settings_are_ranked_with_the_same_figures(capsys: pytest.CaptureFixture[str]):

@@ -1,15 +1,15 @@
 """`compare`: two sweeps cell by cell, by the time of a step.
 
 A cell holds the runs of one configuration. Its repetitions (seeds) are averaged with the same weight. The time is the
-mean of the measured steps, which, unlike a median, adds up to the time of the work. Its interval is a bootstrap over
-steps and runs. Where there are enough epochs, the ratio of their mean `train_s` is shown beside it with its own
-interval: it includes what lies between the steps, and each epoch (but the first, with the warm-up) is a sample.
+mean of the measured steps, which, unlike a median, adds up to the time of the work. Its interval holds how runs of the
+machine differ from one another, and the scatter of the steps (`analysis.stats.between_runs`). Where there are enough
+epochs, the ratio of their mean `train_s` is shown beside it with its own interval: it includes what lies between the
+steps, and each epoch (but the first, with the warm-up) is a sample.
 
 Within one sweep, `--by KEY` compares each value of that key with each other.
 """
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -17,26 +17,28 @@ from typing import Any
 
 import numpy as np
 
-from analysis import formatting
 from analysis.commands import environment_diff
 from analysis.runs import grouping, steps
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from analysis.runs.sql import known
-from analysis.stats import bootstrap
-from analysis.stats.bootstrap import Ratio
-from multicard.records import text_table
+from analysis.stats import between_runs
+from analysis.stats.between_runs import CONFIDENCE, MARGIN, Machines, Ratio, Spread
 from multicard.records.comparable import DATA
 from multicard.records.text_table import clean
 
 MIN_EPOCHS = 3  # beside the first, that a run must have for an interval over them
 MAX_NAMED = 6  # missing cells in a refusal
-FASTER, SLOWER, SAME = "faster", "slower", "no difference"
+FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "no difference", "undecided"
+VERDICTS = {between_runs.ABOVE: SLOWER, between_runs.BELOW: FASTER, between_runs.WITHIN: SAME}
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One cell. Without `step`, `verdict` says why there is no ratio. `sides` are the values compared in one sweep."""
+    """One cell. Without `step`, `verdict` says why there is no ratio. `sides` are the values compared in one sweep.
+
+    spreads: how runs differ on A's machine and on B's.
+    """
 
     cell: Cell
     a: list[Run]
@@ -45,21 +47,30 @@ class Compared:
     epoch: Ratio | None
     verdict: str
     sides: tuple[str, str] = ("", "")
+    spreads: tuple[Spread, Spread] = (Spread(), Spread())
 
-    def regressed(self, gate: float) -> bool:
+    @property
+    def judged(self) -> bool:
+        return self.step is not None and self.step.error is not None and self.step.repeated
+
+    def regressed(self, gate: float, confidence: float) -> bool:
         """Whether B is slower by more than `gate` (0.05: 5 %) over its whole interval, or lacks a figure that A has."""
         if self.step is None:
             return any(run["status"] == "ok" for run in self.a)
-        return self.step.low is not None and self.step.low > 1 + gate
+        bounds = self.step.bounds(confidence)
+        return self.judged and bounds is not None and bounds[0] > 1 + gate
 
 
-def compare(a: Sequence[Run], b: Sequence[Run], by: Sequence[str], common: bool, mix: bool) -> list[Compared]:
+def compare(
+    a: Sequence[Run], b: Sequence[Run], by: Sequence[str], common: bool, mix: bool, margin: float = MARGIN
+) -> list[Compared]:
     """The cells that agree in all settings but the keys `by`: of two sweeps, or, where A and B are the same runs, of
     each two values of these keys.
 
     Args:
         common: leave out cells that only one side has.
         mix: average runs of several commits or machines within a cell.
+        margin: the relative difference within which the whole interval must lie for `no difference`.
 
     Raises:
         ValueError: cells that only one side has, or that mix commits or machines; an unknown key; runs in both sweeps.
@@ -68,14 +79,14 @@ def compare(a: Sequence[Run], b: Sequence[Run], by: Sequence[str], common: bool,
     if places_a != places_b:
         if shared := len(places_a & places_b):
             raise ValueError(f"{shared} runs are in both A and B: name two folders that have none in common")
-        return _pair(a, b, by, common, mix)
+        return _pair(a, b, by, common, Judge([a, b], mix, margin))
     if not by:
         raise ValueError("A and B are the same runs: name another sweep as B, or --by KEY to compare that key's values")
-    groups = _by_value(a, by)
+    groups, judge = _by_value(a, by), Judge([a], mix, margin)
     return [
         replace(compared, sides=(side_a, side_b))
         for side_a, side_b in combinations(groups, 2)
-        for compared in _pair(groups[side_a], groups[side_b], by, common, mix, (side_a, side_b))
+        for compared in _pair(groups[side_a], groups[side_b], by, common, judge, (side_a, side_b))
     ]
 
 
@@ -97,7 +108,12 @@ def _order(cell: Cell) -> list[Any]:
 
 
 def _pair(
-    a: Sequence[Run], b: Sequence[Run], by: Sequence[str], common: bool, mix: bool, sides: tuple[str, str] = ("A", "B")
+    a: Sequence[Run],
+    b: Sequence[Run],
+    by: Sequence[str],
+    common: bool,
+    judge: "Judge",
+    sides: tuple[str, str] = ("A", "B"),
 ) -> list[Compared]:
     names = grouping.settings([*a, *b])
     compared_keys = {key for name in by for key in grouping.meant(known(name, names, "--by"), names)}
@@ -113,7 +129,7 @@ def _pair(
     shared = [cell for cell in cells_a if cell in cells_b]
     if not shared:
         raise ValueError(f"{' and '.join(sides)} have no cell in common")
-    return [_compared(cell, cells_a[cell], cells_b[cell], mix, sides) for cell in shared]
+    return [judge.cell(cell, cells_a[cell], cells_b[cell], sides) for cell in shared]
 
 
 def _add_refused(cells: dict[Cell, list[Run]], others: dict[Cell, list[Run]], runs: Sequence[Run]) -> None:
@@ -153,37 +169,67 @@ def _require_same(
     raise ValueError("; ".join(missing) + remedy)
 
 
-def _compared(cell: Cell, a: list[Run], b: list[Run], mix: bool, sides: tuple[str, str]) -> Compared:
-    ok_a, ok_b = _ok(a), _ok(b)
-    if not ok_a or not ok_b:
-        ended_a, ended_b = (" and ".join(sorted({run["status"] for run in runs})) for runs in (a, b))
-        return Compared(cell, a, b, None, None, f"A {ended_a}, B {ended_b}")
-    for side, runs in zip(sides, (ok_a, ok_b), strict=True):
-        mixture = grouping.mixture(runs) or grouping.unlike(runs)
-        if mixture is not None and not mix:
-            raise ValueError(
-                f"{side} mixes commits, machines, data or cores in one cell: {mixture} (--mix averages over them)"
-            )
-    try:
-        step = bootstrap.ratio([steps.measured_s(run) for run in ok_a], [steps.measured_s(run) for run in ok_b])
-    except ValueError as error:
-        return Compared(cell, a, b, None, None, f"no steps: {clean(str(error))}")
-    epochs_a, epochs_b = ([steps.epochs_s(run) for run in runs] for runs in (ok_a, ok_b))
-    enough = min(len(samples) for samples in (*epochs_a, *epochs_b)) >= MIN_EPOCHS
-    epoch = bootstrap.ratio(epochs_a, epochs_b, block=1, min_samples=MIN_EPOCHS) if enough else None
-    return Compared(cell, a, b, step, epoch, _verdict(step))
+class Judge:
+    """Judges cells by how the runs at hand differ where they were repeated.
+
+    Args:
+        sweeps: all runs of each. mix, margin: as of `compare`.
+    """
+
+    def __init__(self, sweeps: Sequence[Sequence[Run]], mix: bool, margin: float) -> None:
+        self.mix, self.margin = mix, margin
+        self.by_step, self.by_epoch = (between_runs.by_machine(sweeps, column) for column in ("step_s", "train_s"))
+
+    def cell(self, cell: Cell, a: list[Run], b: list[Run], sides: tuple[str, str]) -> Compared:
+        ok_a, ok_b = ok_runs(a), ok_runs(b)
+        if not ok_a or not ok_b:
+            ended_a, ended_b = (" and ".join(sorted({run["status"] for run in runs})) for runs in (a, b))
+            return Compared(cell, a, b, None, None, f"A {ended_a}, B {ended_b}")
+        for side, runs in zip(sides, (ok_a, ok_b), strict=True):
+            mixture = grouping.mixture(runs) or grouping.unlike(runs)
+            if mixture is not None and not self.mix:
+                raise ValueError(
+                    f"{side} mixes commits, machines, data or cores in one cell: {mixture} (--mix averages over them)"
+                )
+        ok_a, ok_b = (sorted(runs, key=lambda run: run["seed"] or 0) for runs in (ok_a, ok_b))
+        spreads = _spreads(self.by_step, ok_a, ok_b)
+        try:
+            steps_a, steps_b = ([steps.measured_s(run) for run in runs] for runs in (ok_a, ok_b))
+            step = between_runs.ratio(steps_a, steps_b, spreads, _had_the_same_batches(ok_a, ok_b, steps_a, steps_b))
+        except ValueError as error:
+            return Compared(cell, a, b, None, None, f"no steps: {clean(str(error))}")
+        epochs_a, epochs_b = ([steps.epochs_s(run) for run in runs] for runs in (ok_a, ok_b))
+        enough = min(len(samples) for samples in (*epochs_a, *epochs_b)) >= MIN_EPOCHS
+        of_epochs = _spreads(self.by_epoch, ok_a, ok_b)
+        epoch = between_runs.ratio(epochs_a, epochs_b, of_epochs, independent=True) if enough else None
+        return Compared(cell, a, b, step, epoch, _verdict(step, self.margin), spreads=spreads)
 
 
-def _ok(runs: Sequence[Run]) -> list[Run]:
+def _spreads(machines: Machines, a: Sequence[Run], b: Sequence[Run]) -> tuple[Spread, Spread]:
+    return machines.of(a[0]), machines.of(b[0])
+
+
+def _had_the_same_batches(
+    a: Sequence[Run], b: Sequence[Run], steps_a: Sequence[np.ndarray], steps_b: Sequence[np.ndarray]
+) -> bool:
+    """Whether steps of the same number can be paired: the seeds and the numbers of steps are the same.
+
+    A key of `--by` may still give them other batches. Pairing is right then too, and gains nothing.
+    """
+    seeds_a, seeds_b = ([run["seed"] for run in runs] for runs in (a, b))
+    return seeds_a == seeds_b and [*map(len, steps_a)] == [*map(len, steps_b)]
+
+
+def ok_runs(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run["status"] == "ok"]
 
 
-def _verdict(step: Ratio) -> str:
-    if step.low is None or step.high is None:
-        return f"undecided: fewer than {bootstrap.MIN_SAMPLES} steps"
-    if step.low > 1:
-        return SLOWER
-    return FASTER if step.high < 1 else SAME
+def _verdict(step: Ratio, margin: float) -> str:
+    if step.error is None:
+        return f"{UNDECIDED}: too few steps"
+    if not step.repeated:
+        return f"{UNDECIDED}: one run a side"
+    return VERDICTS.get(step.verdict(margin), UNDECIDED)
 
 
 def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
@@ -199,60 +245,14 @@ def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
 
 
 def gated(compared: Sequence[Compared], gate: float) -> tuple[bool, str]:
-    """Whether no cell regressed by more than `gate`, and a line about it."""
-    slower = sum(cell.regressed(gate) for cell in compared)
-    unjudged = sum(cell.step is not None and cell.step.low is None for cell in compared)
+    """Whether no cell regressed by more than `gate`, and a line about it.
+
+    If each cell is slower by the gate, one of them all is found to be slower by more in 5 % of the cases (Bonferroni).
+    """
+    judged = sum(cell.judged for cell in compared)
+    confidence = 1 - 2 * (1 - CONFIDENCE) / max(1, judged)  # of an interval whose lower bound alone counts
+    slower = sum(cell.regressed(gate, confidence) for cell in compared)
+    unjudged = sum(cell.step is not None and not cell.judged for cell in compared)
     result = f"{slower} of {len(compared)} cells are slower by more, or failed" if slower else "passed"
-    rest = f"; {unjudged} with too few steps to judge" if unjudged else ""
+    rest = f"; {unjudged} with too few runs or steps to judge" if unjudged else ""
     return not slower, f"gate {100 * gate:g}%: {result}{rest}"
-
-
-def lines(compared: Sequence[Compared], width: int | None) -> list[str]:
-    """The table, a line for each cell, and a summary."""
-    keys = grouping.apart([dict(cell.cell) for cell in compared], [key for key, _ in compared[0].cell])
-    rows = [_row(cell, keys) for cell in compared]
-    headings = [name for name in rows[0] if name in keys or any(row[name] not in ("-", "") for row in rows)]
-    table = text_table.text(headings, [[row[name] for name in headings] for row in rows], width)
-    verdicts = Counter(cell.verdict if cell.verdict in (FASTER, SLOWER, SAME) else "without" for cell in compared)
-    counts = [f"{verdicts[verdict]} {verdict}" for verdict in (FASTER, SLOWER, SAME)]
-    counts += [f"{verdicts['without']} without a verdict"] if verdicts["without"] else []
-    return [*table, "", f"B against A, by cell: {', '.join(counts)}", *_explanations(compared)]
-
-
-def _explanations(compared: Sequence[Compared]) -> list[str]:
-    explained = [
-        f"B / A: the ratio of mean step times, with its {bootstrap.CONFIDENCE:.0%} interval; below 1, B is faster"
-    ]
-    judged = [cell for cell in compared if cell.step is not None and cell.step.low is not None]
-    if len(judged) > 1:
-        explained.append("of 20 cells without a difference, 1 is expected to be called faster or slower by chance")
-    if any(min(len(_ok(cell.a)), len(_ok(cell.b))) < 2 for cell in judged):
-        explained.append("intervals over the steps of one run do not show how runs differ: repeat with seed=0,1,2")
-    return explained
-
-
-def _row(compared: Compared, keys: Sequence[str]) -> dict[str, str]:
-    step, epoch, values = compared.step, compared.epoch, dict(compared.cell)
-    counts = len(_ok(compared.a)), len(_ok(compared.b))
-    marks = dict.fromkeys("".join(run["marks"] for run in (*compared.a, *compared.b)))
-    return {
-        **{key: grouping.typed(values[key]) for key in keys},
-        "A": compared.sides[0],
-        "B": compared.sides[1],
-        "A step s": "-" if step is None else _step_s(compared.a),
-        "B step s": "-" if step is None else _step_s(compared.b),
-        "B / A": "-" if step is None else f"{step.ratio:.3f}",
-        "interval": _interval(step),
-        "by epochs": "-" if epoch is None else f"{epoch.ratio:.3f} ({_interval(epoch)})",
-        "runs": "" if counts == (1, 1) else f"{counts[0]} and {counts[1]}",
-        "verdict": compared.verdict,
-        "marks": "".join(marks),
-    }
-
-
-def _step_s(runs: Sequence[Run]) -> str:
-    return formatting.seconds(float(np.mean([steps.measured_s(run).mean() for run in _ok(runs)])))
-
-
-def _interval(ratio: Ratio | None) -> str:
-    return "-" if ratio is None or ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"

@@ -19,11 +19,22 @@ CLOCKS = {"sm_clock_mean_mhz": "SM clock", "memory_clock_mean_mhz": "memory cloc
 
 
 def lines(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """A line for each version, device, driver, clock, flag, mark or key that A's runs and B's do not share."""
+    """A line for each version, device, driver, clock, flag, mark or key that A's runs and B's do not share; and
+    one if they were not measured by turns.
+    """
     facts_a, facts_b = _facts(a), _facts(b)
     differing = [name for name in {**facts_a, **facts_b} if facts_a.get(name) != facts_b.get(name)]
     facts = [f"{name}: {_listed(facts_a.get(name))} in A, {_listed(facts_b.get(name))} in B" for name in differing]
-    return [*facts, *_clocks(a, b), *_marks(a, b), *_keys(a, b)]
+    return [*_order(a, b), *facts, *_clocks(a, b), *_marks(a, b), *_keys(a, b)]
+
+
+def _order(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    """A line where the runs of one side all started before those of the other."""
+    times_a, times_b = ([run["started_at"] for run in runs if run["started_at"]] for runs in (a, b))
+    if not times_a or not times_b or not (max(times_a) < min(times_b) or max(times_b) < min(times_a)):
+        return []
+    first, last = ("A", "B") if max(times_a) < min(times_b) else ("B", "A")
+    return [f"all runs of {first} are older than those of {last}: a drift of the machine counts as a difference"]
 
 
 def _facts(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -1,0 +1,83 @@
+"""How sure the mean of a run's steps is: neighbouring steps are alike, so that n of them are worth fewer.
+
+The number of independent samples that a series is worth is n / τ, where τ is 1 + twice the sum of its autocorrelations.
+Two estimates of τ are made, and the larger one counts, since each misses what the other sees:
+
+- that of a first-order process, (1 + r) / (1 - r), with the lag-1 correlation r corrected for the bias that it has in
+  short series (Marriott and Pope 1954, Biometrika 41:390);
+- the initial monotone sequence of the sums of neighbouring autocovariances (Geyer 1992, Stat. Sci. 7:473), each
+  corrected by the variance of the mean, by which centring makes them too small.
+
+Intervals then have Student's t with one degree of freedom less than that number.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+MIN_SAMPLES = 8  # below which the correlation of a series cannot be told
+MIN_WORTH = 4.0  # independent samples below which there is no interval
+BIAS_ROUNDS = 3  # in which Geyer's estimate and its correction settle
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of the variance of an estimate, with its degrees of freedom."""
+
+    variance: float
+    degrees: float
+
+
+def combined(terms: Sequence[Term]) -> Term:
+    """The sum of independent estimates of variances (Satterthwaite 1946, Biometrics Bull. 2:110)."""
+    total = math.fsum(term.variance for term in terms)
+    if not total:
+        return Term(0.0, min(term.degrees for term in terms))
+    return Term(total, total**2 / math.fsum(term.variance**2 / term.degrees for term in terms))
+
+
+def mean_variance(samples: np.ndarray, independent: bool = False) -> Term | None:
+    """The variance of the mean of samples (n,) in their order; None where they are too few to tell.
+
+    Args:
+        independent: whether neighbours are known not to be alike (epochs); two samples are enough then.
+    """
+    count = len(samples)
+    if independent:
+        return Term(float(samples.var(ddof=1)) / count, count - 1) if count > 1 else None
+    if count < MIN_SAMPLES:
+        return None
+    covariance = _autocovariance(samples - samples.mean())
+    if covariance[0] <= np.finfo(float).eps * float(np.square(samples).mean()):
+        return Term(0.0, count - 1)  # all samples are equal
+    estimates = (_first_order(covariance, count), _initial_monotone(covariance, count))
+    worth = min(worth for _, worth in estimates)
+    return Term(max(variance for variance, _ in estimates), worth - 1) if worth >= MIN_WORTH else None
+
+
+def _autocovariance(centred: np.ndarray) -> np.ndarray:
+    """The biased autocovariances of lags 0 to 3 √n + 5, an even number of them."""
+    count = len(centred)
+    lags = min(count - 2, math.ceil(3 * math.sqrt(count)) + 5) // 2 * 2
+    return np.array([centred[: count - lag] @ centred[lag:] for lag in range(lags)]) / count
+
+
+def _first_order(covariance: np.ndarray, count: int) -> tuple[float, float]:
+    """The variance of the mean of a first-order process, and how many independent samples it is worth."""
+    biased = float(covariance[1] / covariance[0])
+    correlation = min(max((count * biased + 1) / (count - 4), 0.0), 0.99)
+    inflation = min((1 + correlation) / (1 - correlation), count / 1.01)
+    return float(covariance[0]) / (1 - inflation / count) * inflation / count, count / inflation
+
+
+def _initial_monotone(covariance: np.ndarray, count: int) -> tuple[float, float]:
+    """The same by Geyer's initial monotone sequence; a negative correlation does not count."""
+    unbiased = covariance / (1 - np.arange(len(covariance)) / count)
+    variance = float(covariance[0]) / count
+    for _ in range(BIAS_ROUNDS):
+        pairs = np.minimum.accumulate((unbiased + variance).reshape(-1, 2).sum(axis=1))
+        own = float(unbiased[0]) + variance
+        variance = min(max(2 * float(pairs[pairs > 0].sum()) - own, own) / count, own / 1.01)
+    return variance, (float(unbiased[0]) + variance) / variance

@@ -1,0 +1,82 @@
+"""The mean of steps that are alike: what its interval covers, against closed forms and simulations."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.signal import lfilter
+
+from analysis.stats import between_runs
+from analysis.stats.between_runs import Spread
+from analysis.stats.series import Term, mean_variance
+
+
+def autocorrelated(random: np.random.Generator, count: int, mean: float, phi: float, spread: float = 0.1) -> np.ndarray:
+    """Steps (count,) of an AR(1) process around `mean`, each with a standard deviation of `spread` of it."""
+    noise = random.normal(size=count) * math.sqrt(1 - phi**2)
+    noise[0] /= math.sqrt(1 - phi**2)
+    return mean * (1 + spread * lfilter([1.0], [1.0, -phi], noise))
+
+
+@pytest.mark.parametrize(("count", "trials"), [(30, 700), (100, 500), (500, 300)])
+@pytest.mark.parametrize("phi", [0.0, 0.3, 0.6])
+def test_the_interval_over_steps_covers_the_ratio(phi: float, count: int, trials: int):
+    random, hits, shown = np.random.default_rng(7), 0, 0
+    for _ in range(trials):
+        a, b = (autocorrelated(random, count, mean, phi) for mean in (0.1, 0.12))
+        bounds = between_runs.ratio([a], [b], (Spread(), Spread())).bounds()
+        shown += bounds is not None
+        hits += bounds is not None and bounds[0] <= 1.2 <= bounds[1]
+    assert hits / shown >= 0.93
+    assert shown / trials > (0.5 if (count, phi) == (30, 0.6) else 0.95)
+
+
+@pytest.mark.parametrize("count", [30, 100])
+def test_few_steps_that_are_much_alike_are_called_too_few(count: int):
+    random, trials = np.random.default_rng(7), 400
+    steps = [autocorrelated(random, count, 0.1, 0.9) for _ in range(trials)]
+    intervals = [
+        between_runs.ratio([a], [b], (Spread(), Spread())).bounds()
+        for a, b in zip(steps[::2], steps[1::2], strict=True)
+    ]
+    assert sum(bounds is None for bounds in intervals) / (trials / 2) > (0.9 if count == 30 else 0.5)
+    wrong = sum(bounds is not None and not bounds[0] <= 1 <= bounds[1] for bounds in intervals)
+    assert wrong / (trials / 2) <= 0.06
+
+
+def test_independent_steps_would_be_far_too_sure_of_correlated_ones():
+    random, misses = np.random.default_rng(7), 0
+    for _ in range(200):
+        a, b = autocorrelated(random, 400, 0.1, 0.8), autocorrelated(random, 400, 0.1, 0.8)
+        bounds = between_runs.ratio([a], [b], (Spread(), Spread()), independent=True).bounds()
+        misses += bounds is not None and not bounds[0] <= 1 <= bounds[1]
+    assert misses / 200 > 0.25
+
+
+def test_the_variance_of_the_mean_has_its_closed_forms():
+    random = np.random.default_rng(3)
+    for phi in (0.0, 0.5, 0.8):
+        term = mean_variance(autocorrelated(random, 10_000, 1.0, phi))
+        assert term is not None
+        inflation = (1 + phi) / (1 - phi)
+        assert term.variance == pytest.approx(0.01 * inflation / 10_000, rel=0.25)
+        assert term.degrees + 1 == pytest.approx(10_000 / inflation, rel=0.25)
+    samples = np.array([1.0, 2.0, 4.0])
+    assert mean_variance(samples, independent=True) == Term(float(samples.var(ddof=1)) / 3, 2)
+
+
+def test_periodic_steps_and_noise_over_a_slow_drift_are_seen():
+    random, covered = np.random.default_rng(5), 0
+    alternating = mean_variance(np.tile([1.0, 2.0], 50))
+    assert alternating is not None and alternating.variance <= 0.25 / 100 * 1.1
+    for _ in range(300):
+        steps = autocorrelated(random, 500, 1.0, 0.9, 0.05) + 0.1 * random.normal(size=500)
+        term = mean_variance(steps)
+        assert term is not None
+        covered += abs(steps.mean() - 1) <= 1.97 * math.sqrt(term.variance)
+    assert covered / 300 >= 0.88  # the lag-1 correlation alone gives 0.73
+
+
+def test_too_few_samples_have_no_interval_and_equal_ones_no_width():
+    assert mean_variance(np.ones(7)) is None and mean_variance(np.ones(1), independent=True) is None
+    assert mean_variance(np.full(50, 0.1)) == Term(0.0, 49)
