@@ -146,6 +146,12 @@ def test_marks_follow_their_figures(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "c  CPU ranks" in output and "s  smoke scale" in output and "not what the papers measured" in output
 
 
+def test_two_nodes_are_not_taken_for_one_gpu(tmp_path: Path):
+    table2(tmp_path, {("fp32", 1): 55.0, ("fp32", 4): 16.0, ("fp16", 1): 40.0}, nodes=2)
+    (table,) = printed("table2", folder=tmp_path)
+    assert "x 1 GPU" not in table.headings and row(table, precision="fp32", gpus=4)["total_s"] == 16.0
+
+
 def test_bytes_are_compared_by_how_many_times(tmp_path: Path):
     for method, held in {"lora": 20_000_000_000, "dpo": 40_000_000_000}.items():
         memory = {"max": held, "per_rank": [held], "kind": "cuda_allocated"}

@@ -29,11 +29,9 @@ def result(status: str = "ok", **changes: Any) -> dict[str, Any]:
 
 def test_a_reference_differs_on_its_axis_alone():
     one, two = result(), result(gpus=2)
-    assert comparable.reference(two, [two, one], "gpus", 1) is one
-    assert comparable.reference(one, [two, one], "gpus", 1) is one
-    assert (
-        comparable.reference(two, [two, result(gpus=1, name="y")], "gpus", 1) is not None
-    )  # the name measures nothing
+    assert comparable.reference(two, [two, one], gpus=1) is one
+    assert comparable.reference(one, [two, one], gpus=1) is one
+    assert comparable.reference(two, [two, result(gpus=1, name="y")], gpus=1) is not None  # the name measures nothing
     for other in (
         result(lr=0.1),
         result(dataset__train_limit=5),
@@ -43,12 +41,12 @@ def test_a_reference_differs_on_its_axis_alone():
         result(dirty=True),
         result(status="failed"),
     ):
-        assert comparable.reference(two, [two, other], "gpus", 1) is None
+        assert comparable.reference(two, [two, other], gpus=1) is None
 
 
 def test_an_option_counts_with_all_its_keys():
     fp64 = result(precision={"name": "fp64", "extra": 1})
-    assert comparable.reference(result(), [fp64], "precision", "fp64") is fp64
+    assert comparable.reference(result(), [fp64], precision="fp64") is fp64
 
 
 def test_what_differs_beside_the_axes_is_shown():

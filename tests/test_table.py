@@ -48,6 +48,21 @@ def test_efficiency_is_against_one_gpu_and_against_fp64_of_the_same_kind():
     assert rows[3][8:] == ["98.77%", "5.43", "GB", "999", "B"]
 
 
+def test_efficiency_counts_the_ranks_of_all_nodes():
+    times_s = {(1, 1): 100.0, (2, 1): 55.0, (2, 4): 16.0}
+    records = [result(total_s, nodes=nodes, gpus=gpus) for (nodes, gpus), total_s in times_s.items()]
+    _, *rows = printed(records)[:4]
+    assert [row[6:8] for row in rows] == [["1.00", "(100%)"], ["1.82", "(91%)"], ["6.25", "(78%)"]]
+    tuned = [
+        result(50.0, nodes=nodes, gpus=gpus, method="lora", template="instruct")
+        | {"kind": "llm", "tokens_per_s": {"non_padding": 1000.0 / total_s}, "iteration_s": {"mean": 0.1}}
+        | {"loss": {"first": 2.0, "mean_of_last_tenth": 1.0}, "communication_bytes": None}
+        for (nodes, gpus), total_s in times_s.items()
+    ]
+    shares = [share for line in printed(tuned) for share in line if share.endswith("%)")]
+    assert shares == ["(100%)", "(91%)", "(78%)"]
+
+
 def test_a_failed_run_is_shown_and_never_a_reference():
     records = [result(100.0, status="failed"), result(50.0, gpus=2)]
     _, first, second, *_ = printed(records)

@@ -111,7 +111,7 @@ def _row(panel: Panel, cell: Cell, known: Sequence[PrintedFigure]) -> dict[str, 
         values = [run[measure] for run in ok if run[measure] is not None]
         row[measure] = statistics.fmean(values) if values else None
         row[f"{measure}_std"] = statistics.stdev(values) if len(values) > 1 else None
-    references = _references(panel.experiment, cell)
+    references = _references(panel, cell)
     row |= {heading: _ratio(panel, measure, cell, base) for heading, (measure, base) in references.items()}
     own = printed.at(known, dict(cell))
     row |= {f"paper {panel.experiment.view.measures[0]}": own and own.value, ROUNDED: own and not own.exact}
@@ -129,19 +129,20 @@ def _ok(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run["status"] == "ok"]
 
 
-def _references(experiment: Experiment, cell: Cell) -> dict[str, tuple[str, Cell]]:
+def _references(panel: Panel, cell: Cell) -> dict[str, tuple[str, Cell]]:
     """By the heading of each ratio, its measure and the cell that it compares with."""
-    view, references = experiment.view, {}
+    view, references = panel.experiment.view, {}
     main = view.measures[0]
 
-    def with_value(column: str, value: Any) -> Cell:
-        return tuple((key, value if key == column else own) for key, own in cell)
+    def with_values(**values: Any) -> Cell:
+        return tuple((key, values.get(key, own)) for key, own in cell)
 
-    if "gpus" in dict(cell) and main.endswith("_s"):
-        references[AGAINST_ONE] = (main, with_value("gpus", 1))
+    on_one_node = "nodes" in dict(cell) or (panel.runs[0]["nodes"] or 1) == 1
+    if "gpus" in dict(cell) and main.endswith("_s") and on_one_node:
+        references[AGAINST_ONE] = (main, with_values(gpus=1, nodes=1))
     if view.base is not None:
         name = f"x {view.subject}={grouping.typed(view.base)}" if isinstance(view.base, bool) else f"x {view.base}"
-        base = with_value(view.subject, view.base)
+        base = with_values(**{view.subject: view.base})
         volumes = [measure for measure in view.measures if measure.endswith("_bytes")]
         if len(volumes) > 1:
             references |= {f"{measure.removesuffix('_bytes')} {name}": (measure, base) for measure in volumes}

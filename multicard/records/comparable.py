@@ -31,19 +31,15 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
     return values
 
 
-def reference(result: dict[str, Any], records: list[dict[str, Any]], axis: str, value: Any) -> dict[str, Any] | None:
-    """The `ok` record that has `value` on `axis` and is like `result` in all else: configuration, data, machine,
-    commit."""
-    wanted = _all_but(result, axis)
-    return next(
-        (r for r in records if r["status"] == "ok" and r["axes"].get(axis) == value and _all_but(r, axis) == wanted),
-        None,
-    )
+def reference(result: dict[str, Any], records: list[dict[str, Any]], **axes: Any) -> dict[str, Any] | None:
+    """The `ok` record that has these values on `axes` and is like `result` in all else, data and machine too."""
+    alike = [r for r in records if r["status"] == "ok" and _all_but(r, [*axes]) == _all_but(result, [*axes])]
+    return next((r for r in alike if all(r["axes"].get(axis, value) == value for axis, value in axes.items())), None)
 
 
-def _all_but(result: dict[str, Any], axis: str) -> dict[str, Any]:
-    rest = {k: v for k, v in flat(result.get("config", {})).items() if k != axis and not k.startswith(f"{axis}.")}
-    threads = None if axis == "gpus" else result.get("threads")  # the cores are shared by another number of ranks
+def _all_but(result: dict[str, Any], axes: list[str]) -> dict[str, Any]:
+    rest = {key: value for key, value in flat(result.get("config", {})).items() if key.partition(".")[0] not in axes}
+    threads = None if "gpus" in axes else result.get("threads")  # the cores are shared by another number of ranks
     origin = [result["axes"].get("device"), *(result.get(key) for key in ("hardware", "commit", "dirty"))]
     return rest | {"": [*origin, content(result), threads]}
 

@@ -68,15 +68,20 @@ def _figures(result: dict[str, Any], records: list[dict[str, Any]], columns: Col
 
 
 def _on_one_gpu(result: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any] | None:
-    several = any(other["axes"]["gpus"] != 1 for other in records)
-    return comparable.reference(result, records, "gpus", 1) if several else None
+    several = any(_ranks(other) != 1 for other in records)
+    return comparable.reference(result, records, gpus=1, nodes=1) if several else None
+
+
+def _ranks(result: dict[str, Any]) -> int:
+    """Ranks on all nodes."""
+    return result["axes"]["gpus"] * result["axes"].get("nodes", 1)
 
 
 def _against_one(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
     one = _on_one_gpu(result, records)
     if one is None:
         return "-"
-    share = formulas.parallel_efficiency(one["total_s"], result["total_s"], result["axes"]["gpus"])
+    share = formulas.parallel_efficiency(one["total_s"], result["total_s"], _ranks(result))
     return _speedup(formulas.speedup(one["total_s"], result["total_s"]), share)
 
 
@@ -87,7 +92,7 @@ def _tokens_against_one(result: dict[str, Any], records: list[dict[str, Any]]) -
     if len(rates) < 2 or None in rates:
         return "-"
     one_s, mine_s = (1 / rate for rate in rates)  # a token
-    share = formulas.parallel_efficiency(one_s, mine_s, result["axes"]["gpus"])
+    share = formulas.parallel_efficiency(one_s, mine_s, _ranks(result))
     return _speedup(formulas.speedup(one_s, mine_s), share)
 
 
@@ -96,7 +101,7 @@ def _speedup(speedup: float, share: float) -> str:
 
 
 def _against_fp64(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
-    fp64 = comparable.reference(result, records, "precision", "fp64")
+    fp64 = comparable.reference(result, records, precision="fp64")
     return "-" if fp64 is None else f"{formulas.speedup(fp64['total_s'], result['total_s']):.2f}"
 
 
