@@ -3,14 +3,20 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analysis.__main__ import main
 from analysis.commands import best
 from analysis.commands.best import Limits
 from analysis.runs import load
-from analysis.stats.trade_off import shares_differ
+from analysis.stats import between_runs, shares
+from analysis.stats.between_runs import Spread
+from analysis.stats.shares import Share
+from analysis.stats.trade_off import front
 from tests import records
+
+PRECISIONS = ("fp32", "fp16")
 
 
 def accurate(share: float, samples: int = 10_000, epochs: int = 2) -> dict[str, Any]:
@@ -60,14 +66,91 @@ def test_settings_of_equal_cost_are_equally_good(tmp_path: Path):
 
 
 def test_accuracies_within_the_error_of_the_test_set_are_equal(tmp_path: Path):
-    assert shares_differ(0.99, 10_000, 0.98, 10_000) and not shares_differ(0.99, 100, 0.98, 100)
+    exact = Spread(0.0, 3)  # seeds that do not differ
+    assert shares.differ(Share(0.99, 10_000), Share(0.98, 10_000), exact)
+    assert not shares.differ(Share(0.99, 100), Share(0.98, 100), exact)
     # by hand: (0.6 - 0.4) of 50 each: 31/52 - 21/52 = 0.1923, 1.96 sqrt(2 (31/52)(21/52)/52) = 0.1885
-    assert shares_differ(0.6, 50, 0.4, 50) and not shares_differ(0.6, 48, 0.4, 46)
+    assert shares.differ(Share(0.6, 50), Share(0.4, 50), exact)
+    assert not shares.differ(Share(0.6, 48), Share(0.4, 46), exact)
     close = [
         records.vision(precision="bf16", total_s=10.0) | accurate(0.980, 100),
         records.vision(precision="fp32", total_s=20.0) | accurate(0.985, 100),
     ]
     assert sum("yes" in line for line in ranked(write(tmp_path / "s", *close))) == 1
+
+
+def test_accuracies_that_seeds_explain_are_equal():
+    """Seeds that differ by 0.2 points, on 10,000 answers at 99 %: the answers alone call 40 % of them different."""
+    random, trials = np.random.default_rng(4), 1000
+    rights = random.binomial(10_000, np.clip(0.99 + 0.002 * random.normal(size=(trials, 2, 3)), 0, 1)) / 10_000
+    by_answers, by_all, repeated = 0, 0, 0
+    for (a, *more_a), (b, *more_b) in rights.tolist():
+        single = Share(a, 10_000), Share(b, 10_000)
+        by_answers += shares.differ(*single, Spread(0.0, 3))
+        by_all += shares.differ(*single, Spread(shares.PRIOR_SD**2))
+        seeds = [[(value, 0.0) for value in (first, *rest)] for first, rest in ((a, more_a), (b, more_b))]
+        means = [Share(float(np.mean([value for value, _ in side])), 30_000, 3) for side in seeds]
+        repeated += shares.differ(means[0], means[1], between_runs.pooled(seeds, shares.PRIOR_SD))
+    assert by_answers / trials > 0.3 and by_all / trials <= 0.06 and repeated / trials <= 0.06
+
+
+def test_limits_hold_for_the_mean_of_a_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """One of three seeds is lucky; another needs more memory."""
+    lucky = [
+        records.vision(seed=seed, peak_memory_bytes={"max": peak}) | accurate(share)
+        for seed, (share, peak) in enumerate([(0.9905, 4 * 10**9), (0.985, 4 * 10**9), (0.984, 6 * 10**9)])
+    ]
+    steady = [records.vision(precision="fp16", seed=seed, total_s=150.0) | accurate(0.991) for seed in range(3)]
+    folder = write(tmp_path / "s", *lucky, *steady)
+    assert ranked(folder)[0].startswith("Fastest: precision=fp32: 100.0 s")
+    within = ranked(folder, limits=Limits(accuracy=0.99))
+    assert within[0] == "Fastest: the only setting: 150.0 s, 99.1%, n=3."
+    assert within[-1] == "not ranked: 3 beyond the limits"
+    assert ranked(folder, limits=Limits(memory_bytes=5e9))[-1] == "not ranked: 3 beyond the limits"
+    alone = write(tmp_path / "lucky", *lucky)
+    assert main(["best", "--goal", "time", "--accuracy", "0.99", str(alone)]) == 1
+    assert "the highest accuracy is 98.65%" in capsys.readouterr().err
+
+
+def test_a_setting_that_no_member_of_the_front_beats_is_on_it():
+    """Of cost and accuracy: the first beats the second, and that the third, which is more accurate than the first."""
+    settings = [(1.0, 0.970), (2.0, 0.974), (3.0, 0.978), (4.0, 0.974)]
+    better = [lambda a, b: a[0] < b[0], lambda a, b: a[1] > b[1] + 0.005]
+    assert front(settings, better) == [(1.0, 0.970), (3.0, 0.978)]
+    circle = [lambda a, b: (a - b) % 3 == 1]
+    assert front([0, 1, 2], circle) == [0, 1, 2]
+
+
+def test_costs_that_runs_explain_are_equal(tmp_path: Path):
+    close = [records.vision(precision=precision, total_s=s) for precision, s in (("fp32", 50.0), ("fp16", 51.5))]
+    lines = ranked(write(tmp_path / "single", *close))
+    assert lines[:2] == ["Fastest: precision=fp32: 50.0 s, 98.0%.", "Equally good: precision=fp16: 51.5 s, 98.0%."]
+    repeated = [
+        records.vision(precision=precision, total_s=s + 0.1 * seed, seed=seed)
+        for precision, s in (("fp32", 50.0), ("fp16", 51.5))
+        for seed in range(4)
+    ]
+    assert sum("Equally good" in line for line in ranked(write(tmp_path / "repeated", *repeated))) == 0
+    # half the GPUs in the same time: the cheapest stays the best, and what is as fast with less is named beside it
+    halved = [records.vision(gpus=gpus, total_s=s) for gpus, s in ((4, 50.0), (2, 51.0))]
+    lines = ranked(write(tmp_path / "halved", *halved))
+    assert lines[0].startswith("Fastest: gpus=4") and lines[1].startswith(
+        "With half the GPUs, it takes 1 times as long"
+    )
+
+
+def test_the_same_settings_are_told_apart_in_5_percent_of_the_cases(tmp_path: Path):
+    """`best` on A = A: of two settings that are the same, the cheaper one alone is on the front."""
+    random, apart = np.random.default_rng(8), 0
+    runs = load.read(
+        [write(tmp_path / "s", *(records.vision(precision=p, seed=s) for p in PRECISIONS for s in range(3)))]
+    ).runs
+    for _ in range(300):
+        for run in runs:
+            run.columns["total_s"] = 100.0 * float(np.exp(0.02 * random.normal()))
+        (ranking,) = best.rankings(runs, "time", Limits(), False)
+        apart += not ranking.others
+    assert apart / 300 <= 0.06
 
 
 def test_limits_leave_settings_out(sweep: Path, capsys: pytest.CaptureFixture[str]):

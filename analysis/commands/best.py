@@ -1,7 +1,9 @@
 """`best`: the settings that reached a goal with the least, among runs that did the same work.
 
-Runs are ranked by the time, the energy or the peak memory of the whole run. Settings of the trade-off front are named
+Settings are ranked by the time, the energy or the peak memory of the whole run, as the mean over their repetitions (of
+memory the maximum). Limits hold for these figures, not for single runs. Settings of the trade-off front are named
 beside the best: those that no other beats in the goal without more GPUs or less accuracy (for tuning: more loss).
+Costs and accuracies that repeated runs do not tell apart are equal (`analysis.stats.between_runs`).
 """
 
 import math
@@ -10,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis import formatting
+from analysis.commands.better import Better, cost_of, highest, mean
 from analysis.runs import grouping, same_work
 from analysis.runs.caveats import legend
 from analysis.runs.load import Run
-from analysis.stats.trade_off import front, shares_differ
+from analysis.stats.trade_off import front
 from multicard.records import text_table
 from multicard.records.text_table import clean, in_bytes
 
@@ -36,7 +39,7 @@ GOALS = {
     "energy": Goal("energy_joules", "Least energy", "it takes {:.2g} times the energy"),
     "memory": Goal("peak_memory_bytes", "Least memory", "it takes {:.2g} times the memory"),
 }
-LOSS_APART = 0.01  # relative difference below which two losses count as equal
+MOST_EQUAL = 3  # settings equal to the best that are named
 
 
 @dataclass(frozen=True)
@@ -47,24 +50,26 @@ class Limits:
     memory_bytes: float | None = None
     gpus: int | None = None
 
-    def keeps(self, run: Run) -> bool:
+    def keep(self, runs: Sequence[Run]) -> bool:
+        """Whether a setting with these repetitions keeps to them: by their mean accuracy, and their highest memory."""
+        accuracy, memory_bytes = mean(runs, "test_accuracy"), highest(runs, "peak_memory_bytes")
         return (
-            (self.accuracy is None or (run["test_accuracy"] or 0.0) >= self.accuracy)
-            and (self.memory_bytes is None or (run["peak_memory_bytes"] or math.inf) <= self.memory_bytes)
-            and (self.gpus is None or grouping.ranks(run) <= self.gpus)
+            (self.accuracy is None or (accuracy or 0.0) >= self.accuracy)
+            and (self.memory_bytes is None or (memory_bytes or math.inf) <= self.memory_bytes)
+            and (self.gpus is None or grouping.ranks(runs[0]) <= self.gpus)
         )
 
-    def nearest(self, runs: Sequence[Run]) -> str:
-        """What runs that do not keep to the limits reach."""
+    def nearest(self, settings: Sequence[Sequence[Run]]) -> str:
+        """What settings that do not keep to the limits reach."""
         phrases = []
         if self.accuracy is not None:
-            highest = max((run["test_accuracy"] for run in runs if run["test_accuracy"] is not None), default=None)
-            phrases.append("no run has an accuracy" if highest is None else f"the highest accuracy is {highest:.2%}")
+            known = [accuracy for runs in settings if (accuracy := mean(runs, "test_accuracy")) is not None]
+            phrases.append(f"the highest accuracy is {max(known):.2%}" if known else "no run has an accuracy")
         if self.memory_bytes is not None:
-            least = min((run["peak_memory_bytes"] for run in runs if run["peak_memory_bytes"]), default=None)
+            least = min((peak for runs in settings if (peak := highest(runs, "peak_memory_bytes"))), default=None)
             phrases.append(f"the least memory is {in_bytes(least)}")
         if self.gpus is not None:
-            phrases.append(f"the fewest GPUs are {min(map(grouping.ranks, runs))}")
+            phrases.append(f"the fewest GPUs are {min(grouping.ranks(runs[0]) for runs in settings)}")
         return ", ".join(phrases)
 
 
@@ -77,7 +82,6 @@ class RankedSetting:
     cost: float
     gpus: int
     accuracy: float | None
-    test_samples: int
     loss: float | None
 
     @property
@@ -115,7 +119,7 @@ def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int 
     Raises:
         ValueError: nothing can be ranked, with the reason.
     """
-    with_figure, ranked = _selected(runs, goal, limits)
+    with_figure, ranked = _selected(runs, goal, limits, mix)
     ranked_works = _rankings(ranked, goal, mix)
     works = list(dict.fromkeys(ranking.work for ranking in ranked_works))
     printed = [f"{len(works)} different works, each ranked by itself:"] if len(works) > 1 else []
@@ -134,11 +138,11 @@ def rankings(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> list[
     Raises:
         ValueError: nothing can be ranked, with the reason.
     """
-    return _rankings(_selected(runs, goal, limits)[1], goal, mix)
+    return _rankings(_selected(runs, goal, limits, mix)[1], goal, mix)
 
 
-def _selected(runs: Sequence[Run], goal: str, limits: Limits) -> tuple[list[Run], list[Run]]:
-    """The runs that have the goal's figure, and those of them within the limits."""
+def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tuple[list[Run], list[Run]]:
+    """The runs that have the goal's figure, and those of them whose settings are within the limits."""
     ok = [run for run in runs if run["status"] == "ok"]
     if not ok:
         raise ValueError(f"none of {len(runs)} runs ended ok")
@@ -147,10 +151,12 @@ def _selected(runs: Sequence[Run], goal: str, limits: Limits) -> tuple[list[Run]
     if not with_figure:
         why = "; energy is measured on GPUs with NVML, not on CPU ranks" if goal == "energy" else ""
         raise ValueError(f"none of {len(ok)} runs has {column}{why}")
-    within = [run for run in with_figure if limits.keeps(run)]
+    keys = ["kind", *grouping.settings(with_figure), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
+    settings = list(grouping.group(with_figure, keys).values())
+    within = {run.folder for setting in settings if limits.keep(setting) for run in setting}
     if not within:
-        raise ValueError(f"none of {len(with_figure)} runs keeps to the limits ({limits.nearest(with_figure)})")
-    return with_figure, within
+        raise ValueError(f"none of {len(with_figure)} runs keeps to the limits ({limits.nearest(settings)})")
+    return with_figure, [run for run in with_figure if run.folder in within]
 
 
 def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequence[Run]) -> list[str]:
@@ -166,13 +172,14 @@ def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequenc
 
 def _rankings(runs: Sequence[Run], goal: str, mix: bool) -> list[Ranking]:
     works = grouping.group(runs, same_work.work_keys(runs, mix))
+    better = Better.of(runs, GOALS[goal].column)
     ranked = []
     for work, of_work in works.items():
         title = _title(work, list(works)) if len(works) > 1 else ""
         amounts = same_work.by_amount(of_work)
         for (rows, pairs), group in amounts.items():
             amount = f"{'preference pairs' if pairs else 'runs'} of {'all' if rows is None else rows} rows"
-            ranked.append(_ranking(group, goal, title, amount if len(amounts) > 1 else "", mix))
+            ranked.append(_ranking(group, goal, title, amount if len(amounts) > 1 else "", better, mix))
     return ranked
 
 
@@ -184,14 +191,17 @@ def _title(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
     return f"{clean(kind)} {grouping.label(work, grouping.telling(of_kind, order))}".rstrip()
 
 
-def _ranking(runs: list[Run], goal: str, work: str, amount: str, mix: bool) -> Ranking:
+def _ranking(runs: list[Run], goal: str, work: str, amount: str, better: Better, mix: bool) -> Ranking:
     names = [*grouping.settings(runs), *([] if mix else grouping.CORES)]
     setting_columns = [name for name in names if any(name in run.columns for run in runs)]
     settings = [_setting(cell, group, goal) for cell, group in grouping.group(runs, setting_columns).items()]
     settings.sort(key=lambda setting: setting.cost)
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)
-    on_front = front(settings, BETTER)
-    best, *others = on_front
+    best = settings[0]
+    quantities = [lambda a, b: better.cheaper(a.runs, b.runs), lambda a, b: a.gpus < b.gpus]
+    quantities.append(lambda a, b: better.more_accurate(a.runs, b.runs))
+    others = [setting for setting in front(settings, quantities) if setting is not best]
+    on_front = [best, *others]
     headings, rows = _table(settings, on_front, keys, goal)
     return Ranking(
         goal,
@@ -200,7 +210,7 @@ def _ranking(runs: list[Run], goal: str, work: str, amount: str, mix: bool) -> R
         label=grouping.label(best.cell, keys) or "the only setting",
         figures=_figures(best, goal),
         marks=best.marks,
-        others=[_other(other, best, keys, goal) for other in others],
+        others=_others(others, best, keys, goal, better),
         headings=headings,
         rows=rows,
         runs=runs,
@@ -208,49 +218,47 @@ def _ranking(runs: list[Run], goal: str, work: str, amount: str, mix: bool) -> R
 
 
 def _setting(cell: grouping.Cell, runs: list[Run], goal: str) -> RankedSetting:
-    costs, accuracies, losses = (
-        [run[column] for run in runs] for column in (GOALS[goal].column, "test_accuracy", "loss_last_tenth")
-    )
+    cost = cost_of(runs, GOALS[goal].column)
+    assert cost is not None  # runs without the figure were left out
     return RankedSetting(
         cell,
         runs,
-        max(costs) if goal == "memory" else sum(costs) / len(costs),
+        cost,
         grouping.ranks(runs[0]),
-        None if None in accuracies else sum(accuracies) / len(accuracies),
-        sum(run["test_samples"] or 0 for run in runs),
-        None if None in losses else sum(losses) / len(losses),
+        mean(runs, "test_accuracy"),
+        mean(runs, "loss_last_tenth"),
     )
 
 
-def more_accurate(a: RankedSetting, b: RankedSetting) -> bool:
-    """Whether `a` is more accurate by more than chance explains on a test set of this size, or has less loss by more
-    than 1 %."""
-    if a.accuracy is not None and b.accuracy is not None:
-        return a.accuracy > b.accuracy and shares_differ(a.accuracy, a.test_samples, b.accuracy, b.test_samples)
-    return a.loss is not None and b.loss is not None and a.loss < b.loss * (1 - LOSS_APART)
+def _others(
+    others: Sequence[RankedSetting], best: RankedSetting, keys: Sequence[str], goal: str, better: Better
+) -> list[str]:
+    """The other settings of the front: those that save or gain something over the best, and those equal to it."""
+    sentences, equal = [], []
+    for other in others:
+        figures = f"{grouping.label(other.cell, keys)}: {_with_marks(_figures(other, goal), other.marks)}"
+        if advantage := _advantage(other, best, better):
+            times = GOALS[goal].times.format(other.cost / best.cost)
+            sentences.append(f"{advantage[:1].upper()}{advantage[1:]}, {times} ({figures}).")
+        else:
+            equal.append(figures)
+    rest = f"; and {len(equal) - MOST_EQUAL} more" if len(equal) > MOST_EQUAL else ""
+    return [*sentences, *([f"Equally good: {'; '.join(equal[:MOST_EQUAL])}{rest}."] if equal else [])]
 
 
-BETTER = (lambda a, b: a.cost < b.cost, lambda a, b: a.gpus < b.gpus, more_accurate)
-
-
-def _other(other: RankedSetting, best: RankedSetting, keys: Sequence[str], goal: str) -> str:
-    """Another setting of the front: what it saves or gains over the best, and what that costs."""
+def _advantage(other: RankedSetting, best: RankedSetting, better: Better) -> str:
+    """What another setting of the front saves or gains over the best."""
     advantages = []
     if other.gpus < best.gpus:
         unit = "CPU ranks" if best.runs[0]["cpu_ranks"] else "GPUs"
         half = other.gpus * 2 == best.gpus
         advantages.append(f"with half the {unit}" if half else f"with {other.gpus} instead of {best.gpus} {unit}")
-    if more_accurate(other, best):
+    if better.more_accurate(other.runs, best.runs):
         if other.accuracy is not None and best.accuracy is not None:
             advantages.append(f"for {100 * (other.accuracy - best.accuracy):.1f} points more accuracy")
         else:
             advantages.append(f"for a loss of {other.loss:.3f} instead of {best.loss:.3f}")
-    figures = f"{grouping.label(other.cell, keys)}: {_with_marks(_figures(other, goal), other.marks)}"
-    if not advantages:
-        return f"Equally good: {figures}."
-    advantage = " and ".join(advantages)
-    times = GOALS[goal].times.format(other.cost / best.cost)
-    return f"{advantage[:1].upper()}{advantage[1:]}, {times} ({figures})."
+    return " and ".join(advantages)
 
 
 def _figures(setting: RankedSetting, goal: str) -> str:

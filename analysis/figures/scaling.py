@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import altair as alt
 
 from analysis import formatting
+from analysis.commands.better import Better
 from analysis.figures import captions
 from analysis.figures.chart_data import Row
 from analysis.figures.setting_groups import (
@@ -23,7 +25,7 @@ from analysis.figures.setting_groups import (
 from analysis.figures.vega import SHAPES, Figure, Spec, calculated, cycled, layered, numbered, only
 from analysis.runs import grouping, same_work
 from analysis.runs.load import Run
-from analysis.stats.trade_off import front, shares_differ
+from analysis.stats.trade_off import front
 from multicard.measure import formulas
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.text_table import in_bytes
@@ -102,12 +104,15 @@ def _over_ranks(rows: Sequence[Row], labels: Sequence[str], column: str, title: 
     return layered(layers, calculated(shown=f"datum.{column} / {divisor}"), WIDTH, HEIGHT)
 
 
+Point = tuple[Row, list[Run]]  # a setting's row, and its runs
+
+
 @dataclass(frozen=True)
 class Quantity:
-    """What stands against time: its column, and whether the first of two rows is better in it."""
+    """What stands against time: its column, and whether the first of two settings is better in it."""
 
     column: str
-    better: Callable[[Row, Row], bool]
+    better: Callable[[Better, Point, Point], bool]
 
     def of(self, runs: Sequence[Run]) -> float:
         """The mean over runs; of memory the highest."""
@@ -119,20 +124,15 @@ class Quantity:
         return in_bytes(value) if self.column.endswith("_bytes") else f"{value:.2%}"
 
 
-def _more_accurate(a: Row, b: Row) -> bool:
-    above = a["test_accuracy"] > b["test_accuracy"]
-    return above and shares_differ(a["test_accuracy"], a["samples"], b["test_accuracy"], b["samples"])
-
-
 QUANTITIES = (
-    Quantity("test_accuracy", _more_accurate),
-    Quantity("peak_memory_bytes", lambda a, b: a["peak_memory_bytes"] < b["peak_memory_bytes"]),
+    Quantity("test_accuracy", lambda better, a, b: better.more_accurate(a[1], b[1])),
+    Quantity("peak_memory_bytes", lambda _, a, b: a[0]["peak_memory_bytes"] < b[0]["peak_memory_bytes"]),
 )
 
 
 def trade_off(runs: Sequence[Run]) -> list[Figure]:
     """Time against accuracy, and against memory, of settings that did the same work, each with its front: the settings
-    that no other beats in both. Accuracies that the test set cannot tell apart are equal, as in `best`."""
+    that no other beats in both. Times and accuracies that the runs do not tell apart are equal, as in `best`."""
     figures = []
     ok = [run for run in runs if run["status"] == "ok" and run["total_s"] is not None]
     for kind in dict.fromkeys(run["kind"] for run in ok):
@@ -146,14 +146,15 @@ def trade_off(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _draw_trade_off(group: SettingGroup, name: str) -> Figure | None:
-    channels = _channels(group)
+    channels, better = _channels(group), Better.of(group.runs, "total_s")
     rows, charts, notes, titles = [], [], [], []
     for quantity in QUANTITIES:
-        points = [row for setting in group.settings if (row := _point(setting, quantity, channels)) is not None]
-        if len(points) < 2:
+        measured = [point for setting in group.settings if (point := _point(setting, quantity, channels)) is not None]
+        if len(measured) < 2:
             continue
-        points.sort(key=lambda row: (row["total_s"], row[SETTING]))
-        best = front(points, [lambda a, b: a["total_s"] < b["total_s"], quantity.better])
+        measured.sort(key=lambda point: (point[0]["total_s"], point[0][SETTING]))
+        best = [row for row, _ in front(measured, [partial(_faster, better), partial(quantity.better, better)])]
+        points = [row for row, _ in measured]
         for row in points:
             row["front"] = best.index(row) + 1 if row in best else None
         rows += points
@@ -175,6 +176,10 @@ def _draw_trade_off(group: SettingGroup, name: str) -> Figure | None:
     return around(name, {"hconcat": charts}, rows, title, group, notes)
 
 
+def _faster(better: Better, a: Point, b: Point) -> bool:
+    return better.cheaper(a[1], b[1])
+
+
 def _channels(group: SettingGroup) -> dict[str, str]:
     """Channel to the column it shows: the first columns with few enough values; filled or hollow shows two."""
     few = [key for key in group.by if 2 <= len(_order(group, key)) <= MOST_SERIES]
@@ -188,19 +193,19 @@ def _order(group: SettingGroup, name: str) -> list[str]:
     return [grouping.typed(value) for value in captions.ordered(values)]
 
 
-def _point(setting: Setting, quantity: Quantity, channels: dict[str, str]) -> Row | None:
+def _point(setting: Setting, quantity: Quantity, channels: dict[str, str]) -> Point | None:
     runs = [run for run in setting.runs if run[quantity.column] is not None]
     if not runs:
         return None
-    return {
+    row = {
         "against": quantity.column,
         SETTING: setting.label,
         **{channel: grouping.typed(runs[0][name]) for channel, name in channels.items()},
         "total_s": sum(run["total_s"] for run in runs) / len(runs),
         quantity.column: quantity.of(runs),
-        "samples": sum(run["test_samples"] or 0 for run in runs),
         "n": len(runs),
     }
+    return row, runs
 
 
 def _scatter(rows: Sequence[Row], quantity: Quantity, channels: dict[str, str], group: SettingGroup) -> Spec:

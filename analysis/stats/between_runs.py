@@ -22,6 +22,7 @@ import numpy as np
 
 from analysis.runs import grouping
 from analysis.runs.load import Run
+from analysis.stats.intervals import NORMAL, student_quantile
 from analysis.stats.series import Term, combined, mean_variance
 
 CONFIDENCE = 0.95
@@ -123,7 +124,7 @@ class Ratio:
     def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
         if self.error is None:
             return None
-        half = _student(confidence, self.degrees) * self.error
+        half = student_quantile(confidence, self.degrees) * self.error
         return self.ratio * math.exp(-half), self.ratio * math.exp(half)
 
     def verdict(self, margin: float = MARGIN, confidence: float = CONFIDENCE) -> str:
@@ -197,6 +198,23 @@ def ratio(
     return Ratio(estimate, math.sqrt(total.variance), total.degrees, True, runs, total.variance * runs)
 
 
+def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spread]) -> Ratio:
+    """The mean of B's runs / the mean of A's, of one figure a run.
+
+    Where nothing was repeated, runs are taken to differ by PRIOR_SD exactly.
+
+    Raises:
+        ValueError: a mean that is not above 0.
+    """
+    means = [math.fsum(side) / len(side) for side in (a, b)]
+    if min(means) <= 0:
+        raise ValueError("nothing to compare with: it is 0")
+    between, runs = _between(spreads, len(a), len(b)), min(len(a), len(b))
+    total = Term(PRIOR_SD**2 * (1 / len(a) + 1 / len(b)), math.inf) if between is None else combined(between)
+    error, known = math.sqrt(total.variance), between is not None
+    return Ratio(means[1] / means[0], error, total.degrees, known, runs, total.variance * runs)
+
+
 def _between(spreads: tuple[Spread, Spread], count_a: int, count_b: int) -> list[Term] | None:
     """The variance of the logarithm of the ratio from run to run; None where nothing was repeated on a machine."""
     if not all(spread.degrees for spread in spreads):
@@ -229,14 +247,8 @@ def _within(a: Sequence[np.ndarray], b: Sequence[np.ndarray], paired: bool, inde
     return combined([Term(part.variance * w**2, part.degrees) for part, w in zip(known, weights, strict=True)])
 
 
-def _student(confidence: float, degrees: float) -> float:
-    from scipy.special import stdtrit  # a third of a second, which most commands do without
-
-    return float(stdtrit(degrees, 0.5 + confidence / 2))
-
-
 def _noncentral(confidence: float, degrees: float) -> float:
     """The noncentrality with which Student's t exceeds its quantile with a probability of POWER."""
     from scipy.special import nctdtrinc
 
-    return float(nctdtrinc(degrees, 1 - POWER, _student(confidence, degrees)))
+    return float(nctdtrinc(min(degrees, NORMAL), 1 - POWER, student_quantile(confidence, degrees)))

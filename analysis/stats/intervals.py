@@ -7,11 +7,14 @@ of them together cover at 95 %. Of 20 separate 95 % intervals, one would be expe
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
 from analysis.stats import bootstrap
 from analysis.stats.bootstrap import CONFIDENCE
+
+NORMAL = 1e6  # degrees of freedom from which on Student's t is the normal distribution
 
 
 @dataclass(frozen=True)
@@ -44,17 +47,18 @@ def normal_quantile(confidence: float) -> float:
     return float(ndtri(0.5 + confidence / 2))
 
 
-def student_quantile(confidence: float, degrees: int) -> float:
-    """The two-sided quantile of Student's t: 3.18 at 95 % and 3 degrees of freedom.
+@cache
+def student_quantile(confidence: float, degrees: float) -> float:
+    """The two-sided quantile of Student's t: 3.18 at 95 % and 3 degrees of freedom; the normal one at infinitely many.
 
     Raises:
         ValueError: fewer than 1 degree of freedom.
     """
-    from scipy.special import stdtrit
+    from scipy.special import stdtrit  # a third of a second, which most commands do without
 
     if degrees < 1:
         raise ValueError("a spread needs at least two values")
-    return float(stdtrit(degrees, 0.5 + confidence / 2))
+    return float(stdtrit(min(degrees, NORMAL), 0.5 + confidence / 2))
 
 
 def wilson(right: int, count: int, confidence: float) -> Interval:

@@ -35,7 +35,8 @@ def combined(terms: Sequence[Term]) -> Term:
     total = math.fsum(term.variance for term in terms)
     if not total:
         return Term(0.0, min(term.degrees for term in terms))
-    return Term(total, total**2 / math.fsum(term.variance**2 / term.degrees for term in terms))
+    uncertain = math.fsum(term.variance**2 / term.degrees for term in terms)  # nothing, of infinite degrees
+    return Term(total, total**2 / uncertain if uncertain else math.inf)
 
 
 def mean_variance(samples: np.ndarray, independent: bool = False) -> Term | None:
