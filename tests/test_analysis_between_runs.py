@@ -171,6 +171,10 @@ def test_the_pages_table_of_repetitions_is_right(runs: int, table: float):
     assert between_runs.ratio(steps, steps, (spread, spread)).least_difference() == pytest.approx(table, abs=5e-4)
 
 
+def by_step(*sweeps: Sequence[load.Run]) -> between_runs.Machines:
+    return between_runs.by_machine(between_runs.repeated(*sweeps), between_runs.log_of("step_s"))
+
+
 def test_spreads_are_of_a_machine_and_a_kind_of_run(tmp_path: Path):
     for index, (kind, hardware, factor) in enumerate(
         [("vision", "H200", 1.0), ("vision", "H200", 1.1), ("vision", "A100", 2.0), ("llm", "H200", 1.0)]
@@ -182,14 +186,14 @@ def test_spreads_are_of_a_machine_and_a_kind_of_run(tmp_path: Path):
     failed["step_s"]["mean"] = 9.0
     records.write(tmp_path / "failed", failed)
     runs = load.read([tmp_path]).runs
-    machines = between_runs.by_machine([runs], "step_s")
+    machines = by_step(runs)
     by_run = {(run["kind"], run["hardware"]): machines.of(run) for run in runs}
     assert {key: spread.degrees for key, spread in by_run.items()} == {
         ("vision", "H200"): 1,
         ("vision", "A100"): 0,
         ("llm", "H200"): 0,
     }
-    halves = between_runs.by_machine([runs[:1], runs[1:]], "step_s")  # of two sweeps that may differ
+    halves = by_step(runs[:1], runs[1:])  # of two sweeps that may differ
     assert all(halves.of(run).degrees == 0 for run in runs)
     assert by_run["vision", "H200"].variance == pytest.approx((PRIOR_SD**2 + math.log(1.1) ** 2 / 2) / 2)
 

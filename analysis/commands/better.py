@@ -40,8 +40,10 @@ class Better:
     @classmethod
     def of(cls, runs: Sequence[Run], column: str) -> "Better":
         exact = column == MEMORY and not any(run["cpu_ranks"] for run in runs)  # what torch's allocator counted
-        costs = None if exact else between_runs.by_machine([runs], column)
-        return cls(column, costs, between_runs.by_machine([runs], "test_accuracy", float, shares.PRIOR_SD))
+        settings = between_runs.repeated(runs)
+        costs = None if exact else between_runs.by_machine(settings, between_runs.log_of(column))
+        accuracies = between_runs.by_machine(settings, lambda run: run["test_accuracy"], shares.PRIOR_SD)
+        return cls(column, costs, accuracies)
 
     def cheaper(self, a: Sequence[Run], b: Sequence[Run]) -> bool:
         """Whether a setting with the repetitions `a` costs less than one with `b`, by more than runs differ."""

@@ -178,7 +178,10 @@ class Judge:
 
     def __init__(self, sweeps: Sequence[Sequence[Run]], mix: bool, margin: float) -> None:
         self.mix, self.margin = mix, margin
-        self.by_step, self.by_epoch = (between_runs.by_machine(sweeps, column) for column in ("step_s", "train_s"))
+        settings = between_runs.repeated(*sweeps)
+        self.by_step, self.by_epoch = (
+            between_runs.by_machine(settings, between_runs.log_of(column)) for column in ("step_s", "train_s")
+        )
 
     def cell(self, cell: Cell, a: list[Run], b: list[Run], sides: tuple[str, str]) -> Compared:
         ok_a, ok_b = ok_runs(a), ok_runs(b)

@@ -70,7 +70,7 @@ def pooled(settings: Iterable[Sequence[tuple[float, float]]], prior_sd: float = 
 
 @dataclass(frozen=True)
 class Machines:
-    """The spread of a column by the kind of run and the machine."""
+    """The spread of a figure by the kind of run and the machine."""
 
     spreads: Mapping[tuple[str, str | None], Spread]
     prior_sd: float
@@ -79,24 +79,46 @@ class Machines:
         return self.spreads.get((run["kind"], run["hardware"]), Spread(self.prior_sd**2))
 
 
-def by_machine(
-    sweeps: Iterable[Sequence[Run]], column: str, scale: Callable[[float], float] = math.log, prior_sd: float = PRIOR_SD
-) -> Machines:
-    """How the runs that ended ok differ in a column.
+def repeated(*sweeps: Sequence[Run]) -> list[list[Run]]:
+    """The settings that were measured more than once, by their runs that ended ok.
 
     Args:
         sweeps: runs of one setting are repetitions within one of them; whether two of them differ is what is asked.
-        scale: of the value; the logarithm, for relative differences.
+    """
+    settings = (
+        setting for runs in sweeps for setting in grouping.by_setting([r for r in runs if r["status"] == "ok"]).values()
+    )
+    return [setting for setting in settings if len(setting) > 1]
+
+
+def by_machine(
+    settings: Iterable[Sequence[Run]], figure: Callable[[Run], float | None], prior_sd: float = PRIOR_SD
+) -> Machines:
+    """How the runs of `repeated` settings differ in a figure.
+
+    Args:
+        figure: of a run, on a scale on which differences count: the logarithm for relative ones (`log_of`). None, or a
+            ValueError, where it has none.
         prior_sd: before any run was repeated, on that scale.
     """
-    repeated: dict[tuple[str, str | None], list[list[tuple[float, float]]]] = {}
-    for runs in sweeps:
-        ok = [run for run in runs if run["status"] == "ok" and (run[column] or 0) > 0]
-        for setting in grouping.by_setting(ok).values():
-            if len(setting) > 1:
-                measured = [(scale(run[column]), _step_variance(run)) for run in setting]
-                repeated.setdefault((setting[0]["kind"], setting[0]["hardware"]), []).append(measured)
-    return Machines({machine: pooled(settings, prior_sd) for machine, settings in repeated.items()}, prior_sd)
+    measured: dict[tuple[str, str | None], list[list[tuple[float, float]]]] = {}
+    for setting in settings:
+        values = [(value, _step_variance(run)) for run in setting if (value := _known(figure, run)) is not None]
+        if len(values) > 1:
+            measured.setdefault((setting[0]["kind"], setting[0]["hardware"]), []).append(values)
+    return Machines({machine: pooled(values, prior_sd) for machine, values in measured.items()}, prior_sd)
+
+
+def log_of(column: str) -> Callable[[Run], float | None]:
+    """The logarithm of a column, if it is above 0."""
+    return lambda run: math.log(run[column]) if (run[column] or 0) > 0 else None
+
+
+def _known(figure: Callable[[Run], float | None], run: Run) -> float | None:
+    try:
+        return figure(run)
+    except ValueError:
+        return None
 
 
 def _step_variance(run: Run) -> float:
@@ -182,7 +204,7 @@ def ratio(
         raise ValueError("samples that took no time")
     estimate = float(np.mean(means[1]) / np.mean(means[0]))
     runs = min(len(a), len(b))
-    between = _between(spreads, len(a), len(b))
+    between = variance_between(spreads, len(a), len(b))
     if between is None:  # nothing was repeated
         within = _within(a, b, paired, independent)
         run_variance = 2 * PRIOR_SD**2 + (0.0 if within is None else within.variance * runs)
@@ -203,20 +225,24 @@ def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spr
 
     Where nothing was repeated, runs are taken to differ by PRIOR_SD exactly.
 
+    Args:
+        spreads: of the logarithm of the figure, on A's machine and on B's.
+
     Raises:
         ValueError: a mean that is not above 0.
     """
     means = [math.fsum(side) / len(side) for side in (a, b)]
     if min(means) <= 0:
         raise ValueError("nothing to compare with: it is 0")
-    between, runs = _between(spreads, len(a), len(b)), min(len(a), len(b))
+    between, runs = variance_between(spreads, len(a), len(b)), min(len(a), len(b))
     total = Term(PRIOR_SD**2 * (1 / len(a) + 1 / len(b)), math.inf) if between is None else combined(between)
     error, known = math.sqrt(total.variance), between is not None
     return Ratio(means[1] / means[0], error, total.degrees, known, runs, total.variance * runs)
 
 
-def _between(spreads: tuple[Spread, Spread], count_a: int, count_b: int) -> list[Term] | None:
-    """The variance of the logarithm of the ratio from run to run; None where nothing was repeated on a machine."""
+def variance_between(spreads: tuple[Spread, Spread], count_a: int, count_b: int) -> list[Term] | None:
+    """The variance of the difference of two means (of logarithms: of a ratio), each over so many runs, from run to run;
+    None where nothing was repeated on a machine."""
     if not all(spread.degrees for spread in spreads):
         return None
     a, b = (spread.term for spread in spreads)
