@@ -10,9 +10,9 @@ import pytest
 from analysis.__main__ import main
 from analysis.claims import CLAIMS, Verdict, judge, named, render
 from analysis.papers import experiments
-from analysis.runs import load, steps
+from analysis.runs import load
 from tests import records
-from tests.claim_worlds import CASES, ending, iterations, run, waves, write
+from tests.claim_worlds import CASES, ending, iterations, run, waves, write, write_repeated
 
 STATES = {"holds": "holds", "fails": "does not hold", "undecided": "undecided"}
 
@@ -61,10 +61,10 @@ def test_a_figure_is_the_ratio_of_its_cells_and_intervals_widen_with_their_numbe
     assert (verdict.asked, verdict.n, verdict.marks, verdict.of_gpus) == (4, 8, "", True)
     assert [figure.where for figure in verdict.figures] == [f"gpus={gpus}" for gpus in (1, 2, 3, 4)]
     for figure in verdict.figures:
-        assert (figure.unit, figure.over, figure.basis, figure.runs) == ("% faster", 110.0, "epochs", 2)
+        assert (figure.unit, figure.over, figure.basis, figure.runs) == ("% faster", 110.0, "1 run", 2)
         assert figure.estimate == pytest.approx(150.0) and figure.confidence == pytest.approx(1 - 0.05 / 4)
         assert figure.text == f"faster by 150.0 % ({figure.low:.1f} to {figure.high:.1f})"
-    alone = [run for run in load.read([tmp_path]).runs if run["gpus"] == 1]
+    alone = [run for run in load.read([tmp_path]).runs if run["gpus"] == 1]  # those that were repeated are of one too
     (single,) = judge(alone, claims=named(["fp16-over-fp64"]))
     assert single.figures[0].confidence == pytest.approx(0.95) and single.verdict == "holds"
     assert single.asked == 4 and single.why == "1 of 4 comparisons"
@@ -120,39 +120,59 @@ def test_a_claim_of_two_parts_needs_both(tmp_path: Path):
 
 def test_memory_of_cpu_ranks_is_not_exact(tmp_path: Path):
     case = CASES["lora-memory"]
-    write(tmp_path, "peak_memory", lambda cell: case.world(cell, case.holds), device="cpu")
-    (verdict,) = judged(tmp_path, "lora-memory")
-    assert verdict.verdict == "undecided" and "no interval of 1 run; repeat with seed=0,1,2" in verdict.why
-    assert verdict.figures[0].text == "1.50 x" and verdict.figures[0].low is None
+    for device, seeds in (("cpu", 0), ("cpu", 10), ("cuda", 0)):
+        folder = tmp_path / f"{device}{seeds}"
+        write(folder, "peak_memory", lambda cell: case.world(cell, case.holds), seeds, device=device)
+    alone, repeated, exact = (judged(tmp_path / name, "lora-memory")[0] for name in ("cpu0", "cpu10", "cuda0"))
+    assert alone.verdict == "undecided" and "without repetitions; repeat with seed=0,1,2" in alone.why
+    assert alone.figures[0].text == "1.50 x" and alone.figures[0].low is None
+    assert repeated.verdict == exact.verdict == "holds" and repeated.figures[0].low < 1.5 == exact.figures[0].low
 
 
-def test_seeds_count_and_many_need_no_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("name", ["fp16-over-fp64", "gpus-accuracy", "pinned-tuning", "pinned-copies", "loss-alike"])
+def test_single_runs_of_a_machine_without_repetitions_are_undecided(name: str, tmp_path: Path):
+    (claim,), case = named([name]), CASES[name]
+    write(tmp_path, claim.experiment, lambda cell: case.world(cell, case.holds), seeds=0)
+    (verdict,) = judged(tmp_path, name)
+    assert verdict.verdict == "undecided" and "repeat with seed=0,1,2" in verdict.why
+    assert all(figure.low is None and figure.estimate is not None for figure in verdict.figures)
+
+
+def test_seeds_are_averaged_and_narrow_the_interval(tmp_path: Path):
     world = CASES["pinned-tuning"].world
     for seed in range(8):
-        write(tmp_path / str(seed), "table5", lambda cell: world(cell, 1.0 + 0.001 * seed), seed=seed)  # noqa: B023
+        write(tmp_path / str(seed), "table5", lambda cell: world(cell, 1.0 + 0.001 * seed), 0, seed=seed)  # noqa: B023
     runs = load.read([tmp_path]).runs
     (few,) = judge([run for run in runs if run["seed"] < 3], claims=named(["pinned-tuning"]))
-    assert few.verdict == "holds" and few.n == 24 and few.figures[0].basis == "steps"
-    monkeypatch.setattr(steps, "measured_s", lambda run: pytest.fail("read the steps of a run"))
     (many,) = judge(runs, claims=named(["pinned-tuning"]))
-    assert many.verdict == "holds" and many.n == 64 and many.figures[0].basis == "8 runs"
+    assert few.verdict == many.verdict == "holds" and (few.n, many.n) == (24, 64)
+    assert (few.figures[0].basis, many.figures[0].basis) == ("3 runs", "8 runs")
+    assert few.figures[0].low < many.figures[0].low < 1.0
 
 
-def test_steps_stand_for_the_time_where_epochs_are_few(tmp_path: Path):
-    for precision, step_s, count in (("fp64", 0.2, 101), ("fp16", 0.1, 51)):
-        record = records.vision(precision=precision, dataset="mnist")
-        record["step_s"] |= {"count": count - 1, "warmup_count": 1}
-        records.write(tmp_path / precision, record, records.steps(step_s * waves(count)))
+def test_time_has_the_evaluations_however_few_epochs_there_are(tmp_path: Path):
+    """Training takes a tenth, the evaluation as long as before: 100 s of training and 10 s, and 10 s and 10 s."""
+    write_repeated(tmp_path, "table2")
+    for precision, trained_s in (("fp64", 100.0), ("fp16", 10.0)):
+        record = records.vision(precision=precision, dataset="mnist", epochs=2, total_s=trained_s + 10.0)
+        records.write(tmp_path / precision, record, records.steps(trained_s / 100 * waves(101)))
     (verdict,) = judged(tmp_path, "fp16-over-fp64")
-    assert verdict.figures[0].basis == "steps"
-    assert verdict.figures[0].estimate == pytest.approx(100 * (0.2 * 101 / (0.1 * 51) - 1))  # of all steps, not of one
-    (tmp_path / "fp64" / "steps.parquet").unlink()
-    (verdict,) = judged(tmp_path, "fp16-over-fp64")
-    assert verdict.verdict == "not measured" and "no steps can be read" in verdict.why and verdict.command is not None
+    assert verdict.figures[0].estimate == pytest.approx(100 * (110 / 20 - 1))
+
+
+def test_a_run_shorter_than_the_warm_up_is_said(tmp_path: Path):
+    write(tmp_path, "table5", lambda _: {})
+    for path in tmp_path.glob("table5-[0-9]*/result.json"):
+        record = json.loads(path.read_text())
+        record["iteration_s"] |= {"mean": None, "count": 0}
+        path.write_text(json.dumps(record))
+    (verdict,) = judged(tmp_path, "pinned-tuning")
+    assert verdict.verdict == "not measured" and "no more steps than the warm-up leaves out" in verdict.why
 
 
 @pytest.mark.parametrize(("lost", "expected"), [(None, "does not hold"), (0.0, "not measured")])
 def test_a_loss_that_became_no_number_is_not_alike(lost: float | None, expected: str, tmp_path: Path):
+    write_repeated(tmp_path, "table2")
     for precision in ("fp64", "fp32", "fp16"):
         record, _ = run("vision", {"precision": precision, "dataset": "mnist", "gpus": 1}, {}, 0, {})
         if precision == "fp16":
@@ -181,7 +201,8 @@ def test_records_with_odd_epochs_or_steps_do_not_end_the_rest(tmp_path: Path):
         path.write_text(json.dumps(record))
     verdicts = judged(tmp_path, *(claim.name for claim in CLAIMS))
     assert {verdict.verdict for verdict in verdicts if verdict.claim.name == "precision-volume"} == {"does not hold"}
-    assert next(verdict for verdict in verdicts if verdict.claim.name == "fp16-over-fp64").verdict == "not measured"
+    of_name = {verdict.claim.name: verdict for verdict in verdicts}
+    assert of_name["loss-alike"].verdict == "not measured" and of_name["fp16-over-fp64"].verdict == "holds"
 
 
 EVIL = "[red]x[/red]\x1b[2J<script>alert(1)</script>|a|\n# b\u202e"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from analysis.stats import bootstrap, intervals
+from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 
 
@@ -94,57 +94,15 @@ def test_means_and_ratios_of_few_runs_have_students_interval():
     assert intervals.mean([7.0]).low is None
     with pytest.raises(ValueError, match="no value"):
         intervals.mean([])
-    apart = intervals.difference_of_means(values, [2.0, 2.0, 2.0], 0.95, "3 runs")
-    assert (apart.estimate, apart.high) == (pytest.approx(-0.9), pytest.approx(-0.9 + half, abs=1e-3))
     ratio = intervals.ratio_of_means(values, [2.2], 0.95, "1 and 3 runs", exact=True)
     assert ratio.estimate == pytest.approx(0.5)
     assert ratio.high == pytest.approx(0.5 * math.exp(half / 1.1), rel=1e-3)
 
 
-def test_ranks_that_scatter_alike_have_students_pooled_interval():
-    top, bottom = [5.0 * math.e**0.1, 5.0 * math.e**-0.1], [math.e**0.1, math.e**-0.1]
-    interval = intervals.ratio_of_geometric_means(top, bottom, 0.95, "2 ranks")
-    half = 4.3027 * math.sqrt(0.04 / 2 * (1 / 2 + 1 / 2))  # 4 squares of 0.1, by 2 degrees of freedom
-    assert interval.estimate == pytest.approx(5.0)
-    assert interval.low == pytest.approx(5.0 * math.exp(-half), rel=1e-4)
-    assert intervals.ratio_of_geometric_means([1.0], [2.0], 0.95, "1 rank").low is None
-    assert intervals.ratio_of_geometric_means([1.0], [2.0, 2.1], 0.95, "1 and 2 ranks").low is not None
-    with pytest.raises(ValueError, match="it is 0"):
-        intervals.ratio_of_geometric_means([1.0], [0.0], 0.95, "1 rank")
-
-
 def test_a_single_value_has_no_interval_unless_it_is_exact():
     assert intervals.mean([1.0], 0.95, "1 run").low is None
-    assert intervals.difference_of_means([1.0], [2.0, 2.1], 0.95, "1 and 2 runs").high is None
     assert intervals.ratio_of_means([4.0], [2.0], 0.95, "1 run") == Interval(2.0, None, None, "1 run")
     assert intervals.ratio_of_means([4.0], [2.0], 0.95, "exact", exact=True) == Interval(2.0, 2.0, 2.0, "exact")
     assert intervals.difference(Interval(2.0, None, None, "1 run"), Interval(1.0, 0.5, 1.5, "")).low is None
     with pytest.raises(ValueError, match="it is 0"):
         intervals.ratio_of_means([1.0], [0.0], 0.95, "exact", exact=True)
-
-
-def test_a_resampled_interval_is_the_bootstraps_and_stretched_beyond_95_percent():
-    random = np.random.default_rng(2)
-    a, b = random.normal(1.0, 0.1, 500), random.normal(2.0, 0.1, 500)
-    plain, at_95 = bootstrap.ratio([a], [b], block=1), intervals.resampled_ratio([b], [a], 0.95, "steps", block=1)
-    assert (at_95.estimate, at_95.low, at_95.high) == pytest.approx((plain.ratio, plain.low, plain.high))
-    wide = intervals.resampled_ratio([b], [a], 0.99, "steps", block=1)
-    assert at_95.low is not None and wide.low is not None and wide.estimate == at_95.estimate
-    stretched = math.log(wide.low / wide.estimate) / math.log(at_95.low / at_95.estimate)
-    assert stretched == pytest.approx(2.576 / 1.960, rel=0.005)
-    seeds = [random.normal(1.0, 0.01, 50) for _ in range(3)]
-    few, fewer = (intervals.resampled_ratio(seeds, seeds, confidence, "steps") for confidence in (0.95, 0.99))
-    assert few.low is not None and fewer.low is not None
-    assert math.log(fewer.low) / math.log(few.low) == pytest.approx(9.925 / 4.303, rel=0.01)
-    with pytest.raises(ValueError, match="took no time"):
-        intervals.resampled_ratio([np.zeros(20)], [a], 0.95, "steps")
-
-
-def test_intervals_of_several_cells_cover_together():
-    """Of 8 comparisons without a difference, all intervals have it, in 95 % of the cases or more."""
-    random, hits, trials = np.random.default_rng(5), 0, 50
-    for _ in range(trials):
-        pairs = random.normal(1.0, 0.1, (8, 2, 60))
-        interval = [intervals.resampled_ratio([a], [b], intervals.bonferroni(8), "steps", block=1) for a, b in pairs]
-        hits += all(covers(one, 1.0) for one in interval)
-    assert hits / trials >= 0.88  # each at 95 % would give 0.66

@@ -1,35 +1,33 @@
 """What a claim measures of two groups of runs, `top` and `bottom`: their ratio or difference, with its interval.
 
-- The time of a training is `total_s`. A single run has one such figure and so no spread, but its epochs have (each from
-  the end of one evaluation to the end of the next; not the first, with the warm-up). Where there are too few epochs,
-  its steps are taken, each multiplied by their number. Several runs (seeds) are resampled too. From MANY_RUNS on, the
-  scatter of the runs themselves is enough, and no steps are read.
-- An iteration is the mean step of a tuning run.
-- Counted bytes and the peak of torch's allocator are exact: the interval of single runs has no width. The resident
-  memory of CPU ranks is not exact: several runs are needed.
-- Figures of a profile are sums over its steps. Each rank of each run is a sample, so a single rank has no interval.
-  Ranks are taken to scatter by the same share on both sides, since there are few of them.
+Each run gives one figure: its time, its mean step, its accuracy, the mean over its ranks. The interval holds how runs
+of one setting differ on that machine, from all settings that were measured more than once
+(`analysis.stats.between_runs`). Where none was, there is no interval: neither the epochs and steps of a run, nor its
+ranks, nor its answers show how another run of the same setting would have gone.
+
+Counted bytes and the peak of torch's allocator are exact: the interval of single runs has no width. The resident memory
+of CPU ranks is not exact.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
-
-import numpy as np
 
 from analysis.claims.readings import Readings
 from analysis.runs import grouping
 from analysis.runs.load import Run
-from analysis.stats import bootstrap, intervals
+from analysis.stats import between_runs, intervals, shares
+from analysis.stats.between_runs import Spread
 from analysis.stats.intervals import Interval
+from analysis.stats.series import combined
 from multicard.profiling.names import COPIES
 from multicard.profiling.profile_data import Profile, RankProfile
-from multicard.records.text_table import clean
 
-MANY_RUNS = 8
+PRIOR_SHARE_SD = 0.02  # of a share of the time in CUDA calls, before any run was repeated
+WITHOUT = {"step_s": "a run has no more steps than the warm-up leaves out"}
 T = TypeVar("T")
-RankSeconds = Callable[[Profile, RankProfile], float]
+Figure = Callable[[Run], float]
 
 
 @dataclass(frozen=True)
@@ -45,87 +43,85 @@ class Sides:
         """A figure of every run, by side."""
         return [figure(run) for run in self.top], [figure(run) for run in self.bottom]
 
-    @property
-    def fewest(self) -> int:
-        """Runs of the smaller side."""
-        return min(len(self.top), len(self.bottom))
+    def spreads(
+        self, figure: "Figure", scale: Callable[[float], float | None], prior_sd: float
+    ) -> tuple[Spread, Spread]:
+        """How runs differ in a figure, on a scale: on the machine of the bottom, and of the top."""
+        machines = self.readings.machines(figure, scale, prior_sd)
+        return machines.of(self.bottom[0]), machines.of(self.top[0])
 
     @property
     def basis(self) -> str:
-        return _counted(len(self.top), len(self.bottom), "run")
+        """ "2 and 3 runs"."""
+        counts = {len(self.top), len(self.bottom)} - {0}
+        return f"{' and '.join(map(str, sorted(counts)))} run{'s' * (max(counts) > 1)}"
 
 
-def _counted(top: int, bottom: int, noun: str) -> str:
-    return f"{' and '.join(map(str, sorted({top, bottom})))} {noun}{'s' * (max(top, bottom) > 1)}"
-
-
-def _column(name: str) -> Callable[[Run], float]:
+def _column(name: str) -> Figure:
     def figure(run: Run) -> float:
         if run[name] is None:
-            raise ValueError(f"a record has no {name}")
+            raise ValueError(WITHOUT.get(name, f"a record has no {name}"))
         return run[name]
 
     return figure
 
 
+def _ratio(sides: Sides, figure: Figure) -> Interval:
+    """The ratio of mean figures, with how runs differ."""
+    top, bottom = sides.each(figure)
+    return _with_spread(sides, top, bottom, figure)
+
+
+def _with_spread(sides: Sides, top: Sequence[float], bottom: Sequence[float], figure: Figure) -> Interval:
+    one = between_runs.of_values(bottom, top, sides.spreads(figure, _log, between_runs.PRIOR_SD))
+    low, high = one.bounds(sides.confidence) or (None, None)
+    return Interval(one.ratio, *((low, high) if one.repeated else (None, None)), sides.basis)
+
+
+def _log(value: float) -> float | None:
+    return math.log(value) if 0 < value < math.inf else None
+
+
 # ---- time
 
 
+TIME, STEP = _column("total_s"), _column("step_s")
+
+
 def time(sides: Sides) -> Interval:
-    return _time(sides, with_pauses=True)
+    """The time of the whole training, with its evaluations."""
+    return _ratio(sides, TIME)
 
 
 def time_without_pauses(sides: Sides) -> Interval:
     """The time of an epoch less the time to its first batch, during which all ranks stand still."""
-    return _time(sides, with_pauses=False)
-
-
-def _time(sides: Sides, with_pauses: bool) -> Interval:
-    if with_pauses and sides.fewest >= MANY_RUNS:
-        return _ratio(sides, _column("total_s"), exact=False)
-    top, bottom = sides.each(lambda run: _epochs_s(sides.readings, run, with_pauses))
-    if min(len(samples) for samples in (*top, *bottom)) >= bootstrap.MIN_SAMPLES:
-        return intervals.resampled_ratio(top, bottom, sides.confidence, "epochs", block=1)
-    if not with_pauses:
-        raise ValueError(f"pauses between epochs need {bootstrap.MIN_SAMPLES + 1} epochs")
-    return intervals.resampled_ratio(*sides.each(sides.readings.all_steps_s), sides.confidence, "steps")
-
-
-def _epochs_s(readings: Readings, run: Run, with_pauses: bool) -> np.ndarray:
-    """Seconds of each epoch (n,) but the first; empty where a record lacks one of them."""
-    epochs = readings.epochs(run)
-    ended_s = [ended for epoch in epochs if isinstance(ended := epoch.get("ended_s"), int | float)]
-    first_batches_s = [0.0 if with_pauses else epoch.get("first_batch_s") for epoch in epochs[1:]]
-    pauses_s = [pause for pause in first_batches_s if isinstance(pause, int | float)]
-    if not len(ended_s) - 1 == len(pauses_s) == len(epochs) - 1:
-        return np.empty(0)
-    seconds = np.diff(ended_s) - np.array(pauses_s)
-    return seconds if (seconds > 0).all() else np.empty(0)
+    return _ratio(sides, sides.readings.epoch_without_pause_s)
 
 
 def iteration(sides: Sides) -> Interval:
-    if sides.fewest >= MANY_RUNS:
-        return _ratio(sides, _column("step_s"), exact=False)
-    return intervals.resampled_ratio(*sides.each(sides.readings.steps_s), sides.confidence, "steps")
+    return _ratio(sides, STEP)
 
 
 # ---- bytes
 
 
+PEAK, TO_DEVICE, RECEIVED = (_column(name) for name in ("peak_memory_bytes", "h2d_bytes", "received_bytes"))
+
+
 def peak_memory(sides: Sides) -> Interval:
     """The peak on the rank that held most."""
-    allocated = not any(run["cpu_ranks"] for run in (*sides.top, *sides.bottom))
-    return _ratio(sides, _column("peak_memory_bytes"), exact=allocated)
+    resident = any(run["cpu_ranks"] for run in (*sides.top, *sides.bottom))
+    return (_ratio if resident else _exact_ratio)(sides, PEAK)
 
 
 def bytes_to_device(sides: Sides) -> Interval:
     """Bytes copied to the devices, over all ranks."""
-    return _ratio(sides, _column("h2d_bytes"), exact=True)
+    return _exact_ratio(sides, TO_DEVICE)
 
 
 def bytes_between_ranks(sides: Sides) -> Interval:
     """Bytes that a rank received in collectives."""
-    return _ratio(sides, _column("received_bytes"), exact=True)
+    return _exact_ratio(sides, RECEIVED)
 
 
 def bytes_moved(sides: Sides) -> Interval:
@@ -137,33 +133,37 @@ def bytes_moved(sides: Sides) -> Interval:
             raise ValueError("a record has no bytes moved")
         return h2d + received * grouping.ranks(run)
 
-    return _ratio(sides, moved_bytes, exact=True)
+    return _exact_ratio(sides, moved_bytes)
 
 
-def _ratio(sides: Sides, figure: Callable[[Run], float], exact: bool) -> Interval:
+def _exact_ratio(sides: Sides, figure: Figure) -> Interval:
     top, bottom = sides.each(figure)
-    basis = "exact" if exact and len(top) == len(bottom) == 1 else sides.basis
-    return intervals.ratio_of_means(top, bottom, sides.confidence, basis, exact)
+    basis = "exact" if len(top) == len(bottom) == 1 else sides.basis
+    return intervals.ratio_of_means(top, bottom, sides.confidence, basis, exact=True)
 
 
 # ---- accuracy and loss
 
 
-def accuracy(sides: Sides) -> Interval:
-    """top - bottom, as a share: Newcombe's interval over all answers of a side.
+ACCURACY, ANSWERS = _column("test_accuracy"), _column("test_samples")
 
-    Where both sides have several runs, Student's interval over their accuracies if that is wider: few seeds may agree
-    by chance, and many answers do not show how another training would have gone.
+
+def accuracy(sides: Sides) -> Interval:
+    """top - bottom, as a share: Newcombe's interval over all answers of a side, widened by how runs differ.
+
+    Many answers do not show how another training would have gone.
     """
-    accuracies, samples = sides.each(_column("test_accuracy")), sides.each(_column("test_samples"))
+    accuracies, samples = sides.each(ACCURACY), sides.each(ANSWERS)
     top, bottom = (_answers(accuracies[side], samples[side], sides.confidence) for side in (0, 1))
     over_answers = intervals.difference(top, bottom)
-    if sides.fewest < 2 or over_answers.low is None or over_answers.high is None:
-        return over_answers
-    over_runs = intervals.difference_of_means(*accuracies, sides.confidence, sides.basis)
-    assert over_runs.low is not None and over_runs.high is not None  # of several values each
-    wider = over_runs.high - over_runs.low > over_answers.high - over_answers.low
-    return over_runs if wider else over_answers
+    spreads = sides.spreads(ACCURACY, float, shares.PRIOR_SD)
+    terms = between_runs.variance_between(spreads, len(sides.top), len(sides.bottom))
+    if terms is None:
+        return Interval(over_answers.estimate, None, None, sides.basis)
+    between = combined(terms)
+    half = intervals.student_quantile(sides.confidence, between.degrees) * math.sqrt(between.variance)
+    over_runs = Interval(0.0, -half, half)
+    return replace(intervals.difference(over_answers, over_runs), basis=sides.basis)
 
 
 def _answers(accuracies: Sequence[float], samples: Sequence[float], confidence: float) -> Interval:
@@ -176,53 +176,21 @@ def _answers(accuracies: Sequence[float], samples: Sequence[float], confidence: 
 def loss(sides: Sides) -> Interval:
     """The ratio of the training losses, as a geometric mean over all epochs.
 
-    It is infinite, or 0, where a loss of one side became no number (null in a record). For single runs the interval is
-    over the epochs, counted as the number of independent values they are worth; for several it is over the runs.
+    It is infinite, or 0, where a loss of one side became no number (null in a record).
 
     Raises:
         ValueError: a record without losses; losses that became no numbers on both sides.
     """
-    losses = sides.each(lambda run: _losses(sides.readings, run))
-    if len({len(values) for side in losses for values in side}) > 1:
+    top, bottom = sides.each(sides.readings.mean_loss)
+    if len({len(sides.readings.epochs(run)) for run in (*sides.top, *sides.bottom)}) > 1:
         raise ValueError("runs of different numbers of epochs")
-    lost = [not np.isfinite(side).all() for side in losses]
+    lost = [math.inf in side for side in (top, bottom)]
     if all(lost):
         raise ValueError("the losses became no numbers on both sides")
     if any(lost):
         ratio = math.inf if lost[0] else 0.0
         return Interval(ratio, ratio, ratio, "a loss that became no number")
-    top, bottom = (np.log(side) for side in losses)  # (runs, epochs)
-    if sides.fewest > 1:
-        top, bottom = (side.mean(axis=1).tolist() for side in (top, bottom))
-        return intervals.difference_of_means(top, bottom, sides.confidence, sides.basis).mapped(math.exp)
-    log_ratios = top.mean(axis=0) - bottom.mean(axis=0)  # (epochs,)
-    mean = float(log_ratios.mean())
-    if len(log_ratios) < bootstrap.MIN_SAMPLES:
-        return Interval(math.exp(mean), None, None, "epochs")
-    worth = max(2, round(len(log_ratios) * _independent_share(log_ratios)))
-    error = float(log_ratios.std(ddof=1)) / math.sqrt(worth)
-    half = intervals.student_quantile(sides.confidence, worth - 1) * error
-    return Interval(mean, mean - half, mean + half, "epochs").mapped(math.exp)
-
-
-def _losses(readings: Readings, run: Run) -> list[float]:
-    """The loss of each epoch; infinite where it became no number."""
-    recorded = [epoch.get("train_loss", 0.0) for epoch in readings.epochs(run)]
-    losses = [math.inf if loss is None else loss for loss in recorded]
-    if not losses or not all(isinstance(loss, int | float) and loss > 0 for loss in losses):
-        raise ValueError(f"{clean(str(run.folder))}: its record has no losses above 0")
-    return losses
-
-
-def _independent_share(series: np.ndarray) -> float:
-    """The number of independent values that a series is worth, as a share of its length: (1 - r) / (1 + r) of its
-    lag-1 autocorrelation r (Bayley and Hammersley 1946), at most 1."""
-    centred = series - series.mean()
-    power = float(centred @ centred)
-    if not power:
-        return 1.0
-    correlation = float(np.clip(centred[1:] @ centred[:-1] / power, 0.0, 0.95))
-    return (1 - correlation) / (1 + correlation)
+    return _with_spread(sides, top, bottom, sides.readings.mean_loss)
 
 
 # ---- profiles
@@ -230,46 +198,48 @@ def _independent_share(series: np.ndarray) -> float:
 
 def time_copying(sides: Sides) -> Interval:
     """The time of copies from host to device, a step and rank."""
-    return _ratio_over_ranks(sides, lambda profile, rank: _seconds(profile, rank, "copy", COPIES["HtoD"]))
+    return _ratio(sides, sides.readings.of_ranks("copying", _copying_s))
 
 
 def time_communicating(sides: Sides) -> Interval:
     """The time during which collectives were at work, a step and rank."""
-
-    def seconds(_: Profile, rank: RankProfile) -> float:
-        if rank.derived.communication_s is None:
-            raise ValueError("no communication in the profile")
-        return rank.derived.communication_s
-
-    return _ratio_over_ranks(sides, seconds)
+    return _ratio(sides, sides.readings.of_ranks("communicating", _communicating_s))
 
 
 def time_synchronising(sides: Sides) -> Interval:
     """The time in cudaStreamSynchronize, a step and rank; infinite where the bottom never calls it."""
-
-    def seconds(profile: Profile, rank: RankProfile) -> float:
-        return _seconds(profile, rank, "api", "cudaStreamSynchronize")
-
-    return _ratio_over_ranks(sides, seconds, may_be_zero=True)
-
-
-def _ratio_over_ranks(sides: Sides, seconds: RankSeconds, may_be_zero: bool = False) -> Interval:
-    top, bottom = (
-        [seconds(profile, rank) / (rank.steps or 1) for profile, rank in _ranks(sides.readings, runs)]
-        for runs in (sides.top, sides.bottom)
-    )
-    if may_be_zero and min(top) > 0 and not any(bottom):
+    figure = sides.readings.of_ranks("synchronising", _synchronising_s)
+    top, bottom = sides.each(figure)
+    if min(top) > 0 and not any(bottom):
         return Interval(math.inf, math.inf, math.inf, "none on one side")
-    return intervals.ratio_of_geometric_means(top, bottom, sides.confidence, _counted(len(top), len(bottom), "rank"))
+    return _with_spread(sides, top, bottom, figure)
 
 
 def share_of_calls(sides: Sides) -> Interval:
     """The share of kernel launches and synchronisation in the time of a rank's CUDA calls; of `top` alone."""
-    shares = [_waiting_share(profile, rank) for profile, rank in _ranks(sides.readings, sides.top)]
-    interval = intervals.mean(shares, sides.confidence, _counted(len(shares), len(shares), "rank"))
-    if interval.low is None or interval.high is None:
-        return interval
-    return Interval(interval.estimate, max(0.0, interval.low), min(1.0, interval.high), interval.basis)
+    figure = sides.readings.of_ranks("waiting", _waiting_share, per_step=False)
+    shares_of_runs = [figure(run) for run in sides.top]
+    mean = sum(shares_of_runs) / len(shares_of_runs)
+    spread = sides.readings.machines(figure, float, PRIOR_SHARE_SD).of(sides.top[0])
+    if not spread.degrees:
+        return Interval(mean, None, None, sides.basis)
+    error = math.sqrt(spread.variance / len(shares_of_runs))
+    half = intervals.student_quantile(sides.confidence, spread.term.degrees) * error
+    return Interval(mean, max(0.0, mean - half), min(1.0, mean + half), sides.basis)
+
+
+def _copying_s(profile: Profile, rank: RankProfile) -> float:
+    return _seconds(profile, rank, "copy", COPIES["HtoD"])
+
+
+def _communicating_s(_: Profile, rank: RankProfile) -> float:
+    if rank.derived.communication_s is None:
+        raise ValueError("no communication in the profile")
+    return rank.derived.communication_s
+
+
+def _synchronising_s(profile: Profile, rank: RankProfile) -> float:
+    return _seconds(profile, rank, "api", "cudaStreamSynchronize")
 
 
 def _waiting_share(profile: Profile, rank: RankProfile) -> float:
@@ -278,17 +248,6 @@ def _waiting_share(profile: Profile, rank: RankProfile) -> float:
         raise ValueError("CPU ranks make no CUDA calls")
     waiting_s = sum(seconds for name, seconds in calls_s.items() if "Launch" in name or "Synchronize" in name)
     return waiting_s / sum(calls_s.values())
-
-
-def _ranks(readings: Readings, runs: Sequence[Run]) -> list[tuple[Profile, RankProfile]]:
-    """Every rank of every run, with the profile that it is in."""
-    ranks = [(run, profile, rank) for run in runs for profile in [readings.profile(run)] for rank in profile.ranks]
-    for run, _, rank in ranks:
-        if not rank.steps:
-            raise ValueError(f"{clean(str(run.folder))}: its profile does not mark steps")
-    if not ranks:
-        raise ValueError("a profile has no ranks")
-    return [(profile, rank) for _, profile, rank in ranks]
 
 
 def _seconds(profile: Profile, rank: RankProfile, group: str, metric: str) -> float:

@@ -1,35 +1,94 @@
-"""What claims read of runs beside their columns: epochs, steps and profiles, each read once."""
+"""What claims read of runs beside their columns: epochs and profiles, each read once, and how runs differ."""
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from analysis.runs import steps
 from analysis.runs.load import Run
-from multicard.profiling.profile_data import Profile
+from analysis.stats import between_runs
+from analysis.stats.between_runs import Machines
+from multicard.profiling.profile_data import Profile, RankProfile
 from multicard.records.text_table import clean
 
-THINNED = 250  # a run with twice as many steps is reduced to means of neighbouring steps
+Figure = Callable[[Run], float]
+OfRank = Callable[[Profile, RankProfile], float]
 
 
 @dataclass(frozen=True)
 class _Record:
-    """steps: all, with the warm-up; None where the record does not count them. profile: or why there is none."""
+    """profile: or why there is none."""
 
     epochs: list[dict[str, Any]]
-    steps: int | None
     profile: Profile | str
 
 
 class Readings:
-    def __init__(self) -> None:
+    """
+    Args:
+        runs: all that are judged; those of a setting that was measured more than once show how runs differ.
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
         self._records: dict[Path, _Record] = {}
-        self._steps_s: dict[Path, np.ndarray] = {}
+        self._machines: dict[Figure, Machines] = {}
+        self._of_ranks: dict[str, Figure] = {}
+
+    def machines(self, figure: Figure, scale: Callable[[float], float | None], prior_sd: float) -> Machines:
+        """How runs differ in a figure on a scale; a figure always comes with the same scale."""
+        if figure not in self._machines:
+            on_scale = lambda run: scale(figure(run))  # noqa: E731
+            self._machines[figure] = between_runs.by_machine(self._repeated, on_scale, prior_sd)
+        return self._machines[figure]
+
+    @cached_property
+    def _repeated(self) -> list[list[Run]]:
+        return between_runs.repeated(self.runs)
 
     def epochs(self, run: Run) -> list[dict[str, Any]]:
         return self._record(run).epochs
+
+    def epoch_without_pause_s(self, run: Run) -> float:
+        """The mean time from the end of one evaluation to the end of the next, without that to the first batch.
+
+        Raises:
+            ValueError: fewer than two epochs, or a record that lacks one of these times.
+        """
+        epochs = self.epochs(run)
+        ended_s = [ended for epoch in epochs if isinstance(ended := epoch.get("ended_s"), int | float)]
+        pauses_s = [pause for epoch in epochs[1:] if isinstance(pause := epoch.get("first_batch_s"), int | float)]
+        if not len(ended_s) - 1 == len(pauses_s) == len(epochs) - 1 >= 1:
+            raise ValueError("pauses between epochs need two epochs, and the times of all of them")
+        return (ended_s[-1] - ended_s[0] - sum(pauses_s)) / len(pauses_s)
+
+    def mean_loss(self, run: Run) -> float:
+        """The geometric mean of the losses of all epochs; infinite where one became no number.
+
+        Raises:
+            ValueError: no losses, or some that are not above 0.
+        """
+        recorded = [epoch.get("train_loss", 0.0) for epoch in self.epochs(run)]
+        losses = [math.inf if loss is None else loss for loss in recorded]
+        if not losses or not all(isinstance(loss, int | float) and loss > 0 for loss in losses):
+            raise ValueError(f"{clean(str(run.folder))}: its record has no losses above 0")
+        return math.exp(sum(map(math.log, losses)) / len(losses))
+
+    def of_ranks(self, name: str, of_rank: OfRank, per_step: bool = True) -> Figure:
+        """The mean over the ranks of a run's profile of what `of_rank` takes from it, as a figure of a run."""
+
+        def figure(run: Run) -> float:
+            profile = self.profile(run)
+            if not profile.ranks:
+                raise ValueError("a profile has no ranks")
+            if not all(rank.steps for rank in profile.ranks):
+                raise ValueError(f"{clean(str(run.folder))}: its profile does not mark steps")
+            values = [of_rank(profile, rank) / (rank.steps or 1 if per_step else 1) for rank in profile.ranks]
+            return sum(values) / len(values)
+
+        return self._of_ranks.setdefault(name, figure)
 
     def profile(self, run: Run) -> Profile:
         """The summary of the run's profile.
@@ -42,29 +101,11 @@ class Readings:
             raise ValueError(f"{clean(str(run.folder))}: {clean(profile)}")
         return profile
 
-    def steps_s(self, run: Run) -> np.ndarray:
-        """Seconds of each measured step (n,); means of neighbours where there are over twice THINNED steps."""
-        if run.folder not in self._steps_s:
-            samples = steps.measured_s(run)
-            size = max(1, len(samples) // THINNED)
-            self._steps_s[run.folder] = samples[len(samples) % size :].reshape(-1, size).mean(axis=1)
-        return self._steps_s[run.folder]
-
-    def all_steps_s(self, run: Run) -> np.ndarray:
-        """`steps_s`, each multiplied by the number of steps of the run, those of the warm-up among them."""
-        step_s, count = self.steps_s(run), self._record(run).steps
-        if count is None:
-            raise ValueError(f"{clean(str(run.folder))}: its record does not count its steps")
-        return step_s * count
-
     def _record(self, run: Run) -> _Record:
         if run.folder not in self._records:
             record = run.record()
-            step_s = record.get("step_s") or record.get("iteration_s") or {}
-            counts = [count for name in ("count", "warmup_count") if isinstance(count := step_s.get(name), int)]
             self._records[run.folder] = _Record(
                 [epoch for epoch in record.get("epochs") or () if isinstance(epoch, dict)],
-                sum(counts) if len(counts) == 2 else None,
                 _profile(record.get("profile")),
             )
         return self._records[run.folder]

@@ -127,13 +127,8 @@ def _explanations(verdicts: Sequence[Verdict]) -> list[str]:
         "a claim holds if all of its comparisons do (an `up to`: if one does); it is undecided if an interval contains "
         "a bound, or there is none",
     ]
-    bases = {figure.basis for verdict in verdicts for figure in verdict.figures}
-    if {"steps", "epochs"} & bases:
-        lines.append(
-            "intervals over the steps or epochs of single runs do not show how runs differ: repeat with seed=0,1,2"
-        )
-    if any("rank" in basis for basis in bases):
-        lines.append("profiled times are of a few steps: their intervals are over ranks (and seeds)")
+    if any(figure.estimate is not None and figure.low is None for verdict in verdicts for figure in verdict.figures):
+        lines.append("figures without brackets: nothing was repeated on the machine: repeat with seed=0,1,2")
     unlike = dict.fromkeys(choice for verdict in verdicts for choice in verdict.unlike)
     if unlike:
         lines.append(f"{UNLIKE}  the papers had otherwise: {', '.join(unlike)}")

@@ -163,10 +163,7 @@ class GainFalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
 
 class EachCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="each_cell"):
-    """A figure of every cell by itself.
-
-    Cells of a single rank, which have no interval, are left out where there are others.
-    """
+    """A figure of every cell by itself."""
 
     what: str
     measure: str
@@ -175,12 +172,11 @@ class EachCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     under: float = math.inf
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
-        runs_by_cell = {cell: _ok_runs(panel, dict(cell)) for cell in _cells(panel, [], {})}
-        several = {cell: runs for cell, runs in runs_by_cell.items() if sum(run["gpus"] for run in runs) > 1}
         bounds = UNITS[self.unit], self.over, self.under
         return [
             Comparison(self.what, _typed(cell), *bounds, runs, _measured(self.measure, runs, ()))
-            for cell, runs in (several or runs_by_cell).items()
+            for cell in _cells(panel, [], {})
+            for runs in [_ok_runs(panel, dict(cell))]
         ]
 
 

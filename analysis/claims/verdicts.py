@@ -18,7 +18,7 @@ from analysis.papers.experiments import Experiment, Panel, load, panels
 from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
 from analysis.runs.load import Run
-from analysis.stats import bootstrap, intervals
+from analysis.stats import intervals
 from multicard.records.comparable import DOUBTFUL
 from multicard.records.text_table import clean
 
@@ -179,7 +179,7 @@ def judge(runs: Sequence[Run], mix: bool = False, claims: Sequence[Claim] = CLAI
     """
     experiments = dict.fromkeys(claim.experiment for claim in claims)
     panels_by_experiment = {name: panels(load(name), runs, mix) for name in experiments}
-    readings = Readings()
+    readings = Readings(runs)
     return [_judge(claim, panels_by_experiment[claim.experiment], readings) for claim in claims]
 
 
@@ -214,8 +214,7 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
             verdict = comparison.verdict(low, high)
             text = comparison.unit.text.format(comparison.unit.number(estimate))
             if low is None or high is None:
-                few = f"fewer than {bootstrap.MIN_SAMPLES} " * (basis in ("steps", "epochs"))
-                why = f"no interval of {few}{basis}"
+                why = f"no interval of {basis} on a machine without repetitions"
             elif low != high:
                 text += f" ({comparison.unit.number(low)} to {comparison.unit.number(high)})"
             text += DOUBTFUL * doubtful

@@ -1,1 +1,1 @@
-"""Intervals: bootstrap, Student, Wilson and Newcombe."""
+"""Intervals: of steps that are alike, of runs that differ, Student, Wilson and Newcombe."""

@@ -22,10 +22,9 @@ import numpy as np
 
 from analysis.runs import grouping
 from analysis.runs.load import Run
-from analysis.stats.intervals import NORMAL, student_quantile
+from analysis.stats.intervals import CONFIDENCE, NORMAL, student_quantile
 from analysis.stats.series import Term, combined, mean_variance
 
-CONFIDENCE = 0.95
 POWER = 0.8
 PRIOR_SD = 0.02  # of the logarithm of a run's mean, before any run was repeated
 PRIOR_DEGREES = 1
@@ -198,7 +197,7 @@ def ratio(
         ValueError: a side without samples, or samples that took no time.
     """
     if not a or not b or not all(len(samples) for samples in (*a, *b)):
-        raise ValueError("no sample was taken")
+        raise ValueError("none beyond the warm-up")
     means = [[float(samples.mean()) for samples in side] for side in (a, b)]
     if min(*means[0], *means[1]) <= 0:
         raise ValueError("samples that took no time")

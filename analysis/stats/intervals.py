@@ -1,4 +1,4 @@
-"""Confidence intervals of proportions, means, differences and ratios, over few values or resampled steps.
+"""Confidence intervals of proportions, means, differences and ratios, over few values.
 
 A claim that compares several cells takes each interval at a confidence of 1 - 0.05 / cells (`bonferroni`), so that all
 of them together cover at 95 %. Of 20 separate 95 % intervals, one would be expected to miss.
@@ -11,9 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from analysis.stats import bootstrap
-from analysis.stats.bootstrap import CONFIDENCE
-
+CONFIDENCE = 0.95
 NORMAL = 1e6  # degrees of freedom from which on Student's t is the normal distribution
 
 
@@ -21,7 +19,7 @@ NORMAL = 1e6  # degrees of freedom from which on Student's t is the normal distr
 class Interval:
     """An estimate with its bounds, which are None where nothing shows how it scatters.
 
-    basis: the samples behind the interval: "steps", "epochs", "3 runs", "4 ranks", "exact".
+    basis: the samples behind the interval: "3 runs", "exact".
     """
 
     estimate: float
@@ -98,21 +96,6 @@ def mean(values: Sequence[float], confidence: float = CONFIDENCE, basis: str = "
     return Interval(centre, centre - half, centre + half, basis)
 
 
-def difference_of_means(top: Sequence[float], bottom: Sequence[float], confidence: float, basis: str) -> Interval:
-    """mean(top) - mean(bottom) by Welch's standard error; without bounds where a side has a single value.
-
-    The degrees of freedom are those of the smaller side, which is conservative.
-    """
-    sides = [np.asarray(side, dtype=float) for side in (top, bottom)]
-    estimate = float(sides[0].mean() - sides[1].mean())
-    smaller = min(map(len, sides))
-    if smaller < 2:
-        return Interval(estimate, None, None, basis)
-    error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) for side in sides))
-    half = student_quantile(confidence, smaller - 1) * error
-    return Interval(estimate, estimate - half, estimate + half, basis)
-
-
 def ratio_of_means(
     top: Sequence[float], bottom: Sequence[float], confidence: float, basis: str, exact: bool = False
 ) -> Interval:
@@ -136,50 +119,3 @@ def ratio_of_means(
     error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) / float(side.mean()) ** 2 for side in scattered))
     half = student_quantile(confidence, min(map(len, scattered)) - 1) * error
     return Interval(estimate, estimate * math.exp(-half), estimate * math.exp(half), basis)
-
-
-def ratio_of_geometric_means(top: Sequence[float], bottom: Sequence[float], confidence: float, basis: str) -> Interval:
-    """The ratio of geometric means by Student's interval of the logarithms; without bounds for two values.
-
-    The logarithms are taken to scatter alike on both sides (pooled variance), so that few values of each will do.
-
-    Raises:
-        ValueError: a value that is not above 0.
-    """
-    if min(*top, *bottom) <= 0:
-        raise ValueError("nothing to compare with: it is 0")
-    sides = [np.log(np.asarray(side, dtype=float)) for side in (top, bottom)]
-    log_ratio = float(sides[0].mean() - sides[1].mean())
-    degrees = len(top) + len(bottom) - 2
-    if degrees < 1:
-        return Interval(math.exp(log_ratio), None, None, basis)
-    variance = sum(float(((side - side.mean()) ** 2).sum()) for side in sides) / degrees
-    half = student_quantile(confidence, degrees) * math.sqrt(variance * (1 / len(top) + 1 / len(bottom)))
-    return Interval(math.exp(log_ratio), math.exp(log_ratio - half), math.exp(log_ratio + half), basis)
-
-
-def resampled_ratio(
-    top: Sequence[np.ndarray], bottom: Sequence[np.ndarray], confidence: float, basis: str, block: int | None = None
-) -> Interval:
-    """mean(top) / mean(bottom) of the samples of runs, by `bootstrap.ratio`.
-
-    The bootstrap's interval is at 95 %. For another confidence its logarithm is stretched about the estimate by the
-    ratio of Student's quantiles: the quantiles of 2,000 resamples do not reach that far themselves.
-
-    Raises:
-        ValueError: a run without samples, or whose samples are not above 0 in the mean.
-    """
-    if not all(len(samples) and samples.mean() > 0 for samples in (*top, *bottom)):
-        raise ValueError(f"{basis} that took no time")
-    at_95 = bootstrap.ratio(bottom, top, block)
-    if at_95.low is None or at_95.high is None:
-        return Interval(at_95.ratio, None, None, basis)
-    degrees = max(1, min(_units(top, block), _units(bottom, block)) - 1)
-    stretch = student_quantile(confidence, degrees) / student_quantile(CONFIDENCE, degrees)
-    low, high = (at_95.ratio * (bound / at_95.ratio) ** stretch for bound in (at_95.low, at_95.high))
-    return Interval(at_95.ratio, low, high, basis)
-
-
-def _units(side: Sequence[np.ndarray], block: int | None) -> int:
-    """How many units the bootstrap draws from: the runs, or the blocks of a single run."""
-    return len(side) if len(side) > 1 else round(len(side[0]) / (block or bootstrap.block_length(side[0])))
