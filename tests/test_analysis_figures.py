@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analysis.figures import chart_data, profile_bars
 from analysis.figures.vega import Figure
 from analysis.runs import grouping, load
 from analysis.stats import intervals
+from analysis.stats.between_runs import PRIOR_SD
 from tests import grids
 from tests.grids import drawn, svg, texts
 
@@ -29,9 +31,11 @@ def test_points_are_means_over_seeds_with_their_interval(tmp_path: Path):
     grids.fill(tmp_path, "table2", (0, 1, 2), change=lambda cell: {"total_s": 100.0 / cell["gpus"] + cell["seed"]})
     (figure,) = drawn(tmp_path, "table2")
     (row,) = measured(figure, "total_s", precision="fp32", gpus=4)
-    half = 4.302652729749464 / math.sqrt(3)
+    logs = [np.log(100.0 / gpus + np.arange(3)) for gpus in (1, 2, 3, 4)]  # in each of three precisions
+    variance = (PRIOR_SD**2 + 3 * sum(2 * of_one.var(ddof=1) for of_one in logs)) / (1 + 12 * 2)
+    half = 2.0595386 * math.sqrt(variance / 3)  # Student's t of 25 degrees of freedom
     assert (row["mean"], row["n"], row["bar"]) == (26.0, 3, chart_data.T_INTERVAL)
-    assert [row["low"], row["high"]] == pytest.approx([26 - half, 26 + half], rel=1e-9)
+    assert [row["low"], row["high"]] == pytest.approx([26 * math.exp(-half), 26 * math.exp(half)], rel=1e-7)
     assert len(measured(figure, "total_s")) == len(measured(figure, "test_accuracy")) == 12
     assert "Means of 3 runs with their 95 % t interval" in texts(figure)
     assert figure.spec["datasets"]["rows"] == figure.rows  # what is downloaded is what is shown
@@ -132,7 +136,7 @@ def test_wide_intervals_do_not_dwarf_the_means(tmp_path: Path):
     grids.fill(tmp_path, "table3", (0, 1), change=lambda c: {"total_s": 10.0 + 5 * c["seed"]})
     (figure,) = drawn(tmp_path, "table3")
     (row,) = measured(figure, "total_s", pin_memory="true", gpus=1)
-    assert row["high"] > 40  # 12.5 + 12.7 s / √2
+    assert row["high"] > 19 > chart_data.CUT * row["mean"]
     assert chart_data.axis_limits(figure.rows)[1] < 20
     assert "Intervals are cut where they reach beyond the axis" in figure.caption
 

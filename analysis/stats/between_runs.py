@@ -22,7 +22,7 @@ import numpy as np
 
 from analysis.runs import grouping
 from analysis.runs.load import Run
-from analysis.stats.intervals import CONFIDENCE, NORMAL, student_quantile
+from analysis.stats.intervals import CONFIDENCE, NORMAL, Interval, student_quantile
 from analysis.stats.series import Term, combined, mean_variance
 
 POWER = 0.8
@@ -237,6 +237,21 @@ def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spr
     total = Term(PRIOR_SD**2 * (1 / len(a) + 1 / len(b)), math.inf) if between is None else combined(between)
     error, known = math.sqrt(total.variance), between is not None
     return Ratio(means[1] / means[0], error, total.degrees, known, runs, total.variance * runs)
+
+
+def mean(values: Sequence[float], spread: Spread, relative: bool = True) -> Interval:
+    """The mean of one figure a run, with how runs of the machine differ; without bounds where nothing was repeated.
+
+    Args:
+        relative: whether the spread is that of the logarithm of the figure.
+    """
+    centre = math.fsum(values) / len(values)
+    if not spread.degrees:
+        return Interval(centre, None, None)
+    half = student_quantile(CONFIDENCE, spread.term.degrees) * math.sqrt(spread.variance / len(values))
+    if relative:
+        return Interval(centre, centre * math.exp(-half), centre * math.exp(half))
+    return Interval(centre, centre - half, centre + half)
 
 
 def variance_between(spreads: tuple[Spread, Spread], count_a: int, count_b: int) -> list[Term] | None:
