@@ -85,6 +85,23 @@ def test_more_steps_do_not_make_runs_differ(tmp_path: Path):
     assert verdicts.count("no difference") > 40
 
 
+def test_tuning_runs_of_one_seed_are_paired_step_by_step(tmp_path: Path):
+    """Rows of many lengths, in the order that the seed gives them."""
+    random = np.random.default_rng(3)
+    rows = random.lognormal(0.0, 0.6, 61)
+    for side, seed in (("a", 0), ("same", 0), ("other", 1)):
+        step_s = rows * (1 + 0.02 * random.normal(size=61))
+        records.write(tmp_path / side, records.llm(seed=seed), records.steps(step_s))
+    widths = []
+    for side in ("same", "other"):
+        (one,) = compared(tmp_path / "a", tmp_path / side)
+        assert one.step is not None
+        bounds = one.step.bounds()
+        assert bounds is not None
+        widths.append(bounds[1] - bounds[0])
+    assert widths[1] > 4 * widths[0]
+
+
 def test_what_was_not_measured_by_turns_is_said(tmp_path: Path):
     for side, days in (("a", (1, 3)), ("b", (2, 4)), ("c", (5, 6))):
         for day in days:
