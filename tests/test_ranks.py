@@ -46,6 +46,22 @@ def test_ranks_on_cuda_are_forked_unless_their_server_has_started_it():
     assert done.stdout.strip() == "forkserver"
 
 
+def test_cuda_counts_as_nvml_does_before_a_rank_begins(monkeypatch: pytest.MonkeyPatch):
+    """Binding a rank to its GPU's NUMA node starts CUDA, before the rank's own code runs."""
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    script = """
+import multiprocessing, os
+from multicard.ranks import elastic
+elastic.warm_up("cuda", [])
+for method in ("forkserver", "spawn"):
+    process = multiprocessing.get_context(method).Process(target=os.system, args=("echo $CUDA_DEVICE_ORDER",))
+    process.start()
+    process.join()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["PCI_BUS_ID"] * 2
+
+
 def test_ranks_get_the_variables_that_are_known_after_their_server_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

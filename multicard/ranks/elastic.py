@@ -46,8 +46,12 @@ def warm_up(device: str, modules: list[str]) -> None:
 
 
 def _count_by_nvml() -> None:
-    """Have torch count devices by NVML, not by the CUDA driver, here and in the fork server."""
+    """Have torch count devices by NVML, not by the CUDA driver, and CUDA in NVML's order, here and in the fork server.
+
+    A rank's own variables come too late for the order: torch reads the GPU's NUMA node, for binding, before them.
+    """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    os.environ.setdefault(devices.ORDER, devices.device_order())
 
 
 def _start_method(device: str) -> str:
