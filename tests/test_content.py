@@ -12,9 +12,10 @@ from PIL import Image
 from multicard.controller import attempts, prepare
 from multicard.controller.peers import Peers
 from multicard.llm.data import content as text
+from multicard.llm.data import row_sources
 from multicard.machine.allocation import Allocation
 from multicard.records import content, run_folder
-from multicard.records.content import Blob
+from multicard.records.content import Blob, text_blob
 from multicard.vision.data import datasets
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, typed, typed_llm
@@ -126,6 +127,28 @@ def test_a_data_set_of_the_hub_is_known_by_its_revision(tmp_path: Path, monkeypa
     (tmp_path / "yahma___alpaca-cleaned" / "default" / "0.0.0" / "abc123").mkdir(parents=True)
     (tmp_path / "yahma___other" / "default" / "0.0.0" / "def").mkdir(parents=True)
     assert text.hub_revision("yahma/Alpaca-Cleaned") == "abc123"
+
+
+def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import datasets as hub
+
+    fetched: list[str] = []
+
+    def load_dataset(source: str, split: str) -> hub.Dataset:
+        fetched.append(source)
+        (tmp_path / source.replace("/", "___") / "default" / "0.0.0" / "abc").mkdir(parents=True, exist_ok=True)
+        return hub.Dataset.from_list([{"instruction": "a", "output": "b"}])
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "load_dataset", load_dataset)
+    config = typed_llm("dataset=alpaca_cleaned", "tokenizer=llama3", "tokenizer.path=unread")
+    monkeypatch.setattr(text, "_tokenizer", lambda config: [text_blob("tokenizer.model", "t")])
+    unknown = content.fingerprint(text.parts(config))
+    assert set(unknown["parts"]) == {"tokenizer"}
+    assert row_sources.load(config) is None and row_sources.load(config) is None and len(fetched) == 1
+    known = content.fingerprint(text.parts(config))
+    assert set(known["parts"]) == {"dataset", "tokenizer"}
+    assert content.difference(unknown, known) is None and content.difference(known, unknown) is None
 
 
 def test_the_record_has_it_and_a_measurement_of_other_data_is_refused_not_taken(

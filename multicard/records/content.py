@@ -44,12 +44,11 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
 
 
 def difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str | None:
-    """The parts in which two fingerprints differ: "dataset 1a2b, now 3c4d"; None where they agree or one is unknown."""
-    if before is None or now is None or before["fingerprint"] == now["fingerprint"]:
+    """The parts in which two fingerprints differ: "dataset 1a2b, now 3c4d"; None where those known of both agree."""
+    if before is None or now is None:
         return None
-    names = dict.fromkeys([*before["parts"], *now["parts"]])
-    pairs = {name: (before["parts"].get(name, "none"), now["parts"].get(name, "none")) for name in names}
-    return ", ".join(f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new)
+    pairs = {name: (before["parts"][name], new) for name, new in now["parts"].items() if name in before["parts"]}
+    return ", ".join(f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new) or None
 
 
 def text_blob(name: str, text: str) -> Blob:

@@ -14,7 +14,8 @@ SAMPLE_ROWS = 20  # of each template, which tell one version of the generator fr
 
 
 def parts(config: LlmConfig) -> dict[str, list[Blob]]:
-    """The parts of the data, before any sampling by rows or seed; a part that the run makes itself has no blobs."""
+    """The parts of the data, before any sampling by rows or seed; a part that the run makes itself has no blobs, nor
+    has a data set of the hub that is not in the library's cache."""
     return {"dataset": _rows(config), "tokenizer": _tokenizer(config), "weights": _weights(config)}
 
 
@@ -26,7 +27,8 @@ def _rows(config: LlmConfig) -> list[Blob]:
     assert isinstance(data, Stored)
     if data.data_files is not None:
         return [("rows", Path(data.data_files).expanduser())]
-    return [text_blob("hub", f"{data.source}@{hub_revision(str(data.source))}")]
+    revision = hub_revision(str(data.source))
+    return [] if revision is None else [text_blob("hub", f"{data.source}@{revision}")]
 
 
 def hub_revision(source: str) -> str | None:

@@ -11,6 +11,7 @@ from multicard.config.keys import require
 from multicard.config.llm import DATASETS, LlmConfig, StoredTextConfig, SyntheticConfig
 from multicard.llm import methods
 from multicard.llm.data import row_files, templates
+from multicard.llm.data.content import hub_revision
 
 Row = dict[str, Any]
 
@@ -32,6 +33,8 @@ def load(config: LlmConfig) -> list[Row] | None:
     data = _stored(config)
     if data.data_files is None and data.rows is None and DATASETS[data.name].has_answers:
         check_source(data)
+        if hub_revision(str(data.source)) is None:
+            _fetch(data, 0)  # before the ranks do, each for itself, and before the data is identified
         return None
     rows = row_files.read(data.data_files) if data.data_files else _fetch(data)
     require(bool(rows), f"{_key(data)}: holds no rows; give a file with one row or more")
