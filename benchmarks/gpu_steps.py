@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks import gpu_findings as findings
 from benchmarks import stand_in_mnist
 
+IMAGES, ROWS, TOKENIZER = "MNIST/raw", "alpaca*.jsonl", "tokenizer.model"  # below the folder of the data
 Words = dict[str, object]  # options of an entry; several values, separated by commas, are a sweep
 
 GOAL: Words = {"preset": "fast", "precision": "fp16", "batch_size": 64, "dataset": "mnist", "dataset.image_size": 500}
@@ -58,7 +59,7 @@ class Pass:
         """Options of `train_vision.py`, with MNIST's folder, or that of images in its form."""
         if not self.cuda:
             return words | SMALL_VISION | (small or {})
-        raw = self._file("MNIST/raw")
+        raw = self._file(IMAGES)
         root = raw.parents[1] if raw else stand_in_mnist.written(self.out / "stand_in")
         return words | ({"dataset.root": root} if words["dataset"] == "mnist" else {})
 
@@ -68,13 +69,17 @@ class Pass:
 
     def text(self) -> Words:
         """Alpaca's rows and Llama's tokenizer where they are, else generated rows and the embedded tokenizer."""
-        rows, tokens = self._file("alpaca*.jsonl"), self._file("tokenizer.model")
+        rows, tokens = (self._file(pattern) if self.cuda else None for pattern in (ROWS, TOKENIZER))
         words: Words = {"dataset": "alpaca_cleaned", "dataset.data_files": rows} if rows else {}
         return words | ({"tokenizer": "llama3", "tokenizer.path": tokens} if tokens else {})
 
+    def holds_data(self) -> bool:
+        """Whether `data` holds any of what is looked for there."""
+        return any(self._file(pattern) for pattern in (IMAGES, ROWS, TOKENIZER))
+
     def _file(self, pattern: str) -> Path | None:
         """A file or folder of the data."""
-        paths = [*self.data.glob(pattern), *self.data.glob(f"*/{pattern}")] if self.data and self.cuda else []
+        paths = [*self.data.glob(pattern), *self.data.glob(f"*/{pattern}")] if self.data else []
         return min(paths, default=None)
 
     def _sweep(self, entry: str, name: str, words: Words) -> list[str]:

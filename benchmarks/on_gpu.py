@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.common import ROOT, parser
 from benchmarks.gpu_findings import Finding
-from benchmarks.gpu_steps import STEPS, Pass, Step
+from benchmarks.gpu_steps import IMAGES, ROWS, STEPS, TOKENIZER, Pass, Step
 from multicard.machine import devices
 from multicard.measure.timing import clock_s, timestamp
 from multicard.ranks import os_calls
@@ -183,8 +183,8 @@ def forget(run: Pass, steps: Iterable[Step]) -> None:
 def main() -> None:
     options = parser(__doc__)
     names = [step.name for step in STEPS]
-    options.add_argument("--minutes", type=float, default=9)
-    options.add_argument("--data", type=Path, metavar="FOLDER")
+    options.add_argument("--minutes", type=float, default=9, help="that this call may take; default: 9")
+    options.add_argument("--data", type=Path, metavar="FOLDER", help="images, rows and tokenizer: see above")
     options.add_argument("--out", type=Path, metavar="FOLDER", help="default: multirun/on_gpu, without one on_cpu")
     options.add_argument("--only", nargs="+", choices=names, metavar="STEP", default=names)
     options.add_argument("--again", action="store_true", help="forget what earlier calls measured of these steps")
@@ -194,6 +194,9 @@ def main() -> None:
     cuda = bool(devices.visible_gpus())
     out = args.out or ROOT / "multirun" / ("on_gpu" if cuda else "on_cpu")
     run = Pass(out.resolve(), cuda, args.data.resolve() if args.data else None)
+    if run.data and not run.holds_data():
+        wanted = f"{IMAGES}, {ROWS} or {TOKENIZER}"
+        options.error(f"--data {args.data}: holds no {wanted}; name the folder that does, or leave --data out")
     steps = [step for step in STEPS if step.name in args.only]
     if args.list:
         for step in steps:

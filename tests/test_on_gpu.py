@@ -241,6 +241,16 @@ def test_a_pass_on_cpu_ranks(names: list[str], tmp_path: Path):
     assert "skipped" in done.stdout
 
 
+@pytest.mark.parametrize("folder", ["nowhere", "."])
+def test_a_folder_without_data_is_refused(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["on_gpu", "--list", "--data", str(tmp_path / folder)])
+    with pytest.raises(SystemExit, match="2"):
+        on_gpu.main()
+    (tmp_path / "texts" / "tokenizer.model").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["on_gpu", "--list", "--data", str(tmp_path)])
+    on_gpu.main()
+
+
 def test_a_machine_without_the_libraries_of_the_analysis_can_run_it():
     code = "import sys, benchmarks.on_gpu; print({'analysis', 'duckdb', 'torch'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

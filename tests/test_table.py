@@ -107,9 +107,12 @@ def test_a_loaded_machine_and_ranks_that_take_turns_are_marked():
     busy = {"others_cores": 1.6, "stolen_cores": 0.0}
     lines = table.lines([on_ranks(9.0, 1, load=busy), on_ranks(9.0, 8, threads=1), on_ranks(9.0, 2, beside=1)])
     assert [line.split()[2] for line in lines[1:4]] == ["ok&", "ok>", "ok"]
-    assert "& others kept up to 1.6 of 4 cores busy while 1 were measured: see load in the records" in lines
-    assert "> more CPU ranks than cores: they took turns, in 1" in lines
-    assert "1 were measured beside other runs of the sweep, on the same machine" in lines
+    assert "& others kept up to 1.6 of 4 cores busy during 1 run: see load in the records" in lines
+    assert "> more CPU ranks than cores: they took turns, in 1 run" in lines
+    assert "1 run was measured beside other runs of the sweep, on the same machine" in lines
+    stolen = [{"others_cores": 0.2, "stolen_cores": 1.0}, {"others_cores": None, "stolen_cores": 2.0}]
+    lines = table.lines([on_ranks(9.0, gpus, load=load) for gpus, load in enumerate(stolen, 1)])
+    assert "& others kept up to 2.0 of 4 cores busy during 2 runs: see load in the records" in lines
     quiet = table.lines([on_ranks(9.0, 1, load={"others_cores": 0.3, "stolen_cores": 0.05})])
     assert not any(line.startswith("&") for line in quiet)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from multicard.config.placement import CROWDED, OVERSUBSCRIBED
-from multicard.records.comparable import CROWD, DISTURBED, LOADED, crowded, loaded
+from multicard.records.comparable import BUSY_SHARE, CROWD, DISTURBED, LOADED, busy_share, crowded
 from multicard.records.table import MARK
 
 
@@ -18,7 +18,7 @@ class Mark:
 
 
 def _loaded(run: Mapping[str, Any]) -> bool:
-    return loaded(run.get("others_cores"), run.get("stolen_cores"), run.get("cores"))
+    return busy_share(run.get("others_cores"), run.get("stolen_cores"), run.get("cores")) > BUSY_SHARE
 
 
 MARKS = (

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from multicard.config.base import NOT_IDENTITY
+from multicard.config.job import count
 from multicard.config.placement import CROWDED
 from multicard.measure import formulas
 
@@ -78,9 +79,9 @@ def content(result: dict[str, Any]) -> str | None:
     return (result.get("data") or {}).get("fingerprint")
 
 
-def loaded(others_cores: float | None, stolen_cores: float | None, cores: int | None) -> bool:
-    """Whether others computed on the run's cores while it was measured, by the record's `load` and `cores`."""
-    return bool(cores) and (others_cores or 0.0) + (stolen_cores or 0.0) > BUSY_SHARE * (cores or 0)
+def busy_share(others_cores: float | None, stolen_cores: float | None, cores: int | None) -> float:
+    """The share of the run's cores that others had while it was measured, by the record's `load` and `cores`."""
+    return ((others_cores or 0.0) + (stolen_cores or 0.0)) / cores if cores else 0.0
 
 
 def crowded(device: Any, ranks: int, cores: int | None) -> bool:
@@ -92,15 +93,15 @@ def marks(result: dict[str, Any]) -> str:
     """What the status of a run is marked with."""
     signs = {
         DISTURBED: bool(disturbers(result)),
-        LOADED: _loaded(result),
+        LOADED: _busy_share(result) > BUSY_SHARE,
         CROWD: crowded(result["axes"].get("device"), result["axes"]["gpus"], result.get("cores")),
     }
     return "".join(sign for sign, applies in signs.items() if applies)
 
 
-def _loaded(result: dict[str, Any]) -> bool:
+def _busy_share(result: dict[str, Any]) -> float:
     load = result.get("load") or {}
-    return loaded(load.get("others_cores"), load.get("stolen_cores"), result.get("cores"))
+    return busy_share(load.get("others_cores"), load.get("stolen_cores"), result.get("cores"))
 
 
 def disturbers(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -164,17 +165,18 @@ def notes(records: list[dict[str, Any]]) -> list[str]:
 def _load_notes(records: list[dict[str, Any]]) -> list[str]:
     """Others on the machine, other runs of the sweep, and ranks that took turns."""
     lines = []
-    busy = [result for result in records if _loaded(result)]
+    busy = [result for result in records if _busy_share(result) > BUSY_SHARE]
     if busy:
-        most = max(busy, key=lambda result: result["load"]["others_cores"] / result["cores"])
-        cores = f"up to {most['load']['others_cores']:.1f} of {most['cores']} cores"
-        lines.append(f"{LOADED} others kept {cores} busy while {len(busy)} were measured: see load in the records")
+        most = max(busy, key=_busy_share)
+        cores = f"up to {_busy_share(most) * most['cores']:.1f} of {most['cores']} cores"
+        lines.append(f"{LOADED} others kept {cores} busy during {count(len(busy), 'run')}: see load in the records")
     crowd = sum(CROWD in marks(result) for result in records)
     if crowd:
-        lines.append(f"{CROWD} {CROWDED}, in {crowd}")
+        lines.append(f"{CROWD} {CROWDED}, in {count(crowd, 'run')}")
     packed = sum(bool(result.get("beside")) for result in records)
     if packed:
-        lines.append(f"{packed} were measured beside other runs of the sweep, on the same machine")
+        were = f"{count(packed, 'run')} {'was' if packed == 1 else 'were'}"
+        lines.append(f"{were} measured beside other runs of the sweep, on the same machine")
     return lines
 
 
