@@ -17,7 +17,7 @@ def end_finite(losses: Sequence[float]) -> bool:
 def judge(table: Mapping[str, np.ndarray], finite: np.ndarray) -> dict[str, Any]:
     """The record's `non_finite_losses` and `divergence`.
 
-    A run diverged where the last loss of a rank is not finite. What it got over is counted alone.
+    A run diverged where the last loss of a rank is not finite. Losses from which it recovered are only counted.
 
     Args:
         table: epoch, step of the epoch and rank of each loss (losses,).

@@ -141,9 +141,9 @@ def notes(records: list[dict[str, Any]]) -> list[str]:
     rows = [result.get("text_rows") or {} for result in measured]
     most = max(rows, key=lambda counts: counts.get("cut") or 0, default={})
     if most.get("cut"):
-        left_out = f", {most['left_out']} of them left out, without a label then" if most["left_out"] else ""
+        left_out = f", {most['left_out']} of them left out: no label remained" if most["left_out"] else ""
         about = f"up to {most['cut']} of {most['read']} rows cut at max_seq_len{left_out}"
-        lines.append(f"{about}: see text_rows in the records")
+        lines.append(f"{about} (see text_rows in the records)")
     disturbed = [result for result in measured if disturbers(result)]
     if disturbed:
         who = sorted({str(other["name"] or other["pid"]) for result in disturbed for other in disturbers(result)})

@@ -34,14 +34,14 @@ class Divergence(Struct):
 
     epoch: Annotated[int | None, doc("from 0")] = None
     step: Annotated[int | None, doc("of the epoch, from 0")] = None
-    rank: Annotated[int | None, doc("null where the loss of all ranks together is known alone (tuning)")] = None
+    rank: Annotated[int | None, doc("null where only the loss of all ranks together is known (tuning)")] = None
 
 
 class TextRows(Struct):
     """Rows of text before they are packed, and what `max_seq_len` did to them."""
 
-    read: int | None = None
-    cut: Annotated[int | None, doc("longer than max_seq_len, and cut there; a pair once")] = None
+    read: Annotated[int | None, doc("all of the data set, or of its sample")] = None
+    cut: Annotated[int | None, doc("cut, for being longer than max_seq_len; a pair counts once")] = None
     left_out: Annotated[int | None, doc("of those cut: no label remained, or none in one answer of a pair")] = None
 
 
