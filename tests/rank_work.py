@@ -21,6 +21,7 @@ from torch.utils.data import Sampler
 
 from multicard.bottleneck import ablations
 from multicard.config.vision import VisionConfig
+from multicard.machine.load import own_cpu_s
 from multicard.ranks.process import Rank
 from multicard.vision import compiling, models, optim, replicas
 from multicard.vision.data import datasets, splits
@@ -367,6 +368,18 @@ def train_over_slow_gloo(rank: Rank, config: VisionConfig, folder: Path, workers
 def says_hello(rank: Rank, folder: Path, word: str) -> None:
     print(f"rank {rank.rank} of {rank.world_size}: {word}", flush=True)
     (folder / f"{rank.rank}.txt").write_text(word)
+
+
+def compile_in_workers(_: Rank, folder: Path) -> None:
+    """Have a process of Inductor's, as Triton's kernels are compiled in, compute; leave the CPU seconds of all."""
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+
+    with config.patch(compile_threads=2):
+        AsyncCompile.process_pool()
+        AsyncCompile.wakeup()
+        AsyncCompile.wait_pool_ready()
+    (folder / "cpu_s.txt").write_text(str(own_cpu_s()))
 
 
 def leave_environment(_: Rank, folder: Path) -> None:

@@ -1,9 +1,11 @@
 """How ranks are started: what they are forked with, and the environment that they get."""
 
+import multiprocessing.forkserver
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from multicard.config.placement import Placement
@@ -62,14 +64,27 @@ for method in ("forkserver", "spawn"):
     assert done.stdout.split() == ["PCI_BUS_ID"] * 2
 
 
+def test_what_compiles_for_a_rank_is_the_runs_own_load(tmp_path: Path):
+    """Inductor's processes end before their rank: the CPU time of orphans would be counted as others'."""
+    warm_up()
+    server = psutil.Process(multiprocessing.forkserver._forkserver._forkserver_pid)  # pyright: ignore[reportAttributeAccessIssue]
+    work, placement = "tests.rank_work:compile_in_workers", Placement("cpu", "gloo", 1, False)
+    before_s = sum(server.cpu_times()[2:4])  # of children that ended
+    assert elastic.launch(work, (tmp_path,), placement, Job(tmp_path, "cpu", "gloo", 0, 1, "system")) is None
+    spent_s = float((tmp_path / "cpu_s.txt").read_text())
+    assert sum(server.cpu_times()[2:4]) - before_s > spent_s - 0.1
+
+
 def test_ranks_get_the_variables_that_are_known_after_their_server_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     warm_up()
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    for name in ("GLOO_SOCKET_IFNAME", "TORCH_WARM_POOL"):
+        monkeypatch.delenv(name, raising=False)
     job = Job(tmp_path, "cpu", "gloo", 0, 1, "system")
     assert (
         elastic.launch("tests.rank_work:leave_environment", (tmp_path,), Placement("cpu", "gloo", 1, False), job)
         is None
     )
-    assert "GLOO_SOCKET_IFNAME=lo" in (tmp_path / "environment.txt").read_text().splitlines()
+    lines = (tmp_path / "environment.txt").read_text().splitlines()
+    assert {"GLOO_SOCKET_IFNAME=lo", "TORCH_WARM_POOL=0"} <= set(lines)

@@ -141,6 +141,8 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
 def _variables(placement: Placement, nodes: int) -> dict[str, str]:
     """Environment variables of the ranks: the fork server may be older than what is known by now."""
     variables = devices.variables() if placement.device == "cuda" else {}
+    if placement.device == "cpu":  # no Triton, for which Inductor would start processes that compute beside training
+        variables["TORCH_WARM_POOL"] = os.environ.get("TORCH_WARM_POOL", "0")
     if placement.backend == "gloo" and nodes == 1:
         variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
     return variables

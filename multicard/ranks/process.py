@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import subprocess
 import sys
 import traceback
 from contextlib import suppress
@@ -97,6 +98,7 @@ def work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
         rank = _join(job)
         getattr(importlib.import_module(module), function)(rank, *arguments)
         _leave()
+        _end_compilers()
     except BaseException as error:
         traceback.print_exc()
         _report(job, number, error)
@@ -129,6 +131,17 @@ def _leave() -> None:
     if dist.is_initialized():
         dist.barrier()  # the store lives in rank 0, and the others need it until they leave
         dist.destroy_process_group()
+
+
+def _end_compilers() -> None:
+    """End the processes in which Inductor compiles: their CPU time counts as the run's while they have their parent.
+
+    Forked ranks do not run what Inductor leaves to the interpreter's exit.
+    """
+    inductor = sys.modules.get("torch._inductor.async_compile")
+    if inductor is not None:
+        with suppress(subprocess.SubprocessError):  # they take too long: the run itself is over
+            inductor.shutdown_compile_workers()
 
 
 def _report(job: Job, rank: int, error: BaseException) -> None:
