@@ -45,6 +45,9 @@ def test_the_content_makes_a_setting_and_its_place_does_not(tmp_path: Path):
     assert sizes(grouping.by_setting(runs)) == sizes(grouping.by_setting(runs, mix=True)) == [1, 2]
     assert [len(ranking.runs) for ranking in best.rankings(runs, "time", Limits(), mix=True)] == [2, 1]
     assert "data" in list_runs.differing(runs)
+    refused = records.vision(status="refused") | {"data": None, "config": {}}
+    (pair,) = compare.compare(*[write(tmp_path, on(), on("bbb"), refused)] * 2, ["data"], common=False, mix=False)
+    assert pair.sides == ("data=aaa", "data=bbb")  # what was refused has no data
     assert len(draw.GENERAL["phases"](runs)[0].rows) // 4 >= 2
 
 

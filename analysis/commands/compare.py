@@ -94,7 +94,8 @@ def _by_value(runs: Sequence[Run], by: Sequence[str]) -> dict[str, list[Run]]:
     """The runs of one sweep by their values of the keys `by`, as they are typed: numbers ascend."""
     names = grouping.settings(runs)
     keys = [known(name, names, "--by") for name in by]
-    groups = grouping.group([run for run in runs if all(key in run.columns for key in keys)], keys)
+    with_values = [run for run in runs if all(key in run.columns and (key != DATA or run[DATA]) for key in keys)]
+    groups = grouping.group(with_values, keys)
     labels = {cell: grouping.label(cell, keys) for cell in sorted(groups, key=_order)}
     if len(groups) < 2:
         same = next(iter(labels.values()), f"no {', '.join(keys)}")
