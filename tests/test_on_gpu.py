@@ -67,6 +67,19 @@ def test_a_step_that_fails_does_not_stop_the_others_and_is_named(tmp_path: Path,
     assert max(map(len, printed.split("failed: bad (")[0].splitlines())) <= on_gpu.WIDTH
 
 
+def test_steps_of_different_code_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    run, steps = Pass(tmp_path, cuda=False), [step("old", "print(1)"), step("new", "print(2)")]
+    for number, each in enumerate(steps):
+        assert on_gpu.show(run, steps) == 0
+        assert "states of the code" not in capsys.readouterr().out
+        monkeypatch.setattr(on_gpu.environment, "git", lambda _, number=number: {"commit": str(number)})
+        on_gpu.take_all(run, [each], minutes=2)
+    assert on_gpu.show(run, steps) == 0
+    assert "the steps ran on 2 states of the code, so they do not compare; --again" in capsys.readouterr().out
+
+
 def test_another_call_takes_what_is_left_first_and_what_failed_again(tmp_path: Path):
     order = tmp_path / "order"
     code = f"print(open({str(order)!r}, 'a').write('%s ')); raise SystemExit(%d)"
