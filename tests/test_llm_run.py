@@ -173,7 +173,7 @@ def test_pin_memory_reaches_the_loader(pin: bool, words: list[str], tmp_path: Pa
         ["precision=bf16", "method=dpo"],
         ["precision=bf16", "method=qat"],
         ["activation_checkpointing=true", "gpus=2"],
-        ["max_seq_len=32", "method=dpo"],
+        ["max_seq_len=128", "method=dpo"],
         ["optimizer_in_bwd=true", "method=full"],
         ["optimizer_in_bwd=true", "method=qat", "activation_checkpointing=true"],
         ["model.tied=true", "method=full"],

@@ -97,7 +97,8 @@ def _tokens_against_one(result: dict[str, Any], records: list[dict[str, Any]]) -
 
 
 def _speedup(speedup: float, share: float) -> str:
-    return f"{speedup:.2f} ({share:.0%})" + comparable.DOUBTFUL * (share > formulas.DOUBTFUL_EFFICIENCY)
+    doubtful = share > formulas.DOUBTFUL_EFFICIENCY
+    return f"{speedup:.2f} ({share:.0%}){comparable.DOUBTFUL if doubtful else ''}"
 
 
 def _against_fp64(result: dict[str, Any], records: list[dict[str, Any]]) -> str:
