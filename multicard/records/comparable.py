@@ -67,9 +67,11 @@ def varied(records: list[dict[str, Any]], always: tuple[str, ...]) -> list[str]:
     groups = {key.partition(".")[0] for key in differ if key.endswith(".name")}  # another option has other keys
     keys = [key for key in differ if key not in names and key.partition(".")[2] not in names]
     shown = axes + [key for key in keys if key.partition(".")[0] not in groups]
-    told = [name for name in shown if name.partition(".")[0] in HAVE_DATA]
+    bringing = [name for name in shown if name.partition(".")[0] in HAVE_DATA]
+    with_content = [result for result in records if content(result) is not None]  # refused runs have none
     rows, with_data = (
-        {tuple(cell(result, name) for name in names) for result in records} for names in (told, [*told, DATA])
+        {tuple(cell(result, name) for name in names) for result in with_content}
+        for names in (bringing, [*bringing, DATA])
     )
     return shown + [DATA] * (len(with_data) > len(rows))
 
