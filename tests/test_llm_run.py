@@ -329,7 +329,8 @@ def test_the_table_shows_what_tuning_measures(tuned: Tuned):
     lines = [line.split() for line in table.lines([*results, refused])]
     assert lines[0][:4] == ["method", "template", "gpus", "status"] and "recipe" not in lines[0]
     assert {"s/iteration", "tokens/s", "collectives"} <= set(lines[0]) and "accuracy" not in lines[0]
-    assert [line[:4] for line in lines[1:4]] == [
+    # without the marks of a machine that others use too
+    assert [[*line[:3], line[3].rstrip("&>p")] for line in lines[1:4]] == [
         ["lora", "instruct", "1", "ok"],
         ["lora", "instruct", "2", "ok"],
         ["lora", "-", "0", "refused"],
