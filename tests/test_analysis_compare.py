@@ -12,6 +12,7 @@ from analysis.commands import compare, compare_table, environment_diff
 from analysis.runs import load
 from analysis.stats.between_runs import Ratio
 from multicard.measure import formulas
+from multicard.records import steps as record_steps
 from tests import records
 from tests.test_analysis_series import autocorrelated
 
@@ -128,16 +129,36 @@ def test_the_gate_keeps_5_percent_over_all_cells():
     assert 0.01 <= failed / 200 <= 0.06
 
 
-def test_a_step_lasts_until_its_slowest_rank_is_done_and_warm_up_is_left_out(tmp_path: Path):
-    steps_s = np.array([[9.0, 9.0], [1.0, 2.0], [4.0, 1.0], [9.0, 1.0], [1.0, 1.0]])
+def test_a_step_is_by_the_slowest_ranks_clock_and_warm_up_is_left_out(tmp_path: Path):
+    steps_s = np.array([[9.0, 8.0], [1.0, 3.0], [4.0, 1.0], [9.0, 1.0], [1.0, 1.0]])
     segments = [records.segment(), records.segment(3)]
     record = records.vision(segments=segments)
     records.write(tmp_path / "a", record, records.steps(steps_s, per_epoch=2))
     (run,) = load.read([tmp_path]).runs
-    assert compare.steps.measured_s(run).tolist() == [2.0, 4.0, 1.0]
+    assert compare.steps.measured_s(run).tolist() == [
+        2.0,
+        4.0,
+        1.0,
+    ]  # ends: 9 and 11, 4 and 13, 1
     anew = [records.segment() | {"steps": 0, "first_step": 4}, records.segment()]  # the first one's work was lost
     records.write(tmp_path / "a", records.vision(segments=anew), records.steps(steps_s, per_epoch=2))
     assert compare.steps.measured_s(load.read([tmp_path]).runs[0]).tolist() == [2.0, 4.0, 9.0, 1.0]
+
+
+def test_the_steps_of_older_records_are_derived_anew(tmp_path: Path):
+    columns = records.steps(np.array([[9.0, 8.0], [1.0, 3.0], [4.0, 1.0]]))
+    for name, build, key in (("vision", records.vision, "step_s"), ("llm", records.llm, "iteration_s")):
+        older = build(gpus=2)
+        older[key] = {"mean": 3.5, "count": 2, "warmup_count": 1}
+        folder = records.write(tmp_path / name, older, columns)
+        (run,) = load.read([folder]).runs
+        assert (run["step_s"], run["step_std_s"], run["steps"]) == (2.5, pytest.approx(math.sqrt(0.5)), 2)
+        assert record_steps.mean_s(older | {"folder": str(folder)}) == 2.5
+        (folder / "steps.parquet").unlink()
+        (run,) = load.read([folder]).runs
+        assert run["step_s"] is None and run["steps"] == 2  # figures of two definitions are not to be mixed
+        records.write(folder, older | {"axes": older["axes"] | {"gpus": 1}})
+        assert load.read([folder]).runs[0]["step_s"] == 3.5
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,19 @@ def test_statistics_leave_the_warm_up_out():
     assert (figures["count"], figures["warmup_count"]) == (5, 2)
 
 
+def test_steps_by_the_slowest_ranks_clock_add_up_to_the_epoch():
+    by_rank_s = np.random.default_rng(0).exponential(size=(3, 2, 5))  # ranks, epochs, steps
+    rank, epoch, step = (index.ravel() for index in np.indices(by_rank_s.shape))
+    shuffled = np.random.default_rng(1).permutation(len(rank))
+    table = [column[shuffled] for column in (epoch, rank, step, by_rank_s.ravel())]
+    ends_s = [[max(by_rank_s[:, e, : k + 1].sum(axis=1)) for k in range(5)] for e in range(2)]
+    expected = [end_s - ([0.0, *ends])[k] for ends in ends_s for k, end_s in enumerate(ends)]
+    steps_s = formulas.step_times_s(*table)
+    assert steps_s == pytest.approx(expected) and (steps_s >= 0).all()
+    assert steps_s.reshape(2, 5).sum(axis=1) == pytest.approx(by_rank_s.sum(axis=2).max(axis=0))
+    assert formulas.step_times_s(*(column[:0] for column in table)).size == 0
+
+
 @pytest.mark.parametrize(("samples", "warmup"), [([], 0), ([1.0], 5), ([1.0, 2.0], 2)])
 def test_statistics_of_nothing_are_null(samples: list[float], warmup: int):
     figures = formulas.statistics(samples, warmup)

@@ -1,4 +1,7 @@
-"""Records of schema_version 1 that commit 857b27b wrote, against what its analysis said of them."""
+"""Records of schema_version 1 that commit 857b27b wrote, against what its analysis said of them.
+
+Steps of several ranks are by the slowest rank's clock since then (tests/test_analysis_compare.py).
+"""
 
 import csv
 import json

@@ -22,8 +22,9 @@ from analysis.figures.setting_groups import (
     series,
 )
 from analysis.figures.vega import Figure, Spec, calculated, layered, numbered, only
-from analysis.runs.load import STEPS, Run
+from analysis.runs.load import Run
 from multicard.measure import timing
+from multicard.records.steps import STEPS
 
 MOST_BARS = 30  # settings in a figure with bars
 WINDOWS = 50  # of the steps of a tuning run: a point is the mean loss of one

@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 
 from analysis.runs.columns import columns
-from multicard.records import validate
+from multicard.records import steps, validate
 from multicard.records.run_folder import ENVIRONMENT, RESULT
 
-STEPS = "steps.parquet"
 UNFINISHED = "no result.json: it is still being measured, or was cut off"
 
 
@@ -102,4 +101,5 @@ def _read(folder: Path) -> Run | Skipped:
         return Skipped(folder, f"{RESULT} cannot be read ({error.strerror})")
     except ValueError as error:
         return Skipped(folder, str(error))
+    steps.redefine(folder, record)
     return Run(folder, columns(folder, record))

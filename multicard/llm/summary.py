@@ -9,6 +9,7 @@ from multicard.config.placement import Placement
 from multicard.llm import methods, models
 from multicard.measure import compile_cache, formulas, losses
 from multicard.ranks.meeting import peak_memory
+from multicard.records.steps import COLUMNS
 
 REWARDS = {"chosen": "rewards_chosen", "rejected": "rewards_rejected", "accuracy": "rewards_accuracies"}
 TOKENS = {"all": "tokens", "non_padding": "non_padding", "loss_bearing": "loss_bearing"}
@@ -114,19 +115,18 @@ def _numbers(table: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def _speed(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], skip: int) -> dict[str, Any]:
-    """Iteration times (a step lasts until its slowest rank is done), tokens, and tokens/s after the warm-up."""
+    """Iteration times, tokens, and tokens/s after the warm-up."""
     if not table or not len(table["step"]):
         nothing = dict.fromkeys(TOKENS)
         empty = {"iteration_s": formulas.statistics([], skip), "data_s": None}
         return empty | {"tokens": nothing, "tokens_per_s": dict(nothing)}
     number = _numbers(table)
-    slowest_s = np.zeros(number.max() + 1)
-    np.maximum.at(slowest_s, number, table["step_s"])
+    steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS))
     measured = number >= skip
     by_rank = [measured & (table["rank"] == rank["rank"]) for rank in ranks]
     seconds = [table["step_s"][rows].sum() for rows in by_rank]
     return {
-        "iteration_s": formulas.statistics(slowest_s, skip),
+        "iteration_s": formulas.statistics(steps_s, skip),
         "data_s": float(table["data_s"][measured].mean()) if measured.any() else None,  # mean over the ranks
         "tokens": {name: int(table[column].sum()) for name, column in TOKENS.items()},
         "tokens_per_s": {

@@ -4,11 +4,33 @@ from collections.abc import Sequence
 
 import numpy as np
 
+STEP_DEFINITION = "slowest rank's clock"
 
-def statistics(samples_s: Sequence[float] | np.ndarray, warmup: int) -> dict[str, float | int | None]:
-    """Mean, median, 95th and 99th percentile and standard deviation (n - 1) of the samples after the warm-up.
+
+def step_times_s(epoch: np.ndarray, rank: np.ndarray, step: np.ndarray, step_s: np.ndarray) -> np.ndarray:
+    """Seconds of each step of a run (steps,), from those of each rank (ranks x steps,).
+
+    A step ends when its slowest rank has ended it: with T_k the longest that any rank took from the start of the epoch
+    to the end of step k, a step takes T_k - T_(k-1), and the steps add up to the epoch. The maxima over ranks of single
+    steps add up to more, as a rank that is late in one step waits less in the next.
+    """
+    if not len(step_s):
+        return np.empty(0)
+    per_epoch = int(step.max()) + 1
+    seconds = np.zeros((int(rank.max()) + 1, int(epoch.max()) + 1, per_epoch))
+    seconds[rank, epoch, step] = step_s
+    ends_s = seconds.cumsum(axis=2).max(axis=0)
+    number = epoch.astype(int) * per_epoch + step
+    return np.diff(ends_s, axis=1, prepend=0.0).ravel()[: number.max() + 1]
+
+
+def statistics(samples_s: Sequence[float] | np.ndarray, warmup: int) -> dict[str, float | int | str | None]:
+    """Mean, median, 95th and 99th percentile and standard deviation (n - 1) of the steps after the warm-up.
 
     Percentiles interpolate linearly. Without samples all are None; `std` needs two.
+
+    Args:
+        samples_s: of all steps, as `step_times_s` has them.
     """
     warmup = min(warmup, len(samples_s))
     measured_s = np.asarray(samples_s, dtype=float)[warmup:]
@@ -22,6 +44,7 @@ def statistics(samples_s: Sequence[float] | np.ndarray, warmup: int) -> dict[str
         "std": float(measured_s.std(ddof=1)) if count > 1 else None,
         "count": count,
         "warmup_count": warmup,
+        "definition": STEP_DEFINITION,
     }
 
 

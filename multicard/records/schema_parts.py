@@ -81,7 +81,11 @@ class Load(Struct):
 
 
 class Statistics(Struct):
-    """Seconds of a step, which lasts until its slowest rank is done, over all steps after the warm-up."""
+    """Seconds of a step, over all steps after the warm-up.
+
+    By the slowest rank's clock, step k takes T_k - T_(k-1), where T_k is the longest that any rank took from the start
+    of the epoch to the end of step k: the steps add up to the epoch.
+    """
 
     mean: float | None = None
     median: float | None = None
@@ -90,6 +94,13 @@ class Statistics(Struct):
     std: Annotated[float | None, doc("standard deviation (n - 1)")] = None
     count: Annotated[int | None, doc("steps measured")] = None
     warmup_count: Annotated[int | None, doc("steps left out as warm-up")] = None
+    definition: Annotated[
+        str | UnsetType,
+        doc(
+            "slowest rank's clock; absent in older records, which have each step's longest over the ranks (these add "
+            "up to more than the epoch); the analysis derives theirs anew from steps.parquet"
+        ),
+    ] = UNSET
 
 
 class CompileCache(Struct):

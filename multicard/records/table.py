@@ -6,7 +6,7 @@ from typing import Any
 from multicard.config.base import Scale
 from multicard.config.placement import OVERSUBSCRIBED
 from multicard.measure import formulas
-from multicard.records import comparable, text_table
+from multicard.records import comparable, steps, text_table
 from multicard.records.text_table import in_bytes
 
 Columns = dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], str]]
@@ -130,7 +130,7 @@ COLUMNS: dict[str, Columns] = {
     },
     "llm": {
         **TOTAL,
-        "s/iteration": lambda result, _: _number(result["iteration_s"]["mean"], ".4f"),
+        "s/iteration": lambda result, _: _number(steps.mean_s(result), ".4f"),
         "tokens/s": lambda result, _: _number(result["tokens_per_s"]["non_padding"], ",.0f"),
         "x 1 GPU": _tokens_against_one,
         "loss": lambda result, _: _number(result["loss"]["first"], ".3f"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.base import RunConfig, TrackerConfig, TrackerMode, plain
+from multicard.measure import formulas
 from multicard.records import run_folder
 
 # Figures of an epoch, of either workload, and their charts
@@ -111,22 +112,23 @@ def _as_runtime_error() -> Iterator[None]:
 
 
 def step_rows(steps: Any, epochs: set[int]) -> list[dict[str, float]]:
-    """One row per step of these epochs: the slowest rank's `step_s`, and the mean `loss` weighted by samples."""
+    """One row per step of these epochs: its `step_s` over all ranks, and the mean `loss` weighted by samples."""
     import numpy as np
 
-    columns = {key: steps[key].to_numpy() for key in ("epoch", "step", "step_s", "loss", "samples")}
+    columns = {key: steps[key].to_numpy() for key in ("epoch", "rank", "step", "step_s", "loss", "samples")}
     tuning = "tokens" in steps.column_names  # of which only rank 0 knows the loss
-    unknown = steps["rank"].to_numpy() > 0 if tuning else columns["samples"] == 0
+    unknown = columns["rank"] > 0 if tuning else columns["samples"] == 0
     rows = []
     for epoch in sorted(epochs):
         in_epoch = columns["epoch"] == epoch
         step, loss = columns["step"][in_epoch], columns["loss"][in_epoch]
         weights = np.where(unknown[in_epoch], 0, columns["samples"][in_epoch])
-        slowest_s = np.zeros(step.max() + 1)
-        np.maximum.at(slowest_s, step, columns["step_s"][in_epoch])
+        steps_s = formulas.step_times_s(
+            np.zeros_like(step), columns["rank"][in_epoch], step, columns["step_s"][in_epoch]
+        )
         losses = np.where(weights > 0, loss, 0.0)
         mean = np.bincount(step, weights=losses * weights) / np.bincount(step, weights=weights)
-        rows += [{"step_s": s, "loss": loss} for s, loss in zip(slowest_s.tolist(), mean.tolist(), strict=True)]
+        rows += [{"step_s": s, "loss": loss} for s, loss in zip(steps_s.tolist(), mean.tolist(), strict=True)]
     return rows
 
 

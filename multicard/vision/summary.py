@@ -9,6 +9,8 @@ from multicard.config.vision import VisionConfig
 from multicard.measure import compile_cache, formulas, losses
 from multicard.measure.timing import PHASES
 from multicard.ranks.meeting import peak_memory
+from multicard.records.schema_parts import Segment
+from multicard.records.steps import COLUMNS, is_warmup
 from multicard.vision.strategy import STRATEGIES, Traffic
 
 
@@ -121,30 +123,21 @@ def _rates(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], warmup_ste
         empty = {"step_s": formulas.statistics([], warmup_steps), "phases_s": None}
         return {**empty, "images_per_s": None, "trained_images_per_s": None}
     number = table["epoch"] * ranks[0]["steps_per_epoch"] + table["step"]
-    warmup = _warmup(number.max() + 1, ranks[0]["segments"], warmup_steps)
+    segments = [Segment(first_step=part["first_step"], steps=part["steps"]) for part in ranks[0]["segments"]]
+    warmup = is_warmup(number.max() + 1, segments, warmup_steps)
     measured = ~warmup[number]
     by_rank = [measured & (table["rank"] == rank["rank"]) for rank in ranks]
     samples = [table["samples"][rows].sum() for rows in by_rank]
     trained_per_s = formulas.throughput_per_s(samples, [table["step_s"][rows].sum() for rows in by_rank])
     trained = table["samples"][table["epoch"] == 0].sum()
-    # a step lasts until its slowest rank is done
     phases_s = {phase: float(table[f"{phase}_s"][measured].mean()) for phase in PHASES} if measured.any() else None
-    slowest_s = np.zeros(len(warmup))
-    np.maximum.at(slowest_s, number, table["step_s"])
+    steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS))
     return {
-        "step_s": formulas.statistics(slowest_s[~warmup], 0) | {"warmup_count": int(warmup.sum())},
+        "step_s": formulas.statistics(steps_s[~warmup], 0) | {"warmup_count": int(warmup.sum())},
         "images_per_s": trained_per_s and trained_per_s * ranks[0]["distinct_samples"] / trained,
         "trained_images_per_s": trained_per_s,
         "phases_s": phases_s,  # mean a step and rank
     }
-
-
-def _warmup(steps: int, segments: list[dict[str, Any]], warmup_steps: int) -> np.ndarray:
-    """Whether each step is warm-up (steps,): the first of every segment are, as caches are cold after a restart."""
-    warmup = np.zeros(steps, dtype=bool)
-    for segment in segments:
-        warmup[segment["first_step"] :][:warmup_steps] = True
-    return warmup
 
 
 def _transfers(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], placement: Placement) -> dict[str, Any]:

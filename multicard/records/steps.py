@@ -1,0 +1,84 @@
+"""The steps of a run, from its steps.parquet, as its record counts them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from multicard.measure import formulas
+from multicard.records.schema import AnyRecord, VisionRecord
+from multicard.records.schema_parts import Segment, Statistics
+
+STEPS = "steps.parquet"
+COLUMNS = ("epoch", "rank", "step", "step_s")
+
+
+def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
+    """Seconds of each step after the warm-up (n,), in their order; see `formulas.step_times_s`.
+
+    The warm-up is `warmup_steps` of every segment of a training run, `skip_steps` of a tuning run.
+
+    Raises:
+        ValueError: steps.parquet is absent or broken.
+    """
+    seconds = _step_times_s(folder)
+    return seconds[~_warmup(record, len(seconds))]
+
+
+def _step_times_s(folder: Path) -> np.ndarray:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / STEPS
+    try:
+        table = pq.read_table(path, columns=list(COLUMNS))
+        return formulas.step_times_s(*(table[name].to_numpy() for name in COLUMNS))
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise ValueError(f"{path}: no steps can be read ({str(error).splitlines()[0]})") from None
+
+
+def _warmup(record: AnyRecord, steps: int) -> np.ndarray:
+    if isinstance(record, VisionRecord):
+        return is_warmup(steps, record.segments or [Segment(steps=steps)], record.config.get("warmup_steps") or 0)
+    return np.arange(steps) < (record.config.get("skip_steps") or 0)
+
+
+def is_warmup(steps: int, segments: Sequence[Segment], warmup_steps: int) -> np.ndarray:
+    """Whether each step is warm-up (steps,): the first of every segment are, as caches are cold after a restart."""
+    flags = np.zeros(steps, dtype=bool)
+    for segment in segments:
+        if segment.steps:  # work that was not saved has no first step of its own
+            flags[segment.first_step :][:warmup_steps] = True
+    return flags
+
+
+def mean_s(result: dict[str, Any]) -> float | None:
+    """The mean of the steps of a record that is not decoded, with its `folder`; see `redefine`."""
+    stored = result.get("step_s") or result["iteration_s"]
+    if "definition" in stored:
+        return stored["mean"]
+    record = msgspec.convert(result, AnyRecord)
+    redefine(Path(result["folder"]), record)
+    return record.steps.mean if record.steps else None
+
+
+def redefine(folder: Path, record: AnyRecord) -> None:
+    """Derive the statistics of an older record's steps anew, which it has by another definition.
+
+    Without steps.parquet only the counts are left. On one rank both definitions are the same.
+    """
+    stored = record.steps
+    ranks = int(record.axes.get("gpus") or 1) * int(record.axes.get("nodes") or 1)
+    if stored is None or stored.definition == formulas.STEP_DEFINITION or ranks == 1 or stored.mean is None:
+        return
+    try:
+        figures = formulas.statistics(measured_s(folder, record), 0)
+    except ValueError:
+        figures = {"count": stored.count}
+    anew = msgspec.convert(figures | {"warmup_count": stored.warmup_count}, Statistics)
+    if isinstance(record, VisionRecord):
+        record.step_s = anew
+    else:
+        record.iteration_s = anew
