@@ -59,7 +59,7 @@ def check_options(words: list[str], workload: Workload) -> None:
         added = group.lstrip("+")
         if added != group and added.partition(".")[0] != "hydra":  # Hydra would add a key that nobody reads
             require(added in known, _explain_key(added, workload))
-        if group in ("experiment", "scale"):
+        if group in ("experiment", "scale", "repeat"):
             require("," not in value, f"{word}: takes one value, not a sweep")
         if group not in ("experiment", *workload.options):
             continue

@@ -275,6 +275,16 @@ def test_a_cell_keeps_its_folder_however_it_is_typed(tmp_path: Path):
     assert identity.find(tmp_path, "gpus=0-00000000") == tmp_path / "gpus=0-00000000"
 
 
+def test_a_repetition_has_a_folder_of_its_own_and_the_same_identity(tmp_path: Path):
+    first, second = (identity.folder_name(composed(f"repetition={n}"), [f"repetition={n}"]) for n in (1, 2))
+    assert (first, second) == (f"default-{typed().identity()}", f"default-{typed().identity()}-r2")
+    (tmp_path / first).mkdir()
+    assert identity.find(tmp_path, second) == tmp_path / second
+    typed_out = tmp_path / second.replace("default", "gpus=1")
+    typed_out.mkdir()
+    assert identity.find(tmp_path, second) == typed_out and identity.find(tmp_path, first) == tmp_path / first
+
+
 @pytest.mark.parametrize("words", [["precison=fp32"], ["dataset.downlod=true"], ["precision=fp8"], ["device=tpu"]])
 def test_misspelt_words_are_hydras_to_refuse(words: list[str]):
     with pytest.raises(HydraException):

@@ -195,7 +195,7 @@ class Judge:
                 raise ValueError(
                     f"{side} mixes commits, machines, data or cores in one cell: {mixture} (--mix averages over them)"
                 )
-        ok_a, ok_b = (sorted(runs, key=lambda run: run["seed"] or 0) for runs in (ok_a, ok_b))
+        ok_a, ok_b = (sorted(runs, key=lambda run: (run["seed"] or 0, run["repetition"] or 1)) for runs in (ok_a, ok_b))
         spreads = _spreads(self.by_step, ok_a, ok_b)
         try:
             steps_a, steps_b = ([steps.measured_s(run) for run in runs] for runs in (ok_a, ok_b))

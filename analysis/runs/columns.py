@@ -47,6 +47,7 @@ ABOUT = {
     "others_cores": "load.others_cores",
     "stolen_cores": "load.stolen_cores",
     "beside": "beside",
+    "repetition": "repetition",
     "segments": "segments",
     "started_at": "started_at",
     "ended_at": "ended_at",

@@ -1,9 +1,15 @@
 """Hydra's basic sweeper without its check that composes every cell, since the launchers compose all of them before the
-first runs. With `scale=smoke` it shrinks the axes of an experiment."""
+first runs. Repetitions are the outermost axes, so that all cells are measured once before any is measured again: what
+the machine drifts by meanwhile is in all of them. With `scale=smoke` it shrinks the axes of an experiment."""
 
 from collections.abc import Mapping, Sequence
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.types import Override
+
+from multicard.config.repetition import count
+
+OUTERMOST = ("repetition", "seed")
 
 
 class CellSweeper(BasicSweeper):
@@ -23,7 +29,17 @@ class CellSweeper(BasicSweeper):
         assert self.config is not None
         shrunk = self.smoke if self.config.scale == "smoke" else {}
         words = self.axes | shrunk
-        return [f"{key}={value}" for key, value in words.items() if value is not None]
+        axes = [f"{key}={value}" for key, value in words.items() if value is not None]
+        times = count(self.config.repeat)  # what is no number is refused cell by cell
+        return [*axes, *([f"repetition={','.join(map(str, range(1, times + 1)))}"] if times > 1 else [])]
+
+    @staticmethod
+    def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+        def place(override: Override) -> int:
+            key = override.get_key_element()
+            return OUTERMOST.index(key) if key in OUTERMOST else len(OUTERMOST)
+
+        return BasicSweeper.split_arguments(sorted(overrides, key=place), max_batch_size)
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """Left to the launcher."""

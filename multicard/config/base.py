@@ -14,8 +14,9 @@ from typing import Any, Optional  # OmegaConf reads Optional[...] on every Pytho
 
 from omegaconf import MISSING
 
-from multicard.config.job import ASKED, JobConfig
+from multicard.config.job import ASKED
 from multicard.config.keys import key, require
+from multicard.config.repetition import REPETITION, RepeatedConfig
 
 
 class Backend(StrEnum):
@@ -95,13 +96,13 @@ class TrackerConfig:
 
 
 # Keys that do not change what is measured, and so are no part of a cell's identity
-NOT_IDENTITY = ("name", "rerun", "stop_on_divergence", "tracker", *ASKED)
+NOT_IDENTITY = ("name", "rerun", "stop_on_divergence", "tracker", *ASKED, *REPETITION)
 # Keys that came later, by group, with what earlier runs did: at that value a run keeps the identity it had before
 LATER = {"model": {"pointwise": "convolution"}}
 
 
 @dataclass
-class RunConfig(JobConfig):
+class RunConfig(RepeatedConfig):
     """The keys that both entries share."""
 
     name: str = key(MISSING, "folder under multirun/; the same command with the same name resumes a sweep")

@@ -38,6 +38,7 @@ def begin(workload: Workload, cfg: DictConfig, folder: Path, job: str | None = N
         "cause": None,
         "started_at": timestamp(),
         "axes": workload.axes(cfg, str(cfg.device)),
+        "repetition": cfg.repetition,
     }
 
 

@@ -36,9 +36,11 @@ def cell(workload: Workload, cfg: DictConfig) -> None:
     if single:
         folder = identity.find(folder, identity.folder_name(cfg, list(job.overrides.task)))
     measured = None if cfg.rerun else run_folder.finished(folder)
-    changed = None if measured is None else changed_data(workload, typed(workload, cfg), measured)
-    if changed is not None:
-        SESSION.records.append(outcome.refuse(outcome.begin(workload, cfg, folder), changed, keep=False))
+    reason = None if measured is None else changed_data(workload, typed(workload, cfg), measured)
+    if single and cfg.repeat != "1":
+        reason = problem(workload, cfg) or f"repeat={cfg.repeat}: several runs are a sweep; add -m"
+    if reason is not None:
+        SESSION.records.append(outcome.refuse(outcome.begin(workload, cfg, folder), reason, keep=False))
     elif measured is not None:
         say(f"{SESSION.label}measured before ({measured['status']}): {folder}")
         SESSION.records.append(measured | {"folder": str(folder)})

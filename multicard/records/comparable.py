@@ -9,6 +9,7 @@ from multicard.config.placement import CROWDED
 from multicard.measure import formulas
 
 DATA = "data"  # the fingerprint of the data, as a column of tables
+REPETITION = "repetition"  # too
 HAVE_DATA = ("dataset", "tokenizer", "model", "weights")  # groups and axes that bring other data with them
 APART = 0.02  # share by which counted and profiled bytes may differ without a note
 
@@ -33,9 +34,11 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def reference(result: dict[str, Any], records: list[dict[str, Any]], **axes: Any) -> dict[str, Any] | None:
-    """The `ok` record that has these values on `axes` and is like `result` in all else, data and machine too."""
+    """The `ok` record that has these values on `axes` and is like `result` in all else, data and machine too; of
+    several repetitions the same one."""
     alike = [r for r in records if r["status"] == "ok" and _all_but(r, [*axes]) == _all_but(result, [*axes])]
-    return next((r for r in alike if all(r["axes"].get(axis, value) == value for axis, value in axes.items())), None)
+    alike = [r for r in alike if all(r["axes"].get(axis, value) == value for axis, value in axes.items())]
+    return min(alike, key=lambda r: r.get(REPETITION) != result.get(REPETITION), default=None)
 
 
 def _all_but(result: dict[str, Any], axes: list[str]) -> dict[str, Any]:
@@ -73,7 +76,8 @@ def varied(records: list[dict[str, Any]], always: tuple[str, ...]) -> list[str]:
         {tuple(cell(result, name) for name in names) for result in with_content}
         for names in (bringing, [*bringing, DATA])
     )
-    return shown + [DATA] * (len(with_data) > len(rows))
+    repeated = len({result.get(REPETITION) or 1 for result in records}) > 1
+    return shown + [DATA] * (len(with_data) > len(rows)) + [REPETITION] * repeated
 
 
 def content(result: dict[str, Any]) -> str | None:
@@ -120,6 +124,8 @@ def cell(result: dict[str, Any], name: str) -> str:
         return str(value).lower() if isinstance(value, bool) else str(value)
     if name == DATA:
         return content(result) or "-"
+    if name == REPETITION:
+        return str(result.get(REPETITION) or 1)
     return flat(result.get("config", {})).get(name, "-").strip('"')
 
 

@@ -290,9 +290,9 @@ def _aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.before")
 
 
-def find_cell(sweep: Path, identity: str) -> Path | None:
-    """The folder under `sweep` in which the run with this identity was measured before."""
-    return next((path for path in sorted(sweep.glob(f"*{identity}")) if path.is_dir()), None)
+def find_cell(sweep: Path, ending: str) -> Path | None:
+    """The folder under `sweep` in which the run with this identity, and repetition, was measured before."""
+    return next((path for path in sorted(sweep.glob(f"*{ending}")) if path.is_dir()), None)
 
 
 def finished(folder: Path) -> dict[str, Any] | None:

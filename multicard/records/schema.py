@@ -99,8 +99,8 @@ class Rewards(Struct):
 class Record(Struct, kw_only=True):
     """The keys that all runs have.
 
-    A refused run, or one whose controller is gone, has only the keys up to `axes`; figures of a run that did not end ok
-    are of the epochs that it finished.
+    A refused run, or one whose controller is gone, has only the keys up to `repetition`; figures of a run that did not
+    end ok are of the epochs that it finished.
     """
 
     kind: ClassVar[str]
@@ -112,6 +112,7 @@ class Record(Struct, kw_only=True):
     cause: Annotated[Cause | None, doc("null where the run ended ok")] = None
     started_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
     axes: Annotated[dict[str, Scalar], doc("the settings that sweeps vary, as used")]
+    repetition: Annotated[int | None, doc("which measurement of the same cell, from 1 (`repeat`)")] = None
     identity: Annotated[str | None, doc("8 hex digits of what is measured; equal means the same work")] = None
     config: Annotated[dict[str, Any], doc("the resolved configuration")] = {}
     ended_at: Annotated[str | None, doc("UTC, ISO 8601")] = None

@@ -70,7 +70,7 @@ def plan(
         except ValueError as error:
             problem = str(error)
         digits = identity.REFUSED if run_config is None else run_config.identity()
-        name = identity.name(digits, [word for word in overrides if word not in unnamed])
+        name = identity.name(digits, [word for word in overrides if word not in unnamed], cfg.repetition)
         folder = identity.find(Path(str(composed.hydra.sweep.dir)), name)
         label = f"[{number}/{total}] "
         if folder in numbers:
