@@ -18,8 +18,8 @@ from tests.profiler_files import BASE_US, Event, write_kineto, write_nsys
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
-# Two steps, of 1000 us each. On the device, of 2000 us: compute in 0-100, 200-900 and 1600-1650, the first begun
-# before the window; communication in 800-1200 and 1500-1700; copies in 100-150, 1250-1300 and 1900-2100.
+# Two steps, of 1000 us each. On the device, of 2000 us from the first copy: compute in 200-900 and 1600-1650, and until
+# 100 what began before the steps; communication in 800-1200 and 1500-1700; copies in 100-150, 1250-1300 and 1900-2100.
 MADE = [
     Event("range", "ProfilerStep#5", 0, 1000, 1),
     Event("range", "ProfilerStep#6", 1000, 1000, 1),
@@ -70,10 +70,10 @@ def test_overlap_exposure_and_gaps_have_their_closed_form(tmp_path: Path, source
     (rank,) = profile.ranks
     assert (rank.rank, rank.steps, rank.devices) == (0, 2, [0])
     assert rank.window_s == pytest.approx(2e-3)
-    busy = 150 + 1000 + 60 + 200 + 100
+    busy = 50 + 1000 + 60 + 200 + 200
     derived = rank.derived
     assert derived.gpu_busy_share == pytest.approx(busy / 2000)
-    assert derived.compute_s == pytest.approx((100 + 700 + 50) * 1e-6)
+    assert derived.compute_s == pytest.approx((700 + 50) * 1e-6)
     assert derived.communication_s == pytest.approx(600e-6)
     assert derived.exposed_communication_s == pytest.approx((300 + 150) * 1e-6)
     assert derived.overlap_share == pytest.approx(1 - 450 / 600)
@@ -172,6 +172,24 @@ def lagging(steps: int) -> list[Event]:
     return events[::-1]  # in no order of time
 
 
+@pytest.mark.parametrize("source", ["kineto", "nsys"])
+def test_shares_are_of_the_devices_time_where_the_host_is_ahead(tmp_path: Path, source: str):
+    """Three steps that the host is done with in 300 us, and whose kernels take the device 10 times as long."""
+    events = []
+    for step in range(3):
+        events += [Event("range", f"ProfilerStep#{step}", 100 * step, 100, 1)]
+        events += [Event("api", "cudaLaunchKernel_v7000", 100 * step + 10, 50, 1, launch=step + 1)]
+        events += [Event("kernel", "relu", 40 + 1000 * step, 900, 7, launch=step + 1)]
+    path = tmp_path / "made"
+    profile = read([write_kineto(path, events) if source == "kineto" else write_nsys(path, {77: events})])
+    (rank,), rows = profile.ranks, rows_of(profile)
+    assert rank.window_s == pytest.approx(2900e-6)
+    shares = (rank.derived.gpu_busy_share, rows["kernel", "relu"].share)
+    assert shares == (pytest.approx(2700 / 2900), pytest.approx(2700 / 2900))
+    assert rank.derived.launch_gap_s == pytest.approx(200e-6)
+    assert rows["api", "cudaLaunchKernel"].share == pytest.approx(150 / 2900)
+
+
 @pytest.mark.parametrize("calls_of_the_warm_up", [True, False])  # Kineto drops them and keeps what they launched
 @pytest.mark.parametrize("source", ["kineto", "nsys"])
 def test_what_a_lagging_device_runs_counts_for_the_step_that_launched_it(
@@ -186,9 +204,9 @@ def test_what_a_lagging_device_runs_counts_for_the_step_that_launched_it(
         assert (row.calls, row.bytes, row.total_s) == (4, 2 + 4 + 8 + 16, pytest.approx(200e-6)), name
     assert (rows["kernel", "relu"].calls, rows["kernel", "relu"].total_s) == (8, pytest.approx(2 * 210e-6))
     assert rows["api", "cudaMemcpyAsync"].calls == 4
-    # unions of time are of what the device did meanwhile: of the warm-up and of the first three steps
+    # unions of time are of the same steps: busy as long as the rows say, as nothing of them overlaps
     assert profile.ranks[0].window_s == pytest.approx(4e-3)
-    assert rows["derived", "GPU busy"].total_s == pytest.approx((4 * 100 + 2 * (50 + 51 + 52 + 53)) * 1e-6)
+    assert rows["derived", "GPU busy"].total_s == pytest.approx((4 * 100 + 2 * (51 + 52 + 53 + 54)) * 1e-6)
 
 
 @pytest.mark.parametrize("source", ["kineto", "nsys"])

@@ -102,6 +102,16 @@ def test_a_run_cut_short_counts_epochs_that_all_ranks_finished():
     assert figures["communication_bytes"]["broadcast"] == (40 + 20) + 4 * 20 + 16
 
 
+def test_rounds_without_a_batch_for_every_rank_broadcast_no_buffers():
+    ranks = [rank_file(rank, 2, [(0, 8)]) for rank in range(2)]
+    table = steps([1] * 8, [1] * 8)
+    samples = np.where((table["rank"].to_numpy() == 1) & (table["step"].to_numpy() == PER_EPOCH - 1), 0, SAMPLES)
+    table = table.set_column(table.column_names.index("samples"), "samples", pa.array(samples))
+    moved = summary(ranks, table, 0)["communication_bytes"]
+    assert moved["all_reduce"] == 8 * 40  # average_gradients takes DDP's part
+    assert moved["broadcast"] == (40 + 20) + 6 * 20 + 2 * 16
+
+
 def test_joules_per_image_count_every_training_of_an_image():
     ranks = [rank_file(rank, 2, [(0, 8)]) for rank in range(2)]
     run = typed("strategy=ddp_ds"), Placement("cuda", "nccl", 2, False), ranks, steps([1] * 8, [1] * 8)

@@ -1,13 +1,15 @@
 """The events of one rank in its window: how often and how long each name occurs, and the times derived from them.
 
-The window reaches from the start of the first step marker to the end of the last, without the profiler's own work
-around them; without markers, over all events.
+The host's window reaches from the start of the first step marker to the end of the last, without the profiler's own
+work around them; without markers, over all events. The device's reaches from the start of the first operation launched
+in it to the end of the last. Shares are of the longer of the two: where the host is ahead of the device, the steps take
+as long as the device does.
 
-- Counts are of whole events that start in the window. Kernels, copies and memsets run behind the host: they count if
-  the call that launched them started in the window, whenever the device came to them, so that calls and bytes are
-  those of the steps. If that call is not in the trace their own start decides (but see `_counted_at`).
-- Derived times are lengths of unions of intervals clipped to the window: a device with overlapping kernels on several
-  streams is busy once. They are summed over the devices of a rank.
+- Counts are of whole events that start in the host's window. Kernels, copies and memsets run behind the host: they
+  count if the call that launched them started in the window, whenever the device came to them, so that calls and bytes
+  are those of the steps. If that call is not in the trace their own start decides (but see `_counted_at`).
+- Derived times are lengths of unions of the intervals that count, those on the host clipped to its window: a device
+  with overlapping kernels on several streams is busy once. They are summed over the devices of a rank.
 """
 
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from multicard.profiling.profile_data import Derived
 
 
 class RankEvents:
-    """Columns (N,) of a trace's events, and its window in ns."""
+    """Columns (N,) of a trace's events, and its host's window in ns."""
 
     def __init__(self, trace: Trace) -> None:
         self.names = trace.names
@@ -35,24 +37,29 @@ class RankEvents:
             self.open, self.close = int(self.start[marked].min()), int(self.end[marked].max())
         self._launching_call = self._launching_calls()
         self._take_bytes_from_calls()
+        counted_at = self._counted_at()
+        self._counts = (counted_at >= self.open) & (counted_at < self.close)
+        work = self._counts & self._is(*ON_DEVICE)
+        device_ns = int(self.end[work].max() - self.start[work].min()) if work.any() else 0
+        self.window_ns = max(self.close - self.open, device_ns)
         self.devices: list[int] = np.unique(self.device[self._is(*ON_DEVICE)]).tolist()
         self.apis = {api(self.names[code]) for code in np.unique(self.name[self.kind == Kind.API])}
 
     @property
     def window_s(self) -> float:
-        return (self.close - self.open) / 1e9
+        """Of the longer window."""
+        return self.window_ns / 1e9
 
     def share(self, ns: float) -> float:
-        """Nanoseconds as a share of the window."""
-        return ns / (self.close - self.open) if self.close > self.open else 0.0
+        """Nanoseconds as a share of the longer window."""
+        return ns / self.window_ns if self.window_ns else 0.0
 
     def counts(self) -> Iterator[tuple[Kind, str, int, int, int | None]]:
         """Kind, name, calls, ns and bytes of all events that count.
 
         The ns of ranges are those within any range of that name on a thread or device: recursion counts once.
         """
-        at = self._counted_at()
-        inside = np.flatnonzero((at >= self.open) & (at < self.close))
+        inside = np.flatnonzero(self._counts)
         keys, group = np.unique(self.kind[inside] * np.int64(len(self.names)) + self.name[inside], return_inverse=True)
         calls = sums_by_group(np.ones(len(inside), np.int64), group, len(keys))
         ns = sums_by_group(self.end[inside] - self.start[inside], group, len(keys))
@@ -78,16 +85,16 @@ class RankEvents:
         busy = computing = communication = exposed = gap = 0
         nccl = self._named(Kind.KERNEL, self._are_collectives(Kind.KERNEL))
         for device in self.devices:
-            here = self.device == device
-            start, end, _ = self._clipped(self._is(*ON_DEVICE) & here)
-            compute = covered(*self._clipped(self._is(Kind.KERNEL) & here & ~nccl)[:2])
+            here = self._counts & (self.device == device)
+            start, end = self._spans(self._is(*ON_DEVICE) & here)
+            compute = covered(*self._spans(self._is(Kind.KERNEL) & here & ~nccl))
             busy += covered(start, end)
             gap += int(end.max() - start.min()) - covered(start, end) if len(start) else 0
             computing += compute
-            communication += covered(*self._clipped(nccl & here)[:2])
-            exposed += covered(*self._clipped(self._is(Kind.KERNEL) & here)[:2]) - compute
+            communication += covered(*self._spans(nccl & here))
+            exposed += covered(*self._spans(self._is(Kind.KERNEL) & here)) - compute
         return Derived(
-            gpu_busy_share=busy / ((self.close - self.open) * len(self.devices)) if self.close > self.open else None,
+            gpu_busy_share=busy / (self.window_ns * len(self.devices)) if self.window_ns else None,
             compute_s=computing / 1e9,
             communication_s=communication / 1e9,
             exposed_communication_s=exposed / 1e9,
@@ -152,8 +159,11 @@ class RankEvents:
             totals[range_kind, code] = totals.get((range_kind, code), 0) + length
         return totals
 
+    def _spans(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.start[chosen], self.end[chosen]
+
     def _clipped(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Starts and ends of the chosen events clipped to the window, and their threads."""
+        """Starts and ends of the chosen events clipped to the host's window, and their threads."""
         start, end = np.maximum(self.start[chosen], self.open), np.minimum(self.end[chosen], self.close)
         inside = start < end
         return start[inside], end[inside], self.thread[chosen][inside]

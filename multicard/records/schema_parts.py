@@ -228,7 +228,12 @@ class ProfileDerived(Struct):
 class ProfileRank(Struct):
     rank: int
     where: Annotated[str, doc("the profiler's file that its events are from")]
-    window_s: Annotated[float, doc("seconds from the first profiled step's start to the last one's end")]
+    window_s: Annotated[
+        float,
+        doc(
+            "seconds from the first profiled step's start to the last one's end; on the device where that takes longer"
+        ),
+    ]
     steps: Annotated[int | None, doc("profiled steps; null without step markers")]
     devices: list[int]
     derived: ProfileDerived

@@ -61,11 +61,13 @@ class Share:
 class Traffic:
     """Sizes from which a strategy computes the bytes that a rank receives in a run.
 
+    full_steps: those of the steps for which every rank has a batch.
     parameters, gradients, buffers, statistics: bytes; statistics are the floating-point buffers.
     """
 
     world_size: int
     steps: int
+    full_steps: int
     evaluations: int
     parameters: int
     gradients: int
@@ -182,7 +184,8 @@ def replicated(
 
 def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | None:
     """All-reduce: 2 (w - 1) / w of the gradients a step, as in a ring. Broadcast from rank 0: parameters and buffers
-    when DDP starts, all buffers before each training step, the BatchNorm statistics before each evaluation."""
+    when DDP starts, all buffers before each training step for which every rank has a batch (others go without DDP's
+    forward pass), the BatchNorm statistics before each evaluation."""
     if isinstance(config.strategy, DdpConfig) and config.strategy.sync_batchnorm:
         return None
     if traffic.world_size <= 1 or not traffic.steps:
@@ -190,7 +193,7 @@ def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | Non
     at_start = traffic.parameters + traffic.buffers
     return {
         "all_reduce": round(traffic.steps * formulas.ring_all_reduce_bytes(traffic.gradients, traffic.world_size)),
-        "broadcast": at_start + traffic.steps * traffic.buffers + traffic.evaluations * traffic.statistics,
+        "broadcast": at_start + traffic.full_steps * traffic.buffers + traffic.evaluations * traffic.statistics,
     }
 
 

@@ -168,7 +168,11 @@ def _communication(
     """Bytes that a rank receives in collectives, from sizes and steps; None where the strategy does not know them."""
     first = ranks[0] if ranks else {}
     sizes = (first.get(f"{part}_bytes", 0) for part in ("parameter", "gradient", "buffer", "statistics"))
-    steps = int((table["rank"] == 0).sum()) if table else 0
-    traffic = Traffic(len(ranks), steps, len(first.get("epochs", [])), *sizes)
+    steps = full_steps = 0
+    if table:
+        steps = int((table["rank"] == 0).sum())
+        without_batch = table["samples"] == 0  # of rows, each a rank's step
+        full_steps = steps - len(set(zip(table["epoch"][without_batch], table["step"][without_batch], strict=True)))
+    traffic = Traffic(len(ranks), steps, full_steps, len(first.get("epochs", [])), *sizes)
     received = STRATEGIES[config.strategy.name].received(config, traffic)
     return None if received is None else received | {"per": "rank", "source": "computed"}
