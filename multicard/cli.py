@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from multicard import help as command_help
 from multicard import workloads
 from multicard.config.keys import require
+from multicard.config.repetition import REPETITION
 from multicard.controller import session
 from multicard.controller.workload import Workload
 
@@ -59,7 +60,7 @@ def check_options(words: list[str], workload: Workload) -> None:
         added = group.lstrip("+")
         if added != group and added.partition(".")[0] != "hydra":  # Hydra would add a key that nobody reads
             require(added in known, _explain_key(added, workload))
-        if group in ("experiment", "scale", "repeat"):
+        if group in ("experiment", "scale", *REPETITION[:-1]):
             require("," not in value, f"{word}: takes one value, not a sweep")
         if group not in ("experiment", *workload.options):
             continue

@@ -10,7 +10,7 @@ import pytest
 from analysis.runs import load
 from analysis.stats import between_runs
 from analysis.stats.between_runs import PRIOR_SD, Ratio, Spread
-from analysis.stats.series import Term, combined
+from multicard.measure.repeated_runs import Term, combined
 from tests import records
 from tests.test_analysis_series import autocorrelated
 

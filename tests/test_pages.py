@@ -41,6 +41,7 @@ SHRUNK = {
     "epochs": "1",
     "batch_size": "16",
     "tracker.mode": "disabled",
+    "repeat_max": "2",
 }
 DATA = {"mnist": SHARED / "mnist", "images": SHARED / "clothing"}
 TUNING_SHRUNK = {"device": "cpu", "max_steps": "2", "dataset.rows": "12", "tracker.mode": "disabled"}

@@ -20,7 +20,7 @@ from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals, shares
 from analysis.stats.between_runs import Spread
 from analysis.stats.intervals import Interval
-from analysis.stats.series import combined
+from multicard.measure.repeated_runs import combined
 from multicard.profiling.names import COPIES
 from multicard.profiling.profile_data import Profile, RankProfile
 

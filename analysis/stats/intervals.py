@@ -7,12 +7,10 @@ of them together cover at 95 %. Of 20 separate 95 % intervals, one would be expe
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import numpy as np
 
-CONFIDENCE = 0.95
-NORMAL = 1e6  # degrees of freedom from which on Student's t is the normal distribution
+from multicard.measure.repeated_runs import CONFIDENCE, student_quantile
 
 
 @dataclass(frozen=True)
@@ -43,20 +41,6 @@ def normal_quantile(confidence: float) -> float:
     from scipy.special import ndtri  # a third of a second, which most commands do without
 
     return float(ndtri(0.5 + confidence / 2))
-
-
-@cache
-def student_quantile(confidence: float, degrees: float) -> float:
-    """The two-sided quantile of Student's t: 3.18 at 95 % and 3 degrees of freedom; the normal one at infinitely many.
-
-    Raises:
-        ValueError: fewer than 1 degree of freedom.
-    """
-    from scipy.special import stdtrit  # a third of a second, which most commands do without
-
-    if degrees < 1:
-        raise ValueError("a spread needs at least two values")
-    return float(stdtrit(min(degrees, NORMAL), 0.5 + confidence / 2))
 
 
 def wilson(right: int, count: int, confidence: float) -> Interval:

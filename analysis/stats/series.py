@@ -12,31 +12,14 @@ Intervals then have Student's t with one degree of freedom less than that number
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from multicard.measure.repeated_runs import Term
 
 MIN_SAMPLES = 8  # below which the correlation of a series cannot be told
 MIN_WORTH = 4.0  # independent samples below which there is no interval
 BIAS_ROUNDS = 3  # in which Geyer's estimate and its correction settle
-
-
-@dataclass(frozen=True)
-class Term:
-    """A part of the variance of an estimate, with its degrees of freedom."""
-
-    variance: float
-    degrees: float
-
-
-def combined(terms: Sequence[Term]) -> Term:
-    """The sum of independent estimates of variances (Satterthwaite 1946, Biometrics Bull. 2:110)."""
-    total = math.fsum(term.variance for term in terms)
-    if not total:
-        return Term(0.0, min(term.degrees for term in terms))
-    uncertain = math.fsum(term.variance**2 / term.degrees for term in terms)  # nothing, of infinite degrees
-    return Term(total, total**2 / uncertain if uncertain else math.inf)
 
 
 def mean_variance(samples: np.ndarray, independent: bool = False) -> Term | None:

@@ -7,9 +7,7 @@ otherwise. The first follows from the number of answers, the second from the run
 import math
 from dataclasses import dataclass
 
-from analysis.stats.between_runs import CONFIDENCE, Spread
-from analysis.stats.intervals import student_quantile
-from analysis.stats.series import Term, combined
+from multicard.measure.repeated_runs import CONFIDENCE, Spread, Term, combined, student_quantile
 
 PRIOR_SD = 0.002  # of the accuracy of runs with other seeds, before any was repeated
 

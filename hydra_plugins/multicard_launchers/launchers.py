@@ -4,13 +4,15 @@ Hydra imports this file at every start: everything else is imported when a sweep
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import JobReturn, configure_log, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
+
+from multicard.config.repetition import AUTO
 
 if TYPE_CHECKING:
     from multicard.sweep.plan import Cell
@@ -27,18 +29,58 @@ class SweepLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from multicard.controller.session import SESSION
-        from multicard.sweep import plan
 
         if SESSION.abandoned:
             return []  # an earlier batch of the sweep was interrupted
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
-        cells = plan.plan(self.hydra_context, self.config, job_overrides, initial_job_idx)
+        if self.config.repeat == AUTO:
+            self._measure_until_sure(job_overrides, initial_job_idx)
+        else:
+            self._measure_batch(job_overrides, initial_job_idx)
+        return []
+
+    def _measure_until_sure(self, job_overrides: Sequence[Sequence[str]], first: int) -> None:
+        from multicard.controller.session import SESSION, say
+        from multicard.sweep.until_sure import UntilSure
+
+        rounds = UntilSure(self.config, job_overrides)
+        while rounds.batch:
+            first += len(rounds.batch)
+            cells, left = self._measure_batch(rounds.batch, first - len(rounds.batch), rounds.plan)
+            if self.config.dry_run and left:
+                say(f"repeat=auto: then as often as needed, at most repeat_max={self.config.repeat_max} times each")
+                return
+            rounds.take(cells)
+            if SESSION.abandoned:
+                return
+        rounds.say()
+
+    def _measure_batch(
+        self,
+        job_overrides: Sequence[Sequence[str]],
+        first: int,
+        check: "Callable[[list[Cell]], None]" = lambda _: None,
+    ) -> "tuple[list[Cell], list[Cell]]":
+        """Measure cells, or say what would be measured. Returns them, and those of them that were not measured before.
+
+        Args:
+            first: Hydra's number of the first.
+            check: may refuse them all, before any is started.
+        """
+        from multicard.sweep import plan
+
+        cells = plan.plan(self.hydra_context, self.config, job_overrides, first)
+        try:
+            check(cells)
+        except ValueError:
+            plan.remove_empty_sweep(cells)
+            raise
         left = plan.settle(cells)
         if self.config.dry_run:
             self.show(cells, left)
             plan.remove_empty_sweep(cells)
-            return []
+            return cells, left
         try:
             if left:
                 self.measure(cells, left)
@@ -49,7 +91,7 @@ class SweepLauncher(Launcher):
             plan.say_interrupted(cells)
         finally:
             plan.finish(cells)
-        return []
+        return cells, left
 
     @abstractmethod
     def measure(self, cells: "list[Cell]", left: "list[Cell]") -> None:

@@ -4,26 +4,44 @@ Hydra takes no `repeat.error` beside `repeat=3`: a key is either a value or a gr
 """
 
 from dataclasses import dataclass
+from typing import Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
 from multicard.config.job import JobConfig
 from multicard.config.keys import key, require
 
-AUTO = "auto"  # until it is sure enough
+AUTO = "auto"
+LEAST_AUTO = 2  # one run does not show how runs differ
 # None of these keys changes what is measured
-REPETITION = ("repeat", "repetition")
+REPETITION = ("repeat", "repeat_error", "repeat_max", "repeat_compare", "repetition")
 
 
 @dataclass
 class RepeatedConfig(JobConfig):
-    repeat: str = key("1", "sweeps: measure each cell so many times, by turns: all cells once, then all again")
+    repeat: str = key("1", "sweeps: measure each cell so many times, by turns; auto: until it is sure enough")
+    repeat_error: str = key("1%", "repeat=auto: sure enough is an interval of the mean step of so much to either side")
+    repeat_max: int = key(10, "repeat=auto: measure a cell at most so many times")
+    repeat_compare: Optional[str] = key(
+        None, "repeat=auto: a swept key; sure enough is also when its values differ, or differ by 5% at most"
+    )
     repetition: int = key(1, "which of its repetitions a run is, from 1; repeat sets it")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(count(self.repeat) >= 1, f"repeat={self.repeat}: must be 1 or more")
+        require(self.repeat == AUTO or count(self.repeat) >= 1, f"repeat={self.repeat}: must be 1 or more, or auto")
+        require(0 < share(self.repeat_error) < 1, f"repeat_error={self.repeat_error}: must be above 0% and below 100%")
+        require(self.repeat_max >= LEAST_AUTO, f"repeat_max={self.repeat_max}: must be {LEAST_AUTO} or more")
         require(self.repetition >= 1, f"repetition={self.repetition}: must be 1 or more")
 
 
 def count(repeat: str) -> int:
     """How many times `repeat` has a cell measured; 0 where that is no number."""
     return int(repeat) if repeat.isascii() and repeat.isdigit() else 0
+
+
+def share(percent: str) -> float:
+    """ "1%" or "0.01" as 0.01; 0 where it is neither."""
+    number, sign, rest = percent.strip().partition("%")
+    try:
+        return 0.0 if rest else float(number) / (100 if sign else 1)
+    except ValueError:
+        return 0.0

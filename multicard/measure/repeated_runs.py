@@ -1,0 +1,190 @@
+"""How runs of one setting differ from one another, and what a ratio of two settings is worth for it.
+
+Two runs of the same program differ by more than their steps show: memory lies elsewhere, clocks and neighbours change.
+More steps do not help; more runs do. So the variance between runs is part of every interval:
+
+- It is that of the logarithm of a run's mean, pooled over all settings of a machine and a kind of run (`vision`, `llm`)
+  that were measured more than once, with n - 1 degrees of freedom of n runs.
+- Few repetitions are drawn towards a prior that counts as PRIOR_DEGREES of freedom: a standard deviation of PRIOR_SD.
+- Student's t has the degrees of freedom of all parts together (Satterthwaite). A difference that a comparison sees with
+  a probability of POWER follows from the noncentral t.
+
+Sweeps with `repeat=auto` decide by it when a cell was measured often enough, and the analysis judges by it
+(`analysis.stats.between_runs`, which adds the scatter of the steps).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+CONFIDENCE = 0.95
+NORMAL = 1e6  # degrees of freedom from which on Student's t is the normal distribution
+POWER = 0.8
+PRIOR_SD = 0.02  # of the logarithm of a run's mean, before any run was repeated
+PRIOR_DEGREES = 1
+MARGIN = 0.05  # relative difference up to which two settings count as equal
+MAX_RUNS = 50  # a side, beyond which repeating is not worth naming
+ABOVE, BELOW, WITHIN, UNDECIDED = "above", "below", "within", "undecided"
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of the variance of an estimate, with its degrees of freedom."""
+
+    variance: float
+    degrees: float
+
+
+def combined(terms: Sequence[Term]) -> Term:
+    """The sum of independent estimates of variances (Satterthwaite 1946, Biometrics Bull. 2:110)."""
+    total = math.fsum(term.variance for term in terms)
+    if not total:
+        return Term(0.0, min(term.degrees for term in terms))
+    uncertain = math.fsum(term.variance**2 / term.degrees for term in terms)  # nothing, of infinite degrees
+    return Term(total, total**2 / uncertain if uncertain else math.inf)
+
+
+@cache
+def student_quantile(confidence: float, degrees: float) -> float:
+    """The two-sided quantile of Student's t: 3.18 at 95 % and 3 degrees of freedom; the normal one at infinitely many.
+
+    Raises:
+        ValueError: fewer than 1 degree of freedom.
+    """
+    from scipy.special import stdtrit  # a third of a second, which most commands do without
+
+    if degrees < 1:
+        raise ValueError("a spread needs at least two values")
+    return float(stdtrit(min(degrees, NORMAL), 0.5 + confidence / 2))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How runs of one setting differ.
+
+    variance: of the logarithm of a run's mean, shrunk to the prior. degrees: n - 1 over all repeated settings.
+    within: the part of the variance that steps without correlation would have.
+    """
+
+    variance: float = PRIOR_SD**2
+    degrees: int = 0
+    within: float = 0.0
+
+    @property
+    def term(self) -> Term:
+        return Term(self.variance, self.degrees + PRIOR_DEGREES)
+
+
+def pooled(settings: Iterable[Sequence[tuple[float, float]]], prior_sd: float = PRIOR_SD) -> Spread:
+    """The spread of settings that were repeated.
+
+    Args:
+        settings: of each, its runs: the value of which the spread is wanted, and the variance that its steps give it.
+    """
+    squares = degrees = 0.0
+    within = 0.0
+    for runs in settings:
+        values = np.array([value for value, _ in runs])
+        squares += float(np.square(values - values.mean()).sum())
+        degrees += len(runs) - 1
+        within += (len(runs) - 1) * float(np.mean([variance for _, variance in runs]))
+    variance = (PRIOR_DEGREES * prior_sd**2 + squares) / (PRIOR_DEGREES + degrees)
+    return Spread(variance, round(degrees), within / degrees if degrees else 0.0)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The mean of B / that of A.
+
+    error: the standard error of the logarithm; None where the samples are too few. degrees: of freedom.
+    repeated: whether `error` holds how runs differ; else it is that of the samples of single runs alone.
+    runs: of the smaller side. run_variance: of the logarithm of the ratio of one run a side.
+    """
+
+    ratio: float
+    error: float | None
+    degrees: float
+    repeated: bool
+    runs: int
+    run_variance: float
+
+    def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+        if self.error is None:
+            return None
+        half = student_quantile(confidence, self.degrees) * self.error
+        return self.ratio * math.exp(-half), self.ratio * math.exp(half)
+
+    def verdict(self, margin: float = MARGIN, confidence: float = CONFIDENCE) -> str:
+        """Where the whole interval lies: ABOVE 1, BELOW 1, WITHIN 1 / (1 + margin) to 1 + margin, or UNDECIDED."""
+        bounds = self.bounds(confidence)
+        if bounds is None or not self.repeated:
+            return UNDECIDED
+        low, high = bounds
+        if low > 1:
+            return ABOVE
+        if high < 1:
+            return BELOW
+        return WITHIN if low >= 1 / (1 + margin) and high <= 1 + margin else UNDECIDED
+
+    def least_difference(self, confidence: float = CONFIDENCE) -> float | None:
+        """The relative difference that such a comparison tells from none with a probability of POWER."""
+        if self.error is None or not self.repeated:
+            return None
+        return math.expm1(_noncentral(confidence, self.degrees) * self.error)
+
+    def runs_to_decide(self, margin: float = MARGIN) -> int | None:
+        """Runs a side with which a difference as large as this one would be seen, or shown to be within the margin,
+        with a probability of POWER; None if it takes more than MAX_RUNS."""
+        seen = abs(math.log(self.ratio))
+        to_tell = max(seen, math.log1p(margin) - seen)
+        for count in range(self.runs + 1, MAX_RUNS + 1):
+            degrees = max(self.degrees if self.repeated else PRIOR_DEGREES, PRIOR_DEGREES) + 2 * (count - self.runs)
+            if _noncentral(CONFIDENCE, degrees) * math.sqrt(self.run_variance / count) <= to_tell:
+                return count
+        return None
+
+
+def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spread]) -> Ratio:
+    """The mean of B's runs / the mean of A's, of one figure a run.
+
+    Where nothing was repeated, runs are taken to differ by PRIOR_SD exactly.
+
+    Args:
+        spreads: of the logarithm of the figure, on A's machine and on B's.
+
+    Raises:
+        ValueError: a mean that is not above 0.
+    """
+    means = [math.fsum(side) / len(side) for side in (a, b)]
+    if min(means) <= 0:
+        raise ValueError("nothing to compare with: it is 0")
+    between, runs = variance_between(spreads, len(a), len(b)), min(len(a), len(b))
+    total = Term(PRIOR_SD**2 * (1 / len(a) + 1 / len(b)), math.inf) if between is None else combined(between)
+    error, known = math.sqrt(total.variance), between is not None
+    return Ratio(means[1] / means[0], error, total.degrees, known, runs, total.variance * runs)
+
+
+def half_width(runs: int, spread: Spread) -> float:
+    """Half of the interval of a mean over so many runs, on the scale of the spread."""
+    return student_quantile(CONFIDENCE, spread.term.degrees) * math.sqrt(spread.variance / runs)
+
+
+def variance_between(spreads: tuple[Spread, Spread], count_a: int, count_b: int) -> list[Term] | None:
+    """The variance of the difference of two means (of logarithms: of a ratio), each over so many runs, from run to run;
+    None where nothing was repeated on a machine."""
+    if not all(spread.degrees for spread in spreads):
+        return None
+    a, b = (spread.term for spread in spreads)
+    if spreads[0] == spreads[1]:
+        return [Term(a.variance * (1 / count_a + 1 / count_b), a.degrees)]
+    return [Term(a.variance / count_a, a.degrees), Term(b.variance / count_b, b.degrees)]
+
+
+def _noncentral(confidence: float, degrees: float) -> float:
+    """The noncentrality with which Student's t exceeds its quantile with a probability of POWER."""
+    from scipy.special import nctdtrinc
+
+    return float(nctdtrinc(min(degrees, NORMAL), 1 - POWER, student_quantile(confidence, degrees)))
