@@ -6,8 +6,11 @@ import numpy as np
 import pynvml
 import pytest
 
-from multicard.energy import integrals
+from multicard.energy import gpu_record, integrals, parts
+from multicard.energy.counters import Counters
 from multicard.energy.readings import COLUMNS
+from multicard.machine import devices
+from tests.nvml_stand_in import Gpu, Nvml, install
 
 NAN = float("nan")
 
@@ -121,3 +124,72 @@ def test_spans_of_several_starts_add_up():
     assert at_once["energy_joules"] is at_once["power_mean_w"] is None  # not a figure, and not 0
     lost = integrals.device([(first, (0, 1)), (integrals.NO_ROWS, (0, 4))])
     assert lost["energy_joules"] is lost["energy_source"] is lost["power_mean_w"] is None
+
+
+LOAD_S, IDLE_W, LOAD_W, RISE_S = 5.3, 80.0, 600.0, 0.5  # power rises and falls by exp(-t / RISE_S)
+
+
+def joules_at(times_s: np.ndarray, end_s: float) -> np.ndarray:
+    """The integral of the power up to `times_s`, of a load from LOAD_S to `end_s`."""
+
+    def loaded(since_s: np.ndarray) -> np.ndarray:
+        since_s = np.maximum(since_s, 0.0)
+        return (LOAD_W - IDLE_W) * (since_s - RISE_S * (1 - np.exp(-since_s / RISE_S)))
+
+    return IDLE_W * times_s + loaded(times_s - LOAD_S) - loaded(times_s - end_s)
+
+
+def recorded(seconds: float, read: bool) -> dict[str, Any]:
+    """The record of a run of a single GPU that trained `seconds`, sampled once a second, whose ranks `read` too."""
+    end_s = LOAD_S + seconds
+    times_s = np.arange(0.0, end_s + 3)
+    samples = np.full((len(times_s), len(COLUMNS)), NAN)
+    samples[:, 0], samples[:, 1] = times_s, joules_at(times_s, end_s)
+    readings = [[100 + at_s, joules_at(np.array(at_s), end_s)] for at_s in (LOAD_S, end_s)] if read else []
+    earlier = [[1.0, 1e9]]  # of a start before
+    joined = parts.with_readings(samples, readings + earlier, (100.0, 100 + times_s[-1]))
+    part = {"start": 0, "node": 0, "host": "a", "trained_s": [(LOAD_S, end_s)], "processes": [], "problem": None}
+    part["devices"] = [{"uuid": "GPU-a", "index": 0, "missing": {}}]
+    return gpu_record.summarise([part], {(0, 0, "GPU-a"): dict(zip(COLUMNS, joined.T, strict=True))}, [])
+
+
+@pytest.mark.parametrize("seconds", [2.5, 3, 10, 60])
+def test_energy_by_readings_at_the_ends_is_that_of_the_power_curve(seconds: float):
+    start_s, end_s = np.array(LOAD_S), np.array(LOAD_S + seconds)
+    expected = float(joules_at(end_s, float(end_s)) - joules_at(start_s, float(end_s)))
+    record, by_samples = recorded(seconds, read=True), recorded(seconds, read=False)
+    assert record["energy_joules"] == pytest.approx(expected, rel=1e-9) and record["problem"] is None
+    assert record["devices"][0]["power_mean_w"] == pytest.approx(expected / seconds)
+    if seconds <= 3:  # it would be off by 6 % and more
+        assert by_samples["energy_joules"] is None and "too short for energy" in by_samples["problem"]
+    else:
+        assert by_samples["energy_joules"] == pytest.approx(expected, rel=0.03)
+
+
+def test_a_short_run_has_no_energy():
+    record = recorded(1.5, read=True)  # the counter may lag by 0.1 s at each end
+    (gpu,) = record["devices"]
+    assert record["energy_joules"] is gpu["energy_joules"] is gpu["power_mean_w"] is None
+    assert gpu["energy_source"] == gpu_record.TOO_SHORT and "too short" in record["problem"]
+
+
+def test_pauses_between_epochs_leave_little_in_doubt():
+    samples = rows([0.0, 1, 1.01, 2, 2.01, 3], energy_joules=[0, 1, 1, 2, 2, 3])
+    epochs = [(samples, (0.0, 1.0)), (samples, (1.01, 2.0)), (samples, (2.01, 3.0))]
+    assert integrals.doubtful_share(epochs) == pytest.approx((2 * 0.1 + 2 * 0.01) / 2.98)
+
+
+def test_ranks_read_the_counters_of_their_gpus(monkeypatch: pytest.MonkeyPatch):
+    gpus = [Gpu("GPU-a", energy_mj=7000), Gpu("GPU-b", lacks=("TotalEnergyConsumption",))]
+    install(monkeypatch, Nvml(*gpus))
+    monkeypatch.setattr(devices, "used_gpu", lambda device: device)
+    counters = Counters(["GPU-a", "GPU-b", "GPU-unknown"])
+    counters.read()
+    gpus[0].energy_mj = 9000
+    counters.read()
+    assert [(uuid, joules) for _, uuid, joules in counters.readings] == [("GPU-a", 7.0), ("GPU-a", 9.0)]
+    assert counters.readings[0][0] < counters.readings[1][0]
+    install(monkeypatch, Nvml(driver=False))
+    for none in (Counters(["GPU-a"]), Counters([None])):
+        none.read()
+        assert none.readings == []

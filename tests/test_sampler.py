@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from multicard.config.placement import Placement
-from multicard.energy import gpu_record, neighbours, parts, sampler
+from multicard.energy import gpu_record, integrals, neighbours, parts, sampler
 from multicard.energy.neighbours import Neighbours
 from multicard.energy.sampler import Sampler
 from multicard.machine.allocation import Allocation
@@ -34,6 +34,8 @@ CUDA = Placement("cuda", "nccl", 2, False)
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "INTERVAL_S", 0.02)
+    for lag in ("COUNTER_LAG_S", "POWER_LAG_S"):
+        monkeypatch.setattr(integrals, lag, 0.0)  # the stand-in has none
 
 
 def rank_file(folder: Path, rank: int, *spans_s: tuple[float, float]) -> None:

@@ -7,6 +7,9 @@ from multicard.energy import integrals, parts, sampler
 from multicard.energy.integrals import Span
 from multicard.energy.parts import Samples
 
+TOO_SHORT = "too short"
+MOST_DOUBTFUL = 0.1  # of a run's energy
+
 
 def merge(folder: Path, expected: list[tuple[int, int]], wait: bool) -> dict[str, Any]:
     """The record's `gpu`, from the parts of all starts and nodes; their samples go to one file. See `parts.merge`."""
@@ -33,9 +36,11 @@ def summarise(parts: list[dict[str, Any]], samples: Samples, missing: list[str])
             devices[key] = {"host": part["host"], **device}
             rows = samples.get((part["start"], part["node"], device["uuid"]), integrals.NO_ROWS)
             worked.setdefault(key, []).extend((rows, span) for span in part_spans)
-    figures = [devices[key] | integrals.device(worked[key]) for key in devices]
+    figures = [devices[key] | _unless_too_short(integrals.device(worked[key]), worked[key]) for key in devices]
     joules = [device["energy_joules"] for device in figures]
     problems = [*missing, *(f"node {p['node']}, start {p['start']}: {p['problem']}" for p in parts if p["problem"])]
+    if any(device["energy_source"] == TOO_SHORT for device in figures):
+        problems.append(f"too short for energy, which may be off by more than {MOST_DOUBTFUL:.0%}; train longer")
     return {
         "energy_joules": None if missing or not joules or None in joules else sum(joules),
         "covers": "training" if parts and all(part["trained_s"] for part in parts) else "sampled",
@@ -54,6 +59,13 @@ def summarise(parts: list[dict[str, Any]], samples: Samples, missing: list[str])
         "disturbed_by": _disturbers(parts, spans),
         "problem": "; ".join(problems) or None,
     }
+
+
+def _unless_too_short(figures: dict[str, Any], parts: list[Any]) -> dict[str, Any]:
+    """A GPU's figures, without its energy where too much of it is in doubt."""
+    if figures["energy_joules"] is None or integrals.doubtful_share(parts) <= MOST_DOUBTFUL:
+        return figures
+    return figures | {"energy_joules": None, "energy_source": TOO_SHORT, "power_mean_w": None}
 
 
 def training_joules(gpu: dict[str, Any] | None) -> float | None:

@@ -1,8 +1,8 @@
 """Energy, power, clocks and temperature of a GPU in a span of time, from its samples.
 
-Energy between two instants is the difference of NVML's counter there, interpolated linearly between the samples around
-each: the error is at most one sampling interval's energy at either end, and none where power is steady. A pause
-between epochs that is shorter than the interval counts with the power of the epochs around it.
+Energy between two instants is the difference of NVML's counter there, interpolated linearly between the readings around
+each. Ranks read it where a span begins and ends (`counters`), so that the error is what the counter lags behind.
+Without these readings, it is at most the energy from an end to the nearest sample, and none where power is steady.
 """
 
 from typing import Any
@@ -25,6 +25,11 @@ REASONS = {
     0x200: "board_limit",
     0x400: "reliability",
 }
+
+# Seconds by which a figure may lag: NVML renews the counter 10 times a second or more often (arXiv 2312.02741, of A100
+# and H100), and its power is a mean of the last second
+COUNTER_LAG_S, POWER_LAG_S = 0.1, 1.0
+SKEW_JOULES = 100.0  # by which a reading may be below an earlier one, of another process that waited for its answer
 
 Span = tuple[float, float]  # from, to, in seconds on the samples' clock
 NO_ROWS = {name: np.empty(0) for name in COLUMNS}
@@ -52,12 +57,33 @@ def integrated(times_s: np.ndarray, power_w: np.ndarray) -> np.ndarray:
 def joules_of(rows: dict[str, np.ndarray], span: Span) -> tuple[float | None, str | None]:
     """Joules of one GPU in `span`, and their source: `counter`, or `power_samples` where it has none."""
     counter = rows["energy_joules"]
-    if (np.diff(counter[~np.isnan(counter)]) >= 0).all():  # it restarts from 0 when the driver is reloaded
+    if (np.diff(counter[~np.isnan(counter)]) >= -SKEW_JOULES).all():  # it restarts from 0 when the driver is reloaded
         joules = between(rows["time_s"], counter, span)
         if joules is not None:
             return joules, "counter"
     joules = between(rows["time_s"], integrated(rows["time_s"], rows["power_w"]), span)
     return joules, None if joules is None else "power_samples"
+
+
+def doubtful_share(parts: list[tuple[dict[str, np.ndarray], Span]]) -> float:
+    """By how much the energy of spans may be wrong: the time from their ends to the nearest readings, or by which the
+    figure lags if that is more, as a share of their time. A pause between spans counts as its length at most.
+
+    Args:
+        parts: as in `device`, whose energy is known.
+    """
+    doubtful_s, earlier = 0.0, None
+    for rows, (start_s, end_s) in parts:
+        by_counter = joules_of(rows, (start_s, end_s))[1] == "counter"
+        times_s = rows["time_s"][~np.isnan(rows["energy_joules" if by_counter else "power_w"])]
+        lag_s = COUNTER_LAG_S if by_counter else POWER_LAG_S
+        before_s, after_s = (max(lag_s, np.abs(times_s - end).min()) for end in (start_s, end_s))
+        if earlier is not None and earlier[0] is rows:
+            pause_s, open_s = start_s - earlier[1], earlier[2] + before_s
+            doubtful_s += min(pause_s, open_s) - open_s
+        doubtful_s += before_s + after_s
+        earlier = rows, end_s, after_s
+    return float(doubtful_s / sum(end_s - start_s for _, (start_s, end_s) in parts))
 
 
 def decode(reasons: int) -> dict[int, str]:

@@ -37,6 +37,20 @@ def training_spans(ranks: list[dict[str, Any]], expected: int, sampled: Span) ->
     return spans if spans and sampled[0] <= spans[0][0] and spans[-1][1] <= sampled[1] else []
 
 
+def with_readings(samples: np.ndarray, readings: list[list[Any]], sampled: Span) -> np.ndarray:
+    """Samples (n, columns) of a GPU with a row, of energy alone, for each reading of its counter by a rank.
+
+    Args:
+        readings: time on `clock_s`, and joules; those outside of `sampled` are of an earlier start.
+    """
+    inside = [reading for reading in readings if sampled[0] <= reading[0] <= sampled[1]]
+    rows = np.full((len(inside), len(COLUMNS)), np.nan)
+    for row, (time_s, joules) in zip(rows, inside, strict=True):
+        row[[COLUMNS.index("time_s"), COLUMNS.index("energy_joules")]] = time_s - sampled[0], joules
+    both = np.concatenate([samples, rows])
+    return both[np.argsort(both[:, 0], kind="stable")]
+
+
 def write(folder: Path, part: dict[str, Any], samples: dict[str, np.ndarray]) -> None:
     """Write a part.
 

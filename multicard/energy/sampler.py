@@ -108,10 +108,16 @@ class Sampler:
         if not self._uuids:
             return
         rank_files = [rank for rank in run_folder.read_ranks(self._folder) if rank["rank"] in self._ranks]
-        spans = parts.training_spans(rank_files, len(self._ranks), (self._opened_s, self._closed_s))
+        sampled = self._opened_s, self._closed_s
+        spans = parts.training_spans(rank_files, len(self._ranks), sampled)
+        read = [reading for rank in rank_files for reading in rank.get("counters", ())]
         width = len(COLUMNS)  # a thread that hangs may have left an incomplete sample
         samples = {
-            uuid: np.array(values[: len(values) // width * width]).reshape(-1, width)
+            uuid: parts.with_readings(
+                np.array(values[: len(values) // width * width]).reshape(-1, width),
+                [[time_s, joules] for time_s, gpu, joules in read if gpu == uuid],
+                sampled,
+            )
             for uuid, values in self._values.items()
         }
         elsewhere = self._used_elsewhere(rank_files)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from multicard.energy.counters import Counters
 from multicard.measure import memory
 from multicard.ranks import meeting
 from multicard.ranks.process import Rank
@@ -16,7 +17,8 @@ class TuningReport:
 
     def __init__(self, rank: Rank, folder: Path, flags: dict[str, Any]) -> None:
         self.rank, self.folder = rank, folder
-        self.content: dict[str, Any] = meeting.head(rank, flags)
+        self.counters = Counters([rank.device])
+        self.content: dict[str, Any] = {**meeting.head(rank, flags), "counters": self.counters.readings}
 
     def built(self, figures: dict[str, Any]) -> None:
         """Add the sizes of the model and the peak of memory so far, which is reset for the training."""

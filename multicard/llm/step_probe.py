@@ -108,6 +108,7 @@ class Probe:
 
     def start(self) -> None:
         """Training starts now, on all ranks."""
+        self.report.counters.read()
         self.started_s = timing.clock_s()
         self.report.started(self.started_s)
         self._post()
@@ -121,6 +122,7 @@ class Probe:
         if self.substitute is not None:
             return
         ended_s = timing.clock_s()
+        self.report.counters.read()
         per_step = self.config.gradient_accumulation_steps
         limit = self.config.max_steps or self.steps_per_epoch
         batches = min(len(self.counts) // per_step, limit) * per_step  # a recipe that stops early has fetched one more

@@ -177,7 +177,7 @@ class GpuDevice(Struct):
     name: str | UnsetType | None = UNSET
     samples: int | None = None
     energy_joules: float | None = None
-    energy_source: Annotated[str | None, doc("counter (NVML's), or power_samples (integrated)")] = None
+    energy_source: Annotated[str | None, doc("counter (NVML's), power_samples (integrated), or too short")] = None
     power_mean_w: float | None = None
     power_max_w: float | None = None
     sm_clock_mean_mhz: float | None = None

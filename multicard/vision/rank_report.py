@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from multicard.energy.counters import Counters
 from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES
 from multicard.ranks import meeting
@@ -33,9 +34,10 @@ class TrainingReport:
         import pyarrow.parquet  # noqa: F401 - now, and not between two epochs
 
         self.rank, self.folder, self.devices = rank, folder, share.devices
-        model = share.plain
+        model, self.counters = share.plain, Counters(share.devices)
         self.content: dict[str, Any] = {
             **meeting.head(rank, flags),
+            "counters": self.counters.readings,
             "num_workers": workers,
             "compile_s": None,
             "compile_cache": None,

@@ -111,17 +111,20 @@ def run_epochs(
     meet(rank)
     elapsed_s, first_step, trained_before, evaluated_s = start.elapsed_s, start.step, start.trained, None
     for epoch in range(start.epoch, config.epochs):
+        report.counters.read()
         started_s = timing.clock_s()
         trained = resume.joined(trained_before, loop.train_epoch(epoch, batches, first_step))
         trained["gap_s"] = None if evaluated_s is None else started_s - evaluated_s + trained["first_batch_s"]
         if loop.stopped:
             stopped_s = timing.clock_s()
+            report.counters.read()
             elapsed_s += stopped_s - started_s
             report.reached(loop.steps, elapsed_s, (started_s, stopped_s))
             resume.save(loop, report, epoch, trained, elapsed_s)
             return False
         evaluated = loop.evaluate(testing, diverged=not losses.end_finite(with_batch(trained)))
         evaluated_s = timing.clock_s()
+        report.counters.read()
         elapsed_s += evaluated_s - started_s
         span_s = (started_s, evaluated_s)
         report.epoch(epoch, trained, evaluated, loop.steps, elapsed_s, span_s)  # not timed: writing the report
