@@ -23,7 +23,7 @@ from multicard.config.repetition import LEAST_AUTO, share
 from multicard.controller.session import say
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, UNDECIDED, Spread
-from multicard.records import comparable
+from multicard.records import comparable, steps
 from multicard.sweep.plan import Cell
 
 EARLY = 0.998  # confidence of comparisons before the last repetition
@@ -48,9 +48,9 @@ class Setting:
     unusable: bool = False
 
     def add(self, record: dict[str, Any]) -> None:
-        mean_s = (record.get("step_s") or record.get("iteration_s") or {}).get("mean")
+        mean_s = steps.mean_s(record) if record["status"] == "ok" else None
         self.runs += 1
-        if record["status"] != "ok" or not mean_s:
+        if not mean_s:
             self.unusable = True
             return
         self.step_s.setdefault(str(record.get("hardware")), []).append(mean_s)
