@@ -1,17 +1,20 @@
 """The rank's part in tests of tuning: each rank writes its results to `folder/<rank>.pt`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch._dynamo.utils
+import torch.distributed as dist
 from omegaconf import OmegaConf
 from torchao.dtypes.nf4tensor import NF4Tensor
 
 from multicard.bottleneck import ablations
 from multicard.config.llm import LlmConfig
-from multicard.llm import precompile, recipes, tune
+from multicard.llm import after_tuning, precompile, recipes, tune
 from multicard.llm.rank_report import TuningReport
 from multicard.llm.step_probe import Probe
 from multicard.ranks.process import Rank
@@ -41,6 +44,42 @@ def tune_in_few_rounds(rank: Rank, *work: Any) -> None:
     """As `tune.tune`, with a single round of ablations of a step each."""
     with mock.patch.object(ablations, "ROUNDS", 1), mock.patch.object(ablations, "MOST_STEPS", 1):
         tune.tune(rank, *work)
+
+
+def tune_and_count_exchanges(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    """As `tune_in_few_rounds`; the calls of FSDP's collectives within the ablations' steps without exchange and in all,
+    and whether the weights changed in those steps, by nothing but the optimiser's decay and momentum."""
+    calls: dict[str, int] = {"alone": 0, "all": 0, "blocks": 0}
+    alone, without_exchange = [False], after_tuning.without_exchange
+    changes: list[float] = []
+
+    def counting(collective: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            calls["all"] += 1
+            calls["alone"] += alone[0]
+            return collective(*arguments, **keywords)
+
+        return call
+
+    def weights(model: torch.nn.Module) -> list[torch.Tensor]:
+        return [getattr(p, "_local_tensor", p).detach().clone() for p in model.parameters() if p.requires_grad]
+
+    @contextmanager
+    def watched(model: torch.nn.Module) -> Iterator[None]:
+        before, alone[0] = weights(model), True
+        calls["blocks"] += 1
+        with without_exchange(model):
+            yield
+        alone[0] = False
+        changes.append(max(float((a - b).abs().max()) for a, b in zip(weights(model), before, strict=True)))
+
+    with (
+        mock.patch.object(dist, "all_gather_into_tensor", counting(dist.all_gather_into_tensor)),
+        mock.patch.object(dist, "reduce_scatter_tensor", counting(dist.reduce_scatter_tensor)),
+        mock.patch.object(after_tuning, "without_exchange", watched),
+    ):
+        tune_in_few_rounds(rank, config, folder, cfg)
+    torch.save(calls | {"most_changed": max(changes)}, folder / f"{rank.rank}.pt")
 
 
 def tune_and_count_graphs(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:

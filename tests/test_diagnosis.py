@@ -180,6 +180,38 @@ def test_a_tuning_run_is_profiled_and_diagnosed(tuned: Callable[..., dict[str, A
     assert plain["diagnosis"] is None and plain["profile"] is None
 
 
+def test_steps_alone_exchange_neither_weights_nor_gradients(
+    tuned: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.rank_work_llm:tune_and_count_exchanges"))
+    result = tuned("gpus=2", "method=lora", "diagnose=true")
+    assert result["status"] == "ok", result["cause"]
+    for rank in range(2):
+        calls = torch.load(Path(result["folder"]) / f"{rank}.pt")
+        assert calls["blocks"] == 3 * 2  # alone, core and half, in the round that warms up and the other
+        assert calls["alone"] == 0 and calls["all"] > 0, calls
+        assert calls["most_changed"] < 0.01  # gradients are zero, and the steps' own numbers get nowhere
+
+
+def test_the_core_takes_no_longer_than_steps_that_do_more():
+    step_s = {"whole": 0.135, "device": 0.13, "alone": 0.12, "core": 0.16, "half": 0.07, "input": 0.001}
+    saved = diagnosis.saved_s(step_s)
+    assert saved["launch"] == pytest.approx(2 * 0.07 - 0.12) and saved["compute"] == pytest.approx(0.12 - 0.02)
+
+
+@pytest.mark.parametrize(("gains_s", "bound"), [((5, 6, 7), "communication"), ((0.1, 6, 12), None)])
+def test_a_bound_is_named_where_rounds_agree_on_it(gains_s: tuple[float, ...], bound: str | None):
+    """Steps of a second that communicate for 5 s and more; the machine slows down from round to round."""
+    rounds: dict[str, list[float]] = {name: [] for name in ("whole", "device", "alone", "core", "half", "input")}
+    for slowdown, gain_s in zip((1.0, 1.2, 1.4), gains_s, strict=True):
+        times = {"whole": 1 + gain_s, "device": 1 + gain_s, "alone": 1.0, "core": 1.0, "half": 0.5, "input": 0.0}
+        for name, seconds in times.items():
+            rounds[name].append(seconds * slowdown)
+    result = diagnosis.diagnose([rounds], "try {}".format)
+    assert result["bound"] == bound, result
+    assert result["sentence"].startswith("no bound is clear: " if bound is None else "bound by communication: ")
+
+
 DISTRIBUTED = ("lora_finetune_distributed", "full_finetune_distributed", "lora_dpo_distributed", "qat_distributed")
 
 

@@ -79,12 +79,12 @@ def _work(run: Run) -> str:
 def _bounds(details: Sequence[RunDetails]) -> Answer:
     """What bounds the diagnosed runs, and what they should try."""
     title = "What bounds the runs"
-    diagnosed = [run_details for run_details in details if run_details.bound and run_details.diagnosis]
+    diagnosed = [run_details for run_details in details if run_details.diagnosis]
     if not diagnosed:
         return Answer(title, [AnswerLine("Unknown", note="No run was diagnosed: add diagnose=true to a command.")])
     by_bound: dict[str, list[RunDetails]] = {}
     for run_details in diagnosed:
-        by_bound.setdefault(run_details.bound or "", []).append(run_details)
+        by_bound.setdefault(run_details.bound or "no clear bound", []).append(run_details)
     lines = []
     for bound, bounded in sorted(by_bound.items(), key=lambda item: -len(item[1]))[:MOST_DIAGNOSES]:
         count = f"{len(bounded)} of {len(diagnosed)} diagnosed" if len(diagnosed) > 1 else ""

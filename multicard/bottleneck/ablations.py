@@ -5,8 +5,8 @@
 | whole | as in the run |
 | host | on a batch already on the host |
 | device | on a batch already on the device |
-| alone | as in the run, without exchanging gradients |
-| core | as device, without exchanging gradients |
+| alone | as in the run, without exchanging gradients (and FSDP's weights) |
+| core | as device, without exchanging gradients (and FSDP's weights) |
 | half | as core, on half of the batch |
 | input | fetch and move their batches, without training on them |
 

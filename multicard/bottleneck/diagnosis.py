@@ -4,10 +4,11 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+WHOLE_BATCHES = ("whole", "host", "device", "alone", "core")  # ablations that train on them
 DESCRIPTIONS = {
     "input": "waiting for batches",
     "copy": "copying batches to the device",
-    "communication": "exchanging gradients",
+    "communication": "exchanging gradients or weights",
     "launch": "what does not shrink with the batch (launching kernels, Python, the optimiser)",
     "compute": "computing",
 }
@@ -23,13 +24,15 @@ def saved_s(step_s: dict[str, float]) -> dict[str, float | None]:
 
     Input saves whole - host, at most the input's own time; copy host - device; communication whole - alone. The core
     takes t = launch + batch x compute, so that from a whole and a half batch launch = 2 half - core and compute =
-    core - launch. These two save at most whole - input: no step is shorter than preparing its batches.
+    core - launch. The core, which does least, takes at most what any other step on whole batches does. Launch and
+    compute save at most whole - input: no step is shorter than preparing its batches.
 
     Args:
         step_s: seconds per step by ablation.
     """
-    whole, device, core = step_s["whole"], step_s["device"], step_s.get("core", step_s["device"])
+    whole, device = step_s["whole"], step_s["device"]
     host, alone, half = step_s.get("host"), step_s.get("alone"), step_s.get("half")
+    core = min(step_s[name] for name in WHOLE_BATCHES if name in step_s)
     launch = None if half is None else min(max(2 * half - core, 0.0), core)
     most = max(whole - step_s["input"], 0.0)
     return {
@@ -39,6 +42,14 @@ def saved_s(step_s: dict[str, float]) -> dict[str, float | None]:
         "launch": None if launch is None else min(launch, most),
         "compute": min(core - (launch or 0.0), most),
     }
+
+
+def _spread_s(rounds_s: dict[str, list[float]]) -> dict[str, float]:
+    """Range over the rounds of what each cost would save within a round: what drifts with the machine cancels."""
+    rounds = [dict(zip(rounds_s, times, strict=True)) for times in zip(*rounds_s.values(), strict=True)]
+    saves_s = [saved_s(times) for times in rounds]
+    known = {cost: [saved[cost] or 0.0 for saved in saves_s] for cost in DESCRIPTIONS}
+    return {cost: max(values) - min(values) for cost, values in known.items()}
 
 
 def diagnose(ranks: list[dict[str, list[float]]], advise: Callable[[str], str]) -> dict[str, Any]:
@@ -51,14 +62,17 @@ def diagnose(ranks: list[dict[str, list[float]]], advise: Callable[[str], str]) 
     rounds_s = slowest(ranks)
     step_s = {name: median(values) for name, values in rounds_s.items()}
     saves_s = saved_s(step_s)
-    bound = max(saves_s, key=lambda cost: saves_s[cost] or 0.0)
-    whole = step_s["whole"]
-    share = (saves_s[bound] or 0.0) / whole
-    finding = f"{DESCRIPTIONS[bound]} is {share:.0%} of a step of {1e3 * whole:.1f} ms"
+    spread_s = _spread_s(rounds_s)
+    largest = max(saves_s, key=lambda cost: saves_s[cost] or 0.0)
+    most_s, whole = saves_s[largest] or 0.0, step_s["whole"]
+    clear = most_s > spread_s[largest]
+    finding = f"{DESCRIPTIONS[largest]} is {most_s / whole:.0%} of a step of {1e3 * whole:.1f} ms"
+    unclear = f"no bound is clear: {finding}, but rounds differ by {1e3 * spread_s[largest]:.1f} ms. Diagnose again"
     return {
-        "bound": bound,
-        "sentence": f"bound by {bound}: {finding}. To try next: {advise(bound)}",
+        "bound": largest if clear else None,
+        "sentence": f"bound by {largest}: {finding}. To try next: {advise(largest)}" if clear else unclear,
         "saves_s": saves_s,
+        "saves_spread_s": spread_s,
         "step_s": step_s,
         "spread": (max(rounds_s["whole"]) - min(rounds_s["whole"])) / whole,  # range over median
         "rounds_s": rounds_s,

@@ -13,6 +13,7 @@ import torch
 import torchtune.training
 import torchtune.utils
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from multicard.bottleneck import ablations
 from multicard.config.base import WindowConfig
@@ -112,8 +113,9 @@ def named_phases(recipe: Any, probe: Probe, ranges: Ranges) -> Iterator[None]:
 
 
 def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]] | None:
-    """Times of the ablations. `alone` and `core` leave out FSDP's reduction of gradients, not its gathering of weights.
-    All take the same batches in the same order: rows differ in length, and so do their steps."""
+    """Times of the ablations. `alone` and `core` leave out FSDP's exchange of weights and gradients, not the recipe's
+    all-reduces of counts and losses. All take the same batches in the same order: rows differ in length, and so do
+    their steps."""
     rank, per_step = probe.rank, probe.config.gradient_accumulation_steps
 
     def feed() -> Iterator[Batch]:
@@ -139,7 +141,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
             on_device(batch, rank.device)
 
     def alone(batches: Iterator[Batch], count: int) -> float:
-        with without_reduction(recipe._model):
+        with without_exchange(recipe._model):
             return steps(batches, count)
 
     chosen: dict[str, ablations.Ablation] = {
@@ -190,12 +192,33 @@ def half(batch: Batch) -> Batch | None:
     return parts if size else None
 
 
+class OwnShards(DefaultAllGather):
+    """In the place of an all-gather: every rank's shard is the own one, copied on the device."""
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, *_: Any, **__: Any) -> None:
+        for shard in output_tensor.view(group.size(), -1):
+            if shard.data_ptr() != input_tensor.data_ptr():  # FSDP gathers in place
+                shard.copy_(input_tensor.view(-1))
+
+
+class NoGradients(DefaultReduceScatter):
+    """In the place of a reduce-scatter: gradients are zero, so that the optimiser takes its time and changes little."""
+
+    def __call__(self, output_tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
+        output_tensor.zero_()
+
+
 @contextmanager
-def without_reduction(model: torch.nn.Module) -> Iterator[None]:
-    """Have FSDP keep each rank's own gradients meanwhile; it reduces them with those of the next step."""
-    assert isinstance(model, FSDPModule)
-    model.set_requires_gradient_sync(False)
+def without_exchange(model: torch.nn.Module) -> Iterator[None]:
+    """Have FSDP's ranks exchange neither weights nor gradients meanwhile. What a rank computes is worth nothing then,
+    and takes as long."""
+    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [group for state in states if (group := state._fsdp_param_group) is not None]
+    usual = [(group._all_gather_comm, group._reduce_scatter_comm) for group in groups]
+    for group in groups:
+        group._all_gather_comm, group._reduce_scatter_comm = OwnShards(), NoGradients()
     try:
         yield
     finally:
-        model.set_requires_gradient_sync(True)
+        for group, (gather, scatter) in zip(groups, usual, strict=True):
+            group._all_gather_comm, group._reduce_scatter_comm = gather, scatter

@@ -289,9 +289,13 @@ class ProfileTable(Struct):
 class Diagnosis(Struct):
     """What bounds the run, from blocks of steps after it, each kind without one cost (ablations)."""
 
-    bound: Annotated[str | None, doc("input, copy, communication, launch or compute")] = None
+    bound: Annotated[
+        str | None,
+        doc("input, copy, communication, launch or compute; null: rounds differ by more than the largest cost"),
+    ] = None
     sentence: Annotated[str | None, doc("the same in words, with the option to try next")] = None
     saves_s: Annotated[dict[str, float | None], doc("seconds per step that would be saved if a cost were free")] = {}
+    saves_spread_s: Annotated[dict[str, float], doc("range over the rounds of what each cost saves in one")] = {}
     step_s: Annotated[dict[str, float], doc("median seconds per step of each ablation")] = {}
     spread: Annotated[float | None, doc("of the whole step's rounds: (largest - smallest) / median")] = None
     rounds_s: Annotated[
