@@ -3,10 +3,22 @@
 import json
 import os
 import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from omegaconf import DictConfig
+
+from multicard.controller import outcome
+from multicard.controller.session import SESSION
+from multicard.ranks.failures import Failure
 from multicard.sweep import local
+from multicard.sweep.job import CellJob
 from multicard.sweep.local import MachineShare, Pool
-from tests.conftest import SMALL, command, typed
+from multicard.sweep.plan import Cell
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import SMALL, command, composed, typed
 
 
 def test_each_gpu_is_used_by_one_cell_with_its_part_of_the_cores():
@@ -39,6 +51,35 @@ def test_a_cell_is_alone_unless_it_is_not_exclusive_and_one_that_wants_too_much_
     assert local.allocate(typed("gpus=1"), free, whole) is None
     too_much = typed("gpus=9", "exclusive=false")
     assert local.allocate(too_much, Pool(["a", "b"], [0, 1]), whole) == MachineShare(("a", "b"), (0, 1))
+
+
+def test_an_interrupted_cell_ends_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also where the signal did not reach this process."""
+
+    def ended(_: Any, job: CellJob) -> Any:
+        record = outcome.begin(WORKLOAD, job.cfg, job.folder)
+        outcome.fail(record, Failure("interrupt", "interrupted by SIGINT"))
+        return SimpleNamespace(done=lambda: True, job_id="0")
+
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # what a sweep changes for its jobs
+    monkeypatch.setattr(SESSION, "workload", WORKLOAD)
+    monkeypatch.setattr(local, "_submit", ended)
+    words = [*SMALL, "device=cpu"]
+    cells = [
+        Cell(
+            number,
+            "",
+            DictConfig({"hydra": {"job": {"env_set": {}}}}),
+            composed(*words),
+            tmp_path / "sweep" / f"{number}",
+            typed(*words),
+        )
+        for number in (1, 2)
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        local.run_all(cells)
+    assert cells[0].result is not None and cells[0].result["status"] == "interrupted"
+    assert cells[1].result is None and not cells[1].folder.exists()
 
 
 def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):

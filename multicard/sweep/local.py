@@ -111,6 +111,8 @@ def run_all(left: list[Cell]) -> None:
                 running.remove(process)
                 give_back(process.share, free)
                 _collect(process, folder)
+            if any(process.cell.result and process.cell.result["status"] == "interrupted" for process in ended):
+                raise KeyboardInterrupt  # a terminal's signal may reach the cells alone: Python can drop the command's
             pace.say_progress(len(ended))
     except KeyboardInterrupt:
         say("interrupted by SIGINT: ending what runs", error=True)
