@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from multicard.measure import formulas
 from multicard.records import table, text_table
 
 
@@ -53,9 +54,10 @@ def test_efficiency_counts_the_ranks_of_all_nodes():
     records = [result(total_s, nodes=nodes, gpus=gpus) for (nodes, gpus), total_s in times_s.items()]
     _, *rows = printed(records)[:4]
     assert [row[6:8] for row in rows] == [["1.00", "(100%)"], ["1.82", "(91%)"], ["6.25", "(78%)"]]
+    step_s = {"mean": 0.1, "definition": formulas.STEP_DEFINITION}
     tuned = [
         result(50.0, nodes=nodes, gpus=gpus, method="lora", template="instruct")
-        | {"kind": "llm", "tokens_per_s": {"non_padding": 1000.0 / total_s}, "iteration_s": {"mean": 0.1}}
+        | {"kind": "llm", "tokens_per_s": {"non_padding": 1000.0 / total_s}, "iteration_s": step_s}
         | {"loss": {"first": 2.0, "mean_of_last_tenth": 1.0}, "communication_bytes": None}
         for (nodes, gpus), total_s in times_s.items()
     ]
