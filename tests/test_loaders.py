@@ -270,11 +270,34 @@ def test_an_epoch_can_be_abandoned_early(loader: str):
         assert numbers == [draw % 10 for draw in sampler][: 4 * taken]
 
 
-@pytest.mark.parametrize(("shape", "size"), [((28, 28), 500), ((8, 20), 64), ((60, 60), 32), ((64, 30), 48)])
+SHAPES = [
+    ((28, 28), 500),
+    ((28, 28), 64),
+    ((33, 20), 224),
+    ((28, 28), 127),
+    ((8, 20), 64),
+    ((60, 60), 32),
+    ((64, 30), 48),
+]
+
+
+@pytest.mark.parametrize(("shape", "size"), SHAPES)
 @pytest.mark.parametrize("transfer", [torch.float32, torch.float64])
 def test_resizing_by_matrices_is_torchs_bilinear(shape: tuple[int, int], size: int, transfer: torch.dtype):
     prepare = Preparation(typed(f"dataset.image_size={size}").dataset, transfer)
-    images = torch.randn(3, 1, *shape, dtype=transfer)
+    images = torch.randn(3, 2, *shape, dtype=transfer)
     smaller = max(shape) > size
     expected = torch.nn.functional.interpolate(images, (size, size), mode="bilinear", antialias=smaller)
-    assert torch.allclose(prepare._resized(images), expected, atol=5e-6)
+    places = [torch.empty(3, 2, size, size, dtype=transfer), torch.empty(3, size, size, 2, dtype=transfer)]
+    for out in (None, places[0], places[1].permute(0, 3, 1, 2)):
+        resized = prepare._resized(images, out)
+        assert torch.allclose(resized, expected, atol=5e-6)
+        assert out is None or resized.data_ptr() == out.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("side", "size", "shape"), [(28, 500, (10, 50, 5)), (27, 512, (8, 64, 6)), (8, 500, None), (28, 127, None)]
+)
+def test_rows_are_computed_from_those_that_matter_where_that_pays(side: int, size: int, shape: tuple[int, ...] | None):
+    bands = Preparation(typed(f"dataset.image_size={size}").dataset, torch.float32)._bands(side)
+    assert (bands and bands[1].shape) == shape
