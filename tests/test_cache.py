@@ -15,7 +15,7 @@ from PIL import Image
 
 from multicard.config.vision import ImagesConfig
 from multicard.records import run_folder
-from multicard.vision.data import datasets, decoded_cache, splits
+from multicard.vision.data import datasets, decoded_cache, decoding
 from multicard.vision.data.splits import Data
 from tests.conftest import ROOT, composed, typed
 
@@ -46,7 +46,7 @@ def built(content: Data) -> list[bool]:
 
 
 def decoded(root: Path) -> np.ndarray:
-    return np.stack([splits.decode(path, 32) for path in sorted((root / "train").rglob("*.png"))])
+    return np.stack([decoding.decode(path, 32) for path in sorted((root / "train").rglob("*.png"))])
 
 
 def whole(content: Data, root: Path) -> bool:
@@ -161,15 +161,15 @@ def test_one_of_several_processes_builds(photographs: Path, tmp_path: Path):
 
 SLOW = """
 import sys, time
-from multicard.vision.data import datasets, decoded_cache, splits
+from multicard.vision.data import datasets, decoded_cache, decoding
 from tests.test_cache import images
 from pathlib import Path
-decode = splits.decode
+decode = decoding.decode
 def slowly(path, size):
     if path.name == "2.png":
         time.sleep(60)
     return decode(path, size)
-splits.decode = slowly
+decoding.decode = slowly
 datasets.load(images(Path(sys.argv[1])), 0)
 """
 

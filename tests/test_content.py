@@ -16,7 +16,6 @@ from multicard.llm.data import row_sources
 from multicard.machine.allocation import Allocation
 from multicard.records import content, run_folder
 from multicard.records.content import Blob, text_blob
-from multicard.vision.data import datasets
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, typed, typed_llm
 
@@ -33,8 +32,8 @@ def photographs(root: Path, red: int = 0) -> Path:
 
 
 def digits(root: Path) -> str:
-    config = typed("dataset=images", f"dataset.root={root}", "dataset.image_size=32").dataset
-    return content.fingerprint({"dataset": datasets.content(config)})["fingerprint"]
+    config = typed("dataset=images", f"dataset.root={root}", "dataset.image_size=32")
+    return content.fingerprint(WORKLOAD.data(config))["fingerprint"]
 
 
 def digest(*blobs: Blob) -> dict[str, Any]:

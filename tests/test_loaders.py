@@ -14,12 +14,13 @@ from torch.utils.data import Sampler
 
 from multicard.vision.data.batch import Batch, Source
 from multicard.vision.data.datasets import load
+from multicard.vision.data.decoding import decode
 from multicard.vision.data.device_loader import Resident
 from multicard.vision.data.host_loader import Samples
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.preprocess import Preparation, cut_out, windows
 from multicard.vision.data.samplers import Remaining, Shuffled, Strided
-from multicard.vision.data.splits import Split, decode
+from multicard.vision.data.splits import Split
 from multicard.vision.precision import PRECISIONS
 from tests.conftest import has_dali, typed
 
@@ -217,7 +218,7 @@ def test_photographs_of_any_mode_and_size_become_rgb_of_one(tmp_path: Path):
     Image.new("RGBA", (100, 60), (1, 2, 3, 4)).save(tmp_path / "alpha.png")
     assert np.unique(decode(tmp_path / "grey.png", 32)).tolist() == [7]
     assert decode(tmp_path / "alpha.png", 32).shape == (32, 32, 3)
-    assert decode(tmp_path / "alpha.png", 32)[0, 0].tolist() == [1, 2, 3]
+    assert decode(tmp_path / "alpha.png", 32)[0, 0].tolist() == [251, 251, 251]  # 4 of 255, over white
 
 
 def test_a_broken_photograph_is_named(tmp_path: Path):

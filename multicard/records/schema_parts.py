@@ -64,7 +64,10 @@ class Data(Struct):
     evenly spaced pieces (`multicard/records/content.py`)."""
 
     fingerprint: Annotated[str, doc("12 hex digits of all parts; equal means the same data")]
-    parts: Annotated[dict[str, str], doc("digits of dataset, tokenizer and weights, without what the run makes")]
+    parts: Annotated[
+        dict[str, str],
+        doc("digits of dataset, decoding (photographs), tokenizer and weights; not of what the run makes"),
+    ]
     bytes: Annotated[int, doc("of all parts")]
     hashed_bytes: Annotated[int, doc("of them, those that the digits cover")]
 

@@ -94,8 +94,8 @@ def check(config: VisionConfig) -> None:
 
 
 def data(config: VisionConfig) -> Parts:
-    """The whole data set, whatever of it is trained on."""
-    return {"dataset": datasets.content(config.dataset)}
+    """The whole data set, whatever of it is trained on, and how its photographs are decoded."""
+    return {"dataset": datasets.content(config.dataset), "decoding": datasets.decoding_version(config.dataset)}
 
 
 def workers(config: VisionConfig, placement: Placement) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from multicard.config.vision import DaliConfig, LayoutName
-from multicard.vision.data import splits
+from multicard.vision.data import decoding
 from multicard.vision.data.batch import Batch, Source
 
 
@@ -68,6 +68,8 @@ class Dali:
         assert isinstance(options, DaliConfig)
         self.source, self.on_gpu = source, source.device.type == "cuda"
         threads = options.threads or torch.get_num_threads()  # a rank's share of the cores
+        for path in source.split.images if isinstance(source.split.images, list) else ():
+            decoding.require_plain(path)
         self.feeder = Feeder(source, options.prefetch_queue_depth + 2)
         self.pipeline = _pipeline(source, self.feeder, threads, options.prefetch_queue_depth)
         self.facts: dict[str, Any] = {"pipeline": "gpu" if self.on_gpu else "cpu", "threads": threads}
@@ -101,7 +103,7 @@ class Dali:
         """The error with the file that could not be decoded, which DALI does not name."""
         for path in (path for batch in self.feeder.recent for path in batch):
             try:
-                splits.decode(path, 32)
+                decoding.decode(path, 32)
             except ValueError as broken:
                 return broken
         return error
@@ -135,7 +137,7 @@ def _pipeline(source: Source, feeder: Feeder, threads: int, ahead: int) -> Any:
             device = "mixed" if on_gpu else "cpu"
             kind = types.DALIImageType.RGB
             pixels = fn.io.file.read(pixels)
-            pixels = fn.decoders.image(pixels, device=device, output_type=kind, adjust_orientation=False)
+            pixels = fn.decoders.image(pixels, device=device, output_type=kind, adjust_orientation=True)
             whole = types.DALIDataType.UINT8 if augmented else types.DALIDataType.FLOAT
             pixels = fn.resize(pixels, **resize, antialias=True, dtype=whole)
         elif on_gpu:

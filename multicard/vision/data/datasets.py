@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from multicard.config.vision import DatasetConfig, ImagesConfig, MnistConfig
-from multicard.records.content import Blob
-from multicard.vision.data import digits, mnist, photographs
+from multicard.records.content import Blob, text_blob
+from multicard.vision.data import decoding, digits, mnist, photographs
 from multicard.vision.data.splits import Data
 
 
@@ -68,6 +68,11 @@ def content(config: DatasetConfig) -> list[Blob]:
         else:
             blobs.append((f"{name} images {split.images.shape}", _bytes_of(split.images)))
     return blobs
+
+
+def decoding_version(config: DatasetConfig) -> list[Blob]:
+    """What identifies the way from the files of photographs to their pixels; nothing where the pixels are the data."""
+    return [text_blob("decoding", str(decoding.VERSION))] if isinstance(config, ImagesConfig) else []
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

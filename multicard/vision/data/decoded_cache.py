@@ -25,7 +25,7 @@ from multicard.config.vision import CacheMode, ImagesConfig
 from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.records import run_folder
-from multicard.vision.data import splits
+from multicard.vision.data import decoding
 from multicard.vision.data.splits import Data, Split
 
 VERSION = 1  # of the format: a cache of another version is rebuilt
@@ -103,7 +103,7 @@ class SplitCache:
         images, entry = mapped
         skipped = entry["skipped"]
         if skipped and not self.config.skip_broken:
-            raise ValueError(f"{skipped[0]['path']}: {skipped[0]['why']}; {splits.BROKEN}")
+            raise ValueError(f"{skipped[0]['path']}: {skipped[0]['why']}; {decoding.BROKEN}")
         decoded = np.ones(len(self.paths), dtype=bool)
         decoded[[image["index"] for image in skipped]] = False
         facts = {
@@ -119,8 +119,8 @@ class SplitCache:
         return [self.entry_file, *self.folder.glob(f"{self.name}-*.u8"), self.lock_file]
 
     def _fingerprint(self) -> str:
-        """16 hex digits of the images' names, sizes and times, and the size to which they are resized."""
-        digest = hashlib.sha256(f"{VERSION} {self.config.image_size}".encode())
+        """16 hex digits of the images' names, sizes and times, how they are decoded, and to which size resized."""
+        digest = hashlib.sha256(f"{VERSION} {decoding.VERSION} {self.config.image_size}".encode())
         for path in self.paths:
             status = path.stat()
             digest.update(f"\n{path.relative_to(self.root)} {status.st_size} {status.st_mtime_ns}".encode())
@@ -129,7 +129,7 @@ class SplitCache:
     def _map(self, fingerprint: str) -> tuple[np.ndarray, dict[str, Any]] | None:
         """The images and their entry; None where the cache is absent, of other images, or damaged."""
         entry = run_folder.read_json(self.entry_file)
-        if entry is None or entry["of"] != fingerprint:
+        if entry is None or entry.get("of") != fingerprint:
             return None
         path = self.folder / entry["file"]
         try:
@@ -176,7 +176,7 @@ class SplitCache:
 
         def decode(path: Path) -> np.ndarray | ValueError:
             try:
-                return splits.decode(path, self.config.image_size)
+                return decoding.decode(path, self.config.image_size)
             except ValueError as error:
                 if self.config.skip_broken:
                     return error

@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 
 from multicard.config.vision import WorkersConfig
 from multicard.ranks.os_calls import die_with_parent
-from multicard.vision.data import splits
+from multicard.vision.data import decoding
 from multicard.vision.data.batch import Batch, Source
 
 
@@ -39,7 +39,7 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
         index = draw % len(self.split)
         image = self.split.images[index]
         if isinstance(image, Path):
-            image = splits.decode(image, self.source.config.dataset.image_size)  # (S, S, 3)
+            image = decoding.decode(image, self.source.config.dataset.image_size)  # (S, S, 3)
         channels_first = torch.from_numpy(image if image.ndim == 3 else image[..., None]).permute(2, 0, 1)
         window = self.source.windows(np.array([draw]))
         if window is not None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from multicard.vision.data import decoding
+
 
 @dataclass
 class Split:
@@ -41,25 +43,4 @@ def gather(split: Split, indices: np.ndarray, image_size: int) -> np.ndarray:
     """The images of a batch, uint8 (B, H, W) or (B, S, S, 3)."""
     if isinstance(split.images, np.ndarray):
         return split.images[indices]
-    return np.stack([decode(split.images[index], image_size) for index in indices])
-
-
-BROKEN = "replace or remove it, or leave such images out with dataset.skip_broken=true"
-
-
-def decode(path: Path, image_size: int) -> np.ndarray:
-    """The photograph as uint8 (S, S, 3), whatever its size, mode and proportions.
-
-    Raises:
-        ValueError: naming the file, where it is no image or cut off.
-    """
-    import torch
-    from PIL import Image
-    from torchvision.transforms.v2 import functional
-
-    try:
-        with Image.open(path) as image:
-            pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # SyntaxError: a broken PNG
-        raise ValueError(f"{path}: cannot be decoded ({error}); {BROKEN}") from None
-    return functional.resize(pixels, [image_size, image_size], antialias=True).permute(1, 2, 0).numpy()
+    return np.stack([decoding.decode(split.images[index], image_size) for index in indices])

@@ -1,0 +1,121 @@
+"""Photographs from files as a viewer shows them: 8-bit RGB, upright, the first frame, transparency over white.
+
+Colour profiles are not applied. All that decodes goes through here, but for DALI, whose own decoder is what it is
+measured for: it is not given files that it shows otherwise (`require_plain`).
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from multicard.config.keys import require
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# Of the pixels that `decode` returns. With another version, decoded caches are rebuilt and the data's fingerprint is
+# another. 2: 16-bit grey is scaled, not cut off at 255; transparency over white; turned by EXIF
+VERSION = 2
+BROKEN = "replace or remove it, or leave such images out with dataset.skip_broken=true"
+# What turns an image upright, by EXIF's orientation (CIPA DC-008, 4.6.5.1.1), in Pillow's names; 1 is upright
+TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+ORIENTATION, BITS_PER_SAMPLE, PHOTOMETRIC = 0x112, 0x102, 0x106  # tags of EXIF and TIFF
+WHITE_IS_ZERO = 0  # a value of PHOTOMETRIC
+
+
+def decode(path: Path, image_size: int) -> np.ndarray:
+    """The photograph as uint8 (S, S, 3), whatever its size, mode and proportions.
+
+    Raises:
+        ValueError: naming the file, where it is no image or cut off.
+    """
+    import torch
+    from PIL import Image
+    from torchvision.transforms.v2 import functional
+
+    try:
+        with Image.open(path) as image:
+            pixels = torch.from_numpy(np.array(shown(image))).permute(2, 0, 1)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # SyntaxError: a broken PNG
+        raise ValueError(f"{path}: cannot be decoded ({error}); {BROKEN}") from None
+    return functional.resize(pixels, [image_size, image_size], antialias=True).permute(1, 2, 0).numpy()
+
+
+def shown(image: "Image") -> "Image":
+    """The first frame of an opened image in RGB, upright.
+
+    Raises:
+        ValueError: 32-bit pixels, whose white is not known.
+    """
+    from PIL.Image import Transpose
+
+    rgb = _rgb(image)
+    turn = _turn(image)  # known once the pixels are read: Pillow turns a TIFF itself, and PNG may have it at its end
+    return rgb if turn is None else rgb.transpose(Transpose[turn])
+
+
+def require_plain(path: Path) -> None:
+    """Refuse, by its header alone, a file that only `decode` shows as a viewer does: of 16 bits, or with transparency.
+
+    JPEGs have neither, and are not opened. A file without a header that can be read passes: its decoding fails.
+
+    Raises:
+        ValueError: naming the file, and the remedy.
+    """
+    from PIL import Image
+
+    if path.suffix.lower() in (".jpg", ".jpeg"):
+        return
+    try:
+        with Image.open(path) as image:
+            is_plain = image.mode[0] not in "IF" and not image.has_transparency_data
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return
+    remedy = "use dataset.cache=mmap or ram, which decode it as the other loaders do, or another loader"
+    require(is_plain, f"{path}: has transparency or more than 8 bits, which loader=dali shows otherwise; {remedy}")
+
+
+def _rgb(image: "Image") -> "Image":
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        return _of_16_bits(image).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise ValueError("32 bits a pixel, whose white is not known; save it with 8 or 16")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+
+
+def _of_16_bits(image: "Image") -> "Image":
+    """Grey of more than 8 bits in 8, rounded; a transparent level is white."""
+    from PIL import Image
+
+    values = np.asarray(image)
+    tags: Any = getattr(image, "tag_v2", {})
+    most = 2 ** tags.get(BITS_PER_SAMPLE, (16,))[0] - 1  # Pillow takes 12 bits of a TIFF as they are
+    levels = ((values.astype(np.uint32) * 255 + most // 2) // most).astype(np.uint8)
+    if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:
+        levels = 255 - levels
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        levels[values == transparent] = 255
+    return Image.fromarray(levels)
+
+
+def _turn(image: "Image") -> str | None:
+    """What turns the image upright; None where it is, or where its EXIF is broken."""
+    try:
+        return TURNS.get(image.getexif().get(ORIENTATION, 1))
+    except (OSError, SyntaxError, ValueError):
+        return None
