@@ -3,6 +3,8 @@
 # make test-gpu what only a CUDA device can show
 # make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other, and a report of them
 #               (a nightly job: about half an hour on 2 cores)
+# make faults   every fault of benchmarks.faults, and ten minutes of random ones over SLURM (a nightly job: an hour, after
+#               `tests/slurm/cluster up`; some faults need root)
 # make dali     install NVIDIA DALI too (loader=dali)
 # make lint     ruff, basedpyright and the layers of imports alone
 # make lock     pin the dependencies of requirements.txt and requirements-dev.txt again
@@ -15,7 +17,7 @@ VISION := $(basename $(notdir $(shell grep -l "entry: train_vision.py" conf/expe
 TUNING := $(basename $(notdir $(shell grep -l "entry: tune_llm.py" conf/experiment/*.yaml)))
 EXPERIMENTS := $(foreach name,$(VISION) $(TUNING),multirun/smoke_$(name))
 
-.PHONY: demo test test-gpu experiments dali lint lock install
+.PHONY: demo test test-gpu experiments faults dali lint lock install
 install: .venv/installed
 
 demo: install
@@ -41,6 +43,12 @@ experiments: dali
 	for name in $(TUNING); do run tune_llm.py $$name; done; \
 	$(BIN)/python -m analysis report $(EXPERIMENTS) --out multirun/experiments.html || failed="$$failed report"; \
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
+
+faults: install
+	@failed=; \
+	$(BIN)/python -m benchmarks.faults --slurm || failed=faults; \
+	$(BIN)/python -m benchmarks.faults --soak 10 || failed="$$failed soak"; \
+	test -z "$$failed" || { echo "failed: $$failed" >&2; exit 1; }
 
 dali: install
 	$(BIN)/python -m uv pip install -q -r requirements-dali.txt -c requirements.lock \

@@ -1,0 +1,125 @@
+"""No network: a namespace in which only the loopback is up, and one whose packets vanish; strangers on open ports."""
+
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import psutil
+
+from benchmarks.faults.fault import RUN, Fault
+from benchmarks.faults.points import held, root, then_release
+from benchmarks.faults.trial import Trial
+
+LOOPBACK = "ip link set lo up"
+# An interface that drops what is sent, and a name server behind it: nothing is refused, nothing answers
+BLACK_HOLE = (
+    "ip link add hole type dummy && ip addr add 192.0.2.1/24 dev hole && ip link set hole up"
+    " && ip route add default via 192.0.2.2"
+)
+WITHIN_S = 15.0
+NO_ROUTE = ("unshare", "--net", "sh", "-c", f'{LOOPBACK}; exec "$@"', "sh")
+NO_ANSWER = ("unshare", "--net", "sh", "-c", f'{LOOPBACK}; {BLACK_HOLE}; exec "$@"', "sh")
+TUNING = ("hydra.run.dir={sweep}", "max_steps=2", "skip_steps=0", "tracker.mode=disabled")
+
+
+def _namespace() -> str:
+    if root():
+        return root()
+    done = subprocess.run([*NO_ANSWER, "true"], capture_output=True, check=False)
+    return "" if done.returncode == 0 else "needs network namespaces"
+
+
+_OFFLINE = Fault(
+    "",
+    "",
+    program=("train_vision.py",),
+    statuses=(),
+    ends=None,
+    within_s=WITHIN_S,
+    lines=1,
+    needs=_namespace,
+)
+_MNIST = replace(
+    _OFFLINE,
+    words=(*RUN, "dataset=mnist", "dataset.image_size=32", "dataset.root={trial}/mnist", "dataset.download=true"),
+    says=r"^refused: dataset\.download=true: ",
+)
+_HUB = replace(
+    _OFFLINE,
+    program=("tune_llm.py",),
+    words=(*TUNING, "dataset=samsum"),
+    variables={"HF_HOME": "/nonexistent/hub"},
+    says=r"^refused: dataset\..*dataset\.data_files",
+)
+_WANDB = replace(
+    _OFFLINE,
+    words=(*RUN, "tracker.mode=online"),
+    variables={"WANDB_API_KEY": "0" * 40},
+    says=r"tracker\.mode=online: .*tracker\.mode=offline",
+    lines=None,
+    statuses=None,
+)
+
+
+def open_ports(trial: Trial) -> list[tuple[str, int]]:
+    """Address and port of every TCP socket on which the command listens."""
+    pids = {process.pid for process in trial.family()}
+    sockets: list[Any] = psutil.net_connections("tcp")
+    listening = (socket for socket in sockets if socket.status == psutil.CONN_LISTEN and socket.pid in pids)
+    return [(connection.laddr.ip, connection.laddr.port) for connection in listening]
+
+
+def stranger(send: bytes) -> Callable[[Trial], None]:
+    """Connect to every port of the command and send something."""
+
+    def act(trial: Trial) -> None:
+        (trial.folder / "ports").write_text("\n".join(f"{ip} {port}" for ip, port in open_ports(trial)))
+        for ip, port in open_ports(trial):
+            with suppress(OSError), socket.create_connection((ip, port), timeout=5) as connection:
+                connection.sendall(send)
+
+    return act
+
+
+def listens_elsewhere(trial: Trial) -> str | None:
+    ports = (trial.folder / "ports").read_text().splitlines()
+    others = [line for line in ports if not line.startswith(("127.", "::1 ", "::ffff:127."))]
+    return f"it listens on {', '.join(others)}" if others else None
+
+
+FAULTS = (
+    *(
+        replace(fault, name=f"{name}-{how}", what=f"{what}: {words}", prefix=prefix)
+        for fault, name, what in (
+            (_MNIST, "mnist", "MNIST is downloaded"),
+            (_HUB, "hub", "rows of the hub are fetched"),
+            (_WANDB, "wandb", "W&B is online"),
+        )
+        for how, words, prefix in (("no-route", "no network", NO_ROUTE), ("no-answer", "packets vanish", NO_ANSWER))
+    ),
+    Fault(
+        "no-network",
+        "a run without any network but the loopback",
+        (*RUN, "gpus=2"),
+        prefix=NO_ROUTE,
+        code=0,
+        statuses=("ok",),
+        ends=("ok",),
+        needs=_namespace,
+    ),
+    Fault(
+        "strangers",
+        "somebody sends nonsense to every open port of a run",
+        (*RUN, "gpus=2", "seed=1"),
+        inside="hold@step3",
+        at=held,
+        act=then_release(stranger(b"\x80\x04cposix\nsystem\n(S'true'\ntR." * 100)),
+        code=0,
+        statuses=("ok",),
+        ends=("ok",),
+        check=listens_elsewhere,
+    ),
+)

@@ -1,0 +1,175 @@
+"""Processes that end, or misbehave: ranks, loader workers, controllers, fork servers, the command itself."""
+
+import signal
+
+from benchmarks.faults import memory_limit
+from benchmarks.faults.fault import SWEEP, Fault
+from benchmarks.faults.points import (
+    held,
+    kill_child,
+    kill_command,
+    kill_holder,
+    remove_run,
+    root,
+    then_release,
+    type_beside,
+)
+
+STEP = "hold@step3"  # in the second epoch, so that the first is on disk
+FAILED = ("failed", "ok")
+LOCAL_JOBS = (*SWEEP, "hydra/launcher=submitit_local")
+
+FAULTS = (
+    Fault(
+        "exception",
+        "a step raises KeyError",
+        inside="raise@step3",
+        says=r"^  failed: rank 1: KeyError: 'no such weight'",
+        statuses=FAILED,
+    ),
+    Fault(
+        "allocator",
+        "a step asks the allocator for an exabyte",
+        inside="run_out@step3",
+        code=0,
+        says=r"^  oom: rank 1: ",
+        statuses=("ok", "oom"),
+        ends=("ok", "oom"),
+    ),
+    Fault(
+        "kernel-memory",
+        "the kernel kills a rank of a memory cgroup",
+        inside="swallow@step3",
+        prefix=memory_limit.PREFIX,
+        prepare=memory_limit.create,
+        code=0,
+        says=r"^  oom: rank 1",
+        statuses=("ok", "oom"),
+        ends=("ok", "oom"),
+        needs=memory_limit.problem,
+    ),
+    Fault(
+        "exit",
+        "a rank exits with 3",
+        inside="exit@step3",
+        says=r"^  failed: rank 1 exited with code 3",
+        statuses=FAILED,
+    ),
+    Fault(
+        "crash",
+        "a rank reads address 0",
+        inside="crash@step3",
+        prefix=("prlimit", "--core=0"),
+        says=r"^  failed: rank 1 was killed by SIGSEGV",
+        statuses=FAILED,
+    ),
+    Fault(
+        "diverged",
+        "the loss is not finite",
+        (*SWEEP[:-1], "seed=1", "lr=0.01,1e30"),
+        code=0,
+        says=r"^  diverged: ",
+        statuses=("diverged", "ok"),
+        ends=("diverged", "ok"),
+    ),
+    Fault(
+        "rank-killed",
+        "SIGKILL of a rank in training",
+        inside=STEP,
+        at=held,
+        act=kill_holder(),
+        says=r"^  failed: rank 1 was killed by SIGKILL",
+        statuses=FAILED,
+    ),
+    Fault(
+        "rank-terminated",
+        "SIGTERM of a rank by somebody else: it goes on",
+        inside=STEP,
+        at=held,
+        act=then_release(kill_holder(signal.SIGTERM)),
+        code=0,
+        statuses=("ok", "ok"),
+    ),
+    Fault(
+        "worker-killed",
+        "SIGKILL of a loader's worker process",
+        (*SWEEP, "num_workers=1", "dataset.train_limit=320"),
+        inside="hold@step2",
+        at=held,
+        act=then_release(kill_child(lambda trial: trial.holder(), "")),
+        says=r"^  failed: rank 1: .*worker",
+        statuses=FAILED,
+    ),
+    Fault(
+        "fork-server-killed",
+        "SIGKILL of the fork server in training",
+        inside=STEP,
+        at=held,
+        act=then_release(kill_child(lambda trial: trial.command.process.pid, "multiprocessing.forkserver")),
+        code=None,
+    ),
+    Fault(
+        "controller-killed",
+        "SIGKILL of the controller in training",
+        inside=STEP,
+        at=held,
+        act=kill_command(),
+        code=-signal.SIGKILL,
+        statuses=(),
+    ),
+    Fault(
+        "recording-killed",
+        "SIGKILL of the controller as it records",
+        inside="hold@record",
+        at=held,
+        act=kill_command(),
+        code=-signal.SIGKILL,
+        statuses=(),
+    ),
+    Fault(
+        "job-killed",
+        "SIGKILL of a cell's own controller (submitit_local)",
+        LOCAL_JOBS,
+        inside="hold@record",
+        at=held,
+        act=kill_holder(),
+        says=r"^\[1/2\] .*failed: .* without a record",
+        statuses=FAILED,
+    ),
+    Fault(
+        "launcher-killed",
+        "SIGKILL of the launcher (submitit_local)",
+        LOCAL_JOBS,
+        inside=STEP,
+        at=held,
+        act=kill_command(),
+        code=-signal.SIGKILL,
+    ),
+    Fault(
+        "folder-removed",
+        "the run's folder is removed in training",
+        inside=STEP,
+        at=held,
+        act=then_release(remove_run),
+        code=None,
+    ),
+    Fault(
+        "two-commands",
+        "the same sweep is typed twice at once",
+        inside=STEP,
+        at=held,
+        act=type_beside,
+        code=0,
+        statuses=("ok", "ok"),
+        check=lambda trial: (
+            None if "is measuring" in trial.commands[1].output else "the second command does not say who is measuring"
+        ),
+    ),
+    Fault(
+        "few-files",
+        "no more than 64 open files",
+        prefix=("prlimit", "--nofile=64"),
+        code=None,
+        needs=root,
+    ),
+)
