@@ -97,3 +97,13 @@ def tune_and_count_graphs(rank: Rank, config: LlmConfig, folder: Path, cfg: dict
     ):
         tune.tune(rank, config, folder, cfg)
     torch.save([*graphs, torch._dynamo.utils.counters["stats"]["unique_graphs"]], folder / f"{rank.rank}.pt")
+
+
+def tune_without_a_compiler(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    import os
+
+    from torch._inductor import config as inductor
+
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # where nothing was compiled before
+    inductor.cpp.cxx = ("/nowhere/g++",)  # pyright: ignore[reportAttributeAccessIssue]
+    tune.tune(rank, config, folder, cfg)

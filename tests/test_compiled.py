@@ -100,7 +100,7 @@ def test_cpu_ranks_say_that_there_were_no_cuda_graphs(tmp_path: Path):
     assert max(compiled["differ"]) < 1e-5
 
 
-def test_what_torch_cannot_compile_is_refused(tmp_path: Path):
+def test_what_torch_cannot_compile_is_said(tmp_path: Path):
     config = typed(*SMALL, "compile=true", "batch_size=4")
     with pytest.raises(pytest.fail.Exception, match=r"compile=true: torch cannot compile the model here .*false"):
         on_ranks(1, "compile_without_a_compiler", tmp_path, config, tmp_path)

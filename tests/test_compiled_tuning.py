@@ -40,3 +40,11 @@ def test_nothing_compiles_while_training_which_begins_as_if_nothing_had(
         assert steps(compiled, column).tolist() == steps(plain, column).tolist()
     for key in ("communication_bytes", "transfer_bytes", "tokens"):
         assert compiled[key] == plain[key]
+
+
+def test_what_torch_cannot_compile_is_said(tuned: Tuned, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.rank_work_llm:tune_without_a_compiler"))
+    record = tuned("compile=true")
+    assert record["status"] == "failed"
+    assert record["cause"]["message"].startswith("rank 0: compile=true: torch cannot compile the model here (")
+    assert record["cause"]["message"].endswith("it needs a C++ compiler (g++); use compile=false to do without")

@@ -15,6 +15,7 @@ from multicard.config.compilation import has_cuda_graphs
 from multicard.llm.after_tuning import train_on
 from multicard.llm.step_probe import Batch, Probe
 from multicard.measure import compile_cache, memory, timing
+from multicard.ranks import compiler
 
 
 def compiles(probe: Probe) -> bool:
@@ -27,10 +28,14 @@ def compile_now(recipe: Any, probe: Probe) -> dict[str, Any]:
 
     Returns:
         `compile_s`, the seconds that it took, the steps included, and `compile_cache`, the look-ups in its cache.
+
+    Raises:
+        ValueError: where torch cannot compile the model here.
     """
     device = probe.rank.device
     started_s, looked_up = timing.clock_s(), compile_cache.lookups()
-    with unchanged(recipe), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    generators = [device] if device.type == "cuda" else []
+    with compiler.errors_explained(probe.config.compile), unchanged(recipe), torch.random.fork_rng(generators):
         train_on(recipe, probe, iter(first_batches(recipe, probe)))
     for parameter in recipe._model.parameters():
         parameter.grad = None

@@ -8,7 +8,7 @@ from torch import nn
 from multicard.config import compilation
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import compile_cache, timing
-from multicard.ranks.failures import is_oom
+from multicard.ranks import compiler
 from multicard.vision import resume
 from multicard.vision.loop import Loop
 from multicard.vision.strategy import Share
@@ -54,16 +54,10 @@ def compile_now(loop: Loop, evaluated: int) -> dict[str, Any]:
     started_s, looked_up = timing.clock_s(), compile_cache.lookups()
     buffers = [buffer.clone() for buffer in share.plain.buffers()]
     random = resume.get_random(share.devices)
-    try:
+    with compiler.errors_explained(loop.config.compile):
         for _ in range(GRAPH_PASSES if loop.cuda_graphs else 1):
             train_on_zeros(loop, share.model, share.batch_size)
             evaluate_zeros(loop, share.batch_size)
-    except Exception as error:
-        if is_oom(error) or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            raise
-        line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        problem = f"compile={compilation.word(loop.config.compile)}: torch cannot compile the model here ({line})"
-        raise ValueError(f"{problem}; it needs a C++ compiler (g++); use compile=false to do without") from error
     train_on_zeros(loop, share.plain, odd_batch(share))  # not under DDP: other ranks may have no odd batch
     evaluate_zeros(loop, evaluated % share.batch_size)
     with torch.no_grad():
