@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import psutil
 import torch
 import torch._dynamo.utils
 import torch.distributed as dist
@@ -380,6 +381,23 @@ def compile_in_workers(_: Rank, folder: Path) -> None:
         AsyncCompile.wakeup()
         AsyncCompile.wait_pool_ready()
     (folder / "cpu_s.txt").write_text(str(own_cpu_s()))
+
+
+def leave_listeners(rank: Rank, folder: Path) -> None:
+    """The addresses at which the controller, and all processes below it, listen while both ranks are here."""
+    dist.barrier()
+    if rank.rank == 0:
+        controller = psutil.Process().parents()[1]  # the parent is the fork server
+        processes = [controller, *controller.children(recursive=True)]
+        sockets = [socket for process in processes for socket in process.net_connections("tcp")]
+        addresses = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
+        (folder / "listeners.txt").write_text("\n".join(addresses))
+    dist.barrier()
+
+
+def train_and_leave_listeners(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    train(rank, config, folder, workers)
+    leave_listeners(rank, folder)
 
 
 def leave_environment(_: Rank, folder: Path) -> None:

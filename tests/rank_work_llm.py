@@ -18,6 +18,7 @@ from multicard.llm import after_tuning, precompile, recipes, tune
 from multicard.llm.rank_report import TuningReport
 from multicard.llm.step_probe import Probe
 from multicard.ranks.process import Rank
+from tests.rank_work import leave_listeners
 
 
 def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
@@ -44,6 +45,11 @@ def tune_in_few_rounds(rank: Rank, *work: Any) -> None:
     """As `tune.tune`, with a single round of ablations of a step each."""
     with mock.patch.object(ablations, "ROUNDS", 1), mock.patch.object(ablations, "MOST_STEPS", 1):
         tune.tune(rank, *work)
+
+
+def tune_and_leave_listeners(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    with mock.patch.object(after_tuning, "after_tuning", lambda *_: leave_listeners(rank, folder)):
+        tune.tune(rank, config, folder, cfg)
 
 
 def tune_and_count_exchanges(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from threading import Event
 from typing import Any
 
@@ -45,6 +45,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("", 0))
         monkeypatch.setattr(f"{__name__}.PORT", free.getsockname()[1] - 1)
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.0.1")
 
 
 def allocation(node: int, hosts: tuple[str, ...] = HOSTS) -> Allocation:
@@ -170,3 +171,52 @@ def test_a_stranger_is_not_let_in(monkeypatch: pytest.MonkeyPatch):
         for side in (waiting, joining):
             with pytest.raises(failures.Interrupted):
                 side.result(20)
+
+
+def test_a_silent_stranger_keeps_nobody_out():
+    head = Peers(allocation(0, HOSTS[:2]))
+    with ThreadPoolExecutor(2) as pool, ExitStack() as strangers:
+        meeting = pool.submit(head.meet)
+        for _ in range(3):
+            strangers.enter_context(connected())
+        guest = pool.submit(Guest, allocation(1, HOSTS[:2])).result(60)
+        meeting.result(60)
+    head.close()
+    assert guest.wait_for_start() is None
+
+
+def connected() -> socket.socket:
+    """A connection to node 0, once it listens."""
+    for _ in range(6000):
+        with suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", PORT + 1))
+        Event().wait(0.01)
+    raise AssertionError("node 0 does not listen")
+
+
+def test_node_0_listens_at_its_own_address_alone(monkeypatch: pytest.MonkeyPatch):
+    """Other machines of the tests' network are other loopback addresses, all of which are this machine."""
+    names = {"n1": "127.0.0.7", "n2": "127.0.0.1"}
+    monkeypatch.setattr(socket, "gethostbyname", names.__getitem__)
+    assert allocation(1, ("n1", "n2")).head_address() == "127.0.0.7"  # where others see it
+    assert allocation(0, ("n1", "n2")).head_address() == "127.0.0.1"  # its own name may stand for itself alone
+    names["n1"] = "192.0.2.5"
+    assert allocation(0, ("n1", "n2")).head_address() == "192.0.2.5"
+    assert Allocation().head_address() == "127.0.0.1"
+
+    names["n1"] = "127.0.0.1"
+    head = Peers(allocation(0, ("n1", "n2")))
+    with ThreadPoolExecutor(1) as pool:
+        meeting = pool.submit(head.meet)
+        connected().close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", PORT + 1))
+        with closing(Guest(allocation(1, ("127.0.0.1", "n2")))._connection):
+            meeting.result(60)
+    head.close()
+
+
+def test_an_address_that_is_not_of_this_machine_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "192.0.2.5")  # for documentation: nobody has it
+    with pytest.raises(failures.Interrupted, match="node localhost: cannot listen on port"):
+        Peers(allocation(0)).meet()

@@ -3,17 +3,21 @@
 import multiprocessing.forkserver
 import subprocess
 import sys
+from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
 import pytest
 
 from multicard.config.placement import Placement
+from multicard.controller import run
+from multicard.controller.workload import Workload
 from multicard.llm import workload as llm
 from multicard.ranks import elastic
 from multicard.ranks.process import Job
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import ROOT, warm_up
+from tests.conftest import ROOT, SMALL, composed, warm_up
 
 # As if there were a GPU, as far as torch's Python goes: ends at the first import that starts CUDA, with its name
 IMPORT_ON_A_GPU = """
@@ -79,7 +83,7 @@ def test_ranks_get_the_variables_that_are_known_after_their_server_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     warm_up()
-    for name in ("GLOO_SOCKET_IFNAME", "TORCH_WARM_POOL"):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_WARM_POOL"):
         monkeypatch.delenv(name, raising=False)
     job = Job(tmp_path, "cpu", "gloo", 0, 1, "system")
     assert (
@@ -87,4 +91,30 @@ def test_ranks_get_the_variables_that_are_known_after_their_server_has_started(
         is None
     )
     lines = (tmp_path / "environment.txt").read_text().splitlines()
-    assert {"GLOO_SOCKET_IFNAME=lo", "TORCH_WARM_POOL=0"} <= set(lines)
+    assert {"GLOO_SOCKET_IFNAME=lo", "NCCL_SOCKET_IFNAME==lo", "TORCH_WARM_POOL=0"} <= set(lines)
+    several = elastic._variables(Placement("cuda", "nccl", 1, False, nodes=2), 2)
+    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & {*several}  # what connects nodes is for the site to say
+
+
+TUNING = ("gpus=2", "max_steps=1", "skip_steps=0", "tracker.mode=disabled", "device=cpu")
+
+
+@pytest.mark.parametrize(
+    ("workload", "work", "words"),
+    [
+        (WORKLOAD, "tests.rank_work:train_and_leave_listeners", (*SMALL, "gpus=2")),
+        (llm.WORKLOAD, "tests.rank_work_llm:tune_and_leave_listeners", TUNING),
+    ],
+    ids=["vision", "tuning"],
+)
+def test_nothing_of_a_local_run_listens_beyond_this_machine(
+    workload: Workload, work: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    warm_up()
+    cfg = composed(*words, entry=Path(workload.entry).stem)
+    result = run.measure(replace(workload, work=work), cfg, tmp_path / "run", keep_refused=True)
+    assert result["status"] == "ok", result["cause"]
+    addresses = (tmp_path / "run" / "listeners.txt").read_text().split()
+    assert len(addresses) >= 3  # the agent's store, and gloo of each rank
+    assert [address for address in addresses if not ip_address(address).is_loopback] == []

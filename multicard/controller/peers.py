@@ -3,8 +3,9 @@
 Torch's agents do not notice that a node is gone. SLURM does after `SlurmdTimeout`, 300 s where a site sets no other,
 and then requeues the job without naming the node in its accounting.
 
-Node 0 listens, and every other node keeps a connection to it. A message on a connection, or its loss, ends the run on
-all nodes. Messages are JSON objects: nothing that comes from a socket is unpickled.
+Node 0 listens at its own address, and every other node keeps a connection to it. A message on a connection, or its
+loss, ends the run on all nodes. Both sides prove that they know the run's key. Messages are JSON objects: nothing that
+comes from a socket is unpickled.
 """
 
 import json
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Listener
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from os import dup
 from threading import Event, Lock, Thread
 from typing import Any
@@ -23,8 +24,6 @@ from multicard.measure.timing import clock_s, pause
 from multicard.ranks import failures
 from multicard.ranks.elastic import MEETING_S
 from multicard.ranks.failures import Failure, Interrupted
-
-Connection = Any  # multiprocessing.connection.Connection
 
 SILENCE_S = 15  # after which a node that answers no keep-alive counts as lost
 LAST_WORDS_S = 60.0  # for which node 0 waits for the others once its own ranks have ended
@@ -48,31 +47,41 @@ class Peers:
         Raises:
             Interrupted: naming those that did not come up.
         """
-        hosts, address = self._allocation.hosts, ("", self._allocation.port + 1)
+        hosts, port = self._allocation.hosts, self._allocation.port + 1
         if len(hosts) == 1:
             return
         try:
-            listener = Listener(address, "AF_INET", backlog=len(hosts), authkey=self._allocation.key)
+            server = socket.create_server((self._allocation.head_address(), port))
         except OSError as error:
-            message = f"node {hosts[0]}: cannot listen on port {address[1]} ({error.strerror})"
+            message = f"node {hosts[0]}: cannot listen on port {port} ({error.strerror})"
             raise Interrupted(Failure("node", message, host=hosts[0])) from None
         met = Event()
-        Thread(target=self._accept, args=(listener, met), daemon=True).start()
+        Thread(target=self._accept, args=(server, met), daemon=True).start()
         if not met.wait(MEETING_S):
+            met.set()
             absent = [host for node, host in enumerate(hosts) if node and node not in self._connections]
             message = f"no controller came up on {', '.join(absent)} within {MEETING_S:.0f} s"
             raise Interrupted(Failure("node", message, host=absent[0]))
 
-    def _accept(self, listener: Listener, met: Event) -> None:
-        with listener:
-            while len(self._connections) < self._allocation.nodes - 1:
-                with suppress(AuthenticationError, EOFError, OSError):  # a stranger: the port is open to all
-                    connection = listener.accept()
-                    _keep_alive(connection)
-                    hello = _receive(connection)
-                    if hello is not None:
-                        self._connections[hello["node"]] = connection
-        met.set()
+    def _accept(self, server: socket.socket, met: Event) -> None:
+        server.settimeout(RETRY_S)
+        with server:
+            while not met.is_set():
+                with suppress(OSError):  # nobody yet
+                    connection = Connection(server.accept()[0].detach())
+                    # in a thread for each: a stranger may stay silent
+                    Thread(target=self._greet, args=(connection, met), daemon=True).start()
+
+    def _greet(self, connection: Connection, met: Event) -> None:
+        with suppress(AuthenticationError, EOFError, OSError):  # a stranger: the port is open to all
+            deliver_challenge(connection, self._allocation.key)
+            answer_challenge(connection, self._allocation.key)
+            _keep_alive(connection)
+            hello = _receive(connection)
+            if hello is not None:
+                self._connections[hello["node"]] = connection
+                if len(self._connections) == self._allocation.nodes - 1:
+                    met.set()
 
     def begin(self, attempt: int, arguments: tuple[Any, ...]) -> None:
         """Wait for the checks of the other nodes, start their ranks, and watch these nodes from now on.
@@ -196,8 +205,9 @@ def _connect(address: tuple[str, int], key: bytes) -> Connection:
     deadline_s = clock_s() + MEETING_S
     while True:
         try:
-            return Client(address, "AF_INET", authkey=key)
-        except (OSError, EOFError, AuthenticationError):  # not up yet, or another run's
+            connection: Any = Client(address, "AF_INET", authkey=key)
+            return connection
+        except (OSError, EOFError, AuthenticationError, AssertionError):  # not up yet, or another program
             if clock_s() > deadline_s:
                 message = f"node {address[0]}: its controller did not come up within {MEETING_S:.0f} s"
                 raise Interrupted(Failure("node", message, host=address[0])) from None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.keys import require
+from multicard.machine import private
 from multicard.ranks.meeting import meet
 from multicard.ranks.process import Rank
 from multicard.records import run_folder
@@ -31,6 +32,7 @@ def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
     import torch
 
     path = _rank_file(folder, steps, rank.rank)
+    private.folder(_latest_file(folder).parent)
     with run_folder.replacing(path) as file:
         torch.save(state, file)
     meet(rank)

@@ -14,20 +14,26 @@ import pickle
 import shutil
 import signal
 import sys
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multicard.config.placement import Placement
-from multicard.machine import devices
+from multicard.machine import devices, private
 from multicard.machine.environment import host
-from multicard.ranks.failures import Failure, Interrupted, interruptible
+from multicard.ranks.failures import Failure, Interrupted, in_a_line, interruptible
 from multicard.ranks.os_calls import SHARED_SIGNALS
-from multicard.ranks.process import LOG_LINES, Job, error_file, exit_with_bad_fork, log_file, work_as_rank, work_file
+from multicard.ranks.process import LOG_LINES, Job, error_file, exit_with_bad_fork, log_file, work_as_rank
 from multicard.records.run_folder import read_json
 
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
+
 MEETING_S = 300.0  # within which all nodes of a run must have come up
+CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def warm_up(device: str, modules: list[str]) -> None:
@@ -85,57 +91,65 @@ def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job
 
 def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
     _count_by_nvml()
-    allocation = job.allocation
-    job = replace(job, variables=_variables(placement, allocation.nodes))
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-    from torch.numa.binding import AffinityMode, NumaOptions
+    from torch.distributed.launcher.api import elastic_launch
 
     for name in ("torch.distributed", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what they log reaches the user as a Failure
-    if allocation.nodes > 1:  # node 0's agent keeps the store; ranks are numbered in SLURM's order of the nodes
-        rendezvous: dict[str, Any] = {
-            "run_id": f"multicard-{allocation.job}",
-            "rdzv_backend": "static",
-            "rdzv_endpoint": f"{allocation.hosts[0]}:{allocation.port}",
-            "rdzv_configs": {"rank": allocation.node, "timeout": MEETING_S},
-        }
-    else:
-        rendezvous = {
-            "run_id": f"multicard-{os.getpid()}",
-            "rdzv_backend": "c10d",
-            "rdzv_endpoint": "localhost:0",
-            "local_addr": "127.0.0.1",
-        }
     # stays empty; torch's default would leave one in /tmp for each run
-    agent_logs = job.folder / f".agent{allocation.node}"
-    config = LaunchConfig(
-        min_nodes=allocation.nodes,
-        max_nodes=allocation.nodes,
-        nproc_per_node=placement.processes,
-        **rendezvous,
-        max_restarts=0,
-        start_method="spawn" if job.wrapper else _start_method(placement.device),
-        logs_specs=DefaultLogsSpecs(log_dir=str(agent_logs)),
-        signals_to_handle="",  # `launch` handles them
-        numa_options=NumaOptions(AffinityMode.NODE, should_fall_back_if_binding_fails=True) if job.numa else None,
-    )
+    agent_logs = job.folder / f".agent{job.allocation.node}"
     try:
+        job = replace(job, variables=_variables(placement, job.allocation.nodes))
+        config = _config(placement, job, agent_logs)
         if job.wrapper:
-            work_file(job.folder, allocation.node).write_bytes(pickle.dumps((work, arguments, job)))
-            elastic_launch(config, sys.executable)(str(Path(__file__).with_name("wrapped.py")), str(job.folder))
+            with _handed_over((work, arguments, job)) as path:
+                elastic_launch(config, sys.executable)(str(Path(__file__).with_name("wrapped.py")), path)
         else:
             elastic_launch(config, work_as_rank)(work, arguments, job)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return _failure(job.folder, rank, failure.exitcode)
     except Exception as error:  # raised by the agent, not by a rank
-        return Failure("launch", f"the ranks could not be started or watched: {type(error).__name__}: {error}")
+        return Failure("launch", f"the ranks could not be started or watched: {in_a_line(error)}")
     finally:
         shutil.rmtree(agent_logs, ignore_errors=True)
-        work_file(job.folder, allocation.node).unlink(missing_ok=True)
     return None
+
+
+def _config(placement: Placement, job: Job, logs: Path) -> "LaunchConfig":
+    """What torch's agent of this node does."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+    from torch.numa.binding import AffinityMode, NumaOptions
+
+    from multicard.ranks import rendezvous
+
+    allocation = job.allocation
+    port = allocation.port if allocation.nodes > 1 else 0  # any that is free
+    return LaunchConfig(
+        min_nodes=allocation.nodes,
+        max_nodes=allocation.nodes,
+        nproc_per_node=placement.processes,
+        run_id=f"multicard-{allocation.job or os.getpid()}",
+        rdzv_backend=rendezvous.BACKEND,  # node 0's agent keeps the store; ranks are numbered in the order of the nodes
+        rdzv_endpoint=f"{allocation.head_address()}:{port}",
+        rdzv_configs={"rank": allocation.node, "timeout": MEETING_S},
+        max_restarts=0,
+        start_method="spawn" if job.wrapper else _start_method(placement.device),
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
+        signals_to_handle="",  # `launch` handles them
+        numa_options=NumaOptions(AffinityMode.NODE, should_fall_back_if_binding_fails=True) if job.numa else None,
+    )
+
+
+@contextmanager
+def _handed_over(work: tuple[Any, ...]) -> Iterator[str]:
+    """The path of a file in memory that holds `work` pickled, for other processes of this user on this machine. It ends
+    with this process."""
+    with os.fdopen(os.memfd_create("work"), "wb") as file:
+        file.write(pickle.dumps(work))
+        file.flush()
+        yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def _variables(placement: Placement, nodes: int) -> dict[str, str]:
@@ -143,9 +157,16 @@ def _variables(placement: Placement, nodes: int) -> dict[str, str]:
     variables = devices.variables() if placement.device == "cuda" else {}
     if placement.device == "cpu":  # no Triton, for which Inductor would start processes that compute beside training
         variables["TORCH_WARM_POOL"] = os.environ.get("TORCH_WARM_POOL", "0")
-    if placement.backend == "gloo" and nodes == 1:
-        variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+    if nodes == 1:  # NCCL takes names that begin so, but for "=": no others are wanted
+        variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        variables["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", "=lo")
+    variables[CODE_CACHE] = os.environ.get(CODE_CACHE) or str(_code_cache())
     return variables
+
+
+def _code_cache() -> Path:
+    """Where Inductor keeps compiled code, which it runs. Its own folder in /tmp has a name that anybody could take."""
+    return private.folder(Path(tempfile.gettempdir()) / f"multicard-inductor-{os.getuid()}")
 
 
 def _failure(folder: Path, rank: int, exitcode: int) -> Failure:

@@ -60,11 +60,6 @@ class Job:
     wrapper: tuple[str, ...] = ()
 
 
-def work_file(folder: Path, node: int) -> Path:
-    """The file that tells a rank started by `wrapped.py` what to call: function, arguments and job."""
-    return folder / f".work{node}.pickle"
-
-
 def log_file(folder: Path, rank: int) -> Path:
     return folder / "logs" / f"r{rank:02d}.log"
 

@@ -1,8 +1,9 @@
 """A rank that is started as a command, for a profiler that starts the process it profiles.
 
-    python multicard/ranks/wrapped.py FOLDER
+    python multicard/ranks/wrapped.py FILE
 
-`elastic.launch` leaves in FOLDER what to do. The command replaces itself by the profiler, which starts it once more.
+FILE is what `elastic.launch` hands over: function, arguments and job. The command replaces itself by the profiler,
+which starts it once more.
 """
 
 import os
@@ -17,12 +18,12 @@ from multicard.ranks import os_calls, process
 WRAPPED = "MULTICARD_WRAPPED"  # set for the process that the profiler starts
 
 if __name__ == "__main__":
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    work, arguments, job = pickle.loads(process.work_file(folder, int(os.environ["GROUP_RANK"])).read_bytes())
+    rank = int(os.environ["RANK"])
+    work, arguments, job = pickle.loads(Path(sys.argv[1]).read_bytes())
     if WRAPPED in os.environ:
         process.work_as_rank(work, arguments, job)
     else:
-        os_calls.redirect(process.log_file(folder, rank))
+        os_calls.redirect(process.log_file(job.folder, rank))
         os.environ[WRAPPED] = "1"
         words = [word.replace("RANK", f"{rank:02d}") for word in job.wrapper]
         os.execvp(words[0], [*words, sys.executable, *sys.argv])
