@@ -233,7 +233,9 @@ def epoch_waits(epoch: int, first_batch_s: float = 0.5) -> dict[str, Any]:
 
 
 def _tuned(config: dict[str, Any]) -> dict[str, Any]:
+    rewards = {"chosen": 0.2, "rejected": -0.1, "accuracy": 0.9, "margin": 0.3}
     return {
+        **({"rewards": rewards} if config["method"]["name"] == "dpo" else {}),
         "epochs": [{"epoch": 0, "steps": 250, "train_s": 90.0, "ended_s": 100.0, "train_loss": 2.0, "samples": 500}],
         "iteration_s": formulas.statistics([0.1] * 10, config["skip_steps"]),
         "data_s": 0.001,

@@ -11,6 +11,7 @@ from analysis.__main__ import main
 from analysis.claims import CLAIMS, Verdict, judge, named, render
 from analysis.papers import experiments
 from analysis.runs import load
+from analysis.stats.between_runs import REMEDY
 from tests import records
 from tests.claim_worlds import CASES, ending, iterations, run, waves, write, write_repeated
 
@@ -124,7 +125,7 @@ def test_memory_of_cpu_ranks_is_not_exact(tmp_path: Path):
         folder = tmp_path / f"{device}{seeds}"
         write(folder, "peak_memory", lambda cell: case.world(cell, case.holds), seeds, device=device)
     alone, repeated, exact = (judged(tmp_path / name, "lora-memory")[0] for name in ("cpu0", "cpu10", "cuda0"))
-    assert alone.verdict == "undecided" and "without repetitions; repeat with seed=0,1,2" in alone.why
+    assert alone.verdict == "undecided" and "without repetitions; repeat=3 " in alone.why
     assert alone.figures[0].text == "1.50 x" and alone.figures[0].low is None
     assert repeated.verdict == exact.verdict == "holds" and repeated.figures[0].low < 1.5 == exact.figures[0].low
 
@@ -134,7 +135,7 @@ def test_single_runs_of_a_machine_without_repetitions_are_undecided(name: str, t
     (claim,), case = named([name]), CASES[name]
     write(tmp_path, claim.experiment, lambda cell: case.world(cell, case.holds), seeds=0)
     (verdict,) = judged(tmp_path, name)
-    assert verdict.verdict == "undecided" and "repeat with seed=0,1,2" in verdict.why
+    assert verdict.verdict == "undecided" and REMEDY in verdict.why
     assert all(figure.low is None and figure.estimate is not None for figure in verdict.figures)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from analysis.claims import judge, measures, named
 from analysis.claims.readings import Readings
+from analysis.commands.better import Better
 from analysis.runs import load
 from tests import records
 from tests.claim_worlds import write, write_repeated
@@ -64,3 +65,29 @@ def test_accuracies_hold_how_seeds_differ(tmp_path: Path):
         assert interval.low is not None and interval.high is not None
         wrong += not interval.low <= 0 <= interval.high
     assert wrong / 300 <= 0.06
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_runs_of_one_seed_are_one_accuracy(tmp_path: Path, seeds: int):
+    """Each seed three times, with the same accuracy each time: seeds alone show how trainings differ (0.2 points)."""
+    for pinned in (True, False):
+        for seed in range(seeds):
+            for repetition in (1, 2, 3):
+                record = records.vision(seed=seed, pin_memory=pinned, repetition=repetition)
+                records.write(tmp_path / f"{pinned}{seed}{repetition}", record)
+    runs = load.read([tmp_path]).runs
+    sides = [[run for run in runs if run["pin_memory"] is pinned] for pinned in (True, False)]
+    random, wrong = np.random.default_rng(6), {"claims": 0, "best": 0}
+    for _ in range(200):
+        right: dict[tuple[bool, int], int] = {}
+        for run in runs:
+            share = float(np.clip(0.99 + 0.002 * random.normal(), 0, 1))
+            count = right.setdefault((run["pin_memory"], run["seed"]), int(random.binomial(10_000, share)))
+            run.columns.update(test_samples=10_000, test_accuracy=count / 10_000)
+        interval = measures.accuracy(measures.Sides(*sides, 0.95, Readings(runs)))
+        assert (interval.low is None) == (seeds == 1)
+        if interval.low is not None and interval.high is not None:
+            wrong["claims"] += not interval.low <= 0 <= interval.high
+        better = Better.of(runs, "total_s")
+        wrong["best"] += better.more_accurate(*sides) or better.more_accurate(*reversed(sides))
+    assert max(wrong.values()) / 200 <= 0.06, wrong

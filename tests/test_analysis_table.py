@@ -2,10 +2,12 @@
 
 import csv
 import io
+import math
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analysis.__main__ import main
@@ -15,6 +17,7 @@ from analysis.papers import experiments
 from analysis.papers import printed as papers
 from analysis.runs import load
 from analysis.runs.columns import FIGURES
+from analysis.stats.between_runs import PRIOR_SD
 from multicard.profiling.profile_data import Derived, Profile, RankProfile, Row
 from tests import records
 from tests.conftest import ROOT
@@ -82,13 +85,18 @@ def _setting() -> dict[str, Any]:
 
 
 def test_a_cell_is_the_mean_of_its_runs_and_says_how_many(tmp_path: Path):
-    for seed, total_s in enumerate((90.0, 100.0, 110.0)):
+    times_s = (90.0, 100.0, 110.0)
+    for seed, total_s in enumerate(times_s):
         table2(tmp_path / str(seed), {("fp64", 1): total_s, ("fp32", 1): total_s / 2}, seed=seed)
     failed = records.vision(precision="fp64", gpus=1, **_setting(), seed=7, status="failed", total_s=1.0)
     records.write(tmp_path / "failed", failed | {"cause": {"message": "a\x1b[31m rank died"}})
     (table,) = printed("table2", folder=tmp_path)
     found = row(table, precision="fp64", gpus=1)
-    assert (found["total_s"], found["total_s_std"], found["runs"]) == (100.0, 10.0, 3)
+    assert (found["total_s"], found["runs"]) == (100.0, 3)
+    variance = (PRIOR_SD**2 + 2 * 2 * np.log(times_s).var(ddof=1)) / 5  # of two cells that were measured three times
+    half = 2.5705818 * math.sqrt(variance / 3)  # Student's t of 5 degrees of freedom
+    assert [found["total_s_low"], found["total_s_high"]] == pytest.approx([100 * math.exp(-half), 100 * math.exp(half)])
+    assert any(f"± {100 * math.sinh(half):.1f}" in text for texts in table.texts for text in texts)
     assert found["status"] == "3 ok, 1 failed"
     assert row(table, precision="fp32", gpus=1)["x fp64"] == 2.0
     assert any("failed: a�[31m rank died" in note for note in table.notes)
@@ -112,7 +120,7 @@ def test_machines_commits_and_sizes_stand_apart(tmp_path: Path, capsys: pytest.C
     )
     assert main(["table", "table2", str(tmp_path), "--mix"]) == 0
     output = capsys.readouterr().out
-    assert "200.0 ± 141.4" in output  # the two commits' mean
+    assert "200.0" in output and "±" not in output  # the two commits' mean; neither was measured twice
     assert f"{records.COMMIT[:9]} on NVIDIA H200 on node1, {'f' * 9} on" in output
 
 

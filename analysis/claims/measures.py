@@ -17,6 +17,7 @@ from typing import TypeVar
 from analysis.claims.readings import Readings
 from analysis.runs import grouping
 from analysis.runs.load import Run
+from analysis.runs.setting_figure import MEMORY, by_seed, is_exact
 from analysis.stats import between_runs, intervals, shares
 from analysis.stats.between_runs import Spread
 from analysis.stats.intervals import Interval
@@ -44,11 +45,16 @@ class Sides:
         return [figure(run) for run in self.top], [figure(run) for run in self.bottom]
 
     def spreads(
-        self, figure: "Figure", scale: Callable[[float], float | None], prior_sd: float
+        self, figure: "Figure", scale: Callable[[float], float | None], prior_sd: float, of_seeds: bool = False
     ) -> tuple[Spread, Spread]:
         """How runs differ in a figure, on a scale: on the machine of the bottom, and of the top."""
-        machines = self.readings.machines(figure, scale, prior_sd)
+        machines = self.readings.machines(figure, scale, prior_sd, of_seeds)
         return machines.of(self.bottom[0]), machines.of(self.top[0])
+
+    def of_seeds(self, figure: "Figure") -> tuple[list[float], list[float]]:
+        """A figure of every seed, by side: the mean over its runs."""
+        top, bottom = ([_mean(list(map(figure, runs))) for runs in by_seed(side)] for side in (self.top, self.bottom))
+        return top, bottom
 
     @property
     def basis(self) -> str:
@@ -72,10 +78,16 @@ def _ratio(sides: Sides, figure: Figure) -> Interval:
     return _with_spread(sides, top, bottom, figure)
 
 
-def _with_spread(sides: Sides, top: Sequence[float], bottom: Sequence[float], figure: Figure) -> Interval:
-    one = between_runs.of_values(bottom, top, sides.spreads(figure, _log, between_runs.PRIOR_SD))
+def _with_spread(
+    sides: Sides, top: Sequence[float], bottom: Sequence[float], figure: Figure, of_seeds: bool = False
+) -> Interval:
+    one = between_runs.of_values(bottom, top, sides.spreads(figure, _log, between_runs.PRIOR_SD, of_seeds))
     low, high = one.bounds(sides.confidence) or (None, None)
     return Interval(one.ratio, *((low, high) if one.repeated else (None, None)), sides.basis)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _log(value: float) -> float | None:
@@ -109,9 +121,11 @@ PEAK, TO_DEVICE, RECEIVED = (_column(name) for name in ("peak_memory_bytes", "h2
 
 
 def peak_memory(sides: Sides) -> Interval:
-    """The peak on the rank that held most."""
-    resident = any(run["cpu_ranks"] for run in (*sides.top, *sides.bottom))
-    return (_ratio if resident else _exact_ratio)(sides, PEAK)
+    """The peak on the rank that held most, in the run that held most; as wide as the interval of the mean."""
+    exact = is_exact((*sides.top, *sides.bottom), MEMORY)
+    of_means = (_exact_ratio if exact else _ratio)(sides, PEAK)
+    top, bottom = sides.each(PEAK)
+    return of_means.mapped(lambda ratio: ratio * max(top) / max(bottom) / of_means.estimate)
 
 
 def bytes_to_device(sides: Sides) -> Interval:
@@ -151,13 +165,13 @@ ACCURACY, ANSWERS = _column("test_accuracy"), _column("test_samples")
 def accuracy(sides: Sides) -> Interval:
     """top - bottom, as a share: Newcombe's interval over all answers of a side, widened by how runs differ.
 
-    Many answers do not show how another training would have gone.
+    Many answers do not show how another training would have gone, nor do runs of the same seed, which count as one.
     """
-    accuracies, samples = sides.each(ACCURACY), sides.each(ANSWERS)
+    accuracies, samples = sides.of_seeds(ACCURACY), sides.of_seeds(ANSWERS)
     top, bottom = (_answers(accuracies[side], samples[side], sides.confidence) for side in (0, 1))
     over_answers = intervals.difference(top, bottom)
-    spreads = sides.spreads(ACCURACY, float, shares.PRIOR_SD)
-    terms = between_runs.variance_between(spreads, len(sides.top), len(sides.bottom))
+    spreads = sides.spreads(ACCURACY, float, shares.PRIOR_SD, of_seeds=True)
+    terms = between_runs.variance_between(spreads, *map(len, reversed(accuracies)))
     if terms is None:
         return Interval(over_answers.estimate, None, None, sides.basis)
     between = combined(terms)
@@ -190,7 +204,7 @@ def loss(sides: Sides) -> Interval:
     if any(lost):
         ratio = math.inf if lost[0] else 0.0
         return Interval(ratio, ratio, ratio, "a loss that became no number")
-    return _with_spread(sides, top, bottom, sides.readings.mean_loss)
+    return _with_spread(sides, *sides.of_seeds(sides.readings.mean_loss), sides.readings.mean_loss, of_seeds=True)
 
 
 # ---- profiles

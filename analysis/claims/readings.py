@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +33,18 @@ class Readings:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self._records: dict[Path, _Record] = {}
+        self._repeated = between_runs.RepeatedRuns(runs)
         self._machines: dict[Figure, Machines] = {}
         self._of_ranks: dict[str, Figure] = {}
 
-    def machines(self, figure: Figure, scale: Callable[[float], float | None], prior_sd: float) -> Machines:
-        """How runs differ in a figure on a scale; a figure always comes with the same scale."""
+    def machines(
+        self, figure: Figure, scale: Callable[[float], float | None], prior_sd: float, of_seeds: bool = False
+    ) -> Machines:
+        """How runs differ in a figure on a scale (see `between_runs.by_machine`); a figure always has one scale."""
         if figure not in self._machines:
             on_scale = lambda run: scale(figure(run))  # noqa: E731
-            self._machines[figure] = between_runs.by_machine(self._repeated, on_scale, prior_sd)
+            self._machines[figure] = between_runs.by_machine(self._repeated.settings, on_scale, prior_sd, of_seeds)
         return self._machines[figure]
-
-    @cached_property
-    def _repeated(self) -> list[list[Run]]:
-        return between_runs.repeated(self.runs)
 
     def epochs(self, run: Run) -> list[dict[str, Any]]:
         return self._record(run).epochs

@@ -10,6 +10,7 @@ from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED
 from analysis.claims.verdicts import ClaimFigure, Verdict, labels
 from analysis.runs.caveats import legend
 from analysis.runs.load import Skipped
+from analysis.stats.between_runs import REMEDY
 from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.run_folder import write_json, write_text
@@ -128,7 +129,7 @@ def _explanations(verdicts: Sequence[Verdict]) -> list[str]:
         "a bound, or there is none",
     ]
     if any(figure.estimate is not None and figure.low is None for verdict in verdicts for figure in verdict.figures):
-        lines.append("figures without brackets: nothing was repeated on the machine: repeat with seed=0,1,2")
+        lines.append(f"figures without brackets: nothing was repeated on the machine: {REMEDY}")
     unlike = dict.fromkeys(choice for verdict in verdicts for choice in verdict.unlike)
     if unlike:
         lines.append(f"{UNLIKE}  the papers had otherwise: {', '.join(unlike)}")

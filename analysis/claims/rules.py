@@ -21,6 +21,7 @@ from analysis.papers.experiments import Panel
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
+from analysis.runs.setting_figure import of_setting
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas
@@ -198,10 +199,10 @@ class BestOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         bounds = UNITS["less"], self.over, math.inf
         column = MEASURES[self.measure].column
         candidates = [(value, _ok_runs(panel, {**dict(cell), self.axis: value})) for value in _values(panel, self.axis)]
-        measured = [(value, runs) for value, runs in candidates if runs and all(run[column] for run in runs)]
+        measured = [(value, runs) for value, runs in candidates if of_setting(runs, column)]
         if len(measured) < 2:
             return Comparison(f"{self.axis}: best against worst", _typed(cell), *bounds, ())
-        measured.sort(key=lambda candidate: sum(run[column] for run in candidate[1]) / len(candidate[1]))
+        measured.sort(key=lambda candidate: of_setting(candidate[1], column) or 0.0)
         (best, least), (worst, most) = measured[0], measured[-1]
         what = f"{self.axis}: {grouping.typed(best)} against {grouping.typed(worst)}"
         interval = _measured(self.measure, most, least)

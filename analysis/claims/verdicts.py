@@ -19,6 +19,7 @@ from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
 from analysis.runs.load import Run
 from analysis.stats import intervals
+from analysis.stats.between_runs import REMEDY
 from multicard.records.comparable import DOUBTFUL
 from multicard.records.text_table import clean
 
@@ -246,7 +247,7 @@ def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, lost: Sequenc
         reasons.append(f"refuted by {_first_few(labels(by_verdict[FAILS]))}")
     if verdict == UNDECIDED and by_verdict[UNDECIDED]:
         without_interval = [figure.why for figure in by_verdict[UNDECIDED] if figure.why]
-        remedy = f" ({without_interval[0]}; repeat with seed=0,1,2)" if without_interval else ""
+        remedy = f" ({without_interval[0]}; {REMEDY})" if without_interval else ""
         reasons.append(f"undecided: {_first_few(labels(by_verdict[UNDECIDED]))}{remedy}")
     measured = len(figures) - len(by_verdict[UNMEASURED])
     if measured:

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis import formatting
-from analysis.commands.better import Better, cost_of, highest, mean
+from analysis.commands.better import Better
 from analysis.runs import grouping, same_work
 from analysis.runs.caveats import legend
 from analysis.runs.load import Run
+from analysis.runs.setting_figure import ACCURACY, MEMORY, of_setting
 from analysis.stats.trade_off import front
 from multicard.records import text_table
 from multicard.records.text_table import clean, in_bytes
@@ -37,7 +38,7 @@ class Goal:
 GOALS = {
     "time": Goal("total_s", "Fastest", "it takes {:.2g} times as long"),
     "energy": Goal("energy_joules", "Least energy", "it takes {:.2g} times the energy"),
-    "memory": Goal("peak_memory_bytes", "Least memory", "it takes {:.2g} times the memory"),
+    "memory": Goal(MEMORY, "Least memory", "it takes {:.2g} times the memory"),
 }
 MOST_EQUAL = 3  # settings equal to the best that are named
 
@@ -52,7 +53,7 @@ class Limits:
 
     def keep(self, runs: Sequence[Run]) -> bool:
         """Whether a setting with these repetitions keeps to them: by their mean accuracy, and their highest memory."""
-        accuracy, memory_bytes = mean(runs, "test_accuracy"), highest(runs, "peak_memory_bytes")
+        accuracy, memory_bytes = of_setting(runs, ACCURACY), of_setting(runs, MEMORY)
         return (
             (self.accuracy is None or (accuracy or 0.0) >= self.accuracy)
             and (self.memory_bytes is None or (memory_bytes or math.inf) <= self.memory_bytes)
@@ -63,10 +64,10 @@ class Limits:
         """What settings that do not keep to the limits reach."""
         phrases = []
         if self.accuracy is not None:
-            known = [accuracy for runs in settings if (accuracy := mean(runs, "test_accuracy")) is not None]
+            known = [accuracy for runs in settings if (accuracy := of_setting(runs, ACCURACY)) is not None]
             phrases.append(f"the highest accuracy is {max(known):.2%}" if known else "no run has an accuracy")
         if self.memory_bytes is not None:
-            least = min((peak for runs in settings if (peak := highest(runs, "peak_memory_bytes"))), default=None)
+            least = min((peak for runs in settings if (peak := of_setting(runs, MEMORY))), default=None)
             phrases.append(f"the least memory is {in_bytes(least)}")
         if self.gpus is not None:
             phrases.append(f"the fewest GPUs are {min(grouping.ranks(runs[0]) for runs in settings)}")
@@ -120,7 +121,8 @@ def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int 
         ValueError: nothing can be ranked, with the reason.
     """
     with_figure, ranked = _selected(runs, goal, limits, mix)
-    ranked_works = _rankings(ranked, goal, mix)
+    better = Better.of(runs, GOALS[goal].column)
+    ranked_works = _rankings(ranked, goal, mix, better)
     works = list(dict.fromkeys(ranking.work for ranking in ranked_works))
     printed = [f"{len(works)} different works, each ranked by itself:"] if len(works) > 1 else []
     for work in works:
@@ -129,7 +131,8 @@ def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int 
             best = f"{GOALS[goal].best}: {ranking.label}: {_with_marks(ranking.figures, ranking.marks)}."
             printed += [f"{ranking.amount}:"] if ranking.amount else []
             printed += [best, *ranking.others, *text_table.text(ranking.headings, ranking.rows, width)]
-    return [*printed, *_not_ranked(runs, with_figure, ranked), *legend(run["marks"] for run in ranked)]
+    notes = [*(better.explained(ranked) if len(ranked) > 1 else []), *_not_ranked(runs, with_figure, ranked)]
+    return [*printed, *notes, *legend(run["marks"] for run in ranked)]
 
 
 def rankings(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> list[Ranking]:
@@ -138,25 +141,26 @@ def rankings(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> list[
     Raises:
         ValueError: nothing can be ranked, with the reason.
     """
-    return _rankings(_selected(runs, goal, limits, mix)[1], goal, mix)
+    better = Better.of(runs, GOALS[goal].column)
+    return _rankings(_selected(runs, goal, limits, mix)[1], goal, mix, better)
 
 
 def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tuple[list[Run], list[Run]]:
-    """The runs that have the goal's figure, and those of them whose settings are within the limits."""
+    """The runs of settings that have the goal's figure, and of those that are within the limits too."""
     ok = [run for run in runs if run["status"] == "ok"]
     if not ok:
         raise ValueError(f"none of {len(runs)} runs ended ok")
     column = GOALS[goal].column
-    with_figure = [run for run in ok if run[column] is not None]
-    if not with_figure:
+    keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
+    settings = [setting for setting in grouping.group(ok, keys).values() if of_setting(setting, column) is not None]
+    if not settings:
         why = "; energy is measured on GPUs with NVML, not on CPU ranks" if goal == "energy" else ""
         raise ValueError(f"none of {len(ok)} runs has {column}{why}")
-    keys = ["kind", *grouping.settings(with_figure), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
-    settings = list(grouping.group(with_figure, keys).values())
+    with_figure = [run for setting in settings for run in setting]
     within = {run.folder for setting in settings if limits.keep(setting) for run in setting}
     if not within:
         raise ValueError(f"none of {len(with_figure)} runs keeps to the limits ({limits.nearest(settings)})")
-    return with_figure, [run for run in with_figure if run.folder in within]
+    return with_figure, [run for run in ok if run.folder in within]
 
 
 def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequence[Run]) -> list[str]:
@@ -170,15 +174,13 @@ def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequenc
     return [f"not ranked: {', '.join(phrases)}"] if phrases else []
 
 
-def _rankings(runs: Sequence[Run], goal: str, mix: bool) -> list[Ranking]:
+def _rankings(runs: Sequence[Run], goal: str, mix: bool, better: Better) -> list[Ranking]:
     works = grouping.group(runs, same_work.work_keys(runs, mix))
-    better = Better.of(runs, GOALS[goal].column)
     ranked = []
     for work, of_work in works.items():
         title = _title(work, list(works)) if len(works) > 1 else ""
         amounts = same_work.by_amount(of_work)
-        for (rows, pairs), group in amounts.items():
-            amount = f"{'preference pairs' if pairs else 'runs'} of {'all' if rows is None else rows} rows"
+        for amount, group in amounts.items():
             ranked.append(_ranking(group, goal, title, amount if len(amounts) > 1 else "", better, mix))
     return ranked
 
@@ -218,15 +220,15 @@ def _ranking(runs: list[Run], goal: str, work: str, amount: str, better: Better,
 
 
 def _setting(cell: grouping.Cell, runs: list[Run], goal: str) -> RankedSetting:
-    cost = cost_of(runs, GOALS[goal].column)
+    cost = of_setting(runs, GOALS[goal].column)
     assert cost is not None  # runs without the figure were left out
     return RankedSetting(
         cell,
         runs,
         cost,
         grouping.ranks(runs[0]),
-        mean(runs, "test_accuracy"),
-        mean(runs, "loss_last_tenth"),
+        of_setting(runs, ACCURACY),
+        of_setting(runs, "loss_last_tenth"),
     )
 
 

@@ -4,26 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.runs.load import Run
+from analysis.runs.setting_figure import ACCURACY, by_seed, is_exact, of_setting
 from analysis.stats import between_runs, shares
-from analysis.stats.between_runs import Machines
+from analysis.stats.between_runs import Machines, RepeatedRuns
 
 LOSS_APART = 0.01  # relative difference below which two losses count as equal
-MEMORY = "peak_memory_bytes"
-
-
-def mean(runs: Sequence[Run], column: str) -> float | None:
-    values = [run[column] for run in runs]
-    return None if None in values else sum(values) / len(values)
-
-
-def highest(runs: Sequence[Run], column: str) -> float | None:
-    values = [run[column] for run in runs]
-    return None if None in values else max(values)
-
-
-def cost_of(runs: Sequence[Run], column: str) -> float | None:
-    """The mean over a setting's repetitions; of memory the maximum."""
-    return (highest if column == MEMORY else mean)(runs, column)
 
 
 @dataclass(frozen=True)
@@ -39,15 +24,17 @@ class Better:
 
     @classmethod
     def of(cls, runs: Sequence[Run], column: str) -> "Better":
-        exact = column == MEMORY and not any(run["cpu_ranks"] for run in runs)  # what torch's allocator counted
-        settings = between_runs.repeated(runs)
-        costs = None if exact else between_runs.by_machine(settings, between_runs.log_of(column))
-        accuracies = between_runs.by_machine(settings, lambda run: run["test_accuracy"], shares.PRIOR_SD)
-        return cls(column, costs, accuracies)
+        repeated = RepeatedRuns(runs)
+        costs = None if is_exact(runs, column) else repeated.of_column(column)
+        return cls(column, costs, repeated.of_column(ACCURACY))
+
+    def explained(self, runs: Sequence[Run]) -> list[str]:
+        """By how much these runs differ from one another in what they cost."""
+        return [] if self.costs is None else self.costs.described(runs)
 
     def cheaper(self, a: Sequence[Run], b: Sequence[Run]) -> bool:
         """Whether a setting with the repetitions `a` costs less than one with `b`, by more than runs differ."""
-        cost_a, cost_b = cost_of(a, self.column), cost_of(b, self.column)
+        cost_a, cost_b = of_setting(a, self.column), of_setting(b, self.column)
         if cost_a is None or cost_b is None or cost_a >= cost_b or self.costs is None:
             return cost_a is not None and cost_b is not None and cost_a < cost_b
         values_a, values_b = ([run[self.column] for run in runs] for runs in (a, b))
@@ -56,12 +43,15 @@ class Better:
 
     def more_accurate(self, a: Sequence[Run], b: Sequence[Run]) -> bool:
         """Whether `a` is more accurate by more than chance explains, or has less loss by more than 1 %."""
-        share_a, share_b = mean(a, "test_accuracy"), mean(b, "test_accuracy")
+        share_a, share_b = of_setting(a, ACCURACY), of_setting(b, ACCURACY)
         if share_a is not None and share_b is not None:
-            of_a, of_b = (
-                shares.Share(share, sum(run["test_samples"] or 0 for run in runs), len(runs))
-                for share, runs in ((share_a, a), (share_b, b))
-            )
+            of_a, of_b = _share(share_a, a), _share(share_b, b)
             return share_a > share_b and shares.differ(of_a, of_b, self.accuracies.of(a[0]))
-        loss_a, loss_b = mean(a, "loss_last_tenth"), mean(b, "loss_last_tenth")
+        loss_a, loss_b = of_setting(a, "loss_last_tenth"), of_setting(b, "loss_last_tenth")
         return loss_a is not None and loss_b is not None and loss_a < loss_b * (1 - LOSS_APART)
+
+
+def _share(accuracy: float, runs: Sequence[Run]) -> shares.Share:
+    """An accuracy with the answers behind it; runs of one seed count as one."""
+    firsts = [of_seed[0] for of_seed in by_seed(runs)]
+    return shares.Share(accuracy, sum(run["test_samples"] or 0 for run in firsts), len(firsts))

@@ -23,7 +23,7 @@ from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from analysis.runs.sql import known
 from analysis.stats import between_runs
-from analysis.stats.between_runs import CONFIDENCE, MARGIN, Machines, Ratio, Spread
+from analysis.stats.between_runs import CONFIDENCE, MARGIN, PRIOR_SD, Machines, Ratio, RepeatedRuns, Spread
 from multicard.records.comparable import DATA
 from multicard.records.text_table import clean
 
@@ -37,7 +37,7 @@ VERDICTS = {between_runs.ABOVE: SLOWER, between_runs.BELOW: FASTER, between_runs
 class Compared:
     """One cell. Without `step`, `verdict` says why there is no ratio. `sides` are the values compared in one sweep.
 
-    spreads: how runs differ on A's machine and on B's.
+    machines: how runs differ in the time of a step.
     """
 
     cell: Cell
@@ -47,7 +47,7 @@ class Compared:
     epoch: Ratio | None
     verdict: str
     sides: tuple[str, str] = ("", "")
-    spreads: tuple[Spread, Spread] = (Spread(), Spread())
+    machines: Machines = Machines({}, PRIOR_SD)
 
     @property
     def judged(self) -> bool:
@@ -179,10 +179,8 @@ class Judge:
 
     def __init__(self, sweeps: Sequence[Sequence[Run]], mix: bool, margin: float) -> None:
         self.mix, self.margin = mix, margin
-        settings = between_runs.repeated(*sweeps)
-        self.by_step, self.by_epoch = (
-            between_runs.by_machine(settings, between_runs.log_of(column)) for column in ("step_s", "train_s")
-        )
+        repeated = RepeatedRuns(*sweeps)
+        self.by_step, self.by_epoch = repeated.of_column("step_s"), repeated.of_column("train_s")
 
     def cell(self, cell: Cell, a: list[Run], b: list[Run], sides: tuple[str, str]) -> Compared:
         ok_a, ok_b = ok_runs(a), ok_runs(b)
@@ -206,7 +204,7 @@ class Judge:
         enough = min(len(samples) for samples in (*epochs_a, *epochs_b)) >= MIN_EPOCHS
         of_epochs = _spreads(self.by_epoch, ok_a, ok_b)
         epoch = between_runs.ratio(epochs_a, epochs_b, of_epochs, independent=True) if enough else None
-        return Compared(cell, a, b, step, epoch, _verdict(step, self.margin), spreads=spreads)
+        return Compared(cell, a, b, step, epoch, _verdict(step, self.margin), machines=self.by_step)
 
 
 def _spreads(machines: Machines, a: Sequence[Run], b: Sequence[Run]) -> tuple[Spread, Spread]:

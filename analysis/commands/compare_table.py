@@ -10,7 +10,7 @@ from analysis.commands.compare import FASTER, SAME, SLOWER, Compared, ok_runs
 from analysis.runs import grouping, steps
 from analysis.runs.load import Run
 from analysis.stats import between_runs
-from analysis.stats.between_runs import CONFIDENCE, MAX_RUNS, PRIOR_SD, Ratio
+from analysis.stats.between_runs import CONFIDENCE, MAX_RUNS, Ratio
 from multicard.records import text_table
 from multicard.records.text_table import clean
 
@@ -34,27 +34,24 @@ def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
         explained.append(f"{SAME}: the whole interval lies within {margin:.0%} (--margin); undecided: it does not")
     if judged:
         explained.append("could see: a difference that such runs would show 4 times of 5")
-        explained += _how_runs_differ(judged)
     if len(judged) > 1:
         explained.append("of 20 cells without a difference, 1 is expected to be called faster or slower by chance")
-    if any(cell.step is not None and not cell.step.repeated for cell in compared):
-        explained.append(
-            "intervals over the steps of single runs do not show how runs differ, and nothing was repeated: "
-            "repeat with seed=0,1,2"
-        )
-    return explained
+    with_step = [cell for cell in compared if cell.step is not None]
+    if any(cell.step is not None and not cell.step.repeated for cell in with_step):
+        explained.append("intervals over the steps of single runs do not show how runs differ")
+    if with_step:
+        explained += with_step[0].machines.described([run for cell in with_step for run in (cell.a[0], cell.b[0])])
+    return [*explained, *_left_out(with_step)]
 
 
-def _how_runs_differ(judged: Sequence[Compared]) -> list[str]:
-    spreads = {}
-    for cell in judged:
-        for run, spread in zip((cell.a[0], cell.b[0]), cell.spreads, strict=True):
-            spreads[run["kind"], run["hardware"]] = spread
-    return [
-        f"runs of one setting differ by {spread.variance**0.5:.1%} on {clean(str(hardware))} "
-        f"({kind}; {spread.degrees} repetitions, and {PRIOR_SD:.0%} before the first)"
-        for (kind, hardware), spread in spreads.items()
-    ]
+def _left_out(compared: Sequence[Compared]) -> list[str]:
+    """The runs of compared cells that did not end ok, and are in no mean."""
+    lines = []
+    for side in ("A", "B"):
+        runs = [run for cell in compared for run in (cell.a if side == "A" else cell.b)]
+        unended = Counter(clean(run["status"]) for run in runs if run["status"] != "ok")
+        lines += [f"left out of {side}: {count} {status}" for status, count in unended.items()]
+    return lines
 
 
 def _row(compared: Compared, keys: Sequence[str], margin: float) -> dict[str, str]:

@@ -1,12 +1,12 @@
 """`table`: a table or figure of the papers from your own runs, beside the papers' figures.
 
-For each cell: the means over its runs that ended ok (± their standard deviation, where there are several), and two
-ratios of the main figure, as in the papers' efficiency columns: the time on one GPU / the time, and the time of the
-base (fp64, no pinned memory ...) / the time. For bytes it is how many times the base's.
+For each cell: the means over its runs that ended ok (of peak memory the highest), ± half of their 95 % interval, in
+which is how all repeated runs of the machine differ; and two ratios of the main figure, as in the papers' efficiency
+columns: the time on one GPU / the time, and the time of the base (fp64, no pinned memory ...) / the time. For bytes it
+is how many times the base's.
 """
 
 import re
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +21,14 @@ from analysis.runs import grouping
 from analysis.runs.caveats import legend
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
+from analysis.runs.setting_figure import of_setting
 from multicard.measure import formulas
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.text_table import clean
 
 UNMEASURED = "not measured"
 TOLERANCE = 0.2  # points by which a printed percentage may be off what the printed times give
+BOUNDS = ("_low", "_high")  # of a figure's interval, in CSV
 AGAINST_ONE = "x 1 GPU"
 ROUNDED = "paper rounded"  # whether the paper's figure was worked out from a rounded one
 SHARED = ("dataset", "image_size", "epochs", "model", "precision", "strategy", "loader", "layout", "method", "template")
@@ -58,7 +60,7 @@ def _of_measures(panel: Panel) -> Table:
     known = printed.figures(experiment.name, main)
     rows = [_row(panel, cell, known) for cell in sorted([*panel.cells, *panel.missing], key=lambda c: _order(panel, c))]
     filled = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    headings = [name for name in filled if not name.endswith("_std") and name != ROUNDED]
+    headings = [name for name in filled if not name.endswith(BOUNDS) and name != ROUNDED]
     texts = [[_text(name, row) for name in headings] for row in rows]
     notes = _notes(panel, rows, known)
     return Table(_title(panel), headings, texts, rows, notes)
@@ -108,9 +110,9 @@ def _row(panel: Panel, cell: Cell, known: Sequence[PrintedFigure]) -> dict[str, 
     row["status"] = (counts if len(statuses) > 1 else next(iter(statuses))) if runs else UNMEASURED
     row["runs"] = len(ok) if any(len(group) > 1 for group in panel.cells.values()) else None
     for measure in panel.experiment.view.measures:
-        values = [run[measure] for run in ok if run[measure] is not None]
-        row[measure] = statistics.fmean(values) if values else None
-        row[f"{measure}_std"] = statistics.stdev(values) if len(values) > 1 else None
+        interval = panel.repeated.figure(ok, measure)
+        row[measure] = interval and interval.estimate
+        row[f"{measure}_low"], row[f"{measure}_high"] = (interval.low, interval.high) if interval else (None, None)
     references = _references(panel, cell)
     row |= {heading: _ratio(panel, measure, cell, base) for heading, (measure, base) in references.items()}
     own = printed.at(known, dict(cell))
@@ -153,11 +155,7 @@ def _references(panel: Panel, cell: Cell) -> dict[str, tuple[str, Cell]]:
 
 def _ratio(panel: Panel, measure: str, cell: Cell, base: Cell) -> float | None:
     """How many times as fast as the base; of what is no time, how many times as much."""
-    means = []
-    for side in (cell, base):
-        values = [run[measure] for run in _ok(panel.cells.get(side, [])) if run[measure] is not None]
-        means.append(statistics.fmean(values) if values else None)
-    own, reference = means
+    own, reference = (of_setting(_ok(panel.cells.get(side, [])), measure) for side in (cell, base))
     if not own or not reference:
         return None
     return reference / own if measure.endswith("_s") and not measure.endswith("_per_s") else own / reference
@@ -172,17 +170,20 @@ def _text(name: str, row: Mapping[str, Any]) -> str:
     if name.startswith("paper ") and row[ROUNDED]:
         return f"~{value:,.0f}"
     text = formatting.value(name, value)
-    spread = row.get(f"{name}_std")
-    if spread is None:
+    low, high = (row.get(f"{name}{bound}") for bound in BOUNDS)
+    if low is None or high is None or low == high:
         return text
-    return f"{text} ± {100 * spread:.2f}" if name.endswith("accuracy") else f"{text} ± {formatting.value(name, spread)}"
+    half = (high - low) / 2
+    return f"{text} ± {100 * half:.2f}" if name.endswith("accuracy") else f"{text} ± {formatting.value(name, half)}"
 
 
 def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], known: Sequence[PrintedFigure]) -> list[str]:
     runs, experiment = panel.runs, panel.experiment
     notes = [_setting(panel)]
     if any(row["runs"] is not None for row in rows):
-        notes.append("runs: how many runs of the cell ended ok; ± is their standard deviation")
+        notes.append("runs: how many runs of the cell ended ok")
+    if any(row.get(f"{measure}{BOUNDS[0]}") is not None for row in rows for measure in experiment.view.measures):
+        notes.append("±: half of the 95 % interval of the figure, in which is how all repeated runs differ")
     if any(DOUBTFUL in (row["marks"] or "") for row in rows):
         notes.append(f"{DOUBTFUL}  {AGAINST_ONE}: {DOUBTFUL_MEANING}")
     if any(AGAINST_ONE in row and experiment.view.measures[0] == "step_s" for row in rows):

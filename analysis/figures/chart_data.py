@@ -1,7 +1,8 @@
 """The rows that a chart shows: the mean of each cell with its interval, runs that did not end ok, the ideal scaling,
 and the papers' own figures.
 
-Runs of a cell that ended ok are averaged with equal weight; the others are rows without a mean.
+Runs of a cell that ended ok are averaged with equal weight (of peak memory, the highest counts); the others are rows
+without a mean.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,42 +13,30 @@ from analysis.papers.experiments import Experiment, Panel
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
-from analysis.stats import between_runs, intervals, shares
-from analysis.stats.between_runs import Machines, Spread
+from analysis.runs.setting_figure import MEMORY
+from analysis.stats import intervals
+from analysis.stats.intervals import Interval
 
 Row = dict[str, Any]
 MEASURED, IDEAL, PAPER = "measured", "ideal", "paper"
 T_INTERVAL, OF_STEPS = "95 % t interval", "standard deviation of their steps"
-ACCURACY = "test_accuracy"
 CUT = 1.4  # an interval may extend the axis to so many times the largest mean
 
 
 def measured(panel: Panel, measure: str) -> list[Row]:
     """A row for each cell that has the measure, and one for each other status of its runs."""
     common, _ = captions.marks(panel.runs)
-    machines = _how_runs_differ(panel, measure)
     rows = []
     for cell, runs in panel.cells.items():
         place = {"measure": measure, **axis_values(cell, panel.experiment), "of": MEASURED}
-        ok = [run for run in runs if run["status"] == "ok" and run[measure] is not None]
-        if ok:
+        ok = [run for run in runs if run["status"] == "ok"]
+        interval = panel.repeated.figure(ok, measure)
+        if interval is not None:
             spread = ok[0]["step_std_s"] if measure == "step_s" and len(ok) == 1 else None
             signs = "".join(dict.fromkeys(sign for run in ok for sign in run["marks"] if sign not in common))
-            between = None if machines is None else machines.of(ok[0])
-            means = mean([run[measure] for run in ok], spread, between, relative=measure != ACCURACY)
-            rows.append(place | means | {"status": "ok", "signs": signs})
+            rows.append(place | _bar(interval, len(ok), spread) | {"status": "ok", "signs": signs})
         rows += [place | {"status": status, "n": n} for status, n in unended(runs)]
     return rows
-
-
-def _how_runs_differ(panel: Panel, measure: str) -> Machines | None:
-    """From all cells of the panel that were measured more than once; None for counted bytes, which do not."""
-    if measure.endswith("_bytes"):
-        return None
-    settings = between_runs.repeated(*panel.cells.values())
-    if measure == ACCURACY:
-        return between_runs.by_machine(settings, lambda run: run[ACCURACY], shares.PRIOR_SD)
-    return between_runs.by_machine(settings, between_runs.log_of(measure))
 
 
 def axis_values(cell: Cell, experiment: Experiment) -> Row:
@@ -58,16 +47,14 @@ def axis_values(cell: Cell, experiment: Experiment) -> Row:
     }
 
 
-def mean(
-    values: Sequence[float], spread: float | None = None, between: Spread | None = None, relative: bool = True
-) -> Row:
-    """Mean, bounds and number of values; a single value has the bounds ± `spread`, if any.
+def mean(values: Sequence[float]) -> Row:
+    """Mean, bounds and number of values, which alone show how they differ."""
+    return _bar(intervals.mean(values), len(values))
 
-    Args:
-        between: how runs differ (`relative`: of the logarithm); None to take it from these values alone.
-    """
-    interval = intervals.mean(values) if between is None else between_runs.mean(values, between, relative)
-    row: Row = {"mean": interval.estimate, "low": interval.low, "high": interval.high, "n": len(values)}
+
+def _bar(interval: Interval, count: int, spread: float | None = None) -> Row:
+    """An interval as a row; without bounds, those of `spread` to either side, if any."""
+    row: Row = {"mean": interval.estimate, "low": interval.low, "high": interval.high, "n": count}
     if interval.low is not None:
         return row | {"bar": T_INTERVAL}
     if spread is not None:
@@ -187,6 +174,10 @@ def _means_line(rows: Sequence[Row]) -> str:
     parts = []
     if several:
         parts.append(f"means of {count_range(several)} runs with their {T_INTERVAL}")
+    repeated = sorted({row["n"] for row in points if row["n"] > 1 and row["bar"] != T_INTERVAL})
+    if repeated:
+        figure = "the highest" if points[0]["measure"] == MEMORY else "means"
+        parts.append(f"{figure} of {count_range(repeated)} runs")
     if any(row["n"] == 1 and row["bar"] != T_INTERVAL for row in points):
         spread = any(row["bar"] == OF_STEPS for row in points)
         parts.append(f"single runs {f'with the {OF_STEPS}' if spread else 'without a bar'}")

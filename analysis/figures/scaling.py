@@ -25,6 +25,7 @@ from analysis.figures.setting_groups import (
 from analysis.figures.vega import SHAPES, Figure, Spec, calculated, cycled, layered, numbered, only
 from analysis.runs import grouping, same_work
 from analysis.runs.load import Run
+from analysis.runs.setting_figure import ACCURACY, MEMORY, of_setting
 from analysis.stats.trade_off import front
 from multicard.measure import formulas
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
@@ -78,12 +79,11 @@ def _speedup_rows(setting: Setting) -> list[Row]:
 
 
 def _mean_time_s(runs: Sequence[Run]) -> float | None:
-    """Mean time of the whole training, of tuning that of a token."""
+    """Time of the whole training, of tuning that of a token."""
     if runs[0]["kind"] == "vision":
-        times_s = [run["total_s"] for run in runs if run["total_s"] is not None]
-    else:
-        times_s = [1 / run["tokens_per_s"] for run in runs if run["tokens_per_s"]]
-    return sum(times_s) / len(times_s) if times_s else None
+        return of_setting(runs, "total_s")
+    rate = of_setting(runs, "tokens_per_s")
+    return 1 / rate if rate else None
 
 
 def _over_ranks(rows: Sequence[Row], labels: Sequence[str], column: str, title: str, ranks_title: str) -> Spec:
@@ -105,6 +105,7 @@ def _over_ranks(rows: Sequence[Row], labels: Sequence[str], column: str, title: 
 
 
 Point = tuple[Row, list[Run]]  # a setting's row, and its runs
+Betters = dict[str, Better]  # by what is to be low
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,7 @@ class Quantity:
     """What stands against time: its column, and whether the first of two settings is better in it."""
 
     column: str
-    better: Callable[[Better, Point, Point], bool]
-
-    def of(self, runs: Sequence[Run]) -> float:
-        """The mean over runs; of memory the highest."""
-        values = [run[self.column] for run in runs]
-        return max(values) if self.column.endswith("_bytes") else sum(values) / len(values)
+    better: Callable[[Betters, Point, Point], bool]
 
     def text(self, row: Row) -> str:
         value = row[self.column]
@@ -125,8 +121,8 @@ class Quantity:
 
 
 QUANTITIES = (
-    Quantity("test_accuracy", lambda better, a, b: better.more_accurate(a[1], b[1])),
-    Quantity("peak_memory_bytes", lambda _, a, b: a[0]["peak_memory_bytes"] < b[0]["peak_memory_bytes"]),
+    Quantity(ACCURACY, lambda better, a, b: better["total_s"].more_accurate(a[1], b[1])),
+    Quantity(MEMORY, lambda better, a, b: better[MEMORY].cheaper(a[1], b[1])),
 )
 
 
@@ -134,19 +130,20 @@ def trade_off(runs: Sequence[Run]) -> list[Figure]:
     """Time against accuracy, and against memory, of settings that did the same work, each with its front: the settings
     that no other beats in both. Times and accuracies that the runs do not tell apart are equal, as in `best`."""
     figures = []
-    ok = [run for run in runs if run["status"] == "ok" and run["total_s"] is not None]
+    ok = [run for run in runs if run["status"] == "ok"]
+    better = {column: Better.of(runs, column) for column in ("total_s", MEMORY)}
     for kind in dict.fromkeys(run["kind"] for run in ok):
         of_kind = [run for run in ok if run["kind"] == kind]
         for work in grouping.group(of_kind, same_work.work_keys(of_kind, mix=False)).values():
             for amount in same_work.by_amount(work).values():
                 (group,) = groups(amount, len(amount))
-                drawn = _draw_trade_off(group, numbered("trade_off", len(figures)))
+                drawn = _draw_trade_off(group, numbered("trade_off", len(figures)), better)
                 figures += [drawn] if drawn is not None else []
     return figures
 
 
-def _draw_trade_off(group: SettingGroup, name: str) -> Figure | None:
-    channels, better = _channels(group), Better.of(group.runs, "total_s")
+def _draw_trade_off(group: SettingGroup, name: str, better: Betters) -> Figure | None:
+    channels = _channels(group)
     rows, charts, notes, titles = [], [], [], []
     for quantity in QUANTITIES:
         measured = [point for setting in group.settings if (point := _point(setting, quantity, channels)) is not None]
@@ -176,8 +173,8 @@ def _draw_trade_off(group: SettingGroup, name: str) -> Figure | None:
     return around(name, {"hconcat": charts}, rows, title, group, notes)
 
 
-def _faster(better: Better, a: Point, b: Point) -> bool:
-    return better.cheaper(a[1], b[1])
+def _faster(better: Betters, a: Point, b: Point) -> bool:
+    return better["total_s"].cheaper(a[1], b[1])
 
 
 def _channels(group: SettingGroup) -> dict[str, str]:
@@ -194,15 +191,16 @@ def _order(group: SettingGroup, name: str) -> list[str]:
 
 
 def _point(setting: Setting, quantity: Quantity, channels: dict[str, str]) -> Point | None:
-    runs = [run for run in setting.runs if run[quantity.column] is not None]
-    if not runs:
+    runs = setting.runs
+    total_s, value = of_setting(runs, "total_s"), of_setting(runs, quantity.column)
+    if total_s is None or value is None:
         return None
     row = {
         "against": quantity.column,
         SETTING: setting.label,
         **{channel: grouping.typed(runs[0][name]) for channel, name in channels.items()},
-        "total_s": sum(run["total_s"] for run in runs) / len(runs),
-        quantity.column: quantity.of(runs),
+        "total_s": total_s,
+        quantity.column: value,
         "n": len(runs),
     }
     return row, runs

@@ -11,6 +11,7 @@ from pathlib import Path
 from analysis.papers import experiments, printed
 from analysis.runs.caveats import legend
 from analysis.runs.load import Run
+from analysis.stats.between_runs import RepeatedRuns
 from multicard.records.text_table import clean
 
 ALL = "all"
@@ -44,8 +45,9 @@ def write(
         if not figures:
             raise ValueError(f"{name}: none of {len(runs)} runs has what it shows")
     else:
+        repeated = RepeatedRuns(runs)
         for experiment in map(experiments.load, experiments.names() if name == ALL else [name]):
-            panels = experiments.panels(experiment, runs, mix)
+            panels = experiments.panels(experiment, runs, mix, repeated)
             shown = experiments.fullest(panels)[0] if panels and not whole else panels
             drawn = experiment_figures(experiment, shown, printed.figures(experiment.name))
             figures += drawn

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
+from analysis.stats.between_runs import RepeatedRuns
 from multicard.records.comparable import DATA
 
 FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
@@ -84,6 +85,7 @@ class Panel:
 
     cells: swept columns and values to the runs there, whatever their status; seeds repeat a cell.
     missing: cells of the paper's grid without a run.
+    repeated: of all runs at hand.
     apart: what tells it from the other panels of the experiment, as it would be typed; empty for a single panel.
     """
 
@@ -91,6 +93,7 @@ class Panel:
     setting: Cell
     cells: dict[Cell, list[Run]]
     missing: list[Cell]
+    repeated: RepeatedRuns
     apart: str = ""
 
     @property
@@ -144,12 +147,16 @@ def typed_value(word: str) -> Any:
     return OmegaConf.from_dotlist([f"value={word}"]).value
 
 
-def panels(experiment: Experiment, runs: Sequence[Run], mix: bool = False) -> list[Panel]:
+def panels(
+    experiment: Experiment, runs: Sequence[Run], mix: bool = False, repeated: RepeatedRuns | None = None
+) -> list[Panel]:
     """The runs that fill an experiment, in panels; those with the most cells first.
 
     Args:
         mix: let runs of several commits and machines share a panel.
+        repeated: how `runs` differ, where that is used for several experiments.
     """
+    repeated = repeated or RepeatedRuns(runs)
     own = [run for run in runs if _belongs(run, experiment)]
     if not own:
         return []
@@ -166,7 +173,7 @@ def panels(experiment: Experiment, runs: Sequence[Run], mix: bool = False) -> li
     groups = grouping.group(own, [*keys, *([] if mix else grouping.ORIGIN)])
     if not mix:
         groups = grouping.split(groups, list(experiment.swept), mixed)
-    candidates = [_panel(experiment, setting, runs) for setting, runs in groups.items()]
+    candidates = [_panel(experiment, setting, runs, repeated) for setting, runs in groups.items()]
     several = [panel for panel in candidates if len(panel.values(experiment.view.subject)) > 1]
     several.sort(key=lambda panel: -len(panel.cells))
     order = sorted(grouping.keys_of(groups), key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
@@ -199,14 +206,14 @@ def _belongs(run: Run, experiment: Experiment) -> bool:
     return all(run[group] == option for group, option in experiment.chosen.items() if group in DEFINING)
 
 
-def _panel(experiment: Experiment, setting: Cell, runs: Sequence[Run]) -> Panel:
+def _panel(experiment: Experiment, setting: Cell, runs: Sequence[Run], repeated: RepeatedRuns) -> Panel:
     def rank(key: str, value: Any) -> tuple[int, str]:
         printed = experiment.swept[key]
         return (printed.index(value), "") if value in printed else (len(printed), str(value))
 
     cells = grouping.group(runs, list(experiment.swept))
     ordered = {cell: cells[cell] for cell in sorted(cells, key=lambda cell: [rank(key, value) for key, value in cell])}
-    return Panel(experiment, setting, ordered, _missing(experiment, ordered))
+    return Panel(experiment, setting, ordered, _missing(experiment, ordered), repeated)
 
 
 def _missing(experiment: Experiment, cells: dict[Cell, list[Run]]) -> list[Cell]:

@@ -23,6 +23,7 @@ from analysis.report.blocks import Report
 from analysis.runs import load
 from analysis.runs.caveats import MARKS
 from analysis.runs.load import Found
+from analysis.stats.between_runs import RepeatedRuns
 from multicard.measure.timing import timestamp
 
 NAME = "report.html"
@@ -57,7 +58,8 @@ def build(found: Found, title: str, mix: bool) -> Report:
     """
     runs, details = found.runs, run_details.read(found.runs)
     loaded = [experiments.load(name) for name in experiments.names()]
-    panels = [(experiment, experiments.panels(experiment, runs, mix)) for experiment in loaded]
+    repeated = RepeatedRuns(runs)
+    panels = [(experiment, experiments.panels(experiment, runs, mix, repeated)) for experiment in loaded]
     verdicts = claims.judge(runs, mix)
     sections = [
         overview_section.answers(details, mix, render.summary(verdicts)),

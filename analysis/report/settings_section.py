@@ -21,6 +21,7 @@ from analysis.report.runs_section import list_axes
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
+from analysis.runs.setting_figure import of_setting
 from multicard.measure import formulas, timing
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.table import ALWAYS
@@ -57,10 +58,7 @@ class ComparedSetting:
 
     def mean(self, column: str) -> float | None:
         """The mean of a column, of peak memory the highest; None where a run has no value."""
-        values = [run[column] for run in self.runs]
-        if None in values:
-            return None
-        return max(values) if column == "peak_memory_bytes" else sum(values) / len(values)
+        return of_setting(self.runs, column)
 
 
 def by_setting(details: Sequence[RunDetails], mix: bool) -> list[ComparedSetting]:

@@ -31,6 +31,7 @@ FIGURES = {
     "test_samples": "test_samples",
     "loss_first": "loss.first",
     "loss_last_tenth": "loss.mean_of_last_tenth",
+    "reward_accuracy": "rewards.accuracy",
     "peak_memory_bytes": "peak_memory_bytes.max",
     "h2d_bytes": "transfer_bytes.h2d",
     "received_bytes": "received_bytes",

@@ -1,7 +1,6 @@
 """Which runs did the same amount of the same work, and so may be ranked against one another."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from analysis.runs import grouping
 from analysis.runs.load import Run
@@ -31,14 +30,17 @@ def work_keys(runs: Sequence[Run], mix: bool) -> list[str]:
     return ["kind", *keys, *([] if mix else grouping.ORIGIN)]
 
 
-def by_amount(runs: Sequence[Run]) -> dict[tuple[Any, bool], list[Run]]:
-    """Runs by the rows they trained on (None for all of them) and whether these are DPO's preference pairs.
+def by_amount(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by how much they trained on: "runs of all rows", "preference pairs of 100 rows".
 
-    With `max_steps`, a tuning run on more GPUs takes more rows.
+    With `max_steps`, a tuning run on more GPUs takes more rows. A run on preference pairs has rewards in its record;
+    packed rows are counted as sequences.
     """
-    groups: dict[tuple[Any, bool], list[Run]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        tuning = run["kind"] == "llm"
-        rows = run["samples_trained"] if tuning and run["max_steps"] is not None else None
-        groups.setdefault((rows, tuning and run["method"] == "dpo"), []).append(run)
+        counted = run["kind"] == "llm" and run["max_steps"] is not None
+        count = run["samples_trained"] if counted else "all"
+        unit = "packed sequences" if counted and run["packed"] else "rows"
+        of = "runs" if run["reward_accuracy"] is None else "preference pairs"
+        groups.setdefault(f"{of} of {count} {unit}", []).append(run)
     return groups

@@ -9,11 +9,14 @@ Where nothing was repeated, the interval is that of the steps alone, and nothing
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from analysis.runs import grouping
 from analysis.runs.load import Run
+from analysis.runs.setting_figure import ACCURACY, MEMORY, by_seed, is_exact, of_setting
+from analysis.stats import intervals, shares
 from analysis.stats.intervals import Interval
 from analysis.stats.series import mean_variance
 from multicard.measure.repeated_runs import (
@@ -34,6 +37,7 @@ from multicard.measure.repeated_runs import (
     pooled,
     variance_between,
 )
+from multicard.records.text_table import clean
 
 __all__ = [  # those of `repeated_runs` too: who judges runs needs this file alone
     "ABOVE",
@@ -42,20 +46,23 @@ __all__ = [  # those of `repeated_runs` too: who judges runs needs this file alo
     "MARGIN",
     "MAX_RUNS",
     "PRIOR_SD",
+    "REMEDY",
     "UNDECIDED",
     "WITHIN",
     "Machines",
     "Ratio",
+    "RepeatedRuns",
     "Spread",
     "by_machine",
     "log_of",
-    "mean",
     "of_values",
     "pooled",
     "ratio",
     "repeated",
     "variance_between",
 ]
+
+REMEDY = "repeat=3 (accuracies, losses: seed=0,1,2) shows how runs differ"  # where nothing was repeated
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,18 @@ class Machines:
 
     def of(self, run: Run) -> Spread:
         return self.spreads.get((run["kind"], run["hardware"]), Spread(self.prior_sd**2))
+
+    def described(self, runs: Sequence[Run]) -> list[str]:
+        """A line for each kind of these runs and machine: by how much runs of one setting differ there."""
+        lines = []
+        for (kind, hardware), run in {(run["kind"], run["hardware"]): run for run in runs}.items():
+            spread, place = self.of(run), f"{clean(str(hardware))} ({kind}"
+            if spread.degrees:
+                known = f"{spread.degrees} repetitions, and {self.prior_sd:.0%} before the first)"
+                lines.append(f"runs of one setting differ by {spread.variance**0.5:.1%} on {place}; {known}")
+            else:
+                lines.append(f"nothing was repeated on {place}), and {self.prior_sd:.0%} is assumed: {REMEDY}")
+        return lines
 
 
 def repeated(*sweeps: Sequence[Run]) -> list[list[Run]]:
@@ -82,7 +101,10 @@ def repeated(*sweeps: Sequence[Run]) -> list[list[Run]]:
 
 
 def by_machine(
-    settings: Iterable[Sequence[Run]], figure: Callable[[Run], float | None], prior_sd: float = PRIOR_SD
+    settings: Iterable[Sequence[Run]],
+    figure: Callable[[Run], float | None],
+    prior_sd: float = PRIOR_SD,
+    of_seeds: bool = False,
 ) -> Machines:
     """How the runs of `repeated` settings differ in a figure.
 
@@ -90,13 +112,69 @@ def by_machine(
         figure: of a run, on a scale on which differences count: the logarithm for relative ones (`log_of`). None, or a
             ValueError, where it has none.
         prior_sd: before any run was repeated, on that scale.
+        of_seeds: whether runs of one seed are no repetitions; they have one value, their mean (accuracies, losses).
     """
     measured: dict[tuple[str, str | None], list[list[tuple[float, float]]]] = {}
     for setting in settings:
-        values = [(value, _step_variance(run)) for run in setting if (value := _known(figure, run)) is not None]
+        groups = by_seed(setting) if of_seeds else [[run] for run in setting]
+        known = [[(value, run) for run in group if (value := _known(figure, run)) is not None] for group in groups]
+        values = [
+            (float(np.mean([value for value, _ in group])), float(np.mean([_step_variance(run) for _, run in group])))
+            for group in known
+            if group
+        ]
         if len(values) > 1:
             measured.setdefault((setting[0]["kind"], setting[0]["hardware"]), []).append(values)
     return Machines({machine: pooled(values, prior_sd) for machine, values in measured.items()}, prior_sd)
+
+
+class RepeatedRuns:
+    """How the runs at hand differ from one another, from all settings among them that were measured more than once.
+
+    Every command that judges these runs takes it from all of them, whichever it shows.
+
+    Args:
+        sweeps: as of `repeated`.
+    """
+
+    def __init__(self, *sweeps: Sequence[Run]) -> None:
+        self._sweeps = sweeps
+        self._of_columns: dict[str, Machines] = {}
+
+    @cached_property
+    def settings(self) -> list[list[Run]]:
+        return repeated(*self._sweeps)
+
+    def of_column(self, column: str) -> Machines:
+        """How they differ in a column: accuracies by their difference, all else by that of the logarithm."""
+        if column not in self._of_columns:
+            if column == ACCURACY:
+                machines = by_machine(self.settings, lambda run: run[ACCURACY], shares.PRIOR_SD, of_seeds=True)
+            else:
+                machines = by_machine(self.settings, log_of(column))
+            self._of_columns[column] = machines
+        return self._of_columns[column]
+
+    def figure(self, runs: Sequence[Run], column: str) -> Interval | None:
+        """The figure of a setting (see `of_setting`) with its interval; None where one of its runs has none.
+
+        What is counted has the interval of its own values; the highest memory has none.
+        """
+        estimate = of_setting(runs, column)
+        if estimate is None:
+            return None
+        if column == MEMORY:
+            return Interval(estimate, None, None)
+        if is_exact(runs, column):
+            return intervals.mean([run[column] for run in runs])
+        spread = self.of_column(column).of(runs[0])
+        if not spread.degrees:
+            return Interval(estimate, None, None)
+        if column == ACCURACY:
+            half = half_width(len(by_seed(runs)), spread)
+            return Interval(estimate, estimate - half, estimate + half)
+        half = half_width(len(runs), spread)
+        return Interval(estimate, estimate * math.exp(-half), estimate * math.exp(half))
 
 
 def log_of(column: str) -> Callable[[Run], float | None]:
@@ -158,25 +236,10 @@ def ratio(
     return Ratio(estimate, math.sqrt(total.variance), total.degrees, True, runs, total.variance * runs)
 
 
-def mean(values: Sequence[float], spread: Spread, relative: bool = True) -> Interval:
-    """The mean of one figure a run, with how runs of the machine differ; without bounds where nothing was repeated.
-
-    Args:
-        relative: whether the spread is that of the logarithm of the figure.
-    """
-    centre = math.fsum(values) / len(values)
-    if not spread.degrees:
-        return Interval(centre, None, None)
-    half = half_width(len(values), spread)
-    if relative:
-        return Interval(centre, centre * math.exp(-half), centre * math.exp(half))
-    return Interval(centre, centre - half, centre + half)
-
-
 def _share_beyond(runs: Sequence[np.ndarray], within: float) -> float:
     """The share of the scatter of these runs' steps that the variance between runs does not hold yet."""
     own = float(np.mean([samples.var() / samples.mean() ** 2 / len(samples) for samples in runs]))
-    return max(0.0, 1 - within / own) if own else 0.0
+    return max(0.0, 1 - within / own) if own > np.finfo(float).eps else 0.0  # else: equal, but for rounding
 
 
 def _within(a: Sequence[np.ndarray], b: Sequence[np.ndarray], paired: bool, independent: bool) -> Term | None:
