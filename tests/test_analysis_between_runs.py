@@ -1,6 +1,7 @@
 """How runs differ from one another, in every interval: closed forms, and simulations of what is called a difference."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from analysis.stats import between_runs
 from analysis.stats.between_runs import PRIOR_SD, Ratio, Spread
 from multicard.measure.repeated_runs import Term, combined
 from tests import records
+from tests.conftest import ROOT
 from tests.test_analysis_series import autocorrelated
 
 Random = np.random.Generator
@@ -176,14 +178,47 @@ def test_the_least_difference_is_that_of_the_noncentral_t():
     assert np.mean(np.abs(t) > 2.7764451) == pytest.approx(0.8, abs=0.005)
 
 
-@pytest.mark.parametrize(("runs", "table"), [(2, 0.034), (3, 0.026), (5, 0.019), (10, 0.013)])
-def test_the_pages_table_of_repetitions_is_right(runs: int, table: float):
-    """docs/measuring.md: two sweeps of six cells, of runs that differ by 1 %."""
-    apart = math.sqrt((runs - 1) / runs) * 0.01  # of two values, so that the variance of all is 0.01²
-    values = [-apart * math.sqrt(runs / 2), apart * math.sqrt(runs / 2), *[0.0] * (runs - 2)]
-    spread = between_runs.pooled([[(value, 0.0) for value in values]] * 12)
-    steps = [np.full(9, 1.0)] * runs
-    assert between_runs.ratio(steps, steps, (spread, spread)).least_difference() == pytest.approx(table, abs=5e-4)
+def runs_needed(sd: float, difference: float) -> int | None:
+    """Runs a side with which two sweeps of six cells, of runs that differ by `sd`, show a difference."""
+    for runs in range(2, between_runs.MAX_RUNS + 1):
+        values = np.resize([-1.0, 1.0], runs)
+        logs = (values - values.mean()) / values.std(ddof=1) * sd
+        spread = between_runs.pooled([[(float(log), 0.0) for log in logs]] * 12)
+        least = between_runs.of_values([1.0] * runs, [1.0] * runs, (spread, spread)).least_difference()
+        if least is not None and least <= difference:
+            return runs
+    return None
+
+
+def test_the_pages_table_of_repetitions_is_right():
+    lines = (ROOT / "docs" / "measuring.md").read_text().splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("| runs of a setting differ by"))
+    table = [re.findall(r"over 50|[\d.]+", line) for line in lines[first : first + 7]]
+    differences = [float(number) / 100 for number in table[0]]
+    assert len(differences) == 5 and len(table[2:]) == 5 and table[1] == []
+    for sd, *runs in table[2:]:
+        needed = [runs_needed(float(sd) / 100, difference) for difference in differences]
+        assert [f"over {between_runs.MAX_RUNS}" if count is None else str(count) for count in needed] == runs, sd
+
+
+@pytest.mark.parametrize("difference", [0.0, 0.025, 0.05])
+def test_as_many_runs_as_it_says_decide_one_way_or_the_other(difference: float):
+    """Of no difference, one between 0 and the margin, and one of the margin; of runs that differ by 2 %."""
+    sd, degrees = 0.02, 40
+    once = Ratio(1 + difference, sd, degrees, True, 2, 2 * sd**2)
+    count = once.runs_to_decide()
+    assert count is not None
+    random, decided = np.random.default_rng(3), {}
+    for runs in (count - 1, count):
+        error = sd * math.sqrt(2 / runs)
+        estimates = np.log1p(difference) + error * random.normal(size=3000)
+        errors = error * np.sqrt(random.chisquare(degrees + 2 * (runs - 2), 3000) / (degrees + 2 * (runs - 2)))
+        ratios = [
+            Ratio(math.exp(estimate), estimated, degrees + 2 * (runs - 2), True, runs, 2 * sd**2)
+            for estimate, estimated in zip(estimates, errors, strict=True)
+        ]
+        decided[runs] = 1 - share([one.verdict() for one in ratios], between_runs.UNDECIDED)
+    assert decided[count - 1] < 0.82 and 0.78 < decided[count], decided
 
 
 def by_step(*sweeps: Sequence[load.Run]) -> between_runs.Machines:

@@ -26,6 +26,7 @@ POWER = 0.8
 PRIOR_SD = 0.02  # of the logarithm of a run's mean, before any run was repeated
 PRIOR_DEGREES = 1
 MARGIN = 0.05  # relative difference up to which two settings count as equal
+QUANTILES = 64  # by which a distribution is represented
 MAX_RUNS = 50  # a side, beyond which repeating is not worth naming
 ABOVE, BELOW, WITHIN, UNDECIDED = "above", "below", "within", "undecided"
 
@@ -136,13 +137,11 @@ class Ratio:
         return math.expm1(_noncentral(confidence, self.degrees) * self.error)
 
     def runs_to_decide(self, margin: float = MARGIN) -> int | None:
-        """Runs a side with which a difference as large as this one would be seen, or shown to be within the margin,
-        with a probability of POWER; None if it takes more than MAX_RUNS."""
-        seen = abs(math.log(self.ratio))
-        to_tell = max(seen, math.log1p(margin) - seen)
+        """Runs a side with which a difference as large as this one would be decided, one way or the other, with a
+        probability of POWER; None if it takes more than MAX_RUNS."""
         for count in range(self.runs + 1, MAX_RUNS + 1):
             degrees = max(self.degrees if self.repeated else PRIOR_DEGREES, PRIOR_DEGREES) + 2 * (count - self.runs)
-            if _noncentral(CONFIDENCE, degrees) * math.sqrt(self.run_variance / count) <= to_tell:
+            if _undecided(math.log(self.ratio), math.sqrt(self.run_variance / count), degrees, margin) <= 1 - POWER:
                 return count
         return None
 
@@ -188,3 +187,18 @@ def _noncentral(confidence: float, degrees: float) -> float:
     from scipy.special import nctdtrinc
 
     return float(nctdtrinc(min(degrees, NORMAL), 1 - POWER, student_quantile(confidence, degrees)))
+
+
+def _undecided(difference: float, error: float, degrees: float, margin: float) -> float:
+    """The probability that an estimate of this difference of logarithms is neither told from 0 nor shown to be within
+    the margin, as the mean over the quantiles of the estimated standard error, whose true value is `error`."""
+    from scipy.special import chdtri, ndtr
+
+    if not error:
+        return 0.0
+    quantiles = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    estimated = error * np.sqrt(chdtri(min(degrees, NORMAL), quantiles) / min(degrees, NORMAL))
+    told_apart = student_quantile(CONFIDENCE, degrees) * estimated  # from here on
+    alike = np.clip(math.log1p(margin) - told_apart, 0.0, told_apart)  # up to here
+    between = [ndtr((told_apart - d) / error) - ndtr((alike - d) / error) for d in (difference, -difference)]
+    return float(np.mean(between[0] + between[1]))
