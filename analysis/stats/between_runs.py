@@ -81,7 +81,8 @@ class Machines:
         for (kind, hardware), run in {(run["kind"], run["hardware"]): run for run in runs}.items():
             spread, place = self.of(run), f"{clean(str(hardware))} ({kind}"
             if spread.degrees:
-                known = f"{spread.degrees} repetitions, and {self.prior_sd:.0%} before the first)"
+                known = f"{spread.degrees} repetitions"
+                known += f", and {self.prior_sd:.0%} before the first)" if spread.prior_degrees else ")"
                 lines.append(f"runs of one setting differ by {spread.variance**0.5:.1%} on {place}; {known}")
             else:
                 lines.append(f"nothing was repeated on {place}), and {self.prior_sd:.0%} is assumed: {REMEDY}")

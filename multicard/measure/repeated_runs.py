@@ -6,6 +6,8 @@ More steps do not help; more runs do. So the variance between runs is part of ev
 - It is that of the logarithm of a run's mean, pooled over all settings of a machine and a kind of run (`vision`, `llm`)
   that were measured more than once, with n - 1 degrees of freedom of n runs.
 - Few repetitions are drawn towards a prior that counts as PRIOR_DEGREES of freedom: a standard deviation of PRIOR_SD.
+  Runs that differ by over PRIOR_LIMIT times as much refute it, and count alone: drawn to it they would be called
+  different in up to 12 % of the cases.
 - Student's t has the degrees of freedom of all parts together (Satterthwaite). A difference that a comparison sees with
   a probability of POWER follows from the noncentral t.
 
@@ -24,7 +26,7 @@ CONFIDENCE = 0.95
 NORMAL = 1e6  # degrees of freedom from which on Student's t is the normal distribution
 POWER = 0.8
 PRIOR_SD = 0.02  # of the logarithm of a run's mean, before any run was repeated
-PRIOR_DEGREES = 1
+PRIOR_DEGREES, PRIOR_LIMIT = 1, 1.5
 MARGIN = 0.05  # relative difference up to which two settings count as equal
 QUANTILES = 64  # by which a distribution is represented
 MAX_RUNS = 50  # a side, beyond which repeating is not worth naming
@@ -67,16 +69,17 @@ class Spread:
     """How runs of one setting differ.
 
     variance: of the logarithm of a run's mean, shrunk to the prior. degrees: n - 1 over all repeated settings.
-    within: the part of the variance that steps without correlation would have.
+    within: the part of the variance that steps without correlation would have. prior_degrees: those of the prior.
     """
 
     variance: float = PRIOR_SD**2
     degrees: int = 0
     within: float = 0.0
+    prior_degrees: int = PRIOR_DEGREES
 
     @property
     def term(self) -> Term:
-        return Term(self.variance, self.degrees + PRIOR_DEGREES)
+        return Term(self.variance, self.degrees + self.prior_degrees)
 
 
 def pooled(settings: Iterable[Sequence[tuple[float, float]]], prior_sd: float = PRIOR_SD) -> Spread:
@@ -92,8 +95,11 @@ def pooled(settings: Iterable[Sequence[tuple[float, float]]], prior_sd: float = 
         squares += float(np.square(values - values.mean()).sum())
         degrees += len(runs) - 1
         within += (len(runs) - 1) * float(np.mean([variance for _, variance in runs]))
+    within /= degrees or 1
+    if squares > degrees * (PRIOR_LIMIT * prior_sd) ** 2:
+        return Spread(squares / degrees, round(degrees), within, prior_degrees=0)
     variance = (PRIOR_DEGREES * prior_sd**2 + squares) / (PRIOR_DEGREES + degrees)
-    return Spread(variance, round(degrees), within / degrees if degrees else 0.0)
+    return Spread(variance, round(degrees), within)
 
 
 @dataclass(frozen=True)
