@@ -1,6 +1,7 @@
 """Disks: full, read-only, without inodes; files that a power cut left torn; folders that came from elsewhere."""
 
 import json
+import os
 import shutil
 import subprocess
 from contextlib import suppress
@@ -59,6 +60,13 @@ def copy(trial: Trial) -> None:
     shutil.copytree(trial.sweep, trial.folder / "copy", copy_function=shutil.copyfile)
     shutil.rmtree(trial.sweep)
     (trial.folder / "copy").rename(trial.sweep)
+
+
+def set_clock(trial: Trial) -> None:
+    """The clocks of the machines that wrote the files were wrong, by decades."""
+    measure_first(trial)
+    for number, path in enumerate(sorted(trial.sweep.rglob("*"))):
+        os.utime(path, [(0, 0), (1 << 32, 1 << 32)][number % 2])
 
 
 def claim_elsewhere(trial: Trial) -> None:
@@ -156,6 +164,14 @@ FAULTS = (
         says=r"^\[1/2\] refused: name=sweep: process 1 on gone is measuring .*remove ",
         statuses=("ok",),
         mend=unclaim,
+    ),
+    Fault(
+        "wrong-clock",
+        "the files of the records are of 1970 and of 2106",
+        prepare=set_clock,
+        code=0,
+        says=r"^\[2/2\] measured before \(ok\)",
+        statuses=WHOLE,
     ),
     Fault(
         "copied",

@@ -2,7 +2,6 @@
 
 import socket
 import subprocess
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ BLACK_HOLE = (
     " && ip route add default via 192.0.2.2"
 )
 WITHIN_S = 15.0
+PICKLE = b"\x80\x04cposix\nsystem\n(S'true'\ntR."
 NO_ROUTE = ("unshare", "--net", "sh", "-c", f'{LOOPBACK}; exec "$@"', "sh")
 NO_ANSWER = ("unshare", "--net", "sh", "-c", f'{LOOPBACK}; {BLACK_HOLE}; exec "$@"', "sh")
 TUNING = ("hydra.run.dir={sweep}", "max_steps=2", "skip_steps=0", "tracker.mode=disabled")
@@ -72,16 +72,13 @@ def open_ports(trial: Trial) -> list[tuple[str, int]]:
     return [(connection.laddr.ip, connection.laddr.port) for connection in listening]
 
 
-def stranger(send: bytes) -> Callable[[Trial], None]:
-    """Connect to every port of the command and send something."""
-
-    def act(trial: Trial) -> None:
-        (trial.folder / "ports").write_text("\n".join(f"{ip} {port}" for ip, port in open_ports(trial)))
-        for ip, port in open_ports(trial):
-            with suppress(OSError), socket.create_connection((ip, port), timeout=5) as connection:
-                connection.sendall(send)
-
-    return act
+def stranger(trial: Trial) -> None:
+    """Connect to every port of the command and send what would run a command if it was unpickled."""
+    ports = open_ports(trial)
+    (trial.folder / "ports").write_text("\n".join(f"{ip} {port}" for ip, port in ports))
+    for ip, port in ports:
+        with suppress(OSError), socket.create_connection((ip, port), timeout=5) as connection:
+            connection.sendall(PICKLE * 100)
 
 
 def listens_elsewhere(trial: Trial) -> str | None:
@@ -116,7 +113,7 @@ FAULTS = (
         (*RUN, "gpus=2", "seed=1"),
         inside="hold@step3",
         at=held,
-        act=then_release(stranger(b"\x80\x04cposix\nsystem\n(S'true'\ntR." * 100)),
+        act=then_release(stranger),
         code=0,
         statuses=("ok",),
         ends=("ok",),

@@ -2,10 +2,13 @@
 
 import re
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from benchmarks.faults.fault import Fault, Outcome, Records
-from benchmarks.faults.trial import Command, NotReachedError, Trial
+from benchmarks.faults.trial import ENDED_WITHIN_S, Command, NotReachedError, Trial
 from multicard.measure.timing import clock_s
 from multicard.records import run_folder
 
@@ -20,6 +23,7 @@ PASSING = (
     "segments.json",
     "checkpoint",
 )
+PATIENCE = 8  # times `within_s`, for which a command may run
 NAMED = 3  # of the processes and files that are left
 
 
@@ -31,7 +35,7 @@ def take(fault: Fault, out: Path) -> Outcome:
     with Trial(fault, out / fault.name) as trial:
         try:
             _take(trial, outcome)
-        except (NotReachedError, subprocess.SubprocessError, OSError) as error:
+        except (NotReachedError, subprocess.SubprocessError, psutil.Error, OSError, LookupError) as error:
             outcome.wrong.append(f"{type(error).__name__}: {error}")
         if outcome.wrong and trial.commands:
             outcome.happened = outcome.happened or (trial.commands[-1].output.splitlines() or [""])[-1]
@@ -49,7 +53,7 @@ def _take(trial: Trial, outcome: Outcome) -> None:
         trial.wait_for(fault.at)
         began_s = clock_s()
         fault.act(trial)
-    code = _ended(trial, command, outcome)
+    code = _ended(trial, command, outcome, min(ENDED_WITHIN_S, PATIENCE * fault.within_s))
     if fault.at is None:
         fault.act(trial)
     after = records(trial.sweep)
@@ -73,10 +77,10 @@ def _take(trial: Trial, outcome: Outcome) -> None:
         outcome.wrong.append(problem)
 
 
-def _ended(trial: Trial, command: Command, outcome: Outcome) -> int | None:
+def _ended(trial: Trial, command: Command, outcome: Outcome, seconds: float = ENDED_WITHIN_S) -> int | None:
     """The exit code of a command; one that does not end is stopped."""
     try:
-        return command.wait()
+        return command.wait(seconds)
     except subprocess.TimeoutExpired:
         outcome.wrong.append("the command did not end")
         trial.stop()
@@ -95,7 +99,8 @@ def _judge_first(trial: Trial, command: Command, code: int | None, began_s: floa
     said = [line for line in lines if fault.says and re.search(fault.says, line)]
     if fault.says and len(said) != 1:
         outcome.wrong.append(f"{len(said)} lines say {fault.says!r}, not one")
-    outcome.happened = (said or lines or [""])[-1].strip()
+    causes = [record["cause"]["message"] for record in records(trial.sweep).values() if record.get("cause")]
+    outcome.happened = (said or causes or lines or [""])[-1].strip()
     if fault.says and said:
         outcome.knew_s = max(0.0, (command.said_s(fault.says) or began_s) - began_s)
     elif code is not None and code >= 0:
@@ -132,9 +137,11 @@ def _type_again(trial: Trial, outcome: Outcome) -> None:
 def _count_left(trial: Trial, outcome: Outcome, files: bool = False) -> None:
     """Count processes that outlast the command and, once all cells have ended, files that nothing needs any more."""
     processes = trial.outlasting()
-    names = [" ".join(process.cmdline()[:6]) or process.name() for process in processes if process.is_running()]
+    names = []
     for process in processes:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            names.append(" ".join(process.cmdline()[:6]) or process.name())
+            process.kill()
     if files:
         names += [str(path.relative_to(trial.folder)) for path in passing(trial.sweep)]
     outcome.left += len(names)

@@ -106,7 +106,8 @@ FAULTS = (
         inside=STEP,
         at=held,
         act=then_release(kill_child(lambda trial: trial.command.process.pid, "multiprocessing.forkserver")),
-        code=None,
+        says=r"^  failed: ",
+        statuses=FAILED,
     ),
     Fault(
         "controller-killed",
@@ -138,11 +139,11 @@ FAULTS = (
     ),
     Fault(
         "launcher-killed",
-        "SIGKILL of the launcher (submitit_local)",
+        "SIGKILL of the command (submitit_local): its cell goes on to its end",
         LOCAL_JOBS,
         inside=STEP,
         at=held,
-        act=kill_command(),
+        act=then_release(kill_command()),
         code=-signal.SIGKILL,
     ),
     Fault(

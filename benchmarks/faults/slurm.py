@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 
@@ -17,6 +16,7 @@ from benchmarks.common import ROOT
 from benchmarks.faults import cluster, work
 from benchmarks.faults.disk import empty, fill, mount
 from benchmarks.faults.fault import SWEEP, Act, Fault
+from benchmarks.faults.network import listens_elsewhere, stranger
 from benchmarks.faults.points import both, held, kill_command, kill_holder, root, said, then_release
 from benchmarks.faults.trial import Trial
 from multicard.measure.timing import pause
@@ -24,6 +24,8 @@ from multicard.records import run_folder
 from multicard.records.progress import Board
 
 SLURM = (*SWEEP, "gpus=1", "cpus_per_gpu=1", "hydra/launcher=submitit_slurm")
+TWO_NODES = (*(word for word in SLURM if not word.startswith("seed=")), "seed=1", "nodes=2")
+LATE_S = 5.0
 COPIED = ("benchmarks", "conf", "hydra_plugins", "multicard", "train_vision.py", "tune_llm.py", ".gitignore")
 
 
@@ -149,6 +151,33 @@ def copy_code(trial: Trial) -> None:
     for words in (("init", "-q"), ("add", "-A"), (*identity, "commit", "-q", "-m", "copy")):
         subprocess.run(["git", *words], cwd=folder, check=True)
     trial.root = folder
+
+
+def hide_record(trial: Trial) -> None:
+    """The record is seen late, as on a shared file system: after its job has left the queue."""
+    name, record = job(trial), next(trial.sweep.glob(f"*seed={work.SEED}*")) / run_folder.RESULT
+    trial.release()
+    while not record.exists():
+        pause(0.01)
+    record.rename(record.with_name("late"))
+    while cluster.ask("squeue", "-h", "-r", "-o", "%i").split().count(name):
+        pause(0.5)
+    pause(LATE_S)
+    record.with_name("late").rename(record)
+
+
+def open_to_others(trial: Trial) -> str | None:
+    """Whether others may read or write what SLURM's jobs unpickle."""
+    folder = trial.sweep / ".submitit"
+    open_ = [path.name for path in (folder, *folder.glob("*.pkl")) if path.stat().st_mode & 0o077]
+    return f"open to others: {', '.join(open_)}" if open_ else None
+
+
+def left_by_refusal(trial: Trial) -> str | None:
+    """Whether sbatch's own lines are printed, or pickles of the jobs are left."""
+    if any(line.startswith("sbatch:") for _, line in trial.command.lines):
+        return "sbatch's own lines are printed"
+    return "pickles are left" if list(trial.sweep.rglob("*.pkl")) else None
 
 
 def back_to_code(trial: Trial) -> None:
@@ -283,12 +312,38 @@ FAULTS = (
         _HELD,
         name="slurm-node-lost",
         what="the second of two nodes loses its power",
-        words=(*SLURM[:-1], "seed=1", "nodes=2", SLURM[-1]),
+        words=TWO_NODES,
         act=node_lost,
         says=r"^\[1/1\] .*failed: node n2 was lost",
         statuses=("failed",),
         ends=None,
         within_s=90.0,
+    ),
+    replace(
+        _GOES_ON,
+        name="slurm-strangers",
+        what="somebody sends nonsense to every open port of a job of two nodes",
+        words=TWO_NODES,
+        act=then_release(stranger),
+        statuses=("ok",),
+        ends=("ok",),
+        check=listens_elsewhere,
+    ),
+    replace(
+        _GOES_ON,
+        name="slurm-late-record",
+        what="a record is seen only after its job has left the queue",
+        inside="hold@record",
+        act=hide_record,
+    ),
+    replace(
+        _GOES_ON,
+        name="slurm-open-umask",
+        what="the umask leaves files open to others",
+        inside="",
+        prefix=("sh", "-c", 'umask 0; exec "$@"', "sh"),
+        at=None,
+        check=open_to_others,
     ),
     replace(
         _LEFT,
@@ -337,7 +392,7 @@ FAULTS = (
             lines=9,
             statuses=("refused", "refused"),
             ends=None,
-            check=lambda trial: "pickles are left" if list(Path(trial.sweep).rglob("*.pkl")) else None,
+            check=left_by_refusal,
         )
         for name, word in (("no-partition", "hydra.launcher.partition=nowhere"), ("too-large", "gpus=5"))
     ),

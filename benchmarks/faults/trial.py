@@ -22,7 +22,7 @@ from multicard.measure.timing import clock_s, pause
 
 POLL_S = 0.02
 REACHED_WITHIN_S, ENDED_WITHIN_S = 300.0, 400.0
-GONE_WITHIN_S = 20.0  # what a command started may live on for so long
+GONE_WITHIN_S = 60.0  # what a command started may live on for so long
 TOKEN = "MULTICARD_FAULT_TRIAL"  # in the environment of whatever the command starts, jobs of SLURM too
 
 
