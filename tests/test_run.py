@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from multicard.controller import attempts, outcome, run
 from multicard.controller.session import SESSION
 from multicard.measure import formulas
+from multicard.ranks import elastic
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
 from multicard.vision.workload import WORKLOAD
@@ -309,3 +311,16 @@ def test_start_up_counts_from_the_command_for_its_first_run_alone(measured: Meas
     monkeypatch.setattr(SESSION, "begun", False)
     first, second = ok(measured()), ok(measured("seed=1"))
     assert first["startup_s"] > 1e6 > second["startup_s"]
+
+
+def test_a_folder_that_is_removed_while_the_ranks_run_ends_the_run_alone(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+):
+    def remove(_: str, arguments: tuple[Any, ...], *__: Any) -> None:
+        shutil.rmtree(arguments[1])
+
+    monkeypatch.setattr(elastic, "launch", remove)
+    record = measured()
+    assert (record["status"], record["cause"]["kind"]) == ("failed", "disk")
+    assert record["cause"]["message"].startswith("hydra.run.dir: could not record the run in ")
+    assert not Path(record["folder"]).exists()

@@ -100,7 +100,7 @@ def _judge_first(trial: Trial, command: Command, code: int | None, began_s: floa
     if fault.says and len(said) != 1:
         outcome.wrong.append(f"{len(said)} lines say {fault.says!r}, not one")
     causes = [record["cause"]["message"] for record in records(trial.sweep).values() if record.get("cause")]
-    outcome.happened = (said or causes or lines or [""])[-1].strip()
+    outcome.happened = (said or causes or lines or [""])[-1].strip().replace(f"{trial.folder}/", "")
     if fault.says and said:
         outcome.knew_s = max(0.0, (command.said_s(fault.says) or began_s) - began_s)
     elif code is not None and code >= 0:

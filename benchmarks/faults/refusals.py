@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from benchmarks.common import ROOT
 from benchmarks.faults.data import write
-from benchmarks.faults.fault import RUN, Fault
+from benchmarks.faults.fault import RUN, Act, Fault
 from benchmarks.faults.trial import Trial
 
-RECORD = ROOT / "tests" / "fixtures" / "records_v1" / "vision"
+RECORDS = ROOT / "tests" / "fixtures" / "records_v1" / "vision"
 NAMED = ("hydra.run.dir={trial}/runs/${name}", *RUN[1:])
 
 
@@ -19,13 +19,14 @@ def starts_nothing(trial: Trial) -> str | None:
     return f"it made {', '.join(made)}" if made else None
 
 
-def record_with(**changes: object) -> object:
-    """A record of somebody else, with some of its keys changed."""
+def record_with(**changes: object) -> Act:
+    """Two records of somebody else, the second with some of its keys changed."""
 
     def act(trial: Trial) -> None:
-        shutil.copytree(RECORD, trial.folder / "records" / "sweep")
-        for path in (trial.folder / "records").rglob("result.json"):
-            path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        for name in ("whole", "changed"):
+            shutil.copytree(next(RECORDS.glob("*/result.json")).parent, trial.folder / "records" / "sweep" / name)
+        path = trial.folder / "records" / "sweep" / "changed" / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
     return act
 
@@ -42,9 +43,9 @@ _REFUSED = Fault(
 )
 TYPED = {  # what is typed: the word, and what the line says
     "no-ranks": ((*RUN, "gpus=0"), r"^refused: gpus=0: "),
-    "no-ranks-dry": ((*RUN, "gpus=0", "dry_run=true"), r"^refused: gpus=0: "),
+    "no-ranks-dry": ((*RUN, "dry_run=true", "gpus=0"), r"^refused: gpus=0: "),
     "no-epochs": ((*RUN, "epochs=0"), r"^refused: epochs=0: "),
-    "no-epochs-dry": ((*RUN, "epochs=0", "dry_run=true"), r"^refused: epochs=0: "),
+    "no-epochs-dry": ((*RUN, "dry_run=true", "epochs=0"), r"^refused: epochs=0: "),
     "seed-too-large": ((*RUN, "seed=99999999999999999999"), r"^refused: seed=9+: "),
     "key-mistyped": ((*RUN, "precison=fp32"), r"^refused: precison: no such key here; nearest: precision"),
     "key-added": ((*RUN, "+epoch=3"), r"^refused: epoch: no such key here"),
@@ -53,7 +54,7 @@ TYPED = {  # what is typed: the word, and what the line says
     "name-above": ((*NAMED, "name=.."), r"^refused: name="),
     "name-of-two-lines": ((*NAMED, "name='a\nb'"), r"^refused: name="),
     "name-with-escapes": ((*NAMED, "name='a\x1b[2Jb'"), r"^refused: name=[^\x1b]*$"),
-    "name-not-ascii": ((*NAMED, "name=žluť", "gpus=0"), r"^refused: (name=|gpus=0)"),
+    "name-not-ascii": ((*NAMED, "gpus=0", "name=žluť"), r"^refused: (name=|gpus=0)"),
 }
 _ANALYSIS = replace(_REFUSED, program=("-m", "analysis"), check=lambda _: None, prepare=record_with())
 
@@ -86,11 +87,22 @@ FAULTS = (
     replace(
         _ANALYSIS,
         name="record-broken",
-        what="phases_s of a record is text, in a report",
-        words=("report", "{trial}/records", "--out", "{trial}/page.html"),
+        what="phases_s of a record is text",
+        words=("list", "{trial}/records"),
         prepare=record_with(phases_s={"forward": "x"}),
-        code=None,
-        lines=None,
+        code=0,
+        says=r"^skipped .*changed: .*phases_s",
+        lines=9,
+    ),
+    replace(
+        _ANALYSIS,
+        name="record-odd",
+        what="a record has phases that nobody knows, in a report",
+        words=("report", "{trial}/records", "--out", "{trial}/page.html"),
+        prepare=record_with(phases_s={"": 1e300, "sleep": -1.0}),
+        code=0,
+        says=r"page\.html: ",
+        lines=9,
     ),
     replace(
         _ANALYSIS,

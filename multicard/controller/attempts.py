@@ -51,6 +51,8 @@ def require_same_data(folder: Path, data: dict[str, Any]) -> None:
 def end(folder: Path, failure: Failure | None) -> None:
     """Note how the last attempt ended, and the step that it was saved at."""
     attempts = run_folder.read_segments(folder)
+    if not attempts:  # somebody removed the folder: what records the run says so
+        return
     last = attempts[-1]
     saved = checkpoint.latest(folder)
     last |= {"ended_at": timestamp(), "end": "ok" if failure is None else failure.kind}
