@@ -16,6 +16,7 @@ Folders and output of each fault are in `--out`.
 measured once.
 """
 
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,6 +25,7 @@ from pathlib import Path
 from benchmarks.common import ROOT, parser
 from benchmarks.faults import data, disk, interruptions, network, observe, processes, refusals, slurm, soak
 from benchmarks.faults.fault import Fault, Outcome
+from multicard.ranks import failures
 from multicard.records import run_folder, text_table
 
 GROUPS: dict[str, Sequence[Fault]] = {
@@ -101,6 +103,8 @@ def main() -> None:
         for group, fault in chosen:
             print(f"{group:14} {fault.name:24} {fault.what}")
         return
+    for number in failures.INTERRUPTIONS:  # a shell ignores some of them for what it starts beside itself
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if args.soak is not None:
         sys.exit(soak.run(args.soak, args.seed, args.out.absolute() / "soak"))
     outcomes = cause([fault for _, fault in chosen], args.out.absolute())
