@@ -18,6 +18,7 @@ from multicard.records import run_folder
 from multicard.tracking.wandb_mirror import flatten, step_rows
 from tests import wandb_file
 from tests.conftest import command, composed, typed
+from tests.test_network import served
 
 Measured = Callable[..., dict[str, Any]]
 OFFLINE = ("tracker.mode=offline", "tracker.project=trial", "tracker.tags=[a,b]")
@@ -85,13 +86,17 @@ def test_a_tracker_that_fails_is_an_error_and_leaves_the_record(
 
 def test_online_without_a_login_ends_before_anything_is_trained(tmp_path: Path):
     clean = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
-    env = {**clean, "HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "WANDB_BASE_URL": "http://127.0.0.1:9"}
-    done = command(f"hydra.run.dir={tmp_path / 'run'}", "tracker.mode=online", env=env, timeout=120)
+    env = {**clean, "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    with served(tmp_path) as url:
+        words = (f"hydra.run.dir={tmp_path / 'run'}", "tracker.mode=online")
+        done = command(*words, env={**env, "WANDB_BASE_URL": url}, timeout=120)
     assert done.returncode == 1
     (path,) = tmp_path.glob("run/*/result.json")
     result = json.loads(path.read_text())
     assert result["status"] == "failed" and result["epochs"] == []
-    assert result["cause"]["message"].startswith("tracker.mode=online") and "wandb login" in done.stdout
+    message = result["cause"]["message"]
+    assert message.startswith("tracker.mode=online") and "cannot reach" not in message
+    assert "wandb login" in done.stdout and "\n" not in message
 
 
 def test_a_step_is_by_the_slowest_ranks_clock_and_its_loss_the_weighted_mean():

@@ -110,12 +110,14 @@ def measure(
 def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None:
     """Start the ranks of this node and wait for all. Returns what ended the run early."""
     config, placement, workload, folder = run.config, run.placement, run.workload, run.folder
-    elastic.warm_up(placement.device, workload.preloaded(placement.device))
     try:
+        if mirror.live:
+            mirror.reach()
+        elastic.warm_up(placement.device, workload.preloaded(placement.device))
         if mirror.live:
             mirror.open()
     except RuntimeError as error:
-        remedy = "see that you are logged in (wandb login), or use tracker.mode=offline"
+        remedy = "see that there is network and you are logged in (wandb login), or use tracker.mode=offline"
         return Failure("tracker", f"tracker.mode={config.tracker.mode.value}: {error}; {remedy}")
     try:
         board = Board(folder, placement.world_size, create=True)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.base import RunConfig, TrackerConfig, TrackerMode, plain
+from multicard.machine import network
 from multicard.measure import formulas
 from multicard.records import run_folder
 
+FINISH_S = 60.0  # within which the rest is uploaded at the end; W&B itself would try for days
 # Figures of an epoch, of either workload, and their charts
 PER_EPOCH = {"test_accuracy": "test/accuracy", "test_loss": "test/loss", "train_s": "test/train_s"}
 
@@ -35,6 +37,14 @@ class Mirror:
     def live(self) -> bool:
         return self._options.mode is TrackerMode.online
 
+    def reach(self) -> None:
+        """See that W&B's server answers."""
+        import wandb
+
+        url = wandb.setup().settings.base_url
+        if (why := network.problem(url)) is not None:
+            raise RuntimeError(f"cannot reach {url} ({why})")
+
     def open(self) -> None:
         """Start the W&B run."""
         import wandb
@@ -51,7 +61,14 @@ class Mirror:
                 mode=self._options.mode.value,
                 dir=self._folder,
                 reinit="finish_previous",
-                settings=wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True),
+                settings=wandb.Settings(
+                    silent=True,
+                    console="off",
+                    disable_git=True,
+                    x_disable_stats=True,
+                    finish_timeout=FINISH_S,
+                    finish_timeout_raises=True,
+                ),
             )
             self._run.define_metric("train/step")
             self._run.define_metric("train/*", step_metric="train/step")

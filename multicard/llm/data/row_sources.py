@@ -12,6 +12,7 @@ from multicard.config.llm import DATASETS, LlmConfig, StoredTextConfig, Syntheti
 from multicard.llm import methods
 from multicard.llm.data import row_files, templates
 from multicard.llm.data.content import hub_revision
+from multicard.machine import network
 
 Row = dict[str, Any]
 
@@ -79,18 +80,28 @@ def check_source(data: StoredTextConfig) -> None:
 
 
 def _fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
-    """The training rows of a data set of the hub, from its cache where it was fetched before."""
+    """The training rows of a data set of the hub, from the library's cache where it was fetched before."""
     check_source(data)
     import datasets
+    from huggingface_hub import constants, logging
 
-    assert data.source is not None
+    datasets.logging.set_verbosity_error()  # it tells of each retry, and where it uses its cache
+    logging.set_verbosity_error()
+    source, remedy = str(data.source), "see that the machine has network, or set dataset.data_files to a local file"
+    key = f"dataset.source={source}: could not be fetched"
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    offline = any(before) or hub_revision(source) is not None
+    why = None if offline else network.problem(constants.ENDPOINT)
+    require(why is None, f"{key} ({constants.ENDPOINT}: {why}); {remedy}")
     try:
-        rows: Any = datasets.load_dataset(data.source, split="train")
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = offline
+        rows: Any = datasets.load_dataset(source, split="train")
         return (rows if count is None else rows.select(range(min(count, len(rows))))).to_list()
-    except (OSError, ValueError, RuntimeError) as error:
-        remedy = "see that the machine has network, or set dataset.data_files to a local file"
+    except Exception as error:  # of several libraries, which have no common base
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"dataset.source={data.source}: could not be fetched ({cause}); {remedy}") from None
+        raise ValueError(f"{key} ({cause}); {remedy}") from None
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def _convert(config: LlmConfig, number: int, row: Any) -> Row:

@@ -5,14 +5,19 @@ import gzip
 import hashlib
 import os
 import struct
+from http.client import HTTPException
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 
 from multicard.config.keys import require
 from multicard.config.vision import MnistConfig
+from multicard.machine import network
+from multicard.records import run_folder
 from multicard.vision.data.splits import Data, Split
 
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")  # torchvision's
 # File: md5 of its .gz as torchvision 0.26 lists it, images or labels in it. They come four in a set.
 FILES = {
     "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 60_000),
@@ -79,12 +84,28 @@ def check(config: MnistConfig) -> None:
 
 
 def _download(config: MnistConfig) -> None:
-    if all(_file(_folder(config), name) for name in FILES):
-        return
-    from torchvision.datasets import MNIST
+    """Fetch the files that are absent, each whole or not at all."""
+    raw, problems = _folder(config), []
+    absent = [name for name in FILES if _file(raw, name) is None]
+    for mirror in MIRRORS if absent else ():
+        why = network.problem(mirror)
+        try:
+            for name in absent if why is None else ():
+                _fetch(f"{mirror}{name}.gz", raw / f"{name}.gz", FILES[name][0])
+        except (OSError, HTTPException) as error:
+            why = str(error)
+        if why is None:
+            return
+        problems.append(f"{mirror}: {why}")
+    remedy = "see that the machine has network, or put its four files into MNIST/raw of dataset.root yourself"
+    problem = f"dataset.download=true: could not fetch MNIST into {config.root} ({'; '.join(problems)})"
+    require(not problems, f"{problem}; {remedy}")
 
-    try:
-        MNIST(Path(config.root).expanduser(), download=True)
-    except (OSError, RuntimeError) as error:
-        problem = f"dataset.download=true: could not fetch MNIST into {config.root} ({error})"
-        raise ValueError(f"{problem}; see that the machine has network, or put the files there yourself") from None
+
+def _fetch(url: str, path: Path, md5: str) -> None:
+    with urlopen(url, timeout=network.ANSWERS_WITHIN_S) as response:
+        content = response.read()
+    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+        raise OSError(f"{path.name} came cut off or altered")
+    with run_folder.replacing(path) as file:
+        file.write(content)

@@ -35,13 +35,38 @@ def class_folders(part: Path) -> list[Path]:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """All images below `folder` that neither are hidden nor lie in a hidden folder."""
-    paths = [Path(root, name) for root, _, names in sorted(os.walk(folder, followlinks=True)) for name in sorted(names)]
-    return [
-        path
-        for path in paths
-        if path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
+    """All images below `folder` that neither are hidden nor lie in a hidden folder.
+
+    Raises:
+        ValueError: an image that is no file, or a link to a folder that it lies in.
+        OSError: a folder that cannot be read.
+    """
+    names: dict[str, list[str]] = {}
+    _list_images(str(folder), frozenset(), names)
+    return [Path(path, name) for path in sorted(names) for name in sorted(names[path])]
+
+
+def _list_images(folder: str, above: frozenset[tuple[int, int]], names: dict[str, list[str]]) -> None:
+    """Add the names of the images in `folder` and below it, by folder.
+
+    Args:
+        above: device and inode of the folders that it lies in, by the path that led here.
+    """
+    status = Path(folder).stat()
+    own = status.st_dev, status.st_ino
+    require(own not in above, f"{folder}: leads back to a folder that it lies in; remove this link")
+    names[folder] = []
+    with os.scandir(folder) as entries:  # they know their type, but for links: no call of the system for each image
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                _list_images(entry.path, above | {own}, names)
+            elif entry.name.lower().endswith(SUFFIXES):
+                if not entry.is_file():
+                    what = "neither a file nor a folder (a pipe, a socket, a device, or a link to nothing)"
+                    raise ValueError(f"{entry.path}: is {what}; replace or remove it")
+                names[folder].append(entry.name)
 
 
 def check(config: ImagesConfig) -> None:
@@ -54,14 +79,17 @@ def check(config: ImagesConfig) -> None:
     key = f"dataset.root={root}"
     remedy = "it must hold train/<class>/ and validation/<class>/ with the images"
     classes: dict[str, set[str]] = {}
-    for part in ("train", "validation"):
-        require((root / part).is_dir(), f"{key}: no folder {part}/ in it; {remedy}")
-        folders = class_folders(root / part)
-        require(bool(folders), f"{key}: no class folders in {part}/; {remedy}")
-        for folder in folders:
-            problem = f"{key}: no image in {part}/{folder.name}/; put its images there or remove the folder"
-            require(bool(images_in(folder)), problem)
-        classes[part] = {folder.name for folder in folders}
+    try:
+        for part in ("train", "validation"):
+            require((root / part).is_dir(), f"{key}: no folder {part}/ in it; {remedy}")
+            folders = class_folders(root / part)
+            require(bool(folders), f"{key}: no class folders in {part}/; {remedy}")
+            for folder in folders:
+                problem = f"{key}: no image in {part}/{folder.name}/; put its images there or remove the folder"
+                require(bool(images_in(folder)), problem)
+            classes[part] = {folder.name for folder in folders}
+    except OSError as error:
+        raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that its owner lets you") from None
     differ = sorted(classes["train"] ^ classes["validation"])
     remedy = "both parts need the same class folders"
     require(not differ, f"{key}: only in one of train/ and validation/: {', '.join(differ)}; {remedy}")

@@ -1,0 +1,35 @@
+"""Whether a server on the network answers: the libraries that would ask it retry for minutes where it does not."""
+
+import ssl
+from http.client import HTTPException
+from threading import Thread
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+ANSWERS_WITHIN_S = 4.0  # the resolution of its name and the connection included
+
+
+def problem(url: str) -> str | None:
+    """Why the server of `url` cannot be reached, in a few words; None where it answers, even by an error.
+
+    The proxies that the environment names are used, as the libraries do.
+    """
+    answers: list[str | None] = []
+    # a thread: nothing limits how long the resolution of a name takes
+    thread = Thread(target=lambda: answers.append(_ask(url)), daemon=True)
+    thread.start()
+    thread.join(ANSWERS_WITHIN_S)
+    return answers[0] if answers else f"no answer within {ANSWERS_WITHIN_S:g} s"
+
+
+def _ask(url: str) -> str | None:
+    try:
+        with urlopen(Request(url, method="HEAD"), timeout=ANSWERS_WITHIN_S):
+            return None
+    except HTTPError:
+        return None
+    except (OSError, HTTPException, ValueError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return None  # it is there; the libraries may know other certificates
+        return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
