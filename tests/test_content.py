@@ -13,6 +13,7 @@ from multicard.controller import attempts, prepare
 from multicard.controller.peers import Peers
 from multicard.llm.data import content as text
 from multicard.llm.data import row_sources
+from multicard.machine import network
 from multicard.machine.allocation import Allocation
 from multicard.records import content, run_folder
 from multicard.records.content import Blob, text_blob
@@ -140,6 +141,7 @@ def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(tmp_path: Path
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.setattr(hub, "load_dataset", load_dataset)
+    monkeypatch.setattr(network, "problem", lambda url: None)
     config = typed_llm("dataset=alpaca_cleaned", "tokenizer=llama3", "tokenizer.path=unread")
     monkeypatch.setattr(text, "_tokenizer", lambda config: [text_blob("tokenizer.model", "t")])
     unknown = content.fingerprint(text.parts(config))

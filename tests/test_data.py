@@ -1,7 +1,11 @@
 """Data sets: what is in them, and that broken ones are noticed before anything starts."""
 
+import contextlib
 import gzip
+import os
+import re
 import shutil
+import socket
 import struct
 from pathlib import Path
 
@@ -146,6 +150,35 @@ def test_hidden_files_and_folders_are_no_photographs(photographs: Path):
     datasets.check(config)
     data = datasets.load(config, 0)
     assert (data.train.images, data.classes) == (expected, 2)
+
+
+@pytest.mark.parametrize("fault", ["loop", "circle", "pipe", "socket", "device", "nothing", "itself"])
+def test_what_cannot_be_read_to_its_end_is_refused_by_its_path(photographs: Path, fault: str):
+    train = photographs / "train"
+    path = train / "cat" / ("again" if fault in ("loop", "circle") else "x.jpg")
+    if fault == "pipe":
+        os.mkfifo(path)
+    elif fault == "socket":
+        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    else:
+        links = {"loop": ".", "circle": "../dog", "device": "/dev/null", "nothing": "gone.jpg", "itself": "x.jpg"}
+        path.symlink_to(links[fault])
+        if fault == "circle":
+            (train / "dog" / "back").symlink_to("../cat")
+    with pytest.raises(ValueError, match=re.escape(str(path))) as error:
+        datasets.check(typed("dataset=images", f"dataset.root={photographs}").dataset)
+    assert "\n" not in str(error.value)
+
+
+def test_a_linked_folder_and_one_that_is_called_an_image_are_read(photographs: Path):
+    config = typed("dataset=images", f"dataset.root={photographs}", "dataset.cache=none").dataset
+    more = photographs / "train" / "cat" / "x.jpg"
+    (photographs / "elsewhere").mkdir()
+    Image.new("RGB", (40, 40)).save(photographs / "elsewhere" / "y.png")
+    more.symlink_to("../../elsewhere")
+    datasets.check(config)
+    assert more / "y.png" in (datasets.load(config, 0).train.images)
 
 
 def test_photographs_come_in_the_order_of_torchvision(photographs: Path):

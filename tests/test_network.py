@@ -74,7 +74,9 @@ def test_a_server_that_does_not_answer_is_named_with_the_reason(refusing: str, s
 def test_mnist_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusing: str, silent: str):
     monkeypatch.setattr(mnist, "MIRRORS", (refusing, silent))
     config = typed("dataset=mnist", f"dataset.root={tmp_path}", "dataset.download=true").dataset
-    with pytest.raises(ValueError, match=r"^dataset\.download=true: could not fetch MNIST.*Connection refused") as error:
+    with pytest.raises(
+        ValueError, match=r"^dataset\.download=true: could not fetch MNIST.*Connection refused"
+    ) as error:
         datasets.check(config)
     message = str(error.value)
     assert silent in message and "dataset.root yourself" in message and "\n" not in message

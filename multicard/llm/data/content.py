@@ -39,7 +39,9 @@ def hub_revision(source: str) -> str | None:
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets").expanduser()
     wanted = _bare(source)  # the library writes a name in its own way: "org/My-Set" as "org___my-set"
     folders = [folder for folder in cache.glob("*") if _bare(folder.name) == wanted]
-    fetched = [path for folder in folders for path in folder.glob("*/*/*") if path.is_dir() and path.suffix != UNFINISHED]
+    fetched = [
+        path for folder in folders for path in folder.glob("*/*/*") if path.is_dir() and path.suffix != UNFINISHED
+    ]
     return max(fetched, key=lambda path: path.stat().st_mtime).name if fetched else None
 
 

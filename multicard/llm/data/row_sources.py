@@ -83,6 +83,7 @@ def _fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
     """The training rows of a data set of the hub, from the library's cache where it was fetched before."""
     check_source(data)
     import datasets
+    import datasets.config
     from huggingface_hub import constants, logging
 
     datasets.logging.set_verbosity_error()  # it tells of each retry, and where it uses its cache

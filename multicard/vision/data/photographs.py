@@ -89,7 +89,9 @@ def check(config: ImagesConfig) -> None:
                 require(bool(images_in(folder)), problem)
             classes[part] = {folder.name for folder in folders}
     except OSError as error:
-        raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that its owner lets you") from None
+        raise ValueError(
+            f"{error.filename}: cannot be read ({error.strerror}); see that you may read it, or remove it"
+        ) from None
     differ = sorted(classes["train"] ^ classes["validation"])
     remedy = "both parts need the same class folders"
     require(not differ, f"{key}: only in one of train/ and validation/: {', '.join(differ)}; {remedy}")
