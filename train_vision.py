@@ -8,6 +8,10 @@ python train_vision.py experiment=table2 name=table2              a table of the
 
 import sys
 
+from multicard.ranks import interruption
+
+interruption.end_at_once()  # while the rest is imported
+
 import hydra
 from omegaconf import DictConfig
 

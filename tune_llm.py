@@ -8,6 +8,10 @@ python tune_llm.py experiment=templates name=templates                  a figure
 
 import sys
 
+from multicard.ranks import interruption
+
+interruption.end_at_once()  # while the rest is imported
+
 import hydra
 from omegaconf import DictConfig
 

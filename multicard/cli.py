@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -16,6 +17,7 @@ from multicard.config.keys import require
 from multicard.config.repetition import REPETITION
 from multicard.controller import session
 from multicard.controller.workload import Workload
+from multicard.ranks import interruption
 
 
 def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> int:
@@ -27,6 +29,7 @@ def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
     session.SESSION.workload = workload
     words = sys.argv[1:]
+    interruption.answer(_keyboard_interrupt)
     try:
         check_options(words, workload)
         if {"-h", "--help"} & {*words}:
@@ -41,11 +44,15 @@ def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> 
         causes = [str(part) for part in (error, error.__cause__) if part is not None]
         print(f"refused: {explain(chr(10).join(causes), workload)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("interrupted by SIGINT", file=sys.stderr)
-        session.close()
-        return 1
+    except KeyboardInterrupt as interrupted:
+        print(f"interrupted by {str(interrupted) or 'SIGINT'}", file=sys.stderr)
+        session.SESSION.abandoned = True
+    interruption.ignore_further()
     return session.close()
+
+
+def _keyboard_interrupt(number: int) -> KeyboardInterrupt:
+    return KeyboardInterrupt(signal.Signals(number).name)
 
 
 def check_options(words: list[str], workload: Workload) -> None:

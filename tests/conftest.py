@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.controller import run, session
 from multicard.llm import workload as llm
-from multicard.ranks import elastic
+from multicard.ranks import elastic, interruption
 from multicard.vision.workload import WORKLOAD
 
 ROOT = Path(__file__).parent.parent
@@ -130,14 +131,19 @@ def called(
         warm_up()
         session.SESSION.__init__()
         monkeypatch.setattr(sys, "argv", [entry, *words])
+        monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(ROOT / entry), run_name="__main__")
         printed = capfd.readouterr()
         return int(str(ended.value)), printed.out + printed.err
 
+    numbers = (*interruption.SIGNALS, signal.SIGALRM)
+    handlers = [signal.getsignal(number) for number in numbers]
     yield call
     session.SESSION.records.clear()  # of this command alone
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
 
 
 SLOW = ("test_digits_are_learnt", "test_a_documented", "test_compiling", "test_resume")  # half a minute or more

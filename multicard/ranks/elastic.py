@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from multicard.config.placement import Placement
 from multicard.machine import devices, private
 from multicard.machine.environment import host
-from multicard.ranks.failures import Failure, Interrupted, in_a_line, interruptible
+from multicard.ranks.failures import Failure, Interrupted, in_a_line
 from multicard.ranks.os_calls import SHARED_SIGNALS
 from multicard.ranks.process import LOG_LINES, Job, error_file, exit_with_bad_fork, log_file, work_as_rank
 from multicard.records.run_folder import read_json
@@ -32,6 +32,8 @@ from multicard.records.run_folder import read_json
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
+# Option of the resource tracker's interpreter: it says nothing of what ranks that were ended left to it to remove
+NO_COMPLAINT = "ignore:resource_tracker:UserWarning"
 MEETING_S = 300.0  # within which all nodes of a run must have come up
 CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -42,10 +44,12 @@ def warm_up(device: str, modules: list[str]) -> None:
     if device == "cuda":
         _count_by_nvml()
     multiprocessing.set_forkserver_preload(modules)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SHARED_SIGNALS)  # inherited by both, and so by the ranks
+    sys.warnoptions.append(NO_COMPLAINT)
     try:
         multiprocessing.resource_tracker.ensure_running()  # unblocks some signals itself
-        signal.pthread_sigmask(signal.SIG_BLOCK, SHARED_SIGNALS)  # inherited by the server, and so by the ranks
+        signal.pthread_sigmask(signal.SIG_BLOCK, SHARED_SIGNALS)
+        sys.warnoptions.remove(NO_COMPLAINT)
         multiprocessing.forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -74,7 +78,7 @@ def _start_method(device: str) -> str:
 
 
 def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
-    """Run a function on every rank of this node and wait for all. Call it from the main thread.
+    """Run a function on every rank of this node and wait for all. Call it from the main thread, `interruptible`.
 
     Args:
         work: "module:function", imported by the ranks and not here; called with a `Rank` and `arguments`.
@@ -82,11 +86,10 @@ def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job
     Returns:
         None where all ranks returned, else what ended the run first. No rank is left running either way.
     """
-    with interruptible():
-        try:
-            return _launch(work, arguments, placement, job)
-        except Interrupted as interruption:
-            return interruption.failure
+    try:
+        return _launch(work, arguments, placement, job)
+    except Interrupted as interruption:
+        return interruption.failure
 
 
 def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:

@@ -1,13 +1,13 @@
 """What ended a run, and the signals that interrupt it."""
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import main_thread
 
 from multicard.machine.environment import host
 from multicard.measure.memory import DeviceMemory
+from multicard.ranks import interruption
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class Interrupted(BaseException):
         self.failure = failure
 
 
-INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _ENDING: list[Failure] = []
 
 
@@ -47,26 +46,15 @@ def end(failure: Failure) -> None:
     signal.pthread_kill(main, signal.SIGUSR1)
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let a signal that asks this process to end raise `Interrupted`, once; blocked signals stay blocked."""
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    wanted = [number for number in (*INTERRUPTIONS, signal.SIGUSR1) if number not in blocked]
-    handlers = {number: signal.signal(number, _interrupt) for number in wanted}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(number: int, _: object) -> None:
-    for again in {*INTERRUPTIONS, signal.SIGUSR1} - signal.pthread_sigmask(signal.SIG_BLOCK, ()):
-        signal.signal(again, signal.SIG_IGN)  # a second Ctrl-C must not keep the ranks from being ended
-    name = signal.Signals(number).name
-    failure = _ENDING.pop() if _ENDING else Failure("interrupt", f"interrupted by {name}", host=host())
+def interruptible() -> AbstractContextManager[None]:
+    """Let a signal that asks this process to end, or `end`, raise `Interrupted`, once (see `interruption`)."""
     _ENDING.clear()
-    raise Interrupted(failure)
+    return interruption.answered(_interrupted, signal.SIGUSR1)
+
+
+def _interrupted(number: int) -> Interrupted:
+    by_signal = Failure("interrupt", f"interrupted by {signal.Signals(number).name}", host=host())
+    return Interrupted(_ENDING.pop() if _ENDING else by_signal)
 
 
 def in_a_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 # Signals that a terminal or SLURM sends to every process of a job: the controller answers them for its ranks
-SHARED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR2}
+SHARED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2}
 
 
 def follow(controller: int) -> None:

@@ -22,6 +22,7 @@ from multicard.ranks.failures import Failure, Interrupted
 from multicard.records import run_folder
 from multicard.records.progress import Board
 
+TERMINAL_SIGNALS = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}  # which reach all processes of a command
 KILLED_WITHIN_S = 60.0  # SLURM ends a job that was requeued
 
 
@@ -80,7 +81,7 @@ class LocalJob(CellJob):
         if self.gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
         os.sched_setaffinity(0, self.cpus)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher has it blocked until here
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)  # the launcher has them blocked until here
         return run.measure(self.workload, self.cfg, self.folder, True)["status"]
 
 

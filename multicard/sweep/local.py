@@ -17,7 +17,7 @@ from multicard.machine import devices
 from multicard.measure.timing import pause
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
-from multicard.sweep.job import CellJob, LocalJob
+from multicard.sweep.job import TERMINAL_SIGNALS, CellJob, LocalJob
 from multicard.sweep.plan import SUBMITTED, Cell, Pace, make_jobs, read_record
 
 POLL_S = 0.2
@@ -102,7 +102,7 @@ def run_all(left: list[Cell]) -> None:
                 (job,) = make_jobs([cell], LocalJob, gpus=gpus, cpus=share.cpus)
                 if run_folder.finished(cell.folder) is None:  # a failed try's record is not to be taken for the new one
                     (cell.folder / "result.json").unlink(missing_ok=True)
-                running.append(Running(cell, _submit(executor, job), share))
+                start_job(executor, job, cell, share, running)
                 where = count(len(share.cpus), "core") if gpus is None else f"GPUs {gpus}"
                 say(f"{cell.label}started on {where}: {cell.folder}")
             pause(POLL_S)
@@ -114,8 +114,8 @@ def run_all(left: list[Cell]) -> None:
             if any(process.cell.result and process.cell.result["status"] == "interrupted" for process in ended):
                 raise KeyboardInterrupt  # a terminal's signal may reach the cells alone: Python can drop the command's
             pace.say_progress(len(ended))
-    except KeyboardInterrupt:
-        say("interrupted by SIGINT: ending what runs", error=True)
+    except KeyboardInterrupt as interrupted:
+        say(f"interrupted by {str(interrupted) or 'SIGINT'}: ending what runs", error=True)
         signalled: set[int] = set()
         while not all(process.job.done() for process in running):
             for process in running:
@@ -126,12 +126,15 @@ def run_all(left: list[Cell]) -> None:
         raise
 
 
-def _submit(executor: Any, job: CellJob) -> Any:
-    """Start the job's process with SIGINT blocked, until the job itself unblocks it: submitit's own process between
-    would answer Ctrl-C with a traceback, and kill the job a second later, whether its end is recorded or not."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def start_job(executor: Any, job: CellJob, cell: Cell, share: MachineShare, running: list[Running]) -> None:
+    """Start the job's process and add it to those that run; an interruption waits meanwhile.
+
+    The terminal's signals are blocked until the job itself unblocks them: submitit's own process between would answer
+    Ctrl-C with a traceback, and kill the job a second later, whether its end is recorded or not.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
     try:
-        return executor.submit(job)
+        running.append(Running(cell, executor.submit(job), share))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

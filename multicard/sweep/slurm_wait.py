@@ -14,6 +14,7 @@ from multicard.controller.session import SESSION, say
 from multicard.machine import slurm
 from multicard.machine.slurm import State
 from multicard.measure.timing import clock_s, in_hours, pause
+from multicard.ranks import interruption
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import LOG_LINES
 from multicard.records import run_folder
@@ -46,8 +47,9 @@ def wait(cells: list[Cell], jobs: dict[int, str]) -> None:
         try:
             with live or nullcontext():
                 _watch(queue, live)
-        except KeyboardInterrupt:
-            if not _cancel(queue):
+        except KeyboardInterrupt as interrupted:
+            interruption.answer_again()  # at the question, and when it goes on waiting
+            if not _cancel(queue, asks=str(interrupted) in ("", "SIGINT")):
                 return
 
 
@@ -157,10 +159,11 @@ def progress(queue: Queue) -> Table:
     return table
 
 
-def _cancel(queue: Queue) -> bool:
-    """Ask whether to cancel the jobs. Returns whether to go on waiting, for the records of cancelled jobs."""
+def _cancel(queue: Queue, asks: bool) -> bool:
+    """Ask whether to cancel the jobs, on Ctrl-C at a terminal. Returns whether to go on waiting, for the records of
+    cancelled jobs."""
     names = slurm.ranges(list(queue.jobs.values()))
-    if sys.stdin.isatty():
+    if asks and sys.stdin.isatty():
         with suppress(EOFError, KeyboardInterrupt):
             if input(f"\n{len(queue.jobs)} jobs have not ended: cancel them? [y/N] ").strip().lower() in ("y", "yes"):
                 slurm.ask("scancel", *names)
