@@ -35,6 +35,16 @@ class Placement:
         return several + (", oversubscribed (not for figures)" if self.oversubscribed else "")
 
 
+def require_nodes(config: RunConfig, nodes: int) -> None:
+    """Refuse a run that is to have another number of nodes than it has.
+
+    Raises:
+        ValueError: with the key and the remedy.
+    """
+    remedy = "submit it with hydra/launcher=submitit_slurm, or use nodes=1"
+    require(config.nodes == nodes, f"nodes={config.nodes}: the run has {nodes}; {remedy}")
+
+
 def place(config: RunConfig, cuda_devices: int, nodes: int = 1, processes: int | None = None) -> Placement:
     """Decide device and backend on a machine with `cuda_devices` visible CUDA devices, one of the run's `nodes`.
 
@@ -51,8 +61,7 @@ def place(config: RunConfig, cuda_devices: int, nodes: int = 1, processes: int |
     fits = not on_cuda or config.gpus <= cuda_devices
     remedy = f"use gpus={cuda_devices} or fewer, device=cpu, or oversubscribe=true to try the code (never for figures)"
     require(fits or config.oversubscribe, f"gpus={config.gpus}: {cuda_devices} CUDA device(s) are visible; {remedy}")
-    remedy = "submit it with hydra/launcher=submitit_slurm, or use nodes=1"
-    require(config.nodes == nodes, f"nodes={config.nodes}: the run has {nodes}; {remedy}")
+    require_nodes(config, nodes)
     oversubscribed = on_cuda and not fits
 
     backend = config.backend

@@ -1,4 +1,4 @@
-"""Folders and files that no other user of the machine can read or write, whatever the umask."""
+"""What no other user of the machine, or of its file systems, can read or write: none can have code run as this one."""
 
 import os
 import stat
@@ -8,8 +8,10 @@ from pathlib import Path
 
 from multicard.config.keys import require
 
+ROOT = Path(__file__).parents[2]
 
-def folder(path: Path) -> Path:
+
+def folder(path: Path, remedy: str) -> Path:
     """Create a folder that its owner alone can enter, or close an existing one to all others. Returns it.
 
     Raises:
@@ -19,16 +21,48 @@ def folder(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    require(own, f"{path}: is a link, or belongs to another user, who could have code run as yours; remove it")
+    require(own, f"{path}: belongs to another user, or is a link; {remedy}")
     path.chmod(0o700)
     return path
 
 
+def opened(path: str) -> Path:
+    """Another name of a folder that was made by `folder`, for this process: it stays that of the same folder, whatever
+    is put at its path.
+
+    Raises:
+        ValueError: it is not closed to others, so anybody may have put it there.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    status = os.fstat(descriptor)
+    own = status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    require(own, f"{path}: belongs to another user, or is open to others: nothing in it is run")
+    return Path(f"/proc/self/fd/{descriptor}")
+
+
 @contextmanager
-def files() -> Iterator[int]:
-    """Have this process, and what it starts, create files that their owner alone can read. Gives the umask before."""
-    before = os.umask(0o077)
+def umask(mask: int = 0o077) -> Iterator[int]:
+    """Within it, this process, and what it starts, create files with this umask. Gives the one before."""
+    before = os.umask(mask)
     try:
         yield before
     finally:
         os.umask(before)
+
+
+@contextmanager
+def imports() -> Iterator[None]:
+    """Within it, every Python that is started imports this checkout, and nothing from the folder it is started in: that
+    may be one where others write, and would come before the standard library."""
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    paths = [path for path in (before["PYTHONPATH"] or "").split(os.pathsep) if path]
+    paths = paths if str(ROOT) in paths else [str(ROOT), *paths]
+    os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

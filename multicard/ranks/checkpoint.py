@@ -32,7 +32,7 @@ def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
     import torch
 
     path = _rank_file(folder, steps, rank.rank)
-    private.folder(_latest_file(folder).parent)
+    private.folder(_latest_file(folder).parent, "start again with rerun=true")
     with run_folder.replacing(path) as file:
         torch.save(state, file)
     meet(rank)

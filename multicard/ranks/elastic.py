@@ -47,10 +47,11 @@ def warm_up(device: str, modules: list[str]) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SHARED_SIGNALS)  # inherited by both, and so by the ranks
     sys.warnoptions.append(NO_COMPLAINT)
     try:
-        multiprocessing.resource_tracker.ensure_running()  # unblocks some signals itself
-        signal.pthread_sigmask(signal.SIG_BLOCK, SHARED_SIGNALS)
-        sys.warnoptions.remove(NO_COMPLAINT)
-        multiprocessing.forkserver.ensure_running()
+        with private.imports():
+            multiprocessing.resource_tracker.ensure_running()  # unblocks some signals itself
+            signal.pthread_sigmask(signal.SIG_BLOCK, SHARED_SIGNALS)
+            sys.warnoptions.remove(NO_COMPLAINT)
+            multiprocessing.forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -104,11 +105,12 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
     try:
         job = replace(job, variables=_variables(placement, job.allocation.nodes))
         config = _config(placement, job, agent_logs)
-        if job.wrapper:
-            with _handed_over((work, arguments, job)) as path:
-                elastic_launch(config, sys.executable)(str(Path(__file__).with_name("wrapped.py")), path)
-        else:
-            elastic_launch(config, work_as_rank)(work, arguments, job)
+        with private.imports():
+            if job.wrapper:
+                with _handed_over((work, arguments, job)) as path:
+                    elastic_launch(config, sys.executable)(str(Path(__file__).with_name("wrapped.py")), path)
+            else:
+                elastic_launch(config, work_as_rank)(work, arguments, job)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return _failure(job.folder, rank, failure.exitcode)
@@ -169,7 +171,8 @@ def _variables(placement: Placement, nodes: int) -> dict[str, str]:
 
 def _code_cache() -> Path:
     """Where Inductor keeps compiled code, which it runs. Its own folder in /tmp has a name that anybody could take."""
-    return private.folder(Path(tempfile.gettempdir()) / f"multicard-inductor-{os.getuid()}")
+    path = Path(tempfile.gettempdir()) / f"multicard-inductor-{os.getuid()}"
+    return private.folder(path, f"set {CODE_CACHE} to a folder of your own")
 
 
 def _failure(folder: Path, rank: int, exitcode: int) -> Failure:

@@ -14,7 +14,7 @@ from multicard.controller import attempts, outcome, preemption, prepare, run
 from multicard.controller.peers import Guest
 from multicard.controller.workload import Workload
 from multicard.energy.sampler import Sampler
-from multicard.machine import environment, slurm
+from multicard.machine import environment, private, slurm
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import pause
 from multicard.ranks import elastic, failures
@@ -33,6 +33,7 @@ class CellJob(ABC):
     Args:
         code: commit and changes at the submission (`environment.git`); None where there is no git.
         variables: of the environment, to be set first.
+        umask: of the files that are measured; the job itself, and what it prints, is for its owner alone.
     """
 
     workload: Workload
@@ -40,10 +41,15 @@ class CellJob(ABC):
     folder: Path
     code: dict[str, Any] | None
     variables: dict[str, str] = field(default_factory=dict)
+    umask: int = 0o022
 
-    @abstractmethod
     def __call__(self) -> str:
         """Measure the cell. Returns its status."""
+        with private.umask(self.umask):
+            return self.measure()
+
+    @abstractmethod
+    def measure(self) -> str: ...
 
     def code_problem(self) -> str | None:
         """Why this cell must not run: the code is no longer what it was at the submission."""
@@ -73,7 +79,7 @@ class LocalJob(CellJob):
     gpus: str | None = None
     cpus: tuple[int, ...] = ()
 
-    def __call__(self) -> str:
+    def measure(self) -> str:
         os.environ.update(self.variables)
         problem = self.code_problem()
         if problem is not None:
@@ -97,7 +103,7 @@ class SlurmJob(CellJob):
     key: str = ""
     grace_s: float = 0.0
 
-    def __call__(self) -> str:
+    def measure(self) -> str:
         preemption.hold_warnings()
         os.environ.update(self.variables)
         allocation = slurm.allocation(self.key, self.grace_s)

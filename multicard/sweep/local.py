@@ -11,6 +11,7 @@ import psutil
 
 from multicard.config.base import RunConfig
 from multicard.config.job import Device, count
+from multicard.config.placement import require_nodes
 from multicard.controller import outcome
 from multicard.controller.session import SESSION, say
 from multicard.machine import devices
@@ -18,7 +19,7 @@ from multicard.measure.timing import pause
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
 from multicard.sweep.job import TERMINAL_SIGNALS, CellJob, LocalJob
-from multicard.sweep.plan import SUBMITTED, Cell, Pace, make_jobs, read_record
+from multicard.sweep.plan import STARTS_JOBS, Cell, Pace, jobs_folder, make_jobs, read_record, submission
 
 POLL_S = 0.2
 NO_LIMIT_MIN = 60 * 24 * 365
@@ -84,12 +85,13 @@ def run_all(left: list[Cell]) -> None:
     """
     import submitit
 
-    folder = left[0].folder.parent / SUBMITTED
-    folder.mkdir(parents=True, exist_ok=True)
-    executor = submitit.AutoExecutor(folder, cluster="local")
+    waiting, running = _of_one_node(left), list[Running]()
+    if not waiting:
+        return
+    folder = jobs_folder(left)
+    executor = submitit.AutoExecutor(folder, cluster="local", local_python=STARTS_JOBS)
     executor.update_parameters(timeout_min=NO_LIMIT_MIN)
-    whole, free, pace = machine(), machine(), Pace(len(left))
-    waiting, running = list(left), list[Running]()
+    whole, free, pace = machine(), machine(), Pace(len(waiting))
     try:
         while waiting or running:
             for cell in list(waiting):
@@ -99,10 +101,11 @@ def run_all(left: list[Cell]) -> None:
                     continue
                 waiting.remove(cell)
                 gpus = None if share.gpus is None else ",".join(share.gpus)
-                (job,) = make_jobs([cell], LocalJob, gpus=gpus, cpus=share.cpus)
                 if run_folder.finished(cell.folder) is None:  # a failed try's record is not to be taken for the new one
                     (cell.folder / "result.json").unlink(missing_ok=True)
-                start_job(executor, job, cell, share, running)
+                with submission() as umask:
+                    (job,) = make_jobs([cell], LocalJob, umask=umask, gpus=gpus, cpus=share.cpus)
+                    start_job(executor, job, cell, share, running)
                 where = count(len(share.cpus), "core") if gpus is None else f"GPUs {gpus}"
                 say(f"{cell.label}started on {where}: {cell.folder}")
             pause(POLL_S)
@@ -124,6 +127,19 @@ def run_all(left: list[Cell]) -> None:
         for process in running:
             _collect(process, folder, interrupted=True)
         raise
+
+
+def _of_one_node(cells: list[Cell]) -> list[Cell]:
+    """Refuse the cells that want several nodes, before a process is started for them. Returns the others."""
+    assert SESSION.workload is not None
+    for cell in cells:
+        assert cell.config is not None
+        try:
+            require_nodes(cell.config, 1)
+        except ValueError as error:
+            SESSION.label = cell.label
+            cell.result = outcome.refuse(outcome.begin(SESSION.workload, cell.cfg, cell.folder), str(error))
+    return [cell for cell in cells if cell.result is None]
 
 
 def start_job(executor: Any, job: CellJob, cell: Cell, share: MachineShare, running: list[Running]) -> None:

@@ -1,10 +1,9 @@
 """The cells of a sweep: composes them and finds those measured before, those refused, and those left to measure."""
 
-import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,15 @@ from multicard.config.base import RunConfig, Scale
 from multicard.config.job import count
 from multicard.controller import outcome, prepare
 from multicard.controller.session import SESSION, say
-from multicard.machine import environment
+from multicard.machine import environment, private
 from multicard.measure.timing import clock_s, in_hours
 from multicard.records import identity, run_folder
 from multicard.sweep.job import CellJob
 
+# How a job's process is started: `job_process` sees that the job is this user's own
+STARTS_JOBS = shlex.join([sys.executable, "-u", str(Path(__file__).with_name("job_process.py"))])
 SUBMITTED = ".submitit"  # folder of the sweep: submitit's own files, and which cells each array of jobs holds
 NAMED_CELLS = 10  # at most so many of the cells left are listed by name when a sweep is interrupted
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -150,16 +150,25 @@ def read_record(cell: Cell) -> dict[str, Any] | None:
 
 
 def make_jobs(cells: list[Cell], job_class: Callable[..., CellJob], **options: Any) -> list[CellJob]:
-    """The cells as jobs. They import this checkout, wherever they start, and know the state of its code at this
-    moment."""
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if str(ROOT) not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *paths])
-    code, jobs = environment.git(ROOT), []
+    """The cells as jobs, which know the state of the code at this moment."""
+    code, jobs = environment.git(private.ROOT), []
     for cell in cells:
         variables = {key: str(value) for key, value in cell.composed.hydra.job.env_set.items()}
         jobs.append(job_class(SESSION.workload, cell.cfg, cell.folder.absolute(), code, variables, **options))
     return jobs
+
+
+@contextmanager
+def submission() -> Iterator[int]:
+    """Within it jobs are submitted. Gives the umask of the command."""
+    with private.imports(), private.umask() as before:
+        yield before
+
+
+def jobs_folder(cells: list[Cell]) -> Path:
+    """The folder of the sweep in which its jobs find what they run. It is closed to other users."""
+    remedy = "choose another folder for the sweep (name, hydra.sweep.dir)"
+    return private.folder(cells[0].folder.parent / SUBMITTED, remedy)
 
 
 def remove_empty_sweep(cells: list[Cell]) -> None:

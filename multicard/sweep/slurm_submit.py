@@ -22,7 +22,7 @@ from multicard.controller.session import SESSION, say
 from multicard.machine import slurm
 from multicard.records import run_folder
 from multicard.sweep.job import SlurmJob
-from multicard.sweep.plan import SUBMITTED, Cell, make_jobs
+from multicard.sweep.plan import STARTS_JOBS, SUBMITTED, Cell, jobs_folder, make_jobs, submission
 
 # Options of the launcher that are not sbatch's
 OWN_OPTIONS = ("_target_", "mode", "additional_parameters", "setup", "array_parallelism", "signal_delay_s")
@@ -60,16 +60,16 @@ def submit(left: list[Cell]) -> dict[int, str]:
     """
     remedy = "log in to a node of the cluster, or leave the launcher out to run here"
     require(shutil.which("sbatch") is not None, f"hydra/launcher=submitit_slurm: no sbatch on this machine; {remedy}")
-    folder = left[0].folder.parent / SUBMITTED
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / "lock") as lock:  # two commands at once would submit the same cell twice
+    folder = jobs_folder(left)
+    with FileLock(folder / "lock", mode=0o600) as lock:  # two commands at once would submit the same cell twice
         jobs = queued_jobs(left)
         for cell in left:
             if cell.number in jobs:
                 say(f"{cell.label}job {jobs[cell.number]} was submitted before: {cell.folder}")
         for array in arrays([cell for cell in left if cell.number not in jobs]):
             try:
-                jobs |= _submit_array(folder, array)
+                with submission() as umask:
+                    jobs |= _submit_array(folder, array, umask)
             except ValueError as error:
                 if str(error).startswith("hydra") and not jobs:
                     Path(lock.lock_file).unlink()
@@ -115,8 +115,11 @@ def _array_jobs(job: str, count: int) -> list[str]:
     return [job] if count == 1 else [f"{job}_{index}" for index in range(count)]
 
 
-def _submit_array(folder: Path, array: JobArray) -> dict[int, str]:
+def _submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
     """Submit one array. Returns each cell's job, by the cell's number.
+
+    Args:
+        umask: of what the jobs measure.
 
     Raises:
         ValueError: what sbatch refuses, with the key.
@@ -126,9 +129,10 @@ def _submit_array(folder: Path, array: JobArray) -> dict[int, str]:
 
     request, options, cells = array.request, array.options, array.cells
     name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', folder.parent.name)}-{secrets.token_hex(4)}"
-    executor = submitit.AutoExecutor(folder, cluster="slurm")
+    executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_python=STARTS_JOBS)
     executor.update_parameters(**parameters(name, request, options))
-    jobs = make_jobs(cells, SlurmJob, key=secrets.token_hex(16), grace_s=float(options["signal_delay_s"]))
+    grace_s = float(options["signal_delay_s"])
+    jobs = make_jobs(cells, SlurmJob, umask=umask, key=secrets.token_hex(16), grace_s=grace_s)
     file, names = folder / f"{name}.json", [cell.folder.name for cell in cells]
     run_folder.write_json(file, {"cells": names, "job": None})
     try:

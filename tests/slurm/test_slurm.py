@@ -2,10 +2,10 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from multicard.records import run_folder
+from multicard.sweep.plan import STARTS_JOBS
 from tests.conftest import ROOT
 from tests.slurm.conftest import Sweep, ask, kill, wait_for
 from tests.slurm.work import IS_KILLED, RAISES, RUNS_OUT, SLEEPS
@@ -33,7 +34,8 @@ def controller(**variables: str) -> psutil.Process | None:
     wanted = {"SUBMITIT_EXECUTOR": "slurm", **variables}
     for process in psutil.process_iter():
         try:
-            if process.cmdline()[:3] == [sys.executable, "-u", "-m"] and wanted.items() <= process.environ().items():
+            starts = process.cmdline()[:3] == shlex.split(STARTS_JOBS)
+            if starts and wanted.items() <= process.environ().items():
                 return process if len(process.children()) > 1 else None
         except psutil.Error:
             continue
