@@ -60,13 +60,13 @@ def test_a_cell_is_alone_unless_it_is_not_exclusive_and_one_that_wants_too_much_
 def test_an_interrupted_cell_ends_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Also where the signal did not reach this process."""
 
-    def ended(_: Any, job: CellJob) -> Any:
+    def ended(_: Any, job: CellJob, cell: Cell, share: MachineShare, running: list[local.Running]) -> None:
         record = outcome.begin(WORKLOAD, job.cfg, job.folder)
         outcome.fail(record, Failure("interrupt", "interrupted by SIGINT"))
-        return SimpleNamespace(done=lambda: True, job_id="0")
+        running.append(local.Running(cell, SimpleNamespace(done=lambda: True, job_id="0"), share))
 
     monkeypatch.setattr(SESSION, "workload", WORKLOAD)
-    monkeypatch.setattr(local, "_submit", ended)
+    monkeypatch.setattr(local, "start_job", ended)
     words = [*SMALL, "device=cpu"]
     cells = [
         Cell(
