@@ -1,5 +1,6 @@
 """The cache of decoded photographs: built once, shared, noticed when it is not of what it should be."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -218,6 +219,23 @@ def test_shared_memory_is_released(photographs: Path, monkeypatch: pytest.Monkey
     assert not list((tmp_path / "shm").iterdir())
     assert whole(first, photographs) and whole(second, photographs)
     assert not (photographs / ".multicard").exists()
+
+
+def test_shared_memory_is_left_to_a_run_that_is_building(
+    photographs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(decoded_cache, "SHARED_MEMORY", tmp_path / "shm")
+    config = images(photographs, "dataset.cache=ram")
+    data = datasets.load(config, 0)
+    (lock_file,) = (tmp_path / "shm").glob("*/.*train*.lock")
+    with lock_file.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        decoded_cache.forget(data)
+        assert lock_file.exists() and not list(lock_file.parent.glob("*test*"))
+        # without the lock's name, a third run would build too, and remove this one's half
+        assert [path.name for path in lock_file.parent.glob("*train*.u8")]
+    decoded_cache.forget(data)
+    assert not lock_file.parent.exists()
 
 
 def test_a_folder_that_cannot_be_written_is_refused(photographs: Path, monkeypatch: pytest.MonkeyPatch):

@@ -89,15 +89,19 @@ def run(sweep: Path, name: str, hosts: list[str] | None = None, **marker: Any) -
 
 
 def test_runs_of_a_sweep_on_the_same_node_at_the_same_time_are_counted(tmp_path: Path):
-    ended = run(tmp_path, "ended before", ["here"])
+    for name in ("ended before", "again"):
+        run(tmp_path, name, ["here"])
     mine = run(tmp_path, "mine", host=host(), pid=os.getpid())
-    os.utime(ended / "result.json", (1, 1))
-    assert run_folder.beside(mine, {"here"}) == 0
+    before = run_folder.results(tmp_path)
+    assert run_folder.beside(mine, {"here"}, before) == 0
     for name, hosts in (("meanwhile", ["there", "here"]), ("elsewhere", ["there"])):
         later = run(tmp_path, name, hosts) / "result.json"
-        os.utime(later, (later.stat().st_mtime + 9,) * 2)
-    assert run_folder.beside(mine, {"here"}) == 1
+        os.utime(later, (1, 1))  # the clock was set back, or the file server's is another
+    assert run_folder.beside(mine, {"here"}, before) == 1
+    again = tmp_path / "again" / "result.json"
+    run_folder.write_json(again, run_folder.read_json(again))
+    assert run_folder.beside(mine, {"here"}, before) == 2
     run(tmp_path, "running", host=host(), pid=os.getppid())
     run(tmp_path, "gone", host=host(), pid=2**22 + 1)
     run(tmp_path, "running there", host="there", pid=os.getppid())
-    assert run_folder.beside(mine, {"here", host()}) == 2
+    assert run_folder.beside(mine, {"here", host()}, before) == 3

@@ -118,6 +118,19 @@ def test_rank_files_come_by_rank(tmp_path: Path):
     assert [r["rank"] for r in run_folder.read_ranks(tmp_path)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("late", ["rank", "steps"])
+def test_what_another_node_wrote_may_be_seen_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str):
+    for rank in (0, 1):
+        run_folder.write_json(run_folder.rank_file(tmp_path, rank), {"rank": rank, "epochs": [{"epoch": 0}]})
+        run_folder.write_steps(tmp_path, rank, 0, step_columns(rank))
+    path = {"rank": run_folder.rank_file(tmp_path, 1), "steps": run_folder.steps_file(tmp_path, 1, 0)}[late]
+    hidden = path.rename(tmp_path / "hidden")
+    monkeypatch.setattr(run_folder, "pause", lambda _: hidden.exists() and hidden.rename(path))
+    assert len(run_folder.read_ranks(tmp_path, expected=2)) == 2
+    assert sorted(run_folder.merge_steps(tmp_path)["rank"].to_pylist()) == [0, 0, 1, 1]
+    assert len(run_folder.read_ranks(tmp_path, expected=2)) == 2  # merged: nothing is waited for
+
+
 def test_cells_are_found_by_identity(tmp_path: Path):
     (tmp_path / "gpus=1-0a1b2c3d").mkdir()
     assert run_folder.find_cell(tmp_path, "0a1b2c3d") == tmp_path / "gpus=1-0a1b2c3d"

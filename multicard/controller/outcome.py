@@ -95,7 +95,7 @@ def complete(run: PreparedRun, record: Record, failure: Failure | None, mirror: 
             **figures,
             "data": run.data,
             "load": run.load.end(),
-            "beside": run_folder.beside(folder, set(run.allocation.hosts)),
+            "beside": run_folder.beside(folder, set(run.allocation.hosts), run.others),
             "gpu": gpu,
             "profile": None,
             "diagnosis": None,

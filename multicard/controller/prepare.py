@@ -33,6 +33,7 @@ class PreparedRun:
         reading the load took, which are no part of starting.
     data: the fingerprint of its data.
     load: of the machine, from here on.
+    others: the records of the sweep by now (`run_folder.results`).
     arguments: what the workload's function is called with, after its `Rank`.
     """
 
@@ -44,6 +45,7 @@ class PreparedRun:
     allocation: Allocation
     data: dict[str, Any]
     load: Load
+    others: dict[str, tuple[int, int]]
     arguments: tuple[Any, ...]
 
 
@@ -127,7 +129,7 @@ def prepare(
             if restarted and checkpoint.latest(folder) is None:
                 run_folder.clear(folder)  # nothing to resume from: start over
             run_folder.remove_files(folder / "ranks", "error_*.json")  # of an earlier start
-            data, load, taken_s = _untimed(workload, config)
+            data, load, others, taken_s = _untimed(workload, config, folder.parent)
             attempts.require_same_data(folder, data)
             machine = environment.collect()
             run_folder.write_environment(folder, machine)
@@ -145,18 +147,23 @@ def prepare(
     except OSError as error:
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
         raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
-    return PreparedRun(workload, config, placement, folder, started_s + taken_s, allocation, data, load, arguments)
+    return PreparedRun(
+        workload, config, placement, folder, started_s + taken_s, allocation, data, load, others, arguments
+    )
 
 
-def _untimed(workload: Workload, config: RunConfig) -> tuple[dict[str, Any], Load, float]:
-    """The fingerprint of a run's data, the machine's load from now on, and the seconds that both took."""
+def _untimed(
+    workload: Workload, config: RunConfig, sweep: Path
+) -> tuple[dict[str, Any], Load, dict[str, tuple[int, int]], float]:
+    """The fingerprint of a run's data, the machine's load from now on, the records of the sweep, and the seconds that
+    all of it took."""
     began_s = clock_s()
     try:
         data = content.fingerprint(workload.data(config))
     except OSError as error:
         raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that it is there") from None
-    load = Load()
-    return data, load, clock_s() - began_s
+    others, load = run_folder.results(sweep), Load()
+    return data, load, others, clock_s() - began_s
 
 
 def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:

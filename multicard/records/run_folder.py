@@ -124,10 +124,14 @@ def write_steps(folder: Path, rank: int, epoch: int, columns: dict[str, np.ndarr
     steps = len(columns["step_s"])
     index = {"epoch": np.full(steps, epoch, np.int32), "rank": np.full(steps, rank, np.int32)}
     columns = {**index, "step": np.arange(steps, dtype=np.int32), **columns}
-    path = folder / "steps" / f"r{rank:02d}_e{epoch:03d}.parquet"
+    path = steps_file(folder, rank, epoch)
     with validate.checked(path):
         validate.check_steps(columns)
     write_parquet(path, columns)
+
+
+def steps_file(folder: Path, rank: int, epoch: int) -> Path:
+    return folder / "steps" / f"r{rank:02d}_e{epoch:03d}.parquet"
 
 
 def read_steps(folder: Path) -> Any:
@@ -166,13 +170,19 @@ def read_ranks(folder: Path, expected: int = 0) -> list[dict[str, Any]]:
     """What each rank had counted when it last wrote, by rank.
 
     Args:
-        expected: wait until there are so many: a file that another node wrote may take its time to be seen here.
+        expected: wait until there are so many, and their steps: a file that another node wrote may take its time to
+            be seen here.
     """
     deadline_s = clock_s() + SEEN_S
     while expected and len(list(folder.glob("ranks/r*.json"))) < expected and clock_s() < deadline_s:
         pause(1.0)
-    ranks = [read_json(path) for path in sorted(folder.glob("ranks/r*.json"))]
-    return sorted((rank for rank in ranks if rank is not None), key=lambda rank: rank["rank"])
+    read = [read_json(path) for path in sorted(folder.glob("ranks/r*.json"))]
+    ranks = sorted((rank for rank in read if rank is not None), key=lambda rank: rank["rank"])
+    parts = [steps_file(folder, rank["rank"], epoch["epoch"]) for rank in ranks for epoch in rank.get("epochs", ())]
+    awaited = expected and not (folder / "steps.parquet").exists()  # else an earlier start merged them
+    while awaited and not all(path.exists() for path in parts) and clock_s() < deadline_s:
+        pause(0.1)
+    return ranks
 
 
 def remove_files(folder: Path, pattern: str) -> None:
@@ -246,19 +256,33 @@ def owner(folder: Path, job: str | None = None) -> str | None:
     return f"process {marked['pid']}" if other else None
 
 
-def beside(folder: Path, hosts: set[str]) -> int:
-    """Other runs of the sweep that were measured on one of these hosts while the run in `folder` was, until now."""
-    began = (folder / "config.yaml").stat().st_mtime
+def results(sweep: Path) -> dict[str, tuple[int, int]]:
+    """What tells each record of a sweep from one that replaces it, by the name of its run. No times are compared with
+    a clock: it may be set meanwhile, and that of a file server is another."""
+    known = {}
+    for path in sweep.glob(f"[!.]*/{RESULT}"):
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            known[path.parent.name] = (status.st_ino, status.st_mtime_ns)
+    return known
+
+
+def beside(folder: Path, hosts: set[str], before: dict[str, tuple[int, int]]) -> int:
+    """Other runs of the sweep that were measured on one of these hosts while the run in `folder` was, until now.
+
+    Args:
+        before: `results` of the sweep when the run began.
+    """
     marked, count = read_json(folder / RUNNING) or {}, 0
-    for other in folder.parent.iterdir():
-        if other == folder or other.name.startswith(".") or not other.is_dir():
-            continue
-        running, result = read_json(other / RUNNING), other / RESULT
-        if running is not None:
-            count += running["host"] in hosts and owner(other, marked.get("job")) is not None
-        elif result.exists() and result.stat().st_mtime > began:
-            record = read_json(result) or {}
-            used = {name for segment in record.get("segments") or () for name in segment.get("hosts") or ()}
+    now = results(folder.parent)
+    running = {path.parent.name: read_json(path) for path in folder.parent.glob(f"[!.]*/{RUNNING}")}
+    for name in (now | running).keys() - {folder.name}:
+        other, marker = folder.parent / name, running.get(name)
+        if marker is not None:
+            count += marker["host"] in hosts and owner(other, marked.get("job")) is not None
+        elif name in now and now[name] != before.get(name):
+            record = read_json(other / RESULT) or {}
+            used = {node for segment in record.get("segments") or () for node in segment.get("hosts") or ()}
             count += bool(used & hosts)
     return count
 

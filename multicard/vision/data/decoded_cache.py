@@ -14,11 +14,12 @@ import os
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from multicard.config.keys import require
 from multicard.config.vision import CacheMode, ImagesConfig
@@ -44,7 +45,7 @@ def cached(data: Data, config: ImagesConfig) -> Data:
         part = f"_{limit}-{_digits(str(split.images))}" if limit else ""  # which images follows from the run's seed
         cache = SplitCache(split, f"{name}_{config.image_size}px{part}", config)
         splits_of[name], facts[name] = cache.open()
-        shared += cache.files() if config.cache is CacheMode.ram else []
+        shared += [cache.forget] if config.cache is CacheMode.ram else []
     return Data(**splits_of, classes=data.classes, facts={"cache": config.cache.value, "decoded": facts}, shared=shared)
 
 
@@ -115,8 +116,12 @@ class SplitCache:
         }
         return Split(images, self.labels[decoded]), facts
 
-    def files(self) -> list[Path]:
-        return [self.entry_file, *self.folder.glob(f"{self.name}-*.u8"), self.lock_file]
+    def forget(self) -> None:
+        """Remove the files' names, unless another run is building: that one removes them then."""
+        with suppress(Timeout), FileLock(self.lock_file, timeout=0):
+            for path in (self.entry_file, *self.folder.glob(f"{self.name}-*.u8"), self.lock_file):
+                path.unlink(missing_ok=True)
+        run_folder.remove_empty(self.folder)
 
     def _fingerprint(self) -> str:
         """16 hex digits of the images' names, sizes and times, how they are decoded, and to which size resized."""
@@ -201,7 +206,5 @@ def _crc(path: Path) -> int:
 
 def forget(data: Data) -> None:
     """Remove the names of a cache in shared memory, once all ranks of this node have mapped it: it ends with them."""
-    for path in data.shared:
-        path.unlink(missing_ok=True)
-    if data.shared:
-        run_folder.remove_empty(data.shared[0].parent)
+    for remove_names in data.shared:
+        remove_names()

@@ -1,5 +1,6 @@
 """A data set split for training and testing, in memory or in files."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,13 @@ class Split:
 
 @dataclass
 class Data:
-    """`facts` go into the record; `shared` are files to be removed once all ranks of the node have opened them."""
+    """`facts` go into the record; `shared` removes what all ranks of the node must have opened before."""
 
     train: Split
     test: Split
     classes: int
     facts: dict[str, Any] = field(default_factory=dict)
-    shared: list[Path] = field(default_factory=list)
+    shared: list[Callable[[], None]] = field(default_factory=list)
 
 
 def gather(split: Split, indices: np.ndarray, image_size: int) -> np.ndarray:
