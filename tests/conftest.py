@@ -5,11 +5,21 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+if sys.dont_write_bytecode:  # else each process that starts would compile torch's sources anew, for seconds
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(ROOT / ".pytest_cache" / "bytecode")
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from types import FrameType
 from typing import Any
 
+import psutil
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -19,10 +29,10 @@ from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.controller import run, session
 from multicard.llm import workload as llm
+from multicard.measure.timing import clock_s, pause
 from multicard.ranks import elastic, interruption
 from multicard.vision.workload import WORKLOAD
 
-ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared" / "data"  # real data: tests that need it skip where it is absent
 
 SMALL = (
@@ -35,6 +45,8 @@ SMALL = (
     "warmup_steps=1",
     "tracker.mode=disabled",
 )
+
+PATIENCE_S = 300.0  # for what happens in seconds: a deadline only tells a defect from a machine that is busy
 
 workloads.register()
 
@@ -74,7 +86,7 @@ def has_dali() -> bool:
 
 def warm_up() -> None:
     """Have this process's ranks forked with everything imported: the first call decides."""
-    elastic.warm_up("cpu", [*llm.WORKLOAD.preload, *WORKLOAD.preload, "tests.rank_work", "tests.rank_work_llm"])
+    elastic.warm_up("cpu", [*llm.WORKLOAD.preload, *WORKLOAD.preload, "tests.rank_work", "tests.fork_server"])
 
 
 def shared(name: str) -> Path:
@@ -113,6 +125,41 @@ def tuned(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return measure
 
 
+def awaited(condition: Callable[[], Any]) -> Any:
+    """Wait until a condition holds; its value."""
+    ends_s = clock_s() + PATIENCE_S
+    while not (value := condition()):
+        assert clock_s() < ends_s, "it did not come to be"
+        pause(0.02)
+    return value
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    """Wait until they have ended. Some stay as zombies where process 1 does not wait for orphans."""
+
+    def remains(process: psutil.Process) -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    awaited(lambda: not any(map(remains, processes)))
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """The calls of functions that Python makes for `work`: a measure of it on a machine that is busy."""
+    count, before = [0], sys.getprofile()
+
+    def note(_: FrameType, event: str, __: object) -> None:
+        count[0] += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count[0]
+
+
 def command(
     *words: str, entry: str = "train_vision.py", timeout: float = 300, **options: Any
 ) -> subprocess.CompletedProcess[str]:
@@ -125,7 +172,8 @@ def command(
 def called(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, str]]]:
-    """The same within this process, whose fork server has imported everything: exit code, and what was printed."""
+    """The same within this process, whose fork server has imported everything: exit code, and what was printed. The
+    entry may be a module."""
 
     def call(*words: str, entry: str = "train_vision.py") -> tuple[int, str]:
         warm_up()
@@ -133,10 +181,16 @@ def called(
         monkeypatch.setattr(sys, "argv", [entry, *words])
         monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
         capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(ROOT / entry), run_name="__main__")
+        code = 0
+        try:
+            if entry.endswith(".py"):
+                runpy.run_path(str(ROOT / entry), run_name="__main__")
+            else:
+                runpy.run_module(entry, run_name="__main__")
+        except SystemExit as ended:
+            code = int(str(ended.code or 0))
         printed = capfd.readouterr()
-        return int(str(ended.value)), printed.out + printed.err
+        return code, printed.out + printed.err
 
     numbers = (*interruption.SIGNALS, signal.SIGALRM)
     handlers = [signal.getsignal(number) for number in numbers]
@@ -146,9 +200,6 @@ def called(
         signal.signal(number, handler)
 
 
-SLOW = ("test_digits_are_learnt", "test_a_documented", "test_compiling", "test_resume")  # half a minute or more
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slow tests first: one that starts last keeps a worker busy while the others have nothing left."""
-    items.sort(key=lambda item: not any(name in item.nodeid for name in SLOW))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -24,7 +24,7 @@ from analysis.runs import load
 from multicard.config.base import plain
 from multicard.measure.timing import clock_s
 from tests import records
-from tests.conftest import typed, typed_llm
+from tests.conftest import PATIENCE_S, typed, typed_llm
 
 EVIL = "<img src=x onerror=document.title='run'></script><script>document.title='run'</script>&lt;"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -263,7 +263,7 @@ class View:
 
     def until(self, true: Callable[[], bool]) -> None:
         """Wait; not by Playwright's own means, which need the eval that the page forbids."""
-        deadline_s = clock_s() + 20
+        deadline_s = clock_s() + PATIENCE_S
         while not true():
             assert clock_s() < deadline_s
             self.page.wait_for_timeout(20)

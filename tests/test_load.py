@@ -13,7 +13,7 @@ from multicard.config.placement import place
 from multicard.machine import environment, load
 from multicard.machine.environment import host
 from multicard.records import comparable, run_folder
-from tests.conftest import typed
+from tests.conftest import awaited, typed
 
 BURN = "import time; t = time.process_time()\nwhile time.process_time() < t + 0.3: pass"
 
@@ -52,10 +52,7 @@ def test_a_process_of_somebody_else_is_seen(tmp_path: Path):
     watched, done = load.Load(), tmp_path / "done"
     script = f"{BURN}\nopen({str(done)!r}, 'w').close()"
     subprocess.run(["sh", "-c", f'setsid "{sys.executable}" -c "$0" &', script], check=True)
-    for _ in range(600):
-        if done.exists():
-            break
-        subprocess.run(["sleep", "0.05"], check=True)
+    awaited(done.exists)
     counted = watched.end()
     assert counted["others_cores"] * counted["seconds"] >= 0.25
     assert counted["machine_others_cores"] >= counted["others_cores"] - 1e-9

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from threading import Event
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from multicard.controller.peers import Guest, Peers
 from multicard.machine.allocation import Allocation
 from multicard.ranks import failures
 from multicard.ranks.failures import Failure
+from tests.conftest import PATIENCE_S, awaited
 
 HOSTS = ("localhost", "second", "third")
 PORT = 0
@@ -35,17 +35,22 @@ def endings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Failure]]:
     CONNECTIONS.clear()
     for thread in threading.enumerate():
         if "_listen" in thread.name:
-            thread.join(20)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
 
 @pytest.fixture(autouse=True)
 def port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A free port for the controllers: the one after the agents'."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        monkeypatch.setattr(f"{__name__}.PORT", free.getsockname()[1] - 1)
+    """A free port for the controllers: the one after the agents'. Below those that Linux hands out by itself, to any
+    process at any time; another worker's tests have others."""
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.0.1")
+    first = 12_000 + 1000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for port in range(first, first + 1000):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("", port))
+            monkeypatch.setattr(f"{__name__}.PORT", port - 1)
+            return
+    raise AssertionError("no port is free")
 
 
 def allocation(node: int, hosts: tuple[str, ...] = HOSTS) -> Allocation:
@@ -58,8 +63,8 @@ def meet(hosts: tuple[str, ...] = HOSTS) -> tuple[Peers, list[Guest]]:
     with ThreadPoolExecutor(len(hosts)) as pool:
         meeting = pool.submit(head.meet)
         joining = [pool.submit(Guest, allocation(node, hosts)) for node in range(1, len(hosts))]
-        meeting.result(20)
-        guests = [guest.result(20) for guest in joining]
+        meeting.result(PATIENCE_S)
+        guests = [guest.result(PATIENCE_S) for guest in joining]
     CONNECTIONS.extend([*head._connections.values(), *(guest._connection for guest in guests)])
     return head, guests
 
@@ -70,7 +75,7 @@ def begin(head: Peers, guests: list[Guest]) -> list[int]:
     with ThreadPoolExecutor(len(guests)) as pool:
         starting = [pool.submit(guest.wait_for_start) for guest in guests]
         head.begin(3, ("a", 1))
-        assert [start.result(20) for start in starting] == [(3, ("a", 1))] * len(guests)
+        assert [start.result(PATIENCE_S) for start in starting] == [(3, ("a", 1))] * len(guests)
     for guest in guests:
         guest.listen(stops.append)
     return stops
@@ -83,11 +88,7 @@ def cut(connection: Any, how: int = socket.SHUT_WR) -> None:
 
 
 def wait_for_ending(endings: list[Failure]) -> Failure:
-    for _ in range(2000):
-        if endings:
-            return endings[0]
-        Event().wait(0.01)
-    raise AssertionError("nothing ended within 20 s")
+    return awaited(lambda: endings)[0]
 
 
 def test_a_run_that_ends_well_on_all_nodes(endings: list[Failure]):
@@ -99,7 +100,7 @@ def test_a_run_that_ends_well_on_all_nodes(endings: list[Failure]):
         assert head.outcome(None) is None
         head.close()
         for guest in finishing:
-            guest.result(20)
+            guest.result(PATIENCE_S)
     assert stops == [40, 40]
     assert endings == []
 
@@ -113,8 +114,8 @@ def test_one_nodes_failure_ends_the_others(endings: list[Failure]):
         assert wait_for_ending(endings) == failure
         assert head.outcome(Failure("exception", "rank 0: a collective failed")) == failure
         head.close()
-        finishing.result(20)
-        assert guests[1]._released.wait(20)
+        finishing.result(PATIENCE_S)
+        assert guests[1]._released.wait(PATIENCE_S)
     assert [(end.kind, end.host) for end in endings] == [("oom", "second"), ("node", None)]
 
 
@@ -131,7 +132,7 @@ def test_the_loss_of_node_0_ends_the_others(endings: list[Failure]):
     begin(head, guests)
     for connection in head._connections.values():
         cut(connection)
-    assert guests[0]._released.wait(20)
+    assert guests[0]._released.wait(PATIENCE_S)
     assert endings[-1].host == "localhost"
 
 
@@ -143,7 +144,7 @@ def test_what_a_node_refuses_is_refused_by_all(endings: list[Failure]):
         with pytest.raises(ValueError, match=r"dataset.root=data: no such folder \(on third\)"):
             head.begin(0, ())
         head.close()
-        assert [start.result(20) for start in starting] == [None, None]
+        assert [start.result(PATIENCE_S) for start in starting] == [None, None]
     assert endings == []
 
 
@@ -170,7 +171,7 @@ def test_a_stranger_is_not_let_in(monkeypatch: pytest.MonkeyPatch):
         waiting, joining = pool.submit(head.meet), pool.submit(Guest, other)
         for side in (waiting, joining):
             with pytest.raises(failures.Interrupted):
-                side.result(20)
+                side.result(PATIENCE_S)
 
 
 def test_a_silent_stranger_keeps_nobody_out():
@@ -179,19 +180,20 @@ def test_a_silent_stranger_keeps_nobody_out():
         meeting = pool.submit(head.meet)
         for _ in range(3):
             strangers.enter_context(connected())
-        guest = pool.submit(Guest, allocation(1, HOSTS[:2])).result(60)
-        meeting.result(60)
+        guest = pool.submit(Guest, allocation(1, HOSTS[:2])).result(PATIENCE_S)
+        meeting.result(PATIENCE_S)
     head.close()
     assert guest.wait_for_start() is None
 
 
 def connected() -> socket.socket:
     """A connection to node 0, once it listens."""
-    for _ in range(6000):
+
+    def connection() -> socket.socket | None:
         with suppress(ConnectionRefusedError):
             return socket.create_connection(("127.0.0.1", PORT + 1))
-        Event().wait(0.01)
-    raise AssertionError("node 0 does not listen")
+
+    return awaited(connection)
 
 
 def test_node_0_listens_at_its_own_address_alone(monkeypatch: pytest.MonkeyPatch):
@@ -212,7 +214,7 @@ def test_node_0_listens_at_its_own_address_alone(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", PORT + 1))
         with closing(Guest(allocation(1, ("127.0.0.1", "n2")))._connection):
-            meeting.result(60)
+            meeting.result(PATIENCE_S)
     head.close()
 
 

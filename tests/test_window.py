@@ -77,7 +77,7 @@ def test_a_window_in_seconds_has_as_many_steps_as_fit(tmp_path: Path):
 def test_the_trace_holds_only_the_steps_of_the_window(tmp_path: Path):
     ranges = Ranges(ALONE.device)
     window = Window(WindowConfig(ProfileName.kineto, skip=2, warmup=1, steps=3), ALONE, tmp_path, ranges, 1.0)
-    steps = 0
+    steps, started_s = 0, timing.clock_s()
     while window.boundary():
         timing.pause(0.1 if steps == 4 else 0.01)
         ranges.open("forward")
@@ -86,7 +86,7 @@ def test_the_trace_holds_only_the_steps_of_the_window(tmp_path: Path):
         steps += 1
     assert steps == 6
     result = window.result()
-    assert result["counted_h2d_bytes"] == 111000 and 0.12 <= result["window_s"] < 5
+    assert result["counted_h2d_bytes"] == 111000 and 0.12 <= result["window_s"] <= timing.clock_s() - started_s
     with gzip.open(window.file) as file:
         names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
     assert sorted(name for name in names if name.startswith("ProfilerStep#")) == [

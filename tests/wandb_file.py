@@ -2,9 +2,10 @@
 
 import json
 import struct
-import time
 from pathlib import Path
 from typing import Any
+
+from tests.conftest import awaited
 
 BLOCK, HEADER = 32768, 7
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
@@ -20,6 +21,8 @@ def messages(path: Path) -> list[bytes]:
             at += BLOCK - at % BLOCK  # the rest of a block that no header fits in
             continue
         length, kind = struct.unpack_from("<HB", content, at + 4)
+        if at + HEADER + length > len(content):
+            break  # it is being written
         chunk = content[at + HEADER : at + HEADER + length]
         at += HEADER + length
         partial = chunk if kind in (FULL, FIRST) else partial + chunk
@@ -28,16 +31,13 @@ def messages(path: Path) -> list[bytes]:
     return payloads
 
 
-def read(folder: Path, patience_s: float = 20) -> dict[str, Any]:
+def read(folder: Path) -> dict[str, Any]:
     """`config`, `summary`, `history` (a list of rows), `run` and `exit_code` of the one run under `folder`.
 
     W&B's own process writes the file, and may still be at its last record when the run's `finish` has returned.
     """
     (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    deadline = time.monotonic() + patience_s
-    while (content := _parse(path))["exit_code"] is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return content
+    return awaited(lambda: (content := _parse(path))["exit_code"] is not None and content)
 
 
 def _parse(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, SMALL
+from tests.conftest import PATIENCE_S, ROOT, SMALL
 
 CLUSTER = Path(__file__).parent / "cluster"
 ENTRY = Path(__file__).parent / "entry.py"
@@ -83,7 +83,7 @@ def sweep(tmp_path: Path) -> Sweep:
     return Sweep(tmp_path / "sweep")
 
 
-def wait_for(holds: Callable[[], Any], seconds: float = 90) -> Any:
+def wait_for(holds: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
     """Wait until the result of `holds` is true, and return it."""
     deadline = time.monotonic() + seconds
     while not (result := holds()):

@@ -16,7 +16,7 @@ import pytest
 
 from multicard.records import run_folder
 from multicard.sweep.plan import STARTS_JOBS
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE_S, ROOT
 from tests.slurm.conftest import Sweep, ask, kill, wait_for
 from tests.slurm.work import IS_KILLED, RAISES, RUNS_OUT, SLEEPS
 
@@ -105,7 +105,7 @@ def test_two_nodes_train_as_one_does(sweep: Sweep, measured):
 def test_a_lost_node_is_recorded_by_its_name_before_slurm_notices(sweep: Sweep):
     running = sweep.start("nodes=2", "gpus=1", f"seed={SLEEPS}")
     with lost("n2", wait_for(lambda: controller(SLURMD_NODENAME="n2"))):
-        output, _ = running.communicate(timeout=120)
+        output, _ = running.communicate(timeout=PATIENCE_S)
         assert running.returncode == 1, output
         (result,) = sweep.results()
         assert (result["status"], result["cause"]["host"]) == ("failed", "n2")
@@ -131,7 +131,7 @@ def test_every_end_is_recorded_and_stops_no_other(sweep: Sweep):
     for seed, status in statuses.items():  # the table shows all
         assert re.search(rf"^fp32 +2 +{seed} +{status}", done.stdout, re.MULTILINE), done.stdout
 
-    output, _ = sleeping.communicate(timeout=180)
+    output, _ = sleeping.communicate(timeout=PATIENCE_S)
     assert sleeping.returncode == 1, output
     (result,) = late.results()
     assert result["status"] == "timeout" and "time limit" in result["cause"]["message"]
@@ -144,7 +144,7 @@ def test_a_killed_job_is_recorded_from_accounting_and_a_cancelled_one_by_itself(
     node = ask("squeue", "-h", "-j", f"{job}_0", "-o", "%N")
     tasks[0].kill()
     ask("scancel", f"{job}_1")
-    output, _ = running.communicate(timeout=120)
+    output, _ = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 1, output
     ends = by_axis(sweep, "precision")
     assert (ends["fp32"]["status"], ends["fp32"]["cause"]["kind"]) == ("failed", "slurm")
@@ -166,7 +166,7 @@ def test_a_preempted_run_goes_on_to_the_same_result(sweep: Sweep):
     wait_for(trained)
     line = ["-p", "urgent", "-w", "n1", "--gpus-per-node=4", "-o", "/dev/null", "--parsable", "--wrap", "sleep 3"]
     ask("sbatch", *line)
-    output, _ = running.communicate(timeout=300)
+    output, _ = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 0, output
     (result,) = sweep.results()
     assert result["status"] == "ok"
@@ -174,7 +174,7 @@ def test_a_preempted_run_goes_on_to_the_same_result(sweep: Sweep):
     assert (first["end"], second["end"], first["job"], second["job"]) == ("preempted", "ok", job, job)
     assert (first["first_step"], second["first_step"]) == (0, first["steps"])
     assert not (result["folder"] / "checkpoint").exists()
-    assert other_running.wait(timeout=120) == 0
+    assert other_running.wait(timeout=PATIENCE_S) == 0
     (other,) = undisturbed.results()
     assert losses(result["folder"]) == losses(other["folder"])
     assert result["total_s"] == pytest.approx(first["trained_s"] + second["trained_s"])
@@ -185,7 +185,7 @@ def test_jobs_outlive_an_interrupted_and_a_killed_launcher_and_the_same_command_
     first = sweep.start(*words)
     wait_for(lambda: list(sweep.folder.glob("*/.running.json")))
     first.send_signal(signal.SIGINT)
-    output, _ = first.communicate(timeout=60)
+    output, _ = first.communicate(timeout=PATIENCE_S)
     assert first.returncode == 1, output
     jobs = wait_for(lambda: listed if len(listed := sweep.submissions()) == 3 else None)  # accounting lags
     base = jobs[0].partition("_")[0]
@@ -232,9 +232,9 @@ def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
     with (copy / "multicard" / "cli.py").open("a") as file:
         file.write("# edited while the job waits\n")
     ask("scontrol", "release", *jobs)
-    output, _ = running.communicate(timeout=120)
+    output, _ = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 1, output
-    assert latest.wait(timeout=120) == 0
+    assert latest.wait(timeout=PATIENCE_S) == 0
     assert [result["status"] for result in sweep.results()] == ["refused"]
     assert [result["status"] for result in other.results()] == ["ok"]
     assert re.search(
