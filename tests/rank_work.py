@@ -328,7 +328,8 @@ def train_a_slow_model(rank: Rank, config: VisionConfig, folder: Path, workers: 
 
 
 def train_with_a_slow_optimiser(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
-    """As `train`, with SLOW_S for each step of the optimiser, however small the batch; no step may run uncompiled."""
+    """As `train`, with SLOW_S for each step of the optimiser, however small the batch; no step may run uncompiled, by
+    TorchDynamo, without Inductor."""
     build = optim.build
 
     def build_slow(*arguments: Any) -> optim.Optimisation:
@@ -337,7 +338,9 @@ def train_with_a_slow_optimiser(rank: Rank, config: VisionConfig, folder: Path, 
         return optimisation
 
     eager = AssertionError("a step ran uncompiled")
+    quickly = lambda model, _: model.compile(dynamic=False, backend="aot_eager")  # noqa: E731
     with (
+        mock.patch.object(compiling, "compile_model", quickly),
         mock.patch.object(optim, "build", build_slow),
         mock.patch.object(torch.compiler, "set_stance", side_effect=eager),
     ):

@@ -14,6 +14,7 @@ from tests.test_llm_run import ok, steps
 Tuned = Callable[..., dict[str, Any]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

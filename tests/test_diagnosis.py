@@ -136,6 +136,7 @@ def test_every_bound_has_its_words_and_its_advice():
             assert llm.advise(typed_llm("method=dpo"), placement, bound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "bound", "word"),
     [
@@ -161,6 +162,7 @@ def test_a_run_is_bound_by_its_slow_part(work: Callable[..., None], bound: str, 
     assert counted == result["segments"][0]["steps"]  # no step of an ablation counts
 
 
+@pytest.mark.slow
 def test_a_tuning_run_is_profiled_and_diagnosed(tuned: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch):
     plain = tuned("gpus=2", "method=qat")
     monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.rank_work_llm:tune_in_few_rounds"))

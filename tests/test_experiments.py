@@ -226,6 +226,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entry", "words", "cells"), RUNS, ids=[entry for entry, *_ in RUNS])
 def test_it_runs_at_smoke_scale(entry: str, words: list[str], cells: set[Any], tmp_path: Path, called: Called):
     shrunk = ["gpus=1,2", "scale=smoke", "tracker.mode=disabled", f"hydra.sweep.dir={tmp_path}"]

@@ -71,6 +71,7 @@ def test_the_page_names_as_many_files_as_it_says(section: str):
     assert f"{count}" in row and all(f"`{path}`" in row for path, where, _ in files(section) if where != "new")
 
 
+@pytest.mark.slow
 def test_the_options_are_listed_and_train_together(project: Path):
     helped = run(project, "train_vision.py", "--help")
     assert all(re.search(rf"\b{name}\b", helped) for name, _ in VISION.values())
@@ -90,6 +91,7 @@ def test_the_options_of_tuning_are_listed(project: Path):
     assert all(re.search(rf"\b{name}\b", helped) for name, _ in TUNING.values())
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_page_pass(project: Path):
     tests = [path for section in OPTIONS for path, *_ in files(section) if path.startswith("tests/")]
     run(project, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *tests)

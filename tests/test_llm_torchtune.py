@@ -28,6 +28,7 @@ def tune(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False, timeout=300, env=offline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["template=grammar"], ["method=dpo", "template=instruct"]], ids=" ".join)
 def test_tune_run_gives_the_same_losses(tuned: Tuned, words: list[str]):
     result = ok(tuned(*words, "dataset.rows=20", "max_steps=5", "lr=3e-3"))
@@ -162,6 +163,7 @@ def test_a_checkpoint_of_other_sizes_is_refused(tuned: Tuned, words: list[str], 
     assert says in result["cause"]["message"]
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_is_recorded_and_the_sweep_goes_on(tmp_path: Path):
     limit = 12 * 2**30  # of address space: the first cell's feed-forward layers alone take 48 GB
     bounded = lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))  # noqa: E731

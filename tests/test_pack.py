@@ -85,6 +85,7 @@ def test_an_interrupted_cell_ends_the_sweep(tmp_path: Path, monkeypatch: pytest.
     assert cells[1].result is None and not cells[1].folder.exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):
     words = ["-m", *SMALL, "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path}", "cpus_per_gpu=1"]
     done = command(*words, "exclusive=false", "seed=1,2", "precision=fp32,tf32", umask=0)

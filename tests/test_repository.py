@@ -47,6 +47,7 @@ def test_an_upward_import_breaks_the_contract(file: str, planted: str, contract:
     assert re.search(rf"{contract} BROKEN", checked.stdout)
 
 
+@pytest.mark.slow
 def test_it_installs_into_an_empty_environment_and_runs_from_another_folder(tmp_path: Path):
     project = copy_of_the_project(tmp_path / "project")
     elsewhere = tmp_path / "elsewhere"

@@ -20,6 +20,7 @@ from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, typed, warm_up
 
 THREADS = ("loader=batched", "loader.ahead=3", "dataset.augment=true")
+pytestmark = pytest.mark.slow
 NO_WORKERS_KEPT = ("loader.persistent_workers=false",)
 STREAMED = ("dataset.device_budget_bytes=0", "dataset.augment=true")
 MEASURED = {
@@ -77,7 +78,7 @@ class Case:
 
 
 def case(folder: Path, *words: str, world: int = 1, workers: int = 0) -> Case:
-    return Case(folder, typed(*SMALL, f"gpus={world}", "epochs=2", *words), world, workers)
+    return Case(folder, typed(*SMALL, "model.width=0.35", f"gpus={world}", "epochs=2", *words), world, workers)
 
 
 def without_times(epochs: list[dict[str, Any]]) -> list[dict[str, Any]]:
