@@ -281,7 +281,7 @@ def test_rates_are_tokens_over_the_time_of_the_same_steps(tuned: Tuned, monkeypa
     times = [steps(result, "step_s", rank)[1:] for rank in (0, 1)]
     ends_s = np.maximum(*(steps(result, "step_s", rank).cumsum() for rank in (0, 1)))
     assert result["iteration_s"]["mean"] == pytest.approx(np.diff(ends_s).mean())
-    assert ends_s[-1] == pytest.approx(result["epochs"][0]["train_s"], rel=1e-3)
+    assert ends_s[-1] <= result["epochs"][0]["train_s"] + 1e-6  # which goes on until the recipe ends
     for name, column in (("all", "tokens"), ("non_padding", "non_padding"), ("loss_bearing", "loss_bearing")):
         counted = sum(steps(result, column, rank)[1:].sum() for rank in (0, 1))
         assert result["tokens_per_s"][name] == pytest.approx(counted / max(time.sum() for time in times))

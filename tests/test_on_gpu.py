@@ -1,7 +1,6 @@
 """`benchmarks.on_gpu`: the order of its steps, what it keeps of them, how it goes on, and a pass on CPU ranks."""
 
 import json
-import multiprocessing
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from benchmarks.gpu_findings import Finding
 from benchmarks.gpu_steps import STEPS, Pass, Step
 from benchmarks.step import options as step_options
 from multicard.records import run_folder
+from tests import own_process
 from tests.conftest import PATIENCE_S, ROOT, assert_gone, awaited, typed, typed_llm, warm_up
 
 TUNING = ["lora", "dpo", "lora_fp32", "packed"]
@@ -252,16 +252,11 @@ def test_a_pass_on_cpu_ranks(
     names: list[str], tmp_path: Path, called: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ):
     """Its commands run where torch is imported already."""
-    from tests import fork_server  # which the process that a call below starts has no use for
 
     def run_command(command: list[str], output: Any, _: float) -> int | None:
         first, *words = command[1:]
         if first == "-m" and words[0] in ("benchmarks.step", "benchmarks.bandwidth"):  # they change settings of torch's
-            arguments = (words[0], words[1:], Path(output.name))
-            child = multiprocessing.get_context("forkserver").Process(target=fork_server.run_module, args=arguments)
-            child.start()
-            child.join()
-            return child.exitcode
+            return own_process.run(words[0], words[1:], Path(output.name))
         code, printed = called(*words[1:], entry=words[0]) if first == "-m" else called(*words, entry=first)
         output.write(printed)
         output.flush()

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,13 +69,14 @@ def test_the_record_is_whole(measured: Measured):
     assert record["time_to_target_s"] == record["epochs"][0]["ended_s"]
     trained, evaluated = (sum(epoch[key] for epoch in record["epochs"]) for key in ("train_s", "evaluate_s"))
     assert record["train_s"] == trained and record["evaluate_s"] == evaluated
-    assert trained + evaluated <= record["total_s"] + 0.05 and record["total_s"] == record["epochs"][-1]["ended_s"]
+    assert max(trained, evaluated) < record["total_s"] == record["epochs"][-1]["ended_s"]  # each by its slowest rank
     assert record["step_s"]["count"] == 5 and record["step_s"]["warmup_count"] == 1
     assert record["startup_s"] > 0
     assert record["gpu"] is record["joules_per_image"] is None
     memory = record["peak_memory_bytes"]
     assert memory["kind"] == "rss" and memory["max"] == max(memory["per_rank"]) and len(memory["per_rank"]) == 2
-    assert 0 < sum(record["phases_s"].values()) <= record["step_s"]["mean"] * 1.01
+    rows = [row for row in run_folder.read_steps(folder).to_pylist() if (row["epoch"], row["step"]) > (0, 0)]
+    assert sum(record["phases_s"].values()) == pytest.approx(sum(row["step_s"] for row in rows) / len(rows))
 
 
 def test_rates_are_samples_over_the_time_of_the_same_steps(measured: Measured):
@@ -92,9 +94,15 @@ def test_rates_are_samples_over_the_time_of_the_same_steps(measured: Measured):
 @pytest.mark.parametrize("gpus", [2, 3])
 def test_steps_add_up_to_the_epochs(gpus: int, measured: Measured):
     result = ok(measured(f"gpus={gpus}", "epochs=2", "warmup_steps=0", "dataset.train_limit=192"))
-    steps = result["step_s"]
+    steps, rows = result["step_s"], run_folder.read_steps(Path(result["folder"])).to_pylist()
     assert steps["definition"] == formulas.STEP_DEFINITION
-    assert steps["mean"] * steps["count"] == pytest.approx(result["train_s"], rel=1e-3)
+    by_rank_s = Counter[tuple[int, int]]()
+    for row in rows:
+        by_rank_s[row["epoch"], row["rank"]] += row["step_s"]
+    slowest_s = [max(by_rank_s[epoch, rank] for rank in range(gpus)) for epoch in (0, 1)]
+    assert steps["mean"] * steps["count"] == pytest.approx(sum(slowest_s))
+    for epoch, steps_s in zip(result["epochs"], slowest_s, strict=True):
+        assert steps_s <= epoch["train_s"] + 1e-6  # which goes on until the rank has noted its last step
 
 
 def test_communication_bytes_in_closed_form(measured: Measured):
