@@ -1,8 +1,12 @@
 """What the loaders hand over: pixels, labels, types, order and bytes; the same from all of them."""
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from multicard.vision.data.batch import Batch, Source
 from multicard.vision.data.datasets import load
 from multicard.vision.data.decoding import decode
 from multicard.vision.data.device_loader import Resident
-from multicard.vision.data.host_loader import Samples
+from multicard.vision.data.host_loader import FromHost, Samples, _start_worker
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.preprocess import Preparation, cut_out, windows
 from multicard.vision.data.samplers import Remaining, Shuffled, Strided
@@ -141,6 +145,18 @@ def test_augmentation_follows_from_seed_and_epoch_alone(loader: str):
     assert torch.equal(epoch(1), epoch(1, workers=2)) and torch.equal(epoch(1), epoch(1, batch_size=6))
     assert not torch.equal(epoch(1), epoch(2)) and not torch.equal(epoch(1), epoch(1, seed=1))
     assert torch.equal(epoch(1, training=False), epoch(2, training=False))  # the test set is left alone
+
+
+def test_a_worker_whose_rank_has_ended_before_it_starts_ends_too():
+    loader = LOADERS["torch"].load(source(split([1, 2, 3, 4]), Strided(4, 0, 1), workers=1))
+    assert isinstance(loader, FromHost)
+    codes = []
+    for start in (loader.loader.worker_init_fn, partial(_start_worker, os.getppid())):
+        process = get_context("fork").Process(target=start, args=(0,))
+        process.start()
+        process.join()
+        codes.append(process.exitcode)
+    assert codes == [0, -signal.SIGKILL]
 
 
 def test_windows_lie_in_the_image_and_half_are_mirrored():

@@ -43,10 +43,16 @@ def _die_with(controller: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however that happens."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when its parent ends, however that happens.
+
+    Args:
+        parent: its process id, where it may have ended already: then this process ends at once.
+    """
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def redirect(log: Path) -> None:

@@ -1,6 +1,8 @@
 """`loader=torch`: torch's DataLoader over samples. All the work is done on the host, in the loader's workers."""
 
+import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,7 @@ class FromHost:
             pin_memory=source.pin,
             prefetch_factor=options.prefetch_factor if workers else None,
             persistent_workers=options.persistent_workers and workers > 0,
-            worker_init_fn=_start_worker,
+            worker_init_fn=partial(_start_worker, os.getpid()),
             # its own: starting the workers, which a resumed run does again, would draw from dropout's generator
             generator=torch.Generator().manual_seed(source.config.seed),
         )
@@ -76,5 +78,5 @@ class FromHost:
         return (Batch(images, labels, images.nbytes, labels.nbytes) for images, labels in self.loader)
 
 
-def _start_worker(_: int) -> None:
-    die_with_parent()
+def _start_worker(parent: int, _: int) -> None:
+    die_with_parent(parent)  # torch's own watchdog takes whoever is the parent by now
