@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.common import ROOT, parser
 from benchmarks.faults import data, disk, interruptions, network, observe, processes, refusals, slurm, soak
 from benchmarks.faults.fault import Fault, Outcome
-from multicard.ranks import failures
+from multicard.ranks import interruption
 from multicard.records import run_folder, text_table
 
 GROUPS: dict[str, Sequence[Fault]] = {
@@ -103,7 +103,7 @@ def main() -> None:
         for group, fault in chosen:
             print(f"{group:14} {fault.name:24} {fault.what}")
         return
-    for number in failures.INTERRUPTIONS:  # a shell ignores some of them for what it starts beside itself
+    for number in interruption.SIGNALS:  # a shell ignores some of them for what it starts beside itself
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if args.soak is not None:
         sys.exit(soak.run(args.soak, args.seed, args.out.absolute() / "soak"))
