@@ -184,3 +184,60 @@ def test_what_can_never_work_is_refused_before_it_is_submitted(called: Callable[
     words = ["-m", "method=dpo,qat", "dataset=alpaca_cleaned", "compile=true", "hydra/launcher=submitit_slurm"]
     code, printed = called(*words, "dry_run=true", f"hydra.sweep.dir={tmp_path}", entry="tune_llm.py")
     assert code == 1 and "refused: 2" in printed
+
+
+@pytest.mark.parametrize(
+    ("reason", "gpus", "line"),
+    [
+        ("Invalid account or account/partition combination specified", "1,2", "hydra.launcher.account=null: SLURM "),
+        ("Requested node configuration is not available", "1", "gpus=0: no node takes a job with 1 node, 0 GPUs, "),
+    ],
+)
+def test_a_refused_submission_is_a_line_and_leaves_no_job(
+    reason: str,
+    gpus: str,
+    line: str,
+    called: Callable[..., tuple[int, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for program in ("sbatch", "srun"):
+        path = tmp_path / "bin" / program
+        path.parent.mkdir(exist_ok=True)
+        said = (f"sbatch: error: {line}" for line in (reason, f"Batch job submission failed: {reason}"))
+        path.write_text("#!/bin/sh\n" + "".join(f"echo '{row}' >&2\n" for row in said) + "exit 1\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    sweep = tmp_path / "sweep"
+    words = ["-m", f"gpus={gpus}", "seed=1,2", "device=cpu", "hydra/launcher=submitit_slurm"]
+    code, printed = called(*words, f"hydra.sweep.dir={sweep}")
+    refusals = [row for row in printed.splitlines() if "refused: " in row]
+    assert code == 1 and "sbatch:" not in printed
+    assert refusals and all(f"refused: {line}" in row and reason in row for row in refusals)
+    left = {path.name for path in sweep.rglob("*") if path.is_file()}
+    assert left <= {"multirun.yaml", "result.json", "lock"}
+    assert sweep.exists() == (not line.startswith("hydra"))  # what holds for all cells leaves nothing
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("hydra.launcher.signal_delay_s=x", "hydra.launcher.signal_delay_s=x: must be a whole number"),
+        ("hydra.launcher.array_parallelism=0", "hydra.launcher.array_parallelism=0: must be a whole number"),
+        ("hydra.launcher.setup=x", "hydra.launcher.setup=x: write it as [command,...]"),
+        ("hydra.launcher.additional_parameters=x", "hydra.launcher.additional_parameters=x: write it as {option: "),
+        ("+hydra.launcher.mail=me", "hydra.launcher.mail: submitit has no such option; use hydra.launcher.additional"),
+    ],
+)
+def test_an_option_of_the_launcher_that_is_none_is_a_line(
+    option: str,
+    line: str,
+    called: Callable[..., tuple[int, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(slurm_submit.shutil, "which", lambda _: "/bin/true")
+    words = ["device=cpu", "hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    code, printed = called(*words, option)
+    assert code == 1 and printed.startswith(f"refused: {line}") and printed.count("\n") == 1
+    assert not (tmp_path / "sweep").exists()

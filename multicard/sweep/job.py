@@ -3,6 +3,8 @@
 import os
 import signal
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,16 @@ from multicard.records.progress import Board
 
 TERMINAL_SIGNALS = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}  # which reach all processes of a command
 KILLED_WITHIN_S = 60.0  # SLURM ends a job that was requeued
+
+
+@contextmanager
+def terminal_blocked() -> Iterator[None]:
+    """Start processes that a terminal's signals do not reach until they unblock them themselves."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from multicard.machine import devices
 from multicard.measure.timing import pause
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
-from multicard.sweep.job import TERMINAL_SIGNALS, CellJob, LocalJob
+from multicard.sweep.job import CellJob, LocalJob, terminal_blocked
 from multicard.sweep.plan import STARTS_JOBS, Cell, Pace, jobs_folder, make_jobs, read_record, submission
 
 POLL_S = 0.2
@@ -148,11 +148,8 @@ def start_job(executor: Any, job: CellJob, cell: Cell, share: MachineShare, runn
     The terminal's signals are blocked until the job itself unblocks them: submitit's own process between would answer
     Ctrl-C with a traceback, and kill the job a second later, whether its end is recorded or not.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
-    try:
+    with terminal_blocked():
         running.append(Running(cell, executor.submit(job), share))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _interrupt(process: Running, signalled: set[int]) -> None:

@@ -8,7 +8,10 @@ import json
 import re
 import secrets
 import shutil
+from collections.abc import Mapping
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,11 @@ from multicard.controller import outcome
 from multicard.controller.session import SESSION, say
 from multicard.machine import slurm
 from multicard.records import run_folder
-from multicard.sweep.job import SlurmJob
+from multicard.sweep.job import SlurmJob, terminal_blocked
 from multicard.sweep.plan import STARTS_JOBS, SUBMITTED, Cell, jobs_folder, make_jobs, submission
 
+# What submitit writes before it submits, and leaves there where sbatch refuses
+UNSUBMITTED = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]+\.sh")
 # Options of the launcher that are not sbatch's
 OWN_OPTIONS = ("_target_", "mode", "additional_parameters", "setup", "array_parallelism", "signal_delay_s")
 
@@ -59,7 +64,10 @@ def submit(left: list[Cell]) -> dict[int, str]:
         ValueError: where SLURM cannot be asked, or refuses what is the same for all jobs.
     """
     remedy = "log in to a node of the cluster, or leave the launcher out to run here"
-    require(shutil.which("sbatch") is not None, f"hydra/launcher=submitit_slurm: no sbatch on this machine; {remedy}")
+    for program in ("sbatch", "srun"):  # submitit wants both
+        has = shutil.which(program) is not None
+        require(has, f"hydra/launcher=submitit_slurm: no {program} on this machine; {remedy}")
+    arrays(left)  # refuses options before anything is written
     folder = jobs_folder(left)
     with FileLock(folder / "lock", mode=0o600) as lock:  # two commands at once would submit the same cell twice
         jobs = queued_jobs(left)
@@ -69,8 +77,11 @@ def submit(left: list[Cell]) -> dict[int, str]:
         for array in arrays([cell for cell in left if cell.number not in jobs]):
             try:
                 with submission() as umask:
-                    jobs |= _submit_array(folder, array, umask)
+                    jobs |= submit_array(folder, array, umask)
             except ValueError as error:
+                for path in folder.iterdir():  # nobody else submits now, and what was submitted has its job's name
+                    if UNSUBMITTED.fullmatch(path.name):
+                        path.unlink()
                 if str(error).startswith("hydra") and not jobs:
                     Path(lock.lock_file).unlink()
                     raise
@@ -98,16 +109,31 @@ def queued_jobs(left: list[Cell]) -> dict[int, str]:
 
 
 def arrays(left: list[Cell]) -> list[JobArray]:
-    """The cells as arrays of jobs with the same resources and options, in the sweep's order."""
+    """The cells as arrays of jobs with the same resources and options, in the sweep's order.
+
+    Raises:
+        ValueError: an option of the launcher is none.
+    """
     groups: dict[str, JobArray] = {}
     for cell in left:
         assert cell.config is not None
         options = OmegaConf.to_container(cell.composed.hydra.launcher, resolve=True)
         assert isinstance(options, dict)
+        check_options(options)
         request = resources(cell.config)
         key = f"{request} {json.dumps(options, sort_keys=True, default=str)}"
         groups.setdefault(key, JobArray(request, {str(k): v for k, v in options.items()}, [])).cells.append(cell)
     return list(groups.values())
+
+
+def check_options(options: Mapping[Any, Any]) -> None:
+    """Refuse options of the launcher that have the wrong type, before anything is written."""
+    for key in ("array_parallelism", "signal_delay_s"):
+        value = options[key]
+        require(type(value) is int and value > 0, f"hydra.launcher.{key}={value}: must be a whole number above 0")
+    for key, types, form in (("setup", list, "[command,...]"), ("additional_parameters", dict, "{option: value}")):
+        value = options[key]
+        require(isinstance(value, types | None), f"hydra.launcher.{key}={value}: write it as {form}, or null")
 
 
 def _array_jobs(job: str, count: int) -> list[str]:
@@ -115,7 +141,7 @@ def _array_jobs(job: str, count: int) -> list[str]:
     return [job] if count == 1 else [f"{job}_{index}" for index in range(count)]
 
 
-def _submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
+def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
     """Submit one array. Returns each cell's job, by the cell's number.
 
     Args:
@@ -130,17 +156,26 @@ def _submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
     request, options, cells = array.request, array.options, array.cells
     name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', folder.parent.name)}-{secrets.token_hex(4)}"
     executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_python=STARTS_JOBS)
-    executor.update_parameters(**parameters(name, request, options))
+    try:
+        executor.update_parameters(**parameters(name, request, options))
+    except NameError as error:
+        key = next(key for key in options if f"'slurm_{key}'" in str(error))
+        remedy = f"use hydra.launcher.additional_parameters={{{key}: {options[key]}}}"
+        raise ValueError(f"hydra.launcher.{key}: submitit has no such option; {remedy}") from None
     grace_s = float(options["signal_delay_s"])
     jobs = make_jobs(cells, SlurmJob, umask=umask, key=secrets.token_hex(16), grace_s=grace_s)
     file, names = folder / f"{name}.json", [cell.folder.name for cell in cells]
     run_folder.write_json(file, {"cells": names, "job": None})
-    try:
-        with executor.batch():
+    try:  # submitit prints what sbatch says
+        with terminal_blocked(), redirect_stderr(StringIO()), executor.batch():
             submitted = [executor.submit(job) for job in jobs]
     except FailedJobError as error:
         file.unlink()
         raise ValueError(explain(str(error), request, options)) from None
+    except OSError as error:
+        file.unlink()
+        problem = f"hydra.sweep.dir: cannot write to {folder} ({error.strerror})"
+        raise ValueError(f"{problem}; free some space, or choose another folder") from None
     job = submitted[0].job_id.partition("_")[0]
     run_folder.write_json(file, {"cells": names, "job": job})
     say(f"submitted job {job}: {count(len(cells), 'cell')}, {request.in_words()} each")
