@@ -18,7 +18,7 @@ _AT_STEP = Fault(
     says=INTERRUPTED,
     statuses=("interrupted",),
 )
-_EARLY = Fault("", "", act=from_terminal(), code=None, says=SIGINT, lines=6, statuses=())
+_EARLY = Fault("", "", program=("train_vision.py",), act=from_terminal(), code=None, says=SIGINT, lines=6, statuses=())
 
 FAULTS = (
     *(
