@@ -8,7 +8,7 @@ from benchmarks.faults.points import computed, from_terminal, held, kill_command
 
 STEP = "hold@step3"
 INTERRUPTED = r"^interrupted: \d of 2 cells are left:"
-SIGINT = r"^(  )?interrupted(:| by SIGINT)"  # before the first cell is begun there is nothing to resume
+SIGINT = r"^interrupted(:| by SIGINT)"  # before the first cell is begun there is nothing to resume
 
 _AT_STEP = Fault(
     "",
@@ -18,7 +18,7 @@ _AT_STEP = Fault(
     says=INTERRUPTED,
     statuses=("interrupted",),
 )
-_EARLY = Fault("", "", program=("train_vision.py",), act=from_terminal(), code=None, says=SIGINT, lines=6, statuses=())
+_EARLY = Fault("", "", program=("train_vision.py",), act=from_terminal(), code=None, says=SIGINT, lines=12)
 
 FAULTS = (
     *(
