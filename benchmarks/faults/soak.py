@@ -25,7 +25,7 @@ CELLS_A_MINUTE = 20
 AT_ONCE = 4  # jobs
 BETWEEN_S = (2.0, 6.0)  # two faults
 LASTS_S = (2.0, 5.0)  # a drained node, a full disk
-PATIENCE = 4  # times the minutes of faults, for which all cells may take
+PATIENCE, LEAST_S = 4, 900.0  # all cells may take so many times the minutes of faults, or so many seconds
 DISK = "size=512m"
 
 
@@ -144,7 +144,8 @@ def run(minutes: float, seed: int, out: Path) -> int:
             print("the disk is not filled: a file system of its own needs root")
         soak = Soak(trial, random.Random(seed))
         try:
-            until_measured(soak, faults, began_s + 60 * minutes, began_s + 60 * PATIENCE * minutes)
+            end_s = began_s + max(60 * PATIENCE * minutes, LEAST_S)
+            until_measured(soak, faults, began_s + 60 * minutes, end_s)
             return report(soak, cells, clock_s() - began_s)
         finally:
             cluster.cancel_all()
