@@ -104,7 +104,7 @@ def main() -> None:
             print(f"{group:14} {fault.name:24} {fault.what}")
         return
     for number in interruption.SIGNALS:  # a shell ignores some of them for what it starts beside itself
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # by way of what a trial undoes
     if args.soak is not None:
         sys.exit(soak.run(args.soak, args.seed, args.out.absolute() / "soak"))
     outcomes = cause([fault for _, fault in chosen], args.out.absolute())
