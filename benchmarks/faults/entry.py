@@ -3,6 +3,10 @@
 import sys
 from dataclasses import replace
 
+from multicard.ranks import interruption
+
+interruption.end_at_once()  # while the rest is imported
+
 import hydra
 from omegaconf import DictConfig
 
