@@ -5,15 +5,18 @@ import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
 
+from multicard.machine import private
 from multicard.records import run_folder
 from multicard.sweep.plan import STARTS_JOBS
 from tests.conftest import PATIENCE_S, ROOT
@@ -112,6 +115,45 @@ def test_a_lost_node_is_recorded_by_its_name_before_slurm_notices(sweep: Sweep):
         assert "node n2 was lost" in output
         assert ask("squeue", "-h", "-o", "%T %N") == "RUNNING n[1-2]"
         assert "down" not in ask("sinfo", "-h", "-N", "-n", "n2", "-o", "%T")
+
+
+def test_a_job_of_two_nodes_is_closed_to_other_users(sweep: Sweep):
+    with private.umask(0):
+        running = sweep.start("nodes=2", "gpus=1", f"seed={SLEEPS}")
+    nodes = [wait_for(lambda name=name: controller(SLURMD_NODENAME=name)) for name in ("n1", "n2")]
+
+    def addresses() -> list[str]:
+        """At which the ranks' store and gloo listen, once there are ranks."""
+        processes = [process for node in nodes for process in (node, *node.children(recursive=True))]
+        sockets = [socket for process in processes for socket in process.net_connections("tcp")]
+        listening = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
+        return listening if len(listening) >= 3 else []
+
+    assert not [address for address in wait_for(addresses) if ip_address(address).is_unspecified]
+    folder = sweep.folder / ".submitit"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.pkl")} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    ask("scancel", *(job.partition("_")[0] for job in sweep.submissions()))
+    running.communicate(timeout=120)
+
+
+def test_a_job_that_was_replaced_while_it_waited_is_not_run(sweep: Sweep):
+    """By somebody who may write to the sweep's folder: what stands in for another user's folder is open to others."""
+    running = sweep.start("hydra.launcher.additional_parameters={hold: true}")
+    own = sweep.folder / ".submitit"
+
+    def submitted() -> list[str]:
+        return [array["job"] for array in map(run_folder.read_json, own.glob("*.json")) if array and array["job"]]
+
+    (job,) = wait_for(submitted)
+    own.rename(sweep.folder / ".taken")
+    shutil.copytree(sweep.folder / ".taken", own)
+    own.chmod(0o755)
+    ask("scontrol", "release", job)
+    output, _ = running.communicate(timeout=180)
+    assert running.returncode == 1, output
+    (result,) = sweep.results()
+    assert result["status"] == "failed" and "nothing in it is run" in "".join(result["cause"]["log_tail"])
 
 
 def test_every_end_is_recorded_and_stops_no_other(sweep: Sweep):
