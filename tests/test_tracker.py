@@ -46,7 +46,10 @@ def test_the_offline_file_holds_what_the_record_holds(measured: Measured):
         of_step = [s for s in steps if (s["epoch"], s["step"]) == (epoch, step)]
         weighted = sum(s["loss"] * s["samples"] for s in of_step) / sum(s["samples"] for s in of_step)
         assert row["train/loss"] == pytest.approx(weighted)
-        assert row["train/step_s"] == max(s["step_s"] for s in of_step)
+    steps.sort(key=lambda s: s["step"])
+    by_rank_s = [[[s["step_s"] for s in steps if (s["epoch"], s["rank"]) == (e, r)] for r in (0, 1)] for e in (0, 1)]
+    ends_s = np.cumsum(by_rank_s, axis=2).max(axis=1)  # by the slowest rank's clock
+    assert [row["train/step_s"] for row in rows] == pytest.approx(np.diff(ends_s, prepend=0.0).ravel().tolist())
     epochs = [row for row in mirrored["history"] if "test/accuracy" in row]
     assert [row["test/accuracy"] for row in epochs] == [epoch["test_accuracy"] for epoch in result["epochs"]]
     assert [row["test/loss"] for row in epochs] == [epoch["test_loss"] for epoch in result["epochs"]]
