@@ -15,6 +15,7 @@ from multicard.config import base
 from multicard.config.base import TrackerMode
 from multicard.controller.session import SESSION, close
 from multicard.records import run_folder
+from multicard.tracking import wandb_mirror
 from multicard.tracking.wandb_mirror import flatten, step_rows
 from tests import wandb_file
 from tests.conftest import command, composed, typed
@@ -73,7 +74,9 @@ def test_a_failed_run_is_mirrored_as_failed(measured: Measured):
 def test_a_tracker_that_fails_is_an_error_and_leaves_the_record(
     measured: Measured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    def broken(**_: Any) -> None:
+    def broken(settings: wandb.Settings, **_: Any) -> None:
+        # W&B's default is to upload for as long as it takes: for ever, where the network is gone by then
+        assert settings.finish_timeout == wandb_mirror.FINISH_S and settings.finish_timeout_raises
         raise wandb.errors.CommError("no space left on device")
 
     monkeypatch.setattr(wandb, "init", broken)
