@@ -219,6 +219,14 @@ def test_shared_memory_is_released(photographs: Path, monkeypatch: pytest.Monkey
     assert not (photographs / ".multicard").exists()
 
 
+def test_shared_memory_of_another_user_is_refused(photographs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(decoded_cache, "SHARED_MEMORY", tmp_path)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / f"multicard-{os.getuid()}").symlink_to(tmp_path / "theirs")
+    with pytest.raises(ValueError, match=r"belongs to another user, or is a link; use dataset\.cache=mmap or none"):
+        datasets.load(images(photographs, "dataset.cache=ram"), 0)
+
+
 def test_shared_memory_is_left_to_a_run_that_is_building(
     photographs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from multicard.config.keys import require
 from multicard.config.vision import CacheMode, ImagesConfig
+from multicard.machine import private
 from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.records import run_folder
@@ -40,6 +41,8 @@ def cached(data: Data, config: ImagesConfig) -> Data:
     Raises:
         ValueError: naming a broken image, or why the cache cannot be written.
     """
+    if config.cache is CacheMode.ram:  # where anybody may make a folder of that name
+        private.folder(folder(config), "use dataset.cache=mmap or none")
     splits_of, facts, shared = {}, {}, []
     for name, split, limit in (("train", data.train, config.train_limit), ("test", data.test, config.test_limit)):
         part = f"_{limit}-{_digits(str(split.images))}" if limit else ""  # which images follows from the run's seed
