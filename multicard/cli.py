@@ -67,6 +67,8 @@ def check_options(words: list[str], workload: Workload) -> None:
         added = group.lstrip("+")
         if added != group and added.partition(".")[0] != "hydra":  # Hydra would add a key that nobody reads
             require(added in known, _explain_key(added, workload))
+        underscored = group.replace(".", "_")  # repeat.error, as repeat is no group
+        require(group in known or underscored not in REPETITION, f"{word}: write {underscored}={value}")
         if group in ("experiment", "scale", *REPETITION[:-1]):
             require("," not in value, f"{word}: takes one value, not a sweep")
         if group not in ("experiment", *workload.options):

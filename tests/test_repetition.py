@@ -14,7 +14,7 @@ from multicard.controller import outcome, run
 from multicard.controller.prepare import typed
 from multicard.controller.session import SESSION
 from multicard.measure import formulas, repeated_runs
-from multicard.records import run_folder
+from multicard.records import content, run_folder
 from multicard.sweep import dry_run
 from multicard.sweep import until_sure as until_sure_module
 from multicard.sweep.plan import Cell
@@ -58,7 +58,7 @@ def sweep(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
             seconds = step_s(config.precision.name, config.repetition)
             status = "ok" if math.isfinite(seconds) else "oom"
             timed = {"status": status, "step_s": formulas.statistics([seconds if status == "ok" else 1.0] * 10, 1)}
-            record = records.vision("cpu") | own | timed
+            record = records.vision("cpu") | own | timed | {"data": content.fingerprint(workload.data(config))}
             if status != "ok":
                 record["cause"] = {"kind": "oom", "message": "out of memory"}
             run_folder.write_result(folder, record)
@@ -113,10 +113,14 @@ def test_a_single_run_cannot_be_repeated_and_bad_counts_are_refused(called: Call
         (["repeat=no"], "refused: repeat=no: must be 1 or more, or auto"),
         (["repetition=0"], "refused: repetition=0: must be 1 or more"),
         (["-m", "repeat=1,2"], "refused: repeat=1,2: takes one value, not a sweep"),
+        (["-m", "precision=fp32,bf16", "repeat=0"], "refused: repeat=0: must be 1 or more, or auto"),
+        (["-m", "repeat=auto", "repeat_max=1"], "refused: repeat_max=1: must be 2 or more"),
+        (["-m", "repeat=auto", "repeat_error=0"], "refused: repeat_error=0: must be above 0% and below 100%"),
+        (["-m", "repeat=auto", "repeat.error=2%"], "refused: repeat.error=2%: write repeat_error=2%"),
     ):
         code, printed = called(*words, "device=cpu", run_in, f"hydra.sweep.dir={tmp_path}/run")
-        assert (code, printed.strip()) == (1, reason)
-        assert not (tmp_path / "run").exists()
+        assert (code, printed.strip()) == (1, reason), words
+        assert not (tmp_path / "run").exists(), words
 
 
 def steps_of(sd: float, slower: float = 1.0) -> Callable[[str, int], float]:

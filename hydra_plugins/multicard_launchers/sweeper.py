@@ -3,11 +3,13 @@ first runs. Repetitions are the outermost axes, so that all cells are measured o
 the machine drifts by meanwhile is in all of them. With `scale=smoke` it shrinks the axes of an experiment."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 
-from multicard.config.repetition import count
+from multicard.config.repetition import check, count
 
 OUTERMOST = ("repetition", "seed")
 
@@ -25,12 +27,22 @@ class CellSweeper(BasicSweeper):
         self.axes, self.smoke = dict(params or {}), dict(smoke or {})
 
     def _parse_config(self) -> list[str]:
-        """The overrides before those of the command, which win where both name a key."""
+        """The overrides before those of the command, which win where both name a key.
+
+        Raises:
+            ValueError: repetitions that no cell can have, before anything of the sweep is written.
+        """
         assert self.config is not None
+        try:
+            check(self.config.repeat, self.config.repeat_error, self.config.repeat_max)
+        except ValueError:
+            with suppress(OSError):  # Hydra has made it; another command may write into it
+                Path(self.config.hydra.sweep.dir).rmdir()
+            raise
         shrunk = self.smoke if self.config.scale == "smoke" else {}
         words = self.axes | shrunk
         axes = [f"{key}={value}" for key, value in words.items() if value is not None]
-        times = count(self.config.repeat)  # what is no number is refused cell by cell
+        times = count(self.config.repeat)  # 0 of auto: the launcher repeats
         return [*axes, *([f"repetition={','.join(map(str, range(1, times + 1)))}"] if times > 1 else [])]
 
     @staticmethod

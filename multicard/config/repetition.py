@@ -1,6 +1,7 @@
 """How often each cell of a sweep is measured.
 
-Hydra takes no `repeat.error` beside `repeat=3`: a key is either a value or a group. So the others are `repeat_...`.
+Hydra takes no `repeat.error` beside `repeat=3`: a key is either a value or a group. So the others are `repeat_...`, and
+the command line is told so.
 """
 
 from dataclasses import dataclass
@@ -27,10 +28,18 @@ class RepeatedConfig(JobConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.repeat == AUTO or count(self.repeat) >= 1, f"repeat={self.repeat}: must be 1 or more, or auto")
-        require(0 < share(self.repeat_error) < 1, f"repeat_error={self.repeat_error}: must be above 0% and below 100%")
-        require(self.repeat_max >= LEAST_AUTO, f"repeat_max={self.repeat_max}: must be {LEAST_AUTO} or more")
+        check(self.repeat, self.repeat_error, self.repeat_max)
         require(self.repetition >= 1, f"repetition={self.repetition}: must be 1 or more")
+
+
+def check(repeat: str, error: str, most: int) -> None:
+    """
+    Raises:
+        ValueError: a bad value of `repeat`, `repeat_error` or `repeat_max`, with its key.
+    """
+    require(repeat == AUTO or count(repeat) >= 1, f"repeat={repeat}: must be 1 or more, or auto")
+    require(0 < share(error) < 1, f"repeat_error={error}: must be above 0% and below 100%")
+    require(most >= LEAST_AUTO, f"repeat_max={most}: must be {LEAST_AUTO} or more")
 
 
 def count(repeat: str) -> int:
