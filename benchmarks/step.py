@@ -34,12 +34,12 @@ from torchvision import models
 
 from benchmarks.bandwidth import default_size, within_bytes_per_s
 from benchmarks.common import configuration, interleaved, machine, parser
-from multicard.config.compilation import CUDA_GRAPHS, MODES
+from multicard.config.compilation import CUDA_GRAPHS, GRAPH_PASSES, MODES
 from multicard.config.vision import Pointwise
 from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.ranks import os_calls
-from multicard.vision.compiling import GRAPH_PASSES, inductor_options
+from multicard.vision.compiling import inductor_options
 from multicard.vision.optim import optimizer_of
 from multicard.vision.pointwise import with_matrix_products
 from multicard.vision.precision import PRECISIONS, choose

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 BASE_US = 4392593071980  # torch 2.11 writes microseconds of this size: more digits than a float64 has with its fraction
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,9 @@ from multicard.controller import outcome, run
 from multicard.llm import after_tuning, preflight, recipes
 from multicard.llm import workload as llm
 from multicard.ranks.process import Rank
+from multicard.vision import after_training
 from multicard.vision import workload as vision
+from multicard.vision.data.batch import Batch
 from tests import rank_work
 from tests.conftest import SMALL, composed, typed, typed_llm, warm_up
 
@@ -87,6 +90,30 @@ def test_ablations_take_turns_and_their_first_round_warms_up():
     assert blocks == [("refill", 4), ("a", 1), ("b", 1), *[("refill", 4), ("a", 3), ("b", 3)] * ablations.ROUNDS]
     assert step_s == {"a": [5, 8, 11, 14, 17], "b": [6, 9, 12, 15, 18]}
     assert ablations.interleaved({"a": ablation("a")}, {}, ALONE, 0.1, 0, lambda: True) is None
+    blocks.clear()
+    graphs = ablations.interleaved(both, {}, ALONE, 0.1, 0, lambda: False, warm_up=3)
+    assert graphs is not None and blocks[:4] == [("a", 3), ("b", 3)] * 2 and len(graphs["a"]) == ablations.ROUNDS
+
+
+@pytest.mark.parametrize(("has_graphs", "steps"), [(True, 3), (False, 1)])
+def test_every_ablation_is_warm_where_cuda_graphs_take_three_steps(
+    has_graphs: bool, steps: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Half a batch has graphs of its own: after one step they would be recorded in the first round that counts."""
+    asked: list[int] = []
+    monkeypatch.setattr(ablations, "interleaved", lambda *arguments: asked.append(arguments[6]))
+    batch = Batch(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64), 0, 0)
+    share = SimpleNamespace(batches_per_step=1, batch_size=4, devices=[ALONE.device])
+    loop = SimpleNamespace(
+        share=share,
+        rank=ALONE,
+        cuda_graphs=has_graphs,
+        timer=SimpleNamespace(start=lambda: None, stop=lambda: None),
+        move=lambda batch, _: (batch.images, batch.labels),
+        board=SimpleNamespace(stop_at=0),
+    )
+    after_training.measured(loop, cycle([batch]), 0.1, 0)  # pyright: ignore[reportArgumentType]
+    assert asked == [steps]
 
 
 @pytest.mark.parametrize(

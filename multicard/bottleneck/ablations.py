@@ -46,6 +46,7 @@ def interleaved(
     step_s: float,
     ahead: int,
     asked_to_stop: Callable[[], bool],
+    warm_up: int = 1,
 ) -> dict[str, list[float]] | None:
     """Measure all ablations in turn, `ROUNDS` times, on all ranks together.
 
@@ -54,6 +55,7 @@ def interleaved(
             that the loader prepared during the previous one.
         step_s: duration of a step of the run.
         ahead: steps whose batches the loader prepares in advance.
+        warm_up: untimed steps of each ablation, in a round before: some have code, and CUDA graphs, of their own.
 
     Returns:
         Seconds per step by ablation and round; None if any rank was asked to stop.
@@ -61,7 +63,7 @@ def interleaved(
     steps = max_over_ranks(rank, min(MOST_STEPS, max(1, round(BLOCK_S / step_s))))
     step_times_s: dict[str, list[float]] = {name: [] for name in ablations}
     for round_number in range(ROUNDS + 1):
-        count = steps if round_number else 1  # the first round warms up
+        count = steps if round_number else warm_up
         for name, ablation in ablations.items():
             if name in refill:
                 refill[name](ahead)

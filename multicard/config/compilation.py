@@ -7,6 +7,7 @@ One key holds both, so that `compile=true` and `compile=reduce-overhead` are val
 from multicard.config.keys import require
 
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that have CUDA graphs launch the kernels
+GRAPH_PASSES = 3  # until CUDA graphs run: the first warms up, the second is recorded, the third replays
 MODES = ("default", *CUDA_GRAPHS, "max-autotune-no-cudagraphs")
 
 

@@ -17,6 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from multicard.bottleneck import ablations
 from multicard.config.base import WindowConfig
+from multicard.config.compilation import GRAPH_PASSES, has_cuda_graphs
 from multicard.llm.packed_batches import half_mask
 from multicard.llm.step_probe import COUNTS, Batch, Batches, Probe, count
 from multicard.measure import timing
@@ -167,7 +168,8 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
 
         chosen["half"] = on_halves
     # recipes' loaders have no workers, so no batch is prepared in advance
-    return ablations.interleaved(chosen, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0)
+    warm_up = GRAPH_PASSES if rank.device.type == "cuda" and has_cuda_graphs(probe.config.compile) else 1
+    return ablations.interleaved(chosen, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0, warm_up)
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from multicard.config.compilation import has_cuda_graphs
+from multicard.config.compilation import GRAPH_PASSES, has_cuda_graphs
 from multicard.llm.after_tuning import train_on
 from multicard.llm.step_probe import Batch, Probe
 from multicard.measure import compile_cache, memory, timing
@@ -47,14 +47,14 @@ def compile_now(recipe: Any, probe: Probe) -> dict[str, Any]:
 def first_batches(recipe: Any, probe: Probe) -> list[Batch]:
     """Batches of the first rows, made past the loader, whose order of rows the training needs.
 
-    Where lengths differ, a second one is shorter: at the second length, torch compiles for any. CUDA graphs take three
-    steps, one to compile, one that is recorded and one that is replayed.
+    Where lengths differ, a second one is shorter: at the second length, torch compiles for any. CUDA graphs take
+    GRAPH_PASSES steps.
     """
     config, loader = probe.config, recipe._dataloader.loader
     rows = [loader.dataset[index % len(loader.dataset)] for index in range(config.batch_size)]
     lengths = [1.0] if config.packed else [1.0, 0.75]
     if has_cuda_graphs(config.compile):
-        lengths *= 3 * config.gradient_accumulation_steps
+        lengths *= GRAPH_PASSES * config.gradient_accumulation_steps
     return [probe.moved(part(loader.collate_fn(rows), share)) for share in lengths]
 
 

@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from multicard.bottleneck import ablations
 from multicard.config.base import WindowConfig
+from multicard.config.compilation import GRAPH_PASSES
 from multicard.profiling.capture import Window
 from multicard.ranks.meeting import max_over_ranks
 from multicard.vision.data.batch import Batch, Input
@@ -85,7 +86,7 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
     def alone(batches: Iterator[Batch], count: int, size: int = share.batch_size) -> None:
         """Train the plain model on batches of `size`: ranks exchange neither gradients nor buffers.
 
-        A compiled model is compiled for another size too, in the round that warms up.
+        A compiled model is compiled for another size too, and its CUDA graphs recorded, in the round that warms up.
         """
         loop.share = replace(share, model=share.evaluated, batch_size=size)
         try:
@@ -110,7 +111,8 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
     refill = {name: whole for name in ("whole", "alone") if name in taken_by} | {"input": fetch}
     timed = {name: ablations.timed(rank, take_steps) for name, take_steps in taken_by.items()}
     rounds_ahead = -(-prepared // share.batches_per_step)
-    return ablations.interleaved(timed, refill, rank, step_s, rounds_ahead, lambda: loop.board.stop_at > 0)
+    warm_up = GRAPH_PASSES if loop.cuda_graphs else 1
+    return ablations.interleaved(timed, refill, rank, step_s, rounds_ahead, lambda: loop.board.stop_at > 0, warm_up)
 
 
 def sent_again(loaded: list[Batch], device: torch.device) -> Iterator[Batch]:

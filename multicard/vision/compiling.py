@@ -13,8 +13,6 @@ from multicard.vision import resume
 from multicard.vision.loop import Loop
 from multicard.vision.strategy import Share
 
-GRAPH_PASSES = 3  # CUDA graphs: the first warms up, the second records, the third replays
-
 
 def inductor_options(mode: str, layout: str) -> dict[str, Any]:
     """The options of Inductor, by its own names, for a mode of torch.compile and a layout.
@@ -55,7 +53,7 @@ def compile_now(loop: Loop, evaluated: int) -> dict[str, Any]:
     buffers = [buffer.clone() for buffer in share.plain.buffers()]
     random = resume.get_random(share.devices)
     with compiler.errors_explained(loop.config.compile):
-        for _ in range(GRAPH_PASSES if loop.cuda_graphs else 1):
+        for _ in range(compilation.GRAPH_PASSES if loop.cuda_graphs else 1):
             train_on_zeros(loop, share.model, share.batch_size)
             evaluate_zeros(loop, share.batch_size)
     train_on_zeros(loop, share.plain, odd_batch(share))  # not under DDP: other ranks may have no odd batch
