@@ -100,6 +100,9 @@ def test_tuning_runs_of_one_seed_are_paired_step_by_step(tmp_path: Path):
         bounds = one.step.bounds()
         assert bounds is not None
         widths.append(bounds[1] - bounds[0])
+    a, same, other = (load.read([tmp_path / side]).runs for side in ("a", "same", "other"))
+    said = "other seeds in A than in B: their rows, of other lengths, count as a difference"
+    assert said in environment_diff.lines(a, other) and said not in environment_diff.lines(a, same)
     assert widths[1] > 4 * widths[0]
 
 

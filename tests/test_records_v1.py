@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 
 from analysis.__main__ import main
+from analysis.commands import table
+from analysis.figures import chart_data, draw
+from analysis.papers import experiments
+from analysis.runs import load
 
 FIXTURES = Path(__file__).parent / "fixtures"
 EXPECTED = FIXTURES / "records_v1_expected"
@@ -91,6 +95,22 @@ def test_claims_have_the_same_figures(tmp_path: Path):
         for path in Path(RUNS, name).glob("gpus=1*/result.json")
     ]
     assert slower["estimate"] == pytest.approx(100 * (total_s[0] / total_s[1] - 1))
+
+
+def test_figures_of_them_have_the_bars_of_their_steps():
+    """They have no `definition` and no `repetition`; the figures hold the tables' means."""
+    runs = load.read([Path(RUNS)]).runs
+    assert {run["repetition"] for run in runs} == {None}
+    measured = []
+    for name in ("layout", "templates", "peak_memory"):
+        experiment = experiments.load(name)
+        for panel in experiments.panels(experiment, runs):
+            (figure,) = draw.experiment_figures(experiment, [panel])
+            rows = {row[experiment.view.measures[0]] for row in table.tables(experiment, [panel])[0].rows}
+            means = {row["mean"] for row in figure.rows if row["measure"] == experiment.view.measures[0] and "n" in row}
+            assert means == rows - {None}
+            measured += [row["bar"] for row in figure.rows if "bar" in row]
+    assert set(measured) == {None, chart_data.OF_STEPS}
 
 
 def test_runs_are_reported_with_the_same_figures(tmp_path: Path):

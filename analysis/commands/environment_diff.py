@@ -25,7 +25,7 @@ def lines(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     facts_a, facts_b = _facts(a), _facts(b)
     differing = [name for name in {**facts_a, **facts_b} if facts_a.get(name) != facts_b.get(name)]
     facts = [f"{name}: {_listed(facts_a.get(name))} in A, {_listed(facts_b.get(name))} in B" for name in differing]
-    return [*_order(a, b), *facts, *_clocks(a, b), *_marks(a, b), *_keys(a, b)]
+    return [*_order(a, b), *_rows(a, b), *facts, *_clocks(a, b), *_marks(a, b), *_keys(a, b)]
 
 
 def _order(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
@@ -35,6 +35,14 @@ def _order(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
         return []
     first, last = ("A", "B") if max(times_a) < min(times_b) else ("B", "A")
     return [f"all runs of {first} are older than those of {last}: a drift of the machine counts as a difference"]
+
+
+def _rows(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    """A line where tuning runs of the two sides had other rows, which repetitions of one seed do not show."""
+    seeds_a, seeds_b = ({run["seed"] for run in runs if run["kind"] == "llm" and not run["packed"]} for runs in (a, b))
+    if not seeds_a or not seeds_b or seeds_a == seeds_b:
+        return []
+    return ["other seeds in A than in B: their rows, of other lengths, count as a difference"]
 
 
 def _facts(runs: Sequence[Run]) -> dict[str, list[str]]:
