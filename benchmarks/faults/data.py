@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.faults.disk import mount, remount
-from benchmarks.faults.fault import RUN, SWEEP, Act, Fault
+from benchmarks.faults.fault import RUN, Act, Fault
 from benchmarks.faults.points import both, held, measure_first, root, then_release, wrote
 from benchmarks.faults.trial import Trial
 
 PHOTOGRAPHS = (
-    *(*SWEEP, "dataset=images", "dataset.root={trial}/photographs", "dataset.train_limit=null"),
-    *("dataset.test_limit=null", "batch_size=4"),
+    *(*RUN, "gpus=2", "seed=1", "lr=0.001", "dataset=images", "dataset.root={trial}/photographs"),
+    *("dataset.train_limit=null", "dataset.test_limit=null", "batch_size=4"),
 )
 CLASSES, PER_CLASS = ("cats", "dogs"), 10
 HUGE = (20_000, 20_000)  # pixels
@@ -52,6 +52,11 @@ def fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+def endless(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
 def looped(path: Path) -> None:
     """The folder of the photograph holds a link to itself."""
     (path.parent / "loop").symlink_to(path.parent, target_is_directory=True)
@@ -82,9 +87,9 @@ def restore(trial: Trial) -> None:
     shutil.copy2(trial.folder / "kept.jpg", one(trial))
 
 
-def sweep_beside(trial: Trial) -> None:
-    """Another sweep of the same photographs, to its end."""
-    words = ("hydra.sweep.dir={trial}/other" if word.startswith("hydra.sweep") else word for word in trial.fault.words)
+def run_beside(trial: Trial) -> None:
+    """Another run on the same photographs, to its end."""
+    words = ("hydra.run.dir={trial}/other" if word.startswith("hydra.run") else word for word in trial.fault.words)
     trial.start(again=True, words=tuple(words)).wait()
 
 
@@ -114,7 +119,13 @@ def hostile_weights(trial: Trial) -> None:
     (trial.folder / "weights" / "consolidated.00.pth").write_bytes(content)
 
 
-_BROKEN = Fault("", "", PHOTOGRAPHS, mend=remove, says=r"\[1/2\].*3\.jpg|^  failed: .*3\.jpg", lines=30)
+_BROKEN = Fault(
+    *("", "", PHOTOGRAPHS),
+    mend=remove,
+    says=r"^(refused|  failed): .*3\.jpg",
+    lines=30,
+    ends=("ok",),
+)
 _REFUSED = Fault("", "", RUN, ("train_vision.py",), lines=1, statuses=(), ends=None)
 _ROWS = replace(_REFUSED, program=("tune_llm.py",), words=ROWS, says=r"^refused: dataset\.data_files=\S*rows\.jsonl: ")
 
@@ -142,8 +153,14 @@ FAULTS = (
         name="photograph-fifo",
         what="a photograph is a FIFO",
         prepare=with_photograph(fifo),
-        code=None,
-        says="",
+        lines=1,
+    ),
+    replace(
+        _BROKEN,
+        name="photograph-device",
+        what="a photograph is a link to /dev/zero",
+        prepare=with_photograph(endless),
+        lines=1,
     ),
     replace(
         _BROKEN,
@@ -151,8 +168,8 @@ FAULTS = (
         what="a folder of photographs holds a link to itself",
         prepare=with_photograph(looped),
         mend=lambda trial: (one(trial).parent / "loop").unlink(),
-        code=None,
-        says="",
+        says=r"^refused: .*loop",
+        lines=1,
     ),
     Fault(
         "data-read-only",
@@ -160,7 +177,9 @@ FAULTS = (
         PHOTOGRAPHS,
         prepare=both(mount("photographs", "size=8m"), photographs, remount("photographs", "ro")),
         mend=remount("photographs", "rw"),
-        says=r"^\[1/2\] refused: .*dataset\.cache",
+        says=r"^refused: .*dataset\.cache",
+        statuses=(),
+        ends=("ok",),
         needs=root,
     ),
     Fault(
@@ -168,8 +187,9 @@ FAULTS = (
         "a photograph changes after it was trained on",
         PHOTOGRAPHS,
         prepare=both(photographs, measure_first, keep_and_change),
-        says=r"^\[1/2\] refused: the data is no longer that of the record",
-        statuses=("ok", "ok"),
+        says=r"^refused: the data is no longer that of the record",
+        statuses=("ok",),
+        ends=("ok",),
         mend=restore,
     ),
     Fault(
@@ -181,18 +201,22 @@ FAULTS = (
         at=held,
         act=then_release(take_away),
         says=r"^  failed: rank \d: .*photographs",
+        statuses=("failed",),
+        ends=("ok",),
         mend=put_back,
     ),
     Fault(
         "one-cache",
-        "two sweeps decode the same photographs at once",
+        "two commands decode the same photographs at once",
         PHOTOGRAPHS,
         prepare=photographs,
         at=wrote("*/.running.json"),
-        act=sweep_beside,
+        act=run_beside,
         code=0,
-        statuses=("ok", "ok"),
-        check=lambda trial: "the other sweep failed" if trial.commands[1].process.poll() else None,
+        statuses=("ok",),
+        ends=("ok",),
+        within_s=120.0,
+        check=lambda trial: "the other run failed" if trial.commands[1].process.poll() else None,
     ),
     replace(
         _REFUSED,

@@ -1,4 +1,4 @@
-"""No network: a namespace in which only the loopback is up, and one whose packets vanish; strangers on open ports."""
+"""No network: a namespace in which only the loopback is up; servers that say nothing; strangers on open ports."""
 
 import socket
 import subprocess
@@ -13,22 +13,25 @@ from benchmarks.faults.points import held, root, then_release
 from benchmarks.faults.trial import Trial
 
 LOOPBACK = "ip link set lo up"
-# An interface that drops what is sent, and a name server behind it: nothing is refused, nothing answers
-BLACK_HOLE = (
-    "ip link add hole type dummy && ip addr add 192.0.2.1/24 dev hole && ip link set hole up"
-    " && ip route add default via 192.0.2.2"
-)
 WITHIN_S = 15.0
+SILENT_PORT = 19_999
+KEYS = {"HF_HOME": "/nonexistent/hub", "WANDB_API_KEY": "0" * 40}
+SILENT = KEYS | dict.fromkeys(("http_proxy", "https_proxy", "WANDB_BASE_URL"), f"http://127.0.0.1:{SILENT_PORT}")
 PICKLE = b"\x80\x04cposix\nsystem\n(S'true'\ntR."
 NO_ROUTE = ("unshare", "--net", "sh", "-c", f'{LOOPBACK}; exec "$@"', "sh")
-NO_ANSWER = ("unshare", "--net", "sh", "-c", f'{LOOPBACK}; {BLACK_HOLE}; exec "$@"', "sh")
 TUNING = ("hydra.run.dir={sweep}", "max_steps=2", "skip_steps=0", "tracker.mode=disabled")
+
+
+def silent_server(trial: Trial) -> None:
+    """A socket that listens and accepts nothing: the kernel takes the connections."""
+    server = trial.after.enter_context(socket.create_server(("127.0.0.1", SILENT_PORT)))
+    server.listen(16)
 
 
 def _namespace() -> str:
     if root():
         return root()
-    done = subprocess.run([*NO_ANSWER, "true"], capture_output=True, check=False)
+    done = subprocess.run([*NO_ROUTE, "true"], capture_output=True, check=False)
     return "" if done.returncode == 0 else "needs network namespaces"
 
 
@@ -40,7 +43,6 @@ _OFFLINE = Fault(
     ends=None,
     within_s=WITHIN_S,
     lines=1,
-    needs=_namespace,
 )
 _MNIST = replace(
     _OFFLINE,
@@ -51,13 +53,11 @@ _HUB = replace(
     _OFFLINE,
     program=("tune_llm.py",),
     words=(*TUNING, "dataset=samsum"),
-    variables={"HF_HOME": "/nonexistent/hub"},
     says=r"^refused: dataset\..*dataset\.data_files",
 )
 _WANDB = replace(
     _OFFLINE,
     words=(*RUN, "tracker.mode=online"),
-    variables={"WANDB_API_KEY": "0" * 40},
     says=r"tracker\.mode=online: .*tracker\.mode=offline",
     lines=None,
     statuses=None,
@@ -89,13 +89,20 @@ def listens_elsewhere(trial: Trial) -> str | None:
 
 FAULTS = (
     *(
-        replace(fault, name=f"{name}-{how}", what=f"{what}: {words}", prefix=prefix)
+        replace(fault, name=f"{name}-{how}", what=f"{what}: {words}", **options)
         for fault, name, what in (
             (_MNIST, "mnist", "MNIST is downloaded"),
             (_HUB, "hub", "rows of the hub are fetched"),
             (_WANDB, "wandb", "W&B is online"),
         )
-        for how, words, prefix in (("no-route", "no network", NO_ROUTE), ("no-answer", "packets vanish", NO_ANSWER))
+        for how, words, options in (
+            ("no-route", "no network", {"prefix": NO_ROUTE, "variables": KEYS, "needs": _namespace}),
+            (
+                "silent",
+                "a server takes the connection and says nothing",
+                {"prepare": silent_server, "variables": SILENT},
+            ),
+        )
     ),
     Fault(
         "no-network",

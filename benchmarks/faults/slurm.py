@@ -61,12 +61,12 @@ def with_job(*words: str) -> Act:
 
 def node_down(trial: Trial) -> None:
     """The node is taken down, which ends and requeues its jobs, and comes back."""
-    node = cluster.node_of(job(trial))
+    node, controller = cluster.node_of(job(trial)), claim(trial)["pid"]
     trial.after.callback(cluster.resume)
     cluster.update(node, "down")
-    trial.release()
-    while claim(trial)["pid"] in psutil.pids():
+    while psutil.pid_exists(controller):
         pause(0.2)
+    trial.release()
     cluster.update(node, "resume")
 
 
