@@ -13,7 +13,7 @@ from benchmarks.faults.points import both, held, measure_first, root, then_relea
 from benchmarks.faults.trial import Trial
 
 PHOTOGRAPHS = (
-    *(*RUN, "gpus=2", "seed=1", "lr=0.001", "dataset=images", "dataset.root={trial}/photographs"),
+    *(*RUN, "gpus=2", "seed=1", "lr=1e-6", "dataset=images", "dataset.root={trial}/photographs"),
     *("dataset.train_limit=null", "dataset.test_limit=null", "batch_size=4"),
 )
 CLASSES, PER_CLASS = ("cats", "dogs"), 10

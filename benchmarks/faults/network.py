@@ -66,7 +66,7 @@ _WANDB = replace(
 
 def open_ports(trial: Trial) -> list[tuple[str, int]]:
     """Address and port of every TCP socket on which the command listens."""
-    pids = {process.pid for process in trial.family()}
+    pids = {process.pid for process in trial.family() if process.name().startswith("python")}  # not srun's own
     sockets: list[Any] = psutil.net_connections("tcp")
     listening = (socket for socket in sockets if socket.status == psutil.CONN_LISTEN and socket.pid in pids)
     return [(connection.laddr.ip, connection.laddr.port) for connection in listening]

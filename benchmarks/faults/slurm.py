@@ -317,6 +317,7 @@ FAULTS = (
         says=r"^\[1/1\] .*failed: node n2 was lost",
         statuses=("failed",),
         ends=None,
+        leaves_jobs=True,  # SLURM keeps the job until it notices
         within_s=90.0,
     ),
     replace(
@@ -388,9 +389,8 @@ FAULTS = (
             words=(*SLURM, word),
             inside="",
             at=None,
-            says=rf"^\[1/2\] refused: {re.escape(word)}: ",
+            says=rf"^(\[1/2\] )?refused: {re.escape(word)}: ",
             lines=9,
-            statuses=("refused", "refused"),
             ends=None,
             check=left_by_refusal,
         )
