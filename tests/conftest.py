@@ -3,6 +3,7 @@
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,17 @@ def typed_llm(*overrides: str) -> LlmConfig:
 def has_dali() -> bool:
     """Whether NVIDIA DALI is installed (make dali); a test of it is skipped otherwise."""
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
+
+
+def free_port(first: int) -> int:
+    """A free port from `first` on, of which each worker has a thousand: below those that Linux hands out by itself, to
+    any process at any time."""
+    first += 1000 * int(_worker or 0)
+    for port in range(first, first + 1000):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def warm_up() -> None:

@@ -15,7 +15,7 @@ from multicard.controller.peers import Guest, Peers
 from multicard.machine.allocation import Allocation
 from multicard.ranks import failures
 from multicard.ranks.failures import Failure
-from tests.conftest import PATIENCE_S, awaited
+from tests.conftest import PATIENCE_S, awaited, free_port
 
 HOSTS = ("localhost", "second", "third")
 PORT = 0
@@ -41,16 +41,9 @@ def endings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Failure]]:
 
 @pytest.fixture(autouse=True)
 def port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A free port for the controllers: the one after the agents'. Below those that Linux hands out by itself, to any
-    process at any time; another worker's tests have others."""
+    """A free port for the controllers: the one after the agents'."""
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.0.1")
-    first = 12_000 + 1000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    for port in range(first, first + 1000):
-        with socket.socket() as free, suppress(OSError):
-            free.bind(("", port))
-            monkeypatch.setattr(f"{__name__}.PORT", port - 1)
-            return
-    raise AssertionError("no port is free")
+    monkeypatch.setattr(f"{__name__}.PORT", free_port(12_000) - 1)
 
 
 def allocation(node: int, hosts: tuple[str, ...] = HOSTS) -> Allocation:

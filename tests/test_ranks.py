@@ -14,10 +14,11 @@ from multicard.config.placement import Placement
 from multicard.controller import run
 from multicard.controller.workload import Workload
 from multicard.llm import workload as llm
+from multicard.machine.allocation import Allocation
 from multicard.ranks import elastic
 from multicard.ranks.process import Job
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import ROOT, SMALL, composed, warm_up
+from tests.conftest import PATIENCE_S, ROOT, SMALL, composed, free_port, warm_up
 
 # As if there were a GPU, as far as torch's Python goes: ends at the first import that starts CUDA, with its name
 IMPORT_ON_A_GPU = """
@@ -118,3 +119,37 @@ def test_nothing_of_a_local_run_listens_beyond_this_machine(
     addresses = (tmp_path / "run" / "listeners.txt").read_text().split()
     assert len(addresses) >= 3  # the agent's store, and gloo of each rank
     assert [address for address in addresses if not ip_address(address).is_loopback] == []
+
+
+SECOND_NODE = """
+import sys
+from pathlib import Path
+from multicard.config.placement import Placement
+from multicard.machine.allocation import Allocation
+from multicard.ranks import elastic
+from multicard.ranks.process import Job
+if __name__ == "__main__":
+    folder, port = Path(sys.argv[1]), int(sys.argv[2])
+    elastic.warm_up("cpu", ["torch", "tests.rank_work"])
+    job = Job(folder, "cpu", "gloo", 0, 1, "system", allocation=Allocation(("localhost",) * 2, 1, "7", port))
+    placement = Placement("cpu", "gloo", 1, False, nodes=2)
+    sys.exit(elastic.launch("tests.rank_work:leave_listeners", (folder,), placement, job) is not None)
+"""
+
+
+def test_ranks_of_two_nodes_meet_at_an_address_of_node_0(tmp_path: Path):
+    """The second node is another process of this machine."""
+    warm_up()
+    port = free_port(14_000)
+    second = subprocess.Popen([sys.executable, "-c", SECOND_NODE, str(tmp_path), str(port)], cwd=ROOT)
+    job = Job(tmp_path, "cpu", "gloo", 0, 1, "system", allocation=Allocation(("localhost",) * 2, 0, "7", port))
+    placement = Placement("cpu", "gloo", 1, False, nodes=2)
+    try:
+        assert elastic.launch("tests.rank_work:leave_listeners", (tmp_path,), placement, job) is None
+        assert second.wait(PATIENCE_S) == 0
+    finally:
+        second.kill()
+        second.wait()
+    addresses = (tmp_path / "listeners.txt").read_text().split()
+    assert len(addresses) >= 3 and "127.0.0.1" in addresses
+    assert [address for address in addresses if ip_address(address).is_unspecified] == []
