@@ -235,6 +235,14 @@ def test_intervals_of_95_percent_at_every_look_would_call_more_different(monkeyp
     assert apart([verdict for _ in range(200) for verdict in verdicts(until_sure(random, 0.03, "precision"))]) > 0.075
 
 
+def test_an_undecided_mean_has_its_interval_in_percent_of_it():
+    """Of the mean, not of its logarithm, as `repeat_error` is: 79 % of it are 120 %."""
+    rounds = until_sure(np.random.default_rng(4), 0.5, None)
+    setting, spreads = rounds.settings["1fp32"], rounds.spreads()
+    half = rounds.half_width(setting, spreads)
+    assert half > 0.2 and rounds._described(setting, spreads) == f"1fp32: mean step ±{math.expm1(half):.1%}"
+
+
 def test_auto_spends_runs_where_they_are_needed():
     random = np.random.default_rng(2)
     runs = [

@@ -166,5 +166,5 @@ class UntilSure:
         """A setting with its interval, and what it is not told apart from."""
         against = [other.name for other in self._others(setting) if self._apart(setting, other, spreads, CONFIDENCE)]
         width = self.half_width(setting, spreads)
-        interval = f"mean step ±{width:.1%}" if math.isfinite(width) else "without an interval"
+        interval = f"mean step ±{math.expm1(width):.1%}" if math.isfinite(width) else "without an interval"
         return f"{setting.name}: {interval}" + (f"; against {', '.join(against)}" if against else "")
