@@ -5,6 +5,7 @@ CUDA. Ranks are forked from a server that imported torch while the controller wa
 CUDA, which a process cannot use once its parent has: else ranks on CUDA are spawned, and import torch again.
 """
 
+import getpass
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -43,6 +44,8 @@ def warm_up(device: str, modules: list[str]) -> None:
     process; it has imported what the first call named."""
     if device == "cuda":
         _count_by_nvml()
+    with suppress(OSError, ValueError):  # `launch` says so
+        os.environ[CODE_CACHE] = _code_cache()
     multiprocessing.set_forkserver_preload(modules)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SHARED_SIGNALS)  # inherited by both, and so by the ranks
     sys.warnoptions.append(NO_COMPLAINT)
@@ -165,14 +168,23 @@ def _variables(placement: Placement, nodes: int) -> dict[str, str]:
     if nodes == 1:  # NCCL takes names that begin so, but for "=": no others are wanted
         variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         variables["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", "=lo")
-    variables[CODE_CACHE] = os.environ.get(CODE_CACHE) or str(_code_cache())
+    variables[CODE_CACHE] = _code_cache()
     return variables
 
 
-def _code_cache() -> Path:
-    """Where Inductor keeps compiled code, which it runs. Its own folder in /tmp has a name that anybody could take."""
-    path = Path(tempfile.gettempdir()) / f"multicard-inductor-{os.getuid()}"
-    return private.folder(path, f"set {CODE_CACHE} to a folder of your own")
+def _code_cache() -> str:
+    """Where Inductor keeps compiled code, which it runs. The folder that torch sets by itself, as it is imported, is in
+    /tmp and has a name that anybody could take.
+
+    Raises:
+        ValueError: somebody has taken this one's.
+    """
+    chosen, temporary = os.environ.get(CODE_CACHE), Path(tempfile.gettempdir())
+    with suppress(KeyError, OSError):  # a user without a name
+        if chosen and Path(chosen) != temporary / f"torchinductor_{getpass.getuser()}":
+            return chosen
+    own = temporary / f"multicard-inductor-{os.getuid()}"
+    return str(private.folder(own, f"set {CODE_CACHE} to a folder of your own"))
 
 
 def _failure(folder: Path, rank: int, exitcode: int) -> Failure:
