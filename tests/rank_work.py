@@ -374,6 +374,13 @@ def says_hello(rank: Rank, folder: Path, word: str) -> None:
     (folder / f"{rank.rank}.txt").write_text(word)
 
 
+def print_to_a_full_disk(_: Rank) -> None:
+    import sys
+
+    sys.stdout = sys.stderr = open("/dev/full", "w", buffering=1)  # noqa: SIM115, PTH123
+    print("hello")
+
+
 def compile_in_workers(_: Rank, folder: Path) -> None:
     """Have a process of Inductor's, as Triton's kernels are compiled in, compute; leave the CPU seconds of all."""
     from torch._inductor import config

@@ -59,6 +59,21 @@ def test_steps_are_read_alike_before_and_after_merging(tmp_path: Path):
     assert merged["step"].to_pylist() == [0, 1] * 4
 
 
+def test_steps_merged_before_and_steps_since_then_are_one_table(tmp_path: Path):
+    for rank in (0, 1):
+        run_folder.write_steps(tmp_path, rank, 0, step_columns(rank))
+    run_folder.merge_steps(tmp_path)
+    again = step_columns(1) | {"loss": np.full(2, 7.0)}
+    run_folder.write_steps(tmp_path, 1, 0, again)  # trained again from an earlier checkpoint
+    run_folder.write_steps(tmp_path, 0, 1, step_columns(0))
+    before = run_folder.read_steps(tmp_path)
+    assert before["epoch"].to_pylist() == [0, 0, 0, 0, 1, 1]
+    assert before["rank"].to_pylist() == [0, 0, 1, 1, 0, 0]
+    assert before["loss"].to_pylist() == [0, 0, 7, 7, 0, 0]
+    assert run_folder.merge_steps(tmp_path).equals(before) and run_folder.read_steps(tmp_path).equals(before)
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.parquet"]
+
+
 @pytest.mark.parametrize(
     "change", [{"odd": np.zeros(2)}, {"loss": np.zeros(2, dtype=int)}, {"samples": np.array(["a", "b"])}]
 )

@@ -7,11 +7,17 @@ import pytest
 from omegaconf import DictConfig
 
 from multicard.config.job import Resources, resources
+from multicard.controller import preemption
 from multicard.machine import slurm
+from multicard.machine.allocation import Allocation
 from multicard.machine.slurm import State
+from multicard.ranks.failures import Failure
 from multicard.records import run_folder
 from multicard.sweep import slurm_submit, slurm_wait
+from multicard.sweep.job import SlurmJob
 from multicard.sweep.plan import Cell
+from multicard.vision.workload import WORKLOAD
+from tests import records
 from tests.conftest import typed
 
 ONE = Resources(nodes=1, gpus=2, cpus=4, memory_gb=None, time_min=60, exclusive=False)
@@ -100,10 +106,51 @@ def test_what_sbatch_refuses_names_the_key(output: str, line: str):
         ({"JobState": "COMPLETING", "RunTime": "00:01:01", "TimeLimit": "00:01:00"}, "timeout"),
         ({"JobState": "COMPLETING", "RunTime": "00:01:01", "TimeLimit": "UNLIMITED"}, "cancelled"),
         ({}, "timeout"),
+        # of a job whose node failed, and of one that `scontrol requeue` stopped
+        ({"JobState": "PENDING", "Restarts": "2", "RunTime": "00:00:00", "TimeLimit": "01:00:00"}, "requeued"),
+        ({"JobState": "COMPLETING", "Restarts": "2", "RunTime": "00:00:00", "TimeLimit": "01:00:00"}, "requeued"),
+        ({"JobState": "RUNNING", "Restarts": "1", "RunTime": "00:59:00", "TimeLimit": "01:00:00"}, "timeout"),
     ],
 )
 def test_why_slurm_warns(fields: dict[str, str], reason: str):
-    assert slurm.reason_of_warning(fields) == reason
+    assert slurm.reason_of_warning(fields, restarts=1) == reason
+
+
+@pytest.mark.parametrize(
+    ("restarts", "refuses", "kind", "expected"),
+    [
+        (1, True, "exception", False),
+        (1, True, "timeout", False),
+        (1, False, "preempted", True),
+        (2, True, "preempted", True),  # "Job is pending execution": SLURM has requeued it by itself
+        (2, True, "signal", True),
+        (2, True, "interrupt", True),
+    ],
+)
+def test_a_job_that_slurm_has_requeued_goes_on_whatever_ended_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, refuses: bool, kind: str, expected: bool
+):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+
+    def ask(*words: str, **_: float) -> str | None:
+        return f"JobId=7 Restarts={restarts} " if words[1] == "show" else None if refuses else ""
+
+    monkeypatch.setattr(slurm, "ask", ask)
+    job = SlurmJob(WORKLOAD, DictConfig({"max_requeues": 3}), tmp_path, None)
+    assert job.requeue(Failure(kind, "")) is expected
+
+
+def test_a_job_that_was_requeued_after_its_record_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """SLURM may requeue it for a node that fails in the moment between the record and the end of the job."""
+    monkeypatch.setattr(preemption, "hold_warnings", lambda: None)
+    monkeypatch.setattr(slurm, "allocation", lambda *_: Allocation(job="7"))
+    folder = tmp_path / "cell"
+    run_folder.claim(folder, "7")
+    run_folder.write_result(folder, records.vision(job="7"))
+    run_folder.write_json(folder / "checkpoint" / "latest.json", {"steps": 5, "world_size": 1})
+    assert SlurmJob(WORKLOAD, DictConfig({"code": "latest"}), folder, None)() == "ok"
+    assert [path.name for path in folder.iterdir()] == ["result.json"]
 
 
 def test_seconds_are_read_from_slurms_spans():

@@ -1,5 +1,8 @@
 """Attempts of a run (`segments` in its record): each start of its job. More than one only if it was requeued."""
 
+import errno
+import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -7,19 +10,27 @@ from multicard.machine.allocation import Allocation
 from multicard.measure.timing import timestamp
 from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure
+from multicard.ranks.process import ended_file
 from multicard.records import content, run_folder
 
-HERE_ALONE = ("saved_step", "data")  # keys of an attempt that are not in the record's `segments`
+# Keys of an attempt that are not in the record's `segments`
+HERE_ALONE = ("saved_step", "data", "started_s", "failure", "load", "beside")
 
 
 def begin(
-    folder: Path, allocation: Allocation, git: dict[str, Any] | None = None, data: dict[str, Any] | None = None
+    folder: Path,
+    allocation: Allocation,
+    git: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
+    started_s: float | None = None,
 ) -> None:
     """Note an attempt: the run starts, or resumes from its checkpoint.
 
     Args:
         data: the fingerprint of its data.
+        started_s: when its start-up began, on the machine's clock.
     """
+    run_folder.remove_files(folder / "ranks", "e*_r*.json")  # how an earlier start's ranks ended
     attempt = {
         "started_at": timestamp(),
         "ended_at": None,
@@ -30,6 +41,7 @@ def begin(
         "first_step": checkpoint.latest(folder) or 0,
         "saved_step": None,
         "data": data,
+        "started_s": started_s,
     }
     run_folder.write_segments(folder, [*run_folder.read_segments(folder), attempt])
 
@@ -48,16 +60,45 @@ def require_same_data(folder: Path, data: dict[str, Any]) -> None:
         raise ValueError(f"the data is no longer that of the run's checkpoint ({changed}); {remedy}")
 
 
-def end(folder: Path, failure: Failure | None) -> None:
-    """Note how the last attempt ended, and the step that it was saved at."""
+def end(folder: Path, failure: Failure | None, load: dict[str, Any] | None = None, beside: int | None = None) -> None:
+    """Note how the last attempt ended, the step that it was saved at, and all else that only this process knows: from
+    now on the record follows from the folder.
+
+    Args:
+        load, beside: of the record.
+    """
     attempts = run_folder.read_segments(folder)
-    if not attempts:  # somebody removed the folder: what records the run says so
-        return
+    _require_any(attempts, folder)
     last = attempts[-1]
     saved = checkpoint.latest(folder)
     last |= {"ended_at": timestamp(), "end": "ok" if failure is None else failure.kind}
+    last |= {"failure": None if failure is None else asdict(failure), "load": load, "beside": beside}
     last["saved_step"] = saved if saved != (last["first_step"] or None) else None
     run_folder.write_segments(folder, attempts)
+
+
+def last(folder: Path) -> dict[str, Any]:
+    attempts = run_folder.read_segments(folder)
+    _require_any(attempts, folder)
+    return dict.fromkeys(HERE_ALONE) | attempts[-1]
+
+
+def _require_any(attempts: list[dict[str, Any]], folder: Path) -> None:
+    if not attempts:  # somebody removed the folder
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / run_folder.SEGMENTS))
+
+
+def is_trained(folder: Path, ranks: int) -> bool:
+    """Whether the last attempt ended with a measurement, by what its controller or all of its ranks left. One that was
+    stopped saved a checkpoint to go on from.
+    """
+    attempts = run_folder.read_segments(folder)
+    if not attempts:
+        return False
+    if attempts[-1]["end"] is not None:
+        return attempts[-1]["end"] in run_folder.DONE
+    saved = checkpoint.latest(folder) not in (None, attempts[-1]["first_step"])
+    return not saved and all(ended_file(folder, rank).exists() for rank in range(ranks))
 
 
 def moved_on(folder: Path) -> bool:

@@ -1,5 +1,6 @@
 """The record of a run, `result.json`: measured, refused or failed."""
 
+import traceback
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -14,10 +15,11 @@ from multicard.controller import attempts
 from multicard.controller.prepare import PreparedRun, binds
 from multicard.controller.session import SESSION, say
 from multicard.controller.workload import Workload
-from multicard.energy import gpu_record
+from multicard.energy import gpu_record, parts
 from multicard.measure.timing import timestamp
 from multicard.ranks import checkpoint
-from multicard.ranks.failures import Failure
+from multicard.ranks.failures import Failure, in_a_line
+from multicard.ranks.process import LOG_LINES
 from multicard.records import run_folder
 from multicard.records.schema import SCHEMA_VERSION
 from multicard.tracking.wandb_mirror import Mirror
@@ -67,62 +69,25 @@ def fail(record: Record, failure: Failure, status: str | None = None) -> Record:
         status: where it does not follow from the failure.
     """
     folder = Path(record["folder"])
-    record |= {"status": status or _status(failure), "cause": asdict(failure)}
+    record |= {"status": status or status_of(failure), "cause": asdict(failure)}
     before = run_folder.read_json(folder / "result.json")
     if before is None or (before["status"] not in run_folder.DONE and before.get("job") != record["job"]):
         run_folder.write_result(folder, record)
     return record
 
 
-def complete(run: PreparedRun, record: Record, failure: Failure | None, mirror: Mirror) -> Record:
-    """Merge what the ranks left into the record, write it, and mirror it."""
-    config, placement, folder = run.config, run.placement, run.folder
-    ranks = run_folder.read_ranks(folder, placement.world_size if failure is None else 0)
-    training_began_s = ranks[0]["started_s"] if ranks else None
-    try:
-        steps = run_folder.merge_steps(folder)
-        gpu = None if placement.device == "cpu" else gpu_record.merge(folder, attempts.parts(folder), failure is None)
-        figures = run.workload.summarise(config, placement, ranks, steps, gpu_record.training_joules(gpu))
-        ended = failure or _diverged(figures["divergence"])
-        result = record | {
-            "axes": run.workload.axes(config, placement.device),
-            "identity": config.identity(),
-            "config": plain(config),
-            "status": _status(ended),
-            "cause": None if ended is None else asdict(ended),
-            "ended_at": timestamp(),
-            "startup_s": None if training_began_s is None else training_began_s - run.started_s,
-            **figures,
-            "data": run.data,
-            "load": run.load.end(),
-            "beside": run_folder.beside(folder, set(run.allocation.hosts), run.others),
-            "gpu": gpu,
-            "profile": None,
-            "diagnosis": None,
-        }
-        finished_ranks = ranks if failure is None else []
-        if finished_ranks and "profile" in finished_ranks[0]:
-            from multicard.profiling import run_profile
+def complete(run: PreparedRun, record: Record, mirror: Mirror) -> Record:
+    """Write the record of a run whose last attempt has ended, and mirror it.
 
-            result["profile"] = run_profile.of_run(folder, [rank["profile"] for rank in finished_ranks], result)
-        if finished_ranks and finished_ranks[0].get("ablations") is not None:
-            advise = partial(run.workload.advise, config, placement)
-            result["diagnosis"] = diagnosis.diagnose([rank["ablations"] for rank in finished_ranks], advise)
-        result["segments"] = attempts.merge(folder, result.get("segments", []))
-        result["segments"][-1]["end"] = "ok" if ended is None else ended.kind
-        machine = _complete_environment(run, ranks)
-        git = machine.get("git") or dict.fromkeys(("commit", "dirty", "changes"))
-        cores = (machine.get("cpu") or {}).get("cores")
-        result |= {"hardware": _hardware(machine, ranks), "cores": cores, **git}
-        run_folder.write_result(folder, result)
-    except OSError as error:
-        message = f"hydra.run.dir: could not record the run in {folder} ({error.strerror}); free some space"
-        return record | {"status": "failed", "cause": asdict(Failure("disk", message))}
-    run_folder.remove_files(folder / "ranks", "*.json")
-    (folder / run_folder.SEGMENTS).unlink(missing_ok=True)
-    checkpoint.remove(folder)
+    The record follows from what is in the folder, and nothing that it is made of is removed before it is there: whoever
+    is cut off here, the next start writes the same.
+    """
+    config, folder = run.config, run.folder
+    result, steps = _from_folder(run, record)
+    run_folder.write_result(folder, result)
+    clean_up(folder)
     mirrored = config.tracker.mode is not TrackerMode.disabled
-    if mirrored and not (failure and failure.kind in ("tracker", "interrupt")):
+    if mirrored and (result["cause"] or {}).get("kind") not in ("tracker", "interrupt"):
         try:
             mirror.close(result, steps)
         except RuntimeError as error:
@@ -130,6 +95,84 @@ def complete(run: PreparedRun, record: Record, failure: Failure | None, mirror: 
             say(f"tracker.mode={mode}: W&B failed ({error}); the record is in {folder}", error=True)
             result["tracker_error"] = str(error)
     return result
+
+
+def _from_folder(run: PreparedRun, record: Record) -> tuple[Record, Any]:
+    """The record, and the table of all steps, from what the ranks and the attempts left."""
+    config, placement, folder = run.config, run.placement, run.folder
+    attempt = attempts.last(folder)
+    failure = Failure(**attempt["failure"]) if attempt["failure"] else None
+    ranks = run_folder.read_ranks(folder, placement.world_size if failure is None else 0)
+    steps = run_folder.merge_steps(folder)
+    gpu = None if placement.device == "cpu" else gpu_record.merge(folder, attempts.parts(folder), failure is None)
+    training_began_s = ranks[0]["started_s"] if ranks else None
+    is_timed = None not in (training_began_s, attempt["started_s"])
+    figures = run.workload.summarise(config, placement, ranks, steps, gpu_record.training_joules(gpu))
+    ended = failure or _diverged(figures["divergence"])
+    result = record | {
+        "started_at": attempt["started_at"],
+        "axes": run.workload.axes(config, placement.device),
+        "identity": config.identity(),
+        "config": plain(config),
+        "status": status_of(ended),
+        "cause": None if ended is None else asdict(ended),
+        "ended_at": attempt["ended_at"],
+        "startup_s": training_began_s - attempt["started_s"] if is_timed else None,
+        **figures,
+        "data": attempt["data"],
+        "load": attempt["load"],
+        "beside": attempt["beside"],
+        "gpu": gpu,
+        "profile": None,
+        "diagnosis": None,
+    }
+    finished_ranks = ranks if failure is None else []
+    if finished_ranks and "profile" in finished_ranks[0]:
+        from multicard.profiling import run_profile
+
+        result["profile"] = run_profile.of_run(folder, [rank["profile"] for rank in finished_ranks], result)
+    if finished_ranks and finished_ranks[0].get("ablations") is not None:
+        advise = partial(run.workload.advise, config, placement)
+        result["diagnosis"] = diagnosis.diagnose([rank["ablations"] for rank in finished_ranks], advise)
+    result["segments"] = attempts.merge(folder, result.get("segments", []))
+    result["segments"][-1]["end"] = "ok" if ended is None else ended.kind
+    machine = _complete_environment(run, ranks)
+    git = machine.get("git") or dict.fromkeys(("commit", "dirty", "changes"))
+    cores = (machine.get("cpu") or {}).get("cores")
+    return result | {"hardware": _hardware(machine, ranks), "cores": cores, **git}, steps
+
+
+def not_recorded(record: Record, error: Exception) -> Record:
+    """The record of a run that an error kept from being recorded; what it was to be made of stays in the folder."""
+    folder = Path(record["folder"])
+    if isinstance(error, OSError) and error.strerror:
+        message = f"hydra.run.dir: could not record the run in {folder} ({error.strerror}); free some space"
+        failure = Failure("disk", message)
+    else:
+        remedy = "its measurements are kept: the same command tries again to record them, rerun=true measures again"
+        lines = "".join(traceback.format_exception(error)).splitlines()[-LOG_LINES:]
+        message = f"the run ended, but could not be recorded ({in_a_line(error)}); {remedy}"
+        failure = Failure("record", message, log_tail=tuple(lines))
+    record |= {"status": "failed", "cause": asdict(failure)}
+    if run_folder.finished(folder) is None:
+        with suppress(OSError):  # on a full disk
+            run_folder.write_result(folder, record)
+    return record
+
+
+def clean_up(folder: Path) -> None:
+    """Remove what the record holds, and what no start goes on from, once the record is there."""
+    run_folder.remove_files(folder / "ranks", "*.json")
+    parts.remove(folder)
+    (folder / run_folder.SEGMENTS).unlink(missing_ok=True)
+    checkpoint.remove(folder)
+
+
+def release_finished(folder: Path) -> None:
+    """End the claim of a process that was killed between its record and its end."""
+    if (folder / run_folder.RUNNING).exists() and run_folder.owner(folder) is None:
+        clean_up(folder)
+        run_folder.release(folder)
 
 
 def _complete_environment(run: PreparedRun, ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -150,7 +193,8 @@ def _hardware(machine: dict[str, Any], ranks: list[dict[str, Any]]) -> str | Non
     return ", ".join(sorted(names)) or (machine.get("cpu") or {}).get("model")
 
 
-def _status(failure: Failure | None) -> str:
+def status_of(failure: Failure | None) -> str:
+    """The status of a run that a failure ended; None: it was measured."""
     if failure is None:
         return "ok"
     if failure.kind == "interrupt":

@@ -20,6 +20,7 @@ HEARD_AFTER_S = {"one node": 0.5, "several": 2.0}  # within which every rank rea
 MESSAGES = {
     "timeout": "the job reached its time limit",
     "preempted": "SLURM preempted the job",
+    "requeued": "SLURM put the job back into the queue (its node failed, or by scontrol requeue)",
     "cancelled": "the job was cancelled (scancel)",
 }
 

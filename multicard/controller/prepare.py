@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from multicard.config.base import ProfileName, RunConfig, plain
 from multicard.config.job import Numa
+from multicard.config.keys import require
 from multicard.config.placement import Placement, place
 from multicard.controller import attempts
 from multicard.controller.peers import Peers
@@ -29,10 +30,7 @@ from multicard.records import content, run_folder
 class PreparedRun:
     """A validated run whose folder is claimed, ready to launch.
 
-    started_s: when its start-up began, on the machine's clock; later by what identifying the data and
-        reading the load took, which are no part of starting.
-    data: the fingerprint of its data.
-    load: of the machine, from here on.
+    load: of the machine, from here on; None where an earlier start trained the run, and only its record is missing.
     others: the records of the sweep by now (`run_folder.results`).
     arguments: what the workload's function is called with, after its `Rank`.
     """
@@ -41,12 +39,10 @@ class PreparedRun:
     config: RunConfig
     placement: Placement
     folder: Path
-    started_s: float
     allocation: Allocation
-    data: dict[str, Any]
-    load: Load
-    others: dict[str, tuple[int, int]]
-    arguments: tuple[Any, ...]
+    load: Load | None = None
+    others: dict[str, tuple[int, int]] = field(default_factory=dict)
+    arguments: tuple[Any, ...] = ()
 
 
 def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
@@ -124,17 +120,23 @@ def prepare(
     config = typed(workload, cfg)
     placement = check(workload, config, allocation)
     try:
-        restarted = run_folder.claim(folder, allocation.job)
+        trained = attempts.is_trained(folder, placement.world_size)
+        restarted = run_folder.claim(folder, allocation.job, keep=trained and not cfg.rerun)
         try:
+            run_folder.remove_partial(folder)
+            if restarted and trained:
+                problem = changed_data(workload, config, attempts.last(folder))
+                require(problem is None, problem or "")
+                return PreparedRun(workload, config, placement, folder, allocation)
             if restarted and checkpoint.latest(folder) is None:
                 run_folder.clear(folder)  # nothing to resume from: start over
-            run_folder.remove_files(folder / "ranks", "error_*.json")  # of an earlier start
             data, load, others, taken_s = _untimed(workload, config, folder.parent)
             attempts.require_same_data(folder, data)
             machine = environment.collect()
             run_folder.write_environment(folder, machine)
             run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
-            attempts.begin(folder, allocation, machine["git"], data)
+            # identifying the data and reading the load are no part of starting
+            attempts.begin(folder, allocation, machine["git"], data, started_s + taken_s)
             arguments = workload.arguments(config, placement, folder)
             # without configuration and folder, which every node has itself
             peers.begin(attempts.current(folder), arguments[2:])
@@ -147,9 +149,7 @@ def prepare(
     except OSError as error:
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
         raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
-    return PreparedRun(
-        workload, config, placement, folder, started_s + taken_s, allocation, data, load, others, arguments
-    )
+    return PreparedRun(workload, config, placement, folder, allocation, load, others, arguments)
 
 
 def _untimed(

@@ -43,6 +43,7 @@ def cell(workload: Workload, cfg: DictConfig) -> None:
         SESSION.records.append(outcome.refuse(outcome.begin(workload, cfg, folder), reason, keep=False))
     elif measured is not None:
         say(f"{SESSION.label}measured before ({measured['status']}): {folder}")
+        outcome.release_finished(folder)
         SESSION.records.append(measured | {"folder": str(folder)})
     elif not cfg.dry_run:
         SESSION.records.append(measure(workload, cfg, folder, keep_refused=not single))
@@ -66,8 +67,8 @@ def measure(
     Args:
         keep_refused: leave a record of a refusal too, as a sweep does.
         allocation: the nodes of the run, of which this process is on the first; None for this machine alone.
-        requeue: called when a time limit or a preemption has stopped the run; where it has put the job back into the
-            queue, nothing is recorded yet.
+        requeue: called when something has stopped the run before it was measured; where it says that the job is in
+            the queue again, nothing is recorded yet.
 
     Returns:
         The record, as in result.json, and its `folder`.
@@ -85,18 +86,15 @@ def measure(
             except ValueError as refusal:
                 return outcome.refuse(record, str(refusal), keep_refused)
             claimed = True
-            say(f"{SESSION.label}{workload.describe(run.config, run.placement)} -> {folder}")
-            cores = environment.cores()
-            if run.placement.crowded(cores):
-                say(f"  {CROWDED}: {run.placement.processes} ranks on {count(cores, 'core')}")
             mirror = Mirror(run.config, workload.name, folder)
-            failure = _run_ranks(run, mirror, peers)
-            peers.close()  # the other nodes need not wait for the record
-            attempts.end(folder, failure)
-            if failure is not None and failure.kind in outcome.STOPPED and requeue(failure):
-                claimed = False  # the requeued job keeps its claim
-                return record | {"status": "requeued"}
-            record = outcome.complete(run, record, failure, mirror)
+            try:
+                failure = _train(run, mirror, peers)
+                if failure is not None and outcome.status_of(failure) not in run_folder.DONE and requeue(failure):
+                    claimed = False  # the requeued job keeps its claim
+                    return record | {"status": "requeued"}
+                record = outcome.complete(run, record, mirror)
+            except Exception as error:
+                record = outcome.not_recorded(record, error)
     except Interrupted as interruption:  # before or after the ranks ran: what was written by then stays
         record = outcome.fail(record, interruption.failure)
     finally:
@@ -105,6 +103,24 @@ def measure(
             run_folder.release(folder)
     say(outcome.line(record))
     return record
+
+
+def _train(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None:
+    """Run the ranks, unless an earlier start did, and note how they ended. Returns what ended the run early."""
+    failure, load, beside = None, None, None
+    if run.load is None:
+        say(f"{SESSION.label}trained before, and cut off before its record was written: {run.folder}")
+    else:
+        say(f"{SESSION.label}{run.workload.describe(run.config, run.placement)} -> {run.folder}")
+        cores = environment.cores()
+        if run.placement.crowded(cores):
+            say(f"  {CROWDED}: {run.placement.processes} ranks on {count(cores, 'core')}")
+        failure = _run_ranks(run, mirror, peers)
+        load, beside = run.load.end(), run_folder.beside(run.folder, set(run.allocation.hosts), run.others)
+    peers.close()  # the other nodes need not wait for the record
+    if attempts.last(run.folder)["end"] is None:
+        attempts.end(run.folder, failure, load, beside)
+    return failure
 
 
 def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None:

@@ -74,7 +74,7 @@ def write(folder: Path, part: dict[str, Any], samples: dict[str, np.ndarray]) ->
 def merge(
     folder: Path, expected: list[tuple[int, int]], wait: bool
 ) -> tuple[dict[tuple[int, int], dict[str, Any] | None], Samples]:
-    """Read all parts, write their samples to one file, and remove them.
+    """Read all parts, and write their samples to one file. They stay until `remove`.
 
     Args:
         expected: start and node of the parts that must exist.
@@ -87,9 +87,12 @@ def merge(
     while not all(_part_file(folder, *key).exists() for key in expected) and clock_s() < deadline_s:
         pause(0.1)
     parts = {key: run_folder.read_json(_part_file(folder, *key)) for key in expected}
-    samples = _merge_samples(folder)
+    return parts, _merge_samples(folder)
+
+
+def remove(folder: Path) -> None:
+    """Remove the parts, which the record and the merged file hold."""
     run_folder.remove_files(folder / "gpu", "s*_n*.*")
-    return parts, samples
 
 
 def _merge_samples(folder: Path) -> Samples:

@@ -73,15 +73,20 @@ def allocation(key: str, grace_s: float) -> Allocation:
 
 
 def why_warned(job: str) -> str:
-    """Why SLURM signals this job: "cancelled", "preempted", or "timeout"."""
-    text = ask("scontrol", "show", "job", "-o", job, timeout_s=10.0) or ""
-    return reason_of_warning(dict(re.findall(r"(\w+)=(\S*)", text)))
+    """Why SLURM signals this job: "cancelled", "preempted", "requeued" (its node failed, say) or "timeout"."""
+    return reason_of_warning(_fields(job), _restarts())
 
 
-def reason_of_warning(fields: dict[str, str]) -> str:
-    """The same, from the fields of `scontrol show job`."""
+def reason_of_warning(fields: dict[str, str], restarts: int = 0) -> str:
+    """The same, from the fields of `scontrol show job`.
+
+    Args:
+        restarts: of the job before its present start.
+    """
     if fields.get("JobState") == "PREEMPTED" or fields.get("PreemptTime", "None") not in ("None", "N/A", ""):
         return "preempted"
+    if int(fields.get("Restarts", 0)) > restarts:
+        return "requeued"  # JobState is PENDING or COMPLETING by now, and RunTime 0
     ending = fields.get("JobState") in ("COMPLETING", "CANCELLED")  # it is ended already, and not warned
     early = seconds(fields.get("RunTime", "")) < seconds(fields.get("TimeLimit", ""))
     return "cancelled" if ending and early else "timeout"
@@ -98,7 +103,23 @@ def seconds(span: str) -> float:
 
 def requeue(job: str) -> bool:
     """Put this job back into the queue; SLURM then ends all of its processes. Returns whether SLURM will."""
-    return ask("scontrol", "requeue", job) is not None
+    return ask("scontrol", "requeue", job) is not None or is_requeued(job)
+
+
+def is_requeued(job: str) -> bool:
+    """Whether SLURM has put this job back into the queue while this start of it still runs: its node failed, say."""
+    return int(_fields(job).get("Restarts", 0)) > _restarts()
+
+
+def _restarts() -> int:
+    """How often this job had been started before this time."""
+    return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+
+
+def _fields(job: str) -> dict[str, str]:
+    """What `scontrol show job` says; empty where SLURM does not answer."""
+    text = ask("scontrol", "show", "job", "-o", job, timeout_s=10.0) or ""
+    return dict(re.findall(r"(\w+)=(\S*)", text))
 
 
 # ---- about the jobs of a sweep, all in one call

@@ -72,6 +72,32 @@ def free_shared_memory_bytes() -> int | None:
         return None
 
 
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+
+
+def oom_kills() -> int | None:
+    """How many processes of this process's control group the kernel has killed for want of memory, of the group or of
+    the machine (memory.events of version 2, memory.oom_control of version 1); None where it does not say.
+
+    SLURM's jobs and containers each have a group. A container may see its group at the root of the tree.
+    """
+    with suppress(OSError):
+        for line in OWN_CGROUPS.read_text().splitlines():  # "0::/path" of version 2, "4:memory:/path" of version 1
+            _, controllers, path = line.split(":", 2)
+            root, name = (CGROUPS / "memory", "memory.oom_control") if controllers else (CGROUPS, "memory.events")
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            group = Path(path)
+            for parent in (group, *group.parents):
+                with suppress(OSError):
+                    text = (root / parent.relative_to("/") / name).read_text()
+                    counts = dict(row.split() for row in text.splitlines())
+                    if "oom_kill" in counts:
+                        return int(counts["oom_kill"])
+    return None
+
+
 def proportional_memory_bytes() -> int:
     """This process's resident memory, each page divided by the number of processes that map it (PSS)."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()

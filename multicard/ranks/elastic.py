@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 from multicard.config.placement import Placement
 from multicard.machine import devices, private
 from multicard.machine.environment import host
-from multicard.ranks.failures import Failure, Interrupted, in_a_line
+from multicard.measure import memory
+from multicard.ranks.failures import Failure, Interrupted, disk_full, in_a_line
 from multicard.ranks.os_calls import SHARED_SIGNALS
-from multicard.ranks.process import LOG_LINES, Job, error_file, exit_with_bad_fork, log_file, work_as_rank
+from multicard.ranks.process import LOG_LINES, UNWRITABLE, Job, error_file, exit_with_bad_fork, log_file, work_as_rank
 from multicard.records.run_folder import read_json
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 # Option of the resource tracker's interpreter: it says nothing of what ranks that were ended left to it to remove
 NO_COMPLAINT = "ignore:resource_tracker:UserWarning"
+KILLED = ("killed by SIGKILL", "killed by signal: Killed")  # a rank; a DataLoader's worker
 MEETING_S = 300.0  # within which all nodes of a run must have come up
 CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -90,10 +92,25 @@ def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job
     Returns:
         None where all ranks returned, else what ended the run first. No rank is left running either way.
     """
+    kills = memory.oom_kills()
     try:
-        return _launch(work, arguments, placement, job)
+        return _oom_if_killed(_launch(work, arguments, placement, job), kills)
     except Interrupted as interruption:
         return interruption.failure
+
+
+def _oom_if_killed(failure: Failure | None, kills_before: int | None) -> Failure | None:
+    """The failure of a rank, or of a process that it waits for, which the kernel killed for want of memory.
+
+    Args:
+        kills_before: `memory.oom_kills` before the ranks started.
+    """
+    if failure is None or not any(words in failure.message for words in KILLED):
+        return failure
+    if kills_before is None or (memory.oom_kills() or 0) <= kills_before:
+        return failure
+    why = "the kernel's out-of-memory killer ended it; memory_gb gives a SLURM job more, --memory a container"
+    return replace(failure, kind="oom", message=f"{failure.message}: {why}")
 
 
 def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
@@ -118,6 +135,8 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
         rank, failure = error.get_first_failure()
         return _failure(job.folder, rank, failure.exitcode)
     except Exception as error:  # raised by the agent, not by a rank
+        if (full := disk_full(error)) is not None:
+            return Failure("disk", f"hydra.run.dir: cannot write to {job.folder} ({full.strerror}); free some space")
         return Failure("launch", f"the ranks could not be started or watched: {in_a_line(error)}")
     finally:
         shutil.rmtree(agent_logs, ignore_errors=True)
@@ -197,6 +216,8 @@ def _failure(folder: Path, rank: int, exitcode: int) -> Failure:
     if report is not None:
         where["memory_bytes"] = report.get("memory_bytes")
         return Failure(report["kind"], f"rank {rank}: {report['message']}", **where)
+    if exitcode == UNWRITABLE:
+        return Failure("disk", f"hydra.run.dir: rank {rank} cannot write to {folder}; free some space", **where)
     if exitcode < 0:
         return Failure("signal", f"rank {rank} was killed by {signal.Signals(-exitcode).name}", **where)
     return Failure("exit", f"rank {rank} exited with code {exitcode}", **where)

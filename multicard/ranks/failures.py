@@ -1,5 +1,6 @@
 """What ended a run, and the signals that interrupt it."""
 
+import errno
 import signal
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from multicard.ranks import interruption
 class Failure:
     """Why a run ended: the record's `cause`.
 
-    kind: oom, diverged, exception, signal, exit, node, interrupt, timeout or preempted; slurm, disk, tracker, launch or
-    refused.
+    kind: oom, diverged, exception, signal, exit, node, interrupt, timeout, preempted or requeued; slurm, disk,
+    tracker, record, launch or refused.
     """
 
     kind: str
@@ -63,6 +64,16 @@ def in_a_line(error: BaseException) -> str:
     if lines[0].startswith("Caught ") and "DataLoader worker" in lines[0]:
         return lines[-1].removeprefix("ValueError: ")  # the last line of the worker's own traceback
     return lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
+
+
+def disk_full(error: BaseException) -> OSError | None:
+    """The error of a full disk, or quota, behind an error; None where it has another cause."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
+            return link
+        link = link.__cause__ or link.__context__
+    return None
 
 
 # Words of errors for want of memory: of torch, the driver and NCCL; of cuBLAS, cuDNN and cuSOLVER; of cuBLASLt; of the

@@ -2,20 +2,22 @@
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from multicard.config.base import Malloc
 from multicard.machine.allocation import Allocation
 from multicard.measure.memory import device_memory, held_memory_bytes
 from multicard.measure.timing import pause
 from multicard.ranks import os_calls
-from multicard.ranks.failures import in_a_line, is_oom
+from multicard.ranks.failures import disk_full, in_a_line, is_oom
 from multicard.records.run_folder import write_json
 from multicard.records.text_table import in_bytes
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 PEER_GRACE_S = 10.0  # how long a rank whose collective failed waits, so that the agent sees which rank died first
+UNWRITABLE = 74  # exit code of a rank that could not write, nor report it (EX_IOERR of sysexits.h)
 LOG_LINES = 20  # last lines of a rank's log, kept in its failure
 
 
@@ -69,6 +72,11 @@ def error_file(folder: Path, rank: int) -> Path:
     return folder / "ranks" / f"error_r{rank:02d}.json"
 
 
+def ended_file(folder: Path, rank: int) -> Path:
+    """Is there once a rank has done all of its work."""
+    return folder / "ranks" / f"ended_r{rank:02d}.json"
+
+
 def exit_with_bad_fork() -> None:
     """The body of a process that ends with 1 if it was forked from one that had started CUDA, else with 0."""
     import torch
@@ -85,7 +93,10 @@ def work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
     os_calls.follow(job.controller)
     os.environ.update(job.variables)
     number = int(os.environ["RANK"])
-    os_calls.redirect(log_file(job.folder, number))
+    try:
+        os_calls.redirect(log_file(job.folder, number))
+    except OSError:
+        _exit_at_once(UNWRITABLE)
     if job.device == "cpu" and job.malloc == Malloc.tuned:
         os_calls.tune_malloc()
     try:
@@ -93,13 +104,16 @@ def work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
         rank = _join(job)
         getattr(importlib.import_module(module), function)(rank, *arguments)
         _leave()
+        with suppress(OSError):  # on a full disk the controller alone knows it
+            write_json(ended_file(job.folder, number), {})
         _end_compilers()
     except BaseException as error:
-        traceback.print_exc()
+        with suppress(OSError):
+            traceback.print_exc()
         _report(job, number, error)
         if _peer_died(error):
             pause(PEER_GRACE_S)  # the agent ends this rank when it has seen the one that died
-        _exit_at_once()
+        _exit_at_once(1 if disk_full(error) is None else UNWRITABLE)
 
 
 def _join(job: Job) -> Rank:
@@ -143,6 +157,10 @@ def _report(job: Job, rank: int, error: BaseException) -> None:
     """Leave a report of the exception for the controller."""
     memory, message = device_memory(job.device), in_a_line(error)
     kind = "oom" if is_oom(error, memory) else "exception"
+    if (full := disk_full(error)) is not None:
+        disks = [full.filename] if full.filename else [job.folder, tempfile.gettempdir()]
+        fullest = min(disks, key=lambda path: shutil.disk_usage(Path(path).parent).free)
+        kind, message = "disk", f"no space left on the disk of {fullest} ({full.strerror}); free some"
     held = held_memory_bytes(job.device) if kind == "oom" else None
     if memory is not None and kind == "oom" and not is_oom(error):  # it does not say so itself
         message += f" ({in_bytes(memory.free_bytes)} of {in_bytes(memory.total_bytes)} free)"
@@ -160,13 +178,14 @@ def _peer_died(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
 
 
-def _exit_at_once() -> None:
+def _exit_at_once(code: int) -> NoReturn:
     """End this process and those it started, without the waits that an orderly exit has in a broken group."""
     import psutil
 
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.kill()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)

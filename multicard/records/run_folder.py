@@ -22,6 +22,7 @@
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -40,6 +41,8 @@ RESULT, ENVIRONMENT = "result.json", "environment.json"
 DONE = ("ok", "oom", "diverged")  # out of memory and divergence are measurements: they would happen again
 RUNNING = ".running.json"  # who is measuring into the folder now
 SEGMENTS = "segments.json"
+STEP_PARTS = "steps/r*_e*.parquet"
+PARTIAL = re.compile(r"\..+\.\d+")  # what `replacing` writes first
 SEEN_S = 60.0  # within which a shared file system shows what another node wrote
 BAD = ("failed", "interrupted", "timeout", "refused")  # a sweep that holds one of these exits with 1
 
@@ -135,19 +138,28 @@ def steps_file(folder: Path, rank: int, epoch: int) -> Path:
 
 
 def read_steps(folder: Path) -> Any:
-    """All steps of a run as one Arrow table ordered by epoch, rank and step; None where there is none."""
+    """All steps of a run as one Arrow table ordered by epoch, rank and step; None where there is none.
+
+    Those merged before and those not merged yet are one table: a start that was cut off may have left both. Of an epoch
+    of a rank that is in both, the part counts, which a later start trained again.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     merged = folder / "steps.parquet"
+    tables = [pq.ParquetFile(path).read() for path in sorted(folder.glob(STEP_PARTS))]
     if merged.exists():
-        return pq.read_table(merged)
-    parts = sorted(folder.glob("steps/r*_e*.parquet"))
-    if not parts:
+        table = pq.ParquetFile(merged).read()
+        newer = {key for part in tables for key in _epochs_and_ranks(part)}
+        tables.append(table.filter([key not in newer for key in _epochs_and_ranks(table)]) if newer else table)
+    if not tables:
         return None
-    return pa.concat_tables([pq.ParquetFile(p).read() for p in parts]).sort_by(
-        [(key, "ascending") for key in ("epoch", "rank", "step")]
-    )
+    return pa.concat_tables(tables).sort_by([(key, "ascending") for key in ("epoch", "rank", "step")])
+
+
+def _epochs_and_ranks(table: Any) -> Iterator[tuple[int, int]]:
+    """Of each row."""
+    return zip(table["epoch"].to_pylist(), table["rank"].to_pylist(), strict=True)
 
 
 def merge_steps(folder: Path) -> Any:
@@ -155,10 +167,10 @@ def merge_steps(folder: Path) -> Any:
     import pyarrow.parquet as pq
 
     table = read_steps(folder)
-    if table is not None and not (folder / "steps.parquet").exists():
+    if any(folder.glob(STEP_PARTS)):
         with replacing(folder / "steps.parquet") as file:
             pq.write_table(table, file)
-    remove_files(folder / "steps", "r*_e*.parquet")
+    remove_files(folder / "steps", Path(STEP_PARTS).name)
     return table
 
 
@@ -192,6 +204,13 @@ def remove_files(folder: Path, pattern: str) -> None:
     remove_empty(folder)
 
 
+def remove_partial(folder: Path) -> None:
+    """Remove the files that a killed process was writing (see `replacing`). Nobody may be writing now."""
+    for path in (*folder.glob(".*"), *folder.glob("*/.*")):
+        if PARTIAL.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
+
+
 def remove_empty(folder: Path) -> None:
     """Remove `folder` if nothing is in it."""
     try:
@@ -200,12 +219,15 @@ def remove_empty(folder: Path) -> None:
         return
 
 
-def claim(folder: Path, job: str | None = None) -> bool:
+def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
     """Mark `folder` as being measured by this process, or by SLURM's `job`, until `release`. What an earlier try left
     is removed; a finished measurement is put aside until the new one has finished too.
 
+    Args:
+        keep: what an earlier try left, also where it was no start of the same job.
+
     Returns:
-        Whether the same job had begun before: it was requeued, and what it left is still there.
+        Whether what an earlier try left is still there: the same job was requeued, or `keep`.
 
     Raises:
         ValueError: where another process, or job, is measuring into it.
@@ -218,6 +240,9 @@ def claim(folder: Path, job: str | None = None) -> bool:
         return True
     who = owner(folder)
     require(who is None, f"{key}: {who} is measuring {folder.name}; wait for it (if it is gone, remove {marker})")
+    if keep:
+        write_json(marker, mine)
+        return True
     if finished(folder) is not None and not _aside(folder).exists():
         folder.rename(_aside(folder))
     try:

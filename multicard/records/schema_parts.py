@@ -17,8 +17,8 @@ class Cause(Struct):
     kind: Annotated[
         str | None,
         doc(
-            "refused, launch, oom, exception, signal, exit, node, disk, tracker, slurm, interrupt, timeout, "
-            "preempted or diverged"
+            "refused, launch, oom, exception, signal, exit, node, disk, tracker, record, slurm, interrupt, "
+            "timeout, preempted, requeued or diverged"
         ),
     ] = None
     message: Annotated[str | None, doc("one line")] = None

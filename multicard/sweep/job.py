@@ -4,7 +4,7 @@ import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from multicard.config.job import Code
 from multicard.controller import attempts, outcome, preemption, prepare, run
-from multicard.controller.peers import Guest
+from multicard.controller.peers import Guest, Peers
 from multicard.controller.workload import Workload
 from multicard.energy.sampler import Sampler
 from multicard.machine import environment, private, slurm
@@ -126,6 +126,13 @@ class SlurmJob(CellJob):
             return outcome.refuse(outcome.begin(self.workload, self.cfg, self.folder, allocation.job), problem)[
                 "status"
             ]
+        done = run_folder.finished(self.folder)
+        if done is not None and done["job"] == allocation.job:  # requeued after all was recorded
+            with closing(Peers(allocation)) as peers:
+                peers.meet()  # else the other nodes would wait for this one
+            outcome.clean_up(self.folder)
+            run_folder.release(self.folder)
+            return done["status"]
         result = run.measure(self.workload, self.cfg, self.folder, True, allocation, self.requeue)
         if result["status"] == "requeued":
             pause(KILLED_WITHIN_S)
@@ -134,10 +141,13 @@ class SlurmJob(CellJob):
     def requeue(self, failure: Failure) -> bool:
         """Put this job back into the queue, if that leads anywhere. Returns whether SLURM starts it again.
 
-        A run that saves nothing would reach its time limit again; after a preemption it starts anew.
+        SLURM may have done so itself. A run that saves nothing would reach its time limit again; after a preemption it
+        starts anew.
         """
-        useful = failure.kind == "preempted" or attempts.moved_on(self.folder)
         job = os.environ["SLURM_JOB_ID"]
+        if slurm.is_requeued(job):
+            return True
+        useful = failure.kind == "preempted" or (failure.kind == "timeout" and attempts.moved_on(self.folder))
         return useful and attempts.requeues(self.folder) <= self.cfg.max_requeues and slurm.requeue(job)
 
     def assist(self, allocation: Allocation) -> str:

@@ -96,6 +96,7 @@ def settle(cells: list[Cell]) -> list[Cell]:
             cell.problem = prepare.changed_data(SESSION.workload, cell.config, record, fingerprints) or ""
         if record is not None and not cell.problem:
             say(f"{cell.label}measured before ({record['status']}): {cell.folder}")
+            outcome.release_finished(cell.folder)
             cell.result = record | {"folder": str(cell.folder)}
         elif cell.problem and not cell.cfg.dry_run:  # a dry run reports problems itself (dry_run.py)
             refused = outcome.begin(SESSION.workload, cell.cfg, cell.folder)
