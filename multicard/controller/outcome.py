@@ -147,15 +147,13 @@ def not_recorded(record: Record, error: Exception) -> Record:
     folder = Path(record["folder"])
     if isinstance(error, OSError) and error.strerror:
         message = f"hydra.run.dir: could not record the run in {folder} ({error.strerror}); free some space"
-        failure = Failure("disk", message)
-    else:
-        remedy = "its measurements are kept: the same command tries again to record them, rerun=true measures again"
-        lines = "".join(traceback.format_exception(error)).splitlines()[-LOG_LINES:]
-        message = f"the run ended, but could not be recorded ({in_a_line(error)}); {remedy}"
-        failure = Failure("record", message, log_tail=tuple(lines))
-    record |= {"status": "failed", "cause": asdict(failure)}
+        return record | {"status": "failed", "cause": asdict(Failure("disk", message))}
+    remedy = "its measurements are kept: the same command tries again to record them, rerun=true measures again"
+    message = f"the run ended, but could not be recorded ({in_a_line(error)}); {remedy}"
+    lines = "".join(traceback.format_exception(error)).splitlines()[-LOG_LINES:]
+    record |= {"status": "failed", "cause": asdict(Failure("record", message, log_tail=tuple(lines)))}
     if run_folder.finished(folder) is None:
-        with suppress(OSError):  # on a full disk
+        with suppress(OSError):
             run_folder.write_result(folder, record)
     return record
 
