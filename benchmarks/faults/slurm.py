@@ -67,7 +67,7 @@ def node_down(trial: Trial) -> None:
     while psutil.pid_exists(controller):
         pause(0.2)
     trial.release()
-    cluster.update(node, "resume")
+    cluster.resume()
 
 
 def node_drained(trial: Trial) -> None:
