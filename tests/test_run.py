@@ -1,5 +1,6 @@
 """Whole runs on CPU ranks, in this process: what is recorded, and that it is right."""
 
+import errno
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from multicard.config import callbacks
 from multicard.controller import attempts, outcome, run
 from multicard.controller.session import SESSION
 from multicard.measure import formulas
@@ -333,3 +335,26 @@ def test_a_folder_that_is_removed_while_the_ranks_run_ends_the_run_alone(
     assert (record["status"], record["cause"]["kind"]) == ("failed", "disk")
     assert record["cause"]["message"].startswith("hydra.run.dir: could not record the run in ")
     assert not Path(record["folder"]).exists()
+
+
+def test_a_failure_on_a_full_disk_is_said_where_it_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "write_result", full)
+    record = outcome.fail(outcome.begin(WORKLOAD, composed(*SMALL), tmp_path / "s" / "cell"), Failure("slurm", "gone"))
+    assert (record["status"], record["cause"]["message"]) == ("failed", "gone")
+
+
+def test_a_sweep_in_a_folder_that_cannot_be_written_to_is_refused_in_a_line(
+    called: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(callbacks.tempfile, "TemporaryFile", read_only)
+    code, printed = called("-m", f"hydra.sweep.dir={tmp_path}", *SMALL, "seed=1,2")
+    assert code == 1 and not list(tmp_path.iterdir())
+    assert printed == (
+        f"refused: hydra.sweep.dir={tmp_path}: cannot be written to (Read-only file system); choose another folder\n"
+    )

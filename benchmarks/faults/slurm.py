@@ -389,11 +389,11 @@ FAULTS = (
             words=(*SLURM, word),
             inside="",
             at=None,
-            says=rf"^(\[1/2\] )?refused: {re.escape(word)}: ",
+            says=rf"^(\[1/2\] )?refused: ({re.escape(word)}|gpus=1): ",
             lines=9,
             ends=None,
             check=left_by_refusal,
         )
-        for name, word in (("no-partition", "hydra.launcher.partition=nowhere"), ("too-large", "gpus=5"))
+        for name, word in (("no-partition", "hydra.launcher.partition=nowhere"), ("too-large", "cpus_per_gpu=9"))
     ),
 )

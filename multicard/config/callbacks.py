@@ -1,6 +1,7 @@
 """A check that Hydra calls before it makes a folder."""
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,21 @@ from multicard.config.base import check_name
 
 
 class WritableFolder(Callback):
-    """Refuse in one line a folder of a run or sweep that cannot be made; Hydra would print a traceback."""
+    """Refuse in one line a folder that cannot be made, or written to by a sweep; Hydra would print a traceback."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         _make(Path(config.hydra.run.dir), "hydra.run.dir", str(config.name))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        _make(Path(config.hydra.sweep.dir), "hydra.sweep.dir", str(config.name))
+        folder = Path(config.hydra.sweep.dir)
+        _make(folder, "hydra.sweep.dir", str(config.name))
+        try:
+            with tempfile.TemporaryFile(dir=folder):  # Hydra writes the sweep's own configuration there
+                pass
+        except OSError as error:
+            problem = f"cannot be written to ({error.strerror}); choose another folder"
+            print(f"refused: hydra.sweep.dir={folder}: {problem}", file=sys.stderr)
+            sys.exit(1)
 
 
 def _make(folder: Path, key: str, name: str) -> None:

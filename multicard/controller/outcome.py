@@ -72,7 +72,8 @@ def fail(record: Record, failure: Failure, status: str | None = None) -> Record:
     record |= {"status": status or status_of(failure), "cause": asdict(failure)}
     before = run_folder.read_json(folder / "result.json")
     if before is None or (before["status"] not in run_folder.DONE and before.get("job") != record["job"]):
-        run_folder.write_result(folder, record)
+        with suppress(OSError):  # where nothing can be written, the line that is printed has to do
+            run_folder.write_result(folder, record)
     return record
 
 
