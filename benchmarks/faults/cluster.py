@@ -93,6 +93,13 @@ def node_of(job: str) -> str:
     return ask("squeue", "-h", "-j", job, "-o", "%N")
 
 
+def clean(_: object) -> None:
+    """No job, and every node as it was: SLURM drains one that cannot start a job, on a full disk say."""
+    cancel_all()
+    with suppress(TimeoutError):
+        resume()
+
+
 def cancel_all() -> None:
     with suppress(subprocess.SubprocessError):
         ask("scancel", "--user", ask("id", "-un"))

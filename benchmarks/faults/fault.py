@@ -38,6 +38,7 @@ class Fault:
         prepare: called before the command is typed.
         at: the point at which `act` is called; None: once it has ended.
         mend: called before the command is typed again.
+        undo: called at the end, however the trial went.
         code: the command's exit code; a negative number is a signal, None any.
         says: a regular expression of which the output has one line.
         lines: of the output, at most; None: any.
@@ -60,6 +61,7 @@ class Fault:
     at: Point | None = None
     act: Act = nothing
     mend: Act = nothing
+    undo: Act = nothing
     code: int | None = 1
     says: str = ""
     lines: int | None = None

@@ -192,7 +192,7 @@ def beside(trial: Trial) -> None:
     second.wait()
 
 
-_HELD = Fault("", "", SLURM, inside="hold@step3", at=held, needs=cluster.problem)
+_HELD = Fault("", "", SLURM, inside="hold@step3", at=held, undo=cluster.clean, needs=cluster.problem)
 _FAILED = replace(_HELD, statuses=("failed", "ok"))
 _GOES_ON = replace(_HELD, code=0, statuses=("ok", "ok"), check=submitted_once, within_s=240.0)
 _LEFT = replace(_HELD, leaves_jobs=True, check=submitted_once)

@@ -94,6 +94,7 @@ class Trial:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+        self.fault.undo(self)
         for process in self.family():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
