@@ -34,7 +34,8 @@ FOLDERS = (Path("multirun"),)
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 1, after a line that says why, if it is refused or --gate is exceeded."""
-    options = parser(__doc__ or "", RUNS).parse_args(words)
+    about, *_, notes = (__doc__ or "").split("\n\n")  # what lies between is each command's own help
+    options = parser(f"{about}\n\n{notes}", RUNS).parse_args(words)
     try:
         return options.run(options)
     except BrokenPipeError:  # the reader has gone, as with `| head`
@@ -48,12 +49,11 @@ def main(words: Sequence[str] | None = None) -> int:
 def _list(options: argparse.Namespace) -> int:
     loaded = load.read(options.folders or FOLDERS)
     runs = sql.select(loaded.runs, options.where, options.sort)
-    columns = options.columns.split(",") if options.columns is not None else None
-    lines = list_runs.lines(loaded, runs, columns, text_table.terminal_width())
+    lines = list_runs.lines(loaded, runs, options.columns, text_table.terminal_width())
     if options.csv is not None:
-        list_runs.write_csv(options.csv, runs, columns)
+        list_runs.write_csv(options.csv, loaded, runs, options.columns)
     if options.json is not None:
-        list_runs.write_json(options.json, loaded, runs, columns)
+        list_runs.write_json(options.json, loaded, runs, options.columns)
     formatting.say(lines)
     return 0
 
@@ -61,9 +61,8 @@ def _list(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     a = load.read([options.a])
     b = a if options.b is None else load.read([options.b])
-    by = options.by.split(",") if options.by is not None else []
-    cells = compare.compare(a.runs, b.runs, by, options.common, options.mix, options.margin)
-    within = [f"A, B: {clean(str(options.a))}, by {clean(', '.join(by))}"] if cells[0].sides[0] else []
+    cells = compare.compare(a.runs, b.runs, options.by, options.common, options.mix, options.margin)
+    within = [f"A, B: {clean(str(options.a))}, by {clean(', '.join(options.by))}"] if cells[0].sides[0] else []
     formatting.say(
         [
             *(within or [f"A: {clean(str(options.a))}", f"B: {clean(str(options.b))}"]),
@@ -108,7 +107,7 @@ def _claims(options: argparse.Namespace) -> int:
     from analysis import claims
     from analysis.claims import render
 
-    chosen = claims.named(options.only.split(",")) if options.only is not None else claims.CLAIMS
+    chosen = claims.named(options.only) if options.only is not None else claims.CLAIMS
     loaded = load.read(options.folders or FOLDERS)
     verdicts = claims.judge(loaded.runs, options.mix, chosen)
     if options.markdown is not None:
@@ -122,8 +121,8 @@ def _claims(options: argparse.Namespace) -> int:
 
 def _figure(options: argparse.Namespace) -> int:
     loaded = load.read(options.folders or FOLDERS)
-    formats = dict.fromkeys(options.format.split(","))
-    lines = write_files.write(options.name, loaded.runs, options.out, list(formats), options.mix, options.all)
+    formats = list(dict.fromkeys(options.format))
+    lines = write_files.write(options.name, loaded.runs, options.out, formats, options.mix, options.all)
     formatting.say([*lines, *list_runs.skipped(loaded.skipped)])
     return 0
 

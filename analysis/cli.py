@@ -40,9 +40,9 @@ def _list(commands: Any) -> argparse.ArgumentParser:
     _folders(command)
     command.add_argument("--where", metavar="SQL", help="a condition on the columns that --csv writes")
     command.add_argument("--sort", metavar="COLUMNS", help='for example "gpus, total_s desc"')
-    command.add_argument("--columns", metavar="A,B", help="the columns to show and to write")
-    command.add_argument("--json", metavar="FILE", type=Path, help="write all columns to FILE")
-    command.add_argument("--csv", metavar="FILE", type=Path, help="write all columns to FILE")
+    command.add_argument("--columns", metavar="A,B", type=_names, help="the columns to show and to write")
+    command.add_argument("--json", metavar="FILE", type=_file, help="write all columns, or those of --columns, to FILE")
+    command.add_argument("--csv", metavar="FILE", type=_file, help="the same as CSV")
     return command
 
 
@@ -52,7 +52,7 @@ def _table(commands: Any) -> argparse.ArgumentParser:
     _folders(command)
     command.add_argument("--format", choices=table_formats.FORMATS, default="text")
     command.add_argument("--all", action="store_true", help="include settings with few of the cells")
-    command.add_argument("--out", metavar="FILE", type=Path, help="write to FILE instead")
+    command.add_argument("--out", metavar="FILE", type=_file, help="write to FILE instead")
     command.add_argument("--mix", action="store_true", help=MIX)
     return command
 
@@ -62,7 +62,11 @@ def _compare(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("a", metavar="A", type=Path, help="the folder of a sweep")
     command.add_argument("b", metavar="B", type=Path, nargs="?", help="the folder of another sweep of the same cells")
     command.add_argument(
-        "--by", metavar="KEY", help="keys, separated by commas, that differ on purpose; without B, A's"
+        "--by",
+        metavar="KEY",
+        type=_names,
+        default=[],
+        help="keys, separated by commas, that differ on purpose; without B, A's",
     )
     command.add_argument("--common", action="store_true", help="leave out cells that only one of them has")
     command.add_argument("--mix", action="store_true", help=MIX)
@@ -91,9 +95,9 @@ def _best(commands: Any) -> argparse.ArgumentParser:
 def _claims(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser("claims", help="the papers' claims, tested", description=CLAIMS)
     _folders(command)
-    command.add_argument("--only", metavar="NAME,...", help="show these claims in full")
-    command.add_argument("--markdown", metavar="FILE", type=Path, help="write the verdicts to FILE")
-    command.add_argument("--json", metavar="FILE", type=Path, help="write all figures to FILE")
+    command.add_argument("--only", metavar="NAME,...", type=_names, help="show these claims in full")
+    command.add_argument("--markdown", metavar="FILE", type=_file, help="write the verdicts to FILE")
+    command.add_argument("--json", metavar="FILE", type=_file, help="write all figures to FILE")
     command.add_argument("--mix", action="store_true", help=MIX)
     return command
 
@@ -105,7 +109,9 @@ def _figure(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--out", metavar="FOLDER", type=Path, default=write_files.OUT, help="the folder to write to (outputs/figures)"
     )
-    command.add_argument("--format", metavar="svg,pdf,png", default="svg", help="the formats of the files (svg)")
+    command.add_argument(
+        "--format", metavar="svg,pdf,png", type=_names, default="svg", help="the formats of the files (svg)"
+    )
     command.add_argument("--all", action="store_true", help="include settings with few of the cells")
     command.add_argument("--mix", action="store_true", help=MIX)
     return command
@@ -114,7 +120,7 @@ def _figure(commands: Any) -> argparse.ArgumentParser:
 def _report(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser("report", help="an HTML page about all runs")
     _folders(command)
-    command.add_argument("--out", metavar="FILE", type=Path, help="report.html in the first folder by default")
+    command.add_argument("--out", metavar="FILE", type=_file, help="report.html in the first folder by default")
     command.add_argument("--title", metavar="TEXT", help="the heading of the page")
     command.add_argument("--mix", action="store_true", help=MIX)
     return command
@@ -137,6 +143,22 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"refused: {message}", file=sys.stderr)
         sys.exit(1)
+
+
+def _names(text: str) -> list[str]:
+    """Names separated by commas."""
+    names = text.split(",")
+    if not all(map(str.strip, names)):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty name; write names with commas between them")
+    return names
+
+
+def _file(text: str) -> Path:
+    """A file to write, in a folder that is there."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}; make it, or name another file")
+    return path
 
 
 def _share(text: str) -> float:

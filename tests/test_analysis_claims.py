@@ -264,7 +264,7 @@ def test_a_claim_at_length_has_its_rule_and_every_figure(tmp_path: Path, capsys:
             ["--only", "fp16-over-fp6"],
             "no claim fp16-over-fp6 (did you mean fp16-over-fp64?); there are fp16-over-fp64, ",
         ),
-        (["--only", ""], "no claim ; there are"),
+        (["--only", ""], "--only: '' has an empty name"),
         (["--markdown", "no/such/../c.md", "--only"], "expected one argument"),
     ],
 )

@@ -207,12 +207,14 @@ def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["a"], "A and B are the same runs: name another sweep as B, or --by KEY"),
+        (["a"], "B is missing: name another sweep as B, or --by KEY"),
         (["a", "a"], "A and B are the same runs"),
         ([".", "a"], "4 runs are in both A and B"),
         (["a", "--by", "layout"], "--by layout: all runs have layout=nchw, and no other value to compare it with"),
         (["b", "--by", "precision"], "precision=fp16 has no gpus=2 (--common"),
         (["a", "--by", "epochs,nothing"], 'no column "nothing"'),
+        (["a", "--by", "dataset.root"], "dataset.root says where data lie, not what they are; --by data compares"),
+        (["a", "--by", "total_s"], "total_s is no setting; name an axis or a key of the configuration"),
     ],
 )
 def test_runs_are_not_compared_with_themselves(

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from analysis.__main__ import main
+from analysis.__main__ import RUNS, main
 from analysis.commands import list_runs
 from analysis.runs import load, sql, steps
 from analysis.runs.caveats import MARKS
@@ -161,6 +162,13 @@ def test_where_and_sort_are_sql(tmp_path: Path):
         ("gpus ==", "Parser Error: syntax error"),
         ("gpus = 'two'", "Conversion Error"),
         ("1=1); drop table runs; select (1", "one expression"),
+        ("1=1) union all (select 99", "one expression"),
+        ("1=1 union all select 99", "Parser Error"),
+        ("select 1", "one expression"),
+        ("1=1 limit 1", "Parser Error"),
+        (" ", "is empty"),
+        ("1 + " * 800 + "1 > 2", "has 3,205 characters; give at most 2,000"),
+        ("precision = '\udc80' and nothing", 'no column "nothing"'),
         ("exists(select * from read_text('/etc/hostname'))", "Permission Error"),
         ("exists(select * from '/etc/hostname.csv')", "Error"),
         ("exists(select * from loaded)", "Error"),  # no Python variable either
@@ -283,7 +291,46 @@ def test_csv_and_json_have_all_columns_as_they_are(tmp_path: Path, capsys: pytes
     assert written[0].read_text().splitlines() == ["gpus,total_s", "1,1.23456789"]
     assert "gpus  total_s\n   1    1.235" in capsys.readouterr().out
     assert main(["list", str(tmp_path / "r"), "--columns", "gpus,nothing"]) == 1
-    assert main(["list", str(tmp_path / "r"), "--csv", str(tmp_path / "no" / "o.csv")]) == 1
+    nothing = ["list", str(tmp_path / "r"), "--where", "gpus=9", "--columns", "gpus,Total_s", "--csv", str(written[0])]
+    assert main(nothing) == 0
+    assert written[0].read_text() == "gpus,total_s\n" and "0 of 1 runs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        *((["claims", ".", option, "no/o"], "there is no folder no") for option in ("--json", "--markdown")),
+        *((["list", ".", option, "no/o"], "there is no folder no") for option in ("--json", "--csv")),
+        (["report", ".", "--out", "no/o"], "there is no folder no"),
+        (["table", "table2", ".", "--out", "no/o"], "there is no folder no"),
+        (["list", ".", "--columns", ""], "--columns: '' has an empty name"),
+        (["compare", ".", "--by", "gpus,"], "--by: 'gpus,' has an empty name"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_make_no_folder(
+    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    records.write(tmp_path / "r", records.vision())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(words)
+    error = capsys.readouterr().err
+    assert text in error and error.count("\n") == 1 and not (tmp_path / "no").exists()
+
+
+def test_the_help_names_each_command_once(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert [len(re.findall(rf"(?:^|analysis) +{name} ", printed, re.MULTILINE)) for name in RUNS] == [1] * len(RUNS)
+
+
+def test_a_query_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    records.write(tmp_path / "a", records.vision())
+    monkeypatch.setattr(sql, "LIMIT_S", 0.1)
+    endless = "(with recursive t as (select 1 as x union all select x from t) select count(*) from t) > 0"
+    with pytest.raises(ValueError, match=r"--where: not done after 0\.1 s; give a simpler condition"):
+        sql.select(load.read([tmp_path]).runs, endless)
 
 
 def test_the_work_of_a_list_grows_no_faster_than_its_runs(tmp_path: Path):

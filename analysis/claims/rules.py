@@ -282,7 +282,9 @@ def _meets(value: Any, condition: Any) -> bool:
     if isinstance(condition, list):
         return value in condition
     match = re.fullmatch(r"([<>]=?) ?(\d+)", condition) if isinstance(condition, str) else None
-    return value == condition if match is None else OPERATORS[match[1]](value, int(match[2]))
+    if match is None:
+        return value == condition
+    return isinstance(value, int | float) and OPERATORS[match[1]](value, int(match[2]))
 
 
 def _groups(panel: Panel, wanted: Mapping[str, Any]) -> list[list[Run]]:

@@ -21,7 +21,7 @@ from analysis.commands import environment_diff
 from analysis.runs import grouping, steps
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
-from analysis.runs.sql import known
+from analysis.runs.sql import column_names, known
 from analysis.stats import between_runs
 from analysis.stats.between_runs import CONFIDENCE, MARGIN, PRIOR_SD, Machines, Ratio, RepeatedRuns, Spread
 from multicard.records.comparable import DATA
@@ -81,7 +81,8 @@ def compare(
             raise ValueError(f"{shared} runs are in both A and B: name two folders that have none in common")
         return _pair(a, b, by, common, Judge([a, b], mix, margin))
     if not by:
-        raise ValueError("A and B are the same runs: name another sweep as B, or --by KEY to compare that key's values")
+        what = "B is missing" if b is a else "A and B are the same runs"
+        raise ValueError(f"{what}: name another sweep as B, or --by KEY to compare that key's values within A")
     groups, judge = _by_value(a, by), Judge([a], mix, margin)
     return [
         replace(compared, sides=(side_a, side_b))
@@ -92,8 +93,7 @@ def compare(
 
 def _by_value(runs: Sequence[Run], by: Sequence[str]) -> dict[str, list[Run]]:
     """The runs of one sweep by their values of the keys `by`, as they are typed: numbers ascend."""
-    names = grouping.settings(runs)
-    keys = [known(name, names, "--by") for name in by]
+    keys = [_setting(name, runs) for name in by]
     with_values = [run for run in runs if all(key in run.columns and (key != DATA or run[DATA]) for key in keys)]
     groups = grouping.group(with_values, keys)
     labels = {cell: grouping.label(cell, keys) for cell in sorted(groups, key=_order)}
@@ -101,6 +101,21 @@ def _by_value(runs: Sequence[Run], by: Sequence[str]) -> dict[str, list[Run]]:
         same = next(iter(labels.values()), f"no {', '.join(keys)}")
         raise ValueError(f"--by {','.join(by)}: all runs have {same}, and no other value to compare it with")
     return {label: groups[cell] for cell, label in labels.items()}
+
+
+def _setting(name: str, runs: Sequence[Run]) -> str:
+    """The key of this name, in any case, that says what was measured.
+
+    Raises:
+        ValueError: there is none, or it says something else.
+    """
+    settings, lower = grouping.settings(runs), name.strip().casefold()
+    if lower not in map(str.casefold, settings):
+        if lower in grouping.PLACES:
+            raise ValueError(f"--by: {lower} says where data lie, not what they are; --by data compares other data")
+        if lower in map(str.casefold, column_names(runs)):
+            raise ValueError(f"--by: {lower} is no setting; name an axis or a key of the configuration, as precision")
+    return known(name, settings, "--by")
 
 
 def _order(cell: Cell) -> list[Any]:
@@ -117,7 +132,7 @@ def _pair(
     sides: tuple[str, str] = ("A", "B"),
 ) -> list[Compared]:
     names = grouping.settings([*a, *b])
-    compared_keys = {key for name in by for key in grouping.meant(known(name, names, "--by"), names)}
+    compared_keys = {key for name in by for key in grouping.meant(_setting(name, [*a, *b]), names)}
     compared_keys |= {DATA} if grouping.have_data(compared_keys) else set()
     in_a, in_b = ({name for run in runs for name in run.columns if name != DATA or run[name]} for runs in (a, b))
     keys = ["kind", *(name for name in names if name not in compared_keys and name in in_a and name in in_b)]

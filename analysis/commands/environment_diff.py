@@ -67,7 +67,8 @@ def _of_run(run: Run) -> Iterable[tuple[str, Any]]:
     cpu = _dict(environment.get("cpu"))
     yield "CPU", cpu.get("model")
     yield "CPU cores", cpu.get("cores")
-    for gpu in environment.get("gpus") or ():
+    gpus = environment.get("gpus")
+    for gpu in gpus if isinstance(gpus, list) else ():
         yield "driver", _dict(gpu).get("driver")
         yield "highest SM clock, MHz", _dict(gpu).get("sm_clock_max_mhz")
     yield "threads", run["threads"]

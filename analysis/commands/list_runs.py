@@ -30,7 +30,7 @@ def lines(found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, limit
     """
     total = len(found.runs)
     count = f"{len(runs)} of {total} runs" if len(runs) < total else f"{total} run{'s' * (total > 1)}"
-    tables = _chosen(runs, chosen, limit) if chosen is not None else _tables(runs, limit)
+    tables = _chosen(runs, _names(found, chosen), limit) if chosen is not None else _tables(runs, limit)
     notes = [count + _failures(runs), *_causes(runs, limit), *legend(run["marks"] for run in runs)]
     return [*tables, *notes, *skipped(found.skipped)]
 
@@ -60,11 +60,7 @@ def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
 
 
 def _chosen(runs: Sequence[Run], names: Sequence[str], limit: int | None) -> list[str]:
-    if not runs:
-        return []
-    columns = column_names(runs)
-    headings = [known(name, columns, "--columns") for name in names]
-    return text_table.text(headings, [[formatting.value(name, run[name]) for name in headings] for run in runs], limit)
+    return text_table.text(names, [[formatting.value(name, run[name]) for name in names] for run in runs], limit)
 
 
 def _tables(runs: Sequence[Run], limit: int | None) -> list[str]:
@@ -107,7 +103,9 @@ def _rows(names: Sequence[str], cells: dict[str, list[str]]) -> list[tuple[str, 
 def _value(name: str, run: Run) -> str:
     if name in FIGURES and run["status"] != "ok":
         return "-"
-    return grouping.commit(run) if name == "commit" else formatting.value(name if name in FIGURES else "", run[name])
+    if name == "commit":
+        return grouping.commit(run, absent="-")
+    return formatting.value(name if name in FIGURES else "", run[name])
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -118,15 +116,15 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return [*always, *(name for name in apart if name not in always)]
 
 
-def write_csv(path: Path, runs: Sequence[Run], chosen: Sequence[str] | None) -> None:
+def write_csv(path: Path, found: Found, runs: Sequence[Run], chosen: Sequence[str] | None) -> None:
     """Every run with all its columns, or those chosen, as they are in the records: units are in the names."""
-    names = _names(runs, chosen)
+    names = _names(found, chosen)
     path.write_text(text_table.to_csv(names, [[run[name] for name in names] for run in runs]))
 
 
 def write_json(path: Path, found: Found, runs: Sequence[Run], chosen: Sequence[str] | None) -> None:
     """The same, with the records that were skipped."""
-    names = _names(runs, chosen)
+    names = _names(found, chosen)
     content: dict[str, Any] = {
         "runs": [{name: run[name] for name in names} for run in runs],
         "skipped": [{"folder": str(record.folder), "why": record.why} for record in found.skipped],
@@ -134,6 +132,7 @@ def write_json(path: Path, found: Found, runs: Sequence[Run], chosen: Sequence[s
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _names(runs: Sequence[Run], chosen: Sequence[str] | None) -> list[str]:
-    names = column_names(runs)
+def _names(found: Found, chosen: Sequence[str] | None) -> list[str]:
+    """The columns chosen, or all, also where no run is left."""
+    names = column_names(found.runs)
     return names if chosen is None else [known(name, names, "--columns") for name in chosen]

@@ -12,6 +12,7 @@ from analysis.figures.vega import Figure, Spec, escaped
 from analysis.papers.experiments import Panel
 from analysis.runs import grouping
 from analysis.runs.load import Run
+from multicard.config.job import count
 
 MEASURES = ("train_loss", "test_accuracy")  # keys of a record's epochs
 WIDTH, HEIGHT = 340, 240  # points
@@ -46,14 +47,15 @@ def _rows(panel: Panel, measure: str) -> list[Row]:
 def epoch_values(run: Run, measure: str) -> list[tuple[int, float]]:
     """Each epoch, from 1, that has the measure, with its value."""
     epochs = run.record().get("epochs") or ()
-    return [(epoch["epoch"] + 1, epoch[measure]) for epoch in epochs if epoch.get(measure) is not None]
+    known = [(epoch.get("epoch"), epoch.get(measure)) for epoch in epochs]
+    return [(number + 1, value) for number, value in known if number is not None and value is not None]
 
 
 def loss_gaps(runs: Sequence[Run]) -> list[str]:
     """A line where a loss was not finite, which leaves a gap in a curve."""
     epochs = [epoch for run in runs if run["status"] == "ok" for epoch in run.record().get("epochs") or ()]
     gaps = sum(epoch.get("train_loss", 0.0) is None for epoch in epochs)
-    return [f"The loss of {gaps} of {len(epochs)} epochs was no finite number: not shown"] if gaps else []
+    return [f"The loss of {gaps} of {count(len(epochs), 'epoch')} was no finite number: not shown"] if gaps else []
 
 
 def unended_note(panel: Panel) -> list[str]:

@@ -45,7 +45,7 @@ def rerun(kind: str, config: Mapping[str, Any]) -> str | None:
     for group in GROUPS:
         name = group if group == "scale" else f"{group}.name"
         option = recorded.get(name)
-        if option == defaults.get(name) or option not in _options(group):
+        if option == defaults.get(name) or not isinstance(option, str) or option not in _options(group):
             continue
         overrides.append(f"{group}={option}")
         try:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from analysis.report import rerun_commands
 from analysis.runs.load import Run
 from multicard.measure.timing import PHASES
@@ -42,7 +40,7 @@ def read(runs: Sequence[Run]) -> list[RunDetails]:
 def _read(run: Run) -> RunDetails:
     try:
         record = run.record()
-    except (OSError, msgspec.DecodeError):  # removed, or measured again, since it was listed
+    except (OSError, ValueError):  # removed, or measured again, since it was listed
         record = {}
     config, diagnosis, profile = (mapping(record.get(key)) for key in ("config", "diagnosis", "profile"))
     phases = mapping(record.get("phases_s"))

@@ -29,7 +29,7 @@ def grid(details: Sequence[RunDetails]) -> Grid:
         *(_of_runs(name, runs) for name in axes),
         Column.of_texts("status", [run["status"] for run in runs]),
         *(_of_runs(name, runs, measured=True) for name in list_runs.FIGURES),
-        Column.of_texts("commit", [grouping.commit(run) for run in runs]),
+        Column.of_texts("commit", [grouping.commit(run, absent="-") for run in runs]),
         *(Column.of_texts(name, [run[name] for run in runs]) for name in ("hardware", "hosts")),
         Column.of_texts("marks", [run["marks"] for run in runs]),
     ]

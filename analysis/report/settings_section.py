@@ -286,7 +286,7 @@ def _labels(settings: Sequence[ComparedSetting]) -> list[str]:
         words = []
         for key in keys:
             bare = key.removesuffix(".name")
-            value = grouping.commit(run) if key == "commit" else grouping.typed(run[key])
+            value = grouping.commit(run, absent="null") if key == "commit" else grouping.typed(run[key])
             words.append(f"{key if bare in keys else bare}={value}")
         labels[number] = " ".join(words) or run["kind"]
     return [labels[id(setting.runs[0])] for setting in settings]

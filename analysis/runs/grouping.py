@@ -209,10 +209,10 @@ def _brought(key: str, options: set[str]) -> bool:
     return bool(inner) and (inner in options or (group in options and (inner != "name" or group != key)))
 
 
-def commit(run: Run) -> str:
-    """The commit's first digits, with + where the code had changes."""
+def commit(run: Run, absent: str = "no commit") -> str:
+    """The commit's first digits, with + where the code had changes; `absent` outside of a checkout."""
     if run["commit"] is None:
-        return "-"
+        return absent
     return clean(run["commit"])[:COMMIT] + "+" * bool(run["dirty"])
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from analysis.runs.columns import columns
 from multicard.records import steps, validate
 from multicard.records.run_folder import ENVIRONMENT, RESULT
@@ -30,14 +28,18 @@ class Run:
         return self.columns.get(column)
 
     def record(self) -> dict[str, Any]:
-        """The whole of result.json, read again: only the columns of 10,000 runs are held in memory."""
-        return msgspec.json.decode((self.folder / RESULT).read_bytes(), type=dict[str, Any])
+        """All of result.json that the schema has, read again: only the columns of 10,000 runs are held in memory.
+
+        Raises:
+            ValueError: it has become another, broken one since.
+        """
+        return validate.known((self.folder / RESULT).read_bytes())
 
     def environment(self) -> dict[str, Any]:
         """environment.json; empty where it is absent or not whole."""
         try:
-            return msgspec.json.decode((self.folder / ENVIRONMENT).read_bytes(), type=dict[str, Any])
-        except (OSError, msgspec.DecodeError):
+            return validate.plain((self.folder / ENVIRONMENT).read_bytes(), ENVIRONMENT)
+        except (OSError, ValueError):
             return {}
 
 

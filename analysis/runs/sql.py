@@ -3,7 +3,9 @@
 import difflib
 import json
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import duckdb
@@ -12,6 +14,10 @@ import pyarrow as pa
 from analysis.runs.load import Run
 
 NEAREST = 5  # columns that a message names
+LIMIT_S = 10.0  # of a query
+LONGEST = 2_000  # characters of a condition: DuckDB takes a minute to parse 10,000 parentheses, and 100,000 end it
+# Nothing goes to disk
+OPTIONS: dict[str, Any] = {"python_enable_replacements": "false", "memory_limit": "2GB", "temp_directory": ""}
 ROW = "row number"  # the table's own column, beside the runs'
 
 
@@ -24,26 +30,65 @@ def select(runs: Sequence[Run], where: str | None = None, sort: str | None = Non
     Raises:
         ValueError: an expression that SQL or the columns do not allow, in one line.
     """
+    if where is not None:
+        where = _text(where)
+        if not where.strip():
+            raise ValueError('--where: is empty; give a condition, as "gpus>=2"')
+        if len(where) > LONGEST:
+            raise ValueError(f"--where: has {len(where):,} characters; give at most {LONGEST:,}")
     names = column_names(runs)
     order = _order(sort, names) if sort is not None else ""
     if where is None and not order:
         return list(runs)
-    with duckdb.connect(":memory:", config={"python_enable_replacements": "false"}) as database:
+    with duckdb.connect(":memory:", config=OPTIONS) as database:
         database.register("loaded", _table(runs, _mentioned(f"{where or ''} {order}", names)))
         database.execute("CREATE TABLE runs AS SELECT * FROM loaded")
         database.unregister("loaded")
         database.execute("SET enable_external_access = false")  # no file is read or written by an expression
         database.execute("SET lock_configuration = true")
         condition = f"WHERE (\n{where}\n)" if where is not None else ""
-        query = f'SELECT "{ROW}" FROM runs {condition} ORDER BY {order} "{ROW}"'
         try:
-            (statement,) = database.extract_statements(query)
-            rows = database.execute(statement).fetchall()
-        except ValueError:
-            raise ValueError("--where: one expression, not several statements") from None
+            statement = _statement(database, f'SELECT "{ROW}" FROM runs {condition} ORDER BY {order} "{ROW}"', where)
+            with _interrupted_after(LIMIT_S, database):
+                rows = database.execute(statement).fetchall()
+        except duckdb.InterruptException:
+            raise ValueError(f"--where: not done after {LIMIT_S:g} s; give a simpler condition") from None
         except duckdb.Error as error:
             raise ValueError(f"--where: {_short(str(error), where or '', names)}") from None
     return [runs[row] for (row,) in rows]
+
+
+def _statement(database: duckdb.DuckDBPyConnection, query: str, where: str | None) -> duckdb.Statement:
+    """The query of which `where` is a part, in parentheses.
+
+    Without them it must be the end of a query too: `true) UNION ALL (SELECT 1` is an expression in neither sense.
+    """
+    statements = database.extract_statements(query)
+    try:
+        whole = where is None or len(database.extract_statements(f"SELECT 1 WHERE\n{where}\n")) == 1
+    except duckdb.Error:
+        whole = False
+    if len(statements) != 1 or not whole:
+        raise ValueError("--where: must be one expression, with no other query or statement after it")
+    return statements[0]
+
+
+@contextmanager
+def _interrupted_after(limit_s: float, database: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Interrupt what the database does every `limit_s`: once would be lost where nothing had begun yet."""
+    done = threading.Event()
+
+    def interrupt() -> None:
+        while not done.wait(limit_s):
+            database.interrupt()
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def column_names(runs: Sequence[Run]) -> list[str]:
@@ -103,7 +148,12 @@ def _array(values: list[Any]) -> pa.Array:
     except (OverflowError, pa.ArrowInvalid):
         pass  # an integer beyond 64 bits: its text
     texts = (value if value is None or isinstance(value, str) else json.dumps(value) for value in values)
-    return pa.array([None if text is None else text.encode(errors="replace").decode() for text in texts], pa.string())
+    return pa.array([None if text is None else _text(text) for text in texts], pa.string())
+
+
+def _text(content: str) -> str:
+    """`content` without lone surrogates, which no other program takes."""
+    return content.encode(errors="replace").decode()
 
 
 def _short(message: str, where: str, names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from multicard.measure.repeated_runs import CONFIDENCE, student_quantile
+from multicard.measure.repeated_runs import CONFIDENCE, MOST_LOG, student_quantile
 
 
 @dataclass(frozen=True)
@@ -101,5 +101,5 @@ def ratio_of_means(
     if not scattered:
         return Interval(estimate, estimate, estimate, basis)
     error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) / float(side.mean()) ** 2 for side in scattered))
-    half = student_quantile(confidence, min(map(len, scattered)) - 1) * error
+    half = min(student_quantile(confidence, min(map(len, scattered)) - 1) * error, MOST_LOG)
     return Interval(estimate, estimate * math.exp(-half), estimate * math.exp(half), basis)

@@ -29,6 +29,7 @@ PRIOR_SD = 0.02  # of the logarithm of a run's mean, before any run was repeated
 PRIOR_DEGREES, PRIOR_LIMIT = 1, 1.5
 MARGIN = 0.05  # relative difference up to which two settings count as equal
 QUANTILES = 64  # by which a distribution is represented
+MOST_LOG = 700.0  # of half an interval: its power is a number yet
 MAX_RUNS = 50  # a side, beyond which repeating is not worth naming
 ABOVE, BELOW, WITHIN, UNDECIDED = "above", "below", "within", "undecided"
 
@@ -121,7 +122,7 @@ class Ratio:
     def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
         if self.error is None:
             return None
-        half = student_quantile(confidence, self.degrees) * self.error
+        half = min(student_quantile(confidence, self.degrees) * self.error, MOST_LOG)
         return self.ratio * math.exp(-half), self.ratio * math.exp(half)
 
     def verdict(self, margin: float = MARGIN, confidence: float = CONFIDENCE) -> str:
@@ -140,7 +141,7 @@ class Ratio:
         """The relative difference that such a comparison tells from none with a probability of POWER."""
         if self.error is None or not self.repeated:
             return None
-        return math.expm1(_noncentral(confidence, self.degrees) * self.error)
+        return math.expm1(min(_noncentral(confidence, self.degrees) * self.error, MOST_LOG))
 
     def runs_to_decide(self, margin: float = MARGIN) -> int | None:
         """Runs a side with which a difference as large as this one would be decided, one way or the other, with a
@@ -174,7 +175,7 @@ def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spr
 
 def half_width(runs: int, spread: Spread) -> float:
     """Half of the interval of a mean over so many runs, on the scale of the spread."""
-    return student_quantile(CONFIDENCE, spread.term.degrees) * math.sqrt(spread.variance / runs)
+    return min(student_quantile(CONFIDENCE, spread.term.degrees) * math.sqrt(spread.variance / runs), MOST_LOG)
 
 
 def variance_between(spreads: tuple[Spread, Spread], count_a: int, count_b: int) -> list[Term] | None:

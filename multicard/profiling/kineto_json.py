@@ -52,6 +52,13 @@ def document(file: BinaryIO, where: str) -> Iterator[tuple[str, Any]]:
     Raises:
         ValueError: if it is cut off, damaged or no such trace.
     """
+    try:
+        yield from _document(file, where)
+    except RecursionError:
+        raise ValueError(f"{where}: not a trace of Kineto: lists or objects are nested too deeply") from None
+
+
+def _document(file: BinaryIO, where: str) -> Iterator[tuple[str, Any]]:
     stream = _Stream(file, where)
     first = stream.peek()
     if first == b"[":  # Chrome's format may be the bare list

@@ -89,7 +89,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`; None where it is absent or not whole."""
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

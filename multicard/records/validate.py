@@ -6,12 +6,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Meta, Struct
 
 from multicard.records.schema import SCHEMA_VERSION, STEPS, AnyRecord, Environment
+
+MOST = 1e18  # of a figure, in its unit
+MOST_LEVELS = 32  # of lists and objects within one another; what is written has six
 
 
 def decode(content: bytes) -> AnyRecord:
@@ -29,10 +32,83 @@ def decode(content: bytes) -> AnyRecord:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"result.json is broken ({error})") from None
     _require_known(record.schema_version)
-    counts = [record.axes.get(name, 1) for name in ("gpus", "nodes")]
-    if not all(isinstance(count, int) for count in counts):
-        raise ValueError("result.json is broken (axes.gpus or axes.nodes is no number)")
+    _require_sane(plain(content, "result.json"))
+    for name, values in (("axes", record.axes), ("config", record.config)):
+        try:  # what was refused may have been any number
+            msgspec.convert(values, _Counts if record.status == "refused" else _CountsOfRuns)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"result.json is broken ({str(error).replace('$', f'$.{name}')})") from None
     return record
+
+
+def known(content: bytes) -> dict[str, Any]:
+    """The keys of a result.json that the schema has too, as plain values of the schema's types.
+
+    Raises:
+        ValueError: as of `decode`.
+    """
+    return _known(plain(content, "result.json"), msgspec.to_builtins(decode(content)))
+
+
+def plain(content: bytes, name: str) -> dict[str, Any]:
+    """The object in the bytes of a JSON file, of any keys.
+
+    Raises:
+        ValueError: what is wrong with the file `name`.
+    """
+    try:
+        value = msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{name} is broken ({error})") from None
+    if _is_deeper(value, MOST_LEVELS):
+        raise ValueError(f"{name} is broken (lists and objects are nested over {MOST_LEVELS} levels deep)")
+    return value
+
+
+def _known(content: Any, typed: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _known(content[key], value) for key, value in typed.items() if key in content}
+    if isinstance(content, list):
+        return [_known(*pair) for pair in zip(content, typed, strict=True)]
+    return typed
+
+
+def _require_sane(content: dict[str, Any]) -> None:
+    """Refuse figures that nothing can have: sums and powers of them are no numbers. A configuration may have any."""
+    for key, value in content.items():
+        place = None if key == "config" else _beyond(value, f"$.{key}")
+        if place is not None:
+            raise ValueError(f"result.json is broken (a number beyond {MOST:g} - at `{place}`)")
+
+
+def _beyond(value: Any, place: str) -> str | None:
+    """The place of the first number that is beyond MOST."""
+    if isinstance(value, int | float):
+        return place if abs(value) > MOST else None
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return next((found for key, item in inner if (found := _beyond(item, f"{place}.{key}")) is not None), None)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(item, levels - 1) for item in inner)
+
+
+class _Counts(Struct):
+    """The numbers among axes and configuration that are reckoned with."""
+
+    gpus: int | None = None
+    nodes: int | None = None
+    seed: int | None = None
+    warmup_steps: int | None = None
+    skip_steps: int | None = None
+
+
+class _CountsOfRuns(_Counts):
+    gpus: Annotated[int, Meta(ge=1)] | None = None
+    nodes: Annotated[int, Meta(ge=1)] | None = None
+    warmup_steps: Annotated[int, Meta(ge=0)] | None = None
+    skip_steps: Annotated[int, Meta(ge=0)] | None = None
 
 
 class _Version(Struct):

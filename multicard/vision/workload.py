@@ -118,7 +118,7 @@ def describe(config: VisionConfig, placement: Placement) -> str:
     where = placement.ranks(config.gpus)
     return (
         f"{config.model.name} on {config.dataset.name} {size} px, {config.precision.name}, {config.layout.name}, "
-        f"{config.strategy.name} on {where}, batch {config.batch_size} a rank, {config.epochs} epochs"
+        f"{config.strategy.name} on {where}, batch {config.batch_size} a rank, {count(config.epochs, 'epoch')}"
     )
 
 

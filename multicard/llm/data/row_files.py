@@ -29,16 +29,16 @@ def _read_jsonl(file: Path, key: str) -> list[Any]:
         if line.strip():
             try:
                 rows.append(json.loads(line))
-            except ValueError:
-                raise ValueError(f"{key}: line {number} is not JSON; mend or remove it") from None
+            except (ValueError, RecursionError):
+                raise ValueError(f"{key}: line {number} is not JSON, or nested too deep; mend or remove it") from None
     return rows
 
 
 def _read_json(file: Path, key: str) -> list[Any]:
     try:
         rows = json.loads(_read_text(file, key) or "[]")
-    except ValueError:
-        raise ValueError(f"{key}: is not JSON; for one object a line, name it .jsonl") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"{key}: is not JSON, or nested too deep; for one object a line, name it .jsonl") from None
     require(isinstance(rows, list), f"{key}: must hold a list of rows, as [{{...}}, ...]")
     return rows
 
