@@ -156,11 +156,16 @@ def test_every_command_survives_every_mutation(
 
 def test_a_key_that_its_kind_of_run_lacks_counts_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     records.write(tmp_path / "a", records.llm() | {"phases_s": "broken", "input": [1]})
-    records.write(tmp_path / "b", records.vision() | {"phases_s": {"data": "long"}})
+    wrong: dict[str, Any] = {"phases_s": {"data": "long"}, "test_accuracy": 1.5, "total_s": 1e19}
+    for key, value in wrong.items():
+        records.write(tmp_path / key, records.vision() | {key: value})
+    records.write(tmp_path / "gpus", records.vision(gpus=-2))
     assert main(["report", str(tmp_path)]) == 0
-    assert load.read([tmp_path]).runs[0].record().get("phases_s") is None
-    (skipped,) = load.read([tmp_path]).skipped
-    assert "$.phases_s" in skipped.why and capsys.readouterr().err == ""
+    found = load.read([tmp_path])
+    assert [run.record().get("phases_s") for run in found.runs] == [None]
+    why = {skipped.folder.name: skipped.why for skipped in found.skipped}
+    assert set(why) == {*wrong, "gpus"} and "`$.axes.gpus`" in why["gpus"]
+    assert all(f"`$.{key}" in why[key] for key in wrong) and capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("depth", [300, 100_000])

@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, Struct
 from multicard.records.schema import SCHEMA_VERSION, STEPS, AnyRecord, Environment
 
 MOST = 1e18  # of a figure, in its unit
+MOST_RANKS = 10**6
 MOST_LEVELS = 32  # of lists and objects within one another; what is written has six
 
 
@@ -74,17 +75,18 @@ def _known(content: Any, typed: Any) -> Any:
 
 
 def _require_sane(content: dict[str, Any]) -> None:
-    """Refuse figures that nothing can have: sums and powers of them are no numbers. A configuration may have any."""
+    """Refuse figures that nothing can have: sums and powers of them are no numbers. Settings may have any."""
     for key, value in content.items():
-        place = None if key == "config" else _beyond(value, f"$.{key}")
+        place = None if key in ("config", "axes") else _beyond(value, f"$.{key}")
         if place is not None:
-            raise ValueError(f"result.json is broken (a number beyond {MOST:g} - at `{place}`)")
+            raise ValueError(f"result.json is broken (a number that nothing can have - at `{place}`)")
 
 
 def _beyond(value: Any, place: str) -> str | None:
-    """The place of the first number that is beyond MOST."""
+    """The place of the first number that is beyond MOST, or, of an accuracy, no share."""
     if isinstance(value, int | float):
-        return place if abs(value) > MOST else None
+        is_known = 0 <= value <= 1 if place.endswith("accuracy") else abs(value) <= MOST
+        return None if is_known else place
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return next((found for key, item in inner if (found := _beyond(item, f"{place}.{key}")) is not None), None)
 
@@ -105,8 +107,8 @@ class _Counts(Struct):
 
 
 class _CountsOfRuns(_Counts):
-    gpus: Annotated[int, Meta(ge=1)] | None = None
-    nodes: Annotated[int, Meta(ge=1)] | None = None
+    gpus: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None
+    nodes: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None
     warmup_steps: Annotated[int, Meta(ge=0)] | None = None
     skip_steps: Annotated[int, Meta(ge=0)] | None = None
 
