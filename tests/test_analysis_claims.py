@@ -265,7 +265,7 @@ def test_a_claim_at_length_has_its_rule_and_every_figure(tmp_path: Path, capsys:
             "no claim fp16-over-fp6 (did you mean fp16-over-fp64?); there are fp16-over-fp64, ",
         ),
         (["--only", ""], "--only: '' has an empty name"),
-        (["--markdown", "no/such/../c.md", "--only"], "expected one argument"),
+        (["--markdown", "c.md", "--only"], "expected one argument"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_line(
@@ -284,7 +284,8 @@ def test_no_runs_and_no_place_to_write_are_refused(tmp_path: Path, capsys: pytes
     assert main(["claims", str(tmp_path)]) == 1 and "no run under" in capsys.readouterr().err
     records.write(tmp_path / "a", records.vision())
     (tmp_path / "file").write_text("")
-    assert main(["claims", str(tmp_path), "--json", str(tmp_path / "file" / "c.json")]) == 1
+    with pytest.raises(SystemExit):
+        main(["claims", str(tmp_path), "--json", str(tmp_path / "file" / "c.json")])
     assert capsys.readouterr().err.startswith("refused: ")
 
 
