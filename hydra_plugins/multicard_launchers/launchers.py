@@ -71,22 +71,14 @@ class SweepLauncher(Launcher):
         from multicard.sweep import plan
 
         cells = plan.plan(self.hydra_context, self.config, job_overrides, first)
-        try:
-            check(cells)
-        except ValueError:
-            plan.remove_empty_sweep(cells)
-            raise
+        check(cells)
         left = plan.settle(cells)
         if self.config.dry_run:
             self.show(cells, left)
-            plan.remove_empty_sweep(cells)
             return cells, left
         try:
             if left:
                 self.measure(cells, left)
-        except ValueError:
-            plan.remove_empty_sweep(cells)
-            raise
         except KeyboardInterrupt:
             plan.say_interrupted(cells)
         finally:
@@ -129,7 +121,7 @@ class LocalLauncher(SweepLauncher):
             cell.result = SESSION.records.pop()
             if cell.result["status"] == "interrupted":
                 raise KeyboardInterrupt
-            pace.say_progress(ended=1)
+            pace.say_progress([cell])
 
     def show(self, cells: "list[Cell]", left: "list[Cell]") -> None:
         from multicard.sweep import dry_run

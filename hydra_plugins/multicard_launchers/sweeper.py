@@ -3,8 +3,6 @@ first runs. Repetitions are the outermost axes, so that all cells are measured o
 the machine drifts by meanwhile is in all of them. With `scale=smoke` it shrinks the axes of an experiment."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
@@ -33,12 +31,7 @@ class CellSweeper(BasicSweeper):
             ValueError: repetitions that no cell can have, before anything of the sweep is written.
         """
         assert self.config is not None
-        try:
-            check(self.config.repeat, self.config.repeat_error, self.config.repeat_max)
-        except ValueError:
-            with suppress(OSError):  # Hydra has made it; another command may write into it
-                Path(self.config.hydra.sweep.dir).rmdir()
-            raise
+        check(self.config.repeat, self.config.repeat_error, self.config.repeat_max)
         shrunk = self.smoke if self.config.scale == "smoke" else {}
         words = self.axes | shrunk
         axes = [f"{key}={value}" for key, value in words.items() if value is not None]

@@ -1,23 +1,33 @@
-"""A check that Hydra calls before it makes a folder."""
+"""Checks that Hydra calls before it makes a folder, and the folders that it made."""
 
-import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from multicard.config.base import check_name
 
+_MADE: list[Path] = []  # by this command, the innermost first
+
+
+class Refused(BaseException):
+    """A refusal by a callback. Hydra turns an `Exception` there into a warning, and goes on."""
+
 
 class WritableFolder(Callback):
-    """Refuse in one line a folder that cannot be made, or written to by a sweep; Hydra would print a traceback."""
+    """Refuse in one line what Hydra would say in many: a folder that cannot be made, or written to by a sweep, and
+    values that refer to nothing."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        _check_references(config)
         _make(Path(config.hydra.run.dir), "hydra.run.dir", str(config.name))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        _check_references(config)
         folder = Path(config.hydra.sweep.dir)
         _make(folder, "hydra.sweep.dir", str(config.name))
         try:
@@ -25,17 +35,42 @@ class WritableFolder(Callback):
                 pass
         except OSError as error:
             problem = f"cannot be written to ({error.strerror}); choose another folder"
-            print(f"refused: hydra.sweep.dir={folder}: {problem}", file=sys.stderr)
-            sys.exit(1)
+            raise Refused(f"hydra.sweep.dir={folder}: {problem}") from None
+
+
+def _check_references(config: DictConfig) -> None:
+    """Resolve each value of the run's own part."""
+    for name in config:
+        key = str(name)
+        if key == "hydra" or OmegaConf.is_missing(config, key):
+            continue
+        try:
+            value = config[key]
+            if OmegaConf.is_config(value):
+                OmegaConf.to_container(value, resolve=True)
+        except OmegaConfBaseException as error:
+            problem = str(error).splitlines()[0].rstrip(".")
+            raise Refused(f"{error.full_key or key}: {problem}; write the value, or the name of a key") from None
 
 
 def _make(folder: Path, key: str, name: str) -> None:
     try:
         check_name(name)
+        missing = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except ValueError as error:
-        print(f"refused: {error}", file=sys.stderr)
-        sys.exit(1)
+        raise Refused(str(error)) from None
     except OSError as error:
-        print(f"refused: {key}={folder}: cannot be made ({error.strerror}); choose another folder", file=sys.stderr)
-        sys.exit(1)
+        problem = f"{key}={folder}: cannot be made ({error.strerror}); choose another folder"
+        raise Refused(problem) from None
+    _MADE.extend(missing)
+
+
+def remove_unused() -> None:
+    """Remove the folders that were made for this command and in which nothing was measured."""
+    for folder in _MADE:
+        with suppress(OSError):  # another command of the same second and name may have removed it, or write into it
+            if {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
+                (folder / "multirun.yaml").unlink(missing_ok=True)
+                folder.rmdir()
+    _MADE.clear()

@@ -51,7 +51,6 @@ def cell(workload: Workload, cfg: DictConfig) -> None:
         SESSION.records.append(outcome.refuse(outcome.begin(workload, cfg, folder), message, keep=False))
     else:
         say(f"dry_run=true: nothing is started. To be measured in this process: {folder}")
-    run_folder.remove_empty(folder.parent)  # a run that was not started leaves nothing
 
 
 def measure(

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from multicard.config import compilation
@@ -156,6 +158,21 @@ METHODS: dict[str, Method] = {
 }
 
 
+def recipe_file(name: str) -> Path:
+    """torchtune's file of a recipe; the package of the recipes cannot be imported, by intent."""
+    torchtune = find_spec("torchtune")
+    assert torchtune is not None and torchtune.origin is not None
+    return Path(torchtune.origin).parents[1] / "recipes" / f"{name}.py"
+
+
+def check_recipes(options: MethodConfig) -> None:
+    """Refuse recipes that torchtune does not have."""
+    for kind, name in (("single_device", options.single_device), ("distributed", options.distributed)):
+        there = name is None or (name.endswith(f"_{kind}") and recipe_file(name).is_file())
+        has = ", ".join(sorted(path.stem for path in recipe_file("x").parent.glob(f"*_{kind}.py")))
+        require(there, f"method.{kind}={name}: torchtune has no such recipe; leave it out, or use one of {has}")
+
+
 def of(config: LlmConfig) -> Method:
     return METHODS[config.method.name]
 
@@ -215,6 +232,7 @@ def check(config: LlmConfig) -> None:
         ValueError: with the key and the remedy.
     """
     method, name, data = of(config), config.method.name, config.dataset.name
+    check_recipes(config.method)
     single = config.recipe is Recipe.single_device
     alone = config.world_size == 1 or not single
     require(alone, f"recipe=single_device: is for one GPU; use gpus=1 (it is {config.gpus})")

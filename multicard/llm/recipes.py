@@ -5,14 +5,12 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torchtune
 from omegaconf import DictConfig
 from torchtune import training
 from torchtune.modules import attention_utils
@@ -24,9 +22,8 @@ from multicard.llm.step_probe import Batches, Probe
 
 
 def load(name: str) -> tuple[ModuleType, type]:
-    """The module and the class of a recipe, by path: the package of the recipes cannot be imported, by intent."""
-    path = Path(torchtune.__file__).parents[1] / "recipes" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"recipe_{name}", path)
+    """The module and the class of a recipe."""
+    spec = importlib.util.spec_from_file_location(f"recipe_{name}", methods.recipe_file(name))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

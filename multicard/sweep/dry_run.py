@@ -53,6 +53,8 @@ def show(cells: list[Cell], groups: Sequence[tuple[str, list[Cell]]], how: str, 
         say(line)
     measured, refused = sum(cell.result is not None for cell in cells), [cell for cell in cells if cell.problem]
     say(f"measured before: {measured}; in the queue: {queued}; refused: {len(refused)}")
-    for cell in refused:
-        say(f"{cell.label}refused: {cell.problem}", error=True)
+    for problem in dict.fromkeys(cell.problem for cell in refused):
+        members = [cell for cell in refused if cell.problem == problem]
+        more = f"and {len(members) - 1} more " if len(members) > 1 else ""
+        say(f"{members[0].label}{more}refused: {problem}", error=True)
     SESSION.would_refuse |= bool(refused)  # the sweep would exit with 1 too

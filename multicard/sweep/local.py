@@ -116,7 +116,7 @@ def run_all(left: list[Cell]) -> None:
                 _collect(process, folder)
             if any(process.cell.result and process.cell.result["status"] == "interrupted" for process in ended):
                 raise KeyboardInterrupt  # a terminal's signal may reach the cells alone: Python can drop the command's
-            pace.say_progress(len(ended))
+            pace.say_progress([process.cell for process in ended])
     except KeyboardInterrupt as interrupted:
         say(f"interrupted by {str(interrupted) or 'SIGINT'}: ending what runs", error=True)
         signalled: set[int] = set()

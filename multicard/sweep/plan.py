@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,11 +115,14 @@ class Pace:
         elapsed_s = clock_s() - self.started_s
         return elapsed_s / self.ended * (self.total - self.ended) if self.ended else None
 
-    def say_progress(self, ended: int) -> None:
-        """Count cells that ended, and say how many have and when the rest will, where some are left."""
-        self.ended += ended
+    def say_progress(self, ended: Sequence[Cell]) -> None:
+        """Count cells that ended, and say how many have and when the rest will, where some are left. A refused cell
+        takes no time, and so tells none."""
+        measured = sum(cell.result is not None and cell.result["status"] != "refused" for cell in ended)
+        self.ended += measured
+        self.total -= len(ended) - measured
         left_s = self.left_s()
-        if ended and left_s:
+        if measured and left_s:
             elapsed = in_hours(clock_s() - self.started_s)
             say(f"  {self.ended} of {count(self.total, 'cell')} ended in {elapsed}; about {in_hours(left_s)} left")
 
@@ -170,16 +173,6 @@ def jobs_folder(cells: list[Cell]) -> Path:
     """The folder of the sweep in which its jobs find what they run. It is closed to other users."""
     remedy = "choose another folder for the sweep (name, hydra.sweep.dir)"
     return private.folder(cells[0].folder.parent / SUBMITTED, remedy)
-
-
-def remove_empty_sweep(cells: list[Cell]) -> None:
-    """Remove what Hydra wrote for a sweep that measured nothing, and never will."""
-    folder = cells[0].folder.parent
-    run_folder.remove_empty(folder / SUBMITTED)
-    with suppress(OSError):  # another command of the same second and name may have removed it, or write into it
-        if {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
-            (folder / "multirun.yaml").unlink(missing_ok=True)
-            folder.rmdir()
 
 
 def finish(cells: list[Cell]) -> None:

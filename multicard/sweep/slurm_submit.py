@@ -84,6 +84,7 @@ def submit(left: list[Cell]) -> dict[int, str]:
                         path.unlink()
                 if str(error).startswith("hydra") and not jobs:
                     Path(lock.lock_file).unlink()
+                    run_folder.remove_empty(folder)
                     raise
                 for cell in array.cells:
                     assert SESSION.workload is not None

@@ -134,7 +134,7 @@ def _watch(queue: Queue, live: Live | None) -> None:
         for cell in ended:
             assert cell.result is not None
             say(f"{cell.label}{cell.folder.name}: {outcome.line(cell.result).strip()}")
-        queue.pace.say_progress(len(ended))
+        queue.pace.say_progress(ended)
         changed_s = clock_s() if ended else changed_s
         poll_s = min(max((clock_s() - changed_s) / 10, SHORTEST_POLL_S), LONGEST_POLL_S) if queue.jobs else 0.0
         until_s = clock_s() + poll_s
