@@ -91,7 +91,7 @@ def test_the_modes_options_reach_inductor(mode: str, layout: str):
 def test_cuda_graphs_have_each_batch_marked_and_are_warm_before_training(mode: str, tmp_path: Path):
     config = typed(*SMALL, f"compile={mode}", "batch_size=4")
     (seen,) = on_ranks(1, "run_as_with_cuda_graphs", tmp_path, config, tmp_path)
-    assert seen["marks"] == seen["calls"] == 2 * compiling.GRAPH_PASSES + 2  # and the two odd batches
+    assert seen["marks"] == seen["calls"] == 2 * compilation.GRAPH_PASSES + 2  # and the two odd batches
     assert seen["cuda_graphs"] is True  # nothing was compiled, so that nothing was left out
 
 

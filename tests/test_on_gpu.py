@@ -208,7 +208,8 @@ def test_fused_losses_are_compared_with_unfused_ones(shift: float, passed: bool,
         run_folder.write_json(folder / "result.json", {"config": {"optimizer": {"fused": fused}}})
         losses = np.linspace(2, 1, 40)
         losses[7] *= 1 + shift * fused
-        run_folder.write_parquet(folder / "steps.parquet", {"loss": losses})
+        steps = {"epoch": np.zeros(40, int), "rank": np.zeros(40, int), "step": np.arange(40), "loss": losses}
+        run_folder.write_parquet(folder / "steps.parquet", steps)
     (finding,) = gpu_findings.of_fused(tmp_path, "")
     assert finding.passed is passed
     if passed:

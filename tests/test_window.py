@@ -157,7 +157,7 @@ def test_ranks_start_as_commands_under_a_profiler(stand_in: Path, tmp_path: Path
     assert [(folder / f"{rank}.txt").read_text() for rank in (0, 1)] == ["hello", "hello"]
     assert (folder / "logs" / "r01.log").read_text() == "rank 1 of 2: hello\n"
     assert sorted(path.name for path in (folder / "profile").iterdir()) == ["r00.nsys-rep", "r01.nsys-rep"]
-    assert sorted(path.name for path in folder.iterdir()) == ["0.txt", "1.txt", "logs", "profile"]
+    assert sorted(path.name for path in folder.iterdir()) == ["0.txt", "1.txt", "logs", "profile", "ranks"]
 
 
 def test_a_rank_that_fails_under_a_profiler_says_why(stand_in: Path, tmp_path: Path):
