@@ -3,9 +3,11 @@
 import multiprocessing.forkserver
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
@@ -16,6 +18,7 @@ from multicard.controller.workload import Workload
 from multicard.llm import workload as llm
 from multicard.machine.allocation import Allocation
 from multicard.ranks import elastic
+from multicard.ranks.failures import Failure, end, interruptible
 from multicard.ranks.process import Job
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import PATIENCE_S, ROOT, SMALL, composed, free_port, warm_up
@@ -59,6 +62,7 @@ def test_cuda_counts_as_nvml_does_before_a_rank_begins(monkeypatch: pytest.Monke
     script = """
 import multiprocessing, os
 from multicard.ranks import elastic
+from multicard.ranks.failures import Failure, end, interruptible
 elastic.warm_up("cuda", [])
 for method in ("forkserver", "spawn"):
     process = multiprocessing.get_context(method).Process(target=os.system, args=("echo $CUDA_DEVICE_ORDER",))
@@ -127,6 +131,7 @@ from pathlib import Path
 from multicard.config.placement import Placement
 from multicard.machine.allocation import Allocation
 from multicard.ranks import elastic
+from multicard.ranks.failures import Failure, end, interruptible
 from multicard.ranks.process import Job
 if __name__ == "__main__":
     folder, port = Path(sys.argv[1]), int(sys.argv[2])
@@ -153,3 +158,20 @@ def test_ranks_of_two_nodes_meet_at_an_address_of_node_0(tmp_path: Path):
     addresses = (tmp_path / "listeners.txt").read_text().split()
     assert len(addresses) >= 3 and "127.0.0.1" in addresses
     assert [address for address in addresses if ip_address(address).is_unspecified] == []
+
+
+def test_a_node_that_waits_for_another_can_be_interrupted(tmp_path: Path):
+    warm_up()
+    job = Job(tmp_path, "cpu", "gloo", 0, 1, "system", allocation=Allocation(("localhost",) * 2, 0, "7", 0))
+    placement = Placement("cpu", "gloo", 1, False, nodes=2)
+    lost = Failure("node", "node n2 was lost", host="n2")
+    with interruptible():
+        Thread(target=end_once_it_listens, args=(lost,), daemon=True).start()
+        assert elastic.launch("tests.rank_work:leave_listeners", (tmp_path,), placement, job) == lost
+
+
+def end_once_it_listens(failure: Failure) -> None:
+    """End the run as the loss of a node does, once node 0 listens for the others."""
+    while not any(one.status == psutil.CONN_LISTEN for one in psutil.Process().net_connections("tcp")):
+        time.sleep(0.01)
+    end(failure)

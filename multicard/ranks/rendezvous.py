@@ -1,15 +1,24 @@
 """Torch's static rendezvous, on one address.
 
 Torch's own store listens on every address of the machine, and its dynamic rendezvous unpickles what anybody put there.
+Its static one waits for the other nodes within C++, where neither Ctrl-C nor the loss of a node ends the wait.
 """
 
 import socket
 
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters, rendezvous_handler_registry
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
+from multicard.measure.timing import clock_s, pause
+
 BACKEND = "multicard"
+RETRY_S = 0.1
 
 
 class OneAddress(StaticTCPRendezvous):
@@ -19,18 +28,41 @@ class OneAddress(StaticTCPRendezvous):
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self.rank == 0 and self._store is None:
-            listener = socket.create_server((self.master_addr, self.master_port))
-            self.master_port = listener.getsockname()[1]  # where it was 0, for any
+        deadline_s = clock_s() + self.timeout.total_seconds()
+        if self._store is None:
+            listener = self._listen() if self.rank == 0 else None
+            while listener is None and not self._listens() and clock_s() < deadline_s:
+                pause(RETRY_S)
             self._store = TCPStore(
                 self.master_addr,
                 self.master_port,
                 self.world_size,
-                is_master=True,
+                is_master=self.rank == 0,
                 timeout=self.timeout,
-                master_listen_fd=listener.detach(),
+                wait_for_workers=False,
+                master_listen_fd=None if listener is None else listener.detach(),
             )
-        return super().next_rendezvous()
+        store: Store = PrefixStore(self.run_id, self._store)
+        store.set(f"node {self.rank}", "here")
+        while not store.check([f"node {rank}" for rank in range(self.world_size)]):
+            if clock_s() > deadline_s:
+                raise TimeoutError(f"not all {self.world_size} nodes came within {self.timeout}")
+            pause(RETRY_S)
+        address = RendezvousStoreInfo(self.master_addr, self.master_port)
+        return RendezvousInfo(store, self.rank, self.world_size, address)
+
+    def _listen(self) -> socket.socket:
+        listener = socket.create_server((self.master_addr, self.master_port))
+        self.master_port = listener.getsockname()[1]  # where it was 0, for any
+        return listener
+
+    def _listens(self) -> bool:
+        """Whether node 0 listens yet: torch's own retries print a warning each."""
+        try:
+            socket.create_connection((self.master_addr, self.master_port), timeout=1).close()
+        except OSError:
+            return False
+        return True
 
 
 def create(parameters: RendezvousParameters) -> OneAddress:
