@@ -79,8 +79,9 @@ class Sweep:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Sweep:
-    return Sweep(tmp_path / "sweep")
+def sweep(tmp_path: Path) -> Iterator[Sweep]:
+    yield Sweep(tmp_path / "sweep")
+    ask("scancel", "--user", ask("id", "-un"))  # what a failed test left would disturb the next
 
 
 def wait_for(holds: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:

@@ -133,8 +133,8 @@ def test_a_job_of_two_nodes_is_closed_to_other_users(sweep: Sweep):
     folder = sweep.folder / ".submitit"
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.pkl")} == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    ask("scancel", *(job.partition("_")[0] for job in sweep.submissions()))
-    running.communicate(timeout=120)
+    ask("scancel", "--user", ask("id", "-un"))
+    running.communicate(timeout=PATIENCE_S)
 
 
 def test_a_job_that_was_replaced_while_it_waited_is_not_run(sweep: Sweep):
@@ -147,10 +147,10 @@ def test_a_job_that_was_replaced_while_it_waited_is_not_run(sweep: Sweep):
 
     (job,) = wait_for(submitted)
     own.rename(sweep.folder / ".taken")
-    shutil.copytree(sweep.folder / ".taken", own)
+    shutil.copytree(sweep.folder / ".taken", own, symlinks=True)
     own.chmod(0o755)
     ask("scontrol", "release", job)
-    output, _ = running.communicate(timeout=180)
+    output, _ = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 1, output
     (result,) = sweep.results()
     assert result["status"] == "failed" and "nothing in it is run" in "".join(result["cause"]["log_tail"])
