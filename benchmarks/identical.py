@@ -39,13 +39,20 @@ COMMANDS = {
     ),
     "llm": ("tune_llm.py", "method=lora", "max_steps=60"),
 }
+REPEATED_BY = {"vision": "seed", "llm": "repetition"}  # runs of one seed have one accuracy; tuning is paired by rows
 Deal = tuple[list[Run], list[Run]]
 
 
 def measure(kind: str, out: Path, repetitions: Iterator[int]) -> None:
     """Measure the next repetition of a kind of run."""
     entry, *words = COMMANDS[kind]
-    python(entry, *words, "tracker.mode=disabled", f"hydra.run.dir={out / kind}", f"repetition={next(repetitions)}")
+    python(
+        entry,
+        *words,
+        "tracker.mode=disabled",
+        f"hydra.run.dir={out / kind}",
+        f"{REPEATED_BY[kind]}={next(repetitions)}",
+    )
 
 
 def deals(runs: Sequence[Run], each: int) -> Iterator[Deal]:
