@@ -11,8 +11,7 @@ import pytest
 
 from benchmarks.faults import __main__ as bench
 from benchmarks.faults import observe, work
-from benchmarks.faults.fault import RUN, Fault, Outcome
-from benchmarks.faults.trial import TOKEN
+from benchmarks.faults.fault import RUN, TOKEN, Fault, Outcome
 from multicard.records import run_folder
 
 FAULTS = {fault.name: fault for faults in bench.GROUPS.values() for fault in faults}
@@ -71,7 +70,7 @@ def outcome(tmp_path: Path) -> Callable[..., Outcome]:
 def test_a_process_that_is_left_turns_the_line_red(
     outcome: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("benchmarks.faults.trial.GONE_WITHIN_S", 0.0)
+    monkeypatch.setattr("benchmarks.faults.fault.GONE_WITHIN_S", 0.0)
     leaves = outcome(LEAVES)
     assert (leaves.left, leaves.lost, leaves.twice) == (1, 0, 0) and "sleep 600" in leaves.wrong[0]
     assert bench.show([leaves, Outcome("other")], colour=True) == 1

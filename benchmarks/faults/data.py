@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.faults.disk import mount, remount
-from benchmarks.faults.fault import RUN, Act, Fault
+from benchmarks.faults.fault import RUN, Act, Fault, Trial
 from benchmarks.faults.points import both, held, measure_first, root, then_release, wrote
-from benchmarks.faults.trial import Trial
 
 PHOTOGRAPHS = (
     *(*RUN, "gpus=2", "seed=1", "lr=1e-6", "dataset=images", "dataset.root={trial}/photographs"),

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from benchmarks.faults.trial import Trial
+from benchmarks.faults.fault import Trial
 
 LIMIT_BYTES = 2 << 30
 NAME = f"multicard-faults-{os.getpid()}"

@@ -8,9 +8,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.faults.fault import RUN, Fault
+from benchmarks.faults.fault import RUN, Fault, Trial
 from benchmarks.faults.points import held, root, then_release
-from benchmarks.faults.trial import Trial
 
 LOOPBACK = "ip link set lo up"
 WITHIN_S = 15.0

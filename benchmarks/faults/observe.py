@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.faults.fault import Fault, Outcome, Records
-from benchmarks.faults.trial import ENDED_WITHIN_S, Command, NotReachedError, Trial
+from benchmarks.faults.command import ENDED_WITHIN_S, Command
+from benchmarks.faults.fault import Fault, NotReachedError, Outcome, Records, Trial
 from multicard.measure.timing import clock_s
 from multicard.records import run_folder
 

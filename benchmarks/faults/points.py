@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.faults import work
-from benchmarks.faults.fault import Act, Point
-from benchmarks.faults.trial import Trial
+from benchmarks.faults.fault import Act, Point, Trial
 
 
 def held(trial: Trial) -> bool:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from benchmarks.common import ROOT
 from benchmarks.faults.data import write
-from benchmarks.faults.fault import RUN, Act, Fault
-from benchmarks.faults.trial import Trial
+from benchmarks.faults.fault import RUN, Act, Fault, Trial
 
 RECORDS = ROOT / "tests" / "fixtures" / "records_v1" / "vision"
 NAMED = ("hydra.run.dir={trial}/runs/${name}", *RUN[1:])

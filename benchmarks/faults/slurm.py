@@ -15,10 +15,9 @@ import psutil
 from benchmarks.common import ROOT
 from benchmarks.faults import cluster, work
 from benchmarks.faults.disk import empty, fill, mount
-from benchmarks.faults.fault import SWEEP, Act, Fault
+from benchmarks.faults.fault import SWEEP, Act, Fault, Trial
 from benchmarks.faults.network import listens_elsewhere, stranger
 from benchmarks.faults.points import both, held, kill_command, kill_holder, root, said, then_release
-from benchmarks.faults.trial import Trial
 from multicard.measure.timing import pause
 from multicard.records import run_folder
 from multicard.records.progress import Board

@@ -15,9 +15,9 @@ from subprocess import CalledProcessError
 import psutil
 
 from benchmarks.faults import cluster, observe
+from benchmarks.faults.command import Command
 from benchmarks.faults.disk import empty, fill, mount
-from benchmarks.faults.fault import TINY, Fault
-from benchmarks.faults.trial import Command, Trial
+from benchmarks.faults.fault import TINY, Fault, Trial
 from multicard.measure.timing import clock_s, in_hours, pause
 from multicard.records import run_folder
 
