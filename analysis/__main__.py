@@ -14,9 +14,15 @@ FOLDER is multirun by default. An error is one line, `refused: ...`, and exit co
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from multicard.ranks import interruption
+
+if __name__ == "__main__":
+    interruption.end_at_once()  # while the rest is imported
 
 from analysis import formatting
 from analysis.cli import parser
@@ -37,7 +43,11 @@ def main(words: Sequence[str] | None = None) -> int:
     about, *_, notes = (__doc__ or "").split("\n\n")  # what lies between is each command's own help
     options = parser(f"{about}\n\n{notes}", RUNS).parse_args(words)
     try:
-        return options.run(options)
+        with interruption.answered(lambda number: KeyboardInterrupt(signal.Signals(number).name)):
+            return options.run(options)
+    except KeyboardInterrupt as interrupted:
+        print(f"interrupted by {interrupted}", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # the reader has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -212,6 +213,14 @@ def test_the_list_says_what_differs_and_leaves_out_figures_of_what_failed(tmp_pa
     assert lines[2].split() == ["fp16", "1", "-", "ok", "100.0", "1,234", "98.00%", "5", "GB"]
     assert lines[4].split() == ["fp32", "4", "-", "failed", "-", "-", "-", "-"]
     assert lines[5:] == ["3 runs, of these 1 failed: their figures are left out", "failed: no cause recorded"]
+
+
+def test_an_interrupted_command_ends_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(load, "read", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    assert main(["list", str(tmp_path)]) == 1
+    assert capsys.readouterr() == ("", "interrupted by SIGINT\n")
 
 
 def test_headings_are_the_names_that_columns_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

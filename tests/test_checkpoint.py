@@ -38,6 +38,17 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path):
         checkpoint.load(tmp_path, alone(world_size=3))
 
 
+@pytest.mark.parametrize(("seen", "words"), [(0, "sees no checkpoint in"), (5, "the checkpoint after step 5")])
+def test_a_rank_that_sees_an_older_checkpoint_than_the_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: int, words: str
+):
+    if seen:
+        checkpoint.save(tmp_path, alone(), seen, {})
+    monkeypatch.setattr(checkpoint, "max_over_ranks", lambda rank, steps: max(steps, 9))
+    with pytest.raises(ValueError, match=rf"rank 0 on .*{words}.* after step 9: .* late; start the command again"):
+        checkpoint.load(tmp_path, alone())
+
+
 def test_the_controller_needs_no_torch_for_it():
     line = "import sys, multicard.ranks.checkpoint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", line], check=False).returncode == 0

@@ -114,6 +114,8 @@ REFUSED = [
     (["name=a/b"], "name='a/b'"),
     (["lr=inf"], "lr=inf"),
     (["seed=9223372036854775808"], "seed=9223372036854775808"),
+    (["epochs=2147483648"], "epochs=2147483648: must be below 2^31"),
+    (["dataset.image_size=99999999999999999999"], "dataset.image_size=99999999999999999999: must be below 2^31"),
     (["dataset.image_size=31"], "dataset.image_size=31"),
     (["dataset.train_limit=0"], "dataset.train_limit=0"),
     (["dataset.test_limit=0"], "dataset.test_limit=0"),

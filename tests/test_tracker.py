@@ -16,7 +16,7 @@ from multicard.config.base import TrackerMode
 from multicard.controller.session import SESSION, close
 from multicard.records import run_folder
 from multicard.tracking import wandb_mirror
-from multicard.tracking.wandb_mirror import flatten, step_rows
+from multicard.tracking.wandb_mirror import charted, step_rows
 from tests import wandb_file
 from tests.conftest import command, composed, typed
 from tests.test_network import served
@@ -127,7 +127,7 @@ def test_a_step_is_by_the_slowest_ranks_clock_and_its_loss_the_weighted_mean():
 
 
 def test_flat_keys():
-    assert flatten({"a": 1, "b": {"c": {"d": 2}, "e": None}, "f": [1]}) == {"a": 1, "b.c.d": 2}
+    assert charted({"a": 1, "b": {"c": {"d": 2}, "e": None}, "f": [1]}) == {"a": 1, "b.c.d": 2}
 
 
 def test_every_mode_composes():

@@ -23,6 +23,7 @@ from analysis.papers.experiments import ENTRIES
 from analysis.runs.load import Run
 from multicard import workloads
 from multicard.config.base import NOT_IDENTITY
+from multicard.config.keys import flat
 
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = ("scale", *sorted(path.name for path in CONF.iterdir() if path.is_dir()))
@@ -40,7 +41,7 @@ def rerun(kind: str, config: Mapping[str, Any]) -> str | None:
     """
     if kind not in ENTRIES:
         return None
-    recorded, defaults = _flat(config), _composed(kind, "")
+    recorded, defaults = flat(config), _composed(kind, "")
     expected, overrides = dict(defaults), []
     for group in GROUPS:
         name = group if group == "scale" else f"{group}.name"
@@ -100,7 +101,7 @@ def _composed(kind: str, override: str) -> FlatConfig:
         except (HydraException, OmegaConfBaseException) as error:
             raise ValueError(f"{entry}.py {override}: cannot be composed ({error})") from None
     content: Any = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
-    return _flat(content)
+    return flat(content)
 
 
 @cache
@@ -113,13 +114,6 @@ def _smoke_keys(kind: str) -> frozenset[str]:
 @cache
 def _options(group: str) -> frozenset[str]:
     return frozenset(path.stem for path in (CONF / group).glob("*.yaml"))
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> FlatConfig:
-    flat: FlatConfig = {}
-    for key, value in config.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _override_value(value: Any) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs.caveats import MARKS
+from multicard.config.keys import flat
 from multicard.records.schema import AnyRecord
-from multicard.records.schema_parts import Scalar
 
 # Each column's place in the record (`multicard.records.schema` has units and meanings); None where a kind of run has no
 # such place. Figures of a run that did not end ok are of what it had finished by then.
@@ -64,7 +64,8 @@ def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
     An axis goes before the configuration's key of the same name: it is what was in force (`device=auto` is `cpu`).
     """
     axes = {name: value for name, value in record.axes.items() if name not in RESERVED}
-    config = {key: value for key, value in flat(record.config).items() if key not in RESERVED}
+    settings = {key: value for key, value in flat(record.config).items() if key not in RESERVED}
+    config = {key: str(value) if isinstance(value, list) else value for key, value in settings.items()}
     about = {FOLDER: str(folder), **_values(record, ABOUT), "segments": len(record.segments)}
     ranks = int(axes.get("gpus") or 1) * int(axes.get("nodes") or 1)
     about[ALL_THREADS] = None if record.threads is None else record.threads * ranks
@@ -83,14 +84,3 @@ def _values(record: AnyRecord, places: Mapping[str, str]) -> dict[str, Any]:
         name: reduce(lambda value, part: getattr(value, part, None), place.split("."), record)
         for name, place in places.items()
     }
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    """A configuration as "group.key" to value; lists as their text."""
-    values: dict[str, Scalar] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            values |= flat(value, f"{prefix}{key}.")
-        else:
-            values[f"{prefix}{key}"] = str(value) if isinstance(value, list) else value
-    return values

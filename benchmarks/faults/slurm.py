@@ -23,6 +23,7 @@ from multicard.records import run_folder
 from multicard.records.progress import Board
 
 SLURM = (*SWEEP, "gpus=1", "cpus_per_gpu=1", "hydra/launcher=submitit_slurm")
+SHORT = (*SLURM, "time_min=1", "max_requeues=0", "hydra.launcher.signal_delay_s=30")
 TWO_NODES = (*(word for word in SLURM if not word.startswith("seed=")), "seed=1", "nodes=2")
 LATE_S = 5.0
 COPIED = ("benchmarks", "conf", "hydra_plugins", "multicard", "train_vision.py", "tune_llm.py", ".gitignore")
@@ -232,9 +233,11 @@ FAULTS = (
     replace(
         _FAILED,
         name="slurm-step",
-        what="SIGKILL of SLURM's own process around a controller",
+        what="SIGKILL of SLURM's own process around a controller, which SLURM notices at the job's time limit",
+        words=SHORT,
         act=kill_step,
-        says=r"^\[1/2\] .*failed: ",
+        says=r"^\[1/2\] .*timeout: the job reached its time limit",
+        statuses=("ok", "timeout"),
         within_s=180.0,
     ),
     replace(
@@ -261,7 +264,7 @@ FAULTS = (
         _HELD,
         name="slurm-time-limit",
         what="a job reaches its time limit, and its ranks do not save",
-        words=(*SLURM, "time_min=1", "max_requeues=0", "hydra.launcher.signal_delay_s=30"),
+        words=SHORT,
         says=r"^\[1/2\] .*timeout: the job reached its time limit",
         statuses=("ok", "timeout"),
         within_s=150.0,

@@ -15,7 +15,7 @@ from typing import Any, Optional  # OmegaConf reads Optional[...] on every Pytho
 from omegaconf import MISSING
 
 from multicard.config.job import ASKED
-from multicard.config.keys import key, require
+from multicard.config.keys import flat, key, require
 from multicard.config.repetition import REPETITION, RepeatedConfig
 
 
@@ -127,7 +127,10 @@ class RunConfig(RepeatedConfig):
         super().__post_init__()
         for name in ("epochs", "batch_size"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: must be 1 or more")
-        require(0 <= self.seed < 2**63, f"seed={self.seed}: must be 0 or more, and below 2^63")
+        require(self.seed >= 0, f"seed={self.seed}: must be 0 or more")
+        for name, value in flat(asdict(self)).items():  # beyond, they overflow in torch, NumPy or SLURM
+            bits = 63 if name == "seed" or name.endswith("_bytes") else 31
+            require(not isinstance(value, int) or abs(value) < 2**bits, f"{name}={value}: must be below 2^{bits}")
         require(0 < self.lr < inf, f"lr={self.lr}: must be above 0, and finite")
         check_name(self.name)
 

@@ -1,5 +1,6 @@
-"""What the schemas are written with: described keys, and refusals."""
+"""What the schemas are written with: described keys, and refusals; and their keys as they are typed."""
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
@@ -15,6 +16,14 @@ def key(default: Any, description: str) -> Any:
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A configuration as "group.key", as it is typed, to value."""
+    values: dict[str, Any] = {}
+    for name, value in config.items():
+        values |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return values
 
 
 def require(condition: bool, message: str) -> None:

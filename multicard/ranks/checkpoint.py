@@ -12,7 +12,8 @@ from typing import Any
 
 from multicard.config.keys import require
 from multicard.machine import private
-from multicard.ranks.meeting import meet
+from multicard.machine.environment import host
+from multicard.ranks.meeting import max_over_ranks, meet
 from multicard.ranks.process import Rank
 from multicard.records import run_folder
 
@@ -46,16 +47,18 @@ def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
     """This rank's state in the latest checkpoint, with all tensors on the host; None where there is none.
 
     Raises:
-        ValueError: another number of ranks saved it.
+        ValueError: another number of ranks saved it, or not all ranks see the same one.
     """
     import torch
 
-    saved = run_folder.read_json(_latest_file(folder))
-    if saved is None:
-        return None
+    saved = run_folder.read_json(_latest_file(folder)) or {"steps": 0, "world_size": rank.world_size}
     ranks, world_size = saved["world_size"], rank.world_size
     problem = f"gpus: the run was stopped on {ranks} ranks, and cannot go on with {world_size}"
     require(ranks == world_size, f"{problem}; use as many as before, or start again with rerun=true")
+    newest = max_over_ranks(rank, saved["steps"])
+    require(saved["steps"] == newest, _late(folder, rank, saved["steps"], newest))
+    if newest == 0:
+        return None
     return torch.load(_rank_file(folder, saved["steps"], rank.rank), map_location="cpu", weights_only=True)
 
 
@@ -63,6 +66,14 @@ def remove(folder: Path) -> None:
     """Remove all checkpoints of the run."""
     _latest_file(folder).unlink(missing_ok=True)  # first: a half removed checkpoint must not count
     shutil.rmtree(_latest_file(folder).parent, ignore_errors=True)
+
+
+def _late(folder: Path, rank: Rank, steps: int, newest: int) -> str:
+    seen = f"the checkpoint after step {steps}" if steps else "no checkpoint"
+    return (
+        f"rank {rank.rank} on {host()} sees {seen} in {folder}, another rank the one after step {newest}: the file "
+        "system shows files late; start the command again"
+    )
 
 
 def _latest_file(folder: Path) -> Path:

@@ -5,6 +5,7 @@ from typing import Any
 
 from multicard.config.base import NOT_IDENTITY
 from multicard.config.job import count
+from multicard.config.keys import flat
 from multicard.config.placement import CROWDED
 from multicard.measure import formulas
 
@@ -23,14 +24,9 @@ DOUBTFUL_MEANING = (
 )
 
 
-def flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
+def measured_settings(config: dict[str, Any]) -> dict[str, str]:
     """A configuration as "group.key" to JSON text, without keys that do not change the measurement."""
-    values: dict[str, str] = {}
-    for key, value in config.items():
-        if not prefix and key in NOT_IDENTITY:
-            continue
-        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": json.dumps(value)}
-    return values
+    return {key: json.dumps(value) for key, value in flat(config).items() if key.partition(".")[0] not in NOT_IDENTITY}
 
 
 def reference(result: dict[str, Any], records: list[dict[str, Any]], **axes: Any) -> dict[str, Any] | None:
@@ -42,7 +38,11 @@ def reference(result: dict[str, Any], records: list[dict[str, Any]], **axes: Any
 
 
 def _all_but(result: dict[str, Any], axes: list[str]) -> dict[str, Any]:
-    rest = {key: value for key, value in flat(result.get("config", {})).items() if key.partition(".")[0] not in axes}
+    rest = {
+        key: value
+        for key, value in measured_settings(result.get("config", {})).items()
+        if key.partition(".")[0] not in axes
+    }
     threads = None if "gpus" in axes else result.get("threads")  # the cores are shared by another number of ranks
     origin = [result["axes"].get("device"), *(result.get(key) for key in ("hardware", "commit", "dirty"))]
     return rest | {"": [*origin, content(result), threads]}
@@ -54,7 +54,7 @@ def varied(records: list[dict[str, Any]], always: tuple[str, ...]) -> list[str]:
     An axis that was not chosen is not shown where its key was left alone: torchtune's recipe, which follows from the
     number of GPUs, or the device.
     """
-    configs = {id(result): flat(result["config"]) for result in records if "config" in result}
+    configs = {id(result): measured_settings(result["config"]) for result in records if "config" in result}
     keys = list(dict.fromkeys(key for config in configs.values() for key in config))
     differ = [key for key in keys if len({config.get(key) for config in configs.values()}) > 1]
     names = list(dict.fromkeys(name for result in records for name in result["axes"]))
@@ -126,7 +126,7 @@ def cell(result: dict[str, Any], name: str) -> str:
         return content(result) or "-"
     if name == REPETITION:
         return str(result.get(REPETITION) or 1)
-    return flat(result.get("config", {})).get(name, "-").strip('"')
+    return measured_settings(result.get("config", {})).get(name, "-").strip('"')
 
 
 def notes(records: list[dict[str, Any]]) -> list[str]:

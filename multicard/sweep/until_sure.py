@@ -113,7 +113,7 @@ class UntilSure:
 
     def _setting(self, cell: Cell) -> Setting:
         assert cell.config is not None
-        keys = comparable.flat(plain(cell.config))
+        keys = comparable.measured_settings(plain(cell.config))
         keys.pop(REPEATED)
         return self.settings.setdefault(str(sorted(keys.items())), Setting(cell.folder.name, keys, []))
 

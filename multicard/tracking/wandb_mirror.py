@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.base import RunConfig, TrackerConfig, TrackerMode, plain
+from multicard.config.keys import flat
 from multicard.machine import network
 from multicard.measure import formulas
 from multicard.records import run_folder
@@ -114,7 +115,7 @@ class Mirror:
         with _as_runtime_error():
             if steps is not None:
                 self.log(steps, result["epochs"])
-            self._run.summary.update(flatten(summary))
+            self._run.summary.update(charted(summary))
             self._run.finish(exit_code=0 if result["status"] == "ok" else 1)
         self._run = None
 
@@ -149,12 +150,6 @@ def step_rows(steps: Any, epochs: set[int]) -> list[dict[str, float]]:
     return rows
 
 
-def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as "outer.inner" keys, without lists and None, which W&B does not chart."""
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict):
-            flat |= flatten(item, f"{prefix}{key}.")
-        elif item is not None and not isinstance(item, list):
-            flat[f"{prefix}{key}"] = item
-    return flat
+def charted(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary as "outer.inner" to value, without lists and None, which W&B does not chart."""
+    return {key: value for key, value in flat(summary).items() if not isinstance(value, list | None)}
