@@ -203,6 +203,32 @@ def test_no_answer_of_slurm_is_not_an_empty_queue(monkeypatch: pytest.MonkeyPatc
     assert slurm.is_alive("7")
 
 
+def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A user, an administrator or a launch that failed holds a job; it would wait for ever."""
+    held, waits = ("PENDING", "", "", "launch failed requeued held"), ("PENDING", "", "", "Resources")
+    looks = iter([(waits, held), (held, held), (waits, held), (held, held)])
+
+    def look(jobs: list[str]) -> dict[str, State]:
+        try:
+            return {job: State(*words) for job, words in zip(jobs, next(looks), strict=True)}
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(slurm, "queued", look)
+    monkeypatch.setattr(slurm_wait, "pause", lambda _: None)
+    monkeypatch.setattr(slurm_wait, "SHORTEST_POLL_S", 0.0)
+    monkeypatch.setattr(slurm_wait, "read_record", lambda _: None)
+    monkeypatch.setattr(slurm_wait.SESSION, "workload", WORKLOAD)
+    cells = [Cell(number, "", DictConfig({}), DictConfig({}), Path("x")) for number in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        slurm_wait._watch(slurm_wait.Queue(cells, {0: "4_0", 1: "4_1"}), None)
+    line = "SLURM holds job {0} (launch failed requeued held); to let it go on: scontrol release {0}"
+    said = capsys.readouterr().err.splitlines()
+    assert [line.format(job) for job in ("4_[1]", "4_[0]", "4_[0]")] == [each for each in said if "holds" in each]
+
+
 @pytest.mark.parametrize(
     ("state", "status", "words"),
     [

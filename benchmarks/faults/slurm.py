@@ -23,7 +23,8 @@ from multicard.records import run_folder
 from multicard.records.progress import Board
 
 SLURM = (*SWEEP, "gpus=1", "cpus_per_gpu=1", "hydra/launcher=submitit_slurm")
-SHORT = (*SLURM, "time_min=1", "max_requeues=0", "hydra.launcher.signal_delay_s=30")
+# SLURM warns of the limit up to a minute before `signal_delay_s`
+SHORT = (*SLURM, "time_min=2", "max_requeues=0", "hydra.launcher.signal_delay_s=10")
 TWO_NODES = (*(word for word in SLURM if not word.startswith("seed=")), "seed=1", "nodes=2")
 LATE_S = 5.0
 COPIED = ("benchmarks", "conf", "hydra_plugins", "multicard", "train_vision.py", "tune_llm.py", ".gitignore")
@@ -238,7 +239,7 @@ FAULTS = (
         act=kill_step,
         says=r"^\[1/2\] .*timeout: the job reached its time limit",
         statuses=("ok", "timeout"),
-        within_s=180.0,
+        within_s=240.0,
     ),
     replace(
         _FAILED,
@@ -267,7 +268,7 @@ FAULTS = (
         words=SHORT,
         says=r"^\[1/2\] .*timeout: the job reached its time limit",
         statuses=("ok", "timeout"),
-        within_s=150.0,
+        within_s=240.0,
     ),
     replace(
         _GOES_ON,

@@ -36,6 +36,11 @@ class State:
     def queued(self) -> bool:
         return self.name not in ENDED and self.name not in ("RUNNING", "COMPLETING")
 
+    @property
+    def held(self) -> bool:
+        """Whether it waits until somebody releases it: "JobHeldUser", "launch failed requeued held"."""
+        return self.queued and "held" in self.reason.lower()
+
 
 class SilentError(ValueError):
     """SLURM does not answer, so nothing is known of its jobs: its controller is being restarted, say."""

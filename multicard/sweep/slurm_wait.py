@@ -60,6 +60,7 @@ class Queue:
         self.cells, self.jobs = cells, dict(jobs)
         self.states: dict[str, State] = {}
         self.missing_since_s: dict[str, float] = {}  # of jobs that are not in the queue
+        self.held: set[str] = set()
         self.pace = Pace(len(jobs))
 
     def poll(self) -> list[Cell]:
@@ -85,6 +86,13 @@ class Queue:
         for cell in ended:
             del self.jobs[cell.number]
         return ended
+
+    def newly_held(self) -> dict[str, list[str]]:
+        """The jobs that SLURM holds since the last call, by its reason."""
+        held = {job: self.states[job].reason for job in self.states if self.states[job].held}
+        new = {job: reason for job, reason in held.items() if job not in self.held}
+        self.held = {*held}
+        return {reason: [job for job in new if new[job] == reason] for reason in sorted({*new.values()})}
 
     def _record_lost(self, waiting: list[Cell]) -> list[Cell]:
         """Record the end of cells whose job is gone without a record. Returns them."""
@@ -134,6 +142,9 @@ def _watch(queue: Queue, live: Live | None) -> None:
         for cell in ended:
             assert cell.result is not None
             say(f"{cell.label}{cell.folder.name}: {outcome.line(cell.result).strip()}")
+        for reason, jobs in queue.newly_held().items():
+            names = " ".join(slurm.ranges(jobs))
+            say(f"SLURM holds job {names} ({reason}); to let it go on: scontrol release {names}", error=True)
         queue.pace.say_progress(ended)
         changed_s = clock_s() if ended else changed_s
         poll_s = min(max((clock_s() - changed_s) / 10, SHORTEST_POLL_S), LONGEST_POLL_S) if queue.jobs else 0.0
