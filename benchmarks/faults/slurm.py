@@ -51,8 +51,13 @@ def kill_step(trial: Trial) -> None:
 
 def kill_with_step(process: psutil.Process) -> None:
     with suppress(psutil.NoSuchProcess):
-        for each in (*(parent for parent in process.parents() if "slurmstepd" in parent.name()), process):
+        for each in (*steps_of(process), process):
             each.kill()
+
+
+def steps_of(process: psutil.Process) -> list[psutil.Process]:
+    """SLURM's own processes around a controller."""
+    return [parent for parent in process.parents() if "slurmstepd" in parent.name()]
 
 
 def with_job(*words: str) -> Act:
@@ -62,10 +67,13 @@ def with_job(*words: str) -> Act:
 
 def node_down(trial: Trial) -> None:
     """The node is taken down, which ends and requeues its jobs, and comes back."""
-    node, controller = cluster.node_of(job(trial)), claim(trial)["pid"]
+    node, controller = cluster.node_of(job(trial)), psutil.Process(claim(trial)["pid"])
     trial.after.callback(cluster.resume)
+    running = [controller, *steps_of(controller)]
     cluster.update(node, "down")
-    while psutil.pid_exists(controller):
+    while any(
+        process.is_running() for process in running
+    ):  # SLURM drains a node that still has the job's earlier start
         pause(0.2)
     trial.release()
     cluster.resume()
