@@ -80,7 +80,8 @@ def test_parameters_are_those_of_the_job_and_the_site():
         ),
         (
             "sbatch: error: Batch job submission failed: Requested node configuration is not available",
-            "gpus=2: no node takes a job with 1 node, 2 GPUs, 4 cores, 60 min (SLURM: Requested node",
+            "gpus, cpus_per_gpu, nodes or memory_gb: "
+            "no node takes a job with 1 node, 2 GPUs, 4 cores, 60 min (SLURM: Requested node",
         ),
         (
             "sbatch: error: Batch job submission failed: Requested time limit is invalid",
@@ -263,7 +264,11 @@ def test_what_can_never_work_is_refused_before_it_is_submitted(called: Callable[
     ("reason", "gpus", "line"),
     [
         ("Invalid account or account/partition combination specified", "1,2", "hydra.launcher.account=null: SLURM "),
-        ("Requested node configuration is not available", "1", "gpus=0: no node takes a job with 1 node, 0 GPUs, "),
+        (
+            "Requested node configuration is not available",
+            "1",
+            "gpus, cpus_per_gpu, nodes or memory_gb: no node takes a job with 1 node, 0 GPUs, ",
+        ),
     ],
 )
 def test_a_refused_submission_is_a_line_and_leaves_no_job(

@@ -400,7 +400,7 @@ FAULTS = (
             words=(*SLURM, word),
             inside="",
             at=None,
-            says=rf"^(\[1/2\] )?refused: ({re.escape(word)}|gpus=1): ",
+            says=rf"^(\[1/2\] )?refused: ({re.escape(word)}|gpus, cpus_per_gpu, .*): ",
             lines=9,
             ends=None,
             check=left_by_refusal,

@@ -227,7 +227,8 @@ def explain(output: str, request: Resources, options: Options) -> str:
     reason = reason.removeprefix("Batch job submission failed: ")
     if "node configuration" in reason.lower() or "node count" in reason.lower():
         remedy = "`sinfo -o '%P %D %G %c %m'` shows what the nodes have"
-        return f"gpus={request.gpus}: no node takes a job with {request.in_words()} (SLURM: {reason}); {remedy}"
+        keys = "gpus, cpus_per_gpu, nodes or memory_gb"
+        return f"{keys}: no node takes a job with {request.in_words()} (SLURM: {reason}); {remedy}"
     for word, key, remedy in REFUSALS:
         if word in reason.lower():
             value = request.time_min if key == "time_min" else options.get(key.rpartition(".")[2])

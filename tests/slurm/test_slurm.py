@@ -306,7 +306,10 @@ def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
     ("words", "line"),
     [
         (("hydra.launcher.partition=nowhere",), "refused: hydra.launcher.partition=nowhere: SLURM refuses it"),
-        (("gpus=5",), "refused: gpus=5: no node takes a job with 1 node, 5 GPUs, 5 cores, 60 min"),
+        (
+            ("gpus=5",),
+            "refused: gpus, cpus_per_gpu, nodes or memory_gb: no node takes a job with 1 node, 5 GPUs, 5 cores, 60 min",
+        ),
         (("hydra.launcher.account=nobody",), "refused: hydra.launcher.account=nobody: SLURM refuses it"),
         (("hydra.launcher.qos=gold",), "refused: hydra.launcher.qos=gold: SLURM refuses it"),
     ],
