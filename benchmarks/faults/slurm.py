@@ -245,7 +245,7 @@ FAULTS = (
         what="SIGKILL of SLURM's own process around a controller, which SLURM notices at the job's time limit",
         words=SHORT,
         act=kill_step,
-        says=r"^\[1/2\] .*timeout: the job reached its time limit",
+        says=r"^\[1/2\] .*timeout: SLURM ended job \S+ on n\d as TIMEOUT",
         statuses=("ok", "timeout"),
         within_s=240.0,
     ),
