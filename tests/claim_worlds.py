@@ -49,6 +49,13 @@ def numbers(cell: Cell, x: Any) -> dict[str, Any]:
     return {"h2d": [1e6 * one for one in at] if isinstance(at, list) else 1e6 * at}
 
 
+def by_precision(cell: Cell, x: Any) -> dict[str, Any]:
+    """Memory that grows x times with each doubling of the precision; 2 times, where x is of two seeds, from fp16."""
+    if cell["precision"] == "fp64":
+        return {"memory": [2 * one for one in x] if isinstance(x, list) else x * x}
+    return {"memory": 1.0 if cell["precision"] == "fp16" else 2.0 if isinstance(x, list) else x}
+
+
 def gain(cell: Cell, x: float) -> dict[str, Any]:
     return {} if cell["pin_memory"] else {"s": {1: 1.5, 4: x}.get(cell["gpus"], 1.3)}
 
@@ -65,13 +72,82 @@ def small(cell: Cell, x: float) -> dict[str, Any]:
     return {"s": 1 / x} if cell["dataset.image_size"] < 300 and cell["gpus"] == 4 else {}
 
 
-def pauses(cell: Cell, x: tuple[float, float]) -> dict[str, Any]:
-    base, pause = x
-    return {"s": base + pause, "first_batch": pause} if cell["loader"] == "torch" else {"first_batch": 0.0}
+def pauses(cell: Cell, x: float) -> dict[str, Any]:
+    return {"first_batch": 0.1 * x if cell["loader"] == "torch" and cell["gpus"] > 2 else 0.1}
+
+
+def pauses_of_dali(cell: Cell, x: float) -> dict[str, Any]:
+    return {"first_batch": x} if cell["loader"] == "dali" else {}
+
+
+def losing(layout: str) -> World:
+    """The DataLoader's time beyond 2 GPUs."""
+    return lambda cell, x: (
+        {"s": x} if (cell["loader"], cell["layout"]) == ("torch", layout) and cell["gpus"] > 2 else {}
+    )
 
 
 def nhwc(cell: Cell, x: float) -> dict[str, Any]:
     return {"s": x} if (cell["loader"], cell["layout"]) == ("torch", "nhwc") else {}
+
+
+def layout_alone(cell: Cell, x: float) -> dict[str, Any]:
+    return {"s": {"nchw": 1.5, "nhwc": x}[cell["layout"]]} if cell["loader"] == "torch" else {}
+
+
+def growing(cell: Cell, x: float) -> dict[str, Any]:
+    """By the size of the images."""
+    return {"s": x if cell["dataset.image_size"] > 100 else 1.0}
+
+
+def multiplied(strategy: str, figure: str, base: float) -> World:
+    def world(cell: Cell, x: Callable[[int], Any]) -> dict[str, Any]:
+        times = x(cell["gpus"]) if cell["strategy"] == strategy else 1
+        return {figure: [base * one for one in times] if isinstance(times, list) else base * times}
+
+    return world
+
+
+def shares_of_four(cell: Cell, x: float) -> dict[str, Any]:
+    small = cell["dataset.image_size"] == 100
+    return {"launch_s": x if small else 1.0, "comm_s": x if small else 1.0, "copy_s": 5.0}
+
+
+def qlora_then_qat(cell: Cell, x: float) -> dict[str, Any]:
+    return {"s": x} if cell["method"] == {1: "qlora", 4: "qat"}[cell["gpus"]] else {}
+
+
+def sizes(cell: Cell, x: float) -> dict[str, Any]:
+    return {"s": {"grammar": 1.0, "instruct": 374 / 135 * x, "summarize": 341 / 135 * x}[cell["template"]]}
+
+
+def falling(cell: Cell, x: float) -> dict[str, Any]:
+    return {"s": 1.0 if cell["gpus"] == 1 else 1 / x}
+
+
+def memory_of(method: str, gpus: int) -> World:
+    return lambda cell, x: {"memory": x} if (cell["method"], cell["gpus"]) == (method, gpus) else {}
+
+
+def stays(cell: Cell, x: Any) -> dict[str, Any]:
+    """LoRA's memory, after a slight fall on 2 GPUs."""
+    return {"memory": {1: 1.1, 2: 1.0, 3: 1.0, 4: x}[cell["gpus"]]} if cell["method"] == "lora" else {}
+
+
+def instruct_memory(cell: Cell, x: Any) -> dict[str, Any]:
+    """DPO takes more with summarize, LoRA less."""
+    lists = x if isinstance(x, list) else [x]
+    at = [one if cell["method"] == "dpo" else 1 / one for one in lists]
+    differs = cell["template"] == "summarize" and cell["method"] in ("dpo", "lora")
+    return {"memory": at if len(at) > 1 else at[0]} if differs else {}
+
+
+def template_bytes(cell: Cell, x: Any) -> dict[str, Any]:
+    return {"h2d": x} if cell["template"] != "grammar" else {}
+
+
+def learnt(cell: Cell, x: float) -> dict[str, Any]:
+    return {"accuracy": x}
 
 
 def iterations(cell: Cell, x: float) -> dict[str, Any]:
@@ -79,11 +155,7 @@ def iterations(cell: Cell, x: float) -> dict[str, Any]:
 
 
 def rows(cell: Cell, x: float) -> dict[str, Any]:
-    return {"s": {"grammar": 1.0, "instruct": x, "summarize": x * x}[cell["template"]]}
-
-
-def doubling(cell: Cell, x: Any) -> dict[str, Any]:
-    return {"memory": x} if (cell["method"], cell["gpus"]) == ("dpo", 2) else {}
+    return {"s": x if cell["template"] == "instruct" else 1.0}
 
 
 def ending(cell: Cell, x: dict[int, str]) -> dict[str, Any]:
@@ -98,48 +170,85 @@ def traffic(cell: Cell, x: Any) -> dict[str, Any]:
 OTHERS = ("qlora", "dpo", "qat")
 CASES = {
     "fp16-over-fp64": Case(slower("precision", "fp64"), 2.5, 1.5, 2.1),
-    "fp32-over-fp64": Case(slower("precision", "fp64"), 1.5, 0.8, 1.0),
+    "fp32-over-fp64": Case(slower("precision", "fp64"), 1.7, 1.2, 1.54),
     "fp16-over-fp32": Case(slower("precision", "fp32"), 1.5, 0.8, 1.0),
-    "fp16-accuracy": Case(only("precision", "fp16", accuracy=float), 0.98, 0.95, 0.97),
-    "gpus-accuracy": Case(only("gpus", 2, 3, 4, accuracy=float), 0.98, 0.95, 0.97),
+    "precision-accuracy": Case(only("precision", "fp16", accuracy=float), 0.98, 0.95, 0.97),
+    "precision-memory": Case(by_precision, 2.0, 0.8, scattered(1.0)),
     "precision-volume": Case(numbers, 2, 1, [3.0, 4.6]),
-    "pinned-gain": Case(slower("pin_memory", False), 1.5, 1.05, 1 / 0.84),
+    "accuracy-within-20-epochs": Case(learnt, 0.99, 0.95, 0.98),
+    "accuracy-within-3-epochs": Case(learnt, 0.99, 0.95, 0.98),
+    "pinned-gain": Case(slower("pin_memory", False), 1.5, 1.05, 1.16),
     "pinned-gain-by-gpus": Case(gain, 1.1, 2.0, 1.5),
     "ddp-ds-scales": Case(scaling("ddp_ds"), 1.5, 0.8, 1.0),
     "ddp-rr-does-not": Case(scaling("ddp_rr"), 1.0, 1.5, 1.1),
     "ddp-does-not": Case(scaling("ddp"), 1.0, 1.5, 1.1),
+    "ddp-multiplies-work": Case(
+        multiplied("ddp", "trained", 1000), lambda n: n, lambda _: 1, lambda n: scattered(1.0 + 0.99 * (n - 1))
+    ),
+    "ddp-rr-copies-everything": Case(
+        multiplied("ddp_rr", "h2d", 1e6), lambda n: n, lambda _: 1, lambda n: scattered(1.0 + 0.99 * (n - 1))
+    ),
     "large-images-pay": Case(large, 1.3, 0.8, 1.0),
     "small-images-do-not": Case(small, 0.9, 1.5, 1.05),
+    "large-images-take-longer": Case(growing, 2.0, 0.8, 1.0),
+    "large-images-are-more-accurate": Case(
+        only("dataset.image_size", 200, 300, 400, 500, accuracy=float), 0.995, 0.96, 0.98
+    ),
+    "small-images-launch-and-gather": Case(shares_of_four, 4.0, 0.3, 1.0),
     "pinned-copies": Case(only("pin_memory", False, copy_s=float), 5.0, 0.2, 1.0),
     "pinned-synchronises": Case(only("pin_memory", True, sync_s=float), 10.0, 0.1, 0.5),
     "nccl-by-gpus": Case(only("gpus", 4, comm_s=float), 9.0, 0.1, 1.0),
-    "dali-over-dataloader": Case(slower("loader", "torch"), 1.5, 0.8, 1.0),
-    "dataloader-pauses": Case(pauses, (1.0, 0.5), (1.5, 0.1), (1.05, 0.5)),
-    "nhwc-level-with-dali": Case(nhwc, 0.9, 1.5, 1.05),
-    "nhwc-over-nchw": Case(slower("layout", "nchw"), 1.5, 0.8, 1.0),
+    "pinned-nccl": Case(only("pin_memory", True, comm_s=float), 1.6, 0.5, 1.0),
+    "fp64-converges-slower": Case(only("precision", "fp64", loss=float), 1.5, 0.6, 1.0),
     "loss-alike": Case(only("precision", "fp16", loss=float), 1.0, 1.5, 1.1),
+    "dali-over-dataloader": Case(slower("loader", "torch"), 1.5, 0.8, 1.0),
+    "dataloader-loses-beyond-2-gpus": Case(losing("nchw"), 1.5, 0.8, 1.0),
+    "dali-does-not-lose": Case(lambda cell, x: {"s": x if cell["gpus"] > 2 else 1.0}, 0.8, 1.5, 1.05),
+    "dataloader-pauses": Case(pauses, 5.0, 0.2, 1.0),
+    "dali-does-not-pause": Case(pauses_of_dali, 0.01, 0.5, 0.05),
+    "nhwc-level-with-dali": Case(nhwc, 0.9, 1.5, 1.05),
+    "nhwc-explains-dali": Case(layout_alone, 1.0, 1.4, 1.05),
+    "nhwc-loses-beyond-2-gpus": Case(losing("nhwc"), 1.5, 0.8, 1.0),
+    "nhwc-over-nchw": Case(slower("layout", "nchw"), 1.5, 0.8, 1.0),
     "iteration-by-gpus": Case(iterations, 1.0, 1.5, 1.1),
-    "iteration-by-rows": Case(rows, 1.5, 0.8, 1.0),
+    "total-by-gpus": Case(falling, 1.5, 0.8, 1.0),
+    "alpaca-longest": Case(rows, 1.5, 0.8, 1.0),
     "pinned-tuning": Case(slower("pin_memory", False), 1.0, 1.2, 1.05),
-    "lora-over-dpo": Case(slower("method", "dpo"), 1.5, 1.1, 1.3),
-    "dpo-memory-doubles": Case(doubling, 2.0, 1.2, scattered(1.8)),
-    "qat-needs-4-gpus": Case(
-        ending, {1: "oom", 2: "oom", 4: "ok"}, {1: "oom", 2: "ok", 4: "ok"}, {1: "oom", 2: "failed", 4: "ok"}
-    ),
+    "pinned-tuning-copies": Case(only("pin_memory", True, copy_s=float), 1.2, 0.5, 1.0),
+    "lora-fastest": Case(slower("method", *OTHERS), 1.5, 0.8, 1.0),
+    "qlora-and-qat-slowest": Case(qlora_then_qat, 1.5, 0.8, 1.0),
+    "qat-slower-than-dpo": Case(slower("method", "qat"), 1.5, 0.8, 1.0),
+    "qlora-pays-with-time": Case(slower("method", "qlora"), 1.5, 0.8, 1.0),
     "grammar-fastest": Case(slower("template", "instruct", "summarize"), 1.5, 0.8, 1.0),
-    "bytes-over-lora": Case(only("method", "qat", "dpo", h2d=lambda x: x), 6e6, 2e6, scattered(4e6)),
+    "summarize-like-instruct": Case(slower("template", "summarize"), 1.0, 1.5, 1.25),
+    "time-by-file-size": Case(sizes, 1.0, 0.5, 0.8),
+    "time-falls-with-gpus": Case(falling, 1.5, 0.8, 1.0),
+    "lora-over-dpo": Case(slower("method", "dpo"), 1.5, 1.1, 1.3),
+    "launches-not-copies": Case(only("method", "lora", "qlora", "dpo", "qat", waiting=float), 0.8, 0.2, 0.5),
+    "dpo-and-qat-synchronise": Case(only("method", "dpo", "qat", sync_s=float), 9.0, 0.1, 0.5),
+    "dpo-memory-doubles": Case(memory_of("dpo", 2), 2.0, 1.2, scattered(1.8)),
+    "dpo-memory-falls": Case(memory_of("dpo", 2), 2.0, 1.2, scattered(1.6)),
+    "lora-memory-stays": Case(stays, 1.0, 0.5, scattered(0.95)),
+    "qat-needs-4-gpus": Case(
+        ending,
+        {1: "oom", 2: "oom", 3: "oom", 4: "ok"},
+        {1: "oom", 2: "ok", 3: "ok", 4: "ok"},
+        {1: "oom", 2: "failed", 3: "oom", 4: "ok"},
+    ),
     "lora-memory": Case(only("method", "dpo", memory=lambda x: x), 1.5, 0.8, scattered(1.0)),
     "qlora-memory": Case(only("method", "lora", "dpo", "qat", memory=lambda x: x), 1.5, 0.8, scattered(1.0)),
-    "qat-slowest": Case(slower("method", "qat"), 1.5, 0.8, 1.0),
     "qat-memory": Case(only("method", "qat", memory=lambda x: x), 1.5, 0.8, scattered(1.0)),
-    "launches-not-copies": Case(only("gpus", 1, 4, waiting=float), 0.8, 0.2, 0.5),
+    "grammar-memory": Case(only("template", "instruct", "summarize", memory=lambda x: x), 1.5, 0.8, scattered(1.0)),
+    "instruct-memory": Case(instruct_memory, 1.5, 0.8, scattered(1.0)),
+    "bytes-over-lora": Case(only("method", "qat", "dpo", h2d=lambda x: x), 6e6, 2e6, scattered(4e6)),
+    "qat-bytes-like-dpo": Case(only("method", "qat", h2d=lambda x: x), 1e6, 3e6, scattered(1.25e6)),
+    "grammar-bytes": Case(template_bytes, 2e6, 0.5e6, scattered(1e6)),
     "up-to-47-percent-time": Case(slower("method", *OTHERS), 3.0, 1.2, 1 / 0.53),
     "up-to-39-percent-memory": Case(only("method", *OTHERS, memory=lambda x: x), 2.0, 1.2, scattered(1 / 0.61)),
     "up-to-52-percent-traffic": Case(traffic, 4.0, 1.1, scattered(1 / 0.48)),
 }
+FIXED = {"llm_api_share": {"gpus": 4}, "transfer_volume": {"gpus": 4}}  # set, not swept
 REDUCED = {
-    "templates": {"template": ("instruct", "grammar")},
-    "datasets": {},
     "loaders": {"dataset.image_size": (300,)},
 }
 
@@ -148,8 +257,8 @@ def grid(name: str) -> list[Cell]:
     """The cells of an experiment, all or enough of them, with what it chooses for them."""
     experiment = experiments.load(name)
     swept = {**experiment.swept, **REDUCED.get(name, {})}
-    cells = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
-    return [{**experiment.chosen, **cell} for cell in cells]
+    cells = [tuple(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+    return [{**experiment.chosen, **FIXED.get(name, {}), **dict(cell)} for cell in cells if experiment.has(cell)]
 
 
 def write(folder: Path, name: str, world: Callable[[Cell], dict[str, Any]], seeds: int = 10, **changes: Any) -> None:
@@ -180,7 +289,7 @@ def write_repeated(folder: Path, name: str, seeds: int = 10, **changes: Any) -> 
 def repeated(factor: float) -> dict[str, Any]:
     """The figures of a run that is so many times as slow as others of its setting."""
     relative = dict.fromkeys(("s", "memory", "loss", "copy_s", "sync_s", "comm_s"), factor)
-    return relative | {"accuracy": 0.98 * factor**0.1, "waiting": 0.5 * factor}
+    return relative | {"accuracy": 0.98 * factor**0.1, "waiting": 0.5 * factor, "launch_s": factor**2}
 
 
 def run(kind: str, cell: Cell, figures: dict[str, Any], seed: int, changes: dict[str, Any]) -> tuple[Any, Any]:
@@ -196,12 +305,14 @@ def run(kind: str, cell: Cell, figures: dict[str, Any], seed: int, changes: dict
         record["profile"] = profiled(cell["gpus"], figures)
     step_s = figures.get("s", 1.0) * waves(40)
     if kind == "llm":
+        record["total_s"] = 40 * figures.get("s", 1.0)
         record["iteration_s"] |= {"mean": float(step_s[1:].mean()), "count": 39, "warmup_count": 1}
         return record, step_s
     epochs_s = figures.get("s", 1.0) + 0.1 * waves(21, 0.0)
     ended = np.cumsum(epochs_s)
     loss = 0.9 ** np.arange(21) * figures.get("loss", 1.0) * (waves(21) if "loss" in figures else 1.0)
-    first_epoch = record["epochs"][0] | {"test_accuracy": figures.get("accuracy", 0.98), "test_samples": 10_000}
+    answers = {"test_accuracy": figures.get("accuracy", 0.98), "test_samples": 10_000}
+    first_epoch = record["epochs"][0] | answers | {"samples_trained": int(figures.get("trained", 60_000))}
     record["epochs"] = [
         first_epoch
         | records.epoch_waits(index, figures.get("first_batch", 0.1))
@@ -224,7 +335,7 @@ def profiled(gpus: int, figures: dict[str, Any]) -> dict[str, Any]:
         {
             ("copy", "memcpy Host-to-Device"): figures.get("copy_s", 1.0) * off[rank],
             ("api", "cudaStreamSynchronize"): figures.get("sync_s", waiting[rank]) * off[rank],
-            ("api", "cudaLaunchKernel"): 0.0,
+            ("api", "cudaLaunchKernel"): figures.get("launch_s", 0.0) * off[rank],
             ("api", "cudaMemcpyAsync"): (1 - waiting[rank]) * off[rank],
         }
         for rank in range(gpus)

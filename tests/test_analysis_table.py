@@ -57,7 +57,7 @@ def test_the_papers_own_times_give_their_figures_back(tmp_path: Path):
     # "fp16 trains 110 to 152 % faster than fp64": of these the first is not what the times give
     output = [note for note in table.notes if "prints" in note]
     assert output == ["the paper prints 110 % faster for precision=fp16 gpus=4; its times give 110.4 to 110.8 %"]
-    found = {one.value: (least, most) for one, least, most in papers.gains("table2", "total_s", "precision", "fp64")}
+    found = {one.value: (least, most) for one, least, most in papers.gains("table2", "total_s", {"precision": "fp64"})}
     assert found[152] == pytest.approx((100 * (6234 / 2477 - 1), 100 * (6266 / 2477 - 1)))
     # images/s of 20 epochs of 60,000, as far as they were rounded
     for cell, rate in {("fp64", 1): 192, ("fp32", 1): 322, ("fp64", 4): 620, ("fp32", 4): 955}.items():
@@ -166,7 +166,7 @@ def test_bytes_are_compared_by_how_many_times(tmp_path: Path):
         memory = {"max": held, "per_rank": [held], "kind": "cuda_allocated"}
         records.write(tmp_path / method, records.llm(method={"name": method}, peak_memory_bytes=memory))
     (table,) = printed("peak_memory", folder=tmp_path)
-    assert row(table, method="dpo", gpus=1)["x lora"] == 2.0
+    assert row(table, method="dpo", template="instruct", gpus=1)["x lora"] == 2.0
     assert "x 1 GPU" not in table.headings
 
 

@@ -31,6 +31,7 @@ PRECISIONS = {"precision": {"fp64", "fp32", "fp16"}}
 METHODS = {"method": {"lora", "qlora", "dpo", "qat"}}
 TEMPLATES = {"template": {"instruct", "grammar", "summarize"}}
 LOADERS = {"loader": {"torch", "dali"}}
+LAYOUTS = {"layout": {"nchw", "nhwc"}}
 
 # Axes at full scale, and what stays the same over all cells
 EXPERIMENTS: dict[str, tuple[str, dict[str, set[Any]], dict[str, Any]]] = {
@@ -40,21 +41,22 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, set[Any]], dict[str, Any]]] = {
     "image_size": (VISION, {"image_size": {100, 200, 300, 400, 500}} | UP_TO_4, {"precision": "fp64"}),
     "vision_metrics": (VISION, {"image_size": {100, 500}, "gpus": {2, 4}} | PINNED, {"precision": "fp32"}),
     "loss_curves": (VISION, PRECISIONS | PINNED, {"epochs": 20, "gpus": 1}),
-    "loaders": (VISION, LOADERS | {"image_size": {300, 500}} | UP_TO_4, {"dataset": "images", "layout": "nchw"}),
-    "layout": (VISION, LOADERS | {"layout": {"nchw", "nhwc"}} | UP_TO_4, {"dataset": "images", "image_size": 300}),
-    "datasets": (TUNING, TEMPLATES | UP_TO_4, {"method": "lora"}),
+    "loaders": (VISION, LOADERS | LAYOUTS | {"image_size": {300, 500}} | UP_TO_4, {"dataset": "images"}),
+    "layout": (VISION, LOADERS | LAYOUTS | UP_TO_4, {"dataset": "images", "image_size": 300}),
+    "datasets": (TUNING, TEMPLATES | UP_TO_4, {"method": "lora", "pin_memory": False}),
     "table5": (TUNING, PINNED | UP_TO_4, {"method": "lora"}),
     "llm_metrics": (TUNING, PINNED | UP_TO_4, {"method": "lora"}),
     "templates": (TUNING, METHODS | TEMPLATES | {"gpus": {1, 4}}, {}),
     "template_scaling": (TUNING, {"method": {"dpo", "lora"}} | TEMPLATES | UP_TO_4, {}),
-    "llm_api_share": (TUNING, METHODS | {"gpus": {1, 4}}, {}),
-    "peak_memory": (TUNING, METHODS | {"gpus": {1, 2, 4}}, {}),
-    "transfer_volume": (TUNING, METHODS | {"gpus": {1, 2, 4}}, {}),
+    "llm_api_share": (TUNING, METHODS | TEMPLATES, {"gpus": 4}),
+    "peak_memory": (TUNING, METHODS | TEMPLATES | UP_TO_4, {}),
+    "transfer_volume": (TUNING, METHODS | TEMPLATES, {"gpus": 4}),
 }
 EACH = {  # of all experiments of an entry, where not said otherwise above
     VISION: {"dataset": "mnist", "model": "mobilenet_v2", "strategy": "ddp_ds", "loader": "torch", "scale": "full"},
-    TUNING: {"model": "llama3_8b", "precision": "bf16", "rows": 500, "batch_size": 2, "max_steps": None},
+    TUNING: {"model": "llama3_8b", "precision": "fp32", "rows": 500, "batch_size": 2, "max_steps": None},
 }
+EXCLUDED = {"loaders": 16, "layout": 4, "peak_memory": 3}  # cells of the axes that cannot be, or are not printed
 PROFILED = {"vision_metrics", "llm_metrics", "llm_api_share"}
 PHOTOGRAPHS = {"loaders", "layout"}
 
@@ -108,7 +110,7 @@ def test_at_full_scale_it_is_the_papers_and_fits_a_node_of_4_gpus(name: str, pla
     root = ["dataset.root=photographs"] if name in PHOTOGRAPHS else []
     cells = plan(f"experiment={name}", *root, entry=entry)
     assert varied(cells) == expected
-    assert len(cells) == prod(len(values) for values in expected.values())
+    assert len(cells) == prod(len(values) for values in expected.values()) - EXCLUDED.get(name, 0)
     held = {key: value for key, value in (EACH[entry] | same).items() if key not in expected}
     for config in cells:
         assert {key: axes(config)[key] for key in held} == held
@@ -129,7 +131,7 @@ def test_no_cell_of_the_full_model_is_refused_for_its_sizes(plan: Plan):
             if what not in checked:
                 llm.WORKLOAD.check(config)
                 checked.add(what)
-    assert len(checked) == 12
+    assert len(checked) == 15
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

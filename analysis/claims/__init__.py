@@ -1,7 +1,8 @@
 """`claims`: what the two papers say, tested on the runs at hand.
 
-`claims.yaml` has the claims, each with the `rules` that test it: which cells of an experiment to compare, by which of
-the `measures`, within which bounds. `verdicts` judges the comparisons, and `render` writes the verdicts.
+`vision_claims.yaml` and `tuning_claims.yaml` have the claims, each with the `rules` that test it: which cells of an
+experiment to compare, by which of the `measures`, within which bounds. `verdicts` judges the comparisons, and `render`
+writes the verdicts.
 """
 
 from analysis.claims.claim import CLAIMS, Claim, named

@@ -1,4 +1,4 @@
-"""The papers' claims, as `claims.yaml` has them."""
+"""The papers' claims, as `vision_claims.yaml` and `tuning_claims.yaml` have them."""
 
 import difflib
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import msgspec
 
 from analysis.claims.rules import Rule
 
-FILE = Path(__file__).with_name("claims.yaml")
+FILES = [Path(__file__).with_name(f"{kind}_claims.yaml") for kind in ("vision", "tuning")]
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +46,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(content: bytes) -> tuple[Claim, ...]:
-    """Claims in the form of `claims.yaml`: by paper and name.
+    """Claims in the form of these files: by paper and name.
 
     Raises:
         msgspec.ValidationError: an unknown key or rule, or a value of the wrong type, with its place in the file.
@@ -59,7 +59,7 @@ def load(content: bytes) -> tuple[Claim, ...]:
     )
 
 
-CLAIMS = load(FILE.read_bytes())
+CLAIMS = tuple(claim for file in FILES for claim in load(file.read_bytes()))
 
 
 def named(names: Sequence[str]) -> list[Claim]:

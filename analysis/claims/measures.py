@@ -25,7 +25,7 @@ from multicard.measure.repeated_runs import combined
 from multicard.profiling.names import COPIES
 from multicard.profiling.profile_data import Profile, RankProfile
 
-PRIOR_SHARE_SD = 0.02  # of a share of the time in CUDA calls, before any run was repeated
+PRIOR_SHARE_SD = 0.02  # of a share of a run's time, before any run was repeated
 WITHOUT = {"step_s": "a run has no more steps than the warm-up leaves out"}
 T = TypeVar("T")
 Figure = Callable[[Run], float]
@@ -105,19 +105,36 @@ def time(sides: Sides) -> Interval:
     return _ratio(sides, TIME)
 
 
-def time_without_pauses(sides: Sides) -> Interval:
-    """The time of an epoch less the time to its first batch, during which all ranks stand still."""
-    return _ratio(sides, sides.readings.epoch_without_pause_s)
+def time_in_pauses(sides: Sides) -> Interval:
+    """The time of an epoch in which all ranks wait for its first batch."""
+    return _ratio(sides, sides.readings.pause_s)
+
+
+def share_of_pauses(sides: Sides) -> Interval:
+    """The share of these pauses in the time of an epoch; of `top` alone."""
+    return _share(sides, sides.readings.share_of_pauses)
 
 
 def iteration(sides: Sides) -> Interval:
     return _ratio(sides, STEP)
 
 
+def _share(sides: Sides, figure: Figure) -> Interval:
+    """A share of the runs of `top`, with how runs differ."""
+    values = [figure(run) for run in sides.top]
+    mean, spread = _mean(values), sides.readings.machines(figure, float, PRIOR_SHARE_SD).of(sides.top[0])
+    if not spread.degrees:
+        return Interval(mean, None, None, sides.basis)
+    error = math.sqrt(spread.variance / len(values))
+    half = intervals.student_quantile(sides.confidence, spread.term.degrees) * error
+    return Interval(mean, max(0.0, mean - half), min(1.0, mean + half), sides.basis)
+
+
 # ---- bytes
 
 
 PEAK, TO_DEVICE, RECEIVED = (_column(name) for name in ("peak_memory_bytes", "h2d_bytes", "received_bytes"))
+TRAINED = _column("samples_trained")
 
 
 def peak_memory(sides: Sides) -> Interval:
@@ -131,6 +148,11 @@ def peak_memory(sides: Sides) -> Interval:
 def bytes_to_device(sides: Sides) -> Interval:
     """Bytes copied to the devices, over all ranks."""
     return _exact_ratio(sides, TO_DEVICE)
+
+
+def images_trained(sides: Sides) -> Interval:
+    """Images trained on, over all ranks and epochs, each time that one was."""
+    return _exact_ratio(sides, TRAINED)
 
 
 def bytes_between_ranks(sides: Sides) -> Interval:
@@ -176,6 +198,29 @@ def accuracy(sides: Sides) -> Interval:
         return Interval(over_answers.estimate, None, None, sides.basis)
     between = combined(terms)
     half = intervals.student_quantile(sides.confidence, between.degrees) * math.sqrt(between.variance)
+    over_runs = Interval(0.0, -half, half)
+    return replace(intervals.difference(over_answers, over_runs), basis=sides.basis)
+
+
+def accuracy_reached(sides: Sides) -> Interval:
+    """The accuracy after the last epoch; of `top` alone."""
+    return _accuracy_of(sides, ACCURACY)
+
+
+def accuracy_after_3_epochs(sides: Sides) -> Interval:
+    """The accuracy after the third epoch; of `top` alone."""
+    return _accuracy_of(sides, sides.readings.accuracy_after_3)
+
+
+def _accuracy_of(sides: Sides, figure: Figure) -> Interval:
+    """Wilson's interval over all answers, widened by how runs differ."""
+    (accuracies, _), (samples, _) = sides.of_seeds(figure), sides.of_seeds(ANSWERS)
+    over_answers = _answers(accuracies, samples, sides.confidence)
+    spread = sides.readings.machines(figure, float, shares.PRIOR_SD, of_seeds=True).of(sides.top[0])
+    if not spread.degrees:
+        return Interval(over_answers.estimate, None, None, sides.basis)
+    error = math.sqrt(spread.variance / len(accuracies))
+    half = intervals.student_quantile(sides.confidence, spread.term.degrees) * error
     over_runs = Interval(0.0, -half, half)
     return replace(intervals.difference(over_answers, over_runs), basis=sides.basis)
 
@@ -231,15 +276,17 @@ def time_synchronising(sides: Sides) -> Interval:
 
 def share_of_calls(sides: Sides) -> Interval:
     """The share of kernel launches and synchronisation in the time of a rank's CUDA calls; of `top` alone."""
-    figure = sides.readings.of_ranks("waiting", _waiting_share, per_step=False)
-    shares_of_runs = [figure(run) for run in sides.top]
-    mean = sum(shares_of_runs) / len(shares_of_runs)
-    spread = sides.readings.machines(figure, float, PRIOR_SHARE_SD).of(sides.top[0])
-    if not spread.degrees:
-        return Interval(mean, None, None, sides.basis)
-    error = math.sqrt(spread.variance / len(shares_of_runs))
-    half = intervals.student_quantile(sides.confidence, spread.term.degrees) * error
-    return Interval(mean, max(0.0, mean - half), min(1.0, mean + half), sides.basis)
+    return _share(sides, sides.readings.of_ranks("waiting", _waiting_share, per_step=False))
+
+
+def share_of_launches(sides: Sides) -> Interval:
+    """The share of cudaLaunchKernel in the four metrics of 2503.15252, Fig. 3."""
+    return _ratio(sides, sides.readings.of_ranks("launches of four", _launches_of_four, per_step=False))
+
+
+def share_of_collectives(sides: Sides) -> Interval:
+    """The share of collectives in the same."""
+    return _ratio(sides, sides.readings.of_ranks("collectives of four", _collectives_of_four, per_step=False))
 
 
 def _copying_s(profile: Profile, rank: RankProfile) -> float:
@@ -264,6 +311,20 @@ def _waiting_share(profile: Profile, rank: RankProfile) -> float:
     return waiting_s / sum(calls_s.values())
 
 
+def _launches_of_four(profile: Profile, rank: RankProfile) -> float:
+    return _seconds(profile, rank, "api", "cudaLaunchKernel") / _four_s(profile, rank)
+
+
+def _collectives_of_four(profile: Profile, rank: RankProfile) -> float:
+    return _communicating_s(profile, rank) / _four_s(profile, rank)
+
+
+def _four_s(profile: Profile, rank: RankProfile) -> float:
+    """Copies to the device, launches of kernels, cudaStreamSynchronize and collectives."""
+    calls_s = _seconds(profile, rank, "api", "cudaLaunchKernel") + _synchronising_s(profile, rank)
+    return _copying_s(profile, rank) + calls_s + _communicating_s(profile, rank)
+
+
 def _seconds(profile: Profile, rank: RankProfile, group: str, metric: str) -> float:
     for row in profile.of(rank.rank):
         if (row.group, row.metric) == (group, metric):
@@ -281,16 +342,22 @@ class Measure:
 
 MEASURES = {
     "time": Measure(time, "total_s"),
-    "time_without_pauses": Measure(time_without_pauses),
+    "time_in_pauses": Measure(time_in_pauses),
+    "share_of_pauses": Measure(share_of_pauses),
     "iteration": Measure(iteration, "step_s"),
     "peak_memory": Measure(peak_memory, "peak_memory_bytes"),
+    "images_trained": Measure(images_trained, "samples_trained"),
     "bytes_to_device": Measure(bytes_to_device, "h2d_bytes"),
     "bytes_between_ranks": Measure(bytes_between_ranks, "received_bytes"),
     "bytes_moved": Measure(bytes_moved),
     "accuracy": Measure(accuracy),
+    "accuracy_reached": Measure(accuracy_reached),
+    "accuracy_after_3_epochs": Measure(accuracy_after_3_epochs),
     "loss": Measure(loss),
     "time_copying": Measure(time_copying),
     "time_communicating": Measure(time_communicating),
     "time_synchronising": Measure(time_synchronising),
     "share_of_calls": Measure(share_of_calls),
+    "share_of_launches": Measure(share_of_launches),
+    "share_of_collectives": Measure(share_of_collectives),
 }

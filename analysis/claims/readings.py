@@ -49,18 +49,39 @@ class Readings:
     def epochs(self, run: Run) -> list[dict[str, Any]]:
         return self._record(run).epochs
 
-    def epoch_without_pause_s(self, run: Run) -> float:
-        """The mean time from the end of one evaluation to the end of the next, without that to the first batch.
+    def pause_s(self, run: Run) -> float:
+        """The mean time until the first batch of an epoch, after the first one.
 
         Raises:
             ValueError: fewer than two epochs, or a record that lacks one of these times.
         """
+        pauses_s, _ = self._pauses_and_epochs_s(run)
+        return sum(pauses_s) / len(pauses_s)
+
+    def share_of_pauses(self, run: Run) -> float:
+        """The share of these pauses in the time from the end of one evaluation to the end of the next."""
+        pauses_s, epochs_s = self._pauses_and_epochs_s(run)
+        return sum(pauses_s) / epochs_s
+
+    def _pauses_and_epochs_s(self, run: Run) -> tuple[Sequence[float], float]:
         epochs = self.epochs(run)
         ended_s = [ended for epoch in epochs if isinstance(ended := epoch.get("ended_s"), int | float)]
         pauses_s = [pause for epoch in epochs[1:] if isinstance(pause := epoch.get("first_batch_s"), int | float)]
         if not len(ended_s) - 1 == len(pauses_s) == len(epochs) - 1 >= 1:
             raise ValueError("pauses between epochs need two epochs, and the times of all of them")
-        return (ended_s[-1] - ended_s[0] - sum(pauses_s)) / len(pauses_s)
+        return pauses_s, ended_s[-1] - ended_s[0]
+
+    def accuracy_after_3(self, run: Run) -> float:
+        """The accuracy after the third epoch.
+
+        Raises:
+            ValueError: fewer than three epochs, or no evaluation after the third.
+        """
+        epochs = self.epochs(run)
+        reached = epochs[2].get("test_accuracy") if len(epochs) > 2 else None
+        if not isinstance(reached, int | float):
+            raise ValueError("the accuracy after three epochs needs three epochs, each evaluated")
+        return reached
 
     def mean_loss(self, run: Run) -> float:
         """The geometric mean of the losses of all epochs; infinite where one became no number.

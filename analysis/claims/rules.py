@@ -1,6 +1,6 @@
 """Rules: which cells of an experiment a claim compares, and the bounds that its figures must keep.
 
-A rule is an entry under `rules` in `claims.yaml`, and makes comparisons of a panel of the claim's experiment. Cells are
+A rule is an entry under `rules` of a claim, and makes comparisons of a panel of the claim's experiment. Cells are
 compared that are alike in all swept columns but the axis in question. A comparison whose cells were not measured has no
 runs, so that a verdict can say how much of the claim it rests on.
 """
@@ -113,9 +113,11 @@ class Contrast(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
             values = _values(panel, axes[0])
             pairs = [([top], [bottom]) for pair in pairs for top, bottom in _expanded(pair, values)]
         return [
-            self._comparison(panel, cell, dict(zip(axes, top, strict=True)), dict(zip(axes, bottom, strict=True)))
-            for top, bottom in pairs
+            self._comparison(panel, cell, *sides)
+            for pair in pairs
+            for sides in [[dict(zip(axes, side, strict=True)) for side in pair]]
             for cell in _cells(panel, axes, self.only)
+            if all(panel.experiment.has((*cell, *side.items())) for side in sides)
         ]
 
     def _comparison(self, panel: Panel, cell: Cell, top: Mapping[str, Any], bottom: Mapping[str, Any]) -> Comparison:
@@ -164,19 +166,21 @@ class GainFalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
 
 class EachCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="each_cell"):
-    """A figure of every cell by itself."""
+    """A figure of every cell by itself, or of those that `only` lets through."""
 
     what: str
     measure: str
     unit: UnitName
     over: float = -math.inf
     under: float = math.inf
+    only: dict[str, Any] = {}
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
         bounds = UNITS[self.unit], self.over, self.under
         return [
             Comparison(self.what, _typed(cell), *bounds, runs, _measured(self.measure, runs, ()))
-            for cell in _cells(panel, [], {})
+            for cell in _cells(panel, [], self.only)
+            if panel.experiment.has(cell)
             for runs in [_ok_runs(panel, dict(cell))]
         ]
 
@@ -241,7 +245,7 @@ def _most(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> float:
     """The largest ratio of times of fewer GPUs (`top`) to more that more GPUs can give; an iteration takes more rows on
     more GPUs."""
     fewer, more = grouping.ranks(top[0]), grouping.ranks(bottom[0])
-    if measure not in ("time", "time_without_pauses", "iteration") or fewer >= more:
+    if measure not in ("time", "iteration") or fewer >= more:
         return math.inf
     return formulas.DOUBTFUL_EFFICIENCY * (1 if measure == "iteration" else more / fewer)
 

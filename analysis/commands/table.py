@@ -143,8 +143,12 @@ def _references(panel: Panel, cell: Cell) -> dict[str, tuple[str, Cell]]:
     if "gpus" in dict(cell) and main.endswith("_s") and on_one_node:
         references[AGAINST_ONE] = (main, with_values(gpus=1, nodes=1))
     if view.base is not None:
-        name = f"x {view.subject}={grouping.typed(view.base)}" if isinstance(view.base, bool) else f"x {view.base}"
-        base = with_values(**{view.subject: view.base})
+        values = view.base_values
+        name = "x " + " ".join(
+            f"{column}={grouping.typed(value)}" if isinstance(value, bool) else str(value)
+            for column, value in values.items()
+        )
+        base = with_values(**values)
         volumes = [measure for measure in view.measures if measure.endswith("_bytes")]
         if len(volumes) > 1:
             references |= {f"{measure.removesuffix('_bytes')} {name}": (measure, base) for measure in volumes}
@@ -215,7 +219,7 @@ def _misprints(experiment: Experiment) -> list[str]:
     return [
         f"the paper prints {gain.value:g} % faster for {grouping.label(tuple(gain.cell.items()), gain.cell)}; "
         f"its times give {least:.1f} to {most:.1f} %"
-        for gain, least, most in printed.gains(experiment.name, view.measures[0], view.subject, view.base)
+        for gain, least, most in printed.gains(experiment.name, view.measures[0], view.base_values)
         if not least - TOLERANCE <= gain.value <= most + TOLERANCE
     ]
 

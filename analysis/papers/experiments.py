@@ -36,7 +36,7 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     x: the swept column along the horizontal axis; each combination of the others is a series.
     measures: the columns (of `python -m analysis list --csv`) to show, the main one first. None for `calls` and
         `shares`, which show the metrics of profiles; `curves` shows epochs.
-    base: the value of `subject` that the others are compared with.
+    base: the value of `subject` that the others are compared with; by column, where it has a value in several.
     form: `lines`, `bars`, `curves` over epochs, `calls` (times of CUDA calls, copies and collectives) or `shares` (of
         the host's time in CUDA calls).
     """
@@ -51,6 +51,11 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def of_profiles(self) -> bool:
         return self.form in ("calls", "shares")
 
+    @property
+    def base_values(self) -> dict[str, Any]:
+        """The columns and values that the others are compared with; empty for none."""
+        return self.base if isinstance(self.base, dict) else {} if self.base is None else {self.subject: self.base}
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -59,6 +64,7 @@ class Experiment:
     title: its first comment: which table or figure, and the question it answers.
     swept: column to the paper's values, in their order; a group under its own name (`precision`).
     chosen: group to the option that it sets for all cells.
+    excluded: swept columns and values of cells that cannot be.
     """
 
     name: str
@@ -67,6 +73,11 @@ class Experiment:
     swept: dict[str, tuple[Any, ...]]
     chosen: dict[str, str]
     view: View
+    excluded: tuple[dict[str, Any], ...] = ()
+
+    def has(self, cell: Cell) -> bool:
+        """Whether it measures a cell of its axes."""
+        return not any(entry.items() <= dict(cell).items() for entry in self.excluded)
 
     @property
     def command(self) -> str:
@@ -139,7 +150,8 @@ def load(name: str) -> Experiment:
     params = {key: tuple(map(typed_value, str(values).split(","))) for key, values in sweeper["params"].items()}
     swept = {key: values for key, values in params.items() if len(values) > 1}
     kind = next(kind for kind, entry in ENTRIES.items() if entry == sweeper["entry"])
-    return Experiment(name, comments[0], kind, swept, chosen, msgspec.convert(sweeper["view"], View))
+    excluded = tuple(sweeper.get("exclude", ()))
+    return Experiment(name, comments[0], kind, swept, chosen, msgspec.convert(sweeper["view"], View), excluded)
 
 
 def typed_value(word: str) -> Any:
@@ -222,4 +234,4 @@ def _missing(experiment: Experiment, cells: dict[Cell, list[Run]]) -> list[Cell]
     for key, printed in experiment.swept.items():
         measured = {dict(cell)[key] for cell in cells}  # scale=smoke has other image sizes
         columns.append([(key, value) for value in (printed if measured & {*printed} else measured)])
-    return [cell for cell in product(*columns) if cell not in cells]
+    return [cell for cell in product(*columns) if cell not in cells and experiment.has(cell)]

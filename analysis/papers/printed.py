@@ -55,7 +55,7 @@ def at(candidates: Iterable[PrintedFigure], cell: Mapping[str, Any]) -> PrintedF
     return next((figure for figure in candidates if figure.cell == dict(cell)), None)
 
 
-def gains(experiment: str, measure: str, subject: str, base: Any) -> list[tuple[PrintedFigure, float, float]]:
+def gains(experiment: str, measure: str, base: Mapping[str, Any]) -> list[tuple[PrintedFigure, float, float]]:
     """Each printed gain with the least and the most that the paper's own times give for it, in percent.
 
     Gains whose times are not known are left out.
@@ -63,7 +63,7 @@ def gains(experiment: str, measure: str, subject: str, base: Any) -> list[tuple[
     known = figures(experiment, measure)
     checked = []
     for gain in figures(experiment, GAIN):
-        own, other = at(known, gain.cell), at(known, gain.cell | {subject: base})
+        own, other = at(known, gain.cell), at(known, gain.cell | {**base})
         if own is not None and other is not None:
             checked.append((gain, 100 * (other.low / own.high - 1), 100 * (other.high / own.low - 1)))
     return checked

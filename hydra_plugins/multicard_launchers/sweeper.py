@@ -18,6 +18,7 @@ class CellSweeper(BasicSweeper):
         max_batch_size: int | None,
         params: Mapping[str, object] | None = None,
         smoke: Mapping[str, object] | None = None,
+        exclude: Sequence[Mapping[str, object]] | None = None,  # read by the launchers, which compose the cells
         entry: str | None = None,  # read by `multicard.workloads`, before a sweep is composed
         view: Mapping[str, object] | None = None,  # for the analysis
     ) -> None:

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,7 @@ def plan(
         first: Hydra's number of the first of these cells, from 0.
     """
     assert SESSION.workload is not None
+    job_overrides = _not_excluded(job_overrides, sweep_config.hydra.sweeper.exclude or [])
     cells, numbers, total = list[Cell](), dict[Path, int](), len(job_overrides)
     shrunk = {f"{key}={value}" for key, value in (sweep_config.hydra.sweeper.smoke or {}).items()}
     unnamed = shrunk if sweep_config.scale == Scale.smoke else set()  # not part of a folder's name
@@ -82,6 +83,18 @@ def plan(
             composed.hydra.sweep.subdir = folder.name
         cells.append(Cell(number, label, composed, cfg, folder, run_config, problem))
     return cells
+
+
+def _not_excluded(job_overrides: Sequence[Sequence[str]], exclude: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
+    """The cells that no entry of `exclude` names, by the values of some axes; it says which are left out."""
+    left = list(job_overrides)
+    for entry in exclude:
+        words = {f"{key}={value}" for key, value in entry.items()}
+        within = [overrides for overrides in left if not words <= {*overrides}]
+        if len(within) < len(left):
+            say(f"{count(len(left) - len(within), 'cell')} left out, which cannot be: {' '.join(sorted(words))}")
+        left = within
+    return left
 
 
 def settle(cells: list[Cell]) -> list[Cell]:
