@@ -3,11 +3,13 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import vl_convert
+import yaml
 
 from analysis.figures import draw as figures
 from analysis.figures import vega
@@ -18,7 +20,7 @@ from analysis.runs import load as data
 from multicard.measure import formulas
 from tests import records
 
-BASE_S = {"fp64": 900.0, "fp32": 400.0, "fp16": 180.0, "lora": 0.8, "qlora": 1.3, "dpo": 2.1, "qat": 1.9}
+BASE_S = {"fp64": 62.0, "fp32": 37.0, "fp16": 25.0, "lora": 0.8, "qlora": 1.3, "dpo": 2.1, "qat": 1.9}
 BASE_S |= {"ddp_ds": 1.0, "ddp_rr": 1.6, "ddp": 3.2, "torch": 1.0, "dali": 0.7, "instruct": 1.0, "grammar": 0.6}
 BASE_S |= {"summarize": 1.7, "nchw": 1.0, "nhwc": 0.9}
 CALLS = {
@@ -67,7 +69,9 @@ def fill(
 
 def _cells(experiment: Experiment) -> Iterator[dict[str, Any]]:
     for values in product(*experiment.swept.values()):
-        yield dict(zip(experiment.swept, values, strict=True))
+        cell = tuple(zip(experiment.swept, values, strict=True))
+        if experiment.has(cell):
+            yield dict(cell)
 
 
 def record(experiment: Experiment, cell: dict[str, Any], device: str = "cuda") -> dict[str, Any]:
@@ -77,7 +81,7 @@ def record(experiment: Experiment, cell: dict[str, Any], device: str = "cuda") -
         groups["model"] = "llama3_8b"
     if "profile" in experiment.chosen:
         groups["profile"] = experiment.chosen["profile"]
-    keys = {key.replace(".", "__"): value for key, value in cell.items()}
+    keys = {key.replace(".", "__"): value for key, value in (_set_keys(experiment.name) | cell).items()}
     result = {"vision": records.vision, "llm": records.llm}[experiment.kind](device=device, **groups, **keys)
     gpus = result["axes"]["gpus"]
     wobble = 1 + 0.03 * math.sin(7.0 * cell["seed"] + 3.0 * gpus)
@@ -99,6 +103,14 @@ def record(experiment: Experiment, cell: dict[str, Any], device: str = "cuda") -
     if "profile" in experiment.chosen:
         result["profile"] = profile(gpus, wobble * base_s, device)
     return result
+
+
+@cache
+def _set_keys(name: str) -> dict[str, Any]:
+    """What an experiment's file sets for all cells, of the keys that figures name."""
+    content = yaml.safe_load((experiments.FOLDER / f"{name}.yaml").read_text())
+    sizes = {f"dataset.{key}": value for key, value in content.get("dataset", {}).items()}
+    return {key: content[key] for key in ("gpus", "pin_memory") if key in content} | sizes
 
 
 def _epochs(cell: dict[str, Any], wobble: float, count: int = 20) -> list[dict[str, Any]]:

@@ -27,15 +27,15 @@ TITLES = {  # of the axes of each figure, as it has them from records of GPUs
     "image_size": ("time of training and evaluation (s)", "image size (px)"),
     "vision_metrics": ("CUDA API calls, ms a step and rank", "2 GPUs, 500 px", "memcpy Host-to-Device"),
     "loss_curves": ("training loss, mean of the epoch", "test accuracy (%)", "epoch"),
-    "loaders": ("time of training and evaluation (s)", "images trained a second", "GPUs", "image size (px)"),
-    "layout": ("time of training and evaluation", "images trained a second", "GPUs", "loader"),
+    "loaders": ("time of training and evaluation", "images trained a second", "GPUs", "image size (px)", "torch, nchw"),
+    "layout": ("time of training and evaluation", "images trained a second", "GPUs", "torch, nhwc", "dali, nhwc"),
     "datasets": ("time of an iteration (s)", "GPUs"),
     "table5": ("time of tuning (s)", "time of an iteration (s)", "GPUs"),
     "llm_metrics": ("Collectives, ms a step and rank", "1 GPU", "nccl AllReduce"),
     "templates": ("time of an iteration (s)", "template", "GPUs"),
     "template_scaling": ("time of an iteration (s)", "GPUs", "template"),
     "llm_api_share": ("share of the host", "method", "GPUs", "cudaLaunchKernel"),
-    "peak_memory": ("peak memory of the rank that holds most (GB)", "GPUs"),
+    "peak_memory": ("peak memory of the rank that holds most (GB)", "GPUs", "template", "n/a"),
     "transfer_volume": ("host to device, all ranks (MB)", "received by a rank in collectives (TB)", "GPUs"),
 }
 
@@ -194,7 +194,10 @@ def test_all_draws_what_there_is_and_lists_the_rest(tmp_path: Path, capsys: pyte
     out = tmp_path / "out"
     assert main(["figure", "all", str(tmp_path / "runs"), "--out", str(out), "--format", "svg,png"]) == 0
     printed_lines = capsys.readouterr().out.splitlines()
-    assert printed_lines[0] == f"{out}/table3.svg {out}/table3.png: Training time by CPU ranks and pinned memory [c]"
+    assert (
+        printed_lines[0]
+        == f"{out}/table3.svg {out}/table3.png: Training time and test accuracy by CPU ranks and pinned memory [c]"
+    )
     assert sorted(path.name for path in out.iterdir()) == ["table3.png", "table3.svg"]
     assert "table2: not measured: python train_vision.py experiment=table2 name=table2" in printed_lines
     assert "table5: not measured: python tune_llm.py experiment=table5 name=table5" in printed_lines

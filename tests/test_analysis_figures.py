@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from analysis.figures import chart_data, profile_bars
+from analysis.figures.draw import experiment_figures
 from analysis.figures.vega import Figure
+from analysis.papers import experiments
 from analysis.runs import grouping, load
 from analysis.stats import intervals
 from analysis.stats.between_runs import PRIOR_SD
@@ -58,8 +61,8 @@ def test_what_did_not_end_is_a_labelled_cross_and_in_no_mean(tmp_path: Path):
     grids.fill(tmp_path, "peak_memory", (0, 1), change=lambda c: grids.oom() if c["method"] == "qat" else {})
     (figure,) = drawn(tmp_path, "peak_memory")
     crossed = measured(figure, "peak_memory_bytes", method="qat")
-    assert [(row["status"], row["n"], row.get("mean")) for row in crossed] == [("oom", 2, None)] * 3
-    assert texts(figure).count("oom x2") == 3 and "Crosses: runs that did not end (oom)" in figure.caption
+    assert [(row["status"], row["n"], row.get("mean")) for row in crossed] == [("oom", 2, None)] * 12
+    assert texts(figure).count("oom x2") == 12 and "Crosses: runs that did not end (oom)" in figure.caption
     assert all(row["status"] == "ok" for row in measured(figure, "peak_memory_bytes", method="lora"))
 
 
@@ -74,6 +77,17 @@ def test_of_a_cell_with_a_failed_seed_the_others_are_the_mean(tmp_path: Path):
     at = measured(figure, "total_s", gpus="1", **{"dataset.image_size": 500})
     assert [(row["status"], row.get("mean"), row["n"]) for row in at] == [("ok", 9.0, 2), ("failed", None, 1)]
     assert texts(figure).count("GPUs 1 failed") == 5
+
+
+def test_a_cell_that_cannot_be_is_told_from_one_that_is_missing(tmp_path: Path):
+    grids.fill(tmp_path, "peak_memory", where=lambda cell: cell["template"] != "grammar" or cell["gpus"] < 4)
+    (figure,) = drawn(tmp_path, "peak_memory")
+    holes = {(row["method"], row["gpus"]) for row in figure.rows if row["of"] == chart_data.EXCLUDED}
+    assert holes == {("qlora", 3)} and not measured(figure, "peak_memory_bytes", method="qlora", gpus=3)
+    assert texts(figure).count("n/a") == 4 and "n/a: cannot be, and is not in the grid: method=qlora gpus=3" in texts(
+        figure
+    )
+    assert figure.caption.count("template=grammar gpus=4") == 4 and "gpus=3;" not in figure.caption
 
 
 def test_missing_cells_are_named(tmp_path: Path):
@@ -149,6 +163,35 @@ def test_more_values_than_dashes_can_show_are_charts_of_their_own(tmp_path: Path
     assert "strokeDash" in json.dumps(dashed.spec) and "facet" not in json.dumps(dashed.spec)
 
 
+def test_columns_of_which_few_combinations_are_measured_are_one_series(tmp_path: Path):
+    for name in ("loaders", "layout"):
+        grids.fill(tmp_path / name, name)
+    (figure,), (of_layout,) = (drawn(tmp_path / name, name) for name in ("loaders", "layout"))
+    field, expected = "loader, layout", ["torch, nchw", "torch, nhwc", "dali, nhwc"]
+    assert {(row[field], row["loader"], row["layout"]) for row in figure.rows} == {
+        ("torch, nchw", "torch", "nchw"),
+        ("dali, nhwc", "dali", "nhwc"),
+    }
+    assert [row[field] for row in measured(of_layout, "total_s", gpus=4)] == expected
+    at = [row["mean"] for row in measured(figure, "total_s", loader="dali", gpus=1)]
+    assert len(at) == 2 and len(set(at)) == 2  # of two image sizes, in lines of their own
+    assert "loader, memory layout" in texts(figure) and "image size (px)" in texts(figure)
+
+
+def test_columns_that_a_chart_has_no_room_for_are_charts_of_their_own(tmp_path: Path):
+    experiment = grids.fill(tmp_path, "loaders")
+    free = replace(experiment, excluded=())
+    (panel,) = experiments.panels(free, load.read([tmp_path]).runs)
+    (figure,) = experiment_figures(free, [panel])
+    assert {row["layout, dataset.image_size"] for row in figure.rows} == {
+        "nchw, 300 px",
+        "nhwc, 300 px",
+        "nchw, 500 px",
+        "nhwc, 500 px",
+    }
+    assert figure.spec["vconcat"][0]["vconcat"][0]["facet"]["field"] == r"layout, dataset\.image_size"
+
+
 # The papers' figures
 
 
@@ -193,17 +236,19 @@ def test_times_of_calls_are_by_step_and_rank(tmp_path: Path):
 
 def test_shares_of_calls_add_up(tmp_path: Path):
     grids.fill(
-        tmp_path, "llm_api_share", change=lambda c: grids.oom() if c["method"] == "qat" and c["gpus"] == 1 else {}
+        tmp_path,
+        "llm_api_share",
+        change=lambda c: grids.oom() if (c["method"], c["template"]) == ("qat", "summarize") else {},
     )
     (figure,) = drawn(tmp_path, "llm_api_share")
-    mine = [row for row in figure.rows if row["method"] == "lora" and row["gpus"] == "4"]
+    mine = [row for row in figure.rows if row["method"] == "lora" and row["template"] == "grammar"]
     total_ms = sum(grids.CALLS.values())
     assert sum(row["mean"] for row in mine) == pytest.approx(1.0)
     shares = {row["metric"]: row["mean"] for row in mine}
     assert shares["cudaStreamSynchronize"] == pytest.approx(20.5 / total_ms)
     smallest = sorted(grids.CALLS.values())[: len(grids.CALLS) - profile_bars.MOST_PARTS]
     assert shares[profile_bars.REST] == pytest.approx(sum(smallest) / total_ms)
-    assert "oom" in texts(figure) and texts(figure).count("58") == 7  # 20.5 / 35.17
+    assert "oom" in texts(figure) and texts(figure).count("58") == 11  # 20.5 / 35.17
 
 
 def test_a_failed_run_leaves_the_stack_of_its_cell(tmp_path: Path):
@@ -213,8 +258,8 @@ def test_a_failed_run_leaves_the_stack_of_its_cell(tmp_path: Path):
     grids.fill(tmp_path, "llm_api_share", (0, 1), change=change)
     (figure,) = drawn(tmp_path, "llm_api_share")
     bars = re.findall(r'aria-label="[^"]*metric: cudaStreamSynchronize[^"]*"[^>]*d="([^"]+)"', svg(figure))
-    assert len(bars) == 8 and not any("NaN" in bar or "v0h" in bar for bar in bars)
-    assert texts(figure).count("58") == 8 and texts(figure).count("oom") >= 2
+    assert len(bars) == 12 and not any("NaN" in bar or "v0h" in bar for bar in bars)
+    assert texts(figure).count("58") == 12 and texts(figure).count("oom") >= 2
 
 
 def test_cpu_ranks_show_phases_and_say_what_is_missing(tmp_path: Path):

@@ -112,6 +112,14 @@ def counted(name: str, value: Any, runs: Sequence[Run]) -> str:
     return f"{words} {value}"
 
 
+def named(name: str, value: Any, runs: Sequence[Run]) -> str:
+    """A swept value in words that say what it is: "dali", "300 px", "pinned"."""
+    if name == "pin_memory":
+        return "pinned" if grouping.typed(value) == "true" else "not pinned"
+    text = grouping.typed(value)
+    return counted(name, text, runs) if name == "gpus" or not text.isidentifier() else text
+
+
 def listed(words: Sequence[str]) -> str:
     """ "a, b and c"."""
     return " and ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), *words[-1:]])

@@ -6,6 +6,7 @@ without a mean.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 from analysis.figures import captions
@@ -18,7 +19,7 @@ from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 
 Row = dict[str, Any]
-MEASURED, IDEAL, PAPER = "measured", "ideal", "paper"
+MEASURED, IDEAL, PAPER, EXCLUDED = "measured", "ideal", "paper", "excluded"
 T_INTERVAL, OF_STEPS = "95 % t interval", "standard deviation of their steps"
 CUT = 1.4  # an interval may extend the axis to so many times the largest mean
 
@@ -37,6 +38,14 @@ def measured(panel: Panel, measure: str) -> list[Row]:
             rows.append(place | _bar(interval, len(ok), spread) | {"status": "ok", "signs": signs})
         rows += [place | {"status": status, "n": n} for status, n in unended(runs)]
     return rows
+
+
+def excluded(panel: Panel, measure: str) -> list[Row]:
+    """A row for each cell that the experiment excludes, among the measured values of its columns."""
+    experiment = panel.experiment
+    columns = [[(name, value) for value in panel.values(name)] for name in experiment.swept]
+    cells = [cell for cell in product(*columns) if not experiment.has(cell) and cell not in panel.cells]
+    return [{"measure": measure, **axis_values(cell, experiment), "of": EXCLUDED, "status": "ok"} for cell in cells]
 
 
 def axis_values(cell: Cell, experiment: Experiment) -> Row:

@@ -7,7 +7,8 @@ import altair as alt
 
 from analysis.figures import chart_data
 from analysis.figures.chart_data import MEASURED, Row
-from analysis.figures.panel_layout import Layout, PanelChart, draw_measures
+from analysis.figures.chart_layout import Layout
+from analysis.figures.panel_layout import PanelChart, draw_measures
 from analysis.figures.vega import Figure, Spec, escaped
 from analysis.papers.experiments import Panel
 from analysis.runs import grouping

@@ -11,9 +11,9 @@ import altair as alt
 
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import IDEAL, MEASURED, PAPER, Row
+from analysis.figures.chart_layout import Layout
 from analysis.figures.panel_layout import (
     ENDED,
-    Layout,
     PanelChart,
     cross_and_paper_notes,
     draw_measures,
@@ -33,7 +33,7 @@ MOST_DASHES = 2  # values that dashes can show; more are charts beside each othe
 def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure | None:
     """A chart for each measure of the view, with the ideal beside times and rates."""
     layout = Layout.of(panel)
-    faceted = layout.other is not None and len(panel.values(layout.other)) > MOST_DASHES
+    faceted = layout.other is not None and len(layout.values(layout.other)) > MOST_DASHES
     width = FACET_WIDTH if faceted else WIDTH
 
     def rows_of(measure: str) -> list[Row]:
@@ -138,6 +138,6 @@ def _crosses(chart: PanelChart, base: Any) -> list[Any]:
 def _named(chart: PanelChart, name: str) -> str:
     """An expression of a row's value, with its column where the value alone says little: "fp32", "GPUs 2"."""
     value = f"datum[{name!r}]"
-    if all(isinstance(value, str) for value in chart.panel.values(name)):
+    if all(isinstance(value, str) for value in chart.layout.values(name)):
         return value
     return f"{json.dumps(captions.column(name, chart.panel.runs) + ' ')} + {value}"

@@ -10,6 +10,7 @@ import altair as alt
 
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import PAPER, Row
+from analysis.figures.chart_layout import JOINT, Layout
 from analysis.figures.vega import DASHES, SHAPES, Figure, Spec, calculated, cycled, escaped, figure, layered, only
 from analysis.papers.experiments import Panel
 from analysis.runs import grouping
@@ -18,31 +19,6 @@ ACROSS = 4  # charts beside each other
 MARGIN = 160  # of axes and legend, in points
 STRIP = 0.07  # of the height, for each of the crosses at one x
 ENDED = "datum.status + (datum.n > 1 ? ' x' + datum.n : '')"  # how runs ended, and how many
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the swept columns of a panel are shown; a column with a single value is not.
-
-    x: the view's. colour: the experiment's subject, or else the first of the rest. other: the last one.
-    """
-
-    x: str
-    colour: str | None
-    other: str | None
-
-    @staticmethod
-    def of(panel: Panel, x: str | None = None) -> "Layout":
-        """The layout of a panel, along its view's x or another."""
-        columns = panel.experiment.series if x is None else panel.experiment.swept
-        series = [name for name in columns if len(panel.values(name)) > 1]
-        series.sort(key=lambda name: name != panel.experiment.view.subject)
-        colour, other = [*series, None, None][:2]
-        return Layout(x or panel.experiment.view.x, colour, other)
-
-    @property
-    def by(self) -> list[str]:
-        return [name for name in (self.x, self.colour, self.other) if name is not None]
 
 
 @dataclass(frozen=True)
@@ -91,11 +67,10 @@ class PanelChart:
         return any(row["of"] == of for row in self.rows)
 
     def order(self, name: str) -> list[str]:
-        """A column's values as they are typed, in the order of the chart."""
-        return [grouping.typed(value) for value in captions.ordered(self.panel.values(name))]
+        return self.layout.order(name)
 
     def title(self, name: str) -> str:
-        return captions.column_axis(name, self.panel.runs)
+        return JOINT.join(captions.column_axis(column, self.panel.runs) for column in name.split(JOINT))
 
     # Encodings
 
@@ -211,8 +186,8 @@ def draw_measures(
     rows, notes, charts, limits = [], [], [], {}
     kind = panel.experiment.kind
     for measure in measures or panel.experiment.view.measures:
-        chart = PanelChart(panel, layout, measure, rows_of(measure), faceted)
-        if charts and not any(row["status"] == "ok" for row in chart.rows):
+        chart = PanelChart(panel, layout, measure, layout.joined(rows_of(measure)), faceted)
+        if charts and not any(row["status"] == "ok" and "mean" in row for row in chart.rows):
             notes.append(f"No run has {captions.measure(measure, kind)}")
         elif chart.rows:
             rows += chart.rows
@@ -220,7 +195,7 @@ def draw_measures(
             charts.append(spec_of(chart))
     if not rows:
         return None
-    across = min(ACROSS, len(panel.values(layout.other))) if faceted and layout.other else len(charts)
+    across = min(ACROSS, len(layout.values(layout.other))) if faceted and layout.other else len(charts)
     notes = [*chart_data.bar_notes(limits, kind), *notes, *notes_of(rows)]
     return around(panel, name, {"vconcat" if faceted else "hconcat": charts}, rows, layout.by, notes, across * width)
 

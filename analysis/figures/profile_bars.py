@@ -12,11 +12,11 @@ import altair as alt
 
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import MEASURED, Row
+from analysis.figures.chart_layout import Layout
 from analysis.figures.curves import unended_note
 from analysis.figures.panel_layout import (
     ACROSS,
     ENDED,
-    Layout,
     PanelChart,
     around,
     cross_and_paper_notes,
@@ -132,7 +132,7 @@ def _draw_shares(panel: Panel, name: str) -> Figure | None:
         layers.append(unended.mark_text(dy=-12, fontSize=10).encode(text="label:N"))
     spec, across = layered(layers, calculated(shown="datum.mean / 0.01"), STACK_WIDTH, STACK_HEIGHT), 1
     if layout.colour is not None:  # colours are for the parts, so the column has a chart for each of its values
-        spec = replace(chart, layout=Layout(layout.x, None, layout.colour), faceted=True).facets(spec)
+        spec = replace(chart, layout=Layout(panel, layout.x, None, layout.colour), faceted=True).facets(spec)
         across = min(ACROSS, len(chart.order(layout.colour)))
     notes = [*_means_note(rows), *_absent_notes(panel), *cross_and_paper_notes(panel, rows, ())]
     return around(panel, name, spec, rows, layout.by, notes, STACK_WIDTH * across, _what(rows))
