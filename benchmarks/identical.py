@@ -18,9 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.claims.measures import MEASURES, Sides
+from analysis.claims.measures import MEASURES
 from analysis.claims.readings import Readings
 from analysis.claims.rules import UNDECIDED, UNITS, Comparison
+from analysis.claims.sides import Sides
 from analysis.commands import compare
 from analysis.commands.better import Better
 from analysis.runs import load

@@ -9,6 +9,7 @@ import pytest
 from analysis import report
 from analysis.claims import judge, measures, named
 from analysis.claims.readings import Readings
+from analysis.claims.sides import log
 from analysis.commands import best, compare, compare_table, table
 from analysis.commands.better import Better
 from analysis.figures import chart_data, draw
@@ -135,7 +136,7 @@ def test_means_and_their_intervals_are_the_same(found: Found, panel: Panel, prec
     for value in (of_table["total_s"], of_figure["mean"], of_report.mean("total_s")):
         assert value == pytest.approx(mean_s)
     assert len(costs) == 1 and f"{mean_s:.1f} s" in costs[0]
-    spread = Readings(found.runs).machines(measures.TIME, measures._log, 0.02).of(runs[0])
+    spread = Readings(found.runs).machines(measures.TIME, log, 0.02).of(runs[0])
     half = measures.intervals.student_quantile(0.95, spread.term.degrees) * math.sqrt(spread.variance / len(runs))
     assert bounds == pytest.approx([mean_s * math.exp(-half), mean_s * math.exp(half)])
     assert [of_figure["low"], of_figure["high"]] == pytest.approx(bounds)

@@ -9,7 +9,7 @@ from tests.test_extending import FILE, PAGE, copy_of_the_project, run
 
 SECTIONS = {
     "Add an experiment": ("conf/experiment/batch_sizes.yaml", "tests/test_batch_sizes.py"),
-    "Add a claim": ("analysis/claims/claims.yaml", "tests/claim_worlds.py"),
+    "Add a claim": ("analysis/claims/tuning_claims.yaml", "tests/claim_worlds.py"),
 }
 
 

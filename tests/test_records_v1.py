@@ -67,7 +67,7 @@ def test_tables_have_the_same_figures(name: str, capsys: pytest.CaptureFixture[s
 
 
 def test_claims_have_the_same_figures(tmp_path: Path):
-    """Of single runs they are undecided since then, and a time has its evaluations."""
+    """Of single runs they are undecided since then, a time has its evaluations, and tuning experiments are in fp32."""
     assert main(["claims", RUNS, "--json", str(tmp_path / "claims.json")]) == 0
     claims = {claim["name"]: claim for claim in json.loads((tmp_path / "claims.json").read_text())["claims"]}
     assert [claim["name"] for claim in claims.values() if claim["figures"]] == [
@@ -75,14 +75,12 @@ def test_claims_have_the_same_figures(tmp_path: Path):
     ]
     for wanted in expected("claims.json"):
         claim = claims[wanted["name"]]
-        assert {key: claim[key] for key in ("n", "marks", "unlike")} == {
-            key: wanted[key] for key in ("n", "marks", "unlike")
-        }
+        assert (claim["n"], claim["marks"]) == (wanted["n"], wanted["marks"])
+        assert claim["unlike"] == [choice for choice in wanted["unlike"] if choice != "precision=bf16"]
         assert claim["verdict"] == "undecided"
         for figure, like in zip(claim["figures"], wanted["figures"], strict=True):
-            assert {key: figure[key] for key in ("what", "where", "runs")} == {
-                key: like[key] for key in ("what", "where", "runs")
-            }
+            assert (figure["what"], figure["runs"]) == (like["what"], like["runs"])
+            assert like["where"] in figure["where"]  # of memory, the template is an axis since then
             assert (figure["low"], figure["high"]) == (None, None)
     memory, iteration = (
         claims[f"up-to-{name}"]["figures"][0]["estimate"] for name in ("39-percent-memory", "47-percent-time")

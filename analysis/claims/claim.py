@@ -16,11 +16,14 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A sentence of a paper that runs can test.
 
     name: short, as `--only` takes it.
-    says: the sentence. printed: the paper's own figures; empty where the sentence has them all.
-    paper: the number on arXiv. place: the table or figure.
+    section: of the papers, as the files have it. says: the sentence.
+    in_2503, in_2505: the table, figure or section of arXiv 2503.15252 and of 2505.22905; empty where it is not in it.
+    printed: the papers' own figures; empty where the sentence has them all.
     test: the rules in words.
     experiment: of conf/experiment, whose cells test the claim.
     needs: which comparisons must hold: `all` that were measured, `one` of them (an "up to"), or all of `every_cell`.
+    counted: whether it follows from what a program does and not from a machine, so that CPU ranks and shrunk runs
+        decide it as GPUs do.
     note: a caveat that is printed with the claim.
     """
 
@@ -28,16 +31,24 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     experiment: str
     test: str
     rules: list[Rule]
-    place: str = "no table or figure noted"
+    in_2503: str = ""
+    in_2505: str = ""
     printed: str = ""
     needs: Literal["all", "one", "every_cell"] = "all"
     note: str = ""
+    counted: bool = False
     name: str = ""
-    paper: str = ""
+    section: str = ""
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where it stands, by the paper's number on arXiv."""
+        places = {"2503.15252": self.in_2503, "2505.22905": self.in_2505}
+        return {paper: place for paper, place in places.items() if place}
 
     @property
     def source(self) -> str:
-        return f"arXiv {self.paper}, {self.place}"
+        return "; ".join(f"arXiv {paper}, {place}" for paper, place in self.places.items()) or "in neither paper"
 
     @property
     def cited(self) -> str:
@@ -46,15 +57,15 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(content: bytes) -> tuple[Claim, ...]:
-    """Claims in the form of these files: by paper and name.
+    """Claims in the form of these files: by section and name.
 
     Raises:
         msgspec.ValidationError: an unknown key or rule, or a value of the wrong type, with its place in the file.
     """
-    papers = msgspec.yaml.decode(content, type=dict[str, dict[str, Claim]])
+    sections = msgspec.yaml.decode(content, type=dict[str, dict[str, Claim]])
     return tuple(
-        msgspec.structs.replace(claim, name=name, paper=paper)
-        for paper, claims in papers.items()
+        msgspec.structs.replace(claim, name=name, section=section)
+        for section, claims in sections.items()
         for name, claim in claims.items()
     )
 

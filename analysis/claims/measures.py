@@ -1,9 +1,6 @@
-"""What a claim measures of two groups of runs, `top` and `bottom`: their ratio or difference, with its interval.
+"""What a claim measures of two groups of runs (`Sides`): times, bytes, accuracies and losses.
 
-Each run gives one figure: its time, its mean step, its accuracy, the mean over its ranks. The interval holds how runs
-of one setting differ on that machine, from all settings that were measured more than once
-(`analysis.stats.between_runs`). Where none was, there is no interval: neither the epochs and steps of a run, nor its
-ranks, nor its answers show how another run of the same setting would have gone.
+`profile_measures` has the calls, copies and collectives of profiles.
 
 Counted bytes and the peak of torch's allocator are exact: the interval of single runs has no width. The resident memory
 of CPU ranks is not exact.
@@ -12,55 +9,17 @@ of CPU ranks is not exact.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from analysis.claims.readings import Readings
+from analysis.claims import profile_measures
+from analysis.claims.sides import Figure, Sides
 from analysis.runs import grouping
 from analysis.runs.load import Run
-from analysis.runs.setting_figure import MEMORY, by_seed, is_exact
+from analysis.runs.setting_figure import MEMORY, is_exact
 from analysis.stats import between_runs, intervals, shares
-from analysis.stats.between_runs import Spread
 from analysis.stats.intervals import Interval
 from multicard.measure.repeated_runs import combined
-from multicard.profiling.names import COPIES
-from multicard.profiling.profile_data import Profile, RankProfile
 
-PRIOR_SHARE_SD = 0.02  # of a share of a run's time, before any run was repeated
 WITHOUT = {"step_s": "a run has no more steps than the warm-up leaves out"}
-T = TypeVar("T")
-Figure = Callable[[Run], float]
-
-
-@dataclass(frozen=True)
-class Sides:
-    """Two groups of runs to compare, and the confidence that their interval needs."""
-
-    top: Sequence[Run]
-    bottom: Sequence[Run]
-    confidence: float
-    readings: Readings
-
-    def each(self, figure: Callable[[Run], T]) -> tuple[list[T], list[T]]:
-        """A figure of every run, by side."""
-        return [figure(run) for run in self.top], [figure(run) for run in self.bottom]
-
-    def spreads(
-        self, figure: "Figure", scale: Callable[[float], float | None], prior_sd: float, of_seeds: bool = False
-    ) -> tuple[Spread, Spread]:
-        """How runs differ in a figure, on a scale: on the machine of the bottom, and of the top."""
-        machines = self.readings.machines(figure, scale, prior_sd, of_seeds)
-        return machines.of(self.bottom[0]), machines.of(self.top[0])
-
-    def of_seeds(self, figure: "Figure") -> tuple[list[float], list[float]]:
-        """A figure of every seed, by side: the mean over its runs."""
-        top, bottom = ([_mean(list(map(figure, runs))) for runs in by_seed(side)] for side in (self.top, self.bottom))
-        return top, bottom
-
-    @property
-    def basis(self) -> str:
-        """ "2 and 3 runs"."""
-        counts = {len(self.top), len(self.bottom)} - {0}
-        return f"{' and '.join(map(str, sorted(counts)))} run{'s' * (max(counts) > 1)}"
 
 
 def _column(name: str) -> Figure:
@@ -72,28 +31,6 @@ def _column(name: str) -> Figure:
     return figure
 
 
-def _ratio(sides: Sides, figure: Figure) -> Interval:
-    """The ratio of mean figures, with how runs differ."""
-    top, bottom = sides.each(figure)
-    return _with_spread(sides, top, bottom, figure)
-
-
-def _with_spread(
-    sides: Sides, top: Sequence[float], bottom: Sequence[float], figure: Figure, of_seeds: bool = False
-) -> Interval:
-    one = between_runs.of_values(bottom, top, sides.spreads(figure, _log, between_runs.PRIOR_SD, of_seeds))
-    low, high = one.bounds(sides.confidence) or (None, None)
-    return Interval(one.ratio, *((low, high) if one.repeated else (None, None)), sides.basis)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _log(value: float) -> float | None:
-    return math.log(value) if 0 < value < math.inf else None
-
-
 # ---- time
 
 
@@ -102,32 +39,26 @@ TIME, STEP = _column("total_s"), _column("step_s")
 
 def time(sides: Sides) -> Interval:
     """The time of the whole training, with its evaluations."""
-    return _ratio(sides, TIME)
+    return sides.ratio(TIME)
 
 
 def time_in_pauses(sides: Sides) -> Interval:
     """The time of an epoch in which all ranks wait for its first batch."""
-    return _ratio(sides, sides.readings.pause_s)
+    return sides.ratio(sides.readings.pause_s)
 
 
 def share_of_pauses(sides: Sides) -> Interval:
     """The share of these pauses in the time of an epoch; of `top` alone."""
-    return _share(sides, sides.readings.share_of_pauses)
+    return sides.share(sides.readings.share_of_pauses)
+
+
+def cost_of_nsys(sides: Sides) -> Interval:
+    """The time of a step that Nsight Systems records, to one that it does not; of `top` alone."""
+    return sides.factor(sides.readings.cost_of_nsys)
 
 
 def iteration(sides: Sides) -> Interval:
-    return _ratio(sides, STEP)
-
-
-def _share(sides: Sides, figure: Figure) -> Interval:
-    """A share of the runs of `top`, with how runs differ."""
-    values = [figure(run) for run in sides.top]
-    mean, spread = _mean(values), sides.readings.machines(figure, float, PRIOR_SHARE_SD).of(sides.top[0])
-    if not spread.degrees:
-        return Interval(mean, None, None, sides.basis)
-    error = math.sqrt(spread.variance / len(values))
-    half = intervals.student_quantile(sides.confidence, spread.term.degrees) * error
-    return Interval(mean, max(0.0, mean - half), min(1.0, mean + half), sides.basis)
+    return sides.ratio(STEP)
 
 
 # ---- bytes
@@ -140,7 +71,7 @@ TRAINED = _column("samples_trained")
 def peak_memory(sides: Sides) -> Interval:
     """The peak on the rank that held most, in the run that held most; as wide as the interval of the mean."""
     exact = is_exact((*sides.top, *sides.bottom), MEMORY)
-    of_means = (_exact_ratio if exact else _ratio)(sides, PEAK)
+    of_means = _exact_ratio(sides, PEAK) if exact else sides.ratio(PEAK)
     top, bottom = sides.each(PEAK)
     return of_means.mapped(lambda ratio: ratio * max(top) / max(bottom) / of_means.estimate)
 
@@ -148,6 +79,19 @@ def peak_memory(sides: Sides) -> Interval:
 def bytes_to_device(sides: Sides) -> Interval:
     """Bytes copied to the devices, over all ranks."""
     return _exact_ratio(sides, TO_DEVICE)
+
+
+def bytes_for_training(sides: Sides) -> Interval:
+    """Those of the batches that are trained on: evaluation is divided among the ranks whatever the strategy."""
+    return _exact_ratio(sides, sides.readings.trained_h2d_bytes)
+
+
+def share_of_tensors(sides: Sides) -> Interval:
+    """Bytes of the images copied for training, in those of as many images of three channels; of `top` alone."""
+    (share, *others) = [sides.readings.share_of_tensors(run) for run in sides.top]
+    if others:
+        return intervals.mean([share, *others], sides.confidence, sides.basis)
+    return Interval(share, share, share, "exact")
 
 
 def images_trained(sides: Sides) -> Interval:
@@ -249,87 +193,7 @@ def loss(sides: Sides) -> Interval:
     if any(lost):
         ratio = math.inf if lost[0] else 0.0
         return Interval(ratio, ratio, ratio, "a loss that became no number")
-    return _with_spread(sides, *sides.of_seeds(sides.readings.mean_loss), sides.readings.mean_loss, of_seeds=True)
-
-
-# ---- profiles
-
-
-def time_copying(sides: Sides) -> Interval:
-    """The time of copies from host to device, a step and rank."""
-    return _ratio(sides, sides.readings.of_ranks("copying", _copying_s))
-
-
-def time_communicating(sides: Sides) -> Interval:
-    """The time during which collectives were at work, a step and rank."""
-    return _ratio(sides, sides.readings.of_ranks("communicating", _communicating_s))
-
-
-def time_synchronising(sides: Sides) -> Interval:
-    """The time in cudaStreamSynchronize, a step and rank; infinite where the bottom never calls it."""
-    figure = sides.readings.of_ranks("synchronising", _synchronising_s)
-    top, bottom = sides.each(figure)
-    if min(top) > 0 and not any(bottom):
-        return Interval(math.inf, math.inf, math.inf, "none on one side")
-    return _with_spread(sides, top, bottom, figure)
-
-
-def share_of_calls(sides: Sides) -> Interval:
-    """The share of kernel launches and synchronisation in the time of a rank's CUDA calls; of `top` alone."""
-    return _share(sides, sides.readings.of_ranks("waiting", _waiting_share, per_step=False))
-
-
-def share_of_launches(sides: Sides) -> Interval:
-    """The share of cudaLaunchKernel in the four metrics of 2503.15252, Fig. 3."""
-    return _ratio(sides, sides.readings.of_ranks("launches of four", _launches_of_four, per_step=False))
-
-
-def share_of_collectives(sides: Sides) -> Interval:
-    """The share of collectives in the same."""
-    return _ratio(sides, sides.readings.of_ranks("collectives of four", _collectives_of_four, per_step=False))
-
-
-def _copying_s(profile: Profile, rank: RankProfile) -> float:
-    return _seconds(profile, rank, "copy", COPIES["HtoD"])
-
-
-def _communicating_s(_: Profile, rank: RankProfile) -> float:
-    if rank.derived.communication_s is None:
-        raise ValueError("no communication in the profile")
-    return rank.derived.communication_s
-
-
-def _synchronising_s(profile: Profile, rank: RankProfile) -> float:
-    return _seconds(profile, rank, "api", "cudaStreamSynchronize")
-
-
-def _waiting_share(profile: Profile, rank: RankProfile) -> float:
-    calls_s = {row.metric: row.total_s for row in profile.of(rank.rank) if row.group == "api"}
-    if not sum(calls_s.values()):
-        raise ValueError("CPU ranks make no CUDA calls")
-    waiting_s = sum(seconds for name, seconds in calls_s.items() if "Launch" in name or "Synchronize" in name)
-    return waiting_s / sum(calls_s.values())
-
-
-def _launches_of_four(profile: Profile, rank: RankProfile) -> float:
-    return _seconds(profile, rank, "api", "cudaLaunchKernel") / _four_s(profile, rank)
-
-
-def _collectives_of_four(profile: Profile, rank: RankProfile) -> float:
-    return _communicating_s(profile, rank) / _four_s(profile, rank)
-
-
-def _four_s(profile: Profile, rank: RankProfile) -> float:
-    """Copies to the device, launches of kernels, cudaStreamSynchronize and collectives."""
-    calls_s = _seconds(profile, rank, "api", "cudaLaunchKernel") + _synchronising_s(profile, rank)
-    return _copying_s(profile, rank) + calls_s + _communicating_s(profile, rank)
-
-
-def _seconds(profile: Profile, rank: RankProfile, group: str, metric: str) -> float:
-    for row in profile.of(rank.rank):
-        if (row.group, row.metric) == (group, metric):
-            return row.total_s
-    raise ValueError(f"no {metric} in the profile: CPU ranks have none")
+    return sides.ratio(sides.readings.mean_loss, of_seeds=True)
 
 
 @dataclass(frozen=True)
@@ -345,19 +209,17 @@ MEASURES = {
     "time_in_pauses": Measure(time_in_pauses),
     "share_of_pauses": Measure(share_of_pauses),
     "iteration": Measure(iteration, "step_s"),
+    "cost_of_nsys": Measure(cost_of_nsys),
     "peak_memory": Measure(peak_memory, "peak_memory_bytes"),
     "images_trained": Measure(images_trained, "samples_trained"),
     "bytes_to_device": Measure(bytes_to_device, "h2d_bytes"),
+    "bytes_for_training": Measure(bytes_for_training),
+    "share_of_tensors": Measure(share_of_tensors),
     "bytes_between_ranks": Measure(bytes_between_ranks, "received_bytes"),
     "bytes_moved": Measure(bytes_moved),
     "accuracy": Measure(accuracy),
     "accuracy_reached": Measure(accuracy_reached),
     "accuracy_after_3_epochs": Measure(accuracy_after_3_epochs),
     "loss": Measure(loss),
-    "time_copying": Measure(time_copying),
-    "time_communicating": Measure(time_communicating),
-    "time_synchronising": Measure(time_synchronising),
-    "share_of_calls": Measure(share_of_calls),
-    "share_of_launches": Measure(share_of_launches),
-    "share_of_collectives": Measure(share_of_collectives),
+    **{name: Measure(interval) for name, interval in profile_measures.INTERVALS.items()},
 }

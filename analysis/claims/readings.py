@@ -11,6 +11,7 @@ from analysis.stats import between_runs
 from analysis.stats.between_runs import Machines
 from multicard.profiling.profile_data import Profile, RankProfile
 from multicard.records.text_table import clean
+from multicard.vision.precision import PRECISIONS
 
 Figure = Callable[[Run], float]
 OfRank = Callable[[Profile, RankProfile], float]
@@ -18,10 +19,12 @@ OfRank = Callable[[Profile, RankProfile], float]
 
 @dataclass(frozen=True)
 class _Record:
-    """profile: or why there is none."""
+    """profile: or why there is none. h2d_bytes: to the devices, by what is copied and for what."""
 
     epochs: list[dict[str, Any]]
     profile: Profile | str
+    h2d_bytes: dict[str, dict[str, Any]]
+    step_s: dict[str, Any]
 
 
 class Readings:
@@ -70,6 +73,49 @@ class Readings:
         if not len(ended_s) - 1 == len(pauses_s) == len(epochs) - 1 >= 1:
             raise ValueError("pauses between epochs need two epochs, and the times of all of them")
         return pauses_s, ended_s[-1] - ended_s[0]
+
+    def trained_h2d_bytes(self, run: Run) -> float:
+        """Bytes to the devices of what is trained on, over all ranks.
+
+        Raises:
+            ValueError: a record that does not tell them from those of the evaluation.
+        """
+        recorded = [part.get("train") for part in self._record(run).h2d_bytes.values()]
+        parts = [part for part in recorded if isinstance(part, int)]
+        if not parts or len(parts) < len(recorded):
+            raise ValueError("a record that does not tell bytes of training from those of evaluation")
+        return sum(parts)
+
+    def share_of_tensors(self, run: Run) -> float:
+        """Bytes of the images that were copied for training, in those of all images trained on as tensors of three
+        channels.
+
+        Raises:
+            ValueError: a record without them, or a precision whose values have no known size.
+        """
+        images = self._record(run).h2d_bytes.get("h2d_images", {}).get("train")
+        samples, size_px, precision = (
+            run["samples_trained"],
+            run["dataset.image_size"],
+            PRECISIONS.get(run["precision"]),
+        )
+        if not isinstance(images, int) or not samples or not size_px or precision is None:
+            raise ValueError("a record without bytes of images, their number, size or precision")
+        value_bits = int(precision.transfer[-2:])  # float32, bfloat16
+        return images / (samples * 3 * size_px**2 * value_bits / 8)
+
+    def cost_of_nsys(self, run: Run) -> float:
+        """The time of a step that Nsight Systems records, to one that it does not.
+
+        Raises:
+            ValueError: another profiler, or a profile without these times.
+        """
+        if self.profile(run).source != "nsys":
+            raise ValueError("not of Nsight Systems: profile=nsys, where it is installed")
+        ratio = self._record(run).step_s.get("ratio")
+        if not isinstance(ratio, int | float):
+            raise ValueError("a profile without the times of steps inside and outside of it")
+        return ratio
 
     def accuracy_after_3(self, run: Run) -> float:
         """The accuracy after the third epoch.
@@ -126,6 +172,12 @@ class Readings:
             self._records[run.folder] = _Record(
                 [epoch for epoch in record.get("epochs") or () if isinstance(epoch, dict)],
                 _profile(record.get("profile")),
+                {
+                    key: part
+                    for key, part in (record.get("transfer_bytes") or {}).items()
+                    if key.startswith("h2d_") and isinstance(part, dict)
+                },
+                step_s if isinstance(step_s := (record.get("profile") or {}).get("step_s"), dict) else {},
             )
         return self._records[run.folder]
 

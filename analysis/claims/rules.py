@@ -10,13 +10,14 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise, permutations, product
 from typing import Any, Literal
 
 import msgspec
 
-from analysis.claims.measures import MEASURES, Sides
+from analysis.claims.measures import MEASURES
 from analysis.claims.readings import Readings
+from analysis.claims.sides import Sides
 from analysis.papers.experiments import Panel
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
@@ -214,6 +215,43 @@ class BestOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         return Comparison(what, _typed(cell), *bounds, (*most, *least), interval, pairs)
 
 
+class SpreadsMore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="spreads_more"):
+    """The most of a measure over its least is greater along one axis than along another, or than of another measure.
+
+    Each is taken along its axis for every value of the other; the least of `axis` has to exceed the greatest of `than`.
+
+    than, than_measure: the other axis, the other measure; the same where they are not set.
+    """
+
+    axis: str
+    measure: str
+    than: str = ""
+    than_measure: str = ""
+
+    def comparisons(self, panel: Panel) -> list[Comparison]:
+        axes = [self.axis] if self.than in ("", self.axis) else [self.axis, self.than]
+        return [self._comparison(panel, cell, axes) for cell in _cells(panel, axes, {})]
+
+    def _comparison(self, panel: Panel, cell: Cell, axes: list[str]) -> Comparison:
+        wide = _lines(panel, cell, axes)
+        narrow = _lines(panel, cell, axes[::-1])
+        name = lambda axis, measure: f"{measure} by {axis.rpartition('.')[2]}".replace("_", " ")  # noqa: E731
+        other = self.than_measure or self.measure
+        what = f"spread of {name(self.axis, self.measure)} against {name(axes[-1], other)}"
+        bounds = UNITS["times"], 1.0, math.inf
+        if not (wide and narrow):
+            return Comparison(what, _typed(cell), *bounds, ())
+
+        def interval(readings: Readings, confidence: float) -> Interval:
+            least = min((_spread(self.measure, line, readings, confidence) for line in wide), key=_estimate)
+            greatest = max((_spread(other, line, readings, confidence) for line in narrow), key=_estimate)
+            return intervals.difference(least.mapped(math.log), greatest.mapped(math.log)).mapped(math.exp)
+
+        runs = {id(run): run for line in (*wide, *narrow) for side in line for run in side}
+        pairs = sum(math.comb(len(line), 2) for line in (*wide, *narrow))
+        return Comparison(what, _typed(cell), *bounds, tuple(runs.values()), interval, pairs)
+
+
 class Ends(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="ends"):
     """Runs of a method end with a status, by the number of GPUs: `ok`, or `oom` where memory runs out."""
 
@@ -234,7 +272,26 @@ class Ends(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="r
         return comparisons
 
 
-Rule = Contrast | GainFalls | EachCell | BestOf | Ends
+Rule = Contrast | GainFalls | EachCell | BestOf | SpreadsMore | Ends
+
+
+def _lines(panel: Panel, cell: Cell, axes: Sequence[str]) -> list[list[tuple[Run, ...]]]:
+    """The measured groups along the first axis, for each value of the other; those of two groups or more."""
+    along, *others = axes
+    lines = [
+        [runs for value in _values(panel, along) if (runs := _ok_runs(panel, {**dict(cell), **beside, along: value}))]
+        for beside in ([{axis: value} for axis in others for value in _values(panel, axis)] or [{}])
+    ]
+    return [line for line in lines if len(line) > 1]
+
+
+def _spread(measure: str, line: Sequence[Sequence[Run]], readings: Readings, confidence: float) -> Interval:
+    """The most of a measure over its least, among groups of runs."""
+    return max((_measured(measure, *pair)(readings, confidence) for pair in permutations(line, 2)), key=_estimate)
+
+
+def _estimate(interval: Interval) -> float:
+    return interval.estimate
 
 
 def _measured(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> Callable[[Readings, float], Interval]:

@@ -111,6 +111,11 @@ class Verdict:
         """Whether its runs say something of the papers: full scale, on GPUs that no ranks shared."""
         return bool(self.n) and not {mark.sign for mark in MARKS if mark.column in NOT_THE_PAPERS} & {*self.marks}
 
+    @property
+    def decides(self) -> bool:
+        """Whether it confirms or refutes the papers: of their GPUs, or of what CPU ranks count as GPUs do."""
+        return self.of_gpus or (bool(self.n) and self.claim.counted)
+
 
 class _Candidate:
     """A setting that may test a claim: the claim's comparisons in one panel."""
