@@ -2,7 +2,7 @@
 # make test     install, lint, run the tests (those of a cluster where `tests/slurm/cluster up` has started one)
 # make test-gpu what only a CUDA device can show
 # make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other, and a report of them
-#               (a nightly job: about half an hour on 2 cores)
+#               (a nightly job: about ten minutes on 2 quiet cores)
 # make faults   every fault of benchmarks.faults, and ten minutes of random ones over SLURM (a nightly job: an hour, after
 #               `tests/slurm/cluster up`; some faults need root)
 # make dali     install NVIDIA DALI too (loader=dali)
@@ -12,10 +12,6 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 UV := uv==0.13.8
-
-VISION := $(basename $(notdir $(shell grep -l "entry: train_vision.py" conf/experiment/*.yaml)))
-TUNING := $(basename $(notdir $(shell grep -l "entry: tune_llm.py" conf/experiment/*.yaml)))
-EXPERIMENTS := $(foreach name,$(VISION) $(TUNING),multirun/smoke_$(name))
 
 .PHONY: demo test test-gpu experiments faults dali lint lock install
 install: .venv/installed
@@ -36,12 +32,12 @@ experiments: dali
 	@failed=; \
 	run() { \
 	  begun=$$(date +%s); \
-	  $(BIN)/python $$1 experiment=$$2 name=smoke_$$2 scale=smoke rerun=true tracker.mode=disabled || failed="$$failed $$2"; \
+	  $(BIN)/python $$1 experiment=all name=smoke_$$2 scale=smoke rerun=true tracker.mode=disabled || failed="$$failed $$2"; \
 	  echo "== $$2: $$(($$(date +%s) - begun)) s"; \
 	}; \
-	for name in $(VISION); do run train_vision.py $$name; done; \
-	for name in $(TUNING); do run tune_llm.py $$name; done; \
-	$(BIN)/python -m analysis report $(EXPERIMENTS) --out multirun/experiments.html || failed="$$failed report"; \
+	run train_vision.py vision; run tune_llm.py tuning; \
+	$(BIN)/python -m analysis report multirun/smoke_vision multirun/smoke_tuning --out multirun/experiments.html \
+	  || failed="$$failed report"; \
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 faults: install

@@ -15,7 +15,7 @@ WIDTH, INDENT = 120, 36
 
 GROUPS = {  # that set keys of other groups and have none of their own
     "preset": "several options at once: fast is what makes training fast, papers are the defaults",
-    "experiment": "a sweep that repeats one table or figure of the papers (conf/experiment/)",
+    "experiment": "a sweep that repeats one table or figure of the papers (conf/experiment/), or all of them",
 }
 
 

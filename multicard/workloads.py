@@ -12,6 +12,7 @@ from multicard.vision import workload as vision
 
 CONF = Path(__file__).parents[1] / "conf"
 WORKLOADS = (vision.WORKLOAD, llm.WORKLOAD)
+ALL = "all"  # `experiment=all`: every experiment of an entry
 
 
 def register() -> None:
@@ -34,7 +35,7 @@ def groups(workload: Workload) -> dict[str, list[str]]:
 def options(workload: Workload, group: str) -> list[str]:
     """The options of a group that the entry accepts."""
     if group == "experiment":
-        return experiments(workload)
+        return [*experiments(workload), ALL]
     return list(workload.options.get(group) or sorted(path.stem for path in (CONF / group).glob("*.yaml")))
 
 
@@ -42,3 +43,8 @@ def experiments(workload: Workload) -> list[str]:
     """The experiments whose file under `conf/experiment/` names this entry."""
     line = re.compile(rf"^ *entry: {re.escape(workload.entry)}$", re.MULTILINE)
     return sorted(path.stem for path in (CONF / "experiment").glob("*.yaml") if line.search(path.read_text()))
+
+
+def with_experiment(words: list[str], name: str) -> list[str]:
+    """The words of a command with another experiment."""
+    return [f"experiment={name}" if word.startswith("experiment=") else word for word in words]

@@ -91,17 +91,39 @@ def varied(configs: list[RunConfig]) -> dict[str, set[Any]]:
 
 def test_each_file_is_an_experiment_of_one_entry():
     files = {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
-    assert files == set(EXPERIMENTS)
+    assert files == {*EXPERIMENTS, workloads.ALL}
     for workload in workloads.WORKLOADS:
         names = [name for name, (entry, *_) in EXPERIMENTS.items() if entry == workload.entry]
         assert workloads.experiments(workload) == sorted(names)
 
 
-def test_make_experiments_runs_each_with_its_entry():
+def test_make_experiments_runs_all_of_both_entries():
     done = subprocess.run(["make", "-n", "experiments"], capture_output=True, text=True, cwd=ROOT, check=True)
-    for workload in workloads.WORKLOADS:
-        names = " ".join(workloads.experiments(workload))
-        assert f"for name in {names}; do run {workload.entry} $name; done" in done.stdout
+    assert "experiment=all name=smoke_$2 scale=smoke" in done.stdout
+    assert "run train_vision.py vision; run tune_llm.py tuning;" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [(VISION, ["gpus=1", "precision=fp32"]), (TUNING, ["gpus=2", "template=instruct", "method=lora"])],
+    ids=[VISION, TUNING],
+)
+def test_all_is_every_experiment_and_each_setting_once(entry: str, words: list[str], plan: Plan):
+    def identities(name: str) -> list[str]:
+        return [config.identity() for config in plan(f"experiment={name}", "scale=smoke", *words, entry=entry)]
+
+    of_each = [identities(name) for name, (own, *_) in EXPERIMENTS.items() if own == entry]
+    together = identities("all")
+    assert sorted(together) == sorted({digits for of_one in of_each for digits in of_one})
+    assert len(together) < sum(map(len, of_each))
+
+
+def test_cells_alike_are_measured_once_and_said_in_a_line_where_they_are_many(called: Called, tmp_path: Path):
+    words = ["-m", "dry_run=true", f"hydra.sweep.dir={tmp_path}", "scale=smoke"]
+    _, printed = called(*words, "gpus=1,2", "pin_memory=true,True")
+    assert "[2/4] measures the same as [1/4]: left out" in printed and "2 cells, to be measured" in printed
+    _, printed = called(*words, "pin_memory=true,True,TRUE,on", "seed=0,1,2,3")
+    assert "12 of 16 cells measure the same as others: left out" in printed and "measures the same" not in printed
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -1,15 +1,16 @@
 """Hydra's basic sweeper without its check that composes every cell, since the launchers compose all of them before the
 first runs. Repetitions are the outermost axes, so that all cells are measured once before any is measured again: what
-the machine drifts by meanwhile is in all of them. With `scale=smoke` it shrinks the axes of an experiment."""
+the machine drifts by meanwhile is in all of them. With `scale=smoke` it shrinks the axes of an experiment.
+`experiment=all` is one sweep of the cells of every experiment of the entry."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
 
 from multicard.config.repetition import check, count
-
-OUTERMOST = ("repetition", "seed")
 
 
 class CellSweeper(BasicSweeper):
@@ -18,34 +19,45 @@ class CellSweeper(BasicSweeper):
         max_batch_size: int | None,
         params: Mapping[str, object] | None = None,
         smoke: Mapping[str, object] | None = None,
-        exclude: Sequence[Mapping[str, object]] | None = None,  # read by the launchers, which compose the cells
+        exclude: Sequence[Mapping[str, object]] | None = None,
         entry: str | None = None,  # read by `multicard.workloads`, before a sweep is composed
         view: Mapping[str, object] | None = None,  # for the analysis
     ) -> None:
         super().__init__(max_batch_size)
-        self.axes, self.smoke = dict(params or {}), dict(smoke or {})
+        self.axes, self.smoke, self.exclude = dict(params or {}), dict(smoke or {}), list(exclude or [])
 
-    def _parse_config(self) -> list[str]:
-        """The overrides before those of the command, which win where both name a key.
+    def sweep(self, arguments: list[str]) -> Any:
+        """Have the launcher measure all cells.
 
         Raises:
             ValueError: repetitions that no cell can have, before anything of the sweep is written.
         """
-        assert self.config is not None
+        assert self.config is not None and self.launcher is not None
         check(self.config.repeat, self.config.repeat_error, self.config.repeat_max)
-        shrunk = self.smoke if self.config.scale == "smoke" else {}
-        words = self.axes | shrunk
-        axes = [f"{key}={value}" for key, value in words.items() if value is not None]
-        times = count(self.config.repeat)  # 0 of auto: the launcher repeats
-        return [*axes, *([f"repetition={','.join(map(str, range(1, times + 1)))}"] if times > 1 else [])]
+        cells = self._cells(arguments)
+        folder = Path(self.config.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(self.config, folder / "multirun.yaml")
+        first = 0
+        for batch in self.split_overrides_to_chunks(cells, self.max_batch_size):
+            self.launcher.launch(batch, initial_job_idx=first)
+            first += len(batch)
+        return []
 
-    @staticmethod
-    def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
-        def place(override: Override) -> int:
-            key = override.get_key_element()
-            return OUTERMOST.index(key) if key in OUTERMOST else len(OUTERMOST)
+    def _cells(self, arguments: list[str]) -> list[list[str]]:
+        """The overrides of each cell, of all experiments where these are asked for."""
+        from multicard import workloads
+        from multicard.controller.session import SESSION
+        from multicard.sweep.axes import Axes
 
-        return BasicSweeper.split_arguments(sorted(overrides, key=place), max_batch_size)
-
-    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """Left to the launcher."""
+        assert self.config is not None and self.hydra_context is not None
+        sweeps = [(Axes(self.axes, self.smoke, self.exclude), arguments)]
+        if self.config.hydra.runtime.choices.get("experiment") == workloads.ALL:
+            assert SESSION.workload is not None
+            sweeps = [
+                (Axes.of_experiment(name, self.smoke), workloads.with_experiment(arguments, name))
+                for name in workloads.experiments(SESSION.workload)
+            ]
+        shrunk, times = self.config.scale == "smoke", count(self.config.repeat)
+        loader = self.hydra_context.config_loader
+        return [cell for axes, words in sweeps for cell in axes.cells(words, shrunk, times, loader)]

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from multicard.sweep.job import CellJob
 # How a job's process is started: `job_process` sees that the job is this user's own
 STARTS_JOBS = shlex.join([sys.executable, "-u", str(Path(__file__).with_name("job_process.py"))])
 SUBMITTED = ".submitit"  # folder of the sweep: submitit's own files, and which cells each array of jobs holds
-NAMED_CELLS = 10  # at most so many of the cells left are listed by name when a sweep is interrupted
+NAMED_CELLS = 10  # so many cells at most are listed one by one
 
 
 @dataclass
@@ -58,8 +58,8 @@ def plan(
         first: Hydra's number of the first of these cells, from 0.
     """
     assert SESSION.workload is not None
-    job_overrides = _not_excluded(job_overrides, sweep_config.hydra.sweeper.exclude or [])
-    cells, numbers, total = list[Cell](), dict[Path, int](), len(job_overrides)
+    cells, numbers, total = list[Cell](), dict[tuple[Path, str], int](), len(job_overrides)
+    alike = list[str]()
     shrunk = {f"{key}={value}" for key, value in (sweep_config.hydra.sweeper.smoke or {}).items()}
     unnamed = shrunk if sweep_config.scale == Scale.smoke else set()  # not part of a folder's name
     for number, overrides in enumerate(job_overrides, 1):
@@ -74,27 +74,19 @@ def plan(
         name = identity.name(digits, [word for word in overrides if word not in unnamed], cfg.repetition)
         folder = identity.find(Path(str(composed.hydra.sweep.dir)), name)
         label = f"[{number}/{total}] "
-        if folder in numbers:
-            say(f"{label}measures the same as [{numbers[folder]}/{total}]: left out")
+        setting = (folder.parent, name if run_config is None else f"{digits}-r{cfg.repetition}")
+        if setting in numbers:
+            alike.append(f"{label}measures the same as [{numbers[setting]}/{total}]: left out")
             continue
-        numbers[folder] = number
+        numbers[setting] = number
         with open_dict(composed):
             composed.hydra.job.id = composed.hydra.job.num = first + number - 1
             composed.hydra.sweep.subdir = folder.name
         cells.append(Cell(number, label, composed, cfg, folder, run_config, problem))
+    several = f"{len(alike)} of {total} cells measure the same as others: left out"
+    for line in alike if len(alike) <= NAMED_CELLS else [several]:
+        say(line)
     return cells
-
-
-def _not_excluded(job_overrides: Sequence[Sequence[str]], exclude: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
-    """The cells that no entry of `exclude` names, by the values of some axes; it says which are left out."""
-    left = list(job_overrides)
-    for entry in exclude:
-        words = {f"{key}={value}" for key, value in entry.items()}
-        within = [overrides for overrides in left if not words <= {*overrides}]
-        if len(within) < len(left):
-            say(f"{count(len(left) - len(within), 'cell')} left out, which cannot be: {' '.join(sorted(words))}")
-        left = within
-    return left
 
 
 def settle(cells: list[Cell]) -> list[Cell]:

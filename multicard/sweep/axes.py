@@ -1,0 +1,73 @@
+"""The cells of a sweep: what an experiment sweeps, and the words of the command, which win over it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from multicard.config.job import count
+from multicard.controller.session import say
+from multicard.workloads import CONF
+
+OUTERMOST = ("repetition", "seed")  # so that all cells are measured once before any is measured again
+Cells = list[list[str]]  # the overrides of each
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The part of `hydra.sweeper` that makes cells.
+
+    params: keys to their values, separated by commas. smoke: the same, instead of these, with `scale=smoke`; null
+    leaves a key out. exclude: values of some axes that cannot be together.
+    """
+
+    params: Mapping[str, Any] = field(default_factory=dict)
+    smoke: Mapping[str, Any] = field(default_factory=dict)
+    exclude: Sequence[Mapping[str, Any]] = ()
+
+    @staticmethod
+    def of_experiment(name: str, smoke: Mapping[str, Any]) -> "Axes":
+        """Those of a file of conf/experiment.
+
+        Args:
+            smoke: of the entry, over which the experiment's wins.
+        """
+        own = OmegaConf.load(CONF / "experiment" / f"{name}.yaml").hydra.sweeper
+        return Axes(own.params, {**smoke, **own.get("smoke", {})}, own.get("exclude", ()))
+
+    def cells(self, words: Sequence[str], shrunk: bool, times: int, loader: ConfigLoader | None = None) -> Cells:
+        """The overrides of each cell. It says which are left out.
+
+        Args:
+            words: of the command.
+            shrunk: whether `scale=smoke` is set.
+            times: how often each is measured; 0 where the launcher decides.
+            loader: finds the options of `glob()`.
+        """
+        values = {**self.params, **(self.smoke if shrunk else {})}
+        axes = [f"{key}={value}" for key, value in values.items() if value is not None]
+        axes += [f"repetition={','.join(map(str, range(1, times + 1)))}"] if times > 1 else []
+        cells = product(OverridesParser.create(config_loader=loader).parse_overrides([*axes, *words]))
+        for entry in self.exclude:
+            named = {f"{key}={value}" for key, value in entry.items()}
+            within = [overrides for overrides in cells if not named <= {*overrides}]
+            if len(within) < len(cells):
+                say(f"{count(len(cells) - len(within), 'cell')} left out, which cannot be: {' '.join(sorted(named))}")
+            cells = within
+        return cells
+
+
+def product(overrides: Sequence[Override]) -> Cells:
+    """Every combination of the values of all keys; of a key that is there twice, the last values."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    def place(override: Override) -> int:
+        key = override.get_key_element()
+        return OUTERMOST.index(key) if key in OUTERMOST else len(OUTERMOST)
+
+    (cells,) = BasicSweeper.split_arguments(sorted(overrides, key=place), None)
+    return cells
