@@ -61,9 +61,12 @@ def test_settings_are_ranked_with_the_same_figures(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("name", [path.stem.removeprefix("table_") for path in sorted(EXPECTED.glob("table_*.csv"))])
 def test_tables_have_the_same_figures(name: str, capsys: pytest.CaptureFixture[str]):
+    """What was measured; experiments have more axes, and leave out cells that cannot be, since then."""
     assert main(["table", name, RUNS, "--all", "--format", "csv"]) == 0
-    printed = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert printed == list(csv.DictReader((EXPECTED / f"table_{name}.csv").read_text().splitlines()))
+    texts = capsys.readouterr().out, (EXPECTED / f"table_{name}.csv").read_text()
+    tables = [list(csv.DictReader(text.splitlines())) for text in texts]
+    measured, like = [[row for row in table if row["status"] != "not measured"] for table in tables]
+    assert [{key: row[key] for key in like[0]} for row in measured] == like
 
 
 def test_claims_have_the_same_figures(tmp_path: Path):

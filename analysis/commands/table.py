@@ -1,9 +1,10 @@
 """`table`: a table or figure of the papers from your own runs, beside the papers' figures.
 
 For each cell: the means over its runs that ended ok (of peak memory the highest), ± half of their 95 % interval, in
-which is how all repeated runs of the machine differ; and two ratios of the main figure, as in the papers' efficiency
-columns: the time on one GPU / the time, and the time of the base (fp64, no pinned memory ...) / the time. For bytes it
-is how many times the base's.
+which is how all repeated runs of the machine differ; and speed-ups, which the papers' tables call efficiency: the time
+on one GPU / the time, and the time of the base (fp64, no pinned memory ...) / the time, or the share of the base's time
+that is saved. For bytes it is how many times the base's. Beside each column stands what the papers print of the same
+setting; what to know of it, misprints too, is below.
 """
 
 import re
@@ -14,8 +15,8 @@ from typing import Any
 
 from analysis import formatting
 from analysis.commands import profile_table
-from analysis.papers import printed
-from analysis.papers.experiments import Experiment, Panel
+from analysis.papers import printed, same_setting
+from analysis.papers.experiments import EFFICIENCY, Experiment, Panel
 from analysis.papers.printed import PrintedFigure
 from analysis.runs import grouping
 from analysis.runs.caveats import legend
@@ -27,10 +28,9 @@ from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.text_table import clean
 
 UNMEASURED = "not measured"
-TOLERANCE = 0.2  # points by which a printed percentage may be off what the printed times give
 BOUNDS = ("_low", "_high")  # of a figure's interval, in CSV
-AGAINST_ONE = "x 1 GPU"
-ROUNDED = "paper rounded"  # whether the paper's figure was worked out from a rounded one
+AGAINST_ONE, SAVED = "x 1 GPU", "saved"
+PAPER = "paper"  # above printed figures; in CSV with the name of their column
 SHARED = ("dataset", "image_size", "epochs", "model", "precision", "strategy", "loader", "layout", "method", "template")
 
 
@@ -50,20 +50,32 @@ class Table:
     notes: list[str]
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A column that compares the cells with another: speed-ups, shares of the time that are saved, parallel
+    efficiencies, and how many times the bytes.
+
+    base: the other cell. printed: the papers' measure of it, in percent; None where they have none.
+    """
+
+    measure: str
+    base: Cell
+    printed: str | None = None
+
+
 def tables(experiment: Experiment, panels: Sequence[Panel]) -> list[Table]:
     return [(_of_profiles if experiment.view.of_profiles else _of_measures)(panel) for panel in panels]
 
 
 def _of_measures(panel: Panel) -> Table:
-    experiment = panel.experiment
-    main = experiment.view.measures[0]
-    known = printed.figures(experiment.name, main)
-    rows = [_row(panel, cell, known) for cell in sorted([*panel.cells, *panel.missing], key=lambda c: _order(panel, c))]
-    filled = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    headings = [name for name in filled if not name.endswith(BOUNDS) and name != ROUNDED]
-    texts = [[_text(name, row) for name in headings] for row in rows]
-    notes = _notes(panel, rows, known)
-    return Table(_title(panel), headings, texts, rows, notes)
+    papers = _printed(panel)
+    cells = sorted([*panel.cells, *panel.missing], key=lambda cell: _order(panel, cell))
+    rows = [_row(panel, cell, papers) for cell in cells]
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows) and not name.endswith(BOUNDS)]
+    headings = [PAPER if name.startswith(f"{PAPER} ") else name for name in names]
+    texts = [[_text(name, row) for name in names] for row in rows]
+    figures = [figure for by_cell in papers.values() for figure in by_cell.values()]
+    return Table(_title(panel), headings, texts, rows, _notes(panel, rows, figures))
 
 
 def _of_profiles(panel: Panel) -> Table:
@@ -101,7 +113,15 @@ def _order(panel: Panel, cell: Cell) -> list[tuple[int, float, str]]:
     return keys
 
 
-def _row(panel: Panel, cell: Cell, known: Sequence[PrintedFigure]) -> dict[str, Any]:
+def _printed(panel: Panel) -> dict[str, dict[Cell, PrintedFigure]]:
+    """By the name of the column that they stand beside, the figures that the papers print for the cells."""
+    compared = _comparisons(panel, next(iter(panel.cells)))
+    measures = {measure: measure for measure in panel.experiment.view.measures}
+    measures |= {name: comparison.printed for name, comparison in compared.items() if comparison.printed}
+    return {name: same_setting.beside(panel, measure) for name, measure in measures.items()}
+
+
+def _row(panel: Panel, cell: Cell, papers: Mapping[str, Mapping[Cell, PrintedFigure]]) -> dict[str, Any]:
     runs = panel.cells.get(cell, [])
     ok = _ok(runs)
     statuses = Counter(run["status"] for run in runs)
@@ -110,16 +130,16 @@ def _row(panel: Panel, cell: Cell, known: Sequence[PrintedFigure]) -> dict[str, 
     row["status"] = (counts if len(statuses) > 1 else next(iter(statuses))) if runs else UNMEASURED
     row["runs"] = len(ok) if any(len(group) > 1 for group in panel.cells.values()) else None
     for measure in panel.experiment.view.measures:
-        interval = panel.repeated.figure(ok, measure)
-        row[measure] = interval and interval.estimate
-        row[f"{measure}_low"], row[f"{measure}_high"] = (interval.low, interval.high) if interval else (None, None)
-    references = _references(panel, cell)
-    row |= {heading: _ratio(panel, measure, cell, base) for heading, (measure, base) in references.items()}
-    own = printed.at(known, dict(cell))
-    row |= {f"paper {panel.experiment.view.measures[0]}": own and own.value, ROUNDED: own and not own.exact}
-    for heading, (_, base) in references.items():
-        other = printed.at(known, dict(base))
-        row[f"paper {heading}"] = other.value / own.value if own and other else None
+        if measure != EFFICIENCY:
+            interval = panel.repeated.figure(ok, measure)
+            row[measure] = interval and interval.estimate
+            row[f"{measure}_low"], row[f"{measure}_high"] = (interval.low, interval.high) if interval else (None, None)
+            figure = papers[measure].get(cell)
+            row[f"{PAPER} {measure}"] = figure and figure.value
+    for name, comparison in _comparisons(panel, cell).items():
+        row[name] = _compared(panel, name, comparison, cell)
+        figure = papers.get(name, {}).get(cell)
+        row[f"{PAPER} {name}"] = figure and figure.value / 100
     main = panel.experiment.view.measures[0]
     ideal = grouping.ranks(ok[0]) if ok and main != "step_s" else 1  # an iteration on n GPUs takes n times the rows
     doubtful = (row.get(AGAINST_ONE) or 0.0) > formulas.DOUBTFUL_EFFICIENCY * ideal
@@ -131,9 +151,9 @@ def _ok(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run["status"] == "ok"]
 
 
-def _references(panel: Panel, cell: Cell) -> dict[str, tuple[str, Cell]]:
-    """By the heading of each ratio, its measure and the cell that it compares with."""
-    view, references = panel.experiment.view, {}
+def _comparisons(panel: Panel, cell: Cell) -> dict[str, Comparison]:
+    """By name, the columns that compare a cell with others."""
+    view, compared = panel.experiment.view, {}
     main = view.measures[0]
 
     def with_values(**values: Any) -> Cell:
@@ -141,7 +161,9 @@ def _references(panel: Panel, cell: Cell) -> dict[str, tuple[str, Cell]]:
 
     on_one_node = "nodes" in dict(cell) or (panel.runs[0]["nodes"] or 1) == 1
     if "gpus" in dict(cell) and main.endswith("_s") and on_one_node:
-        references[AGAINST_ONE] = (main, with_values(gpus=1, nodes=1))
+        compared[AGAINST_ONE] = Comparison(main, with_values(gpus=1, nodes=1), printed.SPEEDUP_1GPU)
+        if EFFICIENCY in view.measures:
+            compared[EFFICIENCY] = Comparison(main, with_values(gpus=1, nodes=1))
     if view.base is not None:
         values = view.base_values
         name = "x " + " ".join(
@@ -151,29 +173,38 @@ def _references(panel: Panel, cell: Cell) -> dict[str, tuple[str, Cell]]:
         base = with_values(**values)
         volumes = [measure for measure in view.measures if measure.endswith("_bytes")]
         if len(volumes) > 1:
-            references |= {f"{measure.removesuffix('_bytes')} {name}": (measure, base) for measure in volumes}
+            compared |= {f"{measure.removesuffix('_bytes')} {name}": Comparison(measure, base) for measure in volumes}
+        elif view.saved:
+            compared[SAVED] = Comparison(main, base, printed.SAVED)
         else:
-            references[name] = (main, base)
-    return references
+            compared[name] = Comparison(main, base, printed.SPEEDUP)
+    return compared
 
 
-def _ratio(panel: Panel, measure: str, cell: Cell, base: Cell) -> float | None:
-    """How many times as fast as the base; of what is no time, how many times as much."""
-    own, reference = (of_setting(_ok(panel.cells.get(side, [])), measure) for side in (cell, base))
-    if not own or not reference:
+def _compared(panel: Panel, name: str, comparison: Comparison, cell: Cell) -> float | None:
+    """How many times as fast as the base, or as a share what is saved or reached of the ideal; of what is no time, how
+    many times as much."""
+    ok, others = (_ok(panel.cells.get(side, [])) for side in (cell, comparison.base))
+    own, base = (of_setting(runs, comparison.measure) for runs in (ok, others))
+    if not own or not base:
         return None
-    return reference / own if measure.endswith("_s") and not measure.endswith("_per_s") else own / reference
+    if name == SAVED:
+        return 1 - own / base
+    if name == EFFICIENCY:
+        return base / own / grouping.ranks(ok[0])
+    is_time = comparison.measure.endswith("_s") and not comparison.measure.endswith("_per_s")
+    return base / own if is_time else own / base
 
 
 def _text(name: str, row: Mapping[str, Any]) -> str:
-    value = row[name]
+    value, of = row[name], name.removeprefix(f"{PAPER} ")
     if value is None:
         return "-"
-    if re.match(r"(\w+ )?x ", name):
+    if of in (SAVED, EFFICIENCY):
+        return f"{value:.2%}"
+    if re.match(r"(\w+ )?x ", of):
         return f"{value:.2f}"
-    if name.startswith("paper ") and row[ROUNDED]:
-        return f"~{value:,.0f}"
-    text = formatting.value(name, value)
+    text = formatting.value(of, value)
     low, high = (row.get(f"{name}{bound}") for bound in BOUNDS)
     if low is None or high is None or low == high:
         return text
@@ -181,7 +212,7 @@ def _text(name: str, row: Mapping[str, Any]) -> str:
     return f"{text} ± {100 * half:.2f}" if name.endswith("accuracy") else f"{text} ± {formatting.value(name, half)}"
 
 
-def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], known: Sequence[PrintedFigure]) -> list[str]:
+def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[PrintedFigure]) -> list[str]:
     runs, experiment = panel.runs, panel.experiment
     notes = [_setting(panel)]
     if any(row["runs"] is not None for row in rows):
@@ -196,32 +227,13 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], known: Sequence[Prin
         notes.append(f"{len(panel.missing)} cells are not measured: {experiment.command}")
     if any(run["scale"] == "smoke" for run in runs):
         notes.append("scale=smoke: these figures show that the sweep works, not what the papers measured")
-    if known:
-        sources = dict.fromkeys(figure.source for figure in known)
-        notes.append(f"paper: {', '.join(sources)}, on {known[0].hardware}")
-    if any(not figure.exact for figure in known):
-        widest = max((figure.high - figure.low) / figure.low for figure in known)
-        notes.append(f"~: worked out from a rounded figure of the paper, up to {widest / 2:.1%} off")
-    notes += _misprints(experiment)
+    notes += same_setting.notes(panel, papers)
     for run in runs:
         if run["status"] not in ("ok", "oom"):
             cell = tuple((key, run[key]) for key in experiment.swept)
             cause = clean(str(run["cause"] or "no cause recorded"))
             notes.append(f"{grouping.label(cell, experiment.swept)}: {run['status']}: {cause}")
     return [*notes, *legend(run["marks"] for run in runs)]
-
-
-def _misprints(experiment: Experiment) -> list[str]:
-    """Printed percentages that the paper's own times do not give."""
-    view = experiment.view
-    if view.base is None:
-        return []
-    return [
-        f"the paper prints {gain.value:g} % faster for {grouping.label(tuple(gain.cell.items()), gain.cell)}; "
-        f"its times give {least:.1f} to {most:.1f} %"
-        for gain, least, most in printed.gains(experiment.name, view.measures[0], view.base_values)
-        if not least - TOLERANCE <= gain.value <= most + TOLERANCE
-    ]
 
 
 def _setting(panel: Panel) -> str:

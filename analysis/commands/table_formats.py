@@ -1,5 +1,6 @@
 """The formats of `table`: text for a terminal, Markdown, CSV and LaTeX."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 
 from analysis.commands.table import Table
@@ -8,8 +9,10 @@ from multicard.records.text_table import escape_latex, escape_markdown
 
 
 def _text(table: Table) -> str:
-    lines = text_table.text(table.headings, table.texts, text_table.terminal_width())
-    return "\n".join([table.title, "", *lines, "", *table.notes])
+    width = text_table.terminal_width()
+    lines = text_table.text(table.headings, table.texts, width)
+    notes = [textwrap.fill(note, width, subsequent_indent="  ") for note in table.notes] if width else table.notes
+    return "\n".join([table.title, "", *lines, "", *notes])
 
 
 def _markdown(table: Table) -> str:

@@ -28,15 +28,18 @@ ENTRIES = {"vision": "train_vision.py", "llm": "tune_llm.py"}
 # scale=smoke) may differ, which the titles of the panels then say
 DEFINING = ("strategy", "loader", "layout", "method")
 
+EFFICIENCY = "efficiency"  # the speed-up over one GPU / GPUs
+
 
 class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a table or figure is laid out: `hydra.sweeper.view` of an experiment's file.
 
     subject: the swept column that it is about; a panel has several values of it.
     x: the swept column along the horizontal axis; each combination of the others is a series.
-    measures: the columns (of `python -m analysis list --csv`) to show, the main one first. None for `calls` and
-        `shares`, which show the metrics of profiles; `curves` shows epochs.
+    measures: the columns (of `python -m analysis list --csv`) to show, the main one first, and EFFICIENCY. None for
+        `calls` and `shares`, which show the metrics of profiles; `curves` shows epochs.
     base: the value of `subject` that the others are compared with; by column, where it has a value in several.
+    saved: the share of the base's time that a cell saves is shown instead of its speed-up.
     form: `lines`, `bars`, `curves` over epochs, `calls` (times of CUDA calls, copies and collectives) or `shares` (of
         the host's time in CUDA calls).
     """
@@ -46,6 +49,7 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measures: tuple[str, ...] = ()
     form: Literal["lines", "bars", "curves", "calls", "shares"] = "lines"
     base: Any = None
+    saved: bool = False
 
     @property
     def of_profiles(self) -> bool:

@@ -1,40 +1,59 @@
-"""The numbers that the papers print, as far as they are known: a row of `figures.csv` each.
+"""The figures that the papers print: a row of `figures.csv` each, and what to know of them, in `notes.yaml`.
 
-Its column `how` says whether a figure is printed or worked out of a printed one, whose rounding leaves it between `low`
-and `high`. Figures that can only be read off a plot are left out, and so are those that were not available: most of
-Tables 2 and 3, and Table 5. Another row is all it takes to show a figure beside yours.
+Values that are only plotted are not known, and not there.
 """
 
 import csv
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from analysis import formatting
 from analysis.papers.experiments import typed_value
 
 FILE = Path(__file__).with_name("figures.csv")
+NOTES = Path(__file__).with_name("notes.yaml")
 HARDWARE = "NVIDIA H100"  # of both papers
-GAIN = "gain_percent"  # a measure: how much faster than the base, which the paper worked out of its own times
+# Measures that compare two cells, in percent: the time on 1 GPU, or of the base, / the time; that less 100; and the
+# share of the base's time that is saved
+SPEEDUP_1GPU, SPEEDUP, GAIN, SAVED = "speedup_1gpu_percent", "speedup_base_percent", "gain_percent", "saved_percent"
+METRIC = "metric:"  # begins a measure of profiles, before the metric's name
+DATASETS = "table4"  # Table 4, the sizes of the data sets, which nothing measures
 
 
 @dataclass(frozen=True)
 class PrintedFigure:
     """A figure of a paper.
 
+    paper, where: as a reader would look it up; `both papers` where they agree.
+    experiment: a file of conf/experiment, or DATASETS.
     cell: swept columns to the values that it is for, as far as it names them.
-    measure: a column of the records, or GAIN.
-    low, high: equal where it is one number; else a printed range, or what rounding leaves open.
+    measure: a column of the records, a comparison (GAIN ...), METRIC and a name, or a fact with its unit at the end.
+    low, high: equal where it is one number, else a printed range.
+    how: `printed`; `derived`, a printed ratio less 100; `secondhand`, not of the papers but of a summary by others.
+    note: a code of `notes.yaml`, or empty.
     """
 
+    paper: str
+    where: str
     experiment: str
     cell: dict[str, Any]
     measure: str
     low: float
     high: float
-    source: str
+    how: str
+    unit: str
+    note: str = ""
     hardware: str = HARDWARE
+
+    @property
+    def source(self) -> str:
+        return f"{self.where} of {self.paper}"
 
     @property
     def value(self) -> float:
@@ -44,42 +63,92 @@ class PrintedFigure:
     def exact(self) -> bool:
         return self.low == self.high
 
+    @property
+    def text(self) -> str:
+        """Its value, with its unit and the cell."""
+        factor, unit = (100, "%") if self.unit == "share" else (1, self.unit)
+        ends = [f"{factor * end:,.10g}" for end in dict.fromkeys((self.low, self.high))]
+        cell = " ".join(f"{key}={formatting.value('', value)}" for key, value in self.cell.items())
+        unit = "" if unit in self.measure.split("_") else f" {unit}"
+        return f"{' to '.join(ends)}{unit}" + f" ({cell})" * bool(cell)
+
+    @property
+    def name(self) -> str:
+        """The measure in words, without its unit."""
+        measure = self.measure.removeprefix(METRIC).replace("_percent", "")
+        return re.sub(f"_{re.escape(self.unit.lower())}$", "", measure).replace("_", " ")
+
+
+class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a reader must know: of figures with its code, and below each experiment that it is `under`."""
+
+    under: list[str]
+    says: str
+    misprint: bool = False
+
+    @property
+    def text(self) -> str:
+        return f"misprint: {self.says}" if self.misprint else self.says
+
 
 def figures(experiment: str, measure: str | None = None) -> list[PrintedFigure]:
-    """The printed figures of an experiment, all or of one measure."""
-    return [figure for figure in _all() if figure.experiment == experiment and measure in (None, figure.measure)]
+    """What the papers print for an experiment, all or of one measure; not what others say of them."""
+    return [
+        figure
+        for figure in everything()
+        if figure.experiment == experiment and measure in (None, figure.measure) and figure.how != "secondhand"
+    ]
+
+
+def elsewhere(experiment: str, shown: Iterable[PrintedFigure]) -> list[str]:
+    """Lines with what is printed for an experiment outside of the tables' cells that are shown, a line a source;
+    what others say of the papers is said to be theirs."""
+    whole = {figure.measure for figure in shown}  # measures with a column
+    rest = [
+        figure
+        for figure in everything()
+        if figure.experiment == experiment
+        and figure.how != "derived"
+        and not (figure.measure in whole and figure.exact)
+    ]
+    by_source: dict[str, dict[str, list[str]]] = {}
+    for figure in rest:
+        start = "not the paper, but" if figure.how == "secondhand" else "paper:"
+        by_source.setdefault(f"{start} {figure.source}", {}).setdefault(figure.name, []).append(figure.text)
+    return [
+        f"{source}: {'; '.join(f'{name} ' + ', '.join(texts) for name, texts in measures.items())}"
+        for source, measures in by_source.items()
+    ]
 
 
 def at(candidates: Iterable[PrintedFigure], cell: Mapping[str, Any]) -> PrintedFigure | None:
-    """The figure for exactly this cell."""
-    return next((figure for figure in candidates if figure.cell == dict(cell)), None)
-
-
-def gains(experiment: str, measure: str, base: Mapping[str, Any]) -> list[tuple[PrintedFigure, float, float]]:
-    """Each printed gain with the least and the most that the paper's own times give for it, in percent.
-
-    Gains whose times are not known are left out.
-    """
-    known = figures(experiment, measure)
-    checked = []
-    for gain in figures(experiment, GAIN):
-        own, other = at(known, gain.cell), at(known, gain.cell | {**base})
-        if own is not None and other is not None:
-            checked.append((gain, 100 * (other.low / own.high - 1), 100 * (other.high / own.low - 1)))
-    return checked
+    """The figure for exactly this cell, where it is a single number."""
+    return next((figure for figure in candidates if figure.cell == dict(cell) and figure.exact), None)
 
 
 @cache
-def _all() -> tuple[PrintedFigure, ...]:
+def everything() -> tuple[PrintedFigure, ...]:
+    """All rows of the file."""
     with FILE.open(newline="") as lines:
         return tuple(
             PrintedFigure(
-                experiment=row["experiment"],
+                **{key: row[key] for key in ("paper", "where", "experiment", "measure", "how", "unit", "note")},
                 cell={key: typed_value(text) for key, text in (word.split("=") for word in row["cell"].split())},
-                measure=row["measure"],
                 low=float(row["low"]),
                 high=float(row["high"] or row["low"]),
-                source=f"{row['paper']}, {row['where']}",
             )
             for row in csv.DictReader(lines)
         )
+
+
+@cache
+def notes() -> dict[str, Note]:
+    """By code, the misprints last."""
+    content = msgspec.yaml.decode(NOTES.read_bytes(), type=dict[str, dict[str, Note]])
+    misprints = {code: msgspec.structs.replace(note, misprint=True) for code, note in content["misprints"].items()}
+    return content["notes"] | misprints
+
+
+def footnotes(experiment: str) -> list[str]:
+    """What to know of the figures printed for an experiment, misprints and contradictions last."""
+    return [note.text for note in notes().values() if experiment in note.under]

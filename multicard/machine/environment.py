@@ -25,7 +25,9 @@ PACKAGES = (
     "numpy",
     "pyarrow",
     "wandb",
+    "nvidia-cuda-runtime",
     "nvidia-cudnn-cu13",
+    "nvidia-dali-cuda130",
     "nvidia-nccl-cu13",
 )
 

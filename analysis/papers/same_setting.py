@@ -1,0 +1,196 @@
+"""What the same setting is: which printed figures may stand beside which runs, by `settings.yaml`.
+
+A run has a printed figure's setting where it agrees in every key that the papers print for the table or figure, in what
+the experiment chose where they print nothing, and in the figure's cell. Machine and versions never agree; they are
+named beside each comparison (`versions`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from analysis.papers import experiments, printed
+from analysis.papers.experiments import Experiment, Panel
+from analysis.papers.printed import PrintedFigure
+from analysis.runs import grouping
+from analysis.runs.grouping import Cell
+from multicard.records.text_table import clean
+
+FILE = Path(__file__).with_name("settings.yaml")
+VERSIONS = {"vision": ["torchvision"], "llm": ["torchtune"]}  # that matter beside torch's and CUDA's
+PACKAGES = {"CUDA": "nvidia-cuda-runtime", "DALI": "nvidia-dali-cuda130"}  # where they are called otherwise
+
+
+class Instead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an experiment has otherwise than printed, and whether its figures may be compared all the same."""
+
+    value: Any
+    why: str
+    comparable: bool = False
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Columns and their values; a list is an axis."""
+
+    printed: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
+    instead: dict[str, Instead] = {}
+
+    @property
+    def all(self) -> dict[str, Any]:
+        return self.chosen | self.printed
+
+
+class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    hardware: str
+    versions: dict[str, str]
+    extract: dict[str, Any]
+    kinds: dict[str, Settings]
+    experiments: dict[str, Settings]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A column in which runs are not as the papers': their values, and the papers' (or the experiment's own choice)."""
+
+    column: str
+    values: tuple[Any, ...]
+    wanted: Any
+    is_printed: bool
+    why: str
+
+    @property
+    def text(self) -> str:
+        values = " or ".join(map(grouping.typed, self.values))
+        theirs = f"{'papers' if self.is_printed else 'experiment'}: {grouping.typed(self.wanted)}"
+        return f"{self.column}={values} ({theirs}{'; ' * bool(self.why)}{self.why})"
+
+
+def settings(experiment: Experiment) -> Settings:
+    """Those of an experiment, with those of its kind."""
+    content = _content()
+    kind, own = content.kinds[experiment.kind], content.experiments.get(experiment.name, Settings())
+    return Settings(kind.printed | own.printed, kind.chosen | own.chosen, kind.instead | own.instead)
+
+
+def differences(panel: Panel) -> list[Difference]:
+    """In what a panel's runs are not of the papers' setting; empty where printed figures may stand beside them."""
+    known = settings(panel.experiment)
+    apart = []
+    for column, wanted in known.all.items():
+        if column in panel.experiment.swept or isinstance(wanted, list):
+            continue
+        values = {run[column] for run in panel.runs}
+        instead = known.instead.get(column)
+        if values != {wanted} and not (instead and instead.comparable and values == {instead.value}):
+            why = instead.why if instead and values == {instead.value} else ""
+            apart.append(Difference(column, tuple(sorted(values, key=str)), wanted, column in known.printed, why))
+    return apart
+
+
+def beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
+    """The printed figure of each cell, measured or not, that has the same setting.
+
+    It may be of another table: Table 5 has some iteration times of Fig. 10. Where that table's own setting is not
+    printed in what the panel's experiment sweeps (the image size), its figures are not taken.
+    """
+    own, *others = [panel.experiment.name, *(name for name in _content().experiments if name != panel.experiment.name)]
+    figures = [] if differences(panel) else printed.figures(own, measure)
+    cells = [*panel.cells, *panel.missing]
+    matched = {cell: figure for cell in cells if (figure := printed.at(figures, dict(cell)))}
+    for name in others if measure not in (printed.SPEEDUP, printed.SAVED) else ():  # whose base is its experiment's
+        candidates = [figure for figure in printed.figures(name, measure) if figure.exact]
+        for cell in cells if candidates else ():
+            if cell not in matched and (figure := _borrowed(panel, cell, experiments.load(name), candidates)):
+                matched[cell] = figure
+    return matched
+
+
+def _borrowed(panel: Panel, cell: Cell, other: Experiment, candidates: Sequence[PrintedFigure]) -> PrintedFigure | None:
+    """The figure of another experiment for a cell of this panel."""
+    known, swept = settings(other), dict(cell)
+    if other.kind != panel.experiment.kind or known.chosen.keys() & swept.keys():
+        return None
+    runs = panel.cells.get(cell) or panel.runs
+
+    def agrees(column: str, wanted: Any) -> bool:
+        values = {swept[column]} if column in swept else {run[column] for run in runs}
+        return values == {wanted} or (cell not in panel.cells and len(values) > 1)  # what a swept group brings with it
+
+    axes = {column for column, wanted in known.all.items() if isinstance(wanted, list)}
+    if not all(agrees(column, wanted) for column, wanted in known.all.items() if column not in axes):
+        return None
+    return next(
+        (
+            figure
+            for figure in candidates
+            if axes <= figure.cell.keys() and all(agrees(column, value) for column, value in figure.cell.items())
+        ),
+        None,
+    )
+
+
+def notes(panel: Panel, shown: Sequence[PrintedFigure]) -> list[str]:
+    """Lines below a panel's table: where the figures `shown` are from, what else is printed, what is not as printed,
+    misprints, machines and versions; or what keeps printed figures from standing beside these.
+
+    None for what was shrunk, which is marked.
+    """
+    if any(run["smoke"] for run in panel.runs):
+        return []
+    name = panel.experiment.name
+    apart, known = differences(panel), printed.figures(name)
+    sources = ", ".join(dict.fromkeys(figure.source for figure in shown))
+    lines = [f"paper: {sources}"] if shown else []
+    lines += [versions(panel)] if shown or not apart else []
+    if apart and known:
+        reasons = ", ".join(difference.text for difference in apart)
+        lines.append(f"the papers' {'other ' * bool(shown)}figures are of another setting: {reasons}")
+    elif not apart:
+        lines += [*_not_printed(panel), *_not_as_printed(panel)]
+        lines += [*printed.elsewhere(name, shown), *printed.footnotes(name)]
+    return lines
+
+
+def _not_as_printed(panel: Panel) -> list[str]:
+    """A line for each setting that the experiment has otherwise than printed, where the runs have it so."""
+    return [
+        f"not as printed: {column}={grouping.typed(instead.value)}: {instead.why}"
+        for column, instead in settings(panel.experiment).instead.items()
+        if column not in panel.experiment.swept and {run[column] for run in panel.runs} == {instead.value}
+    ]
+
+
+def _not_printed(panel: Panel) -> list[str]:
+    """A line with the settings that the papers do not print, as the experiment has them."""
+    chosen = settings(panel.experiment).chosen
+    fixed = {column: value for column, value in chosen.items() if not isinstance(value, list)}
+    words = " ".join(f"{column}={grouping.typed(value)}" for column, value in fixed.items())
+    return [f"not printed, taken so: {words}"] if words else []
+
+
+def versions(panel: Panel) -> str:
+    """The papers' hardware and versions against those of a panel's runs, for what the panel used."""
+    content, names = _content(), ["torch", *VERSIONS[panel.experiment.kind], "CUDA"]
+    if any(run["loader"] == "dali" for run in panel.runs):
+        names.insert(-1, "DALI")
+    theirs = ", ".join(f"{name} {content.versions[name]}" for name in names)
+    environments = [next(iter(runs)).environment().get("packages") or {} for runs in panel.cells.values()]
+    ours = ", ".join(f"{name} {_installed(environments, name)}" for name in names)
+    machines = " or ".join(dict.fromkeys(clean(str(run["hardware"])) for run in panel.runs))
+    return f"papers: {theirs}; {content.hardware}. Here: {ours}; {machines}"
+
+
+def _installed(environments: Sequence[Mapping[str, Any]], name: str) -> str:
+    """The versions of a package that the environments have; "?" where none was recorded."""
+    versions = {packages.get(PACKAGES.get(name, name)) for packages in environments}
+    return " or ".join(sorted(map(str, versions - {None}))) or "?"
+
+
+@cache
+def _content() -> _Content:
+    return msgspec.yaml.decode(FILE.read_bytes(), type=_Content)
