@@ -14,8 +14,8 @@ from multicard.llm.data import tokenizer as tokens
 from multicard.llm.data.templates import TEMPLATES, examples
 from tests.conftest import shared, typed_llm
 
-# Tokens of the 500-row extracts of 2505.22905 under the Llama 3 tokenizer
-PAPER = {"instruct": 59_330, "summarize": 83_544, "grammar": 28_683}
+# Tokens and bytes of the 500-row extracts of 2505.22905, section 5.4.3
+PAPER = {"instruct": (59_330, 374_000), "summarize": (83_544, 341_000), "grammar": (28_683, 135_000)}
 
 
 def lengths(config: Any, folder: Path) -> np.ndarray:
@@ -33,14 +33,25 @@ def lengths(config: Any, folder: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_synthetic_rows_are_as_long_as_the_papers(template: str, seed: int, tmp_path: Path):
-    path = shared("tokenizer") / "tokenizer.model"
+def test_synthetic_rows_have_the_papers_tokens_and_bytes(template: str, seed: int, tmp_path: Path):
+    tokens, size = PAPER[template]
     words = [f"template={template}", f"seed={seed}"]
-    real = lengths(typed_llm(*words, "tokenizer=llama3", f"tokenizer.path={path}"), tmp_path / "real")
-    assert real.sum() == pytest.approx(PAPER[template], rel=0.05)
-    assert np.percentile(real, 95) > 1.6 * np.percentile(real, 5)  # spread as real rows are
     own = lengths(typed_llm(*words), tmp_path / "own")
-    assert own.sum() == pytest.approx(PAPER[template], rel=0.1)
+    assert own.sum() == pytest.approx(tokens, rel=0.01)
+    assert np.percentile(own, 95) > 1.6 * np.percentile(own, 5)  # spread as real rows are
+    assert (tmp_path / "own" / "inputs" / "rows.jsonl").stat().st_size == pytest.approx(size, rel=0.05)
+    path = shared("tokenizer") / "tokenizer.model"
+    real = lengths(typed_llm(*words, "tokenizer=llama3", f"tokenizer.path={path}"), tmp_path / "real")
+    assert real.sum() == pytest.approx(tokens, rel=0.01)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_synthetic_rows_are_dealt_evenly(template: str):
+    """Seeds differ in words, not in amount, which is what makes 500 rows of any seed as long as the paper's."""
+    sizes = {seed: [len(row.prompt.split()) for row in examples(template, 500, seed)] for seed in range(4)}
+    totals = [sum(lengths) for lengths in sizes.values()]
+    assert max(totals) < 1.01 * min(totals)
+    assert sizes[0][:20] != sizes[1][:20]
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -63,7 +74,7 @@ def test_synthetic_answers_follow_from_their_prompts():
     for row in adding:
         numbers = [int(word.rstrip(",")) for word in row.prompt.split() if word.rstrip(",").isdigit()]
         assert row.right.endswith(f"The sum is {sum(numbers)}.")
-    assert len(adding) > 30
+    assert len(adding) == 30  # 2 of each 20
     assert {bool(row.columns["input"]) for row in examples("instruct", 50, 0)} == {True, False}
 
 

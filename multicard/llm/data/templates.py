@@ -1,7 +1,7 @@
 """The prompt templates: the columns that each reads, and the text that torchtune puts around a prompt."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 
 from multicard.config.keys import require
@@ -19,7 +19,7 @@ class Template:
         around: the text that torchtune puts around a prompt, for the embedded tokenizer to be trained on.
         prompt_template: torchtune's `prompt_template` for rows with one answer; None where the builder has its own.
         pair_template: the same for pairs, whose builder has none.
-        generate: makes a synthetic row.
+        deck: the kinds of synthetic rows.
     """
 
     builder: str
@@ -27,7 +27,7 @@ class Template:
     around: tuple[str, ...]
     prompt_template: str | None
     pair_template: str | dict[str, list[str]]
-    generate: Callable[[Random], synthetic.Example]
+    deck: tuple[synthetic.Row, ...]
 
 
 # torchtune has Alpaca's template inside its data set alone: for pairs it is written as a prompt's beginning and end
@@ -51,7 +51,7 @@ TEMPLATES: dict[str, Template] = {
         ),
         prompt_template=None,
         pair_template={"user": INSTRUCT_PAIRS},
-        generate=synthetic.instruct,
+        deck=synthetic.INSTRUCT,
     ),
     "grammar": Template(
         builder="grammar_dataset",
@@ -59,7 +59,7 @@ TEMPLATES: dict[str, Template] = {
         around=("Correct this to standard English: ", "\n---\nCorrected: "),
         prompt_template=GRAMMAR,
         pair_template=GRAMMAR,
-        generate=synthetic.grammar,
+        deck=synthetic.GRAMMAR,
     ),
     "summarize": Template(
         builder="samsum_dataset",
@@ -67,7 +67,7 @@ TEMPLATES: dict[str, Template] = {
         around=("Summarize this dialogue:\n", "\n---\nSummary:\n"),
         prompt_template=SUMMARIZE,
         pair_template=SUMMARIZE,
-        generate=synthetic.summarize,
+        deck=synthetic.SUMMARIZE,
     ),
 }
 
@@ -94,5 +94,4 @@ def check(config: LlmConfig) -> None:
 
 def examples(name: str, count: int, seed: int) -> list[synthetic.Example]:
     """`count` synthetic rows for a template."""
-    random = Random(f"{name} {seed}")
-    return [TEMPLATES[name].generate(random) for _ in range(count)]
+    return list(islice(synthetic.deal(TEMPLATES[name].deck, Random(f"{name} {seed}")), count))
