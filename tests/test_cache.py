@@ -11,11 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from multicard.config.placement import Placement
 from multicard.config.vision import ImagesConfig
+from multicard.measure import memory
 from multicard.records import run_folder
+from multicard.vision import workload
 from multicard.vision.data import datasets, decoded_cache, decoding
+from multicard.vision.data.batch import Source
+from multicard.vision.data.loaders import LOADERS
+from multicard.vision.data.samplers import Strided
 from multicard.vision.data.splits import Data
 from tests.conftest import PATIENCE_S, ROOT, awaited, composed, typed
 
@@ -266,3 +273,74 @@ def test_without_a_cache_paths_are_given(photographs: Path):
     data = datasets.load(images(photographs, "dataset.cache=none"), 0)
     assert data.train.images == sorted((photographs / "train").rglob("*.png"))
     assert not (photographs / ".multicard").exists()
+
+
+def test_each_process_may_hold_a_copy_of_its_own_as_tensors(photographs: Path):
+    copied, mapped = (datasets.load(images(photographs, f"dataset.cache={mode}"), 0) for mode in ("process", "mmap"))
+    pixels = copied.train.images
+    assert isinstance(pixels, np.ndarray) and not isinstance(pixels, np.memmap) and pixels.dtype == np.float32
+    assert pixels.transpose(0, 3, 1, 2).flags.c_contiguous  # by channels, as ToTensor has them
+    assert copied.facts["process_bytes"] == 2 * COUNT * 3 * 32 * 32 * 4 and copied.facts["read_s"] > 0
+    assert copied.train.labels.tolist() == mapped.train.labels.tolist()
+    words = ("dataset=images", f"dataset.root={photographs}", "dataset.image_size=32", "batch_size=4")
+    for augment in ("false", "true"):
+        expected, mine = (
+            loaded(content, *words, f"dataset.augment={augment}", f"dataset.cache={mode}")
+            for mode, content in (("mmap", mapped), ("process", copied))
+        )
+        for a, b in zip(expected, mine, strict=True):
+            # a window is enlarged from floats, not from whole levels: at most half a level, by the smallest deviation
+            assert torch.allclose(a, b, rtol=0, atol=0 if augment == "false" else 0.51 / 255 / 0.224)
+
+
+def loaded(content: Data, *words: str) -> list[torch.Tensor]:
+    """The images of an epoch in order, by `loader=torch`."""
+    sampler = Strided(len(content.train), 0, 1)
+    source = Source(content.train, sampler, 4, 0, typed("loader=torch", *words), torch.float32)
+    return [batch.images for batch in LOADERS["torch"].load(source)]
+
+
+def test_copies_that_do_not_fit_are_refused(photographs: Path, monkeypatch: pytest.MonkeyPatch):
+    one_bytes = 2 * COUNT * 3 * 32 * 32 * 4
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 2 * one_bytes)
+    config = typed("dataset=images", f"dataset.root={photographs}", "dataset.image_size=32", "dataset.cache=process")
+    workload.has_room(config, Placement("cpu", "gloo", 2, False))
+    with pytest.raises(ValueError) as refusal:
+        workload.has_room(config, Placement("cpu", "gloo", 3, False))
+    message = str(refusal.value)
+    assert message.startswith("dataset.cache=process: 3 ranks, each with 12 images of 32 px as float32, need 442 kB")
+    assert "of which 295 kB are available" in message and "dataset.cache=mmap" in message and "\n" not in message
+    workload.has_room(typed(*SMALLER, f"dataset.root={photographs}"), Placement("cpu", "gloo", 3, False))
+
+
+SMALLER = ("dataset=images", "dataset.image_size=32", "dataset.cache=process", "dataset.train_limit=2")
+
+
+@pytest.mark.parametrize("loader", ["batched", "device", "dali"])
+def test_tensors_are_for_the_dataloader_alone(photographs: Path, loader: str):
+    config = typed(*SMALLER, f"dataset.root={photographs}", f"loader={loader}")
+    with pytest.raises(
+        ValueError, match=rf"^loader={loader}: does not go with dataset.cache=process.*use loader=torch"
+    ):
+        workload.refuse(config)
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        ("0::/job/step\n", {"job/memory.max": "900", "job/step/memory.max": "max"}, 900),
+        ("4:memory:/job\n", {"memory/job/memory.limit_in_bytes": "800"}, 800),
+        ("0::/\n", {}, None),
+    ],
+)
+def test_memory_is_that_which_the_control_group_leaves(
+    own: str, files: dict[str, str], limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
+    available_bytes = memory.available_memory_bytes()
+    assert available_bytes == limit if limit else available_bytes > 1_000_000

@@ -193,4 +193,4 @@ def test_a_trace_of_other_steps_is_an_error_in_the_record(stand_in: Path, tmp_pa
     write_nsys(tmp_path / "r00.made", {1: [Event("range", "ProfilerStep#3", 0, 100, 1), Event("kernel", "k", 5, 1, 7)]})
     (tmp_path / "profile" / "r00.nsys-rep").write_text("report")
     ranks = [{"first_step": 3, "steps": 2, "window_s": 1.0, "counted_h2d_bytes": 0}]
-    assert "holds {1} steps a rank, not the window's 2" in run_profile.of_run(tmp_path, ranks, {})["error"]
+    assert "holds [1] steps, by rank, not the window's [2]" in run_profile.of_run(tmp_path, ranks, {})["error"]

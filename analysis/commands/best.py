@@ -147,9 +147,9 @@ def rankings(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> list[
 
 def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tuple[list[Run], list[Run]]:
     """The runs of settings that have the goal's figure, and of those that are within the limits too."""
-    ok = [run for run in runs if run["status"] == "ok"]
+    ok = [run for run in runs if run["status"] == "ok" and not run[grouping.TRACED]]
     if not ok:
-        raise ValueError(f"none of {len(runs)} runs ended ok")
+        raise ValueError(f"none of {len(runs)} runs ended ok, and was not profiled while it trained")
     column = GOALS[goal].column
     keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
     settings = [setting for setting in grouping.group(ok, keys).values() if of_setting(setting, column) is not None]
@@ -168,7 +168,7 @@ def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequenc
     without = statuses.pop("ok", 0) - len(with_figure)
     phrases = [f"{count} {status}" for status, count in statuses.items()]
     if without:
-        phrases.append(f"{without} without the figure")
+        phrases.append(f"{without} without the figure, or profiled while they trained")
     if len(with_figure) > len(ranked):
         phrases.append(f"{len(with_figure) - len(ranked)} beyond the limits")
     return [f"not ranked: {', '.join(phrases)}"] if phrases else []

@@ -68,7 +68,7 @@ def _per_step_s(run: Run) -> dict[Metric, float] | None:
     if not recorded or "error" in recorded:
         return None
     profile = Profile.from_dict(recorded)
-    count = recorded["steps"] * len(profile.ranks)
+    count = profile.steps or recorded["steps"] * len(profile.ranks)
     summed = profile.of(None if len(profile.ranks) > 1 else profile.ranks[0].rank)
     return {(row.group, row.metric): row.total_s / count for row in summed if row.group in GROUPS}
 

@@ -217,8 +217,8 @@ def _belongs(run: Run, experiment: Experiment) -> bool:
         return False
     if any(run[column] is None for column in experiment.swept):
         return False
-    if experiment.view.of_profiles and run["profile.name"] in (None, "none"):
-        return False
+    if run[grouping.TRACED] if not experiment.view.of_profiles else run["profile.name"] in (None, "none"):
+        return False  # the times of a training that was traced are not those of the training alone
     return all(run[group] == option for group, option in experiment.chosen.items() if group in DEFINING)
 
 

@@ -4,8 +4,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from multicard.config.base import ProfileWindow
 from multicard.config.placement import CROWDED, OVERSUBSCRIBED
-from multicard.records.comparable import BUSY_SHARE, CROWD, DISTURBED, LOADED, busy_share, crowded
+from multicard.records.comparable import (
+    BUSY_SHARE,
+    CROWD,
+    DISTURBED,
+    LOADED,
+    PROFILED,
+    PROFILED_MEANING,
+    busy_share,
+    crowded,
+)
 from multicard.records.table import MARK
 
 
@@ -30,6 +40,7 @@ MARKS = (
     Mark("p", "beside_others", "beside other runs on its machine", lambda run: bool(run.get("beside"))),
     Mark("r", "random_weights", "random weights: its loss is no model's", lambda run: run.get("weights") == "random"),
     Mark("s", "smoke", "smoke scale: shrunk to try the code", lambda run: run.get("scale") == "smoke"),
+    Mark(PROFILED, "profiled", PROFILED_MEANING, lambda run: run.get("profile.window") == ProfileWindow.start),
     Mark("+", "restarted", "in several segments: stopped and started again", lambda run: run["segments"] > 1),
     Mark("d", "dirty_commit", "of changed code, not of the commit alone", lambda run: bool(run["dirty"])),
 )

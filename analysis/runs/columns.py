@@ -73,6 +73,7 @@ def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
         "oversubscribed": bool(record.oversubscribed),
         "disturbed": bool(record.gpu and record.gpu.disturbed_by),
         "scale": record.config.get("scale"),
+        "profile.window": config.get("profile.window"),
     }
     flags = {mark.column: mark.applies(about | axes | facts) for mark in MARKS}
     signs = "".join(mark.sign for mark in MARKS if flags[mark.column])

@@ -26,8 +26,9 @@ PLACES = (
 CORES, ALL_CORES = ("threads", "beside_others"), (ALL_THREADS, "beside_others")
 RANKS = ("gpus", "nodes")
 SCALE = "scale"
-PROFILER = "profile.name"
-# They look at a run once it is over, by steps of their own; but nsys is around the processes from their start
+PROFILER, TRACED = "profile.name", "profiled"
+# They look at a run once it is over, by steps of their own; but nsys is around the processes from their start, and
+# profile.window=start looks at the training itself
 AFTER, AROUND = ("profile", "diagnose"), "nsys"
 COMMIT = 9  # digits
 ORIGIN = ("commit", "dirty", "hardware")  # runs that differ here are averaged and compared only on request
@@ -44,7 +45,8 @@ def settings(runs: Sequence[Run]) -> list[str]:
     apart = {REPEATED, *RESERVED, *PLACES, *(f"{name}.name" for name in names)}  # an axis says what was in force
     keys = [name for name in names if name not in apart and name.partition(".")[0] not in {*NOT_IDENTITY, *AFTER}]
     profiled, known = any(run[PROFILER] == AROUND for run in runs), any(run[DATA] is not None for run in runs)
-    return [*keys, *[PROFILER] * profiled, *[DATA] * known]
+    traced = any(run[TRACED] for run in runs)
+    return [*keys, *[PROFILER] * profiled, *[TRACED] * traced, *[DATA] * known]
 
 
 def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:

@@ -47,6 +47,11 @@ class ProfileName(StrEnum):
     nsys = "nsys"
 
 
+class ProfileWindow(StrEnum):
+    after = "after"
+    start = "start"
+
+
 @dataclass
 class ProfileConfig:
     name: ProfileName = MISSING
@@ -54,22 +59,39 @@ class ProfileConfig:
 
 @dataclass
 class WindowConfig(ProfileConfig):
-    """Which steps are profiled, in a pass of their own after training: `skip` as they are, `warmup` with the profiler
-    on and its events dropped, then `steps`, or as many as `seconds` take."""
+    """What is profiled.
 
-    skip: int = key(3, "steps before the profiler is switched on")
-    warmup: int = key(3, "steps whose events are dropped, before those that are profiled")
+    `window=after`: steps of their own after training, `skip` as they are, `warmup` with the profiler on and its events
+    dropped, then `steps`, or as many as `seconds` take. `window=start`: the training itself from its start, evaluation
+    and the starts of epochs included, for `seconds`, or `steps`, or to its end.
+    """
+
+    window: ProfileWindow = key(
+        ProfileWindow.after, "after: steps of their own after training; start: training from its start, slowed by it"
+    )
+    skip: int = key(3, "window=after: steps before the profiler is switched on")
+    warmup: int = key(3, "window=after: steps whose events are dropped, before those that are profiled")
     steps: int = key(10, "steps that are profiled")
     seconds: Optional[float] = key(None, "profile as many steps as these take, instead of profile.steps")
+    budget_bytes: int = key(
+        1_000_000_000,
+        "kineto, window=start: host memory of a rank for events (200 bytes each), at which recording stops; "
+        "writing them takes six times as much",
+    )
 
     def __post_init__(self) -> None:
-        for name, least in (("skip", 0), ("warmup", 1), ("steps", 1)):
+        for name, least in (("skip", 0), ("warmup", 1), ("steps", 1), ("budget_bytes", 1)):
             value = getattr(self, name)
             require(value >= least, f"profile.{name}={value}: must be {least} or more")
         seconds = self.seconds
         require(
-            seconds is None or seconds > 0, f"profile.seconds={seconds}: must be above 0, or null for profile.steps"
+            seconds is None or 0 < seconds < inf,
+            f"profile.seconds={seconds}: must be above 0, or null for profile.steps",
         )
+
+    @property
+    def from_start(self) -> bool:
+        return self.window is ProfileWindow.start
 
 
 PROFILES: dict[str, type] = {name: ProfileConfig if name is ProfileName.none else WindowConfig for name in ProfileName}
@@ -98,7 +120,10 @@ class TrackerConfig:
 # Keys that do not change what is measured, and so are no part of a cell's identity
 NOT_IDENTITY = ("name", "rerun", "stop_on_divergence", "tracker", *ASKED, *REPETITION)
 # Keys that came later, by group, with what earlier runs did: at that value a run keeps the identity it had before
-LATER = {"model": {"pointwise": "convolution"}}
+LATER: dict[str, dict[str, Any]] = {
+    "model": {"pointwise": "convolution"},
+    "profile": {"window": "after", "budget_bytes": 1_000_000_000},
+}
 
 
 @dataclass
@@ -119,7 +144,7 @@ class RunConfig(RepeatedConfig):
         True, "stop at the end of an epoch whose last loss is not finite; false trains on, for the timing alone"
     )
     rerun: bool = key(False, "measure again what the named folder already holds")
-    profile: ProfileConfig = key(MISSING, "profiler, for a few steps after the run")
+    profile: ProfileConfig = key(MISSING, "profiler, for a few steps after the run or from its start")
     diagnose: bool = key(False, "say what bounds the run, from short runs beside it that each leave one cost out")
     tracker: TrackerConfig = key(TrackerConfig, "mirror of the record in Weights & Biases")
 

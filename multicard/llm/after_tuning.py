@@ -4,7 +4,7 @@ The recipe's own loop takes these steps too, over batches that are handed to it 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 from unittest import mock
@@ -28,13 +28,14 @@ from multicard.profiling.capture import Window
 def after_tuning(recipe: Any, probe: Probe) -> None:
     """Take the steps that `profile` and `diagnose` ask for, and write their results."""
     config, report = probe.config, probe.report
-    if not (isinstance(config.profile, WindowConfig) or config.diagnose):
+    window = config.profile if isinstance(config.profile, WindowConfig) and not config.profile.from_start else None
+    if not (window or config.diagnose):
         return
     last = report.content["epochs"][-1]
     step_s = last["train_s"] / max(1, last["steps"])
-    if isinstance(config.profile, WindowConfig):
+    if window:
         feed = endless(recipe._dataloader, config.epochs)
-        report.content["profile"] = profiled(recipe, probe, feed, config.profile, step_s)
+        report.content["profile"] = profiled(recipe, probe, feed, window, step_s)
     if config.diagnose:
         report.content["ablations"] = measured(recipe, probe, step_s)
     report.write()
@@ -83,6 +84,18 @@ def profiled(
         train_on(recipe, probe, steps_of(probe, counted(), window.boundary))
     ranges.close()
     return window.result()
+
+
+def phases_from_start(recipe: Any, probe: Probe) -> AbstractContextManager[None]:
+    """Mark the phases of a tuning that is profiled from its start."""
+    return named_phases(recipe, probe, probe.window.ranges) if probe.window.recording else nullcontext()
+
+
+def write_window(probe: Probe) -> None:
+    """Put the profile of the tuning from its start, where there is one, into the rank's report."""
+    window = probe.window.close()
+    if window is not None:
+        probe.report.content["profile"] = window
 
 
 @contextmanager

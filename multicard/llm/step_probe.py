@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from multicard.config.base import ProfileName
 from multicard.config.llm import LlmConfig
 from multicard.llm import compiling, methods
 from multicard.llm.packed_batches import PackedBatch
 from multicard.llm.rank_report import TuningReport
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
+from multicard.profiling.training_window import TrainingWindow
 from multicard.ranks.meeting import as_on_rank_0
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
@@ -46,6 +48,8 @@ class Probe:
         self.copies = 2 if self.pairs and not self.moves else 1  # of a batch, that the recipe makes
         self.substitute: Iterator[Batch] | None = None  # batches of a pass after the run, which is not measured
         self.ranges: Ranges | None = None
+        own = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
+        self.window = TrainingWindow(config.profile, rank, report.folder, own)
         self.board = Board(report.folder, rank.world_size)
         self.pad_id = -1
         self.steps_per_epoch = 0
@@ -67,6 +71,8 @@ class Probe:
             return
         batches, per_step = iter(loader), self.config.gradient_accumulation_steps
         while True:
+            if len(self.counts) % per_step == 0:
+                self.window.step()
             self.requested_s.append(timing.clock_s())
             if self.counts and len(self.counts) % per_step == 0:
                 self.steps += 1
@@ -77,6 +83,7 @@ class Probe:
                 return
             self.received_s.append(timing.clock_s())
             self.counts.append(count(batch, self.pad_id, self.rank.device.type, self.copies))
+            self.window.count(self.counts[-1][COUNTS.index("h2d_bytes")])
             yield self.moved(batch)
 
     def _post(self) -> None:
@@ -109,6 +116,7 @@ class Probe:
     def start(self) -> None:
         """Training starts now, on all ranks."""
         self.report.counters.read()
+        self.window.open()
         self.started_s = timing.clock_s()
         self.report.started(self.started_s)
         self._post()
@@ -121,6 +129,7 @@ class Probe:
         """
         if self.substitute is not None:
             return
+        self.window.pause()
         ended_s = timing.clock_s()
         self.report.counters.read()
         per_step = self.config.gradient_accumulation_steps

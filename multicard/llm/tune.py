@@ -74,18 +74,14 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         if rank.world_size > 1:
             dist.barrier()
         traffic.clear()
-        probe.start()
-        diverged = False
-        try:
-            recipe.train()
-        except DivergenceError:
-            diverged = True
+        to_its_end = train(recipe, probe)
         report.content["communication_bytes"] = traffic.counted()
         if has_cuda_graphs(config.compile):
             report.content["cuda_graphs"] = compile_cache.cuda_graphs_skipped() == 0
         report.peak()
+        after_tuning.write_window(probe)
         report.write()
-        if not diverged:
+        if to_its_end:
             after_tuning.after_tuning(recipe, probe)
     if rank.rank == 0:
         shutil.rmtree(cache, ignore_errors=True)
@@ -93,6 +89,17 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     if dist.is_initialized():
         dist.barrier()  # no rank closes its store while another still needs it
     recipe.cleanup()
+
+
+def train(recipe: Any, probe: Probe) -> bool:
+    """Measure the tuning. Returns whether it came to its end, and did not diverge."""
+    probe.start()
+    with after_tuning.phases_from_start(recipe, probe):
+        try:
+            recipe.train()
+        except DivergenceError:
+            return False
+    return True
 
 
 def run_configuration(cfg: dict[str, Any], cache: Path) -> DictConfig:

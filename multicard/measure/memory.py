@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,6 +40,12 @@ def held_memory_bytes(device: str) -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def private_memory_bytes() -> int:
+    """This process's resident memory without what is mapped from files or shared."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
 def free_memory_bytes(device: "torch.device") -> int:
     """Memory that can still be allocated: free on the GPU, whoever holds the rest, or available in the system."""
     if device.type == "cuda":
@@ -48,6 +55,13 @@ def free_memory_bytes(device: "torch.device") -> int:
     import psutil
 
     return psutil.virtual_memory().available
+
+
+def available_memory_bytes() -> int:
+    """Memory of this machine that processes can still have; no more than the limit of their control groups."""
+    import psutil
+
+    return min([psutil.virtual_memory().available, *_cgroup_limits_bytes()])
 
 
 def device_memory(device: str) -> DeviceMemory | None:
@@ -82,20 +96,30 @@ def oom_kills() -> int | None:
 
     SLURM's jobs and containers each have a group. A container may see its group at the root of the tree.
     """
+    for text in _cgroup_files("memory.oom_control", "memory.events"):
+        counts = dict(row.split() for row in text.splitlines())
+        if "oom_kill" in counts:
+            return int(counts["oom_kill"])
+    return None
+
+
+def _cgroup_limits_bytes() -> list[int]:
+    """The memory limits of this process's control groups; version 1 has a number above all memory for none."""
+    return [int(text) for text in _cgroup_files("memory.limit_in_bytes", "memory.max") if text.strip().isdecimal()]
+
+
+def _cgroup_files(name_of_version_1: str, name_of_version_2: str) -> Iterator[str]:
+    """The texts of a file of the memory controller, of this process's control group and those that it lies in."""
     with suppress(OSError):
         for line in OWN_CGROUPS.read_text().splitlines():  # "0::/path" of version 2, "4:memory:/path" of version 1
             _, controllers, path = line.split(":", 2)
-            root, name = (CGROUPS / "memory", "memory.oom_control") if controllers else (CGROUPS, "memory.events")
+            root, name = (CGROUPS / "memory", name_of_version_1) if controllers else (CGROUPS, name_of_version_2)
             if controllers and "memory" not in controllers.split(","):
                 continue
             group = Path(path)
             for parent in (group, *group.parents):
                 with suppress(OSError):
-                    text = (root / parent.relative_to("/") / name).read_text()
-                    counts = dict(row.split() for row in text.splitlines())
-                    if "oom_kill" in counts:
-                        return int(counts["oom_kill"])
-    return None
+                    yield (root / parent.relative_to("/") / name).read_text()
 
 
 def proportional_memory_bytes() -> int:

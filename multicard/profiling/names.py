@@ -10,6 +10,8 @@ from multicard.profiling.events import Kind
 PHASES = (*timing.PHASES, "evaluate")
 GLOO = "gloo:"  # prefix of torch.distributed's ranges around gloo's work
 STEP = "ProfilerStep#"  # prefix of torch.profiler's step markers
+WINDOW = "ProfilerWindow"  # around all that counts, where that is more than steps
+RUN = "run"  # what ended a window that lasted to the end of the training
 
 # Calls that have a row in every profile of a GPU, with 0 calls too
 CUDA_APIS = (
@@ -74,7 +76,7 @@ def metric(kind: Kind, name: str) -> Metric | None:
         return Metric("copy", COPIES.get(way, f"memcpy {way}"), " to ".join(host))
     if kind is Kind.SET:
         return Metric("copy", MEMSET)
-    return None if name.startswith(STEP) else _range_metric(kind, name)
+    return None if name.startswith(STEP) or name == WINDOW else _range_metric(kind, name)
 
 
 def _range_metric(kind: Kind, name: str) -> Metric:

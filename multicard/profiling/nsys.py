@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from multicard.profiling.events import ON_DEVICE, Collector, Kind, Trace
-from multicard.profiling.names import PHASES, STEP
+from multicard.profiling.names import PHASES, STEP, WINDOW
 
 ROWS = 1 << 17  # a record batch
 PROCESS = ~0xFFFFFF  # a globalTid without its lowest 24 bits, the thread, is the globalPid
@@ -169,4 +169,4 @@ def _name(kind: Kind, text: str) -> str | None:
     if kind is not Kind.RANGE:
         return text
     name = text.partition(", seq = ")[0].partition(", op_id = ")[0]
-    return name if name == text or name in PHASES or name.startswith(STEP) else None
+    return name if name == text or name in (*PHASES, WINDOW) or name.startswith(STEP) else None

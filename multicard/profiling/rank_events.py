@@ -1,9 +1,9 @@
 """The events of one rank in its window: how often and how long each name occurs, and the times derived from them.
 
-The host's window reaches from the start of the first step marker to the end of the last, without the profiler's own
-work around them; without markers, over all events. The device's reaches from the start of the first operation launched
-in it to the end of the last. Shares are of the longer of the two: where the host is ahead of the device, the steps take
-as long as the device does.
+The host's window is that of its marker, else reaches from the start of the first step marker to the end of the last,
+without the profiler's own work around them; without markers, over all events. The device's reaches from the start of
+the first operation launched in it to the end of the last. Shares are of the longer of the two: where the host is ahead
+of the device, the steps take as long as the device does.
 
 - Counts are of whole events that start in the host's window. Kernels, copies and memsets run behind the host: they
   count if the call that launched them started in the window, whenever the device came to them, so that calls and bytes
@@ -18,7 +18,7 @@ import numpy as np
 
 from multicard.profiling.events import ON_DEVICE, Kind, Trace
 from multicard.profiling.intervals import covered, covered_by_group, sums_by_group
-from multicard.profiling.names import BLOCKING, STEP, api, metric
+from multicard.profiling.names import BLOCKING, STEP, WINDOW, api, metric
 from multicard.profiling.profile_data import Derived
 
 
@@ -33,8 +33,10 @@ class RankEvents:
         marked = self._named(Kind.RANGE, [name.startswith(STEP) for name in self.names])
         self.steps = len(np.unique(self.name[marked])) or None
         self.open, self.close = trace.span_ns
-        if self.steps:
-            self.open, self.close = int(self.start[marked].min()), int(self.end[marked].max())
+        whole = self._named(Kind.RANGE, [name == WINDOW for name in self.names])
+        bounds = whole if whole.any() else marked
+        if bounds.any():
+            self.open, self.close = int(self.start[bounds].min()), int(self.end[bounds].max())
         self._launching_call = self._launching_calls()
         self._take_bytes_from_calls()
         counted_at = self._counted_at()

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from multicard.config.base import NOT_IDENTITY
+from multicard.config.base import NOT_IDENTITY, ProfileWindow
 from multicard.config.job import count
 from multicard.config.keys import flat
 from multicard.config.placement import CROWDED
@@ -15,8 +15,9 @@ HAVE_DATA = ("dataset", "tokenizer", "model", "weights")  # groups and axes that
 APART = 0.02  # share by which counted and profiled bytes may differ without a note
 
 # The marks of runs, in tables and in `notes`: shared its GPUs with others; others kept its cores busy; more CPU ranks
-# than cores; and of an efficiency that cannot be
-DISTURBED, LOADED, CROWD, DOUBTFUL = "!", "&", ">", "?"
+# than cores; of an efficiency that cannot be; traced by a profiler while it trained
+DISTURBED, LOADED, CROWD, DOUBTFUL, PROFILED = "!", "&", ">", "?", "t"
+PROFILED_MEANING = "traced by a profiler while it trained: its times are longer than without"
 BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is marked
 DOUBTFUL_MEANING = (
     f"above {formulas.DOUBTFUL_EFFICIENCY:.0%} of the ideal, which more GPUs alone cannot give: the run on one was "
@@ -101,8 +102,13 @@ def marks(result: dict[str, Any]) -> str:
         DISTURBED: bool(disturbers(result)),
         LOADED: _busy_share(result) > BUSY_SHARE,
         CROWD: crowded(result["axes"].get("device"), result["axes"]["gpus"], result.get("cores")),
+        PROFILED: _traced(result),
     }
     return "".join(sign for sign, applies in signs.items() if applies)
+
+
+def _traced(result: dict[str, Any]) -> bool:
+    return (result.get("config", {}).get("profile") or {}).get("window") == ProfileWindow.start
 
 
 def _busy_share(result: dict[str, Any]) -> float:
@@ -158,6 +164,9 @@ def notes(records: list[dict[str, Any]]) -> list[str]:
         shared = f"{DISTURBED} others used the GPUs of {len(disturbed)} while they were measured ({', '.join(who)})"
         lines.append(f"{shared}: see gpu.disturbed_by in the records")
     lines += _load_notes(measured)
+    traced = sum(map(_traced, measured))
+    if traced:
+        lines.append(f"{PROFILED} {PROFILED_MEANING}, in {count(traced, 'run')} (profile.window=start)")
     off = max((profiled_off(result) for result in measured), key=abs, default=0.0)
     if abs(off) > APART:
         lines.append(f"profiled bytes to the device are {off:+.0%} off those counted: see profile.h2d in the records")

@@ -270,7 +270,10 @@ class ProfileCopies(Struct):
     counted_bytes: Annotated[int | None, doc("by the training loop")] = None
     profiled_bytes: Annotated[int | None, doc("by the profiler; null where it saw no device")] = None
     disagreement: Annotated[float | None, doc("(profiled - counted) / counted")] = None
-    whole_run_bytes: Annotated[int | None, doc("profiled bytes scaled to all steps of the run")] = None
+    whole_run_bytes: Annotated[
+        int | None,
+        doc("profiled bytes scaled to all steps of the run; null where a window from the start ended before it"),
+    ] = None
     source: str | None = None
 
 
@@ -283,8 +286,14 @@ class ProfileTable(Struct):
     not_recorded: Annotated[list[str] | UnsetType, doc("CUDA calls that this profiler leaves out by design")] = UNSET
     files: Annotated[list[str] | UnsetType, doc("relative to the run folder")] = UNSET
     first_step: int | UnsetType = UNSET
-    steps: Annotated[int | UnsetType, doc("profiled steps per rank")] = UNSET
-    step_s: ProfileCost | UnsetType = UNSET
+    steps: Annotated[int | UnsetType, doc("profiled steps per rank; from the start, of rank 0")] = UNSET
+    window: Annotated[
+        str | UnsetType, doc("start: the training itself was profiled, which slowed it; absent: steps after it")
+    ] = UNSET
+    ended: Annotated[
+        str | UnsetType, doc("what ended a window from the start: seconds, steps, budget (memory) or run")
+    ] = UNSET
+    step_s: Annotated[ProfileCost | UnsetType, doc("of steps after the training")] = UNSET
     h2d: ProfileCopies | UnsetType = UNSET
     error: str | UnsetType = UNSET
 

@@ -24,7 +24,8 @@ from multicard.vision.strategy import Share
 def after_training(loop: Loop, report: TrainingReport, sampler: Remaining, training: Input, workers: int) -> None:
     """Take the steps that `profile` and `diagnose` ask for, without changing the weights, and write their results."""
     config = loop.config
-    if not (isinstance(config.profile, WindowConfig) or config.diagnose):
+    window = config.profile if isinstance(config.profile, WindowConfig) and not config.profile.from_start else None
+    if not (window or config.diagnose):
         return
     if max_over_ranks(loop.rank, loop.board.stop_at):
         return  # the job is about to end; the run itself is measured
@@ -33,11 +34,20 @@ def after_training(loop: Loop, report: TrainingReport, sampler: Remaining, train
     loop.optim.schedule = LambdaLR(loop.optim.optimizer, lambda _: 0.0)
     loop.share.model.train()
     feed = endless(training, sampler, loop.share, config.epochs)
-    if isinstance(config.profile, WindowConfig):
-        report.content["profile"] = profiled(loop, report, feed, config.profile, step_s)
+    if window:
+        report.content["profile"] = profiled(loop, report, feed, window, step_s)
     if config.diagnose:
         prepared = LOADERS[config.loader.name].prepared(config.loader, workers)
         report.content["ablations"] = measured(loop, feed, step_s, prepared)
+    report.write()
+
+
+def write_window(loop: Loop, report: TrainingReport) -> None:
+    """Write the profile of the training from its start, where one is asked for."""
+    if loop.window.config is None or loop.stopped:  # who stops a run leaves it little time
+        return
+    lost = "profile.window=start: lost when the run was stopped; it went on without the profiler"
+    report.content["profile"] = loop.window.close() or {"error": lost}
     report.write()
 
 

@@ -19,6 +19,7 @@ from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
+from multicard.profiling.training_window import TrainingWindow
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board, LossPeek
 from multicard.vision.data.batch import Batch
@@ -43,6 +44,7 @@ class Loop:
         self.cuda_graphs = self.compiled and rank.device.type == "cuda" and has_cuda_graphs(config.compile)
         self.ranges = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
         self.timer = StepTimer(rank.device, self.ranges)
+        self.window = TrainingWindow(config.profile, rank, folder, self.ranges)
         self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
         self.peek = LossPeek(rank.device)
         self.board = Board(folder, rank.world_size)
@@ -78,7 +80,9 @@ class Loop:
         loaded = chain(list(islice(loaded, 1)), loaded)  # fetch the first batch here, to time it, and put it back
         first_batch_s = timing.clock_s() - started_s
         for step in range(first_step, share.steps):
+            self.window.step()
             counts, loss = self.step(loaded)
+            self.window.count(counts["h2d_images_bytes"] + counts["h2d_labels_bytes"])
             if loss is not None:
                 self.losses[step] = loss
             for key, value in counts.items():
@@ -90,6 +94,7 @@ class Loop:
                 gc.collect(0)
             if self.asked_to_stop():
                 break
+        self.window.pause()
         train_s, phases_s = timer.stop()
         losses = self.losses[first_step : first_step + len(phases_s)].tolist()
         return {"train_s": train_s, "first_batch_s": first_batch_s, "phases_s": phases_s, "loss": losses, **rows}
@@ -199,6 +204,7 @@ class Loop:
             sums[2] += len(labels)
         if self.rank.world_size > 1:
             dist.all_reduce(sums)
+        self.window.count(counts["h2d_images_bytes"] + counts["h2d_labels_bytes"])
         loss, right, samples, diverged_ranks = sums.tolist()
         self.ranges.close()
         self.post()

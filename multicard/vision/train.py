@@ -88,7 +88,9 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    if run_epochs(loop, report, sampler, training, testing, start):
+    to_its_end = run_epochs(loop, report, sampler, training, testing, start)
+    after_training.write_window(loop, report)
+    if to_its_end:
         after_training.after_training(loop, report, sampler, training, workers)
 
 
@@ -109,6 +111,8 @@ def run_epochs(
         resume.set_random(start.random, share.devices)
     report.started(loop.steps)
     meet(rank)
+    if not loop.steps:  # a run that was stopped goes on without
+        loop.window.open()
     elapsed_s, first_step, trained_before, evaluated_s = start.elapsed_s, start.step, start.trained, None
     for epoch in range(start.epoch, config.epochs):
         report.counters.read()

@@ -54,12 +54,13 @@ def fits(config: VisionConfig, placement: Placement) -> None:
 
 
 def has_room(config: VisionConfig, placement: Placement) -> None:
-    """Refuse worker processes whose batches cannot fit into this machine's shared memory, where a bus error would kill
-    them; say so where they may not.
+    """Refuse copies of the data set that cannot fit into memory, and worker processes whose batches cannot fit into
+    this machine's shared memory, where a bus error would kill them; say so where they may not.
 
     During a slow step they make all that they may, and the loop holds another, with the next one two. Where batches
     are copied to page-locked memory, each leaves shared memory at once: nothing is certain but that one has to fit.
     """
+    DATASETS[config.dataset.name].require_room(config.dataset, placement.processes)
     each = workers(config, placement)
     ahead = LOADERS[config.loader.name].in_shared_memory(config.loader, each)
     free_bytes = memory.free_shared_memory_bytes()

@@ -22,6 +22,7 @@ class DataSet:
     check: raises ValueError, with the key and the remedy, where it is absent, cut off or altered.
     downloads: whether `check` downloads it first, which a dry run must not.
     finish: what is done to the part that `train_limit` and `test_limit` leave.
+    require_room: raises ValueError where it does not fit into the memory of so many processes.
     """
 
     read: Callable[[Any], Data]
@@ -29,12 +30,19 @@ class DataSet:
     check: Callable[[Any], None] = lambda config: None
     downloads: Callable[[Any], bool] = lambda config: False
     finish: Callable[[Data, Any], Data] = lambda data, config: data
+    require_room: Callable[[Any, int], None] = lambda config, processes: None
 
 
 DATASETS = {
     "digits": DataSet(digits.read),
     "mnist": DataSet(mnist.read, MnistConfig, mnist.check, lambda config: config.download),
-    "images": DataSet(photographs.read, ImagesConfig, photographs.check, finish=photographs.finish),
+    "images": DataSet(
+        photographs.read,
+        ImagesConfig,
+        photographs.check,
+        finish=photographs.finish,
+        require_room=photographs.require_room,
+    ),
 }
 
 

@@ -48,7 +48,15 @@ class Loader:
         return resolve_name(self.made_by)(source)
 
 
+def refuse_tensors(config: VisionConfig) -> None:
+    tensors = isinstance(config.dataset, ImagesConfig) and config.dataset.cache is CacheMode.process
+    remedy = "use loader=torch, or dataset.cache=none (dali: files, as in the papers) or mmap"
+    name = config.loader.name
+    require(not tensors, f"loader={name}: does not go with dataset.cache=process, tensors for DataLoader; {remedy}")
+
+
 def refuse_for_device(config: VisionConfig) -> None:
+    refuse_tensors(config)
     undecoded = isinstance(config.dataset, ImagesConfig) and config.dataset.cache is CacheMode.none
     remedy = "it moves decoded images; use dataset.cache=mmap or ram, or loader=batched"
     require(not undecoded, f"loader=device: does not go with dataset.cache=none: {remedy}")
@@ -72,12 +80,14 @@ LOADERS = {
     "batched": Loader(
         f"{HERE}.batched_loader:Batched",
         BatchedConfig,
+        refuse_tensors,
         prepared=lambda options, workers: options.ahead + 1 if workers else 0,
     ),
     "device": Loader(f"{HERE}.device_loader:Resident", refuse=refuse_for_device),
     "dali": Loader(
         f"{HERE}.dali_loader:Dali",
         DaliConfig,
+        refuse_tensors,
         check=check_dali,
         prepared=lambda options, _: options.prefetch_queue_depth,
     ),

@@ -7,7 +7,7 @@ import numpy as np
 
 from multicard.config.keys import require
 from multicard.config.vision import CacheMode, ImagesConfig
-from multicard.vision.data import decoded_cache
+from multicard.vision.data import decoded_cache, process_copy
 from multicard.vision.data.splits import Data, Split
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
@@ -27,7 +27,19 @@ def read(config: ImagesConfig) -> Data:
 
 def finish(data: Data, config: ImagesConfig) -> Data:
     """The same photographs decoded, unless they are to be decoded each time."""
+    if config.cache is CacheMode.process:
+        return process_copy.in_process(data, config)
     return data if config.cache is CacheMode.none else decoded_cache.cached(data, config)
+
+
+def require_room(config: ImagesConfig, processes: int) -> None:
+    """Refuse a copy of the decoded photographs in each process where they do not fit."""
+    if config.cache is CacheMode.process:
+        check(config)  # there are folders to look into
+        data = read(config)
+        limited = (data.train, config.train_limit), (data.test, config.test_limit)
+        images = sum(min(len(split), limit or len(split)) for split, limit in limited)
+        process_copy.require_room(config, images, processes)
 
 
 def class_folders(part: Path) -> list[Path]:
@@ -95,5 +107,5 @@ def check(config: ImagesConfig) -> None:
     differ = sorted(classes["train"] ^ classes["validation"])
     remedy = "both parts need the same class folders"
     require(not differ, f"{key}: only in one of train/ and validation/: {', '.join(differ)}; {remedy}")
-    if config.cache is not CacheMode.none:
+    if config.cache in (CacheMode.mmap, CacheMode.ram):
         decoded_cache.check(config)
