@@ -149,7 +149,8 @@ def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tupl
     """The runs of settings that have the goal's figure, and of those that are within the limits too."""
     ok = [run for run in runs if run["status"] == "ok" and not run[grouping.TRACED]]
     if not ok:
-        raise ValueError(f"none of {len(runs)} runs ended ok, and was not profiled while it trained")
+        traced = " without being profiled meanwhile" if any(run[grouping.TRACED] for run in runs) else ""
+        raise ValueError(f"none of {len(runs)} runs ended ok{traced}")
     column = GOALS[goal].column
     keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
     settings = [setting for setting in grouping.group(ok, keys).values() if of_setting(setting, column) is not None]
@@ -165,10 +166,12 @@ def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tupl
 
 def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequence[Run]) -> list[str]:
     statuses = Counter(clean(run["status"]) for run in runs)
-    without = statuses.pop("ok", 0) - len(with_figure)
+    traced = sum(run["status"] == "ok" and run[grouping.TRACED] for run in runs)
+    without = statuses.pop("ok", 0) - len(with_figure) - traced
     phrases = [f"{count} {status}" for status, count in statuses.items()]
+    phrases += [f"{traced} profiled while they trained"] if traced else []
     if without:
-        phrases.append(f"{without} without the figure, or profiled while they trained")
+        phrases.append(f"{without} without the figure")
     if len(with_figure) > len(ranked):
         phrases.append(f"{len(with_figure) - len(ranked)} beyond the limits")
     return [f"not ranked: {', '.join(phrases)}"] if phrases else []
