@@ -16,7 +16,7 @@ from analysis.figures import chart_data, draw
 from analysis.papers import experiments
 from analysis.papers.experiments import Panel
 from analysis.report import settings_section
-from analysis.report.blocks import ClaimCard, PlainTable, Plot
+from analysis.report.blocks import ClaimTable, PlainTable, Plot
 from analysis.report.run_details import read
 from analysis.runs import load
 from analysis.runs.load import Found, Run
@@ -197,7 +197,8 @@ def test_the_report_has_the_same_tables_figures_and_claims(found: Found, panel: 
     ]
     assert means[0] == means[1] and len(means[0]) > 6
     (verdict,) = judge(found.runs, claims=named(["fp16-over-fp64"]))
-    (card,) = [block for block in blocks if isinstance(block, ClaimCard) and block.title == verdict.claim.says]
+    claims = [row for block in blocks if isinstance(block, ClaimTable) for row in block.rows]
+    (card,) = [row for row in claims if row.says == verdict.claim.says]
     assert card.verdict == verdict.verdict and [text for _, text in card.figures] == [
         one.text for one in verdict.figures
     ]

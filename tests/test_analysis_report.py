@@ -15,7 +15,7 @@ from analysis.__main__ import main
 from analysis.commands.list_runs import lines
 from analysis.figures.vega import Figure
 from analysis.report import page, rerun_commands, runs_section, settings_section
-from analysis.report.blocks import ClaimCard, Fold, PlainTable, Plot, Report, Section
+from analysis.report.blocks import ClaimRow, ClaimTable, Fold, PlainTable, Plot, Report, Section
 from analysis.report.run_details import read
 from analysis.runs import load
 from multicard.config.base import plain
@@ -41,7 +41,10 @@ def plot(name: str) -> Plot:
 
 def strangers_section() -> Section:
     """A figure, a table and a claim each, with a stranger's text in all of them."""
-    claim = ClaimCard(EVIL, "holds", "good", [("gpus=2", f"1.8 {EVIL}")], "n=2", "1.9", "Table 2", "c")
+    row = ClaimRow(
+        EVIL, "holds", "good", [("gpus=2", f"1.8 {EVIL}")], "n=2", "1.9", ["Table 2"], EVIL, "c", [(EVIL, EVIL)]
+    )
+    claim = ClaimTable(EVIL, [row])
     table = PlainTable(f"Table of {EVIL}", ["precision", "total s"], [["fp32", "1.5"], [EVIL, "-"]], ["a note"])
     return Section("others", "Others", "?", [plot("bars"), Fold("more", [plot("more_bars")]), table, claim])
 

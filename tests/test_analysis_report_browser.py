@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analysis.report import page
-from analysis.report.blocks import ClaimCard, Plot
+from analysis.report.blocks import ClaimTable, Plot
 from multicard.measure.timing import clock_s
 from tests import records
 from tests.conftest import PATIENCE_S
@@ -168,9 +168,9 @@ def test_the_programs_own_figures_and_verdicts(browser: Any, tmp_path: Path):
     page.write(tmp_path / "report.html", report)
     names = {block.name for block in report.blocks() if isinstance(block, Plot)}
     assert names > {"table2", "efficiency", "phases", "losses"}
-    claims = [block for block in report.blocks() if isinstance(block, ClaimCard)]
-    faster = next(claim for claim in claims if "fp32 trains faster than fp64" in claim.title)
-    assert faster.figures and faster.source.startswith("arXiv 2503.15252")
+    claims = [row for block in report.blocks() if isinstance(block, ClaimTable) for row in block.rows]
+    faster = next(claim for claim in claims if "fp32 trains 54 to 68 % faster" in claim.says)
+    assert faster.figures and faster.places[0] == "2503.15252, Table 2"
     assert all(claim.command for claim in claims if claim.tone == "none")
     view = View(browser, tmp_path / "report.html")
     view.draw_all()

@@ -21,23 +21,41 @@ UNLIKE = "~"  # marks what was measured in another setting than the paper's
 MAX_LISTED = 4  # figures of a rule that the table lists; of more, it lists the least and the greatest
 SUMMARISED = {HOLDS: "hold", FAILS: "do not hold", UNDECIDED: "undecided", UNMEASURED: "not measured"}
 COUNTED = {HOLDS: "hold", FAILS: "do not", UNDECIDED: "undecided", UNMEASURED: "without a figure"}
-HEADINGS = ("claim", "says", "verdict", "your figures", "the paper's")
+HEADINGS = ("claim", "source", "printed", "measured", "verdict")
+SHARES = {"claim": 0.26, "printed": 0.14}  # of the width, that these columns of the terminal take at most
+PLACE_WIDTH, VERDICT_WIDTH = 14, 13
 
 
 def table(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
-    """A row for each measured claim, the names of the rest, and the commands that would measure those."""
+    """A row for each measured claim, by section; the names of the rest, and the commands that would measure those."""
     width = WIDTH if limit is None else max(LEAST_WIDTH, limit)
     judged = [verdict for verdict in verdicts if verdict.verdict != UNMEASURED]
     rest = [verdict for verdict in verdicts if verdict.verdict == UNMEASURED]
-    lines = []
-    if judged:
-        blank = [""] * len(HEADINGS)
-        rows = [row for verdict in judged for row in (blank, _narrowed(_row(verdict), width))]
-        lines = text_table.text(HEADINGS, rows, width, wrap=True)
+    lines = _by_section(judged, width) if judged else []
     if rest:
         names = [verdict.claim.name + f" ({verdict.why})" * (not verdict.why.startswith("no runs")) for verdict in rest]
         lines += ["", *_wrapped(f"not measured: {'; '.join(names)}", width)]
     return [*lines, "", *_notes(verdicts, width)]
+
+
+def _by_section(verdicts: Sequence[Verdict], width: int) -> list[str]:
+    """One table, in which a line over the claims of a section has its title and the papers' sections."""
+    rows, titles = [], []
+    for title, of_section in sections(verdicts):
+        for number, verdict in enumerate(of_section):
+            rows += [[""] * len(HEADINGS), _narrowed(_row(verdict), width)]
+            titles.append(["", *([title, ""] if number == 0 else [])])
+    above = iter(titles)
+    lines = text_table.text(HEADINGS, rows, width, wrap=True)
+    return [text for line in lines for text in ([line] if line else next(above))]
+
+
+def sections(verdicts: Sequence[Verdict]) -> list[tuple[str, list[Verdict]]]:
+    """The verdicts by their claims' section, in the order of the claims."""
+    by_title: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        by_title.setdefault(verdict.claim.section, []).append(verdict)
+    return list(by_title.items())
 
 
 def at_length(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
@@ -60,13 +78,15 @@ def _notes(verdicts: Sequence[Verdict], width: int) -> list[str]:
 
 
 def write_markdown(path: Path, verdicts: Sequence[Verdict]) -> None:
-    """The table and its notes as a document."""
-    rows = [[*_row(verdict), verdict.claim.test] for verdict in verdicts]
-    lines = ["# Claims of the papers", "", text_table.markdown([*HEADINGS, "tested by"], rows), ""]
-    for verdict in verdicts:
-        if verdict.figures:
+    """The tables and their notes as a document."""
+    lines = ["# Claims of the papers", ""]
+    for title, of_section in sections(verdicts):
+        rows = [[*_row(verdict), verdict.claim.test] for verdict in of_section]
+        lines += [f"## {title}", "", text_table.markdown([*HEADINGS, "tested by"], rows), ""]
+        for verdict in (one for one in of_section if one.figures):
             lines.append(f"- `{verdict.claim.name}`: {escape_markdown(measured(verdict))}")
             lines += [f"  - {escape_markdown(line)}" for line in _other_settings(verdict)]
+        lines.append("")
     notes = (*summary(verdicts), *_explanations(verdicts))
     lines += ["", *(f"- {escape_markdown(note)}" for note in notes), ""]
     commands = _commands(verdicts)
@@ -88,16 +108,17 @@ def _as_dict(verdict: Verdict) -> dict[str, Any]:
     claim = verdict.claim
     about = {
         "name": claim.name,
+        "section": claim.section,
         "claim": claim.says,
         "source": claim.source,
+        "counted": claim.counted,
         "note": claim.note,
         "printed": claim.printed,
         "test": claim.test,
         "experiment": claim.experiment,
     }
-    return (
-        about | {key: value for key, value in asdict(verdict).items() if key != "claim"} | {"of_gpus": verdict.of_gpus}
-    )
+    judged = {key: value for key, value in asdict(verdict).items() if key != "claim"}
+    return about | judged | {"of_gpus": verdict.of_gpus, "decides": verdict.decides}
 
 
 def summary(verdicts: Sequence[Verdict]) -> list[str]:
@@ -108,13 +129,17 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
         for kind, count in counts.items()
     ]
     lines = [f"{len(verdicts)} claim{'s' * (len(verdicts) != 1)}: {', '.join(phrases)}"]
-    not_of_gpus = sum(verdict.verdict != UNMEASURED and not verdict.of_gpus for verdict in verdicts)
-    if not_of_gpus:
-        which = "all" if not_of_gpus == len(verdicts) - counts[UNMEASURED] else str(not_of_gpus)
+    measured_ones = [verdict for verdict in verdicts if verdict.verdict != UNMEASURED]
+    undecisive = sum(not verdict.decides for verdict in measured_ones)
+    if undecisive:
+        which = "all" if undecisive == len(measured_ones) else str(undecisive)
         lines.append(
             f"{which} of those measured are of CPU ranks, shared GPUs or shrunk runs (see the marks): such verdicts "
             "neither confirm nor refute the papers"
         )
+    counted = [verdict.claim.name for verdict in measured_ones if verdict.decides and not verdict.of_gpus]
+    if counted:
+        lines.append(f"decided here as on GPUs, since what they compare is counted: {', '.join(counted)}")
     return lines
 
 
@@ -139,15 +164,20 @@ def _explanations(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _row(verdict: Verdict) -> list[str]:
+    claim = verdict.claim
+    places = "\n".join(f"{paper}: {place}" for paper, place in claim.places.items())
+    says = "\n".join(text for text in (claim.name, claim.says, claim.note and f"({claim.note})") if text)
     figures = "\n".join(_listed(verdict)) or verdict.why
-    return [verdict.claim.name, verdict.claim.cited, _marked(verdict), figures, verdict.claim.printed or "-"]
+    return [says, places or "-", claim.printed or "-", figures, _marked(verdict)]
 
 
 def _narrowed(row: Sequence[str], width: int) -> list[str]:
     """A row whose texts are wrapped, so that the figures have room."""
-    name, says, verdict, figures, printed = row
-    texts = (textwrap.fill(clean(text), round(share * width)) for text, share in ((says, 0.21), (printed, 0.13)))
-    return [name, next(texts), textwrap.fill(verdict, 14), figures, next(texts)]
+    says, places, printed, figures, verdict = row
+    filled = "\n".join(textwrap.fill(clean(text), round(SHARES["claim"] * width)) for text in says.split("\n"))
+    by_paper = "\n".join(textwrap.fill(text, PLACE_WIDTH) for text in places.split("\n"))
+    of_paper = textwrap.fill(clean(printed), round(SHARES["printed"] * width))
+    return [filled, by_paper, of_paper, figures, textwrap.fill(verdict, VERDICT_WIDTH)]
 
 
 def _marked(verdict: Verdict) -> str:
@@ -157,15 +187,16 @@ def _marked(verdict: Verdict) -> str:
 
 def _listed(verdict: Verdict) -> list[str]:
     """Rule by rule a line for each figure, or for the extremes of many; at last how many runs were compared."""
-    lines = []
+    lines, same_cell = [], len({figure.where for figure in verdict.figures}) == 1
     for part in sorted({figure.part for figure in verdict.figures}):
         known = [figure for figure in verdict.figures if figure.part == part and figure.verdict != UNMEASURED]
         if not known:
             continue
-        if len({figure.what for figure in known}) == 1 and known[0].where:
+        if len({figure.what for figure in known}) == 1 and known[0].where and not same_cell:
             lines.append(f"{known[0].what}:")
-        labelled = list(zip(labels(known), known, strict=True))
-        listed = labelled if len(known) <= MAX_LISTED else _extremes(labelled)
+        names = [figure.what for figure in known] if same_cell else labels(known)
+        labelled = list(zip(names, known, strict=True))
+        listed = labelled if len(known) <= MAX_LISTED else extremes(labelled)
         lines += [f"{label}: {figure.text}" for label, figure in listed]
         if len(listed) < len(known):
             counts = {kind: sum(figure.verdict == kind for figure in known) for kind in COUNTED}
@@ -180,7 +211,7 @@ def _listed(verdict: Verdict) -> list[str]:
     return lines
 
 
-def _extremes(labelled: Sequence[tuple[str, ClaimFigure]]) -> list[tuple[str, ClaimFigure]]:
+def extremes(labelled: Sequence[tuple[str, ClaimFigure]]) -> list[tuple[str, ClaimFigure]]:
     """The least and the greatest; the first few where there are no numbers."""
     numbers = [(figure.estimate, index) for index, (_, figure) in enumerate(labelled) if figure.estimate is not None]
     if not numbers:

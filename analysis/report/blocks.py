@@ -138,22 +138,34 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class ClaimCard:
+class ClaimRow:
     """A claim of the papers and what the runs say of it.
 
+    says: the sentence. caveat: printed with it. places: each paper and where it has it. printed: the papers' figures.
     tone: `good` or `bad`, `open` where the verdict says nothing of the papers' claim, `none` without a verdict.
-    figures: each comparison and its figure. printed: the papers' own.
+    figures: each comparison and its figure. extremes: of many, the least and the greatest.
+    note: what was measured, or why nothing was.
     """
 
-    title: str
+    says: str
     verdict: str
     tone: str
     figures: Sequence[tuple[str, str]]
     note: str
     printed: str
-    source: str
+    places: Sequence[str]
+    caveat: str = ""
     marks: str = ""
+    extremes: Sequence[tuple[str, str]] = ()
     command: str | None = None
+
+
+@dataclass(frozen=True)
+class ClaimTable:
+    """The claims of a section of the papers."""
+
+    title: str
+    rows: Sequence[ClaimRow]
 
 
 @dataclass(frozen=True)
@@ -171,7 +183,7 @@ class Fold:
     blocks: "Sequence[Block]"
 
 
-Block = Paragraph | Heading | Facts | Answer | PlainTable | Grid | Plot | ClaimCard | Commands | Fold
+Block = Paragraph | Heading | Facts | Answer | PlainTable | Grid | Plot | ClaimTable | Commands | Fold
 
 
 @dataclass(frozen=True)

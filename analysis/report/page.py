@@ -17,7 +17,7 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from analysis.report.blocks import ClaimCard, Column, Grid, PlainTable, Plot, Report
+from analysis.report.blocks import ClaimTable, Column, Grid, PlainTable, Plot, Report
 from multicard.records.run_folder import finite, write_text
 from multicard.records.text_table import alignment, clean
 
@@ -37,9 +37,10 @@ def write(path: Path, report: Report) -> int:
 def counts(report: Report) -> str:
     """How many sections, figures, tables and claims."""
     blocks = list(report.blocks())
-    kinds = {"figure": Plot, "table": PlainTable | Grid, "claim": ClaimCard}
+    kinds = {"figure": Plot, "table": PlainTable | Grid}
     numbers = {"section": len(report.sections)}
     numbers |= {name: sum(isinstance(block, kind) for block in blocks) for name, kind in kinds.items()}
+    numbers["claim"] = sum(len(block.rows) for block in blocks if isinstance(block, ClaimTable))
     return ", ".join(f"{number} {name}{'s' * (number != 1)}" for name, number in numbers.items() if number)
 
 

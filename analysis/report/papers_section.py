@@ -9,7 +9,7 @@ from analysis.figures import draw
 from analysis.papers import printed
 from analysis.papers.experiments import Experiment, Panel
 from analysis.report import rerun_commands
-from analysis.report.blocks import Block, ClaimCard, Fold, Heading, Paragraph, PlainTable, Plot, Section
+from analysis.report.blocks import Block, ClaimRow, ClaimTable, Fold, Heading, Paragraph, PlainTable, Plot, Section
 from analysis.report.overview_section import sentences
 
 TONES = {"holds": "good", "does not hold": "bad"}
@@ -50,31 +50,38 @@ def _panel(experiment: Experiment, panel: Panel, number: int) -> list[Block]:
 
 
 def claims_section(verdicts: Sequence[Verdict]) -> Section:
-    """The claims that these runs test, and the others folded away."""
-    cards = [_card(verdict) for verdict in verdicts]
-    untested = [card for card in cards if not card.figures]
-    blocks: list[Block] = [Paragraph(sentences(render.summary(verdicts)), quiet=True)]
-    blocks += [card for card in cards if card.figures]
+    """The claims that these runs test, by section of the papers, and the others folded away."""
+    tested = [verdict for verdict in verdicts if verdict.figures]
+    untested = [verdict for verdict in verdicts if not verdict.figures]
+    blocks: list[Block] = [Paragraph(sentences(render.summary(verdicts)), quiet=True), *_claim_tables(tested)]
     if untested:
-        blocks.append(Fold(f"{len(untested)} claims that no run here tests", untested))
+        blocks.append(Fold(f"{len(untested)} claims that no run here tests", _claim_tables(untested)))
     return Section("claims", "Claims", "Which of the papers' findings hold on this machine?", blocks)
 
 
-def _card(verdict: Verdict) -> ClaimCard:
+def _claim_tables(verdicts: Sequence[Verdict]) -> list[ClaimTable]:
+    return [ClaimTable(title, list(map(_claim_row, part))) for title, part in render.sections(verdicts)]
+
+
+def _claim_row(verdict: Verdict) -> ClaimRow:
     """A verdict, without a colour where the runs are not of GPUs as the papers', so that it says nothing of theirs."""
     claim, figures = verdict.claim, verdict.figures
-    tone = "none" if not figures else TONES.get(verdict.verdict, "open") if verdict.of_gpus else "open"
+    tone = "none" if not figures else TONES.get(verdict.verdict, "open") if verdict.decides else "open"
     names = labels(figures)
     if figures and figures[0].where and len({figure.what for figure in figures}) == 1:
         names = [f"{figures[0].what}, {name}" for name in names]
-    return ClaimCard(
+    labelled = list(zip(names, figures, strict=True))
+    extremes = render.extremes(labelled) if len(labelled) > render.MAX_LISTED else []
+    return ClaimRow(
         claim.says,
         verdict.verdict,
         tone,
-        [(name, figure.text) for name, figure in zip(names, figures, strict=True)],
+        [(name, figure.text) for name, figure in labelled],
         render.measured(verdict) if figures else verdict.why,
-        claim.printed,
-        f"{claim.source}; {claim.note}" if claim.note else claim.source,
+        claim.printed or "-",
+        [f"{paper}, {place}" for paper, place in claim.places.items()],
+        claim.note,
         verdict.marks,
+        [(name, figure.text) for name, figure in extremes],
         verdict.command,
     )
