@@ -14,6 +14,7 @@ from multicard.config import callbacks
 from multicard.controller import session
 from multicard.controller.workload import Workload
 from multicard.ranks import interruption
+from multicard.sweep import full_scale
 
 
 def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> int:
@@ -31,6 +32,9 @@ def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> 
         command_line.check(overrides, workload)
         if {"-h", "--help"} & {*words}:
             print(command_help.text(workload, usage or "", command_line.first_values(overrides)))
+            return 0
+        if command_line.plans_all(overrides):
+            session.say("\n".join(full_scale.text(workload, words)))
             return 0
         main()
     except (HydraException, OmegaConfBaseException) as error:  # some are a ValueError too

@@ -65,6 +65,12 @@ def first_values(chosen: list[Override]) -> list[str]:
     return words
 
 
+def plans_all(chosen: list[Override]) -> bool:
+    """Whether a command asks what all experiments would take."""
+    values = {override.key_or_group: override.value() for override in chosen if not override.is_sweep_override()}
+    return values.get("experiment") == workloads.ALL and values.get("dry_run") is True
+
+
 def check(chosen: list[Override], workload: Workload) -> None:
     """Refuse what Hydra would compose: options of the other entry, keys that are added or taken away, sweeps of
     experiments, numbers that would count as true.

@@ -1,6 +1,6 @@
 """The cells of a sweep: what an experiment sweeps, and the words of the command, which win over it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,14 +39,22 @@ class Axes:
         own = OmegaConf.load(CONF / "experiment" / f"{name}.yaml").hydra.sweeper
         return Axes(own.params, {**smoke, **own.get("smoke", {})}, own.get("exclude", ()))
 
-    def cells(self, words: Sequence[str], shrunk: bool, times: int, loader: ConfigLoader | None = None) -> Cells:
-        """The overrides of each cell. It says which are left out.
+    def cells(
+        self,
+        words: Sequence[str],
+        shrunk: bool,
+        times: int,
+        loader: ConfigLoader | None = None,
+        tell: Callable[[str], None] = say,
+    ) -> Cells:
+        """The overrides of each cell.
 
         Args:
             words: of the command.
             shrunk: whether `scale=smoke` is set.
             times: how often each is measured; 0 where the launcher decides.
             loader: finds the options of `glob()`.
+            tell: is called with a line about cells that are left out.
         """
         values = {**self.params, **(self.smoke if shrunk else {})}
         axes = [f"{key}={value}" for key, value in values.items() if value is not None]
@@ -56,7 +64,7 @@ class Axes:
             named = {f"{key}={value}" for key, value in entry.items()}
             within = [overrides for overrides in cells if not named <= {*overrides}]
             if len(within) < len(cells):
-                say(f"{count(len(cells) - len(within), 'cell')} left out, which cannot be: {' '.join(sorted(named))}")
+                tell(f"{count(len(cells) - len(within), 'cell')} left out, which cannot be: {' '.join(sorted(named))}")
             cells = within
         return cells
 
