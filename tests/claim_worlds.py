@@ -113,9 +113,9 @@ def shares_of_four(cell: Cell, x: float) -> dict[str, Any]:
     return {"launch_s": x if small else 1.0, "comm_s": x if small else 1.0, "copy_s": 5.0}
 
 
-def tensors(_: Cell, x: Any) -> dict[str, Any]:
+def tensors(cell: Cell, x: Any) -> dict[str, Any]:
     """So many times the bytes of the images as tensors, by 21 epochs."""
-    whole = 21 * 60_000 * 3 * 300**2 * 4
+    whole = 21 * 60_000 * 3 * cell["dataset.image_size"] ** 2 * 4
     return {"h2d": [whole * one for one in x] if isinstance(x, list) else whole * x}
 
 
@@ -135,6 +135,30 @@ def calls_by_both(cell: Cell, x: float) -> dict[str, Any]:
 
 def first_calls(_: Cell, x: float) -> dict[str, Any]:
     return {"event_s": x, "launch_s": x, "gather_s": 1.0, "copy_s": 0.1}
+
+
+def falling_calls(figure: str) -> World:
+    """A metric of a profile that falls x times from fp64 to fp32, and 4 times to fp16."""
+    return lambda cell, x: {"profiled": True, figure: {"fp64": 4.0, "fp32": 4.0 / x, "fp16": 1.0}[cell["precision"]]}
+
+
+def destroying(cell: Cell, x: float) -> dict[str, Any]:
+    return {"profiled": True, "destroy_s": {"fp64": 4.0 * x, "fp32": 4.0, "fp16": 1.0}[cell["precision"]]}
+
+
+def copies_of_fp64(cell: Cell, x: float) -> dict[str, Any]:
+    at = x if cell["precision"] == "fp64" else 1.0
+    return {"profiled": True, "copy_s": at, "memcpy_s": at}
+
+
+def launches_of_instruct(cell: Cell, x: float) -> dict[str, Any]:
+    instruct = cell["template"] == "instruct"
+    return {"profiled": True, "launch_s": x if instruct else 1.0, "sync_s": 1.2 if instruct else 1.0}
+
+
+def without_memory(cell: Cell, x: dict[tuple[str, int], str]) -> dict[str, Any]:
+    large = cell["dataset.image_size"] == 500
+    return {"status": x.get((cell["loader"], cell["gpus"]), "ok")} if large else {}
 
 
 def qlora_then_qat(cell: Cell, x: float) -> dict[str, Any]:
@@ -199,6 +223,11 @@ CASES = {
     "precision-accuracy": Case(only("precision", "fp16", accuracy=float), 0.98, 0.95, 0.97),
     "precision-memory": Case(by_precision, 2.0, 0.8, scattered(1.0)),
     "precision-volume": Case(numbers, 2, 1, [3.0, 4.6]),
+    "precision-copies": Case(falling_calls("copy_s"), 2.0, 1.2, 1.6),
+    "precision-memcpy": Case(falling_calls("memcpy_s"), 2.0, 1.2, 1.6),
+    "precision-broadcast": Case(falling_calls("broadcast_s"), 2.0, 1.2, 1.6),
+    "precision-event-destroy": Case(destroying, 4.0, 2.0, 3.0),
+    "precision-copies-most": Case(copies_of_fp64, 4.0, 0.3, 1.0),
     "accuracy-within-20-epochs": Case(learnt, 0.99, 0.95, 0.98),
     "accuracy-within-3-epochs": Case(learnt, 0.99, 0.95, 0.98),
     "pinned-gain": Case(slower("pin_memory", False), 1.5, 1.02, 1.07),
@@ -232,6 +261,13 @@ CASES = {
     "dali-does-not-lose": Case(lambda cell, x: {"s": x if cell["gpus"] > 2 else 1.0}, 0.8, 1.5, 1.05),
     "dataloader-pauses": Case(pauses, 5.0, 0.2, 1.0),
     "dali-does-not-pause": Case(pauses_of_dali, 0.01, 0.5, 0.05),
+    "reading-takes-long": Case(lambda _, x: {"read_s": x}, 10.0, 0.1, 0.05 * 21.9),
+    "dataloader-needs-memory": Case(
+        without_memory,
+        {("torch", 2): "oom", ("torch", 4): "oom"},
+        {("torch", 2): "oom"},
+        {("torch", 2): "oom", ("torch", 4): "oom", ("dali", 2): "failed"},
+    ),
     "dataloader-copies-alike": Case(tensors, 1.0, 0.5, scattered(0.99)),
     "nhwc-level-with-dali": Case(nhwc, 0.9, 1.5, 1.05),
     "nhwc-explains-dali": Case(layout_alone, 1.0, 1.4, 1.05),
@@ -241,6 +277,8 @@ CASES = {
     "total-by-gpus": Case(falling, 1.5, 0.8, 1.0),
     "alpaca-longest": Case(rows, 1.5, 0.8, 1.0),
     "pinned-tuning": Case(slower("pin_memory", False), 1.0, 1.2, 1.05),
+    "launches-follow-iterations": Case(launches_of_instruct, 2.0, 0.5, 1.0),
+    "synchronising-varies-less": Case(launches_of_instruct, 3.0, 1.05, 1.2),
     "pinned-tuning-copies": Case(only("pin_memory", True, copy_s=float), 1.2, 0.5, 1.0),
     "lora-fastest": Case(slower("method", *OTHERS), 1.5, 0.8, 1.0),
     "qlora-and-qat-slowest": Case(qlora_then_qat, 1.5, 0.8, 1.0),
@@ -280,16 +318,15 @@ CASES = {
     "up-to-52-percent-traffic": Case(traffic, 4.0, 1.1, scattered(1 / 0.48)),
 }
 FIXED = {"llm_api_share": {"gpus": 4}, "transfer_volume": {"gpus": 4}}  # set, not swept
-REDUCED = {
-    "loaders": {"dataset.image_size": (300,)},
-}
+PROFILED_TOO = ("table2", "datasets")  # their cells may be profiled
 
 
 def grid(name: str) -> list[Cell]:
-    """The cells of an experiment, all or enough of them, with what it chooses for them."""
+    """The cells of an experiment, with what it chooses for them."""
     experiment = experiments.load(name)
-    swept = {**experiment.swept, **REDUCED.get(name, {})}
-    cells = [tuple(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+    cells = [
+        tuple(zip(experiment.swept, values, strict=True)) for values in itertools.product(*experiment.swept.values())
+    ]
     return [{**experiment.chosen, **FIXED.get(name, {}), **dict(cell)} for cell in cells if experiment.has(cell)]
 
 
@@ -311,10 +348,12 @@ def write(folder: Path, name: str, world: Callable[[Cell], dict[str, Any]], seed
             records.write(folder / f"{name}-{index}-{seed}", record, steps)
 
 
-def write_repeated(folder: Path, name: str, seeds: int = 10, **changes: Any) -> None:
-    for seed, off in enumerate(np.linspace(-0.005, 0.005, seeds).tolist()):
+def write_repeated(folder: Path, name: str, seeds: int = 10, apart: float = 0.01, **changes: Any) -> None:
+    """Repetitions of a setting that no claim reads, the fastest and the slowest so far apart."""
+    for seed, off in enumerate(np.linspace(-apart / 2, apart / 2, seeds).tolist()):
         cell = {**grid(name)[0], "lr": 0.077}
-        record, step_s = run(experiments.load(name).kind, cell, repeated(1 + off), seed, changes)
+        figures = repeated(1 + off) | {"profiled": name in PROFILED_TOO}
+        record, step_s = run(experiments.load(name).kind, cell, figures, seed, changes)
         records.write(folder / f"{name}-repeated-{seed}", record, None if step_s is None else records.steps(step_s))
 
 
@@ -322,6 +361,7 @@ def repeated(factor: float) -> dict[str, Any]:
     """The figures of a run that is so many times as slow as others of its setting."""
     relative = dict.fromkeys(("s", "memory", "loss", "copy_s", "sync_s", "comm_s"), factor)
     calls_s = {"launch_s": factor**2, "gather_s": factor**3, "event_s": factor**4, "nsys": factor}
+    calls_s |= {"memcpy_s": factor, "broadcast_s": factor, "destroy_s": factor, "read_s": factor**2}
     return relative | calls_s | {"accuracy": 0.98 * factor**0.1, "waiting": 0.5 * factor}
 
 
@@ -335,13 +375,14 @@ def run(kind: str, cell: Cell, figures: dict[str, Any], seed: int, changes: dict
     h2d_bytes = int(figures.get("h2d", 1e6))
     record["transfer_bytes"] |= {"h2d": h2d_bytes, "h2d_images": {"train": h2d_bytes, "evaluate": 0}}
     record["communication_bytes"]["all_reduce"] = int(figures.get("received", 0))
-    if "profile" in cell:
+    if "profile" in cell or figures.get("profiled"):
         record["profile"] = profiled(cell["gpus"], figures)
     step_s = figures.get("s", 1.0) * waves(40)
     if kind == "llm":
         record["total_s"] = 40 * figures.get("s", 1.0)
         record["iteration_s"] |= {"mean": float(step_s[1:].mean()), "count": 39, "warmup_count": 1}
         return record, step_s
+    record["input"] |= {"read_s": figures["read_s"]} if "read_s" in figures else {}
     epochs_s = figures.get("s", 1.0) + 0.1 * waves(21, 0.0)
     ended = np.cumsum(epochs_s)
     loss = 0.9 ** np.arange(21) * figures.get("loss", 1.0) * (waves(21) if "loss" in figures else 1.0)
@@ -372,7 +413,9 @@ def profiled(gpus: int, figures: dict[str, Any]) -> dict[str, Any]:
             ("api", "cudaLaunchKernel"): figures.get("launch_s", 0.0) * off[rank],
             ("api", "cudaEventSynchronize"): figures.get("event_s", 0.0) * off[rank],
             ("collective", "nccl AllGather"): figures.get("gather_s", 1.0) * off[rank],
-            ("api", "cudaMemcpyAsync"): (1 - waiting[rank]) * off[rank],
+            ("collective", "nccl Broadcast"): figures.get("broadcast_s", 1.0) * off[rank],
+            ("api", "cudaEventDestroy"): figures.get("destroy_s", 0.0) * off[rank],
+            ("api", "cudaMemcpyAsync"): figures.get("memcpy_s", 1 - waiting[rank]) * off[rank],
         }
         for rank in range(gpus)
     ]

@@ -52,6 +52,11 @@ def share_of_pauses(sides: Sides) -> Interval:
     return sides.share(sides.readings.share_of_pauses)
 
 
+def share_of_reading(sides: Sides) -> Interval:
+    """The share of reading the data set into memory in the run, its start included; of `top` alone."""
+    return sides.share(sides.readings.share_of_reading)
+
+
 def cost_of_nsys(sides: Sides) -> Interval:
     """The time of a step that Nsight Systems records, to one that it does not; of `top` alone."""
     return sides.factor(sides.readings.cost_of_nsys)
@@ -209,6 +214,7 @@ MEASURES = {
     "time_in_pauses": Measure(time_in_pauses),
     "share_of_pauses": Measure(share_of_pauses),
     "iteration": Measure(iteration, "step_s"),
+    "share_of_reading": Measure(share_of_reading),
     "cost_of_nsys": Measure(cost_of_nsys),
     "peak_memory": Measure(peak_memory, "peak_memory_bytes"),
     "images_trained": Measure(images_trained, "samples_trained"),

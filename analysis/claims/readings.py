@@ -25,6 +25,7 @@ class _Record:
     profile: Profile | str
     h2d_bytes: dict[str, dict[str, Any]]
     step_s: dict[str, Any]
+    read_s: float | None
 
 
 class Readings:
@@ -104,6 +105,17 @@ class Readings:
         value_bits = int(precision.transfer[-2:])  # float32, bfloat16
         return images / (samples * 3 * size_px**2 * value_bits / 8)
 
+    def share_of_reading(self, run: Run) -> float:
+        """The share of reading the data set into each process (`input.read_s`) in the run, its start included.
+
+        Raises:
+            ValueError: a record without these times.
+        """
+        read_s, start_s, total_s = self._record(run).read_s, run["startup_s"], run["total_s"]
+        if not isinstance(read_s, int | float) or not start_s or not total_s:
+            raise ValueError("a record without the time of reading: dataset.cache=process has it")
+        return read_s / (start_s + total_s)
+
     def cost_of_nsys(self, run: Run) -> float:
         """The time of a step that Nsight Systems records, to one that it does not.
 
@@ -178,6 +190,7 @@ class Readings:
                     if key.startswith("h2d_") and isinstance(part, dict)
                 },
                 step_s if isinstance(step_s := (record.get("profile") or {}).get("step_s"), dict) else {},
+                (record.get("input") or {}).get("read_s"),
             )
         return self._records[run.folder]
 

@@ -227,10 +227,11 @@ class SpreadsMore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
     measure: str
     than: str = ""
     than_measure: str = ""
+    only: dict[str, Any] = {}
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
         axes = [self.axis] if self.than in ("", self.axis) else [self.axis, self.than]
-        return [self._comparison(panel, cell, axes) for cell in _cells(panel, axes, {})]
+        return [self._comparison(panel, cell, axes) for cell in _cells(panel, axes, self.only)]
 
     def _comparison(self, panel: Panel, cell: Cell, axes: list[str]) -> Comparison:
         wide = _lines(panel, cell, axes)
@@ -253,22 +254,21 @@ class SpreadsMore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
 
 class Ends(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="ends"):
-    """Runs of a method end with a status, by the number of GPUs: `ok`, or `oom` where memory runs out."""
+    """Runs of cells end with a status: `ok`, or `oom` where memory runs out. cells: each by some swept columns."""
 
-    method: str
-    status_by_gpus: dict[int, str]
+    cells: list[dict[str, Any]]
+    status: str
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
         comparisons = []
-        for gpus, expected in self.status_by_gpus.items():
-            runs = tuple(run for group in _groups(panel, {"method": self.method, "gpus": gpus}) for run in group)
+        for cell in self.cells:
+            runs = tuple(run for group in _groups(panel, cell) for run in group)
             statuses = {run["status"] for run in runs}
             refuted = statuses <= {"ok", "oom"} and len(statuses) == 1
-            verdict = HOLDS if statuses == {expected} else FAILS if refuted else UNDECIDED
+            verdict = HOLDS if statuses == {self.status} else FAILS if refuted else UNDECIDED
             settled = verdict, " and ".join(sorted(statuses))
-            where = f"method={self.method} gpus={gpus}"
             bounds = UNITS["times"], -math.inf, math.inf
-            comparisons.append(Comparison("it ends", where, *bounds, runs, settled=settled))
+            comparisons.append(Comparison("it ends", _typed(tuple(cell.items())), *bounds, runs, settled=settled))
         return comparisons
 
 
