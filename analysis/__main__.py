@@ -26,9 +26,10 @@ if __name__ == "__main__":
 
 from analysis import formatting
 from analysis.cli import parser
-from analysis.commands import best, compare, compare_table, list_runs, table, table_formats
+from analysis.commands import best, compare, compare_table, dataset_table, list_runs, table, table_formats
 from analysis.figures import write_files
 from analysis.papers import experiments
+from analysis.papers.printed import DATASETS
 from analysis.runs import load, sql
 from analysis.runs.caveats import legend
 from multicard.records import text_table
@@ -98,13 +99,19 @@ def _best(options: argparse.Namespace) -> int:
 
 
 def _table(options: argparse.Namespace) -> int:
-    experiment = experiments.load(options.experiment)
-    loaded = load.read(options.folders or FOLDERS)
-    panels = experiments.panels(experiment, loaded.runs, options.mix)
-    if not panels:
-        raise ValueError(f"{experiment.name} is not measured; this measures it: {experiment.command}")
-    chosen, rest = (panels, []) if options.all else experiments.fullest(panels)
-    content = table_formats.FORMATS[options.format](table.tables(experiment, chosen))
+    rest = []
+    if options.experiment == DATASETS:
+        loaded = load.read(options.folders or FOLDERS)
+        tables = [dataset_table.table(loaded.runs)]
+    else:
+        experiment = experiments.load(options.experiment)
+        loaded = load.read(options.folders or FOLDERS)
+        panels = experiments.panels(experiment, loaded.runs, options.mix)
+        if not panels:
+            raise ValueError(f"{experiment.name} is not measured; this measures it: {experiment.command}")
+        chosen, rest = (panels, []) if options.all else experiments.fullest(panels)
+        tables = table.tables(experiment, chosen)
+    content = table_formats.FORMATS[options.format](tables)
     if options.out is not None:
         write_text(options.out, content + "\n")
         return 0

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from analysis.commands import best, compare, list_runs, table, table_formats
 from analysis.figures import write_files
 from analysis.papers import experiments
+from analysis.papers.printed import DATASETS
 from analysis.stats.between_runs import MARGIN
 
 CLAIMS = "The claims of the two papers, tested on your runs: each holds, does not hold, is undecided or not measured."
@@ -48,7 +49,7 @@ def _list(commands: Any) -> argparse.ArgumentParser:
 
 def _table(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser("table", help="a table or figure of the papers", description=table.__doc__)
-    command.add_argument("experiment", metavar="NAME", help=", ".join(experiments.names()))
+    command.add_argument("experiment", metavar="NAME", help=", ".join([*experiments.names(), DATASETS]))
     _folders(command)
     command.add_argument("--format", choices=table_formats.FORMATS, default="text")
     command.add_argument("--all", action="store_true", help="include settings with few of the cells")

@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
+from analysis.__main__ import main
 from analysis.papers import experiments, printed, same_setting
 from analysis.papers.experiments import Panel
 from analysis.papers.printed import PrintedFigure
 from analysis.runs import load
-from analysis.runs.columns import FIGURES
-from tests import papers_records
+from analysis.runs.columns import FIGURES, flat
+from multicard.config.llm import DATASETS
+from tests import papers_records, records
+from tests.conftest import composed
 
 BASES = {"table2": {"precision": "fp64"}, "table3": {"pin_memory": False}, "table5": {"pin_memory": False}}
 UNITS = {"s", "%", "share", "px", "GB", "MB", "kB", "rows", "tokens", "epochs", "x"}
@@ -139,3 +144,49 @@ def test_what_is_printed_elsewhere_is_a_line_a_source(name: str):
     }
     named = [line for line in lines if not re.search(r"Table 2 of", line)]
     assert len(named) == len(sources) and all(any(source in line for line in named) for source in sources)
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_each_experiment_is_as_printed_but_for_what_is_said(name: str):
+    """Key by key: what the papers print, what they do not and the experiment chose, and `instead` with its reason."""
+    experiment = experiments.load(name)
+    known = same_setting.settings(experiment)
+    content = yaml.safe_load((experiments.FOLDER / f"{name}.yaml").read_text())
+    params = {key: str(value) for key, value in content["hydra"]["sweeper"]["params"].items()}
+    fixed = [f"{key}={value}" for key, value in params.items() if "," not in value]
+    entry = {"vision": "train_vision", "llm": "tune_llm"}[experiment.kind]
+    config = OmegaConf.to_container(composed(f"experiment={name}", *fixed, entry=entry))
+    assert isinstance(config, dict)
+    own = flat({str(key): value for key, value in config.items()})
+    own = {key.removesuffix(".name") if key != "profile.name" else key: value for key, value in own.items()}
+    own |= {key: [*values] for key, values in experiment.swept.items()}
+    if own.get("template", "") is None:
+        own["template"] = DATASETS[own["dataset"]].template
+    of_machine = {"device"}  # auto: the GPUs that are there
+    differ = {key: own[key] for key, value in known.all.items() if key not in of_machine and not same(own[key], value)}
+    assert differ == {key: other.value for key, other in known.instead.items()}
+
+
+def same(value: Any, wanted: Any) -> bool:
+    """Whether two settings are alike; of axes, in any order."""
+    both_lists = isinstance(value, list) and isinstance(wanted, list)
+    return sorted(value, key=str) == sorted(wanted, key=str) if both_lists else value == wanted
+
+
+def test_table_4_has_the_papers_sizes_beside_those_of_whole_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    whole = {"dataset": {"name": "samsum", "rows": None}, "template": "summarize"}
+    read = {"text_rows": {"read": 14_731, "cut": 0, "left_out": 0}}
+    records.write(tmp_path / "whole", records.llm(**whole, **read))
+    records.write(tmp_path / "part", records.llm(dataset={"name": "alpaca_cleaned", "rows": 500}))
+    assert main(["table", "table4", str(tmp_path), "--format", "csv"]) == 0
+    rows = {row["dataset"]: row for row in csv.DictReader(capsys.readouterr().out.splitlines())}
+    assert {name: (row["paper rows"], row["paper size_mb"]) for name, row in rows.items()} == {
+        "alpaca_cleaned": ("51760", "24.1"),
+        "grammar": ("185000000", "3710.5"),
+        "samsum": ("16369", "10.71"),
+        "slimorca": ("363491", "307.0"),
+    }
+    assert (rows["samsum"]["rows"], rows["samsum"]["size_mb"]) == ("14731", "0.129384")
+    assert not rows["alpaca_cleaned"]["rows"] and all(row["template"] == row["paper template"] for row in rows.values())
+    assert main(["table", "table4", str(tmp_path)]) == 0
+    assert "no run here read the whole set" in capsys.readouterr().out

@@ -48,6 +48,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hardware: str
     versions: dict[str, str]
+    templates: dict[str, str]
     extract: dict[str, Any]
     kinds: dict[str, Settings]
     experiments: dict[str, Settings]
@@ -77,6 +78,11 @@ def settings(experiment: Experiment) -> Settings:
     return Settings(kind.printed | own.printed, kind.chosen | own.chosen, kind.instead | own.instead)
 
 
+def templates() -> dict[str, str]:
+    """The template that the papers print for each text data set."""
+    return _content().templates
+
+
 def differences(panel: Panel) -> list[Difference]:
     """In what a panel's runs are not of the papers' setting; empty where printed figures may stand beside them."""
     known = settings(panel.experiment)
@@ -85,11 +91,17 @@ def differences(panel: Panel) -> list[Difference]:
         if column in panel.experiment.swept or isinstance(wanted, list):
             continue
         values = {run[column] for run in panel.runs}
-        instead = known.instead.get(column)
-        if values != {wanted} and not (instead and instead.comparable and values == {instead.value}):
+        if values != {wanted} and not _as_good(panel.experiment, column, values):
+            instead = known.instead.get(column)
             why = instead.why if instead and values == {instead.value} else ""
             apart.append(Difference(column, tuple(sorted(values, key=str)), wanted, column in known.printed, why))
     return apart
+
+
+def _as_good(experiment: Experiment, column: str, values: set[Any]) -> bool:
+    """Whether values of a column are what the experiment has instead of what is printed, and may be compared."""
+    instead = settings(experiment).instead.get(column)
+    return instead is not None and instead.comparable and values == {instead.value}
 
 
 def beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
@@ -119,7 +131,8 @@ def _borrowed(panel: Panel, cell: Cell, other: Experiment, candidates: Sequence[
 
     def agrees(column: str, wanted: Any) -> bool:
         values = {swept[column]} if column in swept else {run[column] for run in runs}
-        return values == {wanted} or (cell not in panel.cells and len(values) > 1)  # what a swept group brings with it
+        brought = cell not in panel.cells and len(values) > 1  # by a swept group, and not known of an unmeasured cell
+        return values == {wanted} or brought or _as_good(panel.experiment, column, values)
 
     axes = {column for column, wanted in known.all.items() if isinstance(wanted, list)}
     if not all(agrees(column, wanted) for column, wanted in known.all.items() if column not in axes):
