@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 from analysis.papers import experiments
 from analysis.runs import load
 from multicard.config.base import LATER, ProfileName, ProfileWindow, WindowConfig
+from multicard.config.placement import Placement
+from multicard.controller import prepare
 from multicard.measure import memory, timing
 from multicard.measure.ranges import Ranges
 from multicard.measure.timing import PHASES
-from multicard.profiling import run_profile
+from multicard.profiling import nsys_launch, run_profile
 from multicard.profiling.training_window import TrainingWindow
 from multicard.records import comparable
 from tests import records
@@ -32,7 +35,7 @@ def window(tmp_path: Path, **options: Any) -> TrainingWindow:
 
 
 def test_a_training_is_profiled_from_its_start_to_its_end(measured: Measured):
-    result = measured("gpus=2", "epochs=2", "profile=kineto", "profile.window=start", "profile.seconds=720")
+    result = measured("gpus=2", "epochs=2", "profile=auto", "profile.window=start", "profile.steps=null")
     assert result["status"] == "ok", result["cause"]
     profile, steps = result["profile"], result["step_s"]["count"] + result["step_s"]["warmup_count"]
     assert (profile["window"], profile["ended"], profile["first_step"], profile["steps"]) == ("start", "run", 0, steps)
@@ -134,3 +137,24 @@ def test_trainings_that_were_traced_are_in_no_table_of_times(tmp_path: Path):
     assert [run["marks"].count(comparable.PROFILED) for run in runs] == [0, 0, 1, 1]
     (panel,) = experiments.panels(experiments.load("table2"), runs)
     assert [run.folder.name for run in panel.runs] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "name"), [("cuda", True, "nsys"), ("cuda", False, "kineto"), ("cpu", True, "kineto")]
+)
+def test_auto_is_nsys_where_it_is_installed(
+    device: str, installed: bool, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(nsys_launch, "installed", lambda: installed)
+    config = typed("profile=auto", "profile.window=start", "profile.steps=null")
+    own = prepare._with_profiler(config, Placement(device, "gloo", 1, False))
+    assert own.profile == replace(config.profile, name=ProfileName(name))
+    assert own.identity() == typed(f"profile={name}", "profile.window=start", "profile.steps=null").identity()
+    lines = capsys.readouterr().out.splitlines()
+    said = [line for line in lines if line.startswith("profile=auto: no nsys") and "cudaEventDestroy" in line]
+    assert len(lines) == len(said) == (1 if (device, name) == ("cuda", "kineto") else 0)
+
+
+def test_steps_are_without_end_from_the_start_alone():
+    with pytest.raises(ValueError, match=r"^profile\.steps=null: give the steps, or profile\.seconds"):
+        typed("profile=kineto", "profile.steps=null")

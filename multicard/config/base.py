@@ -42,9 +42,12 @@ class TrackerMode(StrEnum):
 
 
 class ProfileName(StrEnum):
+    """`auto` is nsys on CUDA where it is installed, else kineto; a run's record has the one that was taken."""
+
     none = "none"
     kineto = "kineto"
     nsys = "nsys"
+    auto = "auto"
 
 
 class ProfileWindow(StrEnum):
@@ -71,7 +74,7 @@ class WindowConfig(ProfileConfig):
     )
     skip: int = key(3, "window=after: steps before the profiler is switched on")
     warmup: int = key(3, "window=after: steps whose events are dropped, before those that are profiled")
-    steps: int = key(10, "steps that are profiled")
+    steps: Optional[int] = key(10, "steps that are profiled; null, window=start: to the end of the training")
     seconds: Optional[float] = key(None, "profile as many steps as these take, instead of profile.steps")
     budget_bytes: int = key(
         1_000_000_000,
@@ -82,8 +85,10 @@ class WindowConfig(ProfileConfig):
     def __post_init__(self) -> None:
         for name, least in (("skip", 0), ("warmup", 1), ("steps", 1), ("budget_bytes", 1)):
             value = getattr(self, name)
-            require(value >= least, f"profile.{name}={value}: must be {least} or more")
+            require(value is None or value >= least, f"profile.{name}={value}: must be {least} or more")
         seconds = self.seconds
+        bounded = self.steps is not None or seconds is not None or self.from_start
+        require(bounded, "profile.steps=null: give the steps, or profile.seconds, or profile.window=start")
         require(
             seconds is None or 0 < seconds < inf,
             f"profile.seconds={seconds}: must be above 0, or null for profile.steps",

@@ -15,6 +15,7 @@ from multicard.config.keys import require
 from multicard.config.placement import Placement, place
 from multicard.controller import attempts
 from multicard.controller.peers import Peers
+from multicard.controller.session import say
 from multicard.controller.workload import Workload
 from multicard.machine import devices, environment
 from multicard.machine.allocation import Allocation
@@ -119,6 +120,7 @@ def prepare(
     peers.meet()
     config = typed(workload, cfg)
     placement = check(workload, config, allocation)
+    config = _with_profiler(config, placement)
     try:
         trained = attempts.is_trained(folder, placement.world_size)
         restarted = run_folder.claim(folder, allocation.job, keep=trained and not cfg.rerun)
@@ -150,6 +152,15 @@ def prepare(
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
         raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
     return PreparedRun(workload, config, placement, folder, allocation, load, others, arguments)
+
+
+def _with_profiler(config: RunConfig, placement: Placement) -> RunConfig:
+    """The configuration with the profiler that `profile=auto` is here, and a line where it is the lesser one."""
+    own = nsys_launch.chosen(config, placement.device)
+    if own is not config and own.profile.name is ProfileName.kineto and placement.device == "cuda":
+        lacks = "which does not record cudaEventDestroy, and holds all events in memory"
+        say(f"profile=auto: no nsys on the PATH (Nsight Systems): torch's own profiler (kineto) instead, {lacks}")
+    return own
 
 
 def _untimed(

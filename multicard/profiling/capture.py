@@ -27,7 +27,7 @@ class Window:
     def __init__(self, config: WindowConfig, rank: Rank, folder: Path, ranges: Ranges, step_s: float) -> None:
         self.config, self.rank, self.ranges = config, rank, ranges
         self.file = folder / "profile" / f"r{rank.rank:02d}.json.gz"
-        self.steps = config.steps
+        self.steps = config.steps or 1
         if config.seconds is not None:
             self.steps = max_over_ranks(rank, max(1, math.ceil(config.seconds / step_s)))
         self.first = config.skip + config.warmup

@@ -1,8 +1,10 @@
 """Ranks under Nsight Systems (`profile=nsys`)."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+from multicard.config.base import ProfileName, RunConfig
 from multicard.config.keys import require
 
 
@@ -14,8 +16,21 @@ def check(device: str) -> None:
     """
     remedy = "use profile=kineto"
     require(device == "cuda", f"profile=nsys: profiles CUDA devices, and the ranks are on CPU; {remedy}")
-    on_path = shutil.which("nsys") is not None
-    require(on_path, f"profile=nsys: Nsight Systems is not installed (no nsys on the PATH); install it, or {remedy}")
+    require(
+        installed(), f"profile=nsys: Nsight Systems is not installed (no nsys on the PATH); install it, or {remedy}"
+    )
+
+
+def chosen(config: RunConfig, device: str) -> RunConfig:
+    """The same configuration with the profiler that `profile=auto` is on these devices."""
+    if config.profile.name is not ProfileName.auto:
+        return config
+    name = ProfileName.nsys if device == "cuda" and installed() else ProfileName.kineto
+    return replace(config, profile=replace(config.profile, name=name))
+
+
+def installed() -> bool:
+    return shutil.which("nsys") is not None
 
 
 def command(folder: Path) -> tuple[str, ...]:

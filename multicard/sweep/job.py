@@ -19,6 +19,7 @@ from multicard.energy.sampler import Sampler
 from multicard.machine import environment, private, slurm
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import pause
+from multicard.profiling import nsys_launch
 from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure, Interrupted
 from multicard.records import run_folder
@@ -169,6 +170,7 @@ class SlurmJob(CellJob):
         try:
             config = prepare.typed(self.workload, self.cfg)
             placement = prepare.check(self.workload, config, allocation)
+            config = nsys_launch.chosen(config, placement.device)
         except ValueError as error:
             guest.wait_for_start(str(error))
             return None
