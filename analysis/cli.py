@@ -105,7 +105,9 @@ def _claims(commands: Any) -> argparse.ArgumentParser:
 
 def _figure(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser("figure", help="the papers' figures, of your runs", description=write_files.__doc__)
-    command.add_argument("name", metavar="NAME", help="an experiment, all, losses, phases, efficiency or trade_off")
+    command.add_argument(
+        "name", metavar="NAME", help="an experiment, all, losses, phases, efficiency, trade_off or timelines"
+    )
     _folders(command)
     command.add_argument(
         "--out", metavar="FOLDER", type=Path, default=write_files.OUT, help="the folder to write to (outputs/figures)"

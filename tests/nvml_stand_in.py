@@ -74,7 +74,7 @@ READS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
     "nvmlDeviceGetIndex": lambda gpu: gpu.bus,
     "nvmlDeviceGetName": lambda _: "H200",
-    "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=150_000_000_000),
+    "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=150_000_000_000, used=3_000_000_000),
     "nvmlDeviceGetMaxClockInfo": _clock,
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
     "nvmlDeviceGetPowerUsage": lambda gpu: gpu.power_mw,

@@ -1,8 +1,8 @@
 """`figure`: the papers' figures and tables, and general ones, drawn from one's own runs, as files.
 
 NAME is one of `conf/experiment/`, `all` of them, or of any runs: `losses` over epochs or steps, `phases` of a step,
-`efficiency` by GPUs, `trade_off` of time against accuracy and memory. Further settings, machines and commits that were
-measured are files of their own: NAME-2, NAME-3 and so on.
+`efficiency` by GPUs, `trade_off` of time against accuracy and memory, `timelines` of the GPUs. Further settings,
+machines and commits that were measured are files of their own: NAME-2, NAME-3 and so on.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def write(
     Raises:
         ValueError: no such figure or format, or nothing to draw.
     """
-    from analysis.figures.draw import GENERAL, experiment_figures  # a second
+    from analysis.figures.draw import GENERAL, NEEDS, TIMELINES, experiment_figures  # a second
     from analysis.figures.vega import FORMATS, save
 
     unknown = [suffix for suffix in formats if suffix not in FORMATS]
@@ -43,7 +43,7 @@ def write(
     if name in GENERAL:
         figures = GENERAL[name](runs)
         if not figures:
-            raise ValueError(f"{name}: none of {len(runs)} runs has what it shows")
+            raise ValueError(f"{name}: none of {len(runs)} runs has {NEEDS.get(name, 'what it shows')}")
     else:
         repeated = RepeatedRuns(runs)
         for experiment in map(experiments.load, experiments.names() if name == ALL else [name]):
@@ -52,6 +52,8 @@ def write(
             drawn = experiment_figures(experiment, shown, printed.figures(experiment.name))
             figures += drawn
             unmeasured += [] if drawn else [f"{experiment.name}: not measured: {experiment.command}"]
+            lacks = drawn and experiment.view.timelines and TIMELINES not in drawn[-1].name
+            unmeasured += [f"{experiment.name}-{TIMELINES}: no run has {NEEDS[TIMELINES]}"] if lacks else []
         if not figures:
             rest = f" (nor any of {len(unmeasured) - 1} others)" if len(unmeasured) > 1 else ""
             raise ValueError(unmeasured[0] + rest)

@@ -40,6 +40,7 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         `calls` and `shares`, which show the metrics of profiles; `curves` shows epochs.
     base: the value of `subject` that the others are compared with; by column, where it has a value in several.
     saved: the share of the base's time that a cell saves is shown instead of its speed-up.
+    timelines: the GPUs over the time of each run of the fullest panel are drawn too.
     form: `lines`, `bars`, `curves` over epochs, `calls` (times of CUDA calls, copies and collectives) or `shares` (of
         the host's time in CUDA calls).
     """
@@ -50,6 +51,7 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     form: Literal["lines", "bars", "curves", "calls", "shares"] = "lines"
     base: Any = None
     saved: bool = False
+    timelines: bool = False
 
     @property
     def of_profiles(self) -> bool:

@@ -14,6 +14,7 @@ COLUMNS = (
     "memory_clock_mhz",
     "temperature_c",
     "utilisation",
+    "memory_bytes",
     "reasons",  # NVML's bits for reduced clocks, see `integrals.REASONS`
 )
 
@@ -34,8 +35,8 @@ def read_gpu(library: Any, handle: Any, missing: dict[str, str]) -> list[float]:
         reason = None
         for function, *arguments in calls:
             value, reason = nvml.ask_why(library, function, handle, *arguments)
-            if value is not None:
-                return float(getattr(value, "gpu", value)) * scale  # utilisation: of the GPU, not of its memory
+            if value is not None:  # utilisation: of the GPU, not of its memory; memory: in use
+                return float(getattr(value, "gpu", getattr(value, "used", value))) * scale
         missing[column] = reason or "no value"
         return float("nan")
 
@@ -52,6 +53,7 @@ def read_gpu(library: Any, handle: Any, missing: dict[str, str]) -> list[float]:
             (library.nvmlDeviceGetTemperature, sensor),
         ),
         ask("utilisation", (library.nvmlDeviceGetUtilizationRates,), scale=0.01),
+        ask("memory_bytes", (library.nvmlDeviceGetMemoryInfo,)),
         ask(
             "reasons",
             (library.nvmlDeviceGetCurrentClocksEventReasons,),
