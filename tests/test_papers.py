@@ -136,7 +136,7 @@ def test_versions_and_machines_of_both_sides_are_named(tmp_path: Path):
     assert "CUDA 13.0.96; NVIDIA H200" in same_setting.versions(panel("table2", tmp_path))
 
 
-@pytest.mark.parametrize("name", ["table2", "templates", "vision_metrics", "loaders"])
+@pytest.mark.parametrize("name", ["table2", "templates", "precision_metrics", "loaders"])
 def test_what_is_printed_elsewhere_is_a_line_a_source(name: str):
     lines = printed.elsewhere(name, printed.figures(name, "total_s"))
     sources = {figure.source for figure in printed.everything() if figure.experiment == name} - {
