@@ -143,6 +143,7 @@ def test_what_is_printed_elsewhere_is_a_line_a_source(name: str):
         "Table 2 of both papers"
     }
     named = [line for line in lines if not re.search(r"Table 2 of", line)]
+    assert not any(re.search(r"ram 35 \(|epochs 20 epochs", line) for line in lines)  # a unit, once
     assert len(named) == len(sources) and all(any(source in line for line in named) for source in sources)
 
 

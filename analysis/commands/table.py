@@ -72,7 +72,7 @@ def _of_measures(panel: Panel) -> Table:
     cells = sorted([*panel.cells, *panel.missing], key=lambda cell: _order(panel, cell))
     rows = [_row(panel, cell, papers) for cell in cells]
     names = [name for name in rows[0] if any(row[name] is not None for row in rows) and not name.endswith(BOUNDS)]
-    headings = [PAPER if name.startswith(f"{PAPER} ") else name for name in names]
+    headings = [PAPER if name.startswith(f"{PAPER} ") else name.removeprefix("dataset.") for name in names]
     texts = [[_text(name, row) for name in names] for row in rows]
     figures = [figure for by_cell in papers.values() for figure in by_cell.values()]
     return Table(_title(panel), headings, texts, rows, _notes(panel, rows, figures))
@@ -223,6 +223,8 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[Pri
         notes.append(f"{DOUBTFUL}  {AGAINST_ONE}: {DOUBTFUL_MEANING}")
     if any(AGAINST_ONE in row and experiment.view.measures[0] == "step_s" for row in rows):
         notes.append("x 1 GPU: of an iteration, which on n GPUs takes n times the rows")
+    if any(EFFICIENCY in row for row in rows):
+        notes.append(f"{EFFICIENCY}: {AGAINST_ONE} / GPUs; what the papers' tables call so is {AGAINST_ONE} in percent")
     if panel.missing:
         notes.append(f"{len(panel.missing)} cells are not measured: {experiment.command}")
     if any(run["scale"] == "smoke" for run in runs):

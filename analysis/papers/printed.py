@@ -69,13 +69,13 @@ class PrintedFigure:
         factor, unit = (100, "%") if self.unit == "share" else (1, self.unit)
         ends = [f"{factor * end:,.10g}" for end in dict.fromkeys((self.low, self.high))]
         cell = " ".join(f"{key}={formatting.value('', value)}" for key, value in self.cell.items())
-        unit = "" if unit in self.measure.split("_") else f" {unit}"
+        unit = "" if unit in self.name.split() else f" {unit}"
         return f"{' to '.join(ends)}{unit}" + f" ({cell})" * bool(cell)
 
     @property
     def name(self) -> str:
         """The measure in words, without its unit."""
-        measure = self.measure.removeprefix(METRIC).replace("_percent", "")
+        measure = self.measure.removeprefix(METRIC).removeprefix("dataset.").replace("_percent", "")
         return re.sub(f"_{re.escape(self.unit.lower())}$", "", measure).replace("_", " ")
 
 
