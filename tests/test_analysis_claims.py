@@ -118,7 +118,7 @@ def test_a_claim_of_two_parts_needs_both(tmp_path: Path):
     few = [run for run in load.read([tmp_path]).runs if run["gpus"] <= 2]
     (verdict,) = judge(few, claims=named(["iteration-by-gpus"]))
     assert {figure.verdict for figure in verdict.figures} == {"holds"} and verdict.verdict == "undecided"
-    assert "3 of 9 comparisons" in verdict.why
+    assert "4 of 12 comparisons" in verdict.why
 
 
 def test_memory_of_cpu_ranks_is_not_exact(tmp_path: Path):

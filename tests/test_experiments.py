@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from multicard import workloads
-from multicard.config.base import RunConfig
+from multicard.config.base import RunConfig, WindowConfig
 from multicard.config.llm import LlmConfig
 from multicard.config.placement import place
 from multicard.config.vision import VisionConfig
@@ -30,8 +30,11 @@ PINNED = {"pin_memory": {True, False}}
 PRECISIONS = {"precision": {"fp64", "fp32", "fp16"}}
 METHODS = {"method": {"lora", "qlora", "dpo", "qat"}}
 TEMPLATES = {"template": {"instruct", "grammar", "summarize"}}
+DATASETS = {"dataset": {"alpaca_cleaned", "grammar", "samsum", "slimorca"}} | TEMPLATES  # each has one template
 LOADERS = {"loader": {"torch", "dali"}}
 LAYOUTS = {"layout": {"nchw", "nhwc"}}
+
+WHOLE = {"method": "lora", "rows": None}
 
 # Axes at full scale, and what stays the same over all cells
 EXPERIMENTS: dict[str, tuple[str, dict[str, set[Any]], dict[str, Any]]] = {
@@ -44,9 +47,10 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, set[Any]], dict[str, Any]]] = {
     "loss_curves": (VISION, PRECISIONS | PINNED, {"epochs": 20, "gpus": 1}),
     "loaders": (VISION, LOADERS | LAYOUTS | {"image_size": {300, 500}} | UP_TO_4, {"dataset": "images"}),
     "layout": (VISION, LOADERS | LAYOUTS | UP_TO_4, {"dataset": "images", "image_size": 300}),
-    "datasets": (TUNING, TEMPLATES | UP_TO_4, {"method": "lora", "pin_memory": False}),
-    "table5": (TUNING, PINNED | UP_TO_4, {"method": "lora"}),
-    "llm_metrics": (TUNING, PINNED | UP_TO_4, {"method": "lora"}),
+    "datasets": (TUNING, DATASETS | UP_TO_4, WHOLE | {"pin_memory": False, "max_steps": 25_880}),
+    "dataset_metrics": (TUNING, DATASETS, WHOLE | {"pin_memory": False, "gpus": 1, "max_steps": 2500}),
+    "table5": (TUNING, PINNED | UP_TO_4, WHOLE | {"dataset": "alpaca_cleaned"}),
+    "llm_metrics": (TUNING, PINNED | {"gpus": {1, 2}}, WHOLE | {"dataset": "alpaca_cleaned", "max_steps": 2500}),
     "templates": (TUNING, METHODS | TEMPLATES | {"gpus": {1, 4}}, {}),
     "template_scaling": (TUNING, {"method": {"dpo", "lora"}} | TEMPLATES | UP_TO_4, {}),
     "llm_api_share": (TUNING, METHODS | TEMPLATES, {"gpus": 4}),
@@ -55,15 +59,19 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, set[Any]], dict[str, Any]]] = {
 }
 EACH = {  # of all experiments of an entry, where not said otherwise above
     VISION: {"dataset": "mnist", "model": "mobilenet_v2", "strategy": "ddp_ds", "loader": "torch", "scale": "full"},
-    TUNING: {"model": "llama3_8b", "precision": "fp32", "rows": 500, "batch_size": 2, "max_steps": None},
+    TUNING: {"model": "llama3_8b", "precision": "fp32", "batch_size": 2, "lr": 3e-4, "epochs": 1, "max_steps": None}
+    | {"dataset": "synthetic", "rows": 500},
 }
 # By number of GPUs, cells of the axes that cannot be, or are not printed
 EXCLUDED: dict[str, dict[int, int]] = {
     "loaders": dict.fromkeys((1, 2, 3, 4), 4),
     "layout": dict.fromkeys((1, 2, 3, 4), 1),
     "peak_memory": {3: 3},
+    "datasets": dict.fromkeys((1, 2, 3, 4), 8),
+    "dataset_metrics": {1: 8},
 }
-PROFILED = {"vision_metrics", "precision_metrics", "llm_metrics", "llm_api_share"}
+FROM_START = {"llm_metrics", "dataset_metrics"}
+PROFILED = {"vision_metrics", "precision_metrics", "llm_api_share", "transfer_volume", *FROM_START}
 PHOTOGRAPHS = {"loaders", "layout"}
 
 
@@ -96,9 +104,10 @@ def varied(configs: list[RunConfig]) -> dict[str, set[Any]]:
 
 
 def number(name: str, expected: dict[str, set[Any]]) -> int:
-    """The cells of an experiment with these axes."""
-    excluded = sum(count for gpus, count in EXCLUDED.get(name, {}).items() if gpus in expected["gpus"])
-    return prod(len(values) for values in expected.values()) - excluded
+    """The cells of an experiment with these axes; all of them without the data sets."""
+    excluded = EXCLUDED.get(name, {}) if expected.keys() == EXPERIMENTS[name][1].keys() else {}
+    cells = prod(len(values) for values in expected.values())
+    return cells - sum(count for gpus, count in excluded.items() if gpus in expected.get("gpus", {1}))
 
 
 def test_each_file_is_an_experiment_of_one_entry():
@@ -152,6 +161,13 @@ def test_at_full_scale_it_is_the_papers_and_fits_a_node_of_4_gpus(name: str, pla
     for config in cells:
         assert {key: axes(config)[key] for key in held} == held
         assert config.profile.name == ("auto" if name in PROFILED else "none")
+        if name in FROM_START:
+            assert isinstance(config.profile, WindowConfig)
+            assert config.profile.from_start and config.profile.seconds == 720
+        if isinstance(config, LlmConfig):
+            assert config.warmup_steps == 100 and config.recipe == "auto"
+            whole = config.dataset.name != "synthetic"
+            assert config.custom_sharded_layers == ([] if whole else ["tok_embeddings", "output"])
         placement = place(config, 4)
         assert (placement.device, placement.backend, placement.oversubscribed) == ("cuda", "nccl", False)
         if isinstance(config, VisionConfig) and name in PHOTOGRAPHS:
@@ -176,6 +192,8 @@ def test_no_cell_of_the_full_model_is_refused_for_its_sizes(plan: Plan):
 def test_at_smoke_scale_it_has_the_same_axes_on_small_things(name: str, plan: Plan):
     entry, expected, _ = EXPERIMENTS[name]
     words = list[str]()
+    if "dataset" in expected:  # offline: made rows, of the templates
+        expected = {key: values for key, values in expected.items() if key != "dataset"}
     if expected.get("gpus") == {1, 2, 3, 4}:  # half of the cells tell as much
         expected, words = expected | {"gpus": {1, 4}}, ["gpus=1,4"]
     cells = plan(f"experiment={name}", "scale=smoke", *words, entry=entry)
@@ -193,6 +211,7 @@ def test_at_smoke_scale_it_has_the_same_axes_on_small_things(name: str, plan: Pl
                 vision.WORKLOAD.check(config)
         else:
             assert isinstance(config, LlmConfig) and config.model.name == "llama3_tiny" and config.max_steps == 4
+            assert config.dataset.name == "synthetic"
 
 
 def test_every_tiny_method_fits_its_ranks(plan: Plan):

@@ -44,8 +44,8 @@ def test_rows_without_a_label_are_left_out(words: list[str], tmp_path: Path):
     prompts = [next(i for i, label in enumerate(labels[1:]) if label != IGNORED) for row in whole for _, labels in row]
     learns_prompts = words == ["template=instruct"]
     assert len(whole) == ROWS
-    # at the longest row's length all are whole; at a median prompt's, half of the answers are cut away
-    for limit in (max(lengths), int(np.median(lengths if learns_prompts else prompts)) + 2):
+    # at the longest row's length all are whole; little above a median prompt's, longer prompts lose their answers
+    for limit in (max(lengths), int(np.median(lengths if learns_prompts else prompts)) + 4):
         # by hand: of a longer row the first tokens remain, the last of which becomes the end, without a label
         cut = [[labels[: limit - 1] if len(tokens) > limit else labels for tokens, labels in row] for row in whole]
         expected = [all(any(label != IGNORED for label in labels[1:]) for labels in row) for row in cut]
@@ -64,8 +64,8 @@ def test_rows_without_a_label_are_left_out(words: list[str], tmp_path: Path):
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_no_row_has_more_tokens_than_its_bound(words: list[str], tmp_path: Path):
     rows = built(tmp_path, *words)
-    for text, row in zip(rows._rows._data, rows, strict=True):
-        assert max(len(tokens) for tokens, _ in parts(row)) <= labelled_rows.longest(text)
+    for bound, row in zip(labelled_rows.most_tokens(rows._rows._data), rows, strict=True):
+        assert max(len(tokens) for tokens, _ in parts(row)) <= bound
 
 
 def test_rows_that_cannot_be_too_long_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -112,3 +112,14 @@ def test_too_little_to_tune_on_ends_in_a_line(tuned: Tuned, words: list[str], sa
 def test_a_single_token_predicts_nothing():
     with pytest.raises(ValueError, match=r"^max_seq_len=1: must be 2 or more"):
         typed_llm("max_seq_len=1")
+
+
+def test_bytes_of_all_text_of_a_row_whatever_its_columns():
+    import datasets
+
+    turns = [[{"from": "human", "value": "é?"}], [], None]
+    rows = datasets.Dataset.from_dict({"id": [1, 2, 3], "text": ["abc", "", None], "conversations": turns})
+    around, each = labelled_rows.AROUND_ROW, labelled_rows.AROUND_TEXT
+    assert labelled_rows.most_tokens(rows).tolist() == [around + 3 + 3 * each + 5 + 3, around + each, around]
+    assert labelled_rows.most_tokens(rows.select([2, 0])).tolist() == [around, around + 3 + 3 * each + 5 + 3]
+    assert labelled_rows.most_tokens(rows.select([])).tolist() == []

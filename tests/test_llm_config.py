@@ -12,6 +12,7 @@ from multicard.config.llm import DATASETS
 from multicard.config.placement import place
 from multicard.llm import preflight, torchtune_config
 from multicard.llm.data.templates import TEMPLATES
+from multicard.llm.methods import METHODS
 from multicard.llm.workload import SCHEMAS
 from tests.conftest import ROOT, typed_llm
 
@@ -64,7 +65,16 @@ REFUSED = [
     (["dataset.rows=0"], "dataset.rows=0"),
     (["dataset=samsum", "dataset.rows=0"], "dataset.rows=0"),
     (["dataset=samsum", "template=grammar"], "template=grammar: does not fit dataset=samsum; use template=summarize"),
-    (["dataset=slimorca", "template=instruct"], "template=instruct: does not fit dataset=slimorca; use no template"),
+    (
+        ["dataset=slimorca", "template=grammar"],
+        "template=grammar: does not fit dataset=slimorca; use no template (template=null) or template=instruct",
+    ),
+    (["custom_sharded_layers=[layers]"], "custom_sharded_layers=['layers']: name some of tok_embeddings, output, each"),
+    (["custom_sharded_layers=[output,output]"], "custom_sharded_layers=['output', 'output']: name some of"),
+    (
+        ["custom_sharded_layers=[output]", "model=llama3_1b"],
+        "custom_sharded_layers=['output']: the output of model=llama3_1b is its embeddings",
+    ),
     (["dataset=samsum", "method=dpo"], "dataset=samsum: method=dpo needs chosen and rejected"),
     (["dataset=preference"], "dataset=preference: holds pairs, which method=lora cannot read"),
     (["model.num_heads=3"], "model.num_heads=3"),
@@ -96,7 +106,7 @@ def write_rows(path: Path, *rows: object) -> str:
 
 # Refused once rows, tokenizer and sizes are known, still before any model: {} is a folder with the files of the cases
 UNFIT = [
-    (["dataset=grammar"], "dataset=grammar: is not on the hub"),
+    (["dataset=preference", "method=dpo"], "dataset=preference: is not on the hub"),
     (["dataset=samsum", "dataset.data_files={}/none.jsonl"], "dataset.data_files={}/none.jsonl: no such file"),
     (["dataset=samsum", "dataset.data_files={}"], "dataset.data_files={}: is a folder"),
     (["dataset=samsum", "dataset.data_files={}/rows.txt"], "dataset.data_files={}/rows.txt: must end in"),
@@ -112,6 +122,10 @@ UNFIT = [
     (
         ["dataset=slimorca", "dataset.data_files={}/pairs.jsonl"],
         "dataset.data_files={}/pairs.jsonl: row 1 has no column conversations for dataset=slimorca",
+    ),
+    (
+        ["dataset=slimorca", "template=instruct", "dataset.data_files={}/turns.jsonl"],
+        "dataset.data_files={}/turns.jsonl: row 1 holds 4 turns, and template=instruct takes a question and its answer",
     ),
     (
         ["dataset=preference", "method=dpo", "dataset.data_files={}/pairs.jsonl"],
@@ -146,6 +160,8 @@ def unfit(tmp_path: Path) -> Path:
     (tmp_path / "cut.jsonl").write_text('{"dialogue": "a", "summary": "b"}\n{"dialogue": "a", "su')
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 cut off")
     write_rows(tmp_path / "pairs.jsonl", {"input": "a", "output": "b"}, {"input": "c", "output": "d"})
+    turns = [{"from": who, "value": "x"} for who in ("human", "gpt", "human", "gpt")]
+    write_rows(tmp_path / "turns.jsonl", {"conversations": turns})
     write_rows(tmp_path / "null.jsonl", {"input": "a", "output": "b"}, {"input": "c", "output": None})
     for folder, name in (("broken", "model.safetensors"), ("meta", "consolidated.00.pth")):
         (tmp_path / folder).mkdir()
@@ -212,6 +228,12 @@ def test_the_template_defaults_to_the_data_sets_own():
 def test_the_learning_rate_warms_up_over_100_steps_or_a_tenth(steps: int, expected: int):
     assert torchtune_config.warmup_steps(typed_llm(), steps) == expected
     assert torchtune_config.warmup_steps(typed_llm("warmup_steps=7"), steps) == 7
+    assert torchtune_config.warmup_steps(typed_llm("warmup_steps=100"), steps) == 100
+
+
+def test_the_papers_warmup_goes_with_every_method():
+    for method in METHODS:
+        preflight.refuse(typed_llm(f"method={method}", "warmup_steps=100"))  # of QAT, whose recipe has none, too
 
 
 def test_the_defaults_are_the_papers():
@@ -231,4 +253,5 @@ def test_the_identity_is_what_is_measured():
         ["packed=true", "max_seq_len=64"],
     ]
     assert len({typed_llm(*some).identity() for some in words}) == len(words)
+    assert typed_llm("custom_sharded_layers=[output]").identity() != typed_llm("custom_sharded_layers=[]").identity()
     assert typed_llm("name=a", "tracker.mode=disabled").identity() == typed_llm("name=b").identity()

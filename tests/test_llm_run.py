@@ -85,6 +85,20 @@ def test_communication_bytes_in_closed_form(tuned: Tuned, method: str, gpus: int
     assert received["all_reduce"] == round(3 * 2 * share * per_step)
 
 
+@pytest.mark.parametrize("method", ["lora", "qat"])
+def test_parts_that_are_sharded_by_themselves(tuned: Tuned, method: str):
+    """Memory-efficient FSDP wrapping: the same numbers; the output is gathered for each chunk of a sequence."""
+    words = (f"method={method}", "gpus=2", "dataset.rows=80", FIXED, "max_steps=2")
+    usual, apart = ok(tuned(*words)), ok(tuned(*words, "custom_sharded_layers=[tok_embeddings,output]"))
+    assert apart["config"]["custom_sharded_layers"] == ["tok_embeddings", "output"]
+    assert (
+        "custom_sharded_layers:\n- tok_embeddings\n- output" in (Path(apart["folder"]) / "torchtune.yaml").read_text()
+    )
+    assert np.abs(steps(usual, "loss") - steps(apart, "loss")).max() < 1e-5
+    more = apart["communication_bytes"]["all_gather"] - usual["communication_bytes"]["all_gather"]
+    assert more > 0
+
+
 @pytest.mark.parametrize("method", ["lora", "qlora", "qat"])
 def test_the_loss_falls(tuned: Tuned, method: str):
     result = ok(tuned(f"method={method}", "max_steps=50", "lr=3e-3", "template=grammar"))

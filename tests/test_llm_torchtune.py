@@ -86,6 +86,37 @@ def test_conversations_in_slimorcas_columns(tuned: Tuned, tmp_path: Path):
     assert result["axes"]["template"] is None
 
 
+def test_conversations_in_alpacas_text(tmp_path: Path):
+    """SlimOrca as 2503.15252 has it: what torchtune makes of Alpaca's columns."""
+    from omegaconf import OmegaConf
+    from torchtune import config as torchtune_config
+
+    from multicard.config.placement import Placement
+    from multicard.llm import torchtune_config as inputs
+    from tests.conftest import typed_llm
+
+    says = lambda **said: {"conversations": [{"from": who, "value": text} for who, text in said.items()]}  # noqa: E731
+    rows = {
+        "slimorca": [says(system="Be brief.", human="Is it?", gpt="Yes"), says(human="Is it?", gpt="No")],
+        "alpaca_cleaned": [
+            {"instruction": "Be brief.", "input": "Is it?", "output": "Yes"},
+            {"instruction": "Is it?", "input": "", "output": "No"},
+        ],
+    }
+    read = {}
+    for name, of_set in rows.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "rows.json").write_text(json.dumps(of_set))
+        words = (f"dataset={name}", "template=instruct", f"dataset.data_files={folder / 'rows.json'}")
+        cfg = OmegaConf.create(inputs.write(typed_llm(*words), Placement("cpu", "gloo", 1, False), folder))
+        tokenizer = torchtune_config.instantiate(cfg.tokenizer)
+        data = torchtune_config.instantiate(cfg.dataset, tokenizer=tokenizer, cache_dir=str(folder / "cache"))
+        read[name] = sorted((tokenizer.decode(row["tokens"]), len(row["labels"])) for row in data)
+    assert [text for text, _ in read["slimorca"]] == [text for text, _ in read["alpaca_cleaned"]]
+    assert "### Input:\nIs it?" in read["slimorca"][0][0] + read["slimorca"][1][0]
+
+
 CHECKPOINTS: dict[str, list[str]] = {"hugging_face": [], "meta": [], "qwen": ["model=qwen2_5_tiny"]}
 
 

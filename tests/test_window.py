@@ -169,9 +169,10 @@ def test_a_rank_that_fails_under_a_profiler_says_why(stand_in: Path, tmp_path: P
 def test_reports_of_nsys_join_the_record(stand_in: Path, tmp_path: Path):
     step = Event("range", "ProfilerStep#3", 0, 100, 1)
     copy = Event("copy", "Memcpy HtoD (Pinned -> Device)", 10, 20, 7, 1000)
+    within = Event("copy", "Memcpy DtoD (Device -> Device)", 40, 20, 7, 70)
     (tmp_path / "profile").mkdir()
     for rank in (0, 1):
-        write_nsys(tmp_path / f"r0{rank}.made", {1: [step, copy]})
+        write_nsys(tmp_path / f"r0{rank}.made", {1: [step, copy, within]})
         (tmp_path / "profile" / f"r0{rank}.nsys-rep").write_text("report")
     ranks = [{"first_step": 3, "steps": 1, "window_s": 2e-4, "counted_h2d_bytes": counted} for counted in (990, 960)]
     result = {"step_s": {"mean": 1e-4, "count": 8, "warmup_count": 2}}
@@ -185,6 +186,10 @@ def test_reports_of_nsys_join_the_record(stand_in: Path, tmp_path: Path):
         "source": "the profiler's window, scaled by steps",
     }
     assert profile["files"] == ["profile/r00.nsys-rep", "profile/r01.nsys-rep"]
+    moved = run_profile.whole_run_copies(profile, result | {"transfer_bytes": {"source": "counted"}})
+    source = "counted; d2h and d2d: the profiler's window, scaled by steps"
+    assert moved == {"d2h": 0, "d2d": 2 * 70 * 10, "source": source}
+    assert run_profile.whole_run_copies({"error": "nothing readable"}, result) == {}
     assert comparable.profiled_off({"profile": profile}) == pytest.approx(50 / 1950)
 
 

@@ -330,8 +330,10 @@ def _values(panel: Panel, column: str) -> list[Any]:
 
 
 def _cells(panel: Panel, axes: Sequence[str], only: Mapping[str, Any]) -> Iterator[Cell]:
-    """The cells of the swept columns but `axes` that `only` lets through."""
-    columns = [column for column in panel.experiment.swept if column not in axes]
+    """The cells of the swept columns but `axes`, and what follows from these, that `only` lets through."""
+    experiment = panel.experiment
+    free = [column for column in experiment.swept if column not in axes]
+    columns = [column for column in free if not any(experiment.follows(column, axis) for axis in axes)]
     for values in product(*(_values(panel, column) for column in columns)):
         cell = dict(zip(columns, values, strict=True))
         if all(_meets(cell[column], condition) for column, condition in only.items()):

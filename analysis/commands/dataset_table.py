@@ -33,7 +33,7 @@ def table(runs: Sequence[Run]) -> Table:
 def _row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
     whole = [run for run in runs if run["dataset"] == name and run["dataset.rows"] is None and run["status"] == "ok"]
     record = whole[0].record() if whole else {}
-    data = record.get("data") or {}
+    data, facts = record.get("data") or {}, DATASETS[name]
     of_rows_alone = [*data.get("parts", {})] == ["dataset"]  # no weights, nor a tokenizer of files
     papers = {
         figure.measure: figure.value for figure in printed.figures(printed.DATASETS) if figure.cell == {"dataset": name}
@@ -41,7 +41,7 @@ def _row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "dataset": name,
         "source": msgspec.yaml.decode((FOLDER / f"{name}.yaml").read_bytes())["source"],
-        "template": DATASETS[name].template,
+        "template": "instruct" if facts.conversations else facts.template,  # as the experiments read it
         "paper template": same_setting.templates()[name],
         "rows": (record.get("text_rows") or {}).get("read"),
         "paper rows": int(papers["rows"]),

@@ -24,6 +24,8 @@ MEASURES = {
     "tokens_per_s": "tokens a second",
     "peak_memory_bytes": "peak memory",
     "h2d_bytes": "bytes moved to the device",
+    "d2d_bytes": "bytes moved within devices",
+    "d2h_bytes": "bytes moved from the device",
     "received_bytes": "bytes received",
 }
 AXES = {  # where an axis says more
@@ -32,6 +34,8 @@ AXES = {  # where an axis says more
     "tokens_per_s": "tokens a second, without padding",
     "peak_memory_bytes": "peak memory of the rank that holds most",
     "h2d_bytes": "host to device, all ranks",
+    "d2d_bytes": "device to device, all ranks",
+    "d2h_bytes": "device to host, all ranks",
     "received_bytes": "received by a rank in collectives",
 }
 LLM_MEASURES = {"total_s": "tuning time", "step_s": "time of an iteration"}

@@ -85,6 +85,11 @@ class Experiment:
         """Whether it measures a cell of its axes."""
         return not any(entry.items() <= dict(cell).items() for entry in self.excluded)
 
+    def follows(self, column: str, axis: str) -> bool:
+        """Whether a column has one value for each of an axis, as the template of a data set."""
+        pairs = [[self.has(((axis, value), (column, own))) for own in self.swept[column]] for value in self.swept[axis]]
+        return all(sum(there) == 1 for there in pairs)
+
     @property
     def command(self) -> str:
         """What measures all of it."""

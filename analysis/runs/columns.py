@@ -34,6 +34,8 @@ FIGURES = {
     "reward_accuracy": "rewards.accuracy",
     "peak_memory_bytes": "peak_memory_bytes.max",
     "h2d_bytes": "transfer_bytes.h2d",
+    "d2d_bytes": "transfer_bytes.d2d",
+    "d2h_bytes": "transfer_bytes.d2h",
     "received_bytes": "received_bytes",
     "energy_joules": "training_joules",
     **{name: name for name in ("joules_per_image", "joules_per_token", "parameters", "mfu")},

@@ -124,9 +124,11 @@ class TrackerConfig:
 
 # Keys that do not change what is measured, and so are no part of a cell's identity
 NOT_IDENTITY = ("name", "rerun", "stop_on_divergence", "tracker", *ASKED, *REPETITION)
-# Keys that came later, by group, with what earlier runs did: at that value a run keeps the identity it had before
+# Keys that came later, by group ("" for none), with what earlier runs did: at that value a run keeps its identity
 LATER: dict[str, dict[str, Any]] = {
+    "": {"custom_sharded_layers": []},
     "model": {"pointwise": "convolution"},
+    "dataset": {"revision": None},
     "profile": {"window": "after", "budget_bytes": 1_000_000_000},
 }
 
@@ -168,7 +170,10 @@ class RunConfig(RepeatedConfig):
         """8 hex digits that two runs share exactly if they measure the same thing."""
         measured = {key: value for key, value in asdict(self).items() if key not in NOT_IDENTITY}
         for group, keys in LATER.items():
-            measured[group] = {key: value for key, value in measured[group].items() if (key, value) not in keys.items()}
+            values = measured[group] if group else measured
+            for name, before in keys.items():
+                if name in values and values[name] == before:
+                    del values[name]
         return sha256(dumps(measured, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -14,6 +14,8 @@ from multicard.config.base import PrecisionConfig, RunConfig
 from multicard.config.keys import key, require
 
 PRECISIONS = ("fp32", "bf16")
+PAPERS_WARMUP = 100  # steps of the learning rate's warm-up in both papers, as in torchtune's own configurations
+SHARDABLE = ("tok_embeddings", "output")  # what torchtune's own configurations shard apart from the layers
 
 
 class Recipe(StrEnum):
@@ -51,6 +53,7 @@ class StoredTextConfig(TextConfig):
     """Rows of the Hugging Face hub (`source`) or of a local file (`data_files`)."""
 
     source: Optional[str] = key(None, "name on the Hugging Face hub")
+    revision: Optional[str] = key(None, "branch, tag or commit there; null: the latest")
     data_files: Optional[str] = key(None, "local .json, .jsonl or .parquet file instead of the hub")
     rows: Optional[int] = key(None, "a random sample of so many rows, by seed; null: all")
 
@@ -149,11 +152,12 @@ class Qwen25TokenizerConfig(TokenizerConfig):
 @dataclass(frozen=True)
 class DatasetFacts:
     """What is known of a data set's rows. `template`: the one it is read by unless another is chosen; None: its rows
-    are conversations already."""
+    are messages already. `conversations`: they are ShareGPT's, which the template `instruct` can be put around too."""
 
     schema: type
     template: str | None
     any_template: bool = False
+    conversations: bool = False
     has_answers: bool = True  # one answer a row, for supervised tuning
     has_pairs: bool = False  # a chosen and a rejected answer a row
 
@@ -163,7 +167,7 @@ DATASETS = {
     "alpaca_cleaned": DatasetFacts(StoredTextConfig, "instruct"),
     "grammar": DatasetFacts(StoredTextConfig, "grammar"),
     "samsum": DatasetFacts(StoredTextConfig, "summarize"),
-    "slimorca": DatasetFacts(StoredTextConfig, None),
+    "slimorca": DatasetFacts(StoredTextConfig, None, conversations=True),
     "preference": DatasetFacts(StoredTextConfig, None, any_template=True, has_answers=False, has_pairs=True),
 }
 
@@ -204,6 +208,9 @@ class LlmConfig(RunConfig):
     skip_steps: int = key(5, "first steps that iteration_s and tokens_per_s leave out; they are recorded and marked")
     max_steps: Optional[int] = key(None, "stop an epoch after so many steps; null: all")
     gradient_accumulation_steps: int = key(1, "batches whose gradients are summed for one step")
+    custom_sharded_layers: list[str] = key(
+        list, "several GPUs: parts that FSDP gathers by themselves, beside each layer: tok_embeddings, output"
+    )
     activation_checkpointing: bool = key(False, "recompute activations in the backward pass, to save memory")
     compile: Union[bool, str] = key(False, "torch.compile the model: true, or one of its modes, as max-autotune")
     packed: bool = key(False, "put rows one after the other into sequences of max_seq_len")
@@ -226,6 +233,9 @@ class LlmConfig(RunConfig):
         require(
             length is None or length >= 2, f"max_seq_len={length}: must be 2 or more, or null for whole rows: {remedy}"
         )
+        parts = self.custom_sharded_layers
+        known = len({*parts}) == len(parts) and {*parts} <= {*SHARDABLE}
+        require(known, f"custom_sharded_layers={parts}: name some of {', '.join(SHARDABLE)}, each once")
         for name in ("skip_steps", "warmup_steps", "weight_decay"):
             value = getattr(self, name)
             require(value is None or value >= 0, f"{name}={value}: must be 0 or more")

@@ -132,6 +132,7 @@ def _from_folder(run: PreparedRun, record: Record) -> tuple[Record, Any]:
         from multicard.profiling import run_profile
 
         result["profile"] = run_profile.of_run(folder, [rank["profile"] for rank in finished_ranks], result)
+        result["transfer_bytes"] |= run_profile.whole_run_copies(result["profile"], result)
     if finished_ranks and finished_ranks[0].get("ablations") is not None:
         advise = partial(run.workload.advise, config, placement)
         result["diagnosis"] = diagnosis.diagnose([rank["ablations"] for rank in finished_ranks], advise)

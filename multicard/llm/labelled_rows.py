@@ -3,15 +3,21 @@
 A batch of such rows alone has no label, and its loss, a mean over none, is NaN.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
 from torch.utils.data import Dataset
 from torchtune.config._utils import _get_component_from_path
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 from torchtune.datasets import PackedDataset
 
+pc: Any = pyarrow.compute  # makes its functions as it is imported
+
+SCANNED_ROWS = 100_000  # at a time
 # Most tokens that a row has beside one for each byte of its text: the template's text, and each message's header
 AROUND_ROW, AROUND_TEXT = 1024, 16
 
@@ -30,9 +36,7 @@ class LabelledRows(Dataset[dict[str, Any]]):
         self._kept: Sequence[int] = range(len(rows))
         self.read, self.cut = len(rows), 0
         unlabelled = set()
-        for number, text in enumerate(rows._data if limit else ()):
-            if longest(text) <= limit:
-                continue
+        for number in np.flatnonzero(most_tokens(rows._data) > limit).tolist() if limit else ():
             answers = labels(rows[number])
             if max(map(len, answers)) == limit:
                 with unlimited(tokenizer):
@@ -80,21 +84,27 @@ def bears_loss(answer: Sequence[int]) -> bool:
     return any(label != CROSS_ENTROPY_IGNORE_IDX for label in answer[1:])
 
 
-def longest(row: Any) -> int:
-    """The most tokens that a row can have, without tokenizing it: a token is a byte or more."""
-    texts = list(strings(row))
-    return AROUND_ROW + sum(len(text.encode()) + AROUND_TEXT for text in texts)
+def most_tokens(rows: Any) -> np.ndarray:
+    """The most tokens that each row of a `datasets.Dataset` can have, without tokenizing it: a token is a byte or more.
+
+    Works on columns: C4_200M has 18 million rows.
+    """
+    tables = rows.with_format("arrow").iter(batch_size=SCANNED_ROWS) if len(rows) else ()
+    sizes = (sum(text_bytes(column.combine_chunks()) for column in table.columns) for table in tables)
+    return AROUND_ROW + np.concatenate([np.empty(0, np.int64), *sizes])
 
 
-def strings(value: Any) -> Iterator[str]:
-    """All text in a row of columns, lists and messages."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from strings(value.values())
-    elif isinstance(value, Iterable):
-        for item in value:
-            yield from strings(item)
+def text_bytes(values: pa.Array) -> np.ndarray:
+    """Bytes of all text in each value, with `AROUND_TEXT` for each text; 0 of numbers."""
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        return pc.fill_null(pc.add(pc.binary_length(values), AROUND_TEXT), 0).to_numpy(zero_copy_only=False)
+    if pa.types.is_struct(values.type):
+        return sum((text_bytes(field) for field in values.flatten()), np.zeros(len(values), np.int64))
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        ends = np.cumsum(pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False))
+        sums = np.concatenate([[0], np.cumsum(text_bytes(values.flatten()))])
+        return np.diff(sums[ends], prepend=0)
+    return np.zeros(len(values), np.int64)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from multicard.config import compilation
 from multicard.config.keys import key, require
-from multicard.config.llm import DATASETS, LlmConfig, MethodConfig, Recipe
+from multicard.config.llm import DATASETS, PAPERS_WARMUP, LlmConfig, MethodConfig, Recipe
 from multicard.llm import models
 
 NF4_BLOCK = 64 * 256  # weights that share torchao's two levels of scales
@@ -250,10 +250,14 @@ def check(config: LlmConfig) -> None:
     accumulation = config.gradient_accumulation_steps
     once = accumulation == 1 or not config.optimizer_in_bwd
     require(once, f"gradient_accumulation_steps={accumulation}: must be 1; or {remedy}")
-    scheduled = method.scheduled or config.warmup_steps is None
+    # The papers' number may be set for several methods: this one's record says that it took none
+    scheduled = method.scheduled or config.warmup_steps in (None, PAPERS_WARMUP)
     remedy = "leave warmup_steps at null"
     require(scheduled, f"warmup_steps={config.warmup_steps}: method={name}'s recipe keeps its learning rate; {remedy}")
 
+    apart = not (config.model.tied and config.custom_sharded_layers)
+    problem = f"custom_sharded_layers={config.custom_sharded_layers}: the output of model={config.model.name}"
+    require(apart, f"{problem} is its embeddings, which cannot be gathered apart; use custom_sharded_layers=[]")
     tied_output = isinstance(config.method, LoraConfig) and config.method.apply_lora_to_output and config.model.tied
     remedy = "use method.apply_lora_to_output=false"
     problem = f"method.apply_lora_to_output=true: the output of model={config.model.name} is its embeddings"

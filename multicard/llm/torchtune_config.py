@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from multicard.config.llm import LlmConfig, StoredTextConfig
+from multicard.config.llm import DATASETS, PAPERS_WARMUP, LlmConfig, StoredTextConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models, preflight, pretrained
 from multicard.llm.data import templates, tokenizer
 from multicard.records import run_folder
-
-LONGEST_WARMUP = 100  # steps, as in arXiv 2505.22905
 
 
 def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, Any]:
@@ -87,6 +85,7 @@ def torchtune_config(config: LlmConfig, device: str, inputs: preflight.Inputs, f
         "enable_activation_offloading": False,
         "compile": bool(config.compile),
         "optimizer_in_bwd": config.optimizer_in_bwd,
+        "custom_sharded_layers": list(config.custom_sharded_layers) or None,
         "resume_from_checkpoint": False,
         "save_adapter_weights_only": method.adapters,
         "log_every_n_steps": 1,
@@ -114,23 +113,26 @@ def steps_per_epoch(config: LlmConfig, rows: int) -> int:
 def warmup_steps(config: LlmConfig, total: int) -> int:
     """Warm-up steps of the learning rate: as configured, else 100 as in the papers, or a tenth of a run shorter than
     1000."""
-    return config.warmup_steps if config.warmup_steps is not None else min(LONGEST_WARMUP, max(1, total // 10))
+    return config.warmup_steps if config.warmup_steps is not None else min(PAPERS_WARMUP, max(1, total // 10))
 
 
 def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[str, Any]:
     template = templates.of(config)
-    builder = template.builder if template else "slimorca_dataset"
+    builder = f"torchtune.datasets.{template.builder if template else 'slimorca_dataset'}"
     if methods.of(config).pairs:
-        builder = "preference_dataset"
+        builder = "torchtune.datasets.preference_dataset"
+    elif template and DATASETS[config.dataset.name].conversations:
+        builder = "multicard.llm.instructions.dataset"
     component: dict[str, Any] = {
         "_component_": "multicard.llm.labelled_rows.dataset",
-        "builder": f"torchtune.datasets.{builder}",
+        "builder": builder,
         "split": "train",
         "packed": config.packed,
     }
     if inputs.rows is None:
         assert isinstance(config.dataset, StoredTextConfig)
-        return component | {"source": config.dataset.source}
+        revision = {} if config.dataset.revision is None else {"revision": config.dataset.revision}
+        return component | {"source": config.dataset.source} | revision
     return component | {"source": "json", "data_files": str(folder / "inputs" / "rows.jsonl")}
 
 

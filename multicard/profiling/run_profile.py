@@ -37,16 +37,39 @@ def of_run(folder: Path, ranks: list[dict[str, Any]], result: dict[str, Any]) ->
     }
     if ranks[0].get("window") == ProfileWindow.start:
         ended = sorted({rank["ended"] for rank in ranks})
-        scale = 1.0 if ended == [RUN] else None
         content |= {"window": ProfileWindow.start.value, "ended": ", ".join(ended)}
-        return content | {"h2d": _h2d_bytes(profile, ranks, scale, "the profiler's window")}
+        return content | {"h2d": _h2d_bytes(profile, ranks, _scale(content, result), "the profiler's window")}
     inside_s = max(rank["window_s"] for rank in ranks) / steps[0]
     outside_s = steps_s["mean"]
     # the cost of profiling: a step in the window over an unprofiled step of the run
     cost = {"inside": inside_s, "outside": outside_s, "ratio": outside_s and inside_s / outside_s}
-    scale = (steps_s["count"] + steps_s["warmup_count"]) / steps[0]
     source = "the profiler's window, scaled by steps"
-    return content | {"step_s": cost, "h2d": _h2d_bytes(profile, ranks, scale, source)}
+    return content | {"step_s": cost, "h2d": _h2d_bytes(profile, ranks, _scale(content, result), source)}
+
+
+def whole_run_copies(content: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """What a profile adds to the record's `transfer_bytes`: bytes of copies from the devices and within them, summed
+    over ranks; nothing where the profiler saw no device, or its window does not tell of the whole run.
+
+    Args:
+        content: of `of_run`.
+        result: the rest of the record.
+    """
+    sizes = {row["metric"]: row["bytes"] or 0 for row in content.get("rows", ()) if row["rank"] is None}
+    scale = _scale(content, result) if COPIES["DtoH"] in sizes else None
+    if scale is None:
+        return {}
+    source = f"{result['transfer_bytes']['source']}; d2h and d2d: {content['h2d']['source']}"
+    copied = {"d2h": COPIES["DtoH"], "d2d": COPIES["DtoD"]}
+    return {way: round(sizes[metric] * scale) for way, metric in copied.items()} | {"source": source}
+
+
+def _scale(content: dict[str, Any], result: dict[str, Any]) -> float | None:
+    """From the profiler's window to the whole run; None where the window does not tell."""
+    if content.get("window") == ProfileWindow.start:
+        return 1.0 if content["ended"] == RUN else None
+    steps_s = result.get("step_s") or result["iteration_s"]
+    return (steps_s["count"] + steps_s["warmup_count"]) / content["steps"]
 
 
 def _h2d_bytes(profile: Profile, ranks: list[dict[str, Any]], scale: float | None, source: str) -> dict[str, Any]:

@@ -145,9 +145,11 @@ class Transfers(Struct):
     h2d_setup: Annotated[
         Parts | UnsetType, doc("training on images: bytes of data sets moved before training, split like h2d_images")
     ] = UNSET
-    d2h: Annotated[int | None, doc("device to host: not counted")] = None
-    d2d: Annotated[int | None, doc("device to device: not counted")] = None
-    source: Annotated[str | None, doc("counted, and on CPU ranks what would cross to a device")] = None
+    d2h: Annotated[int | None, doc("device to host: of a run profiled on GPUs, scaled from its profiled steps")] = None
+    d2d: Annotated[int | None, doc("within a device, scaled like d2h")] = None
+    source: Annotated[str | None, doc("counted, on CPU ranks what would cross to a device; d2h and d2d profiled")] = (
+        None
+    )
 
 
 class Communication(Struct):

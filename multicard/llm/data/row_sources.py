@@ -96,7 +96,7 @@ def _fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
     require(why is None, f"{key} ({constants.ENDPOINT}: {why}); {remedy}")
     try:
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = offline
-        rows: Any = datasets.load_dataset(source, split="train")
+        rows: Any = datasets.load_dataset(source, revision=data.revision, split="train")
         return (rows if count is None else rows.select(range(min(count, len(rows))))).to_list()
     except Exception as error:  # of several libraries, which have no common base
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -116,8 +116,8 @@ def _convert(config: LlmConfig, number: int, row: Any) -> Row:
     reader = f"template={config.template_name}" if template else f"dataset={config.dataset.name}"
     if methods.of(config).pairs:
         return _preference(where, reader, row)
-    if template is None:
-        return _conversation(where, reader, row)
+    if template is None or DATASETS[config.dataset.name].conversations:
+        return _conversation(where, reader, row, single=template is not None)
     _check_columns(where, reader, row, template.columns)
     _check_text(where, row, template.columns)
     columns = {name: row[name] for name in template.columns}
@@ -138,8 +138,8 @@ def _check_text(where: str, row: Row, columns: tuple[str, ...]) -> None:
         require(isinstance(row[name], str), f"{where} holds no text in {name}; give text in every row")
 
 
-def _conversation(where: str, reader: str, row: Any) -> Row:
-    """A conversation in ShareGPT's form, in which human and gpt take turns."""
+def _conversation(where: str, reader: str, row: Any, single: bool) -> Row:
+    """A conversation in ShareGPT's form, in which human and gpt take turns; `single`: once each."""
     _check_columns(where, reader, row, ("conversations",))
     turns = row["conversations"]
     valid = _are_turns(turns, "from", "value", {"system", "human", "gpt"})
@@ -147,6 +147,8 @@ def _conversation(where: str, reader: str, row: Any) -> Row:
     valid = len(speakers) > 1 and speakers == (["human", "gpt"] * len(speakers))[: len(speakers)]
     remedy = 'write [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]'
     require(valid, f"{where} holds no conversation in conversations; {remedy}")
+    problem = f"{where} holds {len(speakers)} turns, and {reader} takes a question and its answer"
+    require(len(speakers) == 2 or not single, f"{problem}; leave the row out, or use template=null")
     return {"conversations": [{"from": turn["from"], "value": turn["value"]} for turn in turns]}
 
 

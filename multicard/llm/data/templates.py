@@ -86,9 +86,9 @@ def check(config: LlmConfig) -> None:
     """
     data, name = config.dataset.name, config.template_name
     facts = DATASETS[data]
-    fitting = [facts.template, *(TEMPLATES if facts.any_template else ())]
-    names = [f"template={other}" for other in dict.fromkeys(fitting) if other is not None]
-    remedy = f"use {', '.join(names) or 'no template (template=null)'}"
+    fitting = [facts.template, *(TEMPLATES if facts.any_template else ["instruct"] if facts.conversations else ())]
+    names = ["no template (template=null)" if each is None else f"template={each}" for each in dict.fromkeys(fitting)]
+    remedy = f"use {' or '.join(names)}"
     require(name in fitting, f"template={name}: does not fit dataset={data}; {remedy}")
 
 
