@@ -26,6 +26,7 @@ TITLES = {  # of the axes of each figure, as it has them from records of GPUs
     "strategies": ("time of training and evaluation", "images trained a second", "GPUs"),
     "image_size": ("time of training and evaluation (s)", "image size (px)"),
     "vision_metrics": ("CUDA API calls, ms a step and rank", "2 GPUs, 500 px", "memcpy Host-to-Device"),
+    "precision_metrics": ("Copies, ms a step and rank", "4 GPUs", "cudaMemcpyAsync"),
     "loss_curves": ("training loss, mean of the epoch", "test accuracy (%)", "epoch"),
     "loaders": ("time of training and evaluation", "images trained a second", "GPUs", "image size (px)", "torch, nchw"),
     "layout": ("time of training and evaluation", "images trained a second", "GPUs", "torch, nhwc", "dali, nhwc"),
