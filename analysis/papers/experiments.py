@@ -132,11 +132,11 @@ class Panel:
 def names() -> list[str]:
     """All experiments that have a view: those of training first, tables before figures, by their numbers."""
 
-    def place(name: str) -> tuple[bool, bool, int, str]:
+    def place(name: str) -> tuple[bool, bool, int, bool, str]:
         experiment = load(name)
         match = re.search(r"(Table|Figs?\.) (\d+)", experiment.title)
         figure, number = (match[1] != "Table", int(match[2])) if match else (True, 1000)
-        return experiment.kind == "llm", figure, number, name
+        return experiment.kind == "llm", figure, number, experiment.view.of_profiles, name
 
     return sorted((path.stem for path in FOLDER.glob("*.yaml") if "view:" in path.read_text()), key=place)
 
@@ -222,7 +222,7 @@ def _belongs(run: Run, experiment: Experiment) -> bool:
     """Whether a run is of the experiment's kind, has what it sweeps, and the options that define it."""
     if run["kind"] != experiment.kind or run["status"] == "refused":
         return False
-    if any(run[column] is None for column in experiment.swept):
+    if any(run[column] is None for column in experiment.swept if "." not in column):  # a data set may lack a key
         return False
     if run[grouping.TRACED] if not experiment.view.of_profiles else run["profile.name"] in (None, "none"):
         return False  # the times of a training that was traced are not those of the training alone
