@@ -2,6 +2,7 @@
 
 import csv
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,17 @@ def test_times_of_table_5_are_of_all_rows(tmp_path: Path):
     assert not same_setting.beside(panel("table5", made), "total_s")
     (line,) = same_setting.notes(panel("table5", made), [])
     assert "dataset=synthetic (papers: alpaca_cleaned), dataset.rows=500 (papers: null)" in line
+
+
+def test_iteration_times_of_table_5_are_some_of_figure_10_too(tmp_path: Path):
+    for gpus, (dataset, template) in product((1, 2), {"alpaca_cleaned": "instruct", "samsum": "summarize"}.items()):
+        keys = papers_records.setting("table5") | papers_records.setting("datasets") | {"max_steps": 25_880}
+        record = records.llm(**keys | {"dataset": dataset, "template": template, "gpus": gpus})
+        records.write(tmp_path / f"{dataset}-{gpus}", record)
+    beside = same_setting.beside(panel("datasets", tmp_path), "step_s")
+    times = {(dict(cell)["dataset"], dict(cell)["gpus"]): figure.value for cell, figure in beside.items()}
+    assert times == {("alpaca_cleaned", gpus): s for gpus, s in ((1, 0.77), (2, 0.93), (3, 0.90), (4, 0.94))}
+    assert {figure.source for figure in beside.values()} == {"Table 5 of both papers"}
 
 
 def test_versions_and_machines_of_both_sides_are_named(tmp_path: Path):
