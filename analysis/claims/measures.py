@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from analysis.claims import profile_measures
 from analysis.claims.sides import Figure, Sides
-from analysis.runs import grouping
 from analysis.runs.load import Run
 from analysis.runs.setting_figure import MEMORY, is_exact
 from analysis.stats import between_runs, intervals, shares
@@ -109,16 +108,16 @@ def bytes_between_ranks(sides: Sides) -> Interval:
     return _exact_ratio(sides, RECEIVED)
 
 
-def bytes_moved(sides: Sides) -> Interval:
-    """Bytes to the devices and in collectives, over all ranks."""
+def bytes_copied(sides: Sides) -> Interval:
+    """Bytes to the devices, and those within and from them of the profiled steps scaled to all, over all ranks."""
 
-    def moved_bytes(run: Run) -> float:
-        h2d, received = run["h2d_bytes"], run["received_bytes"]
-        if h2d is None or received is None:
-            raise ValueError("a record has no bytes moved")
-        return h2d + received * grouping.ranks(run)
+    def copied_bytes(run: Run) -> float:
+        parts = [run[column] for column in ("h2d_bytes", "d2d_bytes", "d2h_bytes")]
+        if None in parts:
+            raise ValueError("a record without bytes copied within and from the devices: profile=kineto has them")
+        return math.fsum(parts)
 
-    return _exact_ratio(sides, moved_bytes)
+    return _exact_ratio(sides, copied_bytes)
 
 
 def _exact_ratio(sides: Sides, figure: Figure) -> Interval:
@@ -222,7 +221,7 @@ MEASURES = {
     "bytes_for_training": Measure(bytes_for_training),
     "share_of_tensors": Measure(share_of_tensors),
     "bytes_between_ranks": Measure(bytes_between_ranks, "received_bytes"),
-    "bytes_moved": Measure(bytes_moved),
+    "bytes_copied": Measure(bytes_copied),
     "accuracy": Measure(accuracy),
     "accuracy_reached": Measure(accuracy_reached),
     "accuracy_after_3_epochs": Measure(accuracy_after_3_epochs),
