@@ -32,6 +32,7 @@ TITLES = {  # of the axes of each figure, as it has them from records of GPUs
     "layout": ("time of training and evaluation", "images trained a second", "GPUs", "torch, nhwc", "dali, nhwc"),
     "datasets": ("time of an iteration (s)", "GPUs"),
     "table5": ("time of tuning (s)", "time of an iteration (s)", "GPUs"),
+    "dataset_metrics": ("CUDA API calls, ms a step and rank", "alpaca_cleaned", "memcpy Host-to-Device"),
     "llm_metrics": ("Collectives, ms a step and rank", "1 GPU", "nccl AllReduce"),
     "templates": ("time of an iteration (s)", "template", "GPUs"),
     "template_scaling": ("time of an iteration (s)", "GPUs", "template"),
