@@ -41,6 +41,7 @@ OTHERS = {
     "phase": {"backward": 20.0, "forward": 10.0, "data": 3.0, "optimizer": 2.0, "h2d": 0.5},
     "derived": {"GPU busy": 30.0, "communication": 6.0, "communication, exposed": 1.5, "launch gaps": 2.0},
 }
+COPIED = {"memcpy Host-to-Device": 40_000, "memcpy Device-to-Host": 800, "memcpy Device-to-Device": 12_000_000_000}
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -59,7 +60,7 @@ def fill(
         where: the cells that were measured.
     """
     experiment = load(name)
-    for index, cell in enumerate(_cells(experiment)):
+    for index, cell in enumerate(cells(experiment)):
         for seed in seeds:
             place = cell | {"seed": seed}
             if where(place):
@@ -67,7 +68,7 @@ def fill(
     return experiment
 
 
-def _cells(experiment: Experiment) -> Iterator[dict[str, Any]]:
+def cells(experiment: Experiment) -> Iterator[dict[str, Any]]:
     for values in product(*experiment.swept.values()):
         cell = tuple(zip(experiment.swept, values, strict=True))
         if experiment.has(cell):
@@ -76,11 +77,14 @@ def _cells(experiment: Experiment) -> Iterator[dict[str, Any]]:
 
 def record(experiment: Experiment, cell: dict[str, Any], device: str = "cuda") -> dict[str, Any]:
     """A run's record: shorter with more GPUs, a little otherwise with each seed."""
-    groups = {group: option for group, option in experiment.chosen.items() if group not in ("profile", "scale")}
+    groups: dict[str, Any] = {
+        group: option for group, option in experiment.chosen.items() if group not in ("profile", "scale")
+    }
     if experiment.kind == "llm":
         groups["model"] = "llama3_8b"
     if "profile" in experiment.chosen:
-        groups["profile"] = experiment.chosen["profile"]
+        window = {"window": "after", "steps": 10, "seconds": None}
+        groups["profile"] = {"name": experiment.chosen["profile"], **window}
     keys = {key.replace(".", "__"): value for key, value in (_set_keys(experiment.name) | cell).items()}
     result = {"vision": records.vision, "llm": records.llm}[experiment.kind](device=device, **groups, **keys)
     gpus = result["axes"]["gpus"]
@@ -110,7 +114,7 @@ def _set_keys(name: str) -> dict[str, Any]:
     """What an experiment's file sets for all cells, of the keys that figures name."""
     content = yaml.safe_load((experiments.FOLDER / f"{name}.yaml").read_text())
     sizes = {f"dataset.{key}": value for key, value in content.get("dataset", {}).items()}
-    return {key: content[key] for key in ("gpus", "pin_memory") if key in content} | sizes
+    return {key: content[key] for key in ("gpus", "pin_memory", "epochs") if key in content} | sizes
 
 
 def _epochs(cell: dict[str, Any], wobble: float, count: int = 20) -> list[dict[str, Any]]:
@@ -136,7 +140,7 @@ def profile(ranks: int, factor: float, device: str = "cuda", steps: int = 10) ->
     groups = {"api": CALLS, **OTHERS} if device == "cuda" else {"phase": OTHERS["phase"]}
     rows = [
         {"rank": rank, "group": group, "metric": name, "calls": 10, "total_s": ms / 1e3 * steps * factor * many}
-        | {"share": ms / 40, "bytes": None, "detail": "", "mean_s": None}
+        | {"share": ms / 40, "bytes": COPIED.get(name, 0) * many or None, "detail": "", "mean_s": None}
         for rank, many in [*((rank, 1) for rank in range(ranks)), (None, ranks)]
         for group, metrics in groups.items()
         for name, ms in metrics.items()
@@ -161,9 +165,9 @@ def oom() -> dict[str, Any]:
     return {"status": "oom", "cause": {"message": "CUDA out of memory"}, "profile": None}
 
 
-def drawn(folder: Path, name: str, mix: bool = False, paper: Any = ()) -> list[Figure]:
+def drawn(folder: Path, name: str, mix: bool = False) -> list[Figure]:
     experiment = experiments.load(name)
-    return figures.experiment_figures(experiment, experiments.panels(experiment, data.read([folder]).runs, mix), paper)
+    return figures.experiment_figures(experiment, experiments.panels(experiment, data.read([folder]).runs, mix))
 
 
 def svg(figure: Figure) -> str:

@@ -17,28 +17,28 @@ from analysis.figures import losses_phases, setting_groups, vega
 from analysis.papers import experiments
 from analysis.papers.printed import HARDWARE
 from analysis.runs import load
-from tests import grids, records
+from tests import grids, papers_records, records
 from tests.grids import drawn, svg, texts
 
 TITLES = {  # of the axes of each figure, as it has them from records of GPUs
     "table2": ("time of training and evaluation (s)", "test accuracy (%)", "GPUs"),
     "table3": ("time of training and evaluation", "GPUs"),
     "strategies": ("time of training and evaluation", "images trained a second", "GPUs"),
-    "image_size": ("time of training and evaluation (s)", "image size (px)"),
-    "vision_metrics": ("CUDA API calls, ms a step and rank", "2 GPUs, 500 px", "memcpy Host-to-Device"),
-    "precision_metrics": ("Copies, ms a step and rank", "4 GPUs", "cudaMemcpyAsync"),
+    "image_size": ("time of training and evaluation (s)", "parallel efficiency (%)", "image size (px)"),
+    "vision_metrics": ("Time of a step and rank (ms)", "500 px, 2 GPUs", "memcpy Host-to-Device"),
+    "precision_metrics": ("Share of the profiled time (%)", "4 GPUs", "cudaMemcpyAsync"),
     "loss_curves": ("training loss, mean of the epoch", "test accuracy (%)", "epoch"),
     "loaders": ("time of training and evaluation", "images trained a second", "GPUs", "image size (px)", "torch, nchw"),
     "layout": ("time of training and evaluation", "images trained a second", "GPUs", "torch, nhwc", "dali, nhwc"),
     "datasets": ("time of an iteration (s)", "GPUs"),
     "table5": ("time of tuning (s)", "time of an iteration (s)", "GPUs"),
-    "dataset_metrics": ("CUDA API calls, ms a step and rank", "alpaca_cleaned", "memcpy Host-to-Device"),
-    "llm_metrics": ("Collectives, ms a step and rank", "1 GPU", "nccl AllReduce"),
+    "dataset_metrics": ("Share of the profiled time (%)", "alpaca_cleaned", "memcpy Host-to-Device"),
+    "llm_metrics": ("Share of the profiled time (%)", "1 GPU", "NCCL AllGather"),
     "templates": ("time of an iteration (s)", "template", "GPUs"),
     "template_scaling": ("time of an iteration (s)", "GPUs", "template"),
-    "llm_api_share": ("share of the host", "method", "GPUs", "cudaLaunchKernel"),
+    "llm_api_share": ("share of the profiled time (%)", "method", "GPUs", "cudaLaunchKernel"),
     "peak_memory": ("peak memory of the rank that holds most (GB)", "GPUs", "template", "n/a"),
-    "transfer_volume": ("host to device, all ranks (MB)", "received by a rank in collectives (TB)", "GPUs"),
+    "transfer_volume": ("In a step, all ranks together (bytes)", "memcpy Device-to-Device", "qat", "summarize", "GPUs"),
 }
 
 
@@ -132,7 +132,9 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
         return grids.oom() if cell.get("gpus") == 2 and cell["seed"] == 1 else {}
 
     grids.fill(tmp_path, name, (0, 1), device, change)
-    (figure,) = drawn(tmp_path, name)
+    figure, *all_metrics = drawn(tmp_path, name)
+    form = experiments.load(name).view.form
+    assert len(all_metrics) == (form == "shares" or (form in ("calls", "copies") and device == "cuda"))
     assert device == "cpu" or vega_lite().is_valid(figure.spec)
     assert not re.search(r"#[0-9a-fA-F]{6}\b|black|white", json.dumps(figure.spec))  # a theme's alone
     words = texts(figure)
@@ -235,7 +237,7 @@ def test_general_figures_are_drawn_by_name(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_the_papers_printed_figures_stand_beside_those_of_gpus(tmp_path: Path):
-    grids.fill(tmp_path / "runs", "table2")
+    papers_records.write(tmp_path / "runs", "table2")
     assert main(["figure", "table2", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
     assert f"paper ({HARDWARE})" in (tmp_path / "table2.svg").read_text()
 

@@ -5,7 +5,6 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from analysis.papers import experiments
 from analysis.runs import grouping, load
 from analysis.stats import intervals
 from analysis.stats.between_runs import PRIOR_SD
-from tests import grids
+from tests import grids, papers_records, records
 from tests.grids import drawn, svg, texts
 
 
@@ -132,6 +131,16 @@ def test_the_ideal_is_of_one_gpu(tmp_path: Path):
     assert [ideal["trained_images_per_s", n] for n in (1, 2, 3, 4)] == [50.0, 100.0, 150.0, 200.0]
 
 
+def test_efficiency_stands_beside_the_time(tmp_path: Path):
+    times_s = {1: 80.0, 2: 50.0, 3: 40.0, 4: 20.0}
+    grids.fill(tmp_path, "image_size", change=lambda cell: {"total_s": times_s[cell["gpus"]]})
+    (figure,) = drawn(tmp_path, "image_size")
+    shares = {row["gpus"]: row["mean"] for row in measured(figure, "efficiency", **{"dataset.image_size": 300})}
+    assert shares == pytest.approx({"1": 1.0, "2": 0.8, "3": 2 / 3, "4": 1.0})
+    assert [len(chart["hconcat"]) for chart in figure.spec["vconcat"]] == [2]
+    assert "Parallel efficiency: the time on one GPU / (GPUs x the time)" in figure.caption
+
+
 def test_the_ideal_of_tuning_counts_the_rows(tmp_path: Path):
     def change(cell: dict[str, Any]) -> dict[str, Any]:  # max_steps: as many steps, so n times the rows
         epochs = [{"epoch": 0, "steps": 50, "samples": 100 * cell["gpus"], "train_loss": 1.0}]
@@ -195,60 +204,143 @@ def test_columns_that_a_chart_has_no_room_for_are_charts_of_their_own(tmp_path: 
 # The papers' figures
 
 
-def printed(measure: str = "total_s", **cell: Any) -> SimpleNamespace:
-    return SimpleNamespace(cell=cell, measure=measure, value=42.0, hardware="H100", source="Table 2")
+def hollow(figure: Figure, measure: str) -> dict[tuple[str, Any], float]:
+    """The papers' figures that are drawn, by the values of colour and x."""
+    view = experiments.load(figure.name).view
+    rows = [row for row in figure.rows if row["of"] == chart_data.PAPER and row["measure"] == measure]
+    return {(row[view.subject], row[view.x]): row["mean"] for row in rows}
 
 
-def test_the_papers_figures_are_hollow_points(tmp_path: Path):
-    grids.fill(tmp_path, "table2")
-    (figure,) = drawn(tmp_path, "table2", paper=[printed(precision="fp16", gpus=2), printed(gpus=2), printed("mfu")])
-    (row,) = [row for row in figure.rows if row["of"] == chart_data.PAPER]
-    assert (row["precision"], row["gpus"], row["mean"], row["paper"]) == ("fp16", 2, 42.0, "paper (H100)")
-    words = texts(figure)
-    assert "paper (H100)" in words and "Hollow: the papers' own figures (Table 2)" in words.replace("&apos;", "'")
+def test_the_papers_figures_are_hollow_points_beside_the_same_setting(tmp_path: Path):
+    papers_records.write(tmp_path, "table2")
+    (figure,) = drawn(tmp_path, "table2")
+    times, shares = (hollow(figure, measure) for measure in ("total_s", "test_accuracy"))
+    assert len(times) == len(shares) == 12 and (times["fp16", 2], shares["fp16", 2]) == (1445, 0.9794)
+    words = texts(figure).replace("&apos;", "'")
+    assert "paper (NVIDIA H100)" in words and "Hollow: the papers' own figures" in words
+    assert "Papers: torch 2.2.2" in words and "Misprint: the text has cudaEventDestroy fall threefold" in words
 
 
-@pytest.mark.parametrize("change", [{"device": "cpu"}, {"scale": "smoke"}])
-def test_the_papers_figures_are_not_beside_what_cannot_be_compared(tmp_path: Path, change: dict[str, str]):
-    grids.fill(tmp_path, "table2", device=change.get("device", "cuda"))
-    for path in tmp_path.rglob("result.json") if "scale" in change else ():
-        record = json.loads(path.read_text())
-        record["config"]["scale"] = record["axes"]["scale"] = "smoke"
-        path.write_text(json.dumps(record))
-    (figure,) = drawn(tmp_path, "table2", paper=[printed(precision="fp16", gpus=2)])
-    assert not any(row["of"] == chart_data.PAPER for row in figure.rows)
-    assert "not shown beside what was shrunk or ran on CPU ranks" in figure.caption
+def test_the_papers_figures_are_not_beside_another_setting(tmp_path: Path):
+    papers_records.write(tmp_path, "table2", batch_size=64)
+    (figure,) = drawn(tmp_path, "table2")
+    assert not hollow(figure, "total_s")
+    assert "figures are of another setting: batch_size=64" in figure.caption
+
+
+@pytest.mark.parametrize(("window", "shown"), [("start", True), ("after", False)])
+def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_path: Path, window: str, shown: bool):
+    setting = papers_records.setting("vision_metrics")
+    setting |= {"profile": {"name": "nsys", "window": window, "steps": 10}}
+    setting = {key: value for key, value in setting.items() if not key.startswith("profile__")}
+    for size, gpus, pin in ((500, 2, True), (500, 4, True), (500, 2, False), (100, 2, True)):
+        cell = {"dataset__image_size": size, "gpus": gpus, "pin_memory": pin}
+        record = records.vision(**setting | cell) | {"profile": grids.profile(gpus, 1.0)}
+        records.write(tmp_path / f"{size}-{gpus}-{pin}", record)
+    figure, _ = drawn(tmp_path, "vision_metrics")
+    rows = [row for row in figure.rows if row["of"] == chart_data.PAPER]
+    found = {(row["at"], row["pin_memory"]): (row["low"], row["high"]) for row in rows}
+    expected = {
+        ("500 px, 2 GPUs", "true"): (16, 16),
+        ("500 px, 4 GPUs", "true"): (16, 16),
+        ("500 px, 2 GPUs", "false"): (85, 101),  # printed as the range of 2 and 4 GPUs
+        ("100 px, 2 GPUs", "true"): (0.66, 0.66),
+    }
+    assert found == (expected if shown else {}) and {row["metric"] for row in rows} <= {"memcpy Host-to-Device"}
 
 
 # Profiles and curves
 
 
-def test_times_of_calls_are_by_step_and_rank(tmp_path: Path):
-    grids.fill(tmp_path, "llm_metrics", change=lambda c: {"profile": grids.profile(c["gpus"], 2.0)})
-    (figure,) = drawn(tmp_path, "llm_metrics")
+def test_metrics_of_steps_are_in_time_of_a_step_and_in_percent(tmp_path: Path):
+    experiment = grids.fill(tmp_path, "llm_metrics", change=lambda c: {"profile": grids.profile(c["gpus"], 2.0)})
+    figure, _ = drawn(tmp_path, "llm_metrics")
+    cells = len(list(grids.cells(experiment)))
+    for measure, expected in (("step_s", 2 * 3.0e-3), ("share", 3.0 / 40)):
+        copied = measured(figure, measure, metric="memcpy Host-to-Device")
+        assert [row["mean"] for row in copied] == pytest.approx([expected] * cells)
+    nccl = measured(figure, "step_s", metric="nccl", pin_memory="true", gpus="2")
+    assert [row["mean"] for row in nccl] == pytest.approx([2 * 8.5e-3])  # AllReduce, AllGather and Broadcast
+    words = texts(figure)
+    assert "Time of a step and rank (ms)" in words and "Share of the profiled time (%)" in words
+    assert words.count("NCCL, all collectives") == 2 and "Profiled: 10 steps after the run" in words
+
+
+def test_metrics_of_a_run_from_its_start_are_in_seconds_of_all_ranks(tmp_path: Path):
+    def change(cell: dict[str, Any]) -> dict[str, Any]:
+        return {"profile": grids.profile(cell["gpus"], 2.0, steps=4000)}
+
+    grids.fill(tmp_path, "vision_metrics", change=change)
+    for path in tmp_path.rglob("result.json"):
+        record = json.loads(path.read_text())
+        record["config"]["profile"] |= {"window": "start", "seconds": 720.0}
+        path.write_text(json.dumps(record))
+    (figure,) = [figure for figure in drawn(tmp_path, "vision_metrics") if not figure.name.endswith("_all")]
+    rows = measured(figure, "window_s", metric="memcpy Host-to-Device", gpus="4")
+    assert [row["mean"] for row in rows] == pytest.approx([4 * 4000 * 2 * 3.0e-3] * 4)
+    assert {row["at"] for row in rows} == {"100 px, 4 GPUs", "500 px, 4 GPUs"}
+    words = texts(figure)
+    assert "all ranks together (s)" in words and "Profiled: the run's first 720 s" in words.replace("&apos;", "'")
+
+
+def test_a_metric_that_is_nowhere_is_named_and_not_drawn(tmp_path: Path):
+    profile = grids.profile(2, 1.0)
+    profile["rows"] = [row for row in profile["rows"] if row["metric"] != "nccl AllGather"]
+    grids.fill(tmp_path, "llm_metrics", change=lambda _: {"profile": profile})
+    figure, _ = drawn(tmp_path, "llm_metrics")
+    assert "In none of these profiles: NCCL AllGather" in figure.caption
+    assert "NCCL AllGather" not in {row["named"] for row in figure.rows}
+
+
+def test_all_metrics_are_by_step_and_rank(tmp_path: Path):
+    experiment = grids.fill(tmp_path, "llm_metrics", change=lambda c: {"profile": grids.profile(c["gpus"], 2.0)})
+    _, figure = drawn(tmp_path, "llm_metrics")
+    assert figure.name == "llm_metrics_all"
+    cells = len(list(grids.cells(experiment)))
     copied = [row for row in figure.rows if row["metric"] == "memcpy Host-to-Device"]
-    assert len(copied) == 8 and [row["mean"] for row in copied] == pytest.approx([2 * 3.0e-3] * 8)
+    assert [row["mean"] for row in copied] == pytest.approx([2 * 3.0e-3] * cells)
     metrics = {row["metric"] for row in figure.rows if row["group"] == "api"}
     assert len(metrics) == profile_bars.MOST_METRICS < len(grids.CALLS) and "cudaStreamIsCapturing" not in metrics
     assert "Of 10 CUDA API calls the 8 that took longest are shown" in figure.caption
     assert "Not recorded by kineto: cudaEventDestroy" in figure.caption
 
 
-def test_shares_of_calls_add_up(tmp_path: Path):
+def test_shares_are_of_the_profiled_time(tmp_path: Path):
     grids.fill(
         tmp_path,
         "llm_api_share",
         change=lambda c: grids.oom() if (c["method"], c["template"]) == ("qat", "summarize") else {},
     )
-    (figure,) = drawn(tmp_path, "llm_api_share")
+    figure, _ = drawn(tmp_path, "llm_api_share")
     mine = [row for row in figure.rows if row["method"] == "lora" and row["template"] == "grammar"]
-    total_ms = sum(grids.CALLS.values())
-    assert sum(row["mean"] for row in mine) == pytest.approx(1.0)
-    shares = {row["metric"]: row["mean"] for row in mine}
-    assert shares["cudaStreamSynchronize"] == pytest.approx(20.5 / total_ms)
-    smallest = sorted(grids.CALLS.values())[: len(grids.CALLS) - profile_bars.MOST_PARTS]
-    assert shares[profile_bars.REST] == pytest.approx(sum(smallest) / total_ms)
-    assert "oom" in texts(figure) and texts(figure).count("58") == 11  # 20.5 / 35.17
+    assert {row["metric"]: row["mean"] for row in mine} == pytest.approx(  # of a step of 40 ms
+        {
+            "cudaLaunchKernel": 9.1 / 40,
+            "cudaStreamSynchronize": 20.5 / 40,
+            "cudaEventSynchronize": 0.4 / 40,
+            "memcpy Host-to-Device": 3.0 / 40,
+            "NCCL AllGather": 2.0 / 40,
+        }
+    )
+    assert "oom" in texts(figure) and texts(figure).count("51") == 11  # 20.5 / 40
+    assert "share of the profiled time (%)" in texts(figure)
+
+
+def test_copies_are_by_kind_and_in_bytes(tmp_path: Path):
+    grids.fill(tmp_path, "transfer_volume")
+    figure, counted = drawn(tmp_path, "transfer_volume")
+    rows = measured(figure, "copied_in_a_step", method="qat", template="grammar")
+    expected = {name: size * 4 / 10 for name, size in grids.COPIED.items()}  # 10 steps were profiled on 4 ranks
+    expected["all three kinds"] = sum(expected.values())
+    assert {row["named"]: row["mean"] for row in rows} == pytest.approx(expected)
+    words = texts(figure)
+    assert "In a step, all ranks together (bytes)" in words and "4.8G" in words and "320" in words
+    assert counted.name == "transfer_volume_counted" and len(measured(counted, "received_bytes")) == 12
+
+
+def test_bytes_are_counted_where_nothing_was_profiled(tmp_path: Path):
+    grids.fill(tmp_path, "transfer_volume", change=lambda _: {"profile": None})
+    assert [figure.name for figure in drawn(tmp_path, "transfer_volume")] == ["transfer_volume_counted"]
 
 
 def test_a_failed_run_leaves_the_stack_of_its_cell(tmp_path: Path):
@@ -256,17 +348,17 @@ def test_a_failed_run_leaves_the_stack_of_its_cell(tmp_path: Path):
         return grids.oom() if cell["seed"] == 1 and cell["method"] == "lora" else {}
 
     grids.fill(tmp_path, "llm_api_share", (0, 1), change=change)
-    (figure,) = drawn(tmp_path, "llm_api_share")
+    figure, _ = drawn(tmp_path, "llm_api_share")
     bars = re.findall(r'aria-label="[^"]*metric: cudaStreamSynchronize[^"]*"[^>]*d="([^"]+)"', svg(figure))
     assert len(bars) == 12 and not any("NaN" in bar or "v0h" in bar for bar in bars)
-    assert texts(figure).count("58") == 12 and texts(figure).count("oom") >= 2
+    assert texts(figure).count("51") == 12 and texts(figure).count("oom") >= 2
 
 
 def test_cpu_ranks_show_phases_and_say_what_is_missing(tmp_path: Path):
     grids.fill(tmp_path, "llm_api_share", device="cpu")
-    (figure,) = drawn(tmp_path, "llm_api_share")
+    figure, _ = drawn(tmp_path, "llm_api_share")
     assert {row["group"] for row in figure.rows} == {"phase"}
-    assert "share of a step (%)" in texts(figure) and "CPU ranks make no CUDA calls" in texts(figure)
+    assert "share of the profiled time (%)" in texts(figure) and "CPU ranks make no CUDA calls" in texts(figure)
 
 
 def test_curves_are_means_by_epoch(tmp_path: Path):

@@ -12,7 +12,7 @@ from analysis.figures.panel_layout import (
     ACROSS,
     ENDED,
     PanelChart,
-    cross_and_paper_notes,
+    crosses_note,
     draw_measures,
     error_bars,
     paper_points,
@@ -26,7 +26,7 @@ BAR, HEIGHT, MOST_WIDTH = 24, 240, 1000  # points
 NO_CELL = "n/a"  # of a cell that cannot be
 
 
-def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure | None:
+def draw(panel: Panel, name: str) -> Figure | None:
     """A chart for each measure of the view; narrower where many stand beside each other."""
     layout = Layout.of(panel)
     colours = len(layout.values(layout.colour)) if layout.colour is not None else 1
@@ -34,14 +34,14 @@ def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure | None:
     width = max(180, min(len(panel.values(layout.x)) * (colours + 1) * BAR, MOST_WIDTH // across))
 
     def rows_of(measure: str) -> list[Row]:
-        rows = [*chart_data.measured(panel, measure), *chart_data.paper(panel, measure, paper)]
+        rows = [*chart_data.measured(panel, measure), *chart_data.paper(panel, measure)]
         return [*rows, *chart_data.excluded(panel, measure)] if rows else []
 
     def spec(chart: PanelChart) -> Spec:
         return chart.spec(_layers(chart), width, HEIGHT)
 
     def notes(rows: list[Row]) -> list[str]:
-        return [*_holes(panel, rows), *cross_and_paper_notes(panel, rows, paper)]
+        return [*_holes(panel, rows), *crosses_note(rows)]
 
     return draw_measures(panel, name, layout, rows_of, spec, notes, width, faceted=layout.other is not None)
 

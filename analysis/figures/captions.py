@@ -27,6 +27,7 @@ MEASURES = {
     "d2d_bytes": "bytes moved within devices",
     "d2h_bytes": "bytes moved from the device",
     "received_bytes": "bytes received",
+    "efficiency": "parallel efficiency",
 }
 AXES = {  # where an axis says more
     "total_s": "time of training and evaluation",
@@ -41,6 +42,7 @@ AXES = {  # where an axis says more
 LLM_MEASURES = {"total_s": "tuning time", "step_s": "time of an iteration"}
 LLM_AXES = {"total_s": "time of tuning", "step_s": "time of an iteration"}
 SHARES = ("test_accuracy", "share", "efficiency")
+SI = "~s"  # d3's format with k, M, G
 MOST_CELLS = 4  # named in a line
 # The settings that a subtitle names where all runs have the same, in this order, and how it words them
 COMMON = {
@@ -73,6 +75,8 @@ def unit(measure: str, largest: float) -> Unit:
     """The unit of a column, so that its largest value has one to three digits before the point."""
     if measure in SHARES:
         return Unit("%", 0.01)
+    if measure.startswith("copied"):  # kinds of copies differ by orders of magnitude
+        return Unit("bytes", 1.0, SI)
     if measure.endswith("_bytes"):
         units = [Unit(name, 1000.0**power) for power, name in enumerate(("B", "kB", "MB", "GB", "TB"))]
         return next((unit for unit in reversed(units) if largest >= unit.divisor), units[0])

@@ -10,13 +10,16 @@ from itertools import product
 from typing import Any
 
 from analysis.figures import captions
-from analysis.papers.experiments import Experiment, Panel
+from analysis.papers import same_setting
+from analysis.papers.experiments import EFFICIENCY, Experiment, Panel
+from analysis.papers.printed import PrintedFigure
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from analysis.runs.setting_figure import MEMORY
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
+from multicard.measure import formulas
 
 Row = dict[str, Any]
 MEASURED, IDEAL, PAPER, EXCLUDED = "measured", "ideal", "paper", "excluded"
@@ -99,6 +102,20 @@ def ideal(panel: Panel, measure: str, rows: Sequence[Row]) -> list[Row]:
     return ideal_rows
 
 
+def efficiency(panel: Panel, measure: str) -> list[Row]:
+    """The parallel efficiency of each cell, one GPU's time / (GPUs x its time), as a ratio of means."""
+    ok = [row for row in measured(panel, measure) if row["status"] == "ok"]
+    others = [column for column in panel.experiment.swept if column != "gpus"]
+    times_of_one = {tuple(row[column] for column in others): row["mean"] for row in ok if str(row["gpus"]) == "1"}
+    rows = []
+    for row in ok:
+        time_of_one = times_of_one.get(tuple(row[column] for column in others))
+        if time_of_one is not None:
+            share = formulas.parallel_efficiency(time_of_one, row["mean"], int(row["gpus"]))
+            rows.append(row | {"measure": EFFICIENCY, "mean": share, "low": None, "high": None, "bar": None})
+    return rows
+
+
 def _ideal_of_one(measure: str, kind: str) -> Callable[[float, int, float], float] | None:
     """The ideal as a function of one GPU's mean, the number of GPUs, and their samples as a share of one GPU's."""
     if measure == "total_s":
@@ -121,32 +138,18 @@ def _sample_shares(panel: Panel, base: Row) -> dict[int, float]:
     return {gpus: count / samples[1] for gpus, count in samples.items()} if 1 in samples else {}
 
 
-def paper(panel: Panel, measure: str, printed: Sequence[Any]) -> list[Row]:
-    """The papers' own figures of a measure, where they name every column in which the panel's cells differ.
-
-    Args:
-        printed: objects with `cell` (swept column to value), `measure`, `value` and `hardware`.
-    """
-    if not comparable(panel):
-        return []
-    values = {column: panel.values(column) for column in panel.experiment.swept}
-    single = {column: known[0] for column, known in values.items() if len(known) == 1}
-    rows = []
-    for figure in printed:
-        cell = single | figure.cell
-        # names every swept column, and agrees in those with a single value
-        if figure.measure == measure and cell.keys() >= values.keys() and single.items() <= cell.items():
-            place = axis_values(tuple((column, cell[column]) for column in values), panel.experiment)
-            label = f"paper ({figure.hardware})"
-            rows.append(
-                {"measure": measure, **place, "mean": figure.value, "status": "ok", "of": PAPER, "paper": label}
-            )
-    return rows
+def paper(panel: Panel, measure: str) -> list[Row]:
+    """The papers' own figures of a measure, for the cells of which the panel has the same setting."""
+    return [
+        {"measure": measure, **axis_values(cell, panel.experiment), "mean": figure.value, "status": "ok"}
+        | {"of": PAPER, "paper": paper_label(figure)}
+        for cell, figure in same_setting.beside(panel, measure).items()
+    ]
 
 
-def comparable(panel: Panel) -> bool:
-    """Whether the papers' figures may stand beside these: not beside shrunk runs or CPU ranks."""
-    return not any(run["smoke"] or run["cpu_ranks"] for run in panel.runs)
+def paper_label(figure: PrintedFigure) -> str:
+    """The series of a figure in the legend."""
+    return f"paper ({figure.hardware})"
 
 
 def axis_limits(rows: Sequence[Row]) -> tuple[float, float]:
@@ -170,6 +173,8 @@ def bar_notes(charts: dict[str, tuple[list[Row], tuple[float, float]]], kind: st
     """
     by_line: dict[str, list[str]] = {}
     for measure, (rows, _) in charts.items():
+        if measure == EFFICIENCY:
+            continue
         by_line.setdefault(_means_line(rows), []).append(captions.measure(measure, kind))
     by_line.pop("", None)
     lines = [f"{captions.listed(names)}: {line}" if len(by_line) > 1 else line for line, names in by_line.items()]

@@ -73,6 +73,17 @@ class Layout:
             for row in rows
         ]
 
+    def place(self, row: Row) -> str:
+        """The cell of a row in words, without what colours show: "100 px, 2 GPUs"."""
+        columns = [*(self.other.split(JOINT) if self.other else []), self.x]
+        return self.joint(columns, [row[column] for column in columns])
+
+    def places(self, rows: Sequence[Row]) -> list[str]:
+        """The places of the rows, in the chart's order."""
+        names = [name for name in (self.other, self.x) if name is not None]
+        ranks = {self.place(row): [self.order(name).index(str(row[name])) for name in names] for row in rows}
+        return sorted(ranks, key=lambda place: ranks[place])
+
 
 def _tied(panel: Panel, series: list[str]) -> list[str]:
     """The series, with those joined of which the experiment excludes combinations."""

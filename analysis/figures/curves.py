@@ -1,7 +1,6 @@
 """Loss and accuracy over the epochs of runs: colour for what the experiment is about, dashes for the rest."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import altair as alt
 
@@ -20,9 +19,8 @@ WIDTH, HEIGHT = 340, 240  # points
 SMALL_FROM = 25  # epochs, from which their points are smaller
 
 
-def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure | None:
+def draw(panel: Panel, name: str) -> Figure | None:
     """Training loss and test accuracy by epoch; the papers print none."""
-    del paper
 
     def notes(_: list[Row]) -> list[str]:
         return [*loss_gaps(panel.runs), *unended_note(panel)]

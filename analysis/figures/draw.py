@@ -1,9 +1,8 @@
 """The figures of an experiment, and those that can be drawn of any runs, by name."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from analysis.figures import bars, curves, lines, profile_bars
+from analysis.figures import bars, curves, lines, metric_bars, metric_stacks, profile_bars
 from analysis.figures.losses_phases import losses, phases
 from analysis.figures.scaling import efficiency, trade_off
 from analysis.figures.timelines import NEEDS as SAMPLES
@@ -11,25 +10,31 @@ from analysis.figures.timelines import timelines
 from analysis.figures.vega import Figure, numbered
 from analysis.papers.experiments import Experiment, Panel
 
-OF_PROFILES = dict.fromkeys(("calls", "shares"), profile_bars.draw)
-FORMS = {"lines": lines.draw, "bars": bars.draw, "curves": curves.draw, **OF_PROFILES}
+# What draws each form, by what follows the experiment's name in that of the figure
+FORMS = {
+    "lines": {"": lines.draw},
+    "bars": {"": bars.draw},
+    "curves": {"": curves.draw},
+    "calls": {"": metric_bars.draw, "_all": profile_bars.draw},
+    "copies": {"": metric_bars.draw_copies, "_counted": bars.draw},
+    "shares": {"": metric_stacks.draw, "_all": profile_bars.draw},
+}
 GENERAL = {"losses": losses, "phases": phases, "efficiency": efficiency, "trade_off": trade_off, "timelines": timelines}
 TIMELINES = "timelines"
 NEEDS = {TIMELINES: SAMPLES}  # what runs must have for a general figure
 
 
-def experiment_figures(experiment: Experiment, panels: Sequence[Panel], paper: Sequence[Any] = ()) -> list[Figure]:
-    """A figure for each panel of an experiment, named after it; none for panels without anything to show (no profile
-    that can be read, no epochs).
-
-    Args:
-        paper: the papers' own figures, drawn hollow beside what is comparable: objects with `cell` (swept column to
-            value), `measure`, `value`, `hardware` and `source`.
+def experiment_figures(experiment: Experiment, panels: Sequence[Panel]) -> list[Figure]:
+    """The figures of each panel of an experiment, named after it: one, of profiles another with all their metrics
+    (`_all`), of copies another with the bytes that the runs counted (`_counted`). None for panels without anything to
+    show (no profile that can be read, no epochs).
     """
-    figures: list[Figure] = []
+    by_panel: list[list[Figure]] = []
     for panel in panels:
-        figure = FORMS[experiment.view.form](panel, numbered(experiment.name, len(figures)), paper)
-        figures += [figure] if figure is not None else []
-    if experiment.view.timelines and panels:
-        figures += timelines(panels[0].runs, f"{experiment.name}-{TIMELINES}")
-    return figures
+        name, forms = numbered(experiment.name, len(by_panel)), FORMS[experiment.view.form]
+        drawn = [figure for ending, draw in forms.items() if (figure := draw(panel, name + ending)) is not None]
+        by_panel += [drawn] if drawn else []
+    of_runs = (
+        timelines(panels[0].runs, f"{experiment.name}-{TIMELINES}") if experiment.view.timelines and panels else []
+    )
+    return [*(figure for drawn in by_panel for figure in drawn), *of_runs]

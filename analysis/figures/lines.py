@@ -15,37 +15,41 @@ from analysis.figures.chart_layout import Layout
 from analysis.figures.panel_layout import (
     ENDED,
     PanelChart,
-    cross_and_paper_notes,
+    crosses_note,
     draw_measures,
     error_bars,
     paper_points,
     where,
 )
-from analysis.figures.vega import CROSS, Figure, Spec, escaped
-from analysis.papers.experiments import Panel
+from analysis.figures.vega import CROSS, LETTER_POINTS, Figure, Spec, escaped
+from analysis.papers.experiments import EFFICIENCY, Panel
 
 WIDTH, HEIGHT = 340, 240  # points
 FACET_WIDTH = 220  # of a chart among several
 BESIDE = 0.012  # of the range of x, from one series to the next
+EFFICIENCY_NOTE = "Parallel efficiency: the time on one GPU / (GPUs x the time), a ratio of means"
 MOST_DASHES = 2  # values that dashes can show; more are charts beside each other
 
 
-def draw(panel: Panel, name: str, paper: Sequence[Any]) -> Figure | None:
+def draw(panel: Panel, name: str) -> Figure | None:
     """A chart for each measure of the view, with the ideal beside times and rates."""
-    layout = Layout.of(panel)
+    layout, view = Layout.of(panel), panel.experiment.view
     faceted = layout.other is not None and len(layout.values(layout.other)) > MOST_DASHES
     width = FACET_WIDTH if faceted else WIDTH
 
     def rows_of(measure: str) -> list[Row]:
+        if measure == EFFICIENCY:
+            return chart_data.efficiency(panel, view.measures[0])
         rows = chart_data.measured(panel, measure)
-        return [*rows, *chart_data.ideal(panel, measure, rows), *chart_data.paper(panel, measure, paper)]
+        return [*rows, *chart_data.ideal(panel, measure, rows), *chart_data.paper(panel, measure)]
 
     def spec(chart: PanelChart) -> Spec:
         base = alt.Chart().encode(x=_x(chart), y=chart.y())
-        return chart.spec(_layers(chart, base), width, HEIGHT, along=_along(chart))
+        return chart.spec(_layers(chart, base, width), width, HEIGHT, along=_along(chart))
 
     def notes(rows: list[Row]) -> list[str]:
-        return [*_ideal_notes(panel, rows), *cross_and_paper_notes(panel, rows, paper)]
+        means = [EFFICIENCY_NOTE] if EFFICIENCY in view.measures else []
+        return [*_ideal_notes(panel, rows), *means, *crosses_note(rows)]
 
     return draw_measures(panel, name, layout, rows_of, spec, notes, width, faceted=faceted)
 
@@ -92,7 +96,7 @@ def _along(chart: PanelChart) -> str:
     return f"{place} + ({ok} ? ({index} - {middle}) * {apart} : 0)"
 
 
-def _layers(chart: PanelChart, base: Any) -> list[Any]:
+def _layers(chart: PanelChart, base: Any, width: int) -> list[Any]:
     series, detail = chart.colour(), chart.detail()
     ok = where(base, MEASURED, "ok")
     layers = []
@@ -108,15 +112,20 @@ def _layers(chart: PanelChart, base: Any) -> list[Any]:
         layers.append(signs.encode(text="signs:N", **detail))
     if chart.has(PAPER):
         layers.append(paper_points(base, series | chart.shape() | detail))
-    return [*layers, *_crosses(chart, base)] if chart.crosses else layers
+    return [*layers, *_crosses(chart, base, width)] if chart.crosses else layers
 
 
-def _crosses(chart: PanelChart, base: Any) -> list[Any]:
-    """Crosses in a strip at the top, below each other where several are at one x, each with its series' name."""
+def _crosses(chart: PanelChart, base: Any, width: int) -> list[Any]:
+    """Crosses in a strip at the top, below each other where several are at one x, each with its series' name; without
+    what its colour says too where that leaves no room for the next."""
     layout = chart.layout
     other = None if chart.faceted else layout.other
-    names = [_named(chart, name) for name in (layout.colour, other) if name is not None]
     values = chart.panel.values(layout.x)
+    series = [name for name in (layout.colour, other) if name is not None]
+    letters = max(sum(len(f"{row[name]}{chart.title(name)}") for name in series) for row in _unended(chart))
+    if len(values) > 1 and letters * LETTER_POINTS > width / (len(values) - 1):
+        series = series[1:]
+    names = [_named(chart, name) for name in series]
     is_last = f"datum[{layout.x!r}] == {max(values)}" if captions.is_numeric(values) else "false"
     groups = [escaped(name) for name in (layout.x, layout.other if chart.faceted else None) if name is not None]
     unended = (
@@ -135,9 +144,15 @@ def _crosses(chart: PanelChart, base: Any) -> list[Any]:
     return [unended.mark_point(**CROSS).encode(**chart.colour()), *labels]
 
 
+def _unended(chart: PanelChart) -> list[Row]:
+    return [row for row in chart.rows if row["status"] != "ok"]
+
+
 def _named(chart: PanelChart, name: str) -> str:
     """An expression of a row's value, with its column where the value alone says little: "fp32", "GPUs 2"."""
     value = f"datum[{name!r}]"
+    if name.endswith("image_size"):
+        return f"{value} + ' px'"
     if all(isinstance(value, str) for value in chart.layout.values(name)):
         return value
     return f"{json.dumps(captions.column(name, chart.panel.runs) + ' ')} + {value}"

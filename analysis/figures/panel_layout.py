@@ -12,7 +12,9 @@ from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import PAPER, Row
 from analysis.figures.chart_layout import JOINT, Layout
 from analysis.figures.vega import DASHES, SHAPES, Figure, Spec, calculated, cycled, escaped, figure, layered, only
+from analysis.papers import same_setting
 from analysis.papers.experiments import Panel
+from analysis.papers.printed import PrintedFigure
 from analysis.runs import grouping
 
 ACROSS = 4  # charts beside each other
@@ -223,21 +225,20 @@ def around(
     title = title[:1].upper() + title[1:] + (f" ({panel.apart})" if panel.apart else "")  # where there are more panels
     above = [f"{experiment.name}: {experiment.title.rstrip('.')}", captions.common_settings(panel.runs, by)]
     _, legend = captions.marks(panel.runs)
-    below = [*dict.fromkeys(notes), *captions.missing_cells(panel.missing), *legend]
+    papers = same_setting.notes(panel, _printed(panel, rows))
+    papers = [f"{line[:1].upper()}{line[1:]}" for line in papers]
+    hollow = ["Hollow: the papers' own figures"] if any(row["of"] == PAPER for row in rows) else []
+    below = [*dict.fromkeys(notes), *captions.missing_cells(panel.missing), *legend, *hollow, *papers]
     return figure(name, chart, rows, title, above, below, grouping.marks(panel.runs), width + MARGIN)
 
 
-def cross_and_paper_notes(panel: Panel, rows: Sequence[Row], paper: Sequence[Any]) -> list[str]:
-    """Lines about runs that did not end ok, and about the papers' figures."""
-    notes = []
+def _printed(panel: Panel, rows: Sequence[Row]) -> list[PrintedFigure]:
+    """The papers' figures among the rows."""
+    measures = dict.fromkeys(row.get("printed", row["measure"]) for row in rows if row["of"] == PAPER)
+    return [figure for measure in measures for figure in same_setting.beside(panel, measure).values()]
+
+
+def crosses_note(rows: Sequence[Row]) -> list[str]:
+    """A line about the runs that did not end ok."""
     statuses = list(dict.fromkeys(grouping.typed(row["status"]) for row in rows if row["status"] != "ok"))
-    if statuses:
-        notes.append(f"Crosses: runs that did not end ({', '.join(statuses)}); no mean has them in it")
-    measures = {row["measure"] for row in rows}
-    printed = [figure for figure in paper if figure.measure in measures]
-    if any(row["of"] == PAPER for row in rows):
-        sources = captions.listed(sorted({figure.source for figure in printed}))
-        notes.append(f"Hollow: the papers' own figures ({sources})")
-    elif printed and not chart_data.comparable(panel):
-        notes.append("The papers' own figures are not shown beside what was shrunk or ran on CPU ranks")
-    return notes
+    return [f"Crosses: runs that did not end ({', '.join(statuses)}); no mean has them in it"] if statuses else []

@@ -8,7 +8,7 @@ machines and commits that were measured are files of their own: NAME-2, NAME-3 a
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.papers import experiments, printed
+from analysis.papers import experiments
 from analysis.runs.caveats import legend
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
@@ -49,7 +49,7 @@ def write(
         for experiment in map(experiments.load, experiments.names() if name == ALL else [name]):
             panels = experiments.panels(experiment, runs, mix, repeated)
             shown = experiments.fullest(panels)[0] if panels and not whole else panels
-            drawn = experiment_figures(experiment, shown, printed.figures(experiment.name))
+            drawn = experiment_figures(experiment, shown)
             figures += drawn
             unmeasured += [] if drawn else [f"{experiment.name}: not measured: {experiment.command}"]
             lacks = drawn and experiment.view.timelines and TIMELINES not in drawn[-1].name

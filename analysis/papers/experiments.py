@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 from omegaconf import OmegaConf
 
-from analysis.runs import grouping
+from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
@@ -41,17 +41,24 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: the value of `subject` that the others are compared with; by column, where it has a value in several.
     saved: the share of the base's time that a cell saves is shown instead of its speed-up.
     timelines: the GPUs over the time of each run of the fullest panel are drawn too.
-    form: `lines`, `bars`, `curves` over epochs, `calls` (times of CUDA calls, copies and collectives) or `shares` (of
-        the host's time in CUDA calls).
+    form: `lines`, `bars`, `curves` over epochs, `calls` (metrics of profiles in seconds and in percent of the profiled
+        time) or `shares` (the same in percent, stacked),
+        `copies` (bytes of each kind of copy, of runs with a profile, beside bars of the measures).
+    metrics: of profiles, that the paper's figure shows; by default those of the papers' other figures.
     """
 
     subject: str
     x: str
     measures: tuple[str, ...] = ()
-    form: Literal["lines", "bars", "curves", "calls", "shares"] = "lines"
+    form: Literal["lines", "bars", "curves", "calls", "shares", "copies"] = "lines"
     base: Any = None
     saved: bool = False
     timelines: bool = False
+    metrics: tuple[str, ...] = ()
+
+    @property
+    def shown_metrics(self) -> tuple[str, ...]:
+        return self.metrics or (profile_metrics.STACKED if self.form == "shares" else profile_metrics.PAPERS)
 
     @property
     def of_profiles(self) -> bool:

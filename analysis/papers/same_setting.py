@@ -16,12 +16,13 @@ import msgspec
 from analysis.papers import experiments, printed
 from analysis.papers.experiments import Experiment, Panel
 from analysis.papers.printed import PrintedFigure
-from analysis.runs import grouping
+from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
 from multicard.records.text_table import clean
 
 FILE = Path(__file__).with_name("settings.yaml")
 VERSIONS = {"vision": ["torchvision"], "llm": ["torchtune"]}  # that matter beside torch's and CUDA's
+ALIKE = {"two_and_four_gpus": frozenset({"gpus"})}  # by a figure's note, columns over whose values it is printed
 PACKAGES = {"CUDA": "nvidia-cuda-runtime", "DALI": "nvidia-dali-cuda130"}  # where they are called otherwise
 
 
@@ -110,6 +111,8 @@ def beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
     It may be of another table: Table 5 has some iteration times of Fig. 10. Where that table's own setting is not
     printed in what the panel's experiment sweeps (the image size), its figures are not taken.
     """
+    if measure.startswith(printed.METRIC):
+        return _metrics_beside(panel, measure)
     own, *others = [panel.experiment.name, *(name for name in _content().experiments if name != panel.experiment.name)]
     figures = [] if differences(panel) else printed.figures(own, measure)
     cells = [*panel.cells, *panel.missing]
@@ -120,6 +123,22 @@ def beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
             if cell not in matched and (figure := _borrowed(panel, cell, experiments.load(name), candidates)):
                 matched[cell] = figure
     return matched
+
+
+def _metrics_beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
+    """The printed seconds of a metric, where the runs were profiled from their start, as the papers' were.
+
+    What is printed for several numbers of GPUs alike, or as their range, is that of each.
+    """
+    if differences(panel) or not profile_metrics.from_start(panel.runs):
+        return {}
+    return {
+        cell: figure
+        for figure in printed.figures(panel.experiment.name, measure)
+        for cell in panel.cells
+        if figure.cell.items() <= dict(cell).items()
+        and dict(cell).keys() - figure.cell.keys() <= ALIKE.get(figure.note, frozenset())
+    }
 
 
 def _borrowed(panel: Panel, cell: Cell, other: Experiment, candidates: Sequence[PrintedFigure]) -> PrintedFigure | None:

@@ -6,7 +6,6 @@ from analysis.claims import Verdict, render
 from analysis.claims.verdicts import labels
 from analysis.commands import table
 from analysis.figures import draw
-from analysis.papers import printed
 from analysis.papers.experiments import Experiment, Panel
 from analysis.report import rerun_commands
 from analysis.report.blocks import Block, ClaimRow, ClaimTable, Fold, Heading, Paragraph, PlainTable, Plot, Section
@@ -40,9 +39,10 @@ def section(panels: Sequence[tuple[Experiment, list[Panel]]]) -> Section:
 def _panel(experiment: Experiment, panel: Panel, number: int) -> list[Block]:
     """The figure and the table of an experiment's panel."""
     commands = rerun_commands.of_sweeps(panel.runs) or [experiment.command]
-    name = f"{experiment.name}_{number}" if number > 1 else experiment.name
-    figures = draw.experiment_figures(experiment, [panel], printed.figures(experiment.name))
-    blocks: list[Block] = [Plot.of(figure, commands, name) for figure in figures]
+    figures = draw.experiment_figures(experiment, [panel])
+    blocks: list[Block] = [
+        Plot.of(figure, commands, f"{figure.name}_{number}" if number > 1 else figure.name) for figure in figures
+    ]
     for panel_table in table.tables(experiment, [panel]):
         texts = panel_table.texts
         blocks.append(PlainTable(panel_table.title, panel_table.headings, texts, panel_table.notes, commands))

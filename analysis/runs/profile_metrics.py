@@ -1,0 +1,76 @@
+"""Metrics of a run's profile as the papers have them: seconds of all ranks, and shares of the profiled time."""
+
+from collections.abc import Iterator, Sequence
+
+from analysis.runs.load import Run
+from multicard.profiling.names import COPIES
+from multicard.profiling.profile_data import Profile, Row
+
+NCCL = "nccl"  # all collectives of NCCL together
+# Of Figs. 3, 4, 11 and 12 of 2505.22905, and of Fig. 15
+PAPERS = ("memcpy Host-to-Device", "cudaLaunchKernel", "cudaStreamSynchronize", "nccl AllGather", NCCL)
+STACKED = (
+    "cudaLaunchKernel",
+    "cudaStreamSynchronize",
+    "cudaEventSynchronize",
+    "memcpy Host-to-Device",
+    "nccl AllGather",
+)
+# Of Fig. 17: the kinds of copies that it adds up, and their sum
+KINDS = tuple(COPIES[way] for way in ("HtoD", "DtoD", "DtoH"))
+ALL_KINDS = "all three kinds"
+COPIED = (*KINDS, ALL_KINDS)
+NAMES = {NCCL: "NCCL, all collectives"}
+
+
+def name(metric: str) -> str:
+    return NAMES.get(metric, metric.replace("nccl ", "NCCL "))
+
+
+def profile(run: Run) -> Profile | None:
+    """The run's profile; None without one, or where the profiler left nothing that could be read."""
+    recorded = run.record().get("profile") if run["status"] == "ok" else None
+    return Profile.from_dict(recorded) if recorded is not None and "rows" in recorded else None
+
+
+def rows(profile: Profile, metric: str) -> list[Row] | None:
+    """The sums over ranks that a metric is made of; empty where it did not occur, None where it could not be seen."""
+    sums = profile.of(None)
+    if metric in profile.not_recorded or not any(row.group == "api" for row in sums):
+        return None
+    parts = KINDS if metric == ALL_KINDS else (metric,)
+    return [row for row in sums if row.metric in parts or (metric == NCCL and row.metric.startswith("nccl "))]
+
+
+def seconds(profile: Profile, metric: str) -> float | None:
+    """Seconds of all ranks together, in the whole window."""
+    known = rows(profile, metric)
+    return None if known is None else sum(row.total_s for row in known)
+
+
+def share(profile: Profile, metric: str) -> float | None:
+    """Seconds of all ranks / the windows of all ranks. What the host and the device do at once counts twice."""
+    known = rows(profile, metric)
+    return None if known is None else sum(row.share for row in known)
+
+
+def copied_bytes(profile: Profile, metric: str) -> float | None:
+    """Bytes that all ranks together copied, in the whole window."""
+    known = rows(profile, metric)
+    return None if known is None else sum(row.bytes or 0 for row in known)
+
+
+def from_start(runs: Sequence[Run]) -> bool:
+    """Whether the profiles are of trainings from their start, as the papers', and not of some steps."""
+    return all(run["profile.window"] == "start" for run in runs)
+
+
+def windows(runs: Sequence[Run]) -> Iterator[str]:
+    """What was profiled, in words."""
+    for window in dict.fromkeys((run["profile.window"], run["profile.steps"], run["profile.seconds"]) for run in runs):
+        start, steps, length_s = window
+        limit = f"{length_s:g} s" if length_s else f"{steps} steps" if steps else None
+        if start == "start":
+            yield f"the run's first {limit}" if limit else "the run from its start"
+        else:
+            yield f"{limit or 'some steps'} after the run"
