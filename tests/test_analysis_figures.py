@@ -176,15 +176,16 @@ def test_columns_of_which_few_combinations_are_measured_are_one_series(tmp_path:
     for name in ("loaders", "layout"):
         grids.fill(tmp_path / name, name)
     (figure,), (of_layout,) = (drawn(tmp_path / name, name) for name in ("loaders", "layout"))
-    field, expected = "loader, layout", ["torch, nchw", "torch, nhwc", "dali, nhwc"]
+    field = "loader, layout, dataset.cache"
+    expected = ["torch, nchw, cache process", "torch, nhwc, cache process", "dali, nhwc, cache none"]
     assert {(row[field], row["loader"], row["layout"]) for row in figure.rows} == {
-        ("torch, nchw", "torch", "nchw"),
-        ("dali, nhwc", "dali", "nhwc"),
+        ("torch, nchw, cache process", "torch", "nchw"),
+        ("dali, nhwc, cache none", "dali", "nhwc"),
     }
     assert [row[field] for row in measured(of_layout, "total_s", gpus=4)] == expected
     at = [row["mean"] for row in measured(figure, "total_s", loader="dali", gpus=1)]
     assert len(at) == 2 and len(set(at)) == 2  # of two image sizes, in lines of their own
-    assert "loader, memory layout" in texts(figure) and "image size (px)" in texts(figure)
+    assert "loader, memory layout, cache" in texts(figure) and "image size (px)" in texts(figure)
 
 
 def test_columns_that_a_chart_has_no_room_for_are_charts_of_their_own(tmp_path: Path):
@@ -192,13 +193,14 @@ def test_columns_that_a_chart_has_no_room_for_are_charts_of_their_own(tmp_path: 
     free = replace(experiment, excluded=())
     (panel,) = experiments.panels(free, load.read([tmp_path]).runs)
     (figure,) = experiment_figures(free, [panel])
-    assert {row["layout, dataset.image_size"] for row in figure.rows} == {
-        "nchw, 300 px",
-        "nhwc, 300 px",
-        "nchw, 500 px",
-        "nhwc, 500 px",
+    rest = {row["dataset.cache, layout, dataset.image_size"] for row in figure.rows}
+    assert rest == {
+        f"cache {cache}, {layout}, {size} px"
+        for cache, layout in (("process", "nchw"), ("none", "nhwc"))
+        for size in (300, 500)
     }
-    assert figure.spec["vconcat"][0]["vconcat"][0]["facet"]["field"] == r"layout, dataset\.image_size"
+    field = figure.spec["vconcat"][0]["vconcat"][0]["facet"]["field"]
+    assert field == r"dataset\.cache, layout, dataset\.image_size"
 
 
 # The papers' figures

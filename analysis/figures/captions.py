@@ -125,7 +125,7 @@ def named(name: str, value: Any, runs: Sequence[Run]) -> str:
     if name == "pin_memory":
         return "pinned" if grouping.typed(value) == "true" else "not pinned"
     text = grouping.typed(value)
-    return counted(name, text, runs) if name == "gpus" or not text.isidentifier() else text
+    return counted(name, text, runs) if name == "gpus" or "." in name or not text.isidentifier() else text
 
 
 def listed(words: Sequence[str]) -> str:

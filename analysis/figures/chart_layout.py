@@ -92,5 +92,6 @@ def _tied(panel: Panel, series: list[str]) -> list[str]:
         columns = [column for name in parts for column in name.split(JOINT)]
         combinations = {tuple(dict(cell)[column] for column in columns) for cell in panel.cells}
         if len(parts) > 1 and entry.keys() <= {*columns} and len(combinations) <= MOST_JOINED:
+            columns.sort(key=lambda column: ("." in column, panel.experiment.series.index(column)))  # groups first
             series = [JOINT.join(columns), *(name for name in series if name not in parts)]
     return series
