@@ -66,7 +66,7 @@ def build(found: Found, title: str, mix: bool) -> Report:
         overview_section.machines(details),
         runs_section.section(details),
         settings_section.section(details, mix),
-        papers_section.section(panels),
+        papers_section.section(runs, panels),
         papers_section.claims_section(verdicts),
         gaps_section.section(details, found.skipped, panels),
     ]

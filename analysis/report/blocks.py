@@ -54,13 +54,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class PlainTable:
-    """A table that is short enough to be read as a whole, and the commands that measured it."""
+    """A table that is short enough to be read as a whole, and the commands that measured it.
+
+    wraps: its cells are sentences, which are broken into lines.
+    """
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
     commands: Sequence[str] = ()
+    wraps: bool = False
 
 
 @dataclass(frozen=True)

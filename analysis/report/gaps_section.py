@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from analysis.papers import places
 from analysis.papers.experiments import Experiment, Panel
 from analysis.report.blocks import Block, Column, Commands, Grid, Heading, Paragraph, Section
 from analysis.report.run_details import RunDetails
@@ -56,7 +57,11 @@ def _skipped_records(skipped: Sequence[Skipped]) -> list[Block]:
 
 
 def _unmeasured(details: Sequence[RunDetails], panels: Sequence[tuple[Experiment, list[Panel]]]) -> list[Block]:
-    rows = [(_sentence(experiment), experiment.command) for experiment, filled in panels if not filled]
+    rows = [
+        (f"{_sentence(experiment)} In full: {places.in_full(experiment.name)}.", experiment.command)
+        for experiment, filled in panels
+        if not filled
+    ]
     for experiment, filled in panels:
         if filled and filled[0].missing:
             cells = [grouping.label(cell, [key for key, _ in cell]) for cell in filled[0].missing]

@@ -1,31 +1,48 @@
 """The papers' tables and figures as these runs have them, and the papers' claims with their verdicts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from analysis.claims import Verdict, render
 from analysis.claims.verdicts import labels
-from analysis.commands import table
+from analysis.commands import dataset_table, table
 from analysis.figures import draw
+from analysis.papers import places
 from analysis.papers.experiments import Experiment, Panel
 from analysis.report import rerun_commands
-from analysis.report.blocks import Block, ClaimRow, ClaimTable, Fold, Heading, Paragraph, PlainTable, Plot, Section
+from analysis.report.blocks import (
+    Block,
+    ClaimRow,
+    ClaimTable,
+    Commands,
+    Fold,
+    Heading,
+    Paragraph,
+    PlainTable,
+    Plot,
+    Section,
+)
 from analysis.report.overview_section import sentences
+from analysis.runs.load import Run
+from multicard.workloads import WORKLOADS
 
 TONES = {"holds": "good", "does not hold": "bad"}
 
 
-def section(panels: Sequence[tuple[Experiment, list[Panel]]]) -> Section:
-    """The first panel of each experiment in sight, its other panels folded away.
+def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]]) -> Section:
+    """Where every table and figure is; then of each experiment the first panel in sight, its other panels folded away.
 
     Args:
         panels: every experiment with the panels that runs fill.
     """
-    blocks: list[Block] = []
+    blocks: list[Block] = [_places({experiment.name: filled for experiment, filled in panels}), _data_sets(runs)]
     for experiment, filled in panels:
         first, *others = [_panel(experiment, panel, number) for number, panel in enumerate(filled, 1)] or [[]]
         if not first and not any(others):
             continue
-        blocks += [Heading(experiment.name, experiment.title), *first]
+        blocks.append(Heading(experiment.name, experiment.title))
+        if not any(map(_is_full, filled)):
+            blocks.append(Commands([(f"In full: {places.in_full(experiment.name)}.", experiment.command)]))
+        blocks += first
         folded = [block for other in others for block in other]
         if folded:
             title = "Also measured in another setting, machine or commit"
@@ -34,6 +51,55 @@ def section(panels: Sequence[tuple[Experiment, list[Panel]]]) -> Section:
             blocks.append(Fold(title, folded))
     question = "Do the papers' tables and figures look alike here?"
     return Section("papers", "Beside the papers", question, blocks)
+
+
+def _places(panels: Mapping[str, list[Panel]]) -> PlainTable:
+    """Each table and figure of the papers: what measures it, whether it is measured, and what it takes in full.
+
+    Args:
+        panels: by experiment.
+    """
+    rows = []
+    for place in places.places():
+        names = place.experiments
+        here = {name: _measured(panels.get(name, [])) for name in names}
+        in_full = {name: places.in_full(name) for name in names}
+        shows = f"{place.shows} ({place.form})"
+        rows.append(
+            [place.name, shows, ", ".join(names), _of_each(here) or place.where, _of_each(in_full), place.needs]
+        )
+    headings = ["in the papers", "shows", "experiment", "here", "in full, on the papers' node", "needs"]
+    once = " and ".join(f"python {each.entry} experiment=all" for each in WORKLOADS)
+    notes = [
+        "Hours: one cell after the other, by the times that the papers print.",
+        f"What several experiments need is measured once by {once}.",
+    ]
+    return PlainTable("Every table and figure of both papers", headings, rows, notes, wraps=True)
+
+
+def _of_each(texts: Mapping[str, str]) -> str:
+    """Texts, by experiment where there are several."""
+    return "; ".join(texts.values() if len(texts) < 2 else [f"{name}: {text}" for name, text in texts.items()])
+
+
+def _measured(filled: Sequence[Panel]) -> str:
+    if not filled:
+        return "not measured"
+    panel = max(filled, key=lambda panel: (_is_full(panel), len(panel.cells)))
+    cells = f"{len(panel.cells)} of {len(panel.cells) + len(panel.missing)} cells"
+    marks = [f"scale={scale}" for scale in sorted({run["scale"] for run in panel.runs} - {"full", None})]
+    marks += ["CPU ranks"] if any(run["device"] == "cpu" for run in panel.runs) else []
+    return f"{cells} ({', '.join(marks)})" if marks else cells
+
+
+def _is_full(panel: Panel) -> bool:
+    """Whether it is measured on GPUs, with all cells and nothing shrunk."""
+    return not panel.missing and all(run["device"] != "cpu" and run["scale"] == "full" for run in panel.runs)
+
+
+def _data_sets(runs: Sequence[Run]) -> Fold:
+    sizes = dataset_table.table(runs)
+    return Fold(sizes.title, [PlainTable("", sizes.headings, sizes.texts, sizes.notes)])
 
 
 def _panel(experiment: Experiment, panel: Panel, number: int) -> list[Block]:

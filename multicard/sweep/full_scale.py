@@ -235,6 +235,7 @@ def _set(config: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 @cache
 def _composed(entry: str, words: tuple[str, ...]) -> dict[str, Any]:
+    workloads.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose(entry.removesuffix(".py"), list(words))
     content: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)

@@ -46,12 +46,14 @@ def data_bytes(config: Settings) -> tuple[str, float | None]:
 
 
 def record_bytes(config: Settings) -> float:
-    """Of the steps of all ranks, and of their traces."""
+    """Of the steps of all ranks, and of their traces, which are no larger than their budget."""
     steps = _iterations(config) if "method" in config else _training_steps(config)
     bytes_of_steps = STEP_BYTES * config["gpus"] * (steps or 0)
     profile = config["profile"]
-    profiled = profile.get("steps", 0) if profile["name"] == "kineto" else 0
-    return bytes_of_steps + PROFILED_STEP_BYTES * config["gpus"] * profiled
+    if profile["name"] == "none":
+        return bytes_of_steps
+    trace_bytes = PROFILED_STEP_BYTES * profile["steps"] if profile.get("steps") else profile.get("budget_bytes") or 0
+    return bytes_of_steps + config["gpus"] * trace_bytes
 
 
 def host_bytes(config: Settings) -> float:
@@ -83,13 +85,13 @@ def _training_s(config: Settings) -> float | None:
 
 
 def _tuning_s(config: Settings) -> float | None:
-    """Iterations of other rows are taken as long as those of alpaca-cleaned, which take longest."""
+    """Iterations of other rows are taken as long as those of alpaca-cleaned, which only SlimOrca's take longer than."""
     if config["precision"]["name"] != "fp32" or config["model"]["name"] != "llama3_8b" or config["batch_size"] != 2:
         return None
     factor = {"lora": 1.0, "dpo": DPO_OVER_LORA}.get(config["method"]["name"])
     where = {"pin_memory": str(config["pin_memory"]).lower(), "gpus": str(config["gpus"])}
     iterations, step_s = _iterations(config), _printed("step_s", where, "table5")
-    if factor is None or iterations is None or step_s is None:
+    if factor is None or iterations is None or step_s is None or config["dataset"]["name"] == "slimorca":
         return None
     return factor * iterations * step_s
 
