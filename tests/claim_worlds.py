@@ -319,7 +319,6 @@ CASES = {
     "up-to-52-percent-traffic": Case(traffic, 4.0, 1.1, scattered(1 / 0.48)),
 }
 FIXED = {"llm_api_share": {"gpus": 4}, "transfer_volume": {"gpus": 4}, "dataset_metrics": {"gpus": 1}}  # set, not swept
-PROFILED_TOO = ("table2",)  # their cells may be profiled
 
 
 def grid(name: str) -> list[Cell]:
@@ -353,7 +352,7 @@ def write_repeated(folder: Path, name: str, seeds: int = 10, apart: float = 0.01
     """Repetitions of a setting that no claim reads, the fastest and the slowest so far apart."""
     for seed, off in enumerate(np.linspace(-apart / 2, apart / 2, seeds).tolist()):
         cell = {**grid(name)[0], "lr": 0.077}
-        figures = repeated(1 + off) | {"profiled": name in PROFILED_TOO}
+        figures = repeated(1 + off) | {"profiled": False}
         record, step_s = run(experiments.load(name).kind, cell, figures, seed, changes)
         records.write(folder / f"{name}-repeated-{seed}", record, None if step_s is None else records.steps(step_s))
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from analysis.__main__ import main
-from analysis.commands import profile_table
 from analysis.commands import table as tables
 from analysis.formatting import seconds
 from analysis.papers import experiments
@@ -20,7 +19,7 @@ from analysis.runs import load
 from analysis.runs.columns import FIGURES
 from analysis.stats.between_runs import PRIOR_SD
 from multicard.profiling.profile_data import Derived, Profile, RankProfile, Row
-from tests import papers_records, records
+from tests import grids, papers_records, records
 from tests.conftest import ROOT
 
 PRECISIONS = ("fp64", "fp32", "fp16")
@@ -225,10 +224,14 @@ def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
     assert table.headings == ["group", "metric", "pin_memory=true", "pin_memory=false"]
 
 
-def test_shares_are_of_the_calls(tmp_path: Path):
-    figures = {("api", "a"): 3.0, ("api", "b"): 1.0, ("copy", "memcpy Host-to-Device"): 9.0}
-    assert profile_table.shares_of_calls(figures) == {("api", "a"): 0.75, ("api", "b"): 0.25}
-    assert profile_table.shares_of_calls({("copy", "c"): 1.0}) == {}
+def test_shares_are_of_the_profiled_time(tmp_path: Path):
+    grids.fill(tmp_path / "gpu", "llm_api_share", (0,))
+    grids.fill(tmp_path / "cpu", "llm_api_share", (0,), device="cpu")
+    (table,), (on_cpu,) = (printed("llm_api_share", folder=tmp_path / device) for device in ("gpu", "cpu"))
+    names = {"cudaLaunchKernel", "cudaStreamSynchronize", "cudaEventSynchronize", "memcpy Host-to-Device"}
+    assert names < {one["metric"] for one in table.rows} and {one["group"] for one in on_cpu.rows} == {"phase"}
+    assert all(0 <= share <= 1 for one in table.rows for share in one.values() if isinstance(share, float))
+    assert "share of the profiled time of all ranks" in table.notes[0]
 
 
 @pytest.mark.parametrize("name", experiments.names())

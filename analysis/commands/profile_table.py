@@ -4,11 +4,12 @@ The papers profiled whole trainings; here a few steps are profiled, so that time
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from analysis.papers.experiments import Panel
-from analysis.runs import grouping
+from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from multicard.profiling.profile_data import Profile
@@ -21,11 +22,16 @@ Metric = tuple[str, str]  # group and name
 def rows(panel: Panel) -> tuple[list[str], list[dict[str, Any]]]:
     """Headings, and a row for each metric: seconds a step and rank, as means over the runs of a cell.
 
-    For a view of `shares`, the CUDA calls alone, each as its share of the host's time in all of them.
+    For a view of `shares`, the papers' metrics alone, each as its share of the profiled time; where no CUDA calls were
+    seen, the phases of a step.
     """
-    by_cell = {cell: figures for cell, runs in panel.cells.items() if (figures := _means(runs))}
+    of_run = _per_step_s
     if panel.experiment.view.form == "shares":
-        by_cell = {cell: shares_of_calls(figures) for cell, figures in by_cell.items()}
+        metrics = panel.experiment.view.shown_metrics
+        profiles = [profile for run in panel.runs if (profile := profile_metrics.profile(run)) is not None]
+        seen = any(profile_metrics.shares(profile, metrics) for profile in profiles)
+        of_run = partial(_shares, metrics=metrics if seen else ())
+    by_cell = {cell: figures for cell, runs in panel.cells.items() if (figures := _means(runs, of_run))}
     headings = {cell: _heading(cell, panel) for cell in by_cell}
     content = [
         {"group": group, "metric": name}
@@ -56,8 +62,8 @@ def _heading(cell: Cell, panel: Panel) -> str:
     return grouping.label(tuple(named), [name for name, _ in named])
 
 
-def _means(runs: Sequence[Run]) -> dict[Metric, float]:
-    by_run = [figures for run in runs if run["status"] == "ok" and (figures := _per_step_s(run)) is not None]
+def _means(runs: Sequence[Run], of_run: Callable[[Run], dict[Metric, float] | None]) -> dict[Metric, float]:
+    by_run = [figures for run in runs if run["status"] == "ok" and (figures := of_run(run)) is not None]
     metrics = dict.fromkeys(metric for figures in by_run for metric in figures)
     return {metric: statistics.fmean(figures.get(metric, 0.0) for figures in by_run) for metric in metrics}
 
@@ -73,10 +79,11 @@ def _per_step_s(run: Run) -> dict[Metric, float] | None:
     return {(row.group, row.metric): row.total_s / count for row in summed if row.group in GROUPS}
 
 
-def shares_of_calls(figures: dict[Metric, float]) -> dict[Metric, float]:
-    calls = {metric: seconds for metric, seconds in figures.items() if metric[0] == "api"}
-    total_s = sum(calls.values())
-    return {metric: seconds / total_s for metric, seconds in calls.items()} if total_s else {}
+def _shares(run: Run, metrics: Sequence[str]) -> dict[Metric, float] | None:
+    profile = profile_metrics.profile(run)
+    if profile is None:
+        return None
+    return profile_metrics.shares(profile, metrics) if metrics else profile_metrics.phase_shares(profile)
 
 
 def _largest(group: str, by_cell: Sequence[dict[Metric, float]]) -> list[Metric]:

@@ -83,7 +83,9 @@ def _of_profiles(panel: Panel) -> Table:
     names, rows = profile_table.rows(panel)
     short = profile_table.short_headings(panel)
     texts = [[_profile_text(row[name], shares) for name in names] for row in rows]
-    unit = "share of the host's time in CUDA calls" if shares else "milliseconds a step and rank, of the profiled steps"
+    unit = (
+        "share of the profiled time of all ranks" if shares else "milliseconds a step and rank, of the profiled steps"
+    )
     several = profile_table.differing_columns(panel)
     columns = f"; columns: {', '.join(key.rpartition('.')[2] for key in several)}" if len(several) > 1 else ""
     no_calls = [] if any(row["group"] == "api" for row in rows) else ["no CUDA calls were seen: CPU ranks make none"]

@@ -14,11 +14,10 @@ from analysis.figures.chart_data import Row
 from analysis.figures.chart_layout import Layout
 from analysis.figures.metric_bars import OVERLAP
 from analysis.figures.panel_layout import ACROSS, ENDED, PanelChart, around, crosses_note
-from analysis.figures.profile_rows import Values, absent_notes, means_note, metric_rows
+from analysis.figures.profile_rows import absent_notes, means_note, metric_rows
 from analysis.figures.vega import CROSS, Figure, calculated, escaped, layered
 from analysis.papers.experiments import Panel
 from analysis.runs import profile_metrics
-from multicard.profiling.profile_data import Profile
 
 WIDTH, HEIGHT = 220, 300  # points
 LABELLED_FROM = 0.05  # of the axis, from which a part has its share written in it
@@ -28,10 +27,13 @@ def draw(panel: Panel, name: str) -> Figure | None:
     """Stacks of shares of the profiled time; the papers print none."""
     metrics = panel.experiment.view.shown_metrics
     layout = Layout.of(panel)
-    rows, what = metric_rows(panel, "share", lambda profile: _shares(profile, metrics)), "Metrics of profiles"
+    rows, what = (
+        metric_rows(panel, "share", lambda profile: profile_metrics.shares(profile, metrics)),
+        "Metrics of profiles",
+    )
     notes = [OVERLAP] if rows else absent_notes(panel)
     if not rows:
-        rows, what = metric_rows(panel, "share", _phase_shares), "Phases of a step"
+        rows, what = metric_rows(panel, "share", profile_metrics.phase_shares), "Phases of a step"
     if not rows:
         return None
     parts = list(dict.fromkeys(profile_metrics.name(metric) for metric in metrics))
@@ -47,16 +49,6 @@ def draw(panel: Panel, name: str) -> Figure | None:
         across = min(ACROSS, len(chart.order(layout.colour)))
     notes = [*means_note(panel, rows), *crosses_note(rows), *notes]
     return around(panel, name, spec, rows, layout.by, notes, WIDTH * across, what)
-
-
-def _shares(profile: Profile, metrics: Sequence[str]) -> Values:
-    known = {metric: profile_metrics.share(profile, metric) for metric in metrics}
-    return {("", profile_metrics.name(metric)): share for metric, share in known.items() if share is not None}
-
-
-def _phase_shares(profile: Profile) -> Values:
-    """Shares of the profiled time of all ranks."""
-    return {(row.group, row.metric): row.share for row in profile.of(None) if row.group == "phase"}
 
 
 def _by_size(rows: Sequence[Row]) -> list[str]:

@@ -54,6 +54,21 @@ def share(profile: Profile, metric: str) -> float | None:
     return None if known is None else sum(row.share for row in known)
 
 
+def shares(profile: Profile, metrics: Sequence[str]) -> dict[tuple[str, str], float]:
+    """By group and name, the metrics' shares of the profiled time, without those that could not be seen."""
+    known = {metric: share(profile, metric) for metric in metrics}
+    return {(_group(metric), name(metric)): value for metric, value in known.items() if value is not None}
+
+
+def phase_shares(profile: Profile) -> dict[tuple[str, str], float]:
+    """The same of the phases of a step, which CPU ranks have too."""
+    return {(row.group, row.metric): row.share for row in profile.of(None) if row.group == "phase"}
+
+
+def _group(metric: str) -> str:
+    return "collective" if metric.startswith(NCCL) else "copy" if metric.startswith("memcpy") else "api"
+
+
 def copied_bytes(profile: Profile, metric: str) -> float | None:
     """Bytes that all ranks together copied, in the whole window."""
     known = rows(profile, metric)
