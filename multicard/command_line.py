@@ -66,9 +66,11 @@ def first_values(chosen: list[Override]) -> list[str]:
 
 
 def plans_all(chosen: list[Override]) -> bool:
-    """Whether a command asks what all experiments would take."""
+    """Whether a command asks what all experiments would take, at their full scale."""
     values = {override.key_or_group: override.value() for override in chosen if not override.is_sweep_override()}
-    return values.get("experiment") == workloads.ALL and values.get("dry_run") is True
+    return (
+        values.get("experiment") == workloads.ALL and values.get("dry_run") is True and values.get("scale") != "smoke"
+    )
 
 
 def check(chosen: list[Override], workload: Workload) -> None:

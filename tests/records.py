@@ -95,6 +95,7 @@ LLM = JOB | {
     "packed": False,
     "max_seq_len": None,
     "optimizer_in_bwd": False,
+    "custom_sharded_layers": [],
 }
 AXES = {
     "vision": {

@@ -273,6 +273,7 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
         "p": records.vision(beside=1),
         "r": records.llm(),
         "s": records.vision() | {"config": records.vision()["config"] | {"scale": "smoke"}},
+        "t": records.vision(profile__window="start"),
         "+": records.vision(segments=[records.segment(), records.segment(6)]),
         "d": records.vision(dirty=True),
     }

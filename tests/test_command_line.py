@@ -67,7 +67,7 @@ COMPOSED = [
     (['name="a\nb"'], r"name='a\nb': is the name of a folder under multirun/"),
     (["dry_run=true", "name=.."], "name='..': is the name of a folder under multirun/"),
     (["dry_run=true", "gpus=0"], "gpus=0: must be 1 or more"),
-    (["dry_run=true", "seed=99999999999999999999"], "seed=99999999999999999999: must be 0 or more, and below 2^63"),
+    (["dry_run=true", "seed=99999999999999999999"], "seed=99999999999999999999: must be below 2^63"),
 ]
 
 

@@ -134,7 +134,7 @@ def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(tmp_path: Path
 
     fetched: list[str] = []
 
-    def load_dataset(source: str, split: str) -> hub.Dataset:
+    def load_dataset(source: str, revision: str | None, split: str) -> hub.Dataset:
         fetched.append(source)
         (tmp_path / source.replace("/", "___") / "default" / "0.0.0" / "abc").mkdir(parents=True, exist_ok=True)
         return hub.Dataset.from_list([{"instruction": "a", "output": "b"}])

@@ -248,7 +248,11 @@ def test_smoke_shrinks_a_command_without_an_experiment_too(plan: Plan):
 
 REFUSED = [
     (VISION, "experiment=templates", "experiment=templates: belongs to tune_llm.py; train_vision.py has image_size"),
-    (TUNING, "experiment=table2", "experiment=table2: belongs to train_vision.py; tune_llm.py has datasets, llm_api"),
+    (
+        TUNING,
+        "experiment=table2",
+        "experiment=table2: belongs to train_vision.py; tune_llm.py has dataset_metrics, datasets, llm_api",
+    ),
     (VISION, "experiment=tabel2", "experiment=tabel2: no such option; choose one of image_size, layout, loaders"),
     (VISION, "experiment=table2,table3", "experiment=table2,table3: takes one value, not a sweep"),
     (TUNING, "scale=full,smoke", "scale=full,smoke: takes one value, not a sweep"),

@@ -115,7 +115,7 @@ def test_the_hub_is_not_waited_for(
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     offline: list[bool] = []
 
-    def load_dataset(source: str, split: str) -> hub.Dataset:
+    def load_dataset(source: str, revision: str | None, split: str) -> hub.Dataset:
         offline.append(constants.is_offline_mode() and hub.config.HF_HUB_OFFLINE)
         return hub.Dataset.from_list([{"instruction": "a", "input": "", "output": "b"}])
 
@@ -136,7 +136,7 @@ def test_the_hub_is_not_waited_for(
 def test_what_ends_a_fetch_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     import datasets as hub
 
-    def load_dataset(source: str, split: str) -> hub.Dataset:
+    def load_dataset(source: str, revision: str | None, split: str) -> hub.Dataset:
         raise LookupError("the connection\nwas lost")
 
     monkeypatch.setattr(hub, "load_dataset", load_dataset)

@@ -3,6 +3,7 @@ this machine is not asked."""
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -120,13 +121,14 @@ def text(workload: Workload, words: Sequence[str]) -> list[str]:
         "dry_run=true: nothing is started, and this machine is not asked. All experiments on the papers' node,",
         f"{printed_costs.GPUS} x H100 94 GB and {in_bytes(printed_costs.HOST_BYTES)} of memory:",
         *text_table.text(HEADINGS, [*map(_row, costs), _row(total)], text_table.terminal_width()),
-        *_notes(total),
+        *(line for note in _notes(total) for line in textwrap.wrap(note, WIDTH)),
         *(f"{' '.join(own)}: not of {entry}, whose experiments are taken as they are" for entry in others),
         *(f"to measure all: {command}" for command in commands),
         "experiment=NAME dry_run=true checks one of them on this machine",
     ]
 
 
+WIDTH = 120  # of the notes
 HEADINGS = ("experiment", "in the papers", "cells", "shared", "GPUs", "hours", "GPU hours", "unknown", "disk", "memory")
 
 
