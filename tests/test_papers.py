@@ -35,6 +35,14 @@ def panel(name: str, folder: Path) -> Panel:
     return only
 
 
+def test_of_panels_as_full_the_one_that_is_as_the_experiment_comes_first(tmp_path: Path):
+    for size, strategy in product((100, 700), ("ddp_ds", "ddp_rr")):
+        record = records.vision(strategy=strategy, gpus=2, dataset__image_size=size)
+        records.write(tmp_path / f"{size}-{strategy}", record)
+    found = experiments.panels(experiments.load("strategies"), load.read([tmp_path]).runs)
+    assert [dict(each.setting)["dataset.image_size"] for each in found] == [700, 100]
+
+
 def ratio(figure: PrintedFigure, base: dict[str, Any]) -> tuple[float, float]:
     """The least and the most that the printed times give for the time of the base / the time of a figure's cell."""
     times = printed.figures(figure.experiment, "total_s")

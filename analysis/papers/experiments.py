@@ -7,7 +7,7 @@ commit is another panel, never a second figure in a cell.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -20,6 +20,7 @@ from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
+from multicard.config.keys import flat
 from multicard.records.comparable import DATA
 
 FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
@@ -77,6 +78,7 @@ class Experiment:
     title: its first comment: which table or figure, and the question it answers.
     swept: column to the paper's values, in their order; a group under its own name (`precision`).
     chosen: group to the option that it sets for all cells.
+    fixed: column to the value that it sets for all cells.
     excluded: swept columns and values of cells that cannot be.
     """
 
@@ -87,6 +89,7 @@ class Experiment:
     chosen: dict[str, str]
     view: View
     excluded: tuple[dict[str, Any], ...] = ()
+    fixed: dict[str, Any] = field(default_factory=dict)
 
     def has(self, cell: Cell) -> bool:
         """Whether it measures a cell of its axes."""
@@ -169,7 +172,9 @@ def load(name: str) -> Experiment:
     swept = {key: values for key, values in params.items() if len(values) > 1}
     kind = next(kind for kind, entry in ENTRIES.items() if entry == sweeper["entry"])
     excluded = tuple(sweeper.get("exclude", ()))
-    return Experiment(name, comments[0], kind, swept, chosen, msgspec.convert(sweeper["view"], View), excluded)
+    view = msgspec.convert(sweeper["view"], View)
+    fixed = flat({key: value for key, value in content.items() if key not in ("defaults", "hydra")})
+    return Experiment(name, comments[0], kind, swept, chosen, view, excluded, fixed)
 
 
 def typed_value(word: str) -> Any:
@@ -180,7 +185,7 @@ def typed_value(word: str) -> Any:
 def panels(
     experiment: Experiment, runs: Sequence[Run], mix: bool = False, repeated: RepeatedRuns | None = None
 ) -> list[Panel]:
-    """The runs that fill an experiment, in panels; those with the most cells first.
+    """The runs that fill an experiment, in panels; those with the most cells first, of these the most alike to it.
 
     Args:
         mix: let runs of several commits and machines share a panel.
@@ -205,10 +210,16 @@ def panels(
         groups = grouping.split(groups, list(experiment.swept), mixed)
     candidates = [_panel(experiment, setting, runs, repeated) for setting, runs in groups.items()]
     several = [panel for panel in candidates if len(panel.values(experiment.view.subject)) > 1]
-    several.sort(key=lambda panel: -len(panel.cells))
+    several.sort(key=lambda panel: (-len(panel.cells), -_as_fixed(panel)))
     order = sorted(grouping.keys_of(groups), key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
     telling = grouping.telling([dict(panel.setting) for panel in several], order)
     return [replace(panel, apart=grouping.label(panel.setting, telling)) for panel in several]
+
+
+def _as_fixed(panel: Panel) -> int:
+    """In how many settings the panel is as the experiment sets them for all cells."""
+    setting = dict(panel.setting)
+    return sum(setting.get(key) == value for key, value in panel.experiment.fixed.items())
 
 
 def fullest(candidates: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:
