@@ -14,7 +14,6 @@ from multicard.config import callbacks
 from multicard.controller import session
 from multicard.controller.workload import Workload
 from multicard.ranks import interruption
-from multicard.sweep import full_scale
 
 
 def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> int:
@@ -34,6 +33,8 @@ def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> 
             print(command_help.text(workload, usage or "", command_line.first_values(overrides)))
             return 0
         if command_line.plans_all(overrides):
+            from multicard.sweep import full_scale  # which nothing else needs
+
             session.say("\n".join(full_scale.text(workload, words)))
             return 0
         main()

@@ -213,6 +213,19 @@ def called(
         signal.signal(number, handler)
 
 
+@pytest.fixture
+def nsys_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What Nsight Systems would be told, in its order: "start", the names of ranges, "pop", "stop"."""
+    import torch
+
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
+    return calls
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slow tests first: one that starts last keeps a worker busy while the others have nothing left."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

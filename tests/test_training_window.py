@@ -87,12 +87,7 @@ def test_it_ends_at_a_duration_or_when_its_events_take_too_much_memory(
     assert names.count("forward") == names.count("aten::add") == steps  # nothing is recorded after its end
 
 
-def test_nsys_brackets_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    calls: list[str] = []
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
+def test_nsys_brackets_the_training(tmp_path: Path, nsys_calls: list[str]):
     mine = window(tmp_path, name=ProfileName.nsys, seconds=720)
     mine.open()
     mine.step()
@@ -102,7 +97,7 @@ def test_nsys_brackets_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     mine.ranges.close()
     assert mine.close() is not None
     steps = [word for number in (0, 1) for word in (f"ProfilerStep#{number}", "data", "pop", "pop")]
-    assert calls == ["start", "ProfilerWindow", *steps, "evaluate", "pop", "pop", "stop"]
+    assert nsys_calls == ["start", "ProfilerWindow", *steps, "evaluate", "pop", "pop", "stop"]
 
 
 def test_a_window_after_the_training_does_nothing_during_it(tmp_path: Path):

@@ -95,18 +95,13 @@ def test_the_trace_holds_only_the_steps_of_the_window(tmp_path: Path):
     assert names.count("forward") == names.count("data") == names.count("aten::add") == 3
 
 
-def test_nsys_brackets_the_window_and_marks_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    calls: list[str] = []
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
+def test_nsys_brackets_the_window_and_marks_its_steps(tmp_path: Path, nsys_calls: list[str]):
     config = WindowConfig(ProfileName.nsys, skip=1, warmup=1, steps=1)
     window = Window(config, ALONE, tmp_path, Ranges(ALONE.device, nvtx=True), 1.0)
     while window.boundary():
         pass
     step = lambda number: [f"ProfilerStep#{number}", "data", "pop", "pop"]  # noqa: E731
-    assert calls == [*step(0), *step(1), "start", *step(2), "stop"]
+    assert nsys_calls == [*step(0), *step(1), "start", *step(2), "stop"]
 
 
 def test_nsys_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch):

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from analysis.papers import experiments
+from multicard import workloads
 from multicard.records.text_table import in_bytes
 from multicard.sweep import full_scale
 from multicard.workloads import WORKLOADS
@@ -59,7 +60,7 @@ def places() -> tuple[Place, ...]:
 @cache
 def in_full(name: str) -> str:
     """What an experiment takes on the papers' node, as a sentence."""
-    (workload,) = (workload for workload in WORKLOADS if name in full_scale.workloads.experiments(workload))
+    (workload,) = (workload for workload in WORKLOADS if name in workloads.experiments(workload))
     cost = full_scale.of_experiment(workload, name)
     plural = "s" * (cost.gpus[1] > 1)
     parts = [f"{cost.cells} cells on {cost.gpus_in_words} GPU{plural}"]
