@@ -128,9 +128,10 @@ def test_what_falls_back_in_silence_is_an_error():
 @pytest.mark.parametrize("method", ["lora", "qlora", "dpo", "qat"])
 def test_methods_on_two_gpus_that_are_not_there(method):
     config = typed_llm(f"method={method}", *LLAMA, "precision=bf16", "gpus=2")
-    again = typed_llm(f"method={method}", *LLAMA, "precision=bf16", "gpus=2", "activation_checkpointing=true")
-    seen, checkpointed = (simulate.simulate(each, TEXT, "cuda") for each in (config, again))
-    assert checkpointed.by_kind["activations"] <= seen.by_kind["activations"]
+    seen = simulate.simulate(config, TEXT, "cuda")
+    if method == "dpo":
+        config.activation_checkpointing = True
+        assert simulate.simulate(config, TEXT, "cuda").active_bytes < seen.active_bytes
     assert seen.phase in ("forward", "backward", "optimizer") and seen.by_phase[seen.phase] == seen.active_bytes
 
 
@@ -141,7 +142,7 @@ def real_rank(tmp_path: Path) -> Rank:
 
 @pytest.mark.parametrize("words", [(), ("precision=bf16",), ("precision=fp64", "layout=nhwc")])
 def test_real_steps_on_the_cpu_take_what_is_predicted(tmp_path, words):
-    config, peaks = typed(*TINY, *words), truth.Peaks()
+    config, peaks = typed(*TINY, *words), truth.Peaks(profiles=False)
     truth.train_vision(config, real_rank(tmp_path), tmp_path, peaks)
     assert simulate.simulate(config, IMAGES, "cpu").active_bytes == pytest.approx(peaks.tracked_bytes, rel=0.02)
 

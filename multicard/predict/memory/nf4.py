@@ -15,14 +15,14 @@ from torchtune.modules.peft import lora
 def nf4_like(weight: torch.Tensor, block_size: int = 64, scaler_block_size: int = 256) -> NF4Tensor:
     """The NF4 tensor that `torchao.dtypes.nf4tensor.to_nf4` makes of a weight, without its values."""
     blocks = weight.numel() // block_size
-    meta = SubclassTensorArgs(
-        weight.shape, weight.stride(), weight.storage_offset(), weight.dtype, weight.device, weight.requires_grad
-    )
+    offset = int(weight.storage_offset())
+    meta = SubclassTensorArgs(weight.shape, weight.stride(), offset, weight.dtype, weight.device, weight.requires_grad)
 
     def empty(size: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device=weight.device)
 
-    return NF4Tensor(
+    make: Any = NF4Tensor
+    return make(
         meta,
         block_size,
         blocks,

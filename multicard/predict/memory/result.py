@@ -13,7 +13,16 @@ import msgspec
 #   batch: images and labels, or tokens, labels and masks, on the device
 #   resident: the data set of loader=device
 #   temporaries: made in the backward pass or by the optimiser, and none of the others
-KINDS = ("weights", "gradients", "optimizer", "activations", "buckets", "batch", "resident", "temporaries")
+KINDS: tuple[str, ...] = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "buckets",
+    "batch",
+    "resident",
+    "temporaries",
+)
 Fits = Literal["yes", "tight", "no"]
 
 

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchtune import config as components
 from torchtune import modules, training
 from torchtune.modules.peft import get_adapter_params, set_trainable_params
+from torchtune.training import quantization
 
 from multicard.config.llm import LlmConfig
 from multicard.llm import methods, preflight, recipes, torchtune_config
@@ -51,6 +52,9 @@ class Batches:
 
     def __len__(self) -> int:
         return self.count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
     def __iter__(self) -> Iterator[Any]:
         return (self.batch() for _ in range(self.count))
@@ -91,6 +95,7 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
     with recipes.patched(module, torch.device("cpu")), _without_machine(module, device, tracker), tracker:
         recipe = _dry(recipe_class, config, facts, tracker, mesh)(cfg=cfg)
         recipe.setup(cfg=cfg)
+        save_nothing(recipe)
         model = recipe._model
         recipes.check_built(recipe, config)
         model.register_forward_pre_hook(lambda *_: setattr(tracker, "phase", "forward"))
@@ -119,6 +124,13 @@ def _dry(recipe_class: type, config: LlmConfig, facts: TextFacts, tracker: Track
     return Dry
 
 
+def save_nothing(recipe: Any) -> None:
+    """Have the client by which some recipes save do nothing: a checkpoint gathers the weights."""
+    client = getattr(recipe, "_checkpoint_client", None)
+    if client is not None:
+        client.save_checkpoint = lambda *_, **__: None
+
+
 def has_sampler(config: LlmConfig) -> bool:
     """Whether the recipe's `_setup_data` returns its sampler beside the loader."""
     return config.recipe_name.startswith(("lora_dpo", "qat"))
@@ -135,7 +147,7 @@ def sharded(recipe: Any, config: LlmConfig, cfg_model: Any, quantizer_cfg: Any, 
     if quantizer_cfg is not None:
         quantizer = components.instantiate(quantizer_cfg)
         quantizer.precision = recipe._dtype
-        recipe._quantizer_mode = training.quantization.get_quantizer_mode(quantizer)
+        recipe._quantizer_mode = quantization.get_quantizer_mode(quantizer)
         model = quantizer.prepare(model)
     conditions = [partial(training.get_shard_conditions, names_to_match=None)]
     training.shard_model(model, conditions, cpu_offload=False, dp_mesh=mesh)

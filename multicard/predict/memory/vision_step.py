@@ -68,7 +68,8 @@ def run(
         for step in range(STEPS):
             _, loss = loop.step(batches)
             tracker.note_states(optimisation.optimizer)
-            loop.losses[step % share.steps] = loss
+            if loss is not None:
+                loop.losses[step % share.steps] = loss
     return model
 
 

@@ -1,6 +1,6 @@
 """What stands for DistributedDataParallel and DataParallel without a network: the same tensors, at the same times."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -12,16 +12,17 @@ from torch import nn
 from multicard.predict.memory.tracker import Tracker
 from multicard.vision import replicas
 
-FIRST_BUCKET_BYTES = dist._DEFAULT_FIRST_BUCKET_BYTES
+FIRST_BUCKET_BYTES = dist._DEFAULT_FIRST_BUCKET_BYTES  # pyright: ignore[reportPrivateImportUsage]
 MIB = 1 << 20
 
 
-def bucket_sizes(parameters: list[torch.Tensor], cap_mb: float) -> list[list[int]]:
+def bucket_sizes(parameters: Sequence[torch.Tensor], cap_mb: float) -> list[list[int]]:
     """The indices of the parameters of each of DDP's buckets: filled in the order in which gradients come, to
     `cap_mb` MiB, the first to 1 MiB."""
     order = list(range(len(parameters)))[::-1]
     limits = [min(FIRST_BUCKET_BYTES, int(cap_mb * MIB)), int(cap_mb * MIB)]
-    buckets, _ = dist._compute_bucket_assignment_by_size([parameters[i] for i in order], limits)
+    assign: Any = dist._compute_bucket_assignment_by_size  # pyright: ignore[reportPrivateImportUsage]
+    buckets, _ = assign([parameters[i] for i in order], limits)
     return [[order[i] for i in bucket] for bucket in buckets]
 
 
