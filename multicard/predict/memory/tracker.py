@@ -8,9 +8,11 @@ which kind FSDP's buffers are, and it keeps statistics of each module that tripl
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
@@ -70,6 +72,7 @@ class Tracker(TorchDispatchMode):
         self.peaks: dict[str, int] = {}
         self.operators: dict[str, set[torch.dtype]] = {}
         self.kinds: set[str] = set()
+        self._paused, self._patches = False, []
         self._live: dict[int, _Live] = {}  # by the address of the storage's implementation
 
     def restart_peak(self) -> None:
@@ -136,7 +139,7 @@ class Tracker(TorchDispatchMode):
             self.peak_phase, self.peak_operator = self.phase, self._operator
 
     def __enter__(self) -> "Tracker":
-        resize = self._resize = torch.UntypedStorage.resize_
+        resize = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             result = resize(storage, size)
@@ -149,16 +152,34 @@ class Tracker(TorchDispatchMode):
                 self._compare()
             return result
 
-        torch.UntypedStorage.resize_ = resize_  # pyright: ignore[reportAttributeAccessIssue]
+        propagate = ShardingPropagator._propagate_tensor_meta_non_cached
+
+        def propagate_uncounted(propagator: Any, *arguments: Any) -> Any:
+            # DTensor takes each new operator on fake tensors of the whole shapes, to know the result's
+            self._paused = True
+            try:
+                return propagate(propagator, *arguments)
+            finally:
+                self._paused = False
+
+        self._patches = [
+            mock.patch.object(torch.UntypedStorage, "resize_", resize_),
+            mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate_uncounted),
+        ]
+        for patch in self._patches:
+            patch.start()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        torch.UntypedStorage.resize_ = self._resize
+        for patch in self._patches:
+            patch.stop()
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ in WRAPPERS for kind in types):
             return NotImplemented
+        if self._paused:
+            return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         name = self._operator = func._schema.name
         seen = self.operators.setdefault(name, set())
