@@ -2,7 +2,7 @@
 
 Each cell's steps are taken twice: with tensors that have no values, as `multicard.predict.memory` does, and for real,
 by the project's own loop and torchtune's own recipes, in 1 or 2 ranks with gloo. The truth is torch's own MemTracker,
-and where that cannot follow, with frozen weights, NF4 and two forward passes a step, our counter on the real tensors.
+and where that cannot follow, with FSDP, frozen weights and NF4, our counter on the real tensors.
 Beside them stands what torch's CPU allocator handed out (`profile_memory`), with what kernels use inside.
 
     python -m benchmarks.prediction_memory --only vision --gpus 1
@@ -185,7 +185,8 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
 
         def save_checkpoint(self, *_: Any, **__: Any) -> None: ...
 
-    tracks = not methods.of(config).adapters  # it takes neither frozen weights, nor NF4, nor two forward passes a step
+    # it takes neither frozen weights, nor NF4, nor two forward passes a step, and counts what DTensor tries out
+    tracks = not (methods.of(config).adapters or config.distributed)
     with recipes.patched(module, torch.device("cpu")), peaks.watching(tracks):
         recipe = Real(cfg=cfg)
         recipe.setup(cfg=cfg)
