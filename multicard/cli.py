@@ -24,7 +24,7 @@ def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> 
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
     session.SESSION.workload = workload
-    words = sys.argv[1:]
+    words = sys.argv[1:] = command_line.switched(sys.argv[1:])
     interruption.answer(_keyboard_interrupt)
     try:
         overrides = command_line.overrides(words)

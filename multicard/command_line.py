@@ -14,11 +14,18 @@ from hydra.errors import OverrideParseException
 
 from multicard import workloads
 from multicard.config.keys import require
+from multicard.config.prediction import SWITCHED
 from multicard.config.repetition import REPETITION
 from multicard.controller.workload import Workload
 
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
+
+
+def switched(words: list[str]) -> list[str]:
+    """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like."""
+    switches = tuple(f"{name}=" for name in SWITCHED)
+    return [word.replace("=", ".enabled=", 1) if word.startswith(switches) else word for word in words]
 
 
 def overrides(words: list[str]) -> list[Override]:
@@ -94,7 +101,7 @@ def check(chosen: list[Override], workload: Workload) -> None:
         value = str(word).partition("=")[2]
         require(key in known or underscored not in REPETITION, f"{word}: write {underscored}={value}")
         sweeps = override.is_sweep_override()
-        one_value = key in ("experiment", "scale", *REPETITION[:-1])
+        one_value = key in ("experiment", "scale", *REPETITION[:-1], "predict.enabled", "probe.enabled", "fit")
         require(not (sweeps and one_value), f"{word}: takes one value, not a sweep")
         require(not sweeps or override.is_discrete_sweep(), f"{word}: name the values, as {key}=1,2,3")
         values: list[Any] = list(override.sweep_iterator()) if sweeps else [override.value()]

@@ -16,6 +16,7 @@ from omegaconf import MISSING
 
 from multicard.config.job import ASKED
 from multicard.config.keys import flat, key, require
+from multicard.config.prediction import PREDICTION, Fit, PredictConfig, ProbeConfig
 from multicard.config.repetition import REPETITION, RepeatedConfig
 
 
@@ -123,7 +124,7 @@ class TrackerConfig:
 
 
 # Keys that do not change what is measured, and so are no part of a cell's identity
-NOT_IDENTITY = ("name", "rerun", "stop_on_divergence", "tracker", *ASKED, *REPETITION)
+NOT_IDENTITY = ("name", "rerun", "stop_on_divergence", "tracker", *ASKED, *REPETITION, *PREDICTION)
 # Keys that came later, by group ("" for none), with what earlier runs did: at that value a run keeps its identity
 LATER: dict[str, dict[str, Any]] = {
     "": {"custom_sharded_layers": []},
@@ -153,6 +154,9 @@ class RunConfig(RepeatedConfig):
     rerun: bool = key(False, "measure again what the named folder already holds")
     profile: ProfileConfig = key(MISSING, "profiler, for a few steps after the run or from its start")
     diagnose: bool = key(False, "say what bounds the run, from short runs beside it that each leave one cost out")
+    predict: PredictConfig = key(PredictConfig, "what runs would take, without starting them")
+    probe: ProbeConfig = key(ProbeConfig, "runs no longer than predictions need")
+    fit: Fit = key(Fit.warn, "runs whose memory the GPU does not have, by prediction: warn, refuse them, or off")
     tracker: TrackerConfig = key(TrackerConfig, "mirror of the record in Weights & Biases")
 
     def __post_init__(self) -> None:

@@ -120,6 +120,8 @@ def _from_folder(run: PreparedRun, record: Record) -> tuple[Record, Any]:
         "ended_at": attempt["ended_at"],
         "startup_s": training_began_s - attempt["started_s"] if is_timed else None,
         **figures,
+        "probe": None,
+        "prediction": None,
         "data": attempt["data"],
         "load": attempt["load"],
         "beside": attempt["beside"],

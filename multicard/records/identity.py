@@ -18,17 +18,17 @@ REFUSED = "0" * 8  # the identity of a configuration that is to be refused
 
 def folder_name(cfg: DictConfig, overrides: list[str]) -> str:
     """The changed axes and 8 hex digits of the whole configuration: `gpus=2,precision=fp16-1a2b3c4d`; of a repetition
-    its number too: `gpus=2,precision=fp16-1a2b3c4d-r2`."""
-    return name(identity(cfg), overrides, cfg.repetition)
+    its number too, and of a probe that it is one: `gpus=2,precision=fp16-1a2b3c4d-r2`, `...-1a2b3c4d-probe`."""
+    return name(identity(cfg), overrides, cfg.repetition, cfg.probe.enabled)
 
 
-def name(digits: str, overrides: list[str], repetition: int) -> str:
+def name(digits: str, overrides: list[str], repetition: int, probe: bool = False) -> str:
     """The same, where the identity is known."""
     hidden = {*NOT_IDENTITY, "experiment", "hydra", "+hydra", "~hydra"}
     changed = (o for o in overrides if re.split(r"[=./@]", o, maxsplit=1)[0] not in hidden)
     keys = sorted(re.sub(r"^[\w+/]*\.", "", o) for o in changed)  # the key without its group
     text = re.sub(r"=[._]+", "=", re.sub(r"[^\w.,=+-]", "_", ",".join(keys)))[:LONGEST] or "default"
-    return f"{text}-{digits}" + (f"-r{repetition}" if repetition > 1 else "")
+    return f"{text}-{digits}" + (f"-r{repetition}" if repetition > 1 else "") + ("-probe" if probe else "")
 
 
 def identity(cfg: DictConfig) -> str:
@@ -53,6 +53,6 @@ def task_of(cfg: DictConfig) -> DictConfig:
 
 def find(sweep: Path, folder: str) -> Path:
     """The folder of a cell in `sweep`: the one in which the same configuration was measured, else a new one."""
-    ending = re.search(r"-(\w{8})(-r\d+)?$", folder)
+    ending = re.search(r"-(\w{8})(-r\d+)?(-probe)?$", folder)
     known = run_folder.find_cell(sweep, ending[0]) if ending is not None and ending[1] != REFUSED else None
     return known or sweep / folder

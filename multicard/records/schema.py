@@ -20,6 +20,8 @@ from multicard.records.schema_parts import (
     Gpu,
     Load,
     Memory,
+    Prediction,
+    ProbeEnd,
     ProfileTable,
     Scalar,
     Segment,
@@ -137,6 +139,10 @@ class Record(Struct, kw_only=True):
     gpu: Annotated[Gpu | None, doc("null on CPU ranks")] = None
     profile: Annotated[ProfileTable | None, doc("of profile=kineto or nsys")] = None
     diagnosis: Annotated[Diagnosis | None, doc("of diagnose=true")] = None
+    probe: Annotated[
+        ProbeEnd | None, doc("null but for probe=true, whose runs are no results: they end when their step is known")
+    ] = None
+    prediction: Annotated[Prediction | None, doc("null where none was made")] = None
     data: Annotated[Data | None, doc("what it was trained on")] = None
     cores: Annotated[int | None, doc("of its first node that the run could use")] = None
     load: Annotated[Load | None, doc("of other processes on its first node")] = None

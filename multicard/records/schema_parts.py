@@ -315,3 +315,41 @@ class Diagnosis(Struct):
     rounds_s: Annotated[
         dict[str, list[float]], doc("seconds per step of each ablation and round, of the slowest rank")
     ] = {}
+
+
+class Interval(Struct):
+    """A predicted figure, with its 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Prediction(Struct):
+    """What was predicted for the run before it started; null where nothing was known."""
+
+    basis: Annotated[
+        str,
+        doc("measured (runs of this cell), probed, scaled (from cells like it), published (a prior alone) or unknown"),
+    ]
+    runs: Annotated[int, doc("records that the times rest on")] = 0
+    about: Annotated[str, doc("what it rests on, in words; of unknown: why")] = ""
+    step_s: Interval | None = None
+    total_s: Annotated[Interval | None, doc("as the record's total_s")] = None
+    energy_joules: Annotated[Interval | None, doc("of all GPUs while they train")] = None
+    memory_bytes: Annotated[Interval | None, doc("that the GPU must have, of the rank that takes most")] = None
+    allocated_bytes: Annotated[Interval | None, doc("as the record's peak_memory_bytes")] = None
+    memory_basis: Annotated[str, doc("what the memory rests on, in words")] = ""
+    fits: Annotated[str | None, doc("yes, tight or no; null where the GPU's memory is not known")] = None
+    gpu_memory_bytes: Annotated[int | None, doc("by which it fits")] = None
+
+
+class ProbeEnd(Struct):
+    """How a run with probe=true ended."""
+
+    ended_by: Annotated[str, doc("error (its mean step was known), seconds, or run (all its epochs)")]
+    steps: Annotated[int, doc("that the mean is of, without the warm-up that was found")]
+    warmup_steps: Annotated[int, doc("that were found to be warm-up, and left out")]
+    step_s: Annotated[float, doc("mean of the steps, seconds")]
+    half_width: Annotated[float | None, doc("of its 95 % interval by batch means, relative to it; null: not known")]
+    steps_per_epoch: Annotated[int | None, doc("that the whole run would take each epoch")] = None

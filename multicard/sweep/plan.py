@@ -71,10 +71,11 @@ def plan(
         except ValueError as error:
             problem = str(error)
         digits = identity.REFUSED if run_config is None else run_config.identity()
-        name = identity.name(digits, [word for word in overrides if word not in unnamed], cfg.repetition)
+        words = [word for word in overrides if word not in unnamed]
+        name = identity.name(digits, words, cfg.repetition, cfg.probe.enabled)
         folder = identity.find(Path(str(composed.hydra.sweep.dir)), name)
         label = f"[{number}/{total}] "
-        setting = (folder.parent, name if run_config is None else f"{digits}-r{cfg.repetition}")
+        setting = (folder.parent, name if run_config is None else f"{digits}-r{cfg.repetition}-{cfg.probe.enabled}")
         if setting in numbers:
             alike.append(f"{label}measures the same as [{numbers[setting]}/{total}]: left out")
             continue
