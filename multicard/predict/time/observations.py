@@ -1,0 +1,63 @@
+"""What is known of steps: the means of runs and probes, and printed figures."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+# Keys that change how long a run takes, or how it ends, but not a step; `warmup_steps` are left out of the mean
+# fmt: off
+WITHOUT_EFFECT = frozenset({
+    "seed", "epochs", "lr", "warmup_steps", "skip_steps", "max_steps", "scale", "schedule", "diagnose", "profile.name",
+    "target_accuracy", "stop_at_target", "dataset.train_limit", "dataset.test_limit", "dataset.rows", "dataset.mean",
+    "dataset.std",
+})
+# fmt: on
+
+
+@dataclass(frozen=True)
+class StepObservation:
+    """The mean step of one run.
+
+    setting: "group.key" to JSON text, as `multicard.records.comparable.measured_settings` has them. A printed figure has
+        only the keys that its source names; the others are not compared.
+    step_s: the mean of the run's steps, seconds.
+    error: relative standard error of that mean, by the steps within the run.
+    probe: whether the run ended as soon as its mean was known.
+    machine: the hardware; of a printed figure its node's name.
+    commit: of the program; None of a printed figure.
+    published: whether it was printed by others and not measured on this machine.
+    """
+
+    setting: Mapping[str, str]
+    step_s: float
+    error: float
+    probe: bool
+    machine: str
+    commit: str | None
+    published: bool = False
+
+
+def axes(setting: Mapping[str, str]) -> dict[str, str]:
+    """The keys of a setting on which a step depends."""
+    return {key: value for key, value in setting.items() if key not in WITHOUT_EFFECT}
+
+
+def differences(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, ...]:
+    """The keys in which two settings differ, sorted. Another option of a group counts once, by its name: that
+    `loader.name=batched` has no `loader.prefetch_factor` is no further difference."""
+    differ = [key for key in a.keys() | b.keys() if a.get(key) != b.get(key)]
+    groups = {key.partition(".")[0] for key in differ if key.endswith(".name") and key != "dataset.name"}
+    return tuple(sorted(key for key in differ if key.endswith(".name") or key.partition(".")[0] not in groups))
+
+
+def usable(observations: Iterable[StepObservation]) -> list[StepObservation]:
+    """Those with a step above 0 and a finite error."""
+    return [seen for seen in observations if 0 < seen.step_s < math.inf and 0 <= seen.error < math.inf]
+
+
+def by_setting(observations: Sequence[StepObservation]) -> dict[tuple[tuple[str, str], ...], list[StepObservation]]:
+    """Observations of the same setting together, in the order in which they come."""
+    groups: dict[tuple[tuple[str, str], ...], list[StepObservation]] = {}
+    for seen in observations:
+        groups.setdefault(tuple(sorted(axes(seen.setting).items())), []).append(seen)
+    return groups
