@@ -18,8 +18,8 @@ WITHOUT_EFFECT = frozenset({
 class StepObservation:
     """The mean step of one run.
 
-    setting: "group.key" to JSON text, as `multicard.records.comparable.measured_settings` has them. A printed figure has
-        only the keys that its source names; the others are not compared.
+    setting: "group.key" to JSON text, as `multicard.records.comparable.measured_settings` has them. A printed figure
+        has only the keys that its source names; the others are not compared.
     step_s: the mean of the run's steps, seconds.
     error: relative standard error of that mean, by the steps within the run.
     probe: whether the run ended as soon as its mean was known.
