@@ -45,7 +45,7 @@ def collect() -> dict[str, Any]:
             "model": cpu_model(),
             "cores": cores(),
             "cores_online": os.cpu_count(),
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "memory_bytes": memory_bytes(),
         },
         "gpus": gpus(),
         "topology": topology.collect(devices.visible_gpus()),
@@ -89,6 +89,11 @@ def cores() -> int:
     allocated = os.environ.get("SLURM_CPUS_PER_TASK", "")
     affine = len(os.sched_getaffinity(0))
     return min(affine, int(allocated)) if allocated.isdecimal() else affine
+
+
+def memory_bytes() -> int:
+    """Of the machine, for the CPU."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def cpu_set() -> str:
