@@ -16,7 +16,7 @@ import hydra
 from omegaconf import DictConfig
 
 from multicard import cli, workloads
-from multicard.controller import run
+from multicard.sweep import task
 from multicard.vision.workload import WORKLOAD
 
 workloads.register()
@@ -24,7 +24,7 @@ workloads.register()
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train_vision")
 def main(cfg: DictConfig) -> None:
-    run.cell(WORKLOAD, cfg)
+    task.measure(WORKLOAD, cfg)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,15 @@ import hydra
 from omegaconf import DictConfig
 
 from multicard import cli, workloads
-from multicard.controller import run
 from multicard.llm.workload import WORKLOAD
+from multicard.sweep import task
 
 workloads.register()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="tune_llm")
 def main(cfg: DictConfig) -> None:
-    run.cell(WORKLOAD, cfg)
+    task.measure(WORKLOAD, cfg)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from benchmarks.faults import work
 from multicard import cli, workloads
-from multicard.controller import run
+from multicard.sweep import task
 from multicard.vision import workload
 
 workloads.register()
@@ -21,7 +21,7 @@ WORKLOAD = replace(workload.WORKLOAD, work="benchmarks.faults.work:train", summa
 
 @hydra.main(version_base="1.3", config_path="../../conf", config_name="train_vision")
 def main(cfg: DictConfig) -> None:
-    run.cell(WORKLOAD, cfg)
+    task.measure(WORKLOAD, cfg)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from multicard.config.job import count
@@ -13,7 +11,7 @@ from multicard.controller import attempts, outcome
 from multicard.controller.outcome import Record
 from multicard.controller.peers import Peers
 from multicard.controller.preemption import StopOnWarning
-from multicard.controller.prepare import PreparedRun, changed_data, job_of, prepare, problem, typed
+from multicard.controller.prepare import PreparedRun, job_of, prepare
 from multicard.controller.progress_bar import ProgressBar
 from multicard.controller.session import SESSION, say
 from multicard.controller.workload import Workload
@@ -23,34 +21,9 @@ from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s, process_started_s
 from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure, Interrupted
-from multicard.records import identity, run_folder
+from multicard.records import run_folder
 from multicard.records.progress import Board
 from multicard.tracking.wandb_mirror import Mirror
-
-
-def cell(workload: Workload, cfg: DictConfig) -> None:
-    """Measure `cfg`, or take the record of an earlier measurement of it: the task of a Hydra job. Never raises."""
-    job = HydraConfig.get()
-    folder = Path(job.runtime.output_dir)
-    single = job.mode is RunMode.RUN
-    if single:
-        folder = identity.find(folder, identity.folder_name(cfg, list(job.overrides.task)))
-    measured = None if cfg.rerun else run_folder.finished(folder)
-    reason = None if measured is None else changed_data(workload, typed(workload, cfg), measured)
-    if single and cfg.repeat != "1":
-        reason = problem(workload, cfg) or f"repeat={cfg.repeat}: several runs are a sweep; add -m"
-    if reason is not None:
-        SESSION.records.append(outcome.refuse(outcome.begin(workload, cfg, folder), reason, keep=False))
-    elif measured is not None:
-        say(f"{SESSION.label}measured before ({measured['status']}): {folder}")
-        outcome.release_finished(folder)
-        SESSION.records.append(measured | {"folder": str(folder)})
-    elif not cfg.dry_run:
-        SESSION.records.append(measure(workload, cfg, folder, keep_refused=not single))
-    elif (message := problem(workload, cfg)) is not None:
-        SESSION.records.append(outcome.refuse(outcome.begin(workload, cfg, folder), message, keep=False))
-    else:
-        say(f"dry_run=true: nothing is started. To be measured in this process: {folder}")
 
 
 def measure(

@@ -7,7 +7,7 @@ import hydra
 from omegaconf import DictConfig
 
 from multicard import cli, workloads
-from multicard.controller import run
+from multicard.sweep import task
 from multicard.vision import workload
 
 workloads.register()
@@ -16,7 +16,7 @@ WORKLOAD = replace(workload.WORKLOAD, work="tests.slurm.work:train")
 
 @hydra.main(version_base="1.3", config_path="../../conf", config_name="train_vision")
 def main(cfg: DictConfig) -> None:
-    run.cell(WORKLOAD, cfg)
+    task.measure(WORKLOAD, cfg)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+"""The task of a Hydra job: one cell, alone or as one of a sweep in this process."""
+
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from multicard.controller import outcome, run
+from multicard.controller.prepare import changed_data, problem, typed
+from multicard.controller.session import SESSION, say
+from multicard.controller.workload import Workload
+from multicard.records import identity, run_folder
+
+
+def measure(workload: Workload, cfg: DictConfig) -> None:
+    """Measure `cfg`, or take the record of an earlier measurement of it. Never raises."""
+    job = HydraConfig.get()
+    folder = Path(job.runtime.output_dir)
+    single = job.mode is RunMode.RUN
+    if single:
+        folder = identity.find(folder, identity.folder_name(cfg, list(job.overrides.task)))
+    measured = None if cfg.rerun else run_folder.finished(folder)
+    reason = None if measured is None else changed_data(workload, typed(workload, cfg), measured)
+    if single and cfg.repeat != "1":
+        reason = problem(workload, cfg) or f"repeat={cfg.repeat}: several runs are a sweep; add -m"
+    if reason is not None:
+        SESSION.records.append(outcome.refuse(outcome.begin(workload, cfg, folder), reason, keep=False))
+    elif measured is not None:
+        say(f"{SESSION.label}measured before ({measured['status']}): {folder}")
+        outcome.release_finished(folder)
+        SESSION.records.append(measured | {"folder": str(folder)})
+    elif not cfg.dry_run:
+        SESSION.records.append(run.measure(workload, cfg, folder, keep_refused=not single))
+    elif (message := problem(workload, cfg)) is not None:
+        SESSION.records.append(outcome.refuse(outcome.begin(workload, cfg, folder), message, keep=False))
+    else:
+        say(f"dry_run=true: nothing is started. To be measured in this process: {folder}")
