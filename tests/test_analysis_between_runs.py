@@ -14,7 +14,7 @@ from analysis.stats.between_runs import PRIOR_SD, Ratio, Spread
 from multicard.measure.repeated_runs import Term, combined
 from tests import records
 from tests.conftest import ROOT
-from tests.test_analysis_series import autocorrelated
+from tests.test_series import autocorrelated
 
 Random = np.random.Generator
 

@@ -14,7 +14,7 @@ from analysis.stats.between_runs import Ratio
 from multicard.measure import formulas
 from multicard.records import steps as record_steps
 from tests import records
-from tests.test_analysis_series import autocorrelated
+from tests.test_series import autocorrelated
 
 
 def write(folder: Path, record: dict[str, Any], steps_s: np.ndarray) -> Path:

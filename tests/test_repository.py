@@ -33,7 +33,7 @@ def copy_of_the_project(folder: Path) -> Path:
     [
         ("multicard/measure/formulas.py", "import multicard.controller.run", "folders of multicard import downward"),
         ("multicard/records/run_folder.py", "import analysis.runs.load", "packages import downward"),
-        ("analysis/stats/series.py", "import analysis.commands.best", "folders of analysis import downward"),
+        ("analysis/stats/shares.py", "import analysis.commands.best", "folders of analysis import downward"),
         ("multicard/vision/models.py", "import multicard.vision.train", "No circles between files or folders"),
     ],
 )

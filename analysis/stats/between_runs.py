@@ -18,7 +18,6 @@ from analysis.runs.load import Run
 from analysis.runs.setting_figure import ACCURACY, MEMORY, by_seed, is_exact, of_setting
 from analysis.stats import intervals, shares
 from analysis.stats.intervals import Interval
-from analysis.stats.series import mean_variance
 from multicard.measure.repeated_runs import (
     ABOVE,
     BELOW,
@@ -37,6 +36,7 @@ from multicard.measure.repeated_runs import (
     pooled,
     variance_between,
 )
+from multicard.measure.series import mean_variance
 from multicard.records.text_table import clean
 
 __all__ = [  # those of `repeated_runs` too: who judges runs needs this file alone

@@ -20,7 +20,7 @@ from multicard.measure.timing import timestamp
 from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure, in_a_line
 from multicard.ranks.process import LOG_LINES
-from multicard.records import run_folder
+from multicard.records import probes, run_folder
 from multicard.records.schema import SCHEMA_VERSION
 from multicard.tracking.wandb_mirror import Mirror
 
@@ -120,7 +120,7 @@ def _from_folder(run: PreparedRun, record: Record) -> tuple[Record, Any]:
         "ended_at": attempt["ended_at"],
         "startup_s": training_began_s - attempt["started_s"] if is_timed else None,
         **figures,
-        "probe": None,
+        "probe": probes.ended(ranks, steps) if config.probe.enabled and failure is None else None,
         "prediction": None,
         "data": attempt["data"],
         "load": attempt["load"],

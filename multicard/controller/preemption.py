@@ -11,12 +11,11 @@ from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s
 from multicard.ranks import checkpoint, failures
 from multicard.ranks.failures import Failure
-from multicard.records.progress import Board
+from multicard.records.progress import HEARD_AFTER_S, Board
 
 WARNINGS = {signal.SIGTERM, signal.SIGUSR2}
 SAVING_SHARE = 0.8  # of the time between the warning and the kill: ranks that take longer to save are ended
 POLL_S = 0.25
-HEARD_AFTER_S = {"one node": 0.5, "several": 2.0}  # within which every rank reads the step to stop after
 MESSAGES = {
     "timeout": "the job reached its time limit",
     "preempted": "SLURM preempted the job",
@@ -75,7 +74,11 @@ class StopOnWarning:
         return self._reason if checkpoint.latest(self._folder) == self._step else None
 
     def _wait(self) -> None:
+        told = 0
         while not self._done.is_set():
+            if self._board.stop_at != told:  # a probe's rank 0 asks by itself, on its own node
+                told = self._board.stop_at
+                self._peers.tell_stop(told)
             warned = signal.sigtimedwait(WARNINGS, POLL_S) is not None or _warned.is_set()
             if warned and self._allocation.node == 0:
                 self._stop()

@@ -112,7 +112,8 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None
     except OSError as error:
         return Failure("disk", f"hydra.run.dir: cannot write to {folder} ({error.strerror}); free some space")
     try:
-        stop = StopOnWarning(run.allocation, board, placement.world_size, folder, workload.resumable, peers)
+        resumable = workload.resumable and not config.probe.enabled
+        stop = StopOnWarning(run.allocation, board, placement.world_size, folder, resumable, peers)
         tick = mirror.update if mirror.live else None
         progress = ProgressBar(board, placement.world_size, config.epochs, workload.unit, tick)
         with progress, stop, Sampler.of_run(config, placement, folder, attempts.current(folder)) as gpus:

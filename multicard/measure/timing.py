@@ -87,6 +87,57 @@ class Marks:
         return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._marks)] if self._cuda else np.diff(self._marks)
 
 
+class StepEnds:
+    """The seconds of steps as soon as they are known, while the device works on.
+
+    On CUDA they are the time between events that the device has passed. Nothing waits for it, but a host that is more
+    than `lead` steps ahead: the device has work for so long.
+    """
+
+    def __init__(self, device: "torch.device", lead: int) -> None:
+        self._cuda, self._lead = device.type == "cuda", lead
+        self._unused: list[Any] = []
+        self._ends: list[Any] = []  # the end of the last step that is known, then those of the later ones
+
+    @property
+    def pending(self) -> int:
+        """Steps that the device has not ended, as far as is known."""
+        return len(self._ends) - 1
+
+    def start(self) -> None:
+        """Begin an epoch, once the device has done all before."""
+        self._unused += self._ends if self._cuda else []
+        self._ends = []
+        self._mark()
+
+    def add(self) -> None:
+        """The host has ended a step."""
+        self._mark()
+        if self._cuda and self.pending >= self._lead:
+            self._ends[-1 - self._lead].synchronize()
+
+    def seconds(self) -> list[float]:
+        """Of the steps that have ended since the last call."""
+        known = []
+        while self.pending and (not self._cuda or self._ends[1].query()):
+            first, second = self._ends[:2]
+            known.append(first.elapsed_time(second) / 1e3 if self._cuda else second - first)
+            del self._ends[0]
+            if self._cuda:
+                self._unused.append(first)
+        return known
+
+    def _mark(self) -> None:
+        if not self._cuda:
+            self._ends.append(time.perf_counter())
+            return
+        import torch
+
+        event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._ends.append(event)
+
+
 class StepTimer:
     """Measures the seconds of each step in each of `PHASES`.
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct("d")  # the step to stop after; 0: none
 _SLOT = struct.Struct("6d")
 FILE = ".progress"
+HEARD_AFTER_S = {"one node": 0.5, "several": 2.0}  # within which every rank reads the step to stop after
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class VisionEpoch(Struct):
     """One epoch of training on images. Times are the slowest rank's, in seconds."""
 
     epoch: Annotated[int | None, doc("from 0")] = None
+    steps: Annotated[int | None, doc("fewer than probe.steps_per_epoch where a probe ended")] = None
     train_s: float | None = None
     first_batch_s: Annotated[float | None, doc("until the first batch was there")] = None
     gap_s: Annotated[

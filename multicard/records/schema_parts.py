@@ -345,11 +345,20 @@ class Prediction(Struct):
 
 
 class ProbeEnd(Struct):
-    """How a run with probe=true ended."""
+    """How a run with probe=true ended, and its mean step.
+
+    The mean leaves out the first step of each epoch, which waits for the first batch (`epochs.first_batch_s`), and the
+    warm-up. All other keys of the record are of what the probe itself did: `total_s`, `train_s`, `evaluate_s`, `tokens`
+    and the energy are not those of a whole run. Its last epoch may have fewer steps than `steps_per_epoch`; it is
+    evaluated all the same. `compile_s` and `startup_s` are as of any run.
+    """
 
     ended_by: Annotated[str, doc("error (its mean step was known), seconds, or run (all its epochs)")]
-    steps: Annotated[int, doc("that the mean is of, without the warm-up that was found")]
-    warmup_steps: Annotated[int, doc("that were found to be warm-up, and left out")]
+    steps: Annotated[int, doc("that the mean is of")]
+    warmup_steps: Annotated[int, doc("that were found to be warm-up (MSER-5), after the run's first step")]
     step_s: Annotated[float, doc("mean of the steps, seconds")]
-    half_width: Annotated[float | None, doc("of its 95 % interval by batch means, relative to it; null: not known")]
-    steps_per_epoch: Annotated[int | None, doc("that the whole run would take each epoch")] = None
+    half_width: Annotated[
+        float | None,
+        doc("of its 95 % interval by batch means, relative to it; null: not known, too few steps or a drift"),
+    ]
+    steps_per_epoch: Annotated[int | None, doc("that the whole run takes each epoch")] = None

@@ -20,6 +20,7 @@ from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
 from multicard.profiling.training_window import TrainingWindow
+from multicard.ranks.probing import Probing
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board, LossPeek
 from multicard.vision.data.batch import Batch
@@ -51,6 +52,7 @@ class Loop:
         self.steps = self.samples = self.epoch = 0
         self.total_steps = config.epochs * share.steps
         self.stopped = False
+        self.probing = Probing(config, rank, rank.device, self.board, share.steps) if config.probe.enabled else None
 
     def post(self, evaluating: bool = False) -> None:
         """Show the controller how far this rank is."""
@@ -74,6 +76,8 @@ class Loop:
         self.epoch = epoch
         self.post()
         gc.collect(1)
+        if self.probing is not None:
+            self.probing.start_epoch()
         timer.start()
         started_s = timing.clock_s()
         loaded = iter(batches)
@@ -92,6 +96,8 @@ class Loop:
             self.post()
             if self.steps % COLLECT_EVERY == 0:
                 gc.collect(0)
+            if self.probing is not None:
+                self.probing.step_ended(self.steps)
             if self.asked_to_stop():
                 break
         self.window.pause()

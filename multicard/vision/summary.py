@@ -91,9 +91,10 @@ def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]
     trained = int(rows["samples"].sum())
     has_loss = rows["samples"] > 0
     longest_s = {key: max(part[key] for part in parts) for key in ("train_s", "first_batch_s", "evaluate_s", "ended_s")}
-    distinct = ranks[0]["distinct_samples"]
+    steps, distinct = _steps_and_samples(ranks, rows)
     return {
         "epoch": index,
+        "steps": steps,
         **longest_s,
         "gap_s": max(gaps_s, default=None),
         "train_loss": float(np.average(rows["loss"][has_loss], weights=rows["samples"][has_loss])),
@@ -102,6 +103,12 @@ def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]
         "samples_trained": trained,
         "images_per_s": formulas.throughput_per_s([distinct], [longest_s["train_s"]]),
     }
+
+
+def _steps_and_samples(ranks: list[dict[str, Any]], rows: dict[str, np.ndarray]) -> tuple[int, int]:
+    """The steps of an epoch, and its distinct samples: in proportion, where a probe cut it short."""
+    steps, whole = int(rows["step"].max()) + 1, ranks[0]["steps_per_epoch"]
+    return steps, round(ranks[0]["distinct_samples"] * steps / whole)
 
 
 def _judged(table: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -129,12 +136,13 @@ def _rates(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], warmup_ste
     by_rank = [measured & (table["rank"] == rank["rank"]) for rank in ranks]
     samples = [table["samples"][rows].sum() for rows in by_rank]
     trained_per_s = formulas.throughput_per_s(samples, [table["step_s"][rows].sum() for rows in by_rank])
-    trained = table["samples"][table["epoch"] == 0].sum()
+    first = {name: column[table["epoch"] == 0] for name, column in table.items()}
+    trained, (_, distinct) = first["samples"].sum(), _steps_and_samples(ranks, first)
     phases_s = {phase: float(table[f"{phase}_s"][measured].mean()) for phase in PHASES} if measured.any() else None
     steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS))
     return {
         "step_s": formulas.statistics(steps_s[~warmup], 0) | {"warmup_count": int(warmup.sum())},
-        "images_per_s": trained_per_s and trained_per_s * ranks[0]["distinct_samples"] / trained,
+        "images_per_s": trained_per_s and trained_per_s * distinct / trained,
         "trained_images_per_s": trained_per_s,
         "phases_s": phases_s,  # mean a step and rank
     }

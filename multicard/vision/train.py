@@ -26,7 +26,8 @@ from multicard.vision.strategy import STRATEGIES, compiles
 def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     """Train, evaluate after each epoch, and leave rank files and steps in `folder`.
 
-    Where the controller asks for a stop, the state is saved and training ends there; another call goes on from it.
+    Where the controller asks for a stop, the state is saved and training ends there; another call goes on from it. A
+    probe is evaluated where it stops, and ends there.
     """
     device = rank.device
     precision = choose(config.precision.name, device)
@@ -89,6 +90,9 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     gc.freeze()
     gc.disable()
     to_its_end = run_epochs(loop, report, sampler, training, testing, start)
+    if loop.probing is not None:
+        report.content["probe"] = loop.probing.result()
+        report.write()
     after_training.write_window(loop, report)
     if to_its_end:
         after_training.after_training(loop, report, sampler, training, workers)
@@ -119,7 +123,7 @@ def run_epochs(
         started_s = timing.clock_s()
         trained = resume.joined(trained_before, loop.train_epoch(epoch, batches, first_step))
         trained["gap_s"] = None if evaluated_s is None else started_s - evaluated_s + trained["first_batch_s"]
-        if loop.stopped:
+        if loop.stopped and loop.probing is None:
             stopped_s = timing.clock_s()
             report.counters.read()
             elapsed_s += stopped_s - started_s
@@ -138,6 +142,8 @@ def run_epochs(
         target = config.target_accuracy
         if config.stop_at_target and target is not None and evaluated["test_accuracy"] >= target:
             break  # on all ranks alike: the counts were reduced over all of them
+        if loop.probing is not None and (loop.probing.end_epoch() or loop.stopped):
+            break
         sampler.set_epoch(epoch + 1)
         batches, first_step, trained_before = training, 0, None
     return True

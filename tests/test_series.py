@@ -8,8 +8,8 @@ from scipy.signal import lfilter
 
 from analysis.stats import between_runs
 from analysis.stats.between_runs import Spread
-from analysis.stats.series import mean_variance
 from multicard.measure.repeated_runs import Term
+from multicard.measure.series import mean_variance
 
 
 def autocorrelated(random: np.random.Generator, count: int, mean: float, phi: float, spread: float = 0.1) -> np.ndarray:

@@ -1,0 +1,62 @@
+"""When a run that is to end early has been measured for long enough, by the seconds of its steps alone."""
+
+import numpy as np
+
+from multicard.measure.series import MeanStep, mean_step
+
+LEAST_STEPS = 20  # before which no mean is known
+LEAST_SHARE = 0.1  # of the seconds that it may take: what comes less often than that does not count
+GROWTH, APART_S = 1.2, 0.5  # steps and training between two looks at the mean, which take 0.2 ms each
+
+
+class StopRule:
+    """Takes the seconds of each step as they are known.
+
+    The first step of an epoch, which waits for the first batch, counts as training but is left out of the mean.
+
+    Args:
+        error: half of the 95 % interval of the mean, relative to it, with which it is known.
+        seconds: of training, after which to stop in any case.
+        steps_per_epoch: of the whole run; where it is 1, nothing would be left.
+    """
+
+    def __init__(self, error: float, seconds: float, steps_per_epoch: int) -> None:
+        self.error, self.seconds = error, seconds
+        self._one_step = steps_per_epoch == 1
+        self._first = True
+        self._series: list[float] = []
+        self._steps = 0
+        self._trained_s = 0.0
+        self._look_at = LEAST_STEPS, seconds * LEAST_SHARE
+
+    def start_epoch(self) -> None:
+        self._first = True
+
+    def add(self, step_s: float) -> None:
+        if self._one_step or not self._first:
+            self._series.append(step_s)
+        self._first = False
+        self._steps += 1
+        self._trained_s += step_s
+
+    @property
+    def pace_s(self) -> float:
+        """The mean of all steps so far, in seconds."""
+        return self._trained_s / max(1, self._steps)
+
+    def reason(self, ahead: int = 0) -> str | None:
+        """Why to stop now: "error", as the mean is known, or "seconds"; None: train on.
+
+        Args:
+            ahead: steps that will be trained before the run has stopped.
+        """
+        steps, trained_s = self._look_at
+        late = self._trained_s + ahead * self.pace_s >= self.seconds
+        if late or (self._steps >= steps and self._trained_s >= trained_s):
+            self._look_at = round(GROWTH * self._steps), self._trained_s + APART_S
+            if len(self._series) >= LEAST_STEPS and self._is_known(mean_step(np.array(self._series))):
+                return "error"
+        return "seconds" if late else None
+
+    def _is_known(self, mean: MeanStep) -> bool:
+        return mean.half_width is not None and mean.half_width <= self.error
