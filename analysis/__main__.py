@@ -6,6 +6,7 @@
     python -m analysis table table2 [--format text|markdown|csv|latex] [--out FILE] [FOLDER...]
     python -m analysis best --goal time [--accuracy 0.99] [--memory 80GB] [--gpus 4] [FOLDER...]
     python -m analysis claims [FOLDER...] [--only NAME,...] [--markdown FILE] [--json FILE]
+    python -m analysis predictions [FOLDER...] [--json FILE] [--csv FILE]
     python -m analysis figure NAME|all [FOLDER...] [--format svg,pdf,png]
     python -m analysis report [FOLDER...] [--out report.html] [--title TEXT]
 
@@ -26,11 +27,20 @@ if __name__ == "__main__":
 
 from analysis import formatting
 from analysis.cli import parser
-from analysis.commands import best, compare, compare_table, dataset_table, list_runs, table, table_formats
+from analysis.commands import (
+    best,
+    compare,
+    compare_table,
+    dataset_table,
+    list_runs,
+    predictions,
+    table,
+    table_formats,
+)
 from analysis.figures import write_files
 from analysis.papers import experiments
 from analysis.papers.printed import DATASETS
-from analysis.runs import load, sql
+from analysis.runs import load, predicted, sql
 from analysis.runs.caveats import legend
 from multicard.records import text_table
 from multicard.records.run_folder import write_text
@@ -136,6 +146,19 @@ def _claims(options: argparse.Namespace) -> int:
     return 0
 
 
+def _predictions(options: argparse.Namespace) -> int:
+    folders = options.folders or FOLDERS
+    loaded = load.read(folders)
+    compared = predicted.compare(loaded.runs)
+    predictions.require_some(compared, ", ".join(map(str, folders)))
+    if options.csv is not None:
+        predictions.write_csv(options.csv, compared)
+    if options.json is not None:
+        predictions.write_json(options.json, compared, loaded.skipped)
+    formatting.say([*predictions.lines(compared, text_table.terminal_width()), *list_runs.skipped(loaded.skipped)])
+    return 0
+
+
 def _figure(options: argparse.Namespace) -> int:
     loaded = load.read(options.folders or FOLDERS)
     formats = list(dict.fromkeys(options.format))
@@ -157,6 +180,7 @@ RUNS = {
     "compare": _compare,
     "best": _best,
     "claims": _claims,
+    "predictions": _predictions,
     "figure": _figure,
     "report": _report,
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from analysis.commands import best, compare, list_runs, table, table_formats
+from analysis.commands import best, compare, list_runs, predictions, table, table_formats
 from analysis.figures import write_files
 from analysis.papers import experiments
 from analysis.papers.printed import DATASETS
@@ -103,10 +103,18 @@ def _claims(commands: Any) -> argparse.ArgumentParser:
     return command
 
 
+def _predictions(commands: Any) -> argparse.ArgumentParser:
+    command = commands.add_parser("predictions", help="how well runs were predicted", description=predictions.__doc__)
+    _folders(command)
+    command.add_argument("--json", metavar="FILE", type=_file, help="write the tables and all figures to FILE")
+    command.add_argument("--csv", metavar="FILE", type=_file, help="write a line for each predicted figure to FILE")
+    return command
+
+
 def _figure(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser("figure", help="the papers' figures, of your runs", description=write_files.__doc__)
     command.add_argument(
-        "name", metavar="NAME", help="an experiment, all, losses, phases, efficiency, trade_off or timelines"
+        "name", metavar="NAME", help="an experiment, all, losses, phases, efficiency, trade_off, timelines or predicted"
     )
     _folders(command)
     command.add_argument(
@@ -135,6 +143,7 @@ COMMANDS = {
     "compare": _compare,
     "best": _best,
     "claims": _claims,
+    "predictions": _predictions,
     "figure": _figure,
     "report": _report,
 }

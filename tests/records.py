@@ -256,6 +256,23 @@ def _tuned(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def prediction(basis: str = "scaled", error: float = 0.1, half_width: float = 0.2, **changes: Any) -> dict[str, Any]:
+    """The record's `prediction`, too high by `error`, of a run of GPUs as `vision` builds it.
+
+    Args:
+        half_width: of each interval, relative to its middle.
+        changes: further keys, such as `fits`.
+    """
+
+    def interval(measured: float) -> dict[str, float]:
+        value = measured * (1 + error)
+        return {"value": value, "low": value * (1 - half_width), "high": value * (1 + half_width)}
+
+    figures = {"step_s": 0.1, "total_s": 100.0, "energy_joules": 50_000.0, "allocated_bytes": 5e9, "memory_bytes": 6e9}
+    about = {"basis": basis, "runs": 2, "about": "T(1), T(2) of gpus", "memory_basis": "steps without values"}
+    return about | {name: interval(measured) for name, measured in figures.items()} | changes
+
+
 def segment(first_step: int = 0, host: str = "node1", commit: str = COMMIT) -> dict[str, Any]:
     times = {"started_at": "2026-11-21T09:41:29Z", "ended_at": "2026-11-21T09:41:33Z", "end": "ok", "job": None}
     return {**times, "hosts": [host], "commit": commit, "first_step": first_step, "steps": 12, "trained_s": 100.0}

@@ -37,7 +37,7 @@ def profiled(**changes: Any) -> dict[str, Any]:
     own = {"profile": records.profile([rows] * 2, [0.1, 0.2]), "diagnosis": diagnosis, "gpu": records.gpu(by="other")}
     record = records.vision(gpus=2, epochs=3, **changes) | own
     record["config"]["profile"] = {"name": "kineto"}
-    return record
+    return record | {"prediction": records.prediction(fits="yes")}
 
 
 def whole() -> dict[str, dict[str, Any]]:
@@ -46,7 +46,7 @@ def whole() -> dict[str, dict[str, Any]]:
     }
     cause = {"kind": "exception", "message": "an error", "rank": 0, "log_tail": ["a line"]}
     failed = records.vision(precision="bf16", status="failed", cause=cause)
-    return measured | {"all": profiled(), "llm": records.llm(), "failed": failed}
+    return measured | {"all": profiled(), "llm": records.llm(prediction=records.prediction()), "failed": failed}
 
 
 WHOLE = whole()
@@ -145,9 +145,11 @@ def test_every_command_survives_every_mutation(
         ["best", "--goal", "time", "--accuracy", "0.1", *both],
         ["compare", *both, "--common", "--mix", "--gate", "5%"],
         ["table", "table2", *both, "--all"],
+        ["predictions", *both, "--json", f"{out}.json", "--csv", f"{out}.csv"],
         ["claims", *both, "--json", f"{out}.json", "--markdown", f"{out}.md"],
         ["figure", "all", *both, "--all", "--out", out],
         ["figure", "losses", *both, "--out", out],
+        ["figure", "predicted", *both, "--out", out],
         ["report", *both, "--out", f"{out}.html"],
     ):
         ended, printed = main(words), capsys.readouterr()

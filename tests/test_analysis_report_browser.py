@@ -15,6 +15,7 @@ from analysis.report.blocks import ClaimTable, Plot
 from multicard.measure.timing import clock_s
 from tests import records
 from tests.conftest import PATIENCE_S
+from tests.test_analysis_predictions import scaled
 from tests.test_analysis_report import EVIL, ROWS, THEMES, build, inlined, strangers_section, sweep
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -225,4 +226,23 @@ def test_print_is_light_with_every_figure_and_without_controls(browser: Any, rep
     for control in ("nav", "#theme", "[data-grid=runs] .bar", "[data-csv=bars]"):
         assert not view.page.locator(control).first.is_visible()
     assert view.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    view.sound()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1300, "light"), (390, "dark")])
+def test_predictions_can_be_read_on_a_screen_and_on_a_phone(browser: Any, tmp_path: Path, width: int, scheme: str):
+    report = build(scaled(tmp_path))
+    page.write(tmp_path / "report.html", report)
+    view = View(browser, tmp_path / "report.html", width, scheme)
+    view.page.evaluate("document.querySelectorAll('#predictions details').forEach(each => (each.open = true))")
+    drawing = "#predictions .drawing"
+    view.page.locator(drawing).scroll_into_view_if_needed()
+    view.until(lambda: view.page.locator(f"{drawing}.done").count() == 1)
+    size = "t => parseFloat(getComputedStyle(t).fontSize) * t.ownerSVGElement.getScreenCTM().a"
+    sizes = view.page.eval_on_selector_all(f"{drawing} svg text", f"all => all.map({size})")
+    assert len(sizes) > 40 and min(sizes) >= 10
+    assert view.page.evaluate("document.documentElement.scrollWidth") == width
+    fill = "all => all.map(each => each.getAttribute('fill'))"
+    marks = view.page.eval_on_selector_all(f"{drawing} .mark-symbol.role-mark path", fill)
+    assert marks.count("transparent") == marks.count("#EEEEEE" if scheme == "dark" else "#1A1A1A") == 2 * 4 * 4
     view.sound()

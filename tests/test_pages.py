@@ -10,6 +10,7 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.cli import COMMANDS
+from tests import records
 from tests.conftest import ROOT, SHARED, has_dali
 from tests.test_analysis_compare import sweep
 
@@ -144,7 +145,7 @@ def test_a_documented_tuning_command_runs(line: str, tmp_path: Path, called: Cal
 
 def test_the_documented_analysis_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("before", "after"):
-        sweep(tmp_path / "multirun" / name, test_accuracy=0.995)
+        sweep(tmp_path / "multirun" / name, test_accuracy=0.995, prediction=records.prediction())
     monkeypatch.chdir(tmp_path)
     lines = [shlex.split(line)[3:] for line in ANALYSIS]
     assert {words[0] for words in lines} == {*COMMANDS}

@@ -127,9 +127,13 @@ def write_json(path: Path, found: Found, runs: Sequence[Run], chosen: Sequence[s
     names = _names(found, chosen)
     content: dict[str, Any] = {
         "runs": [{name: run[name] for name in names} for run in runs],
-        "skipped": [{"folder": str(record.folder), "why": record.why} for record in found.skipped],
+        "skipped": skipped_rows(found.skipped),
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def skipped_rows(records: Sequence[Skipped]) -> list[dict[str, str]]:
+    return [{"folder": str(record.folder), "why": record.why} for record in records]
 
 
 def _names(found: Found, chosen: Sequence[str] | None) -> list[str]:

@@ -42,6 +42,7 @@ AXES = {  # where an axis says more
 LLM_MEASURES = {"total_s": "tuning time", "step_s": "time of an iteration"}
 LLM_AXES = {"total_s": "time of tuning", "step_s": "time of an iteration"}
 SHARES = ("test_accuracy", "share", "efficiency")
+PREFIXED = {"_bytes": ("B", "kB", "MB", "GB", "TB"), "_joules": ("J", "kJ", "MJ", "GJ")}
 SI = "~s"  # d3's format with k, M, G
 MOST_CELLS = 4  # named in a line
 # The settings that a subtitle names where all runs have the same, in this order, and how it words them
@@ -77,8 +78,9 @@ def unit(measure: str, largest: float) -> Unit:
         return Unit("%", 0.01)
     if measure.startswith("copied"):  # kinds of copies differ by orders of magnitude
         return Unit("bytes", 1.0, SI)
-    if measure.endswith("_bytes"):
-        units = [Unit(name, 1000.0**power) for power, name in enumerate(("B", "kB", "MB", "GB", "TB"))]
+    prefixed = next((names for ending, names in PREFIXED.items() if measure.endswith(ending)), None)
+    if prefixed is not None:
+        units = [Unit(name, 1000.0**power) for power, name in enumerate(prefixed)]
         return next((unit for unit in reversed(units) if largest >= unit.divisor), units[0])
     if measure.endswith("_s") and not measure.endswith("_per_s"):
         if largest < 1:

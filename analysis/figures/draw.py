@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from analysis.figures import bars, curves, lines, metric_bars, metric_stacks, profile_bars
 from analysis.figures.losses_phases import losses, phases
+from analysis.figures.predictions import predicted
 from analysis.figures.scaling import efficiency, trade_off
 from analysis.figures.timelines import NEEDS as SAMPLES
 from analysis.figures.timelines import timelines
@@ -19,9 +20,17 @@ FORMS = {
     "copies": {"": metric_bars.draw_copies, "_counted": bars.draw},
     "shares": {"": metric_stacks.draw, "_all": profile_bars.draw},
 }
-GENERAL = {"losses": losses, "phases": phases, "efficiency": efficiency, "trade_off": trade_off, "timelines": timelines}
 TIMELINES = "timelines"
-NEEDS = {TIMELINES: SAMPLES}  # what runs must have for a general figure
+GENERAL = {
+    "losses": losses,
+    "phases": phases,
+    "efficiency": efficiency,
+    "trade_off": trade_off,
+    TIMELINES: timelines,
+    "predicted": predicted,
+}
+# What runs must have for a general figure
+NEEDS = {TIMELINES: SAMPLES, "predicted": "a prediction, which needs records before it"}
 
 
 def experiment_figures(experiment: Experiment, panels: Sequence[Panel]) -> list[Figure]:

@@ -12,16 +12,21 @@ from typing import Any
 from analysis.runs.columns import columns
 from multicard.records import steps, validate
 from multicard.records.run_folder import ENVIRONMENT, RESULT
+from multicard.records.schema_parts import Prediction
 
 UNFINISHED = "no result.json: it is still being measured, or was cut off"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its folder, and its record as flat columns (`analysis.columns` says which there are)."""
+    """One run: its folder, and its record as flat columns (`analysis.columns` says which there are).
+
+    prediction: what was predicted for it, which is no column: it stands in no table of what was measured.
+    """
 
     folder: Path
     columns: dict[str, Any]
+    prediction: Prediction | None = None
 
     def __getitem__(self, column: str) -> Any:
         """The value of a column; None where the run has none."""
@@ -104,4 +109,4 @@ def _read(folder: Path) -> Run | Skipped:
     except ValueError as error:
         return Skipped(folder, str(error))
     steps.redefine(folder, record)
-    return Run(folder, columns(folder, record))
+    return Run(folder, columns(folder, record), record.prediction)

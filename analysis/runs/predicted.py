@@ -1,0 +1,119 @@
+"""What was predicted for runs, against what they measured. No column of a run has it, and so no table of results.
+
+Compared are runs that ended ok: their times and energy unless others slowed them or a profiler did, which nobody can
+predict; their memory on GPUs alone, since a CPU rank's is resident and holds Python too. Of runs that ran out of memory
+only the verdict is.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from analysis.runs.caveats import MARKS
+from analysis.runs.load import Run
+from multicard.records.schema_parts import Interval, Prediction
+
+MEMORY = "peak_memory_bytes"
+# Each measured column, and the prediction's field
+PREDICTED = {
+    "step_s": "step_s",
+    "total_s": "total_s",
+    "energy_joules": "energy_joules",
+    MEMORY: "allocated_bytes",
+}
+BASES = ("measured", "probed", "scaled", "published")  # from the best to the poorest
+COMPUTED = "computed"  # the basis of all memory
+VERDICTS = ("yes", "tight", "no")
+SLOWED = ("disturbed", "loaded", "crowded", "oversubscribed", "profiled")  # marks; such runs do not teach times either
+OUT_OF_MEMORY = "oom"
+LEAST = 1e-9  # below which a figure in seconds, joules or bytes is none
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One predicted figure of a run, with its 90 % interval, and the measured one, in the unit of the column's name."""
+
+    run: Run
+    column: str
+    basis: str
+    predicted: float
+    low: float
+    high: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Relative to the measured figure; above 0 where too much was predicted."""
+        return (self.predicted - self.measured) / self.measured
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured figure lies in the interval."""
+        return self.low <= self.measured <= self.high
+
+    @property
+    def half_width(self) -> float:
+        """Of the interval, relative to the predicted figure."""
+        return (self.high - self.low) / 2 / self.predicted
+
+
+@dataclass
+class Comparisons:
+    """All comparisons of some runs, and how many runs are not among them.
+
+    verdicts: runs by the verdict on their memory, and whether they ran out of it.
+    left_out: runs with a prediction by why their times are not compared. unpredicted: runs without one.
+    unknown: runs of which no time could be predicted, by why.
+    cpu_memory: runs on CPU ranks with a prediction of their memory.
+    """
+
+    figures: list[Comparison] = field(default_factory=list)
+    verdicts: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
+    unpredicted: int = 0
+    cpu_memory: int = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether a run has a prediction that says something."""
+        return bool(self.figures or self.verdicts or self.left_out)
+
+
+def compare(runs: Sequence[Run]) -> Comparisons:
+    compared = Comparisons()
+    for run in runs:
+        prediction = run.prediction
+        if prediction is None:
+            compared.unpredicted += 1
+            continue
+        reason = _left_out(run)
+        if reason is not None:
+            compared.left_out[reason] += 1
+        elif prediction.step_s is None and prediction.total_s is None:
+            compared.unknown[prediction.about] += 1
+        if run["status"] == "ok":
+            compared.figures += _figures(run, prediction, [MEMORY] if reason is not None else [*PREDICTED])
+            compared.cpu_memory += bool(run["cpu_ranks"] and prediction.allocated_bytes)
+        on_own_gpu = not run["cpu_ranks"] and not run["disturbed"]
+        if prediction.fits in VERDICTS and on_own_gpu and run["status"] in ("ok", OUT_OF_MEMORY):
+            compared.verdicts[prediction.fits, run["status"] == OUT_OF_MEMORY] += 1
+    return compared
+
+
+def _left_out(run: Run) -> str | None:
+    """Why the times of a run say nothing of its prediction; None where they do."""
+    if run["status"] != "ok":
+        return "ran out of memory" if run["status"] == OUT_OF_MEMORY else f"ended {run['status']}"
+    return next((mark.meaning for mark in MARKS if mark.column in SLOWED and run[mark.column]), None)
+
+
+def _figures(run: Run, prediction: Prediction, columns: Sequence[str]) -> Iterator[Comparison]:
+    for column in columns:
+        interval: Interval | None = getattr(prediction, PREDICTED[column])
+        measured = run[column]
+        if interval is None or not measured or (column == MEMORY and run["cpu_ranks"]):
+            continue
+        if min(measured, interval.value) > LEAST:
+            basis = COMPUTED if column == MEMORY else prediction.basis
+            yield Comparison(run, column, basis, interval.value, interval.low, interval.high, measured)
