@@ -14,7 +14,7 @@ from multicard.ranks.process import ended_file
 from multicard.records import content, run_folder
 
 # Keys of an attempt that are not in the record's `segments`
-HERE_ALONE = ("saved_step", "data", "started_s", "failure", "load", "beside")
+HERE_ALONE = ("saved_step", "data", "started_s", "failure", "load", "beside", "prediction")
 
 
 def begin(
@@ -23,13 +23,16 @@ def begin(
     git: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
     started_s: float | None = None,
+    prediction: dict[str, Any] | None = None,
 ) -> None:
     """Note an attempt: the run starts, or resumes from its checkpoint.
 
     Args:
         data: the fingerprint of its data.
         started_s: when its start-up began, on the machine's clock.
+        prediction: of the record; that of the run's first attempt stays.
     """
+    before = run_folder.read_segments(folder)
     run_folder.remove_files(folder / "ranks", "e*_r*.json")  # how an earlier start's ranks ended
     attempt = {
         "started_at": timestamp(),
@@ -42,8 +45,9 @@ def begin(
         "saved_step": None,
         "data": data,
         "started_s": started_s,
+        "prediction": before[0].get("prediction") if before else prediction,
     }
-    run_folder.write_segments(folder, [*run_folder.read_segments(folder), attempt])
+    run_folder.write_segments(folder, [*before, attempt])
 
 
 def require_same_data(folder: Path, data: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ def _from_folder(run: PreparedRun, record: Record) -> tuple[Record, Any]:
         "startup_s": training_began_s - attempt["started_s"] if is_timed else None,
         **figures,
         "probe": probes.ended(ranks, steps) if config.probe.enabled and failure is None else None,
-        "prediction": None,
+        "prediction": attempt["prediction"],
         "data": attempt["data"],
         "load": attempt["load"],
         "beside": attempt["beside"],

@@ -15,7 +15,7 @@ from multicard.config.keys import require
 from multicard.config.placement import Placement, place
 from multicard.controller import attempts
 from multicard.controller.peers import Peers
-from multicard.controller.session import say
+from multicard.controller.session import SESSION, say
 from multicard.controller.workload import Workload
 from multicard.machine import devices, environment
 from multicard.machine.allocation import Allocation
@@ -137,8 +137,9 @@ def prepare(
             machine = environment.collect()
             run_folder.write_environment(folder, machine)
             run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
-            # identifying the data and reading the load are no part of starting
-            attempts.begin(folder, allocation, machine["git"], data, started_s + taken_s)
+            prediction, predicted_s = _predicted(config, folder, machine["git"])
+            # identifying the data, reading the load and predicting are no part of starting
+            attempts.begin(folder, allocation, machine["git"], data, started_s + taken_s + predicted_s, prediction)
             arguments = workload.arguments(config, placement, folder)
             # without configuration and folder, which every node has itself
             peers.begin(attempts.current(folder), arguments[2:])
@@ -175,6 +176,13 @@ def _untimed(
         raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that it is there") from None
     others, load = run_folder.results(sweep), Load()
     return data, load, others, clock_s() - began_s
+
+
+def _predicted(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> tuple[dict[str, Any] | None, float]:
+    """The record's `prediction`, and the seconds that it took."""
+    began_s = clock_s()
+    prediction = None if SESSION.predict is None else SESSION.predict(config, folder, git)
+    return prediction, clock_s() - began_s
 
 
 def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:

@@ -16,6 +16,7 @@ from multicard.config.base import NOT_IDENTITY
 from multicard.config.keys import flat
 from multicard.measure import formulas
 from multicard.predict import gpus
+from multicard.predict.time import observations
 from multicard.predict.time.observations import StepObservation
 from multicard.records import comparable, run_folder
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
@@ -39,6 +40,11 @@ class PastRun:
     @cached_property
     def setting(self) -> dict[str, str]:
         return setting(self.record.config)
+
+    @cached_property
+    def axes(self) -> tuple[tuple[str, str], ...]:
+        """The part of the setting on which a step depends, sorted."""
+        return tuple(sorted(observations.axes(self.setting).items()))
 
     @cached_property
     def hardware(self) -> str | None:

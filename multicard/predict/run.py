@@ -1,16 +1,19 @@
 """What runs will take: their steps, totals, energy and memory, each with what it rests on."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from multicard.config.base import RunConfig, plain
-from multicard.config.job import Device
+from multicard.config.job import Device, count
 from multicard.config.llm import LlmConfig
 from multicard.config.prediction import memory_bytes
 from multicard.machine import environment
-from multicard.predict import gpus, history
+from multicard.predict import gpus, history, lengths, totals
+from multicard.predict.alike import Alike
 from multicard.predict.history import History
-from multicard.predict.time import estimate
+from multicard.predict.memory import facts
+from multicard.predict.time import estimate, observations
 from multicard.records.schema_parts import Interval, Prediction
 
 UNKNOWN = "unknown"
@@ -45,6 +48,15 @@ def target(config: RunConfig) -> Target:
     if asked.gpu is not None:
         gpu = gpus.named(asked.gpu)
         return Target(gpu.name, None, "cuda", gpu.products[0], memory or gpu.memory_bytes)
+    return this_machine(config, memory)
+
+
+def this_machine(config: RunConfig, memory: int | None = None) -> Target:
+    """The target of a run here.
+
+    Args:
+        memory: of each of its GPUs instead of what they have.
+    """
     found = environment.gpus() if config.device is not Device.cpu else []
     names = sorted({str(gpu["name"]) for gpu in found if gpu.get("name")})
     sizes = [gpus.usable_bytes(gpu["name"], gpu["memory_bytes"]) for gpu in found if gpu.get("memory_bytes")]
@@ -61,6 +73,7 @@ class Predictor:
 
     def __init__(self, target: Target, history: History, commit: str | None) -> None:
         self.target, self.history, self.commit = target, history, commit
+        self._factors: dict[tuple[str, str], float] = {}  # of intervals, by workload and basis
 
     def predict_all(self, configs: Sequence[RunConfig], memory: bool = True) -> list[Prediction]:
         """What each run will take.
@@ -68,13 +81,48 @@ class Predictor:
         Args:
             memory: False: of memory only what was computed before, so that no process is started.
         """
-        return [self._times(config) for config in configs]
+        return [self._times(config, facts.of if memory else None) for config in configs]
 
-    def _times(self, config: RunConfig) -> Prediction:
+    def _times(self, config: RunConfig, sizes: lengths.Sizes | None) -> Prediction:
         kind = "llm" if isinstance(config, LlmConfig) else "vision"
-        observations = self.history.observations(kind, self.target.hardware, self.target.cores)
-        own = history.setting(plain(config))
-        step = estimate.step(own, str(self.target.hardware), self.commit, observations)
-        if step is None:
-            return Prediction(UNKNOWN)
-        return Prediction(step.basis, step.runs, step.about, Interval(step.value, step.low, step.high))
+        target, own = self.target, history.setting(plain(config))
+        seen = self.history.observations(kind, target.hardware, target.cores)
+        estimated = estimate.step(own, str(target.hardware), self.commit, seen)
+        if estimated is None:
+            return Prediction(UNKNOWN, about=self._why_unknown(kind, own))
+        here = [run for run in self.history.timed(kind) if run.is_of(target.hardware, target.cores)]
+        alike = Alike(own, here)
+        probed = alike.mean(lambda run: float(run.is_probe)) == 1.0
+        epochs = 1.0 if probed else alike.mean(lambda run: None if run.is_probe else float(len(run.record.epochs)))
+        step_s = Interval(estimated.value, estimated.low, estimated.high)
+        step_s = step_s if epochs is None else totals.over_epochs(step_s, config.epochs, epochs, alike)
+        prediction = Prediction(estimated.basis, estimated.runs, estimated.about, step_s)
+        if estimated.basis in (estimate.MEASURED, estimate.PROBED) and not alike.of_this_cell():
+            prediction.basis, prediction.about = estimate.SCALED, f"{estimated.about}, at another length"
+        try:
+            length = lengths.length(config, alike, here, sizes)
+        except ValueError:  # the data is not there
+            length = None
+        if length is None:
+            prediction.about += "; the size of its data is not known, so no total"
+            return prediction
+        prediction.calibration = self._calibration(kind, prediction.basis)
+        total_s = totals.total_s(config, step_s, length, alike, probed)
+        prediction.total_s = totals.widened(total_s, prediction.calibration)
+        prediction.energy_joules = totals.energy_joules(prediction.total_s, config, alike)
+        return prediction
+
+    def _calibration(self, kind: str, basis: str) -> float:
+        if (kind, basis) not in self._factors:
+            here = [run for run in self.history.timed(kind) if run.is_of(self.target.hardware, self.target.cores)]
+            self._factors[kind, basis] = totals.calibration(here, basis)
+        return self._factors[kind, basis]
+
+    def _why_unknown(self, kind: str, own: dict[str, str]) -> str:
+        """What is known of the cell all the same: runs that say nothing about time."""
+        axes = tuple(sorted(observations.axes(own).items()))
+        runs = [run for run in self.history.runs if run.record.kind == kind and run.axes == axes]
+        reasons = Counter(run.left_out or f"measured on {run.hardware}, {run.record.cores} cores" for run in runs)
+        words = ", ".join(f"{count(number, 'run')} {reason}" for reason, number in reasons.items())
+        nothing = f"no run like it on {self.target.hardware or 'this GPU'}"
+        return f"{nothing}; of this cell {words}" if words else nothing

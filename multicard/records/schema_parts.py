@@ -336,6 +336,9 @@ class Prediction(Struct):
     about: Annotated[str, doc("what it rests on, in words; of unknown: why")] = ""
     step_s: Interval | None = None
     total_s: Annotated[Interval | None, doc("as the record's total_s")] = None
+    calibration: Annotated[
+        float, doc("factor on the sides of total_s's interval, by how earlier predictions of the basis came out")
+    ] = 1.0
     energy_joules: Annotated[Interval | None, doc("of all GPUs while they train")] = None
     memory_bytes: Annotated[Interval | None, doc("that the GPU must have, of the rank that takes most")] = None
     allocated_bytes: Annotated[Interval | None, doc("as the record's peak_memory_bytes")] = None

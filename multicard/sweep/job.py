@@ -14,11 +14,13 @@ from omegaconf import DictConfig
 from multicard.config.job import Code
 from multicard.controller import attempts, outcome, preemption, prepare, run
 from multicard.controller.peers import Guest, Peers
+from multicard.controller.session import SESSION
 from multicard.controller.workload import Workload
 from multicard.energy.sampler import Sampler
 from multicard.machine import environment, private, slurm
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import pause
+from multicard.predict import before_run
 from multicard.profiling import nsys_launch
 from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure, Interrupted
@@ -58,6 +60,7 @@ class CellJob(ABC):
 
     def __call__(self) -> str:
         """Measure the cell. Returns its status."""
+        SESSION.predict = before_run.prediction
         with private.umask(self.umask):
             return self.measure()
 

@@ -85,6 +85,7 @@ class Strategy:
     options: the schema of `strategy.*`.
     one_process: a node has one process with a thread for each GPU, instead of a process for each.
     shards: in an epoch a rank reads its own part of the training set alone.
+    takes_turns: the ranks train on the batches of an epoch by turns.
     compiles: `compile=null` compiles the model on CUDA.
     """
 
@@ -94,6 +95,7 @@ class Strategy:
     options: type[StrategyConfig] = DdpConfig
     one_process: bool = False
     shards: bool = False
+    takes_turns: bool = False
     compiles: bool = True
 
 
@@ -226,7 +228,7 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
 
 STRATEGIES = {
     "ddp_ds": Strategy(ddp_ds, ddp_received, refuse_for_ddp, shards=True),
-    "ddp_rr": Strategy(ddp_rr, ddp_received, refuse_for_ddp_rr),
+    "ddp_rr": Strategy(ddp_rr, ddp_received, refuse_for_ddp_rr, takes_turns=True),
     "ddp": Strategy(ddp, ddp_received, refuse_for_ddp),
     "dp": Strategy(
         dp,
