@@ -13,7 +13,6 @@ from multicard import help as command_help
 from multicard.config import callbacks
 from multicard.controller import session
 from multicard.controller.workload import Workload
-from multicard.predict import before_run
 from multicard.ranks import interruption
 
 
@@ -24,7 +23,7 @@ def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> 
         usage: the beginning of `--help`: a sentence, an empty line, and examples.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
-    session.SESSION.workload, session.SESSION.predict = workload, before_run.prediction
+    session.SESSION.workload = workload
     words = sys.argv[1:] = command_line.switched(sys.argv[1:])
     interruption.answer(_keyboard_interrupt)
     try:

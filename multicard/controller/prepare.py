@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from multicard.config.keys import require
 from multicard.config.placement import Placement, place
 from multicard.controller import attempts
 from multicard.controller.peers import Peers
-from multicard.controller.session import SESSION, say
+from multicard.controller.session import say
 from multicard.controller.workload import Workload
 from multicard.machine import devices, environment
 from multicard.machine.allocation import Allocation
@@ -25,6 +26,9 @@ from multicard.profiling import nsys_launch
 from multicard.ranks import checkpoint
 from multicard.ranks.process import Job
 from multicard.records import content, run_folder
+
+# The record's `prediction` of a run that is about to start in a folder, on the code that `environment.git` describes
+Predict = Callable[[RunConfig, Path, dict[str, Any] | None], dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,13 @@ def changed_data(
 
 
 def prepare(
-    workload: Workload, cfg: DictConfig, folder: Path, started_s: float, allocation: Allocation, peers: Peers
+    workload: Workload,
+    cfg: DictConfig,
+    folder: Path,
+    started_s: float,
+    allocation: Allocation,
+    peers: Peers,
+    predict: Predict = lambda *_: None,
 ) -> PreparedRun:
     """Check a run on all its nodes, claim its folder and write there what is known before the ranks start.
 
@@ -137,9 +147,11 @@ def prepare(
             machine = environment.collect()
             run_folder.write_environment(folder, machine)
             run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
-            prediction, predicted_s = _predicted(config, folder, machine["git"])
+            predicting_s = clock_s()
+            prediction = predict(config, folder, machine["git"])
+            taken_s += clock_s() - predicting_s
             # identifying the data, reading the load and predicting are no part of starting
-            attempts.begin(folder, allocation, machine["git"], data, started_s + taken_s + predicted_s, prediction)
+            attempts.begin(folder, allocation, machine["git"], data, started_s + taken_s, prediction)
             arguments = workload.arguments(config, placement, folder)
             # without configuration and folder, which every node has itself
             peers.begin(attempts.current(folder), arguments[2:])
@@ -176,13 +188,6 @@ def _untimed(
         raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that it is there") from None
     others, load = run_folder.results(sweep), Load()
     return data, load, others, clock_s() - began_s
-
-
-def _predicted(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> tuple[dict[str, Any] | None, float]:
-    """The record's `prediction`, and the seconds that it took."""
-    began_s = clock_s()
-    prediction = None if SESSION.predict is None else SESSION.predict(config, folder, git)
-    return prediction, clock_s() - began_s
 
 
 def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:

@@ -11,7 +11,7 @@ from multicard.controller import attempts, outcome
 from multicard.controller.outcome import Record
 from multicard.controller.peers import Peers
 from multicard.controller.preemption import StopOnWarning
-from multicard.controller.prepare import PreparedRun, job_of, prepare
+from multicard.controller.prepare import Predict, PreparedRun, job_of, prepare
 from multicard.controller.progress_bar import ProgressBar
 from multicard.controller.session import SESSION, say
 from multicard.controller.workload import Workload
@@ -33,6 +33,7 @@ def measure(
     keep_refused: bool,
     allocation: Allocation | None = None,
     requeue: Callable[[Failure], bool] = lambda _: False,
+    predict: Predict = lambda *_: None,
 ) -> Record:
     """Measure one configuration into `folder`, or say why not; whatever ends the run, the record says it.
 
@@ -41,6 +42,7 @@ def measure(
         allocation: the nodes of the run, of which this process is on the first; None for this machine alone.
         requeue: called when something has stopped the run before it was measured; where it says that the job is in
             the queue again, nothing is recorded yet.
+        predict: makes the record's `prediction`; it does not raise.
 
     Returns:
         The record, as in result.json, and its `folder`.
@@ -54,7 +56,7 @@ def measure(
     try:
         with failures.interruptible():
             try:
-                run = prepare(workload, cfg, folder, started_s, allocation, peers)
+                run = prepare(workload, cfg, folder, started_s, allocation, peers, predict)
             except ValueError as refusal:
                 return outcome.refuse(record, str(refusal), keep_refused)
             claimed = True

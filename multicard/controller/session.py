@@ -1,26 +1,18 @@
 """The records of this command, and its table at the end."""
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from multicard.config.base import RunConfig
 from multicard.controller.workload import Workload
 from multicard.records import run_folder, table
 
 
 @dataclass
 class Session:
-    """The state of this command. A launcher sets `label` ("[2/6] ") before each cell.
-
-    predict: the record's `prediction` of a run that is about to start in a folder, on the code that `environment.git`
-        describes; None where nothing is known. It never raises.
-    """
+    """The state of this command. A launcher sets `label` ("[2/6] ") before each cell."""
 
     workload: Workload | None = None
-    predict: Callable[[RunConfig, Path, dict[str, Any] | None], dict[str, Any] | None] | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
     label: str = ""
     begun: bool = False  # the start-up of the first run alone counts from the command

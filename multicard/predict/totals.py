@@ -135,7 +135,7 @@ def warmup_steps(run: PastRun) -> float | None:
     the mean leaves out the first step."""
     epochs, stats = run.record.epochs, run.record.steps
     if run.is_probe:
-        trained_s, steps = (epochs[0].train_s, getattr(epochs[0], "steps", None)) if epochs else (None, None)
+        trained_s, steps = (epochs[0].train_s, epochs[0].steps) if epochs else (None, None)
     else:
         trained_s = _sum(epoch.train_s for epoch in epochs)
         steps = None if stats is None or stats.count is None else stats.count + (stats.warmup_count or 0)

@@ -14,7 +14,6 @@ from omegaconf import DictConfig
 from multicard.config.job import Code
 from multicard.controller import attempts, outcome, preemption, prepare, run
 from multicard.controller.peers import Guest, Peers
-from multicard.controller.session import SESSION
 from multicard.controller.workload import Workload
 from multicard.energy.sampler import Sampler
 from multicard.machine import environment, private, slurm
@@ -60,7 +59,6 @@ class CellJob(ABC):
 
     def __call__(self) -> str:
         """Measure the cell. Returns its status."""
-        SESSION.predict = before_run.prediction
         with private.umask(self.umask):
             return self.measure()
 
@@ -104,7 +102,7 @@ class LocalJob(CellJob):
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
         os.sched_setaffinity(0, self.cpus)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)  # the launcher has them blocked until here
-        return run.measure(self.workload, self.cfg, self.folder, True)["status"]
+        return run.measure(self.workload, self.cfg, self.folder, True, predict=before_run.prediction)["status"]
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,9 @@ class SlurmJob(CellJob):
             outcome.clean_up(self.folder)
             run_folder.release(self.folder)
             return done["status"]
-        result = run.measure(self.workload, self.cfg, self.folder, True, allocation, self.requeue)
+        result = run.measure(
+            self.workload, self.cfg, self.folder, True, allocation, self.requeue, before_run.prediction
+        )
         if result["status"] == "requeued":
             pause(KILLED_WITHIN_S)
         return result["status"]

@@ -10,6 +10,7 @@ from multicard.controller import outcome, run
 from multicard.controller.prepare import changed_data, problem, typed
 from multicard.controller.session import SESSION, say
 from multicard.controller.workload import Workload
+from multicard.predict import before_run
 from multicard.records import identity, run_folder
 
 
@@ -31,7 +32,7 @@ def measure(workload: Workload, cfg: DictConfig) -> None:
         outcome.release_finished(folder)
         SESSION.records.append(measured | {"folder": str(folder)})
     elif not cfg.dry_run:
-        SESSION.records.append(run.measure(workload, cfg, folder, keep_refused=not single))
+        SESSION.records.append(run.measure(workload, cfg, folder, not single, predict=before_run.prediction))
     elif (message := problem(workload, cfg)) is not None:
         SESSION.records.append(outcome.refuse(outcome.begin(workload, cfg, folder), message, keep=False))
     else:
