@@ -45,6 +45,9 @@ JOB = {
     "stop_on_divergence": True,
     "profile": {"name": "none"},
     "diagnose": False,
+    "predict": {"enabled": False, "gpu": None, "memory": None},
+    "probe": {"enabled": False, "error": "1%", "seconds": 60.0},
+    "fit": "warn",
     "scale": "full",
     "tracker": {"mode": "disabled", "project": "multicard", "entity": None, "tags": []},
     "precision": {"name": "fp32"},
@@ -208,7 +211,14 @@ def _at(config: dict[str, Any], path: str) -> Any:
 
 def _trained(config: dict[str, Any]) -> dict[str, Any]:
     epochs = config["epochs"]
-    told = {"samples": 1000, "samples_trained": 1000, "test_samples": 1000, "test_right": 980, "test_accuracy": 0.98}
+    told = {
+        "steps": 10,
+        "samples": 1000,
+        "samples_trained": 1000,
+        "test_samples": 1000,
+        "test_right": 980,
+        "test_accuracy": 0.98,
+    }
     train_s = 90.0 / epochs
     return {
         "train_s": 90.0,

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs.columns import columns
+from multicard.config.job import count
 from multicard.records import steps, validate
+from multicard.records.probes import is_probe
 from multicard.records.run_folder import ENVIRONMENT, RESULT
 from multicard.records.schema_parts import Prediction
 
@@ -62,18 +64,29 @@ class Found:
     skipped: list[Skipped]
 
 
-def read(folders: Sequence[Path]) -> Found:
+def read(folders: Sequence[Path], probes: bool = False) -> Found:
     """All runs below `folders`, in the order of their paths; a run below two of them counts once.
+
+    Probes are no results: whatever reads runs by this function has none in its tables and figures.
+
+    Args:
+        probes: read them too.
 
     Raises:
         ValueError: a folder that does not exist, no run at all, or none that could be read.
     """
     runs: list[Run] = []
     skipped: list[Skipped] = []
+    left_out = 0
     for path, written in _below(folders):
         run = _read(path) if written else Skipped(path, UNFINISHED)
+        if not probes and _is_probe(run):
+            left_out += 1
+            continue
         runs.append(run) if isinstance(run, Run) else skipped.append(run)
     where = ", ".join(map(str, folders))
+    if left_out and not runs and not skipped:
+        raise ValueError(f"no run under {where}, but {count(left_out, 'probe')}: measure without probe=true")
     if not runs and not skipped:
         raise ValueError(f"no run under {where}: a run leaves its record in {folders[0]}/<name>/<cell>/{RESULT}")
     if not runs:
@@ -81,6 +94,11 @@ def read(folders: Sequence[Path]) -> Found:
         rest = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
         raise ValueError(f"no run under {where} can be read: {first.folder}: {first.why}{rest}")
     return Found(runs, skipped)
+
+
+def _is_probe(run: Run | Skipped) -> bool:
+    config = {"probe": {"enabled": run["probe.enabled"]}} if isinstance(run, Run) and run["identity"] else {}
+    return is_probe(config, run.folder)
 
 
 def _below(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:

@@ -17,7 +17,7 @@ from omegaconf import MISSING
 from multicard.config.job import ASKED
 from multicard.config.keys import flat, key, require
 from multicard.config.prediction import PREDICTION, Fit, PredictConfig, ProbeConfig
-from multicard.config.repetition import REPETITION, RepeatedConfig
+from multicard.config.repetition import AUTO, REPETITION, RepeatedConfig
 
 
 class Backend(StrEnum):
@@ -168,6 +168,11 @@ class RunConfig(RepeatedConfig):
             bits = 63 if name == "seed" or name.endswith("_bytes") else 31
             require(not isinstance(value, int) or abs(value) < 2**bits, f"{name}={value}: must be below 2^{bits}")
         require(0 < self.lr < inf, f"lr={self.lr}: must be above 0, and finite")
+        if self.probe.enabled:
+            problem = "probe=true: measures a short run as it is"
+            require(self.repeat != AUTO, f"{problem}, and says how sure it is; leave out repeat=auto")
+            require(self.profile.name is ProfileName.none, f"{problem}; leave out profile={self.profile.name.value}")
+            require(not self.diagnose, f"{problem}; leave out diagnose=true")
         check_name(self.name)
 
     def identity(self) -> str:

@@ -219,6 +219,8 @@ def line(record: Record) -> str:
         cause = record["cause"]
         log = f" (log: {Path(record['folder']) / cause['log']})" if cause.get("log") else ""
         return f"  {record['status']}: {cause['message']}{log}"
+    if record.get("probe") is not None:
+        return f"  {probes.sentence(record)}"
     diagnosed = record.get("diagnosis")
     bound = f"\n  {diagnosed['sentence']}" if diagnosed else ""
     return f"  ok in {record['total_s']:.1f} s, started in {record['startup_s']:.1f} s{bound}"

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from multicard.controller.workload import Workload
-from multicard.records import run_folder, table
+from multicard.records import probe_table, run_folder, table
+from multicard.records.probes import is_probe
 
 
 @dataclass
@@ -27,7 +28,8 @@ def close() -> int:
     """Print the table of what this command measured and return its exit code."""
     single_refusal = [record["status"] for record in SESSION.records] == ["refused"] and not SESSION.label
     if SESSION.records and not single_refusal:
-        table.show(SESSION.records)
+        probing = all(is_probe(record.get("config", {}), record["folder"]) for record in SESSION.records)
+        (probe_table if probing else table).show(SESSION.records)
         show_profiles(SESSION.records)
     bad = any(record["status"] in run_folder.BAD or "tracker_error" in record for record in SESSION.records)
     return 1 if bad or SESSION.abandoned or SESSION.would_refuse else 0

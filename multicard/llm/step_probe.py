@@ -20,6 +20,7 @@ from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.profiling.training_window import TrainingWindow
 from multicard.ranks.meeting import as_on_rank_0
+from multicard.ranks.probing import Probing
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
 
@@ -38,6 +39,10 @@ class DivergenceError(Exception):
     """Ends a recipe's training at the end of an epoch, on all ranks."""
 
 
+class ProbeEndedError(Exception):
+    """Ends it where the mean step of a run with `probe=true` is known, on all ranks."""
+
+
 class Probe:
     """Times and counts of one rank's steps, written epoch by epoch."""
 
@@ -51,6 +56,8 @@ class Probe:
         own = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
         self.window = TrainingWindow(config.profile, rank, report.folder, own)
         self.board = Board(report.folder, rank.world_size)
+        self.probing: Probing | None = None
+        self.stopped = False
         self.pad_id = -1
         self.steps_per_epoch = 0
         self.started_s = 0.0
@@ -74,10 +81,17 @@ class Probe:
             if len(self.counts) % per_step == 0:
                 self.window.step()
             self.requested_s.append(timing.clock_s())
+            if self.probing is not None and not self.counts:
+                self.probing.start_epoch()
             if self.counts and len(self.counts) % per_step == 0:
                 self.steps += 1
                 self.tokens += sum(counts[COUNTS.index("non_padding")] for counts in self.counts[-per_step:])
                 self._post()
+                if self.probing is not None:
+                    self.probing.step_ended(self.steps)
+                self.stopped = self.board.stops(self.steps)
+                if self.stopped:
+                    return  # the recipe takes it for the end of the epoch
             batch = next(batches, None)
             if batch is None:
                 return
@@ -126,6 +140,7 @@ class Probe:
 
         Raises:
             DivergenceError: on all ranks, where its last loss is not finite and the run is to stop then.
+            ProbeEndedError: on all ranks, where a probe is to stop.
         """
         if self.substitute is not None:
             return
@@ -154,6 +169,8 @@ class Probe:
         diverged = not all(isfinite(last[key]) for key in JUDGED if key in last)
         if self.config.stop_on_divergence and as_on_rank_0(self.rank, diverged):
             raise DivergenceError
+        if self.probing is not None and (self.probing.end_epoch() or self.stopped):
+            raise ProbeEndedError
 
 
 def count(batch: Batch, pad_id: int, device_type: str, copies: int = 1) -> tuple[int, ...]:

@@ -28,8 +28,9 @@ from multicard.config.llm import LlmConfig
 from multicard.llm import after_tuning, compiling, precompile, recipes, torchtune_config
 from multicard.llm.collective_bytes import ReceivedBytes
 from multicard.llm.rank_report import TuningReport
-from multicard.llm.step_probe import DivergenceError, Probe
+from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError
 from multicard.measure import compile_cache, memory
+from multicard.ranks.probing import Probing
 from multicard.ranks.process import Rank
 from multicard.records import run_folder
 
@@ -67,6 +68,8 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         if rank.rank == 0:
             recipe._metric_logger.listener = probe.log
         probe.steps_per_epoch = recipe._steps_per_epoch
+        if config.probe.enabled:  # by the host's clock: recipes wait for the device in every step
+            probe.probing = Probing(config, rank, torch.device("cpu"), probe.board, probe.steps_per_epoch)
         report.built(recipes.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]})
         if precompile.compiles(probe):
             report.content |= precompile.compile_now(recipe, probe)
@@ -79,6 +82,8 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         if has_cuda_graphs(config.compile):
             report.content["cuda_graphs"] = compile_cache.cuda_graphs_skipped() == 0
         report.peak()
+        if probe.probing is not None:
+            report.content["probe"] = probe.probing.result()
         after_tuning.write_window(probe)
         report.write()
         if to_its_end:
@@ -92,12 +97,12 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
 
 
 def train(recipe: Any, probe: Probe) -> bool:
-    """Measure the tuning. Returns whether it came to its end, and did not diverge."""
+    """Measure the tuning. Returns whether it came to its end, neither diverged nor ended as a probe."""
     probe.start()
     with after_tuning.phases_from_start(recipe, probe):
         try:
             recipe.train()
-        except DivergenceError:
+        except (DivergenceError, ProbeEndedError):
             return False
     return True
 

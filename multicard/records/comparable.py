@@ -8,6 +8,7 @@ from multicard.config.job import count
 from multicard.config.keys import flat
 from multicard.config.placement import CROWDED
 from multicard.measure import formulas
+from multicard.records.probes import is_probe
 
 DATA = "data"  # the fingerprint of the data, as a column of tables
 REPETITION = "repetition"  # too
@@ -32,8 +33,9 @@ def measured_settings(config: dict[str, Any]) -> dict[str, str]:
 
 def reference(result: dict[str, Any], records: list[dict[str, Any]], **axes: Any) -> dict[str, Any] | None:
     """The `ok` record that has these values on `axes` and is like `result` in all else, data and machine too; of
-    several repetitions the same one."""
-    alike = [r for r in records if r["status"] == "ok" and _all_but(r, [*axes]) == _all_but(result, [*axes])]
+    several repetitions the same one. A probe is none."""
+    measured = [r for r in records if r["status"] == "ok" and not is_probe(r.get("config", {}), r.get("folder", ""))]
+    alike = [r for r in measured if _all_but(r, [*axes]) == _all_but(result, [*axes])]
     alike = [r for r in alike if all(r["axes"].get(axis, value) == value for axis, value in axes.items())]
     return min(alike, key=lambda r: r.get(REPETITION) != result.get(REPETITION), default=None)
 

@@ -10,24 +10,32 @@ from multicard.measure import formulas, series
 from multicard.records.steps import COLUMNS
 
 
-def is_probe(record: dict[str, Any], folder: Path) -> bool:
-    """Whether a record, of whatever status, is that of a probe; one that was refused has no configuration."""
-    config = record.get("config")
-    return bool((config.get("probe") or {}).get("enabled")) if config else folder.name.endswith("-probe")
+def is_probe(config: dict[str, Any], folder: str | Path) -> bool:
+    """Whether a run, however it ended, is a probe.
+
+    Args:
+        config: of its record; empty where it was refused, as its folder then says it alone.
+    """
+    return bool((config.get("probe") or {}).get("enabled")) if config else Path(folder).name.endswith("-probe")
 
 
 def ended(ranks: list[dict[str, Any]], table: Any) -> dict[str, Any] | None:
-    """The record's `probe`; None where the run is none, or did not come to its end.
+    """The record's `probe`, by the steps of all ranks; None where it has none.
 
     Args:
-        ranks: the files of the ranks; table: the steps of all (an Arrow table), or None.
+        ranks: their files, of a run that ended by itself. table: of the steps of all (Arrow).
     """
-    told = ranks[0].get("probe") if ranks else None
-    if told is None or table is None:
+    if not ranks or table is None:
         return None
     epoch, rank, step, step_s = (table[name].to_numpy() for name in COLUMNS)
     seconds = formulas.step_times_s(epoch, rank, step, step_s)
-    later = np.arange(len(seconds)) % (int(step.max()) + 1) > 0  # not the first of an epoch
-    rest = seconds[later] if later.any() else seconds
-    mean = series.mean_step(rest)
-    return told | asdict(mean)
+    later = seconds[np.arange(len(seconds)) % (int(step.max()) + 1) > 0]  # without the first of each epoch
+    return ranks[0]["probe"] | asdict(series.mean_step(later if len(later) else seconds))
+
+
+def sentence(record: dict[str, Any]) -> str:
+    """How a probe ended, in a line."""
+    probe = record["probe"]
+    known = "" if probe["half_width"] is None else f" ± {probe['half_width']:.1%}"
+    counted = f"{probe['steps']} steps, {record['total_s']:.1f} s"
+    return f"[probe] step {probe['step_s']:.4g} s{known}, {counted}; ended by {probe['ended_by']}"

@@ -58,13 +58,24 @@ class Board:
                 self.post(rank, 0, 0, 0, 0, float("nan"))
 
     def ask_stop(self, step: int) -> None:
-        """Ask the ranks of this node to save and stop after the run's step `step`, counted from 1."""
+        """Ask the ranks of this node to stop after the run's step `step`, counted from 1."""
         _HEADER.pack_into(self._map, 0, step)
 
     @property
     def stop_at(self) -> int:
-        """The step after which to save and stop; 0 where no stop was asked for."""
+        """The step after which to stop; 0 where no stop was asked for."""
         return int(_HEADER.unpack_from(self._map)[0])
+
+    def stops(self, steps: int) -> bool:
+        """Whether a rank that has just done so many steps of the run is to stop.
+
+        Raises:
+            RuntimeError: the step to stop after has passed; other ranks may have stopped after it.
+        """
+        stop_at = self.stop_at
+        if stop_at and steps > stop_at:
+            raise RuntimeError(f"asked to stop after step {stop_at}, but {steps} were done when this was seen")
+        return steps == stop_at
 
     def post(
         self, rank: int, steps: int, of: int, samples: int, epoch: int, loss: float, evaluating: bool = False

@@ -57,7 +57,7 @@ class Mirror:
                 group=self._folder.parent.name,
                 name=self._folder.name,
                 job_type=self._kind,
-                tags=self._options.tags,
+                tags=[*self._options.tags, *["probe"] * self._config.probe.enabled],
                 config=plain(self._config),
                 mode=self._options.mode.value,
                 dir=self._folder,

@@ -98,7 +98,8 @@ class Loop:
                 gc.collect(0)
             if self.probing is not None:
                 self.probing.step_ended(self.steps)
-            if self.asked_to_stop():
+            self.stopped = self.board.stops(self.steps)
+            if self.stopped:
                 break
         self.window.pause()
         train_s, phases_s = timer.stop()
@@ -170,18 +171,6 @@ class Loop:
             torch.compiler.set_stance("force_eager") if odd else nullcontext(),
         ):
             return model(images)
-
-    def asked_to_stop(self) -> bool:
-        """Whether the run is to be stopped after the step just done.
-
-        Raises:
-            RuntimeError: that step has passed; other ranks may have stopped after it.
-        """
-        stop_at = self.board.stop_at
-        if stop_at and self.steps > stop_at:
-            raise RuntimeError(f"asked to stop after step {stop_at}, but {self.steps} were done when this was seen")
-        self.stopped = self.steps == stop_at
-        return self.stopped
 
     @torch.no_grad()  # not inference_mode: torch.compile would compile again for its tensors
     def evaluate(self, batches: Iterable[Batch], diverged: bool = False) -> dict[str, Any]:
