@@ -1,16 +1,24 @@
-"""How long a step of a run will take, from what is known of other runs."""
+"""How long a step of a cell will take, from what is known of others.
+
+A cell that ran is its own best prediction (`measured`, `probed`). Else the way from a cell that ran to the wanted one
+is walked axis by axis, log step = log step of that cell + the sum of the effects of the axes in which they differ,
+with variances that add (`known.effect`). A number of GPUs that no cell has comes from T(1) and T(2) (`scaling`). Of all
+cells that ran, the one counts from which the way has the least variance. An axis that nothing tells ends the way, and a
+cell to which there is none is unknown: no number is given for it.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from multicard.measure import repeated_runs
-from multicard.predict.time.observations import StepObservation, axes, by_setting, usable
+from multicard.predict import gpus
+from multicard.predict.time import scaling
+from multicard.predict.time.known import GPUS, Known, cells, effect, grown
+from multicard.predict.time.observations import StepObservation, axes, differences, usable
 
-CONFIDENCE = 0.90
+NORMAL_90 = 1.645  # half of a 90 % interval in standard deviations
 MEASURED, PROBED, SCALED, PUBLISHED = "measured", "probed", "scaled", "published"
-PROBE_SD = 0.03  # of the logarithm of the step of a whole run over that of its probe
-COMMIT_SD = 0.03  # of the logarithm of the step on one commit over that on another
+MOST_CROSSED = 4  # axes, beyond which a cell is not alike
 
 
 @dataclass(frozen=True)
@@ -18,7 +26,7 @@ class Estimate:
     """A predicted step.
 
     value, low, high: seconds, and the 90 % interval.
-    basis: MEASURED, PROBED, SCALED or PUBLISHED.
+    basis: MEASURED, PROBED, SCALED, or PUBLISHED where a printed figure is part of it.
     runs: observations that it rests on.
     about: what it rests on, in words.
     """
@@ -32,33 +40,63 @@ class Estimate:
 
 
 def step(
-    setting: Mapping[str, str], machine: str, commit: str | None, observations: Sequence[StepObservation]
+    setting: Mapping[str, str],
+    machine: str,
+    commit: str | None,
+    observations: Sequence[StepObservation],
+    growth: scaling.Growth = scaling.PUBLISHED,
 ) -> Estimate | None:
-    """A step of `setting` on `machine`; None where nothing that is known tells it.
+    """A step of `setting` on `machine`; None where nothing tells it.
 
     Args:
-        observations: of this machine and of others, of which only published ones are taken.
+        observations: of this machine, and printed ones of the same GPU; others are left aside.
+        growth: how a step grows with GPUs beyond two.
     """
-    own = [seen for seen in usable(observations) if seen.machine == machine]
-    same = by_setting(own).get(tuple(sorted(axes(setting).items())), [])
-    return _same_setting(same, own, commit) if same else None
+    seen = [item for item in usable(observations) if item.published or item.machine == machine]
+    wanted, all_cells = axes(setting), cells(seen, commit)
+    same = [cell for cell in all_cells if not differences(cell.setting, wanted)]
+    if same:
+        return _same(min(same, key=lambda cell: (cell.published, cell.variance)))
+    count = int(wanted.get(GPUS, "1"))
+    all_cells += grown(all_cells, count, growth)
+    adds = setting.get("device") != '"cpu"' and (setting.get("device") == '"cuda"' or _is_gpu(machine))
+    ways = [way for cell in all_cells if (way := _walked(cell, wanted, all_cells, adds)) is not None]
+    if not ways:
+        return None
+    best = min(ways, key=lambda way: (way.published, way.variance))
+    return _estimate(best, PUBLISHED if best.published else SCALED)
 
 
-def _same_setting(same: Sequence[StepObservation], own: Sequence[StepObservation], commit: str | None) -> Estimate:
-    """The mean over whole runs of the setting, or over its probes where there are none."""
-    runs = [seen for seen in same if not seen.probe] or list(same)
-    here = [seen for seen in runs if seen.commit == commit] or runs
-    spread = repeated_runs.pooled(
-        [[(math.log(seen.step_s), seen.error**2) for seen in group] for group in by_setting(own).values()]
-    )
-    probed, elsewhere = here[0].probe, here[0].commit != commit
-    variance = spread.variance * (1 + 1 / len(here)) + sum(seen.error**2 for seen in here) / len(here) ** 2
-    variance += PROBE_SD**2 * probed + COMMIT_SD**2 * elsewhere
-    degrees = spread.term.degrees if spread.degrees else math.inf
-    half = repeated_runs.student_quantile(CONFIDENCE, degrees) * math.sqrt(variance)
-    value = math.exp(math.fsum(math.log(seen.step_s) for seen in here) / len(here))
-    about = f"{len(here)} {'probe' if probed else 'run'}{'s' * (len(here) > 1)} of this cell"
-    about += ", on another commit" * elsewhere
-    return Estimate(
-        value, value * math.exp(-half), value * math.exp(half), PROBED if probed else MEASURED, len(here), about
-    )
+def _is_gpu(machine: str) -> bool:
+    return machine in gpus.GPUS or gpus.of_product(machine) is not None
+
+
+def _same(cell: Known) -> Estimate:
+    kind = "probe" if cell.probe else "printed figure" if cell.published else "run"
+    about = f"{cell.runs} {kind}{'s' * (cell.runs > 1)} of this cell{f', {cell.about}' * bool(cell.about)}"
+    return _estimate(replace(cell, about=about), PUBLISHED if cell.published else PROBED if cell.probe else MEASURED)
+
+
+def _walked(cell: Known, wanted: Mapping[str, str], all_cells: Sequence[Known], adds: bool) -> Known | None:
+    """What a cell says of the wanted one; None where it differs in an axis of which nothing is known."""
+    differ = sorted(differences(cell.setting, wanted), key=lambda axis: axis == GPUS)  # it needs the step on one GPU
+    if len(differ) > MOST_CROSSED:
+        return None
+    for axis in differ:
+        crossed = effect(axis, cell, wanted, all_cells, adds)
+        if crossed is None:
+            return None
+        cell = replace(
+            cell,
+            log_s=cell.log_s + crossed.log_ratio,
+            variance=cell.variance + crossed.variance,
+            runs=cell.runs + crossed.runs,
+            published=cell.published or crossed.published,
+            about="; ".join(filter(None, (cell.about, crossed.about))),
+        )
+    return cell
+
+
+def _estimate(cell: Known, basis: str) -> Estimate:
+    value, half = math.exp(cell.log_s), NORMAL_90 * math.sqrt(cell.variance)
+    return Estimate(value, value * math.exp(-half), value * math.exp(half), basis, cell.runs, cell.about)

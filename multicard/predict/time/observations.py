@@ -12,6 +12,8 @@ WITHOUT_EFFECT = frozenset({
     "dataset.std",
 })
 # fmt: on
+Cell = tuple[str, frozenset[tuple[str, str]]]  # a machine, and a setting
+DATASET = "dataset.name"  # a group of which the other keys say more than the name
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,13 @@ class StepObservation:
     """The mean step of one run.
 
     setting: "group.key" to JSON text, as `multicard.records.comparable.measured_settings` has them. A printed figure
-        has only the keys that its source names; the others are not compared.
+        has only the keys that its source names.
     step_s: the mean of the run's steps, seconds.
     error: relative standard error of that mean, by the steps within the run.
     probe: whether the run ended as soon as its mean was known.
     machine: the hardware; of a printed figure its node's name.
     commit: of the program; None of a printed figure.
-    published: whether it was printed by others and not measured on this machine.
+    published: whether it was printed by others for the same GPU, and not measured on this machine.
     """
 
     setting: Mapping[str, str]
@@ -42,12 +44,30 @@ def axes(setting: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in setting.items() if key not in WITHOUT_EFFECT}
 
 
-def differences(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys in which two settings differ, sorted. Another option of a group counts once, by its name: that
-    `loader.name=batched` has no `loader.prefetch_factor` is no further difference."""
-    differ = [key for key in a.keys() | b.keys() if a.get(key) != b.get(key)]
-    groups = {key.partition(".")[0] for key in differ if key.endswith(".name") and key != "dataset.name"}
-    return tuple(sorted(key for key in differ if key.endswith(".name") or key.partition(".")[0] not in groups))
+def differences(known: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, ...]:
+    """The axes of `known` in which `wanted` differs, sorted; `wanted` may have more keys.
+
+    Another option of a group counts once, by its name: that `loader=batched` has no `loader.prefetch_factor` is no
+    further difference.
+    """
+    differ = {key for key, value in known.items() if wanted.get(key) != value}
+    groups = {_group(key) for key in differ if _names_group(key)}
+    return tuple(sorted(key for key in differ if _names_group(key) or _group(key) not in groups))
+
+
+def without(setting: Mapping[str, str], axis: str) -> dict[str, str]:
+    """A setting without an axis, and without its group where the axis is the group's name."""
+    if _names_group(axis):
+        return {key: value for key, value in setting.items() if _group(key) != _group(axis)}
+    return {key: value for key, value in setting.items() if key != axis}
+
+
+def _group(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _names_group(key: str) -> bool:
+    return key.endswith(".name") and key != DATASET
 
 
 def usable(observations: Iterable[StepObservation]) -> list[StepObservation]:
@@ -55,9 +75,11 @@ def usable(observations: Iterable[StepObservation]) -> list[StepObservation]:
     return [seen for seen in observations if 0 < seen.step_s < math.inf and 0 <= seen.error < math.inf]
 
 
-def by_setting(observations: Sequence[StepObservation]) -> dict[tuple[tuple[str, str], ...], list[StepObservation]]:
-    """Observations of the same setting together, in the order in which they come."""
-    groups: dict[tuple[tuple[str, str], ...], list[StepObservation]] = {}
+def by_setting(
+    observations: Sequence[StepObservation],
+) -> dict[Cell, list[StepObservation]]:
+    """Observations of the same machine and setting together, in the order in which they come."""
+    groups: dict[Cell, list[StepObservation]] = {}
     for seen in observations:
-        groups.setdefault(tuple(sorted(axes(seen.setting).items())), []).append(seen)
+        groups.setdefault((seen.machine, frozenset(axes(seen.setting).items())), []).append(seen)
     return groups
