@@ -18,6 +18,7 @@ from multicard.config.prediction import SWITCHED
 from multicard.config.repetition import REPETITION
 from multicard.controller.workload import Workload
 
+PREDICT = ("predict.enabled", "predict.gpu", "predict.memory")
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
 
@@ -75,9 +76,8 @@ def first_values(chosen: list[Override]) -> list[str]:
 def plans_all(chosen: list[Override]) -> bool:
     """Whether a command asks what all experiments would take, at their full scale."""
     values = {override.key_or_group: override.value() for override in chosen if not override.is_sweep_override()}
-    return (
-        values.get("experiment") == workloads.ALL and values.get("dry_run") is True and values.get("scale") != "smoke"
-    )
+    plans = values.get("dry_run") is True and values.get("predict.enabled") is not True
+    return values.get("experiment") == workloads.ALL and plans and values.get("scale") != "smoke"
 
 
 def check(chosen: list[Override], workload: Workload) -> None:
@@ -101,7 +101,7 @@ def check(chosen: list[Override], workload: Workload) -> None:
         value = str(word).partition("=")[2]
         require(key in known or underscored not in REPETITION, f"{word}: write {underscored}={value}")
         sweeps = override.is_sweep_override()
-        one_value = key in ("experiment", "scale", *REPETITION[:-1], "predict.enabled", "probe.enabled", "fit")
+        one_value = key in ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", *PREDICT)
         require(not (sweeps and one_value), f"{word}: takes one value, not a sweep")
         require(not sweeps or override.is_discrete_sweep(), f"{word}: name the values, as {key}=1,2,3")
         values: list[Any] = list(override.sweep_iterator()) if sweeps else [override.value()]

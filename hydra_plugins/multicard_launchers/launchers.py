@@ -12,6 +12,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from multicard.config.prediction import starts_nothing
 from multicard.config.repetition import AUTO
 
 if TYPE_CHECKING:
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 
 
 class SweepLauncher(Launcher):
-    """Composes all cells, takes the records of those measured before, and has the rest measured."""
+    """Composes all cells, takes the records of those measured before, and has the rest measured.
+
+    on_slurm: whether cells run on nodes of which this machine knows nothing.
+    """
+
+    on_slurm = False
 
     def __init__(self, **_: Any) -> None:
         """The options are in each cell's configuration too, and read there."""
@@ -48,7 +54,7 @@ class SweepLauncher(Launcher):
         while rounds.batch:
             first += len(rounds.batch)
             cells, left = self._measure_batch(rounds.batch, first - len(rounds.batch), rounds.plan)
-            if self.config.dry_run and left:
+            if starts_nothing(self.config) and left:
                 say(f"repeat=auto: then as often as needed, at most repeat_max={self.config.repeat_max} times each")
                 return
             rounds.take(cells)
@@ -62,20 +68,30 @@ class SweepLauncher(Launcher):
         first: int,
         check: "Callable[[list[Cell]], None]" = lambda _: None,
     ) -> "tuple[list[Cell], list[Cell]]":
-        """Measure cells, or say what would be measured. Returns them, and those of them that were not measured before.
+        """Measure cells, or say what would be measured, or what that would take. Returns them, and those of them that
+        were not measured before.
 
         Args:
             first: Hydra's number of the first.
             check: may refuse them all, before any is started.
         """
-        from multicard.sweep import plan
+        from multicard.sweep import fit, plan
 
         cells = plan.plan(self.hydra_context, self.config, job_overrides, first)
         check(cells)
         left = plan.settle(cells)
+        if self.config.predict.enabled:
+            from multicard.sweep import predicted
+
+            predicted.show(cells, left, self.on_slurm)
+            return cells, left
+        left = fit.passing(left, self.on_slurm)
         if self.config.dry_run:
             self.show(cells, left)
             return cells, left
+        for cell in cells:
+            if cell.problem and cell.result is None:
+                plan.refuse(cell)
         try:
             if left:
                 self.measure(cells, left)
@@ -148,6 +164,8 @@ class SubmititLocalLauncher(SweepLauncher):
 
 class SlurmLauncher(SweepLauncher):
     """`hydra/launcher=submitit_slurm`: each cell is a job of SLURM, with the resources of its own configuration."""
+
+    on_slurm = True
 
     def measure(self, cells: "list[Cell]", left: "list[Cell]") -> None:
         from multicard.sweep import slurm_submit, slurm_wait

@@ -10,6 +10,7 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from omegaconf import OmegaConf
 
+from multicard.config.prediction import starts_nothing
 from multicard.config.repetition import check, count
 
 
@@ -35,9 +36,10 @@ class CellSweeper(BasicSweeper):
         assert self.config is not None and self.launcher is not None
         check(self.config.repeat, self.config.repeat_error, self.config.repeat_max)
         cells = self._cells(arguments)
-        folder = Path(self.config.hydra.sweep.dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(self.config, folder / "multirun.yaml")
+        if not starts_nothing(self.config):
+            folder = Path(self.config.hydra.sweep.dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            OmegaConf.save(self.config, folder / "multirun.yaml")
         first = 0
         for batch in self.split_overrides_to_chunks(cells, self.max_batch_size):
             self.launcher.launch(batch, initial_job_idx=first)

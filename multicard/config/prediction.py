@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
-from typing import Optional  # OmegaConf reads Optional[...] on every Python that it supports
+from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
 from multicard.config.keys import key, require
 from multicard.config.repetition import share
@@ -46,6 +46,16 @@ class ProbeConfig:
     def __post_init__(self) -> None:
         require(0 < share(self.error) < 1, f"probe.error={self.error}: must be above 0% and below 100%")
         require(0 < self.seconds < inf, f"probe.seconds={self.seconds}: must be above 0")
+
+
+def starts_nothing(config: Any) -> bool:
+    """Whether a command only says what it would do, or what that would take."""
+    return config.dry_run or config.predict.enabled
+
+
+def is_elsewhere(config: Any) -> bool:
+    """Whether another GPU than this machine's is predicted for."""
+    return config.predict.gpu is not None or config.predict.memory is not None
 
 
 def memory_bytes(text: str) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from multicard.config.keys import require
 from multicard.config.llm import EmbeddedTokenizerConfig, LlmConfig, StoredTextConfig
+from multicard.config.prediction import starts_nothing
 from multicard.llm import methods, pretrained
 from multicard.llm.data import row_sources, templates, tokenizer
 
@@ -33,9 +34,9 @@ def refuse(config: LlmConfig) -> None:
 
 
 def check(config: LlmConfig) -> None:
-    """See that rows, tokenizer, weights and model fit each other; a dry run fetches nothing from the hub for it."""
+    """See that rows, tokenizer, weights and model fit each other; a command that starts nothing fetches none."""
     data = config.dataset
-    if config.dry_run and isinstance(data, StoredTextConfig) and data.data_files is None:
+    if starts_nothing(config) and isinstance(data, StoredTextConfig) and data.data_files is None:
         row_sources.check_source(data)
         tokenizer.check_files(config.tokenizer)
     else:

@@ -51,10 +51,17 @@ def show(cells: list[Cell], groups: Sequence[tuple[str, list[Cell]]], how: str, 
     ]
     for line in text_table.text(("cells", "each", "which"), rows, text_table.terminal_width()):
         say(line)
-    measured, refused = sum(cell.result is not None for cell in cells), [cell for cell in cells if cell.problem]
-    say(f"measured before: {measured}; in the queue: {queued}; refused: {len(refused)}")
+    measured, refused = sum(cell.result is not None for cell in cells), sum(bool(cell.problem) for cell in cells)
+    say(f"measured before: {measured}; in the queue: {queued}; refused: {refused}")
+    say_refused(cells)
+
+
+def say_refused(cells: Sequence[Cell]) -> None:
+    """Say why cells would be refused, once for those of the same reason; the command then exits with 1, as the sweep
+    would."""
+    refused = [cell for cell in cells if cell.problem]
     for problem in dict.fromkeys(cell.problem for cell in refused):
         members = [cell for cell in refused if cell.problem == problem]
         more = f"and {len(members) - 1} more " if len(members) > 1 else ""
         say(f"{members[0].label}{more}refused: {problem}", error=True)
-    SESSION.would_refuse |= bool(refused)  # the sweep would exit with 1 too
+    SESSION.would_refuse |= bool(refused)

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, open_dict
 
 from multicard.config.base import RunConfig, Scale
 from multicard.config.job import count
+from multicard.config.prediction import starts_nothing
 from multicard.controller import outcome, prepare
 from multicard.controller.session import SESSION, say
 from multicard.machine import environment, private
@@ -101,13 +102,20 @@ def settle(cells: list[Cell]) -> list[Cell]:
         if record is not None and cell.config is not None:
             cell.problem = prepare.changed_data(SESSION.workload, cell.config, record, fingerprints) or ""
         if record is not None and not cell.problem:
-            say(f"{cell.label}measured before ({record['status']}): {cell.folder}")
+            if not cell.cfg.predict.enabled:  # whose table shows it
+                say(f"{cell.label}measured before ({record['status']}): {cell.folder}")
             outcome.release_finished(cell.folder)
             cell.result = record | {"folder": str(cell.folder)}
-        elif cell.problem and not cell.cfg.dry_run:  # a dry run reports problems itself (dry_run.py)
-            refused = outcome.begin(SESSION.workload, cell.cfg, cell.folder)
-            cell.result = outcome.refuse(refused, cell.problem)  # does not replace a measurement
+        elif cell.problem and not starts_nothing(cell.cfg):  # a dry run reports problems itself (dry_run.py)
+            refuse(cell)
     return [cell for cell in cells if cell.result is None and not cell.problem]
+
+
+def refuse(cell: Cell) -> None:
+    """Record a cell's problem; that does not replace a measurement."""
+    assert SESSION.workload is not None
+    SESSION.label = cell.label
+    cell.result = outcome.refuse(outcome.begin(SESSION.workload, cell.cfg, cell.folder), cell.problem)
 
 
 class Pace:

@@ -10,6 +10,7 @@ from multicard.config.compilation import has_cuda_graphs
 from multicard.config.job import count
 from multicard.config.keys import require
 from multicard.config.placement import Placement
+from multicard.config.prediction import starts_nothing
 from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, ModelConfig, VisionConfig
 from multicard.controller.session import say
 from multicard.controller.workload import Workload
@@ -89,7 +90,7 @@ def check(config: VisionConfig) -> None:
     """See that the loader's library, the data set and the model are there."""
     LOADERS[config.loader.name].check()
     dataset = DATASETS[config.dataset.name]
-    if not (config.dry_run and dataset.downloads(config.dataset)):
+    if not (starts_nothing(config) and dataset.downloads(config.dataset)):
         dataset.check(config.dataset)
     models.check(config.model)
 

@@ -1,0 +1,89 @@
+"""`fit=warn|refuse|off`: before runs are started or submitted, which of them the GPU's memory will not hold."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from multicard.config.base import Scale
+from multicard.config.job import Device, count
+from multicard.config.prediction import Fit, is_elsewhere
+from multicard.config.repetition import AUTO, LEAST_AUTO
+from multicard.controller.session import SESSION, say
+from multicard.machine import devices
+from multicard.records.text_table import in_bytes
+from multicard.sweep.plan import NAMED_CELLS, Cell
+
+if TYPE_CHECKING:
+    from multicard.sweep.predictions import Predicted
+
+REMEDIES = {  # by workload; in training every GPU holds the whole model, so that more of them do not help
+    "vision": "use a smaller batch_size or dataset.image_size",
+    "llm": "use a smaller batch_size, method=lora or qlora, or more GPUs",
+}
+
+
+def passing(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
+    """Name the cells that will not fit, and those that may not, each in a line; with fit=refuse those that will not
+    have a `problem` instead.
+
+    Args:
+        left: those to be measured.
+        on_slurm: they run on other nodes, whose GPU is known by `predict.gpu` or `predict.memory` alone.
+
+    Returns:
+        The cells without a problem.
+
+    Raises:
+        ValueError: predict.gpu names no GPU that is known.
+    """
+    asked = [cell for cell in left if _is_asked(cell)]
+    if on_slurm or not devices.visible_gpus():
+        asked = [cell for cell in asked if is_elsewhere(cell.cfg)]
+    if not asked:
+        return left
+    from multicard.sweep import predictions  # which most commands on CPU ranks need not import
+
+    predicted = [each for each in predictions.of(asked) if each.target.device_type == "cuda"]
+    unfit = [each for each in predicted if each.ran_out or each.prediction.fits == "no"]
+    refused = [each for each in unfit if each.cell.cfg.fit == Fit.refuse]
+    for each in refused:
+        each.cell.problem = f"fit=refuse: {_needs(each)}; {_remedy()}, or fit=warn to try"
+    _name("will not fit", [each for each in unfit if not each.cell.problem], f"; {_remedy()}, or fit=off")
+    _name("may not fit", [each for each in predicted if each not in unfit and each.prediction.fits == "tight"], "")
+    return [cell for cell in left if not cell.problem]
+
+
+def _is_asked(cell: Cell) -> bool:
+    """Whether a cell is to be checked: not what only tries the code, nor rounds of repeat=auto after the first."""
+    cfg = cell.cfg
+    again = cfg.repeat == AUTO and cfg.repetition > LEAST_AUTO
+    no_figure = cfg.scale == Scale.smoke or cfg.device == Device.cpu or cfg.oversubscribe
+    return not (cfg.fit == Fit.off or no_figure or again)
+
+
+def _name(verdict: str, members: "Sequence[Predicted]", remedy: str) -> None:
+    """Name cells in a line, once for all repetitions."""
+    settings: dict[str, Predicted] = {}
+    for each in members:
+        assert each.cell.config is not None
+        settings.setdefault(each.cell.config.identity(), each)
+    if not settings:
+        return
+    named = [f"{each.cell.label}{each.cell.folder.name} {_needs(each)}" for each in settings.values()]
+    more = [f"and {len(named) - NAMED_CELLS} more"] * (len(named) > NAMED_CELLS)
+    say(f"{count(len(named), 'cell')} {verdict}: {'; '.join([*named[:NAMED_CELLS], *more])}{remedy}", error=True)
+
+
+def _needs(each: "Predicted") -> str:
+    """What a cell needs, and what there is."""
+    gpu, memory = each.target.gpu or "the GPU", each.prediction.memory_bytes
+    if each.ran_out:
+        return f"ran out of memory on {gpu} before"
+    assert memory is not None
+    interval = f"{in_bytes(memory.low)} to {in_bytes(memory.high)}"
+    has = in_bytes(each.prediction.gpu_memory_bytes)
+    return f"needs {in_bytes(memory.value)} ({interval}) of memory, and {gpu} has {has}"
+
+
+def _remedy() -> str:
+    assert SESSION.workload is not None
+    return REMEDIES[SESSION.workload.name]

@@ -1,0 +1,58 @@
+"""Predictions of cells of a sweep: from the records that lie beside it, each for the machine that it is to run on."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from multicard.config.base import RunConfig
+from multicard.machine import environment, private
+from multicard.predict import history
+from multicard.predict.history import History
+from multicard.predict.run import Predictor, Target, target
+from multicard.records.schema_parts import Prediction
+from multicard.records.text_table import in_bytes
+from multicard.sweep.plan import Cell
+
+
+class Predicted(NamedTuple):
+    """ran_out: a run of the same cell ran out of memory on the same GPU."""
+
+    cell: Cell
+    target: Target
+    prediction: Prediction
+    ran_out: bool
+
+
+def of(cells: Sequence[Cell]) -> list[Predicted]:
+    """Predictions of cells that have a configuration, in their order.
+
+    Raises:
+        ValueError: predict.gpu names no GPU that is known.
+    """
+    members: dict[Target, list[tuple[int, RunConfig]]] = {}
+    for place, cell in enumerate(cells):
+        assert cell.config is not None
+        members.setdefault(target(cell.config), []).append((place, cell.config))
+    if not members:
+        return []
+    known = history.read(history.history_folders(cells[0].folder))
+    commit = history.commit_of(environment.git(private.ROOT))
+    predicted: dict[int, Predicted] = {}
+    for where, configs in members.items():
+        answers = Predictor(where, known, commit).predict_all([config for _, config in configs])
+        for (place, config), answer in zip(configs, answers, strict=True):
+            predicted[place] = Predicted(cells[place], where, answer, _ran_out(config, where, known))
+    return [predicted[place] for place in range(len(cells))]
+
+
+def _ran_out(config: RunConfig, where: Target, known: History) -> bool:
+    identity = config.identity()
+    runs = (run for run in known.runs if run.record.status == "oom" and run.record.identity == identity)
+    return any(run.is_of(where.hardware, None) for run in runs)
+
+
+def in_words(where: Target) -> str:
+    """What is predicted for: "NVIDIA H100 NVL of 99.9 GB"."""
+    if where.device_type == "cpu":
+        return f"CPU ranks on {where.hardware or 'this machine'}"
+    gpu = where.gpu or "a GPU"
+    return gpu if where.memory_bytes is None else f"{gpu} of {in_bytes(where.memory_bytes)}"

@@ -1,0 +1,234 @@
+"""Predictions on the command line: `predict=true`, the fewest probes, and `fit=`."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multicard.config.base import RunConfig
+from multicard.controller import run
+from multicard.machine import devices
+from multicard.predict.run import Predictor, Target
+from multicard.records import run_folder
+from multicard.records.schema_parts import Interval, Prediction
+from multicard.sweep import fewest_probes, prediction_table, predictions
+from multicard.sweep.prediction_table import PredictedCell
+from tests import records
+from tests.conftest import typed
+
+Called = Callable[..., tuple[int, str]]
+H100 = Target("h100-94gb", None, "cuda", "NVIDIA H100 NVL", 94 * 10**9)
+
+
+def within(value: float, share: float) -> Interval:
+    return Interval(value, value * (1 - share), value * (1 + share))
+
+
+def test_intervals_read_as_figures_of_one_unit():
+    column = prediction_table.column
+    steps = [within(0.0123, 0.08), within(0.25, 0.12), None, Interval(0.1, 0.07, 0.2), within(0.004, 0.004)]
+    assert column(steps, prediction_table.STEP) == [
+        "12.3 ms   ±8%",
+        "250 ms  ±12%",
+        "",
+        "70..200 ms",
+        "4 ms ±0.4%",
+    ]
+    assert column([None, None], prediction_table.STEP) == ["", ""]
+    assert column([within(7200, 0.1)], prediction_table.TOTAL) == ["2 h ±10%"]
+    assert column([Interval(20e9, 19e9, 25e9)], prediction_table.MEMORY) == ["19..25 GB"]
+
+
+def cells() -> list[PredictedCell]:
+    """Of precisions and GPUs: measured, scaled, published, and unknown."""
+    made = {
+        ("fp64", "1"): Prediction("measured", 3, "3 runs of this cell", within(1.0, 0.01), within(7200, 0.02)),
+        ("fp64", "2"): Prediction("scaled", 4, "T(1) and ring", within(0.5, 0.08), within(3600, 0.1)),
+        ("fp32", "1"): Prediction("published", 0, "Table 2", Interval(0.2, 0.1, 0.5), Interval(720, 360, 1800)),
+        ("fp32", "2"): Prediction("unknown", about="no run of this machine"),
+    }
+    for (precision, gpus), prediction in made.items():
+        size = 90e9 / int(gpus) * (2 if precision == "fp64" else 1)
+        prediction.memory_bytes = within(size, 0.05)
+        prediction.fits = {90e9: "tight", 180e9: "no", 45e9: "yes"}[size]
+        prediction.memory_basis = "steps without values"
+    return [
+        PredictedCell({"precision": precision, "gpus": gpus}, int(gpus), prediction, left=0 if index == 0 else 1)
+        for index, ((precision, gpus), prediction) in enumerate(made.items())
+    ]
+
+
+def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
+    assert prediction_table.rows(cells(), 120) == [
+        "precision  gpus  fits   peak memory          step       total  basis",
+        "fp64       1     no      180 GB ±5%  1,000 ms ±1%    2 h  ±2%  measured (3)",
+        "fp64       2     tight    90 GB ±5%    500 ms ±8%    1 h ±10%  scaled (4)",
+        "fp32       1     tight    90 GB ±5%   100..500 ms  0.1..0.5 h  published",
+        "fp32       2     yes      45 GB ±5%             -           -  unknown",
+    ]
+    notes = "\n".join(prediction_table.notes(cells()))
+    assert "unknown: nothing alike is known (no run of this machine)" in notes
+    assert "likely to run out of memory: 1 cell: precision=fp64 gpus=1\n" in notes
+    assert "may run out of memory: 2 cells: precision=fp64 gpus=2; precision=fp32 gpus=1" in notes
+    assert max(map(len, prediction_table.rows(cells(), 60))) <= 72  # figures are never cut
+
+
+def test_the_sum_is_of_what_is_left():
+    assert prediction_table.sums(cells(), on_gpus=True) == (
+        "3 runs to measure, 1 measured before: 1.2 h (1 to 1.6) one after the other, 2.2 h (1.9 to 2.7) of GPUs; "
+        "without 1 run whose time is unknown"
+    )
+    (unknown,) = (cell for cell in cells() if cell.prediction.basis == "unknown")
+    assert prediction_table.sums([unknown], on_gpus=True) == "1 run to measure; their times are unknown"
+
+
+PRECISIONS, COUNTS = ("fp64", "fp32", "fp16"), ("1", "2", "4", "8")
+GRID = [{"precision": precision, "gpus": gpus} for precision in PRECISIONS for gpus in COUNTS]
+WORDS = ["python", "train_vision.py", "-m"]
+
+
+def probed(swept: Sequence[dict[str, str]], known: Sequence[int] = (), unfit: Sequence[int] = ()) -> list[str]:
+    """The commands of the fewest probes."""
+    is_known = [place in known for place in range(len(swept))]
+    wanted = [place not in (*known, *unfit) for place in range(len(swept))]
+    return fewest_probes.commands(swept, fewest_probes.fewest(swept, is_known, wanted), WORDS)
+
+
+def test_the_fewest_probes_see_every_value_once_and_two_counts_of_gpus():
+    assert probed(GRID) == [
+        "python train_vision.py -m precision=fp64,fp32,fp16 gpus=1 probe=true",
+        "python train_vision.py -m precision=fp64 gpus=2 probe=true",
+    ]
+    assert probed(GRID, known=[0, 1]) == ["python train_vision.py -m precision=fp32,fp16 gpus=1 probe=true"]
+    assert probed(GRID, known=[0, 1, 4, 11]) == []  # every precision, and two counts
+    assert probed(GRID, known=[0, 4, 8], unfit=[1, 5, 9]) == [
+        "python train_vision.py -m precision=fp64 gpus=4 probe=true"
+    ]
+    of_seeds = [{"seed": seed, "lr": "0.1"} for seed in ("0", "1", "2")]
+    assert probed(of_seeds) == ["python train_vision.py -m probe=true"]
+    assert probed([{}]) == ["python train_vision.py -m probe=true"] and probed([{}], known=[0]) == []
+
+
+class Node:
+    """A node with GPUs, and predictions by batch size: 64 does not fit, 32 may not. `asked` and `started` are the batch
+    sizes that were predicted, and the runs that were started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked, self.started = list[int](), list[int]()
+        monkeypatch.setattr(devices, "visible_gpus", lambda: [f"GPU-{number}" for number in range(8)])
+        monkeypatch.setattr(predictions, "target", lambda config: H100)
+        monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, memory=True: [*map(self.predict, configs)])
+        monkeypatch.setattr(run, "measure", self.measure)
+
+    def predict(self, config: RunConfig) -> Prediction:
+        self.asked.append(config.batch_size)
+        fits = {64: "no", 32: "tight"}.get(config.batch_size, "yes")
+        memory = within(config.batch_size * 2e9, 0.1)
+        return Prediction("unknown", memory_bytes=memory, fits=fits, gpu_memory_bytes=H100.memory_bytes)
+
+    def measure(self, _: Any, cfg: Any, folder: Path, *__: Any, **___: Any) -> dict[str, Any]:
+        self.started.append(cfg.batch_size)
+        return records.vision(batch_size=cfg.batch_size) | {"folder": str(folder)}
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(monkeypatch)
+
+
+def swept(folder: Path) -> list[str]:
+    return ["-m", "batch_size=16,32,64", f"hydra.sweep.dir={folder}"]
+
+
+def test_a_sweep_names_the_cells_that_will_not_fit(node: Node, called: Called, tmp_path: Path):
+    _, printed = called(*swept(tmp_path / "s"))
+    assert node.started == [16, 32, 64]
+    (line,) = [line for line in printed.splitlines() if "will not fit" in line]
+    assert line.startswith("1 cell will not fit: [3/3] batch_size=64-") and "[2/3]" not in line
+    needs = "needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 94 GB"
+    assert f"{needs}; use a smaller batch_size or dataset.image_size, or fit=off" in line
+    (line,) = [line for line in printed.splitlines() if "may not fit" in line]
+    assert line.startswith("1 cell may not fit: [2/3] batch_size=32-")
+
+
+def test_cells_that_will_not_fit_are_refused_before_the_first_starts(node: Node, called: Called, tmp_path: Path):
+    code, printed = called(*swept(tmp_path / "s"), "fit=refuse")
+    assert code == 1 and node.started == [16, 32]
+    assert "[3/3] refused: fit=refuse: needs 128 GB (115 GB to 141 GB) of memory" in printed
+    (folder,) = (tmp_path / "s").glob("batch_size=64-*")
+    record = run_folder.read_json(folder / "result.json") or {}
+    assert record["status"] == "refused" and record["cause"]["message"].startswith("fit=refuse: needs 128 GB")
+    code, printed = called(*swept(tmp_path / "dry"), "fit=refuse", "dry_run=true")
+    assert code == 1 and "[3/3] refused: fit=refuse" in printed and not (tmp_path / "dry").exists()
+
+
+def test_nothing_is_predicted_where_nobody_asks_for_it(node: Node, called: Called, tmp_path: Path):
+    for words in (["fit=off"], ["scale=smoke"], ["device=cpu"], ["hydra/launcher=submitit_slurm", "dry_run=true"]):
+        called("-m", "batch_size=64", f"hydra.sweep.dir={tmp_path / 's'}", *words)
+        assert node.asked == [], words
+    assert node.started == [64] * 3
+
+
+def test_a_single_run_is_checked_too(node: Node, called: Called, tmp_path: Path):
+    words = ["batch_size=64", f"hydra.run.dir={tmp_path / 's'}"]
+    assert "1 cell will not fit: batch_size=64-" in called(*words)[1] and node.started == [64]
+    code, printed = called(*words, "fit=refuse")
+    assert code == 1 and printed.startswith("refused: fit=refuse: needs 128 GB") and node.started == [64]
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_cell_that_ran_out_of_memory_on_this_gpu_is_named(node: Node, called: Called, tmp_path: Path):
+    identity = typed("batch_size=16").identity()
+    before = records.vision(batch_size=16, status="oom", identity=identity, hardware=H100.gpu)
+    records.write(tmp_path / "multirun" / "before" / "cell", before)
+    _, printed = called(*swept(tmp_path / "multirun" / "now"))
+    assert "2 cells will not fit: [1/3] batch_size=16-" in printed
+    assert "ran out of memory on NVIDIA H100 NVL before; [3/3] batch_size=64-" in printed
+
+
+def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp_path: Path):
+    words = ["-m", "batch_size=16,64,0", "gpus=1,2", "predict=true", "predict.gpu=h100-94gb", "repeat=3"]
+    code, printed = called(*words, f"hydra.sweep.dir={tmp_path / 's'}")
+    assert code == 1 and "[5/18] and 5 more refused: batch_size=0: must be 1 or more" in printed
+    lines = [line.rstrip() for line in printed.splitlines()]
+    assert "predict=true: nothing is started. Predicted for NVIDIA H100 NVL of 94 GB, with 90% intervals:" in lines
+    table = [line.split() for line in lines if line.startswith(("fp32 ", "precision "))]
+    assert table[0] == ["precision", "gpus", "batch_size", "runs", "fits", "peak", "memory", "basis"]
+    assert table[1] == ["fp32", "1", "16", "3", "yes", "32", "GB", "±10%", "unknown"]
+    assert [row[:5] for row in table[2:]] == [
+        ["fp32", "2", "16", "3", "yes"],
+        ["fp32", "1", "64", "3", "no"],
+        ["fp32", "2", "64", "3", "no"],
+    ]
+    assert "to know the times of 2 cells, probe 2 on such a node (each trains for 60 s at most):" in lines
+    assert f"  python train_vision.py -m hydra.sweep.dir={tmp_path / 's'} batch_size=16 gpus=1,2 probe=true" in lines
+    assert "12 runs to measure; their times are unknown" in lines
+    assert node.started == [] and not list(tmp_path.iterdir())
+
+
+def test_a_prediction_leaves_a_sweep_of_the_same_name_as_it_is(node: Node, called: Called, tmp_path: Path):
+    called(*swept(tmp_path))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert any(path.name == "multirun.yaml" for path in before)
+    code, printed = called(*swept(tmp_path), "lr=0.1", "predict=true", "dry_run=true")
+    assert code == 0 and "predict=true" in printed and len(node.started) == 3
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_single_run_is_predicted(node: Node, called: Called, tmp_path: Path):
+    words = [f"hydra.run.dir={tmp_path / 's'}", "predict=true"]
+    code, printed = called(*words, "batch_size=32")
+    assert code == 0 and "\nfp32       1     tight   64 GB ±10%  unknown\n" in printed
+    assert f"  python train_vision.py hydra.run.dir={tmp_path / 's'} batch_size=32 probe=true" in printed
+    code, printed = called(*words, "batch_size=0")
+    assert (code, printed) == (1, "refused: batch_size=0: must be 1 or more\n")
+    assert node.started == [] and not list(tmp_path.iterdir())
+
+
+def test_a_gpu_that_is_not_known_is_refused_with_the_names(called: Called, tmp_path: Path):
+    for words in (["-m", "gpus=1,2"], ["gpus=2"]):
+        more = [f"hydra.{mode}.dir={tmp_path / 's'}" for mode in ("run", "sweep")]
+        code, printed = called(*words, *more, "predict=true", "predict.gpu=nonsense")
+        assert code == 1 and printed.startswith("refused: predict.gpu=nonsense: no such GPU; choose one of b200, ")
+        assert printed.count("\n") == 1 and not list(tmp_path.iterdir())
