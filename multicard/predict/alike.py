@@ -21,7 +21,7 @@ class Alike:
         own, by_axes = axes(setting), dict[tuple[tuple[str, str], ...], list[PastRun]]()
         for run in runs:
             by_axes.setdefault(run.axes, []).append(run)
-        groups = [(len(differences(own, dict(key))), group) for key, group in by_axes.items()]
+        groups = [(len(differences(dict(key), own)), group) for key, group in by_axes.items()]
         self._groups = sorted(groups, key=lambda group: group[0])
         self._setting = setting
 

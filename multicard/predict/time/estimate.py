@@ -16,6 +16,7 @@ from multicard.predict.time import scaling
 from multicard.predict.time.known import GPUS, Known, cells, effect, grown
 from multicard.predict.time.observations import StepObservation, axes, differences, usable
 
+CONFIDENCE = 0.90  # of all intervals
 NORMAL_90 = 1.645  # half of a 90 % interval in standard deviations
 MEASURED, PROBED, SCALED, PUBLISHED = "measured", "probed", "scaled", "published"
 MOST_CROSSED = 4  # axes, beyond which a cell is not alike
