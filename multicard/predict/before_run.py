@@ -6,6 +6,7 @@ from typing import Any
 
 from multicard.config.base import RunConfig
 from multicard.controller.session import say
+from multicard.machine import devices
 
 
 def prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -27,7 +28,7 @@ def _prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> 
     from multicard.predict import history  # what starts without a history does without
 
     past = history.read(history.history_folders(folder))
-    if not past.runs:
+    if not past.runs and not devices.visible_gpus():
         return None
     import msgspec
 

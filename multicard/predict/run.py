@@ -3,20 +3,24 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from json import dumps
 
 from multicard.config.base import RunConfig, plain
 from multicard.config.job import Device, count
 from multicard.config.llm import LlmConfig
 from multicard.config.prediction import memory_bytes
 from multicard.machine import environment
-from multicard.predict import gpus, history, lengths, totals
+from multicard.predict import gpus, history, lengths, peaks, totals
 from multicard.predict.alike import Alike
 from multicard.predict.history import History
 from multicard.predict.memory import facts
+from multicard.predict.memory.facts import Facts, Machine
 from multicard.predict.time import estimate, observations
 from multicard.records.schema_parts import Interval, Prediction
 
 UNKNOWN = "unknown"
+# Keys that the sizes of a set of texts follow from, and the model's vocabulary
+TEXT = ("dataset", "tokenizer", "template", "method", "model", "seed", "packed", "max_seq_len", "batch_size", "gpus")
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Predictor:
     def __init__(self, target: Target, history: History, commit: str | None) -> None:
         self.target, self.history, self.commit = target, history, commit
         self._factors: dict[tuple[str, str], float] = {}  # of intervals, by workload and basis
+        self._known_sizes: dict[str, Facts | str] = {}
 
     def predict_all(self, configs: Sequence[RunConfig], memory: bool = True) -> list[Prediction]:
         """What each run will take.
@@ -81,7 +86,36 @@ class Predictor:
         Args:
             memory: False: of memory only what was computed before, so that no process is started.
         """
-        return [self._times(config, facts.of if memory else None) for config in configs]
+        predictions = [self._times(config, self._sizes if memory else None) for config in configs]
+        target = self.target
+        if memory or target.device_type == "cuda":
+            machine = Machine(target.device_type, target.gpu or "", target.memory_bytes)
+            here = [run for run in self.history.runs if run.is_of(target.hardware, None)]
+            sizes = [self._sizes_or_reason(config) for config in configs]
+            peaks.add(predictions, configs, machine, here, sizes, memory)
+        return predictions
+
+    def _sizes(self, config: RunConfig) -> Facts:
+        """The sizes of a run's data, read once for all runs that have the same.
+
+        Raises:
+            ValueError: they cannot be read, with the key and the remedy.
+        """
+        sizes = self._sizes_or_reason(config)
+        if isinstance(sizes, str):
+            raise ValueError(sizes)
+        return sizes
+
+    def _sizes_or_reason(self, config: RunConfig) -> Facts | str:
+        values = plain(config)
+        key = dumps([values.get(group) for group in TEXT] if isinstance(config, LlmConfig) else values["dataset"])
+        if key not in self._known_sizes:
+            try:
+                self._known_sizes[key] = facts.of(config)
+            except (ValueError, OSError) as error:
+                reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+                self._known_sizes[key] = f"the data cannot be read ({reason})"
+        return self._known_sizes[key]
 
     def _times(self, config: RunConfig, sizes: lengths.Sizes | None) -> Prediction:
         kind = "llm" if isinstance(config, LlmConfig) else "vision"

@@ -341,6 +341,7 @@ class Prediction(Struct):
     ] = 1.0
     energy_joules: Annotated[Interval | None, doc("of all GPUs while they train")] = None
     memory_bytes: Annotated[Interval | None, doc("that the GPU must have, of the rank that takes most")] = None
+    active_bytes: Annotated[int | None, doc("of it, those of the run's tensors alone")] = None
     allocated_bytes: Annotated[Interval | None, doc("as the record's peak_memory_bytes")] = None
     memory_basis: Annotated[str, doc("what the memory rests on, in words")] = ""
     fits: Annotated[str | None, doc("yes, tight or no; null where the GPU's memory is not known")] = None

@@ -64,12 +64,17 @@ def predict_all(
     machine: Machine | None = None,
     known: Sequence[Facts] | None = None,
     measured: Sequence[extras.Measured] = (),
+    compute: bool = True,
 ) -> list[PeakMemory | str]:
-    """As `predict`, of several runs by one process; of one that has no prediction, the reason."""
+    """As `predict`, of several runs by one process; of one that has no prediction, the reason.
+
+    Args:
+        compute: False: take answers of earlier calls alone, and start no process.
+    """
     machine = machine or Machine()
     sizes = known or [facts.of(config) for config in configs]
     asked = [requests.request(config, size, machine) for config, size in zip(configs, sizes, strict=True)]
-    answers = _answers(asked)
+    answers = _answers(asked, compute)
     return [
         answer if isinstance(answer, str) else _with_extras(config, machine, size, answer, measured)
         for config, size, answer in zip(configs, sizes, answers, strict=True)
@@ -81,7 +86,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multicard" / "memory"
 
 
-def _answers(asked: Sequence[requests.Request]) -> list[Active | str]:
+def _answers(asked: Sequence[requests.Request], compute: bool = True) -> list[Active | str]:
     """Answers from the cache, or else from a process."""
     paths = [cache_folder() / f"{requests.identity(request)}.json" for request in asked]
     answers: dict[Path, Active | str] = {}
@@ -89,7 +94,9 @@ def _answers(asked: Sequence[requests.Request]) -> list[Active | str]:
         with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
             answers[path] = msgspec.json.decode(path.read_bytes(), type=Active)
     left = {path: request for path, request in zip(paths, asked, strict=True) if path not in answers}
-    if left:
+    if not compute:
+        answers |= dict.fromkeys(left, "not computed before")
+    elif left:
         for path, answer in zip(left, _computed(list(left.values())), strict=True):
             answers[path] = answer
             if isinstance(answer, Active):
