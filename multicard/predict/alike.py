@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from multicard.measure import repeated_runs
 from multicard.predict.history import PastRun
-from multicard.predict.time.estimate import CONFIDENCE
 from multicard.predict.time.observations import axes, differences
+from multicard.predict.time.scaling import CONFIDENCE
 from multicard.records.schema_parts import Interval
 
 # Keys that change no step, but how many there are

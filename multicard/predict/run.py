@@ -10,7 +10,7 @@ from multicard.config.job import Device, count
 from multicard.config.llm import LlmConfig
 from multicard.config.prediction import memory_bytes
 from multicard.machine import environment
-from multicard.predict import gpus, history, lengths, peaks, totals
+from multicard.predict import gpus, history, lengths, peaks, published, totals
 from multicard.predict.alike import Alike
 from multicard.predict.history import History
 from multicard.predict.memory import facts
@@ -120,7 +120,8 @@ class Predictor:
     def _times(self, config: RunConfig, sizes: lengths.Sizes | None) -> Prediction:
         kind = "llm" if isinstance(config, LlmConfig) else "vision"
         target, own = self.target, history.setting(plain(config))
-        seen = self.history.observations(kind, target.hardware, target.cores)
+        printed = published.observations(str(target.hardware)) if target.device_type == "cuda" else ()
+        seen = [*self.history.observations(kind, target.hardware, target.cores), *printed]
         estimated = estimate.step(own, str(target.hardware), self.commit, seen)
         if estimated is None:
             return Prediction(UNKNOWN, about=self._why_unknown(kind, own))

@@ -74,7 +74,7 @@ def predict_all(
     machine = machine or Machine()
     sizes = known or [facts.of(config) for config in configs]
     asked = [requests.request(config, size, machine) for config, size in zip(configs, sizes, strict=True)]
-    answers = _answers(asked, compute)
+    answers = _answers(asked) if compute else _earlier(asked)
     return [
         answer if isinstance(answer, str) else _with_extras(config, machine, size, answer, measured)
         for config, size, answer in zip(configs, sizes, answers, strict=True)
@@ -86,23 +86,37 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multicard" / "memory"
 
 
-def _answers(asked: Sequence[requests.Request], compute: bool = True) -> list[Active | str]:
+def _answers(asked: Sequence[requests.Request]) -> list[Active | str]:
     """Answers from the cache, or else from a process."""
-    paths = [cache_folder() / f"{requests.identity(request)}.json" for request in asked]
-    answers: dict[Path, Active | str] = {}
-    for path in paths:
-        with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-            answers[path] = msgspec.json.decode(path.read_bytes(), type=Active)
+    paths = _paths(asked)
+    answers: dict[Path, Active | str] = {**_cached(paths)}
     left = {path: request for path, request in zip(paths, asked, strict=True) if path not in answers}
-    if not compute:
-        answers |= dict.fromkeys(left, "not computed before")
-    elif left:
+    if left:
         for path, answer in zip(left, _computed(list(left.values())), strict=True):
             answers[path] = answer
             if isinstance(answer, Active):
                 with suppress(OSError):
                     run_folder.write_json(path, msgspec.to_builtins(answer))
     return [answers[path] for path in paths]
+
+
+def _earlier(asked: Sequence[requests.Request]) -> list[Active | str]:
+    """Answers from the cache alone."""
+    paths = _paths(asked)
+    answers = _cached(paths)
+    return [answers.get(path, "not computed before") for path in paths]
+
+
+def _paths(asked: Sequence[requests.Request]) -> list[Path]:
+    return [cache_folder() / f"{requests.identity(request)}.json" for request in asked]
+
+
+def _cached(paths: Sequence[Path]) -> dict[Path, Active]:
+    answers = {}
+    for path in paths:
+        with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
+            answers[path] = msgspec.json.decode(path.read_bytes(), type=Active)
+    return answers
 
 
 def _computed(asked: Sequence[requests.Request]) -> list[Active | str]:

@@ -9,15 +9,16 @@ from typing import Any
 import msgspec
 from omegaconf import OmegaConf
 
-from multicard.config.base import RunConfig, plain
+from multicard.config.base import NOT_IDENTITY, RunConfig, plain
 from multicard.config.llm import LlmConfig
 from multicard.predict.memory.facts import Facts, Machine
 from multicard.workloads import WORKLOADS
 
 # Keys that change no tensor's size, nor when it is made
 IRRELEVANT = (
-    *("name", "seed", "lr", "epochs", "tracker", "profile", "diagnose", "rerun", "malloc", "warmup_steps", "scale"),
-    *("stop_on_divergence", "stop_at_target", "target_accuracy", "weight_decay", "skip_steps", "max_steps"),
+    *NOT_IDENTITY,
+    *("seed", "lr", "epochs", "profile", "diagnose", "malloc", "warmup_steps", "scale"),
+    *("stop_at_target", "target_accuracy", "weight_decay", "skip_steps", "max_steps"),
     *("compile", "cudnn_benchmark", "num_workers", "oversubscribe", "backend", "device", "template", "tokenizer"),
 )
 
