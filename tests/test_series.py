@@ -9,7 +9,7 @@ from scipy.signal import lfilter
 from analysis.stats import between_runs
 from analysis.stats.between_runs import Spread
 from multicard.measure.repeated_runs import Term
-from multicard.measure.series import mean_variance
+from multicard.measure.series import mean_step, mean_variance, warm_up
 
 
 def autocorrelated(random: np.random.Generator, count: int, mean: float, phi: float, spread: float = 0.1) -> np.ndarray:
@@ -81,3 +81,40 @@ def test_periodic_steps_and_noise_over_a_slow_drift_are_seen():
 def test_too_few_samples_have_no_interval_and_equal_ones_no_width():
     assert mean_variance(np.ones(7)) is None and mean_variance(np.ones(1), independent=True) is None
     assert mean_variance(np.full(50, 0.1)) == Term(0.0, 49)
+
+
+@pytest.mark.parametrize("warm", [3, 10, 60])
+def test_the_warm_up_is_found(warm: int):
+    random = np.random.default_rng(4)
+    cuts = []
+    for _ in range(100):
+        steps = autocorrelated(random, 400, 0.1, 0.3, 0.05)
+        steps[:warm] += np.linspace(0.3, 0.05, warm)
+        cuts.append(warm_up(steps))
+    assert np.mean([0.8 * warm <= cut for cut in cuts]) >= 0.95 and np.median(cuts) <= warm + 10
+    flat = [warm_up(autocorrelated(random, 400, 0.1, 0.0)) for _ in range(100)]
+    assert np.mean(flat) <= 40  # a tenth: noise costs little
+    assert warm_up(np.array([9.0, 1.0, 1.1, 1.0, 1.1, 1.0])) == 1 and warm_up(np.array([2.0])) == 0
+
+
+@pytest.mark.parametrize(("phi", "covered"), [(0.0, 0.92), (0.5, 0.92), (0.9, 0.88)])
+def test_the_interval_of_the_mean_step_covers_it(phi: float, covered: float):
+    random, hits, trials = np.random.default_rng(9), 0, 400
+    for _ in range(trials):
+        steps = autocorrelated(random, 600, 0.1, phi)
+        steps[:12] *= 3
+        mean = mean_step(steps)
+        assert mean.steps + mean.warmup_steps == 600 and mean.warmup_steps >= 10
+        hits += mean.half_width is not None and abs(mean.step_s - 0.1) <= mean.half_width * mean.step_s
+    assert hits / trials >= covered
+
+
+def test_a_slow_drift_leaves_no_narrow_interval():
+    random = np.random.default_rng(2)
+    for count in (100, 1000):
+        for _ in range(50):
+            steps = 0.1 * (1 + 0.01 * random.normal(size=count) + np.linspace(0.0, 0.1, count))
+            half_width = mean_step(steps).half_width
+            assert half_width is None or half_width > 0.01
+    assert mean_step(np.linspace(1.0, 2.0, 10)).half_width is None
+    assert mean_step(np.full(30, 0.1)).half_width == pytest.approx(0.0, abs=1e-9)

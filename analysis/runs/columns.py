@@ -11,6 +11,7 @@ from typing import Any
 
 from analysis.runs.caveats import MARKS
 from multicard.config.keys import flat
+from multicard.config.prediction import PREDICTION
 from multicard.records.schema import AnyRecord
 
 # Each column's place in the record (`multicard.records.schema` has units and meanings); None where a kind of run has no
@@ -66,7 +67,8 @@ def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
     An axis goes before the configuration's key of the same name: it is what was in force (`device=auto` is `cpu`).
     """
     axes = {name: value for name, value in record.axes.items() if name not in RESERVED}
-    settings = {key: value for key, value in flat(record.config).items() if key not in RESERVED}
+    own = {key: value for key, value in record.config.items() if key not in PREDICTION}  # which say nothing of a run
+    settings = {key: value for key, value in flat(own).items() if key not in RESERVED}
     config = {key: str(value) if isinstance(value, list) else value for key, value in settings.items()}
     about = {FOLDER: str(folder), **_values(record, ABOUT), "segments": len(record.segments)}
     ranks = int(axes.get("gpus") or 1) * int(axes.get("nodes") or 1)

@@ -79,11 +79,11 @@ def read(folders: Sequence[Path], probes: bool = False) -> Found:
     skipped: list[Skipped] = []
     left_out = 0
     for path, written in _below(folders):
-        run = _read(path) if written else Skipped(path, UNFINISHED)
-        if not probes and _is_probe(run):
+        run = _read(path, probes) if written else Skipped(path, UNFINISHED)
+        if run is None:
             left_out += 1
-            continue
-        runs.append(run) if isinstance(run, Run) else skipped.append(run)
+        else:
+            runs.append(run) if isinstance(run, Run) else skipped.append(run)
     where = ", ".join(map(str, folders))
     if left_out and not runs and not skipped:
         raise ValueError(f"no run under {where}, but {count(left_out, 'probe')}: measure without probe=true")
@@ -94,11 +94,6 @@ def read(folders: Sequence[Path], probes: bool = False) -> Found:
         rest = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
         raise ValueError(f"no run under {where} can be read: {first.folder}: {first.why}{rest}")
     return Found(runs, skipped)
-
-
-def _is_probe(run: Run | Skipped) -> bool:
-    config = {"probe": {"enabled": run["probe.enabled"]}} if isinstance(run, Run) and run["identity"] else {}
-    return is_probe(config, run.folder)
 
 
 def _below(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
@@ -119,12 +114,15 @@ def _below(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
                 yield Path(parent), RESULT in files
 
 
-def _read(folder: Path) -> Run | Skipped:
+def _read(folder: Path, probes: bool) -> Run | Skipped | None:
+    """The run in a folder; None where it is a probe, unless they are wanted."""
     try:
         record = validate.decode((folder / RESULT).read_bytes())
     except OSError as error:
         return Skipped(folder, f"{RESULT} cannot be read ({error.strerror})")
     except ValueError as error:
         return Skipped(folder, str(error))
+    if not probes and is_probe(record.config, folder):
+        return None
     steps.redefine(folder, record)
     return Run(folder, columns(folder, record), record.prediction)

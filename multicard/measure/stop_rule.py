@@ -1,4 +1,12 @@
-"""When a run that is to end early has been measured for long enough, by the seconds of its steps alone."""
+"""When a run that is to end early has been measured for long enough, by the seconds of its steps alone.
+
+The mean is looked at ever more rarely: every look is another chance to be sure by accident. With 95 % intervals, a mean
+that is called known to 1 % is within 1 % in 95 % of the runs whose steps are independent, in 93 % where they are
+correlated by 0.9 (simulated). A drift that a probe sees leaves it without an interval, until its time is over; of one
+that is slower than the probe it knows nothing.
+"""
+
+import math
 
 import numpy as np
 
@@ -28,6 +36,7 @@ class StopRule:
         self._steps = 0
         self._trained_s = 0.0
         self._look_at = LEAST_STEPS, seconds * LEAST_SHARE
+        mean_step(np.arange(1.0, LEAST_STEPS))  # imports scipy, which would count as part of a step later
 
     def start_epoch(self) -> None:
         self._first = True
@@ -51,10 +60,11 @@ class StopRule:
             ahead: steps that will be trained before the run has stopped.
         """
         steps, trained_s = self._look_at
+        count = len(self._series)
         late = self._trained_s + ahead * self.pace_s >= self.seconds
-        if late or (self._steps >= steps and self._trained_s >= trained_s):
-            self._look_at = round(GROWTH * self._steps), self._trained_s + APART_S
-            if len(self._series) >= LEAST_STEPS and self._is_known(mean_step(np.array(self._series))):
+        if late or (count >= steps and self._trained_s >= trained_s):
+            self._look_at = math.ceil(GROWTH * count), self._trained_s + APART_S
+            if count >= LEAST_STEPS and self._is_known(mean_step(np.array(self._series))):
                 return "error"
         return "seconds" if late else None
 
