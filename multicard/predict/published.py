@@ -11,10 +11,12 @@ GPUs with TF32 compute what the sources call fp32 in it. Its sources, of which i
 
 import csv
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from multicard.predict.time import scaling
 from multicard.predict.time.defects import Series, reasons
@@ -98,27 +100,50 @@ def row_observations(row: Series, times_s: Mapping[int, float]) -> list[StepObse
     ]
 
 
+class PaperTotal(NamedTuple):
+    """A run of Tables 2 and 3. series: the table, and the value of its other axis."""
+
+    series: tuple[str, str]
+    gpus: int
+    total_s: float
+
+
+@cache
+def paper_totals() -> tuple[PaperTotal, ...]:
+    rows = [row for row in _paper_rows() if row[0]["measure"] == "total_s" and row[0]["experiment"] != "table5"]
+    names = [(row["experiment"], cell.get("precision") or cell["pin_memory"]) for row, cell in rows]
+    return tuple(
+        PaperTotal(name, int(cell["gpus"]), float(row["low"])) for name, (row, cell) in zip(names, rows, strict=True)
+    )
+
+
 @cache
 def papers() -> tuple[StepObservation, ...]:
     """Tables 2, 3 and 5 as steps; those of Tables 2 and 3 hold their share of evaluation and start."""
+    vision = {"model.name": "mobilenet_v2", "dataset.name": "mnist", "loader.name": "torch", "strategy.name": "ddp_ds"}
+    vision_sizes = {"batch_size": "32", "dataset.image_size": "500"}
+    tuning = {"method.name": "lora", "model.name": "llama3_8b", "dataset.name": "alpaca_cleaned"}
+    seen: list[StepObservation] = []
+    for total in paper_totals():
+        pinned = total.series[1] if total.series[0] == "table3" else "false"
+        precision = total.series[1] if total.series[0] == "table2" else "fp32"
+        steps = EPOCHS * math.ceil(IMAGES / 32 / total.gpus)
+        more = vision_sizes | {"pin_memory": pinned, "gpus": str(total.gpus)}
+        seen.append(_paper_step(vision | {"precision.name": precision}, more, total.total_s / steps))
+    for row, cell in _paper_rows():
+        if (row["experiment"], row["measure"]) == ("table5", "step_s"):
+            seen.append(_paper_step(tuning | {"precision.name": "fp32"}, cell | {"batch_size": "2"}, float(row["low"])))
+    return tuple(seen)
+
+
+def _paper_step(names: Mapping[str, str], values: dict[str, str], step_s: float) -> StepObservation:
+    setting = {key: json.dumps(name) for key, name in names.items()} | values
+    return StepObservation(setting, step_s, PAPERS_ERROR, False, PAPERS_NODE, None, True)
+
+
+@cache
+def _paper_rows() -> tuple[tuple[dict[str, str], dict[str, str]], ...]:
+    """The printed figures of the tables, each with the words of its cell."""
     with PAPERS.open(newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row["experiment"] in ("table2", "table3", "table5")]
-    return tuple(seen for row in rows if (seen := _paper_step(row)) is not None)
-
-
-def _paper_step(row: Mapping[str, str]) -> StepObservation | None:
-    cell = dict(word.split("=") for word in row["cell"].split())
-    gpus, pinned = int(cell["gpus"]), cell.get("pin_memory", "false")
-    shared = {"gpus": str(gpus), "pin_memory": pinned, "precision.name": json.dumps(cell.get("precision", "fp32"))}
-    if (row["experiment"], row["measure"]) == ("table5", "step_s"):
-        names = {"method.name": "lora", "model.name": "llama3_8b", "dataset.name": "alpaca_cleaned"}
-        more, step_s = {"batch_size": "2"}, float(row["low"])
-    elif row["experiment"] != "table5" and row["measure"] == "total_s":
-        names = {"model.name": "mobilenet_v2", "dataset.name": "mnist", "loader.name": "torch"}
-        names["strategy.name"] = "ddp_ds"
-        more = {"batch_size": "32", "dataset.image_size": "500"}
-        step_s = float(row["low"]) / (EPOCHS * -(-IMAGES // (32 * gpus)))
-    else:
-        return None
-    setting = shared | more | {key: json.dumps(name) for key, name in names.items()}
-    return StepObservation(setting, step_s, PAPERS_ERROR, False, PAPERS_NODE, None, True)
+    return tuple((row, dict(word.split("=") for word in row["cell"].split())) for row in rows)

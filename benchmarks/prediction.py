@@ -1,0 +1,239 @@
+"""How well runs are predicted: one table with every goal, what there was to beat, and what was reached.
+
+    python -m benchmarks.prediction [--full]
+    python -m benchmarks.prediction --throughput FILE.csv
+    python -m benchmarks.prediction --measure [FOLDER]
+
+Published tables are replayed: the model never sees the family of GPUs that it predicts. Rows that cannot be what they
+say are left out, with the reason (`--defects` lists them). Peaks of memory are computed anew, of a few cells or, with
+--full, of all. Totals are those of `prediction_runs.csv`, which --measure makes by running its cells on CPU ranks:
+each is probed, predicted from its probe alone, and run.
+
+--throughput replays another table: a column `name` (or `node`) with the GPU, `num_gpus` (or `gpus`), and one a
+workload, with samples a second; an empty cell or 0 was not measured.
+"""
+
+import argparse
+import csv
+import re
+import resource
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import prediction_replays as replays
+from benchmarks.common import configuration, machine, parser, python
+from multicard.measure.timing import clock_s
+from multicard.predict import published
+from multicard.predict.time.defects import Series, reasons
+from multicard.records import text_table
+
+RUNS = Path(__file__).with_name("prediction_runs.csv")
+COLUMNS: tuple[str, ...] = ("entry", "words", "gpus", "predicted_s", "low_s", "high_s", "total_s", "basis", "about")
+QUICK_CELLS = "width=0.25 dataset.image_size=64 precision=fp32 strategy=ddp_ds"
+LLAMA = ("model=llama3_8b", "tokenizer=embedded", "dataset=synthetic", "device=cpu")
+
+
+class Row(NamedTuple):
+    what: str
+    to_beat: str
+    goal: str
+    reached: str
+    verdict: str
+
+
+def verdict(*reached: bool) -> str:
+    return "yes" if all(reached) else "no"
+
+
+def scaling_row(outcomes: Sequence[replays.Outcome]) -> Row:
+    median, mean = replays.errors(outcomes)
+    width, covered = replays.half_width(outcomes), replays.covered(outcomes)
+    reached = f"{median:.1%}, {mean:.1%}; ±{width:.1%}, {covered:.0%} covered ({len(outcomes)} cases)"
+    met = verdict(median <= 0.015, mean <= 0.03, width <= 0.08, 0.88 <= covered <= 0.95)
+    goal = "<= 1.5%, <= 3%; <= ±8%, 88-95% covered"
+    return Row("T(8) from T(1), T(2), Lambda fp16: median, mean; interval", "1.8%, 3.6%; ±12%", goal, reached, met)
+
+
+def papers_row() -> Row:
+    outcomes = replays.papers_totals()
+    median, covered = replays.errors(outcomes)[0], replays.covered(outcomes)
+    reached = f"{median:.1%}, {covered:.0%} inside ({len(outcomes)} times)"
+    met = verdict(median <= 0.02, covered == 1.0)
+    return Row("papers' Tables 2, 3: T(3), T(4) from T(1), T(2)", "1.1-3.2%", "<= 2% median, all inside", reached, met)
+
+
+def precision_rows() -> list[Row]:
+    rows: list[Row] = []
+    for probed, to_beat, goal in ((False, "9.8%", 0.09), (True, "-", 0.04)):
+        by_source = replays.precisions(probed)
+        medians = {source: replays.errors(outcomes)[0] for source, outcomes in by_source.items()}
+        counts = {source: len(outcomes) for source, outcomes in by_source.items()}
+        pooled = [outcome for outcomes in by_source.values() for outcome in outcomes]
+        median = replays.errors(pooled)[0]
+        parts = ", ".join(f"{source} {medians[source]:.1%} of {counts[source]}" for source in by_source)
+        reached = f"{median:.1%}, {replays.covered(pooled):.0%} covered ({parts})"
+        what = "a precision with a probe on one GPU" if probed else "a precision that was not probed"
+        rows.append(Row(f"{what}: median", to_beat, f"<= {goal:.0%}", reached, verdict(median <= goal)))
+    return rows
+
+
+def totals_row() -> Row:
+    what, goal = "total time of a run from its probe, CPU ranks: median; interval", "<= 4%, 85-95% covered"
+    if not RUNS.exists():
+        return Row(what, "-", goal, f"not measured: --measure makes {RUNS.name}", "-")
+    with RUNS.open(newline="") as lines:
+        measured = [row for row in csv.DictReader(lines) if row["predicted_s"] and row["total_s"]]
+    outcomes = [
+        replays.Outcome(*(float(row[name]) for name in ("predicted_s", "low_s", "high_s", "total_s")))
+        for row in measured
+    ]
+    if not outcomes:
+        return Row(what, "-", goal, "no run could be predicted", "no")
+    median, covered = replays.errors(outcomes)[0], replays.covered(outcomes)
+    entries = Counter(f"{row['entry']} on {row['gpus']}" for row in measured)
+    kinds = ", ".join(f"{count} {name}" for name, count in sorted(entries.items()))
+    reached = f"{median:.1%}, {covered:.0%} covered ({len(outcomes)} runs: {kinds})"
+    return Row(what, "-", goal, reached, verdict(len(outcomes) >= 30, median <= 0.04, 0.85 <= covered <= 0.95))
+
+
+def active_bytes_row(full: bool) -> Row:
+    """By `benchmarks.prediction_memory`, which prints a line of JSON a cell, the last but one its error."""
+    words = ["--gpus", "1", "--match", QUICK_CELLS] * (not full)
+    printed = python("-m", "benchmarks.prediction_memory", *words)
+    errors = [abs(float(percent)) / 100 for percent in re.findall(r'"([-+][\d.]+) %", "[\d.]+"\]', printed)]
+    within = sum(error <= 0.02 for error in errors)
+    reached = f"worst {max(errors):.2%}, {within} of {len(errors)} cells" + " (all with --full)" * (not full)
+    what = "peak of active bytes against torch's tracker on the real run, CPU"
+    return Row(what, "10%", "<= 2%", reached, verdict(within == len(errors)))
+
+
+def llama_row(full: bool) -> Row:
+    """Of the process of its own that a prediction takes: its duration from start to end, and its memory at most."""
+    from multicard.predict import memory
+    from multicard.predict.memory.facts import Machine, TextFacts
+
+    methods = ("lora", "qlora", "dpo", "qat", "full") if full else ("lora", "qat")
+    cells = [(method, gpus) for method in methods for gpus in ((1, 2, 4, 8) if full else (1, 4))]
+    seconds: list[float] = []
+    failed: list[str] = []
+    for method, gpus in cells:
+        config = configuration("tune_llm", *LLAMA, f"method={method}", f"gpus={gpus}")
+        started_s = clock_s()
+        try:
+            memory.predict(config, Machine("cuda", "NVIDIA H100 NVL", 94 * 10**9), TextFacts(128_256, 512))
+        except memory.UnpredictableError as problem:
+            failed.append(f"{method} on {gpus}: {problem}")
+        seconds.append(clock_s() - started_s)
+    # The largest of the children that have ended, which are those of the row above too
+    most_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    reached = f"at most {max(seconds):.0f} s, {most_bytes / 1e9:.1f} GB ({len(cells)} cells)"
+    reached += f"; {len(failed)} failed: {failed[0]}" if failed else ""
+    met = verdict(not failed, max(seconds) <= 20, most_bytes <= 3e9)
+    return Row("a prediction for Llama3-8B, any method, 1 to 8 GPUs", "-", "<= 20 s, <= 3 GB", reached, met)
+
+
+def reserved_row() -> Row:
+    what, goal = "peak reserved on a GPU", "<= 5%, <= 2% with a probe"
+    return Row(what, "3%, ±10%", goal, "needs a GPU: docs/measuring.md has what was measured on one", "-")
+
+
+def lambda_fp16(table: Iterable[Series]) -> list[Series]:
+    return [row for row in table if (row.source, row.precision) == ("lambda", "fp16")]
+
+
+def read_throughput(path: Path) -> list[Series]:
+    """A table of that form as series, its precision and batches unknown.
+
+    Raises:
+        SystemExit: columns are not there, or a cell is no number.
+    """
+    rates: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    with path.open(newline="") as lines:
+        reader = csv.DictReader(lines)
+        columns = list(reader.fieldnames or [])
+        name = next((column for column in columns if column in ("name", "node", "name_gpu")), None)
+        count = next((column for column in columns if column in ("num_gpus", "num_gpu", "gpus")), None)
+        if name is None or count is None:
+            raise SystemExit(
+                f"{path}: needs the columns name and gpus, and one a workload; it has {', '.join(columns)}"
+            )
+        workloads = [column for column in columns if column not in (name, count, "watt", "price")]
+        for row in reader:
+            try:
+                for workload in workloads:
+                    if float(row[workload] or 0) > 0:
+                        node = re.sub(r"\b\d+ ?x ?", "", row[name]).strip()
+                        rates[node, workload][int(float(row[count]))] = float(row[workload])
+            except (TypeError, ValueError) as problem:
+                raise SystemExit(f"{path}, line {reader.line_num}: {problem}") from None
+    return [
+        Series(path.name, node, published.model(node), published.family(node), "", workload, "", by_count)
+        for (node, workload), by_count in rates.items()
+    ]
+
+
+def print_defects(table: Sequence[Series]) -> None:
+    for row, reason in reasons(table).items():
+        print(f"left out: {' '.join(filter(None, (row.source, row.node, row.workload, row.precision)))}: {reason}")
+
+
+def replay_file(path: Path) -> None:
+    table = read_throughput(path)
+    print_defects(table)
+    wrong = reasons(table)
+    outcomes = replays.scaling_far([row for row in table if row not in wrong])
+    if not outcomes:
+        raise SystemExit(f"{path}: no row without defects has 1, 2 and 8 GPUs")
+    print_table([scaling_row(outcomes)._replace(what=f"T(8) from T(1), T(2), {path.name}")])
+
+
+def measure(folder: Path) -> None:
+    from benchmarks import prediction_runs
+
+    with RUNS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for row in prediction_runs.measured(folder):
+            writer.writerow(row)
+            file.flush()
+            print(row, flush=True)
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    for line in text_table.text(("", "to beat", "goal", "reached", "met"), rows, 200, "lllll", wrap=True):
+        print(line)
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--full", action="store_true", help="all cells of memory, which takes half an hour")
+    options.add_argument("--times", action="store_true", help="no row of memory")
+    options.add_argument("--defects", action="store_true", help="list the rows that are left out")
+    options.add_argument("--throughput", type=Path, metavar="FILE.csv", help="replay this table")
+    options.add_argument("--measure", type=Path, nargs="?", const=Path(), metavar="FOLDER", help=f"make {RUNS.name}")
+    arguments = options.parse_args()
+    if arguments.throughput:
+        replay_file(arguments.throughput)
+    elif arguments.measure:
+        measure(arguments.measure if arguments.measure.name else Path(tempfile.mkdtemp(prefix="prediction-")))
+    else:
+        everything(arguments)
+
+
+def everything(arguments: argparse.Namespace) -> None:
+    if arguments.defects:
+        print_defects(published.table())
+    rows = [scaling_row(replays.scaling_far(lambda_fp16(published.sound()))), papers_row()]
+    rows += [*precision_rows(), totals_row()]
+    if not arguments.times:
+        rows += [active_bytes_row(arguments.full), llama_row(arguments.full), reserved_row()]
+    print_table(rows)
+    count, sound = len(published.table()), len(published.sound())
+    print(f"{count - sound} of {count} published rows left out for their defects; {machine()}")
+
+
+if __name__ == "__main__":
+    main()

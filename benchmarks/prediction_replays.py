@@ -1,0 +1,156 @@
+"""Published tables replayed for `benchmarks.prediction`: what would have been predicted, and what was printed."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from multicard.predict import published
+from multicard.predict.time import estimate, scaling
+from multicard.predict.time.defects import Series
+from multicard.predict.time.observations import StepObservation
+
+HERE = "here"  # the machine of the row that is replayed
+NODE = "node"  # the key that keeps the cells of another node from being those of this one
+HALF = ("fp16", "amp")
+WITHOUT_PROBE = ("lambda", "lambda-2021")  # NVIDIA's has one kind of GPU a precision: nothing to learn its worth from
+
+
+class Outcome(NamedTuple):
+    predicted: float
+    low: float
+    high: float
+    printed: float
+
+
+def errors(outcomes: Sequence[Outcome]) -> tuple[float, float]:
+    """The median and the mean of |predicted / printed - 1|."""
+    off = [abs(outcome.predicted / outcome.printed - 1) for outcome in outcomes]
+    return float(np.median(off)), float(np.mean(off))
+
+
+def half_width(outcomes: Sequence[Outcome]) -> float:
+    """The median of half an interval, on the scale of logarithms."""
+    return float(np.median([math.log(outcome.high / outcome.low) / 2 for outcome in outcomes]))
+
+
+def covered(outcomes: Sequence[Outcome]) -> float:
+    return float(np.mean([outcome.low <= outcome.printed <= outcome.high for outcome in outcomes]))
+
+
+def scaling_far(rows: Sequence[Series]) -> list[Outcome]:
+    """T(8) of each row by a model of the families in `published.csv` without the row's."""
+    known = published.cases(published.sound())
+    models = {
+        family: scaling.calibrated([case for case in known if case.family != family])
+        for family in sorted({row.family for row in rows})
+    }
+    outcomes: list[Outcome] = []
+    for case in published.cases(rows):
+        growth = models[case.family]
+        middle = growth.log_ratio(case.growth_2, scaling.FAR, case.workload)
+        below, above = growth.bounds(case.growth_2, scaling.FAR)
+        predicted, low, high = (math.exp(middle + off) for off in (0.0, below, above))
+        outcomes.append(Outcome(predicted, low, high, 1 + case.growth_8))
+    return outcomes
+
+
+def papers_totals() -> list[Outcome]:
+    """T(3) and T(4) of the series of Tables 2 and 3, each from its own T(1) and T(2)."""
+    series: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
+    for row in published.paper_totals():
+        series[row.series][row.gpus] = row.total_s
+    outcomes: list[Outcome] = []
+    for times in series.values():
+        for gpus in (3, 4):
+            total_s, sd = scaling.whole_run(times, gpus)
+            half = math.exp(estimate.NORMAL_90 * sd)
+            outcomes.append(Outcome(total_s, total_s / half, total_s * half, times[gpus]))
+    return outcomes
+
+
+def precisions(probed: bool) -> dict[str, list[Outcome]]:
+    """Half precision from single on the same node and number of GPUs, by source.
+
+    Args:
+        probed: half precision is known on one GPU of the node, and nothing of other nodes. Else nothing of it is known
+            but what the same workload gains on GPUs of the same kind and another family.
+    """
+    rows = published.sound()
+    halves = {(row.source, row.node, row.workload): row for row in rows if row.precision in HALF}
+    outcomes: dict[str, list[Outcome]] = defaultdict(list)
+    for row in rows:
+        half = halves.get((row.source, row.node, row.workload))
+        if row.precision in HALF or half is None:
+            continue
+        counts = sorted(row.rates.keys() & half.rates.keys())
+        if probed:
+            outcomes[row.source] += [_with_probe(row, half, gpus) for gpus in counts if gpus > 1 and 1 in counts]
+        elif row.source in WITHOUT_PROBE:
+            others = _of_the_same_kind(row, rows)
+            predictions = (_without_probe(row, half, gpus, others) for gpus in counts)
+            outcomes[row.source] += [outcome for outcome in predictions if outcome is not None]
+    if probed:
+        outcomes["papers"] = _papers_with_probe()
+    return dict(outcomes)
+
+
+def _of_the_same_kind(row: Series, rows: Sequence[Series]) -> list[StepObservation]:
+    """Of another family, both with TF32 or both without; with the same kind of memory too, where there is one."""
+    chip, (has_hbm, has_tf32) = row.family.split()[0], published.kind(row)
+    others = [other for other in rows if other.family.split()[0] != chip and other.workload == row.workload]
+    alike = [other for other in others if other.source == row.source and published.kind(other)[1] == has_tf32]
+    near = [other for other in alike if published.kind(other)[0] == has_hbm]
+    if not any(other.precision in HALF for other in near):
+        near = alike
+    return [seen for other in near for seen in published.row_observations(other, other.sample_s)]
+
+
+def _here(row: Series, times_s: Mapping[int, float]) -> dict[int, StepObservation]:
+    """A row's times as those of this machine, by number of GPUs."""
+    printed = published.row_observations(row, times_s)
+    settings = [{key: value for key, value in seen.setting.items() if key != NODE} for seen in printed]
+    return {
+        int(setting["gpus"]): StepObservation(setting, seen.step_s, seen.error, False, HERE, None)
+        for setting, seen in zip(settings, printed, strict=True)
+    }
+
+
+def _without_probe(row: Series, half: Series, gpus: int, others: Sequence[StepObservation]) -> Outcome | None:
+    """Per sample: the sources give half precision a larger batch."""
+    known, wanted = _here(row, row.sample_s)[gpus], _here(half, half.sample_s)[gpus]
+    predicted = estimate.step(wanted.setting, HERE, None, [known, *others])
+    return None if predicted is None else _outcome(predicted, wanted.step_s)
+
+
+def _with_probe(row: Series, half: Series, gpus: int) -> Outcome:
+    """Per step, to which the exchange adds the same seconds in both precisions."""
+    single, probe = _here(row, row.step_s), _here(half, half.step_s)
+    return _carried([single[1], single[gpus], probe[1]], probe[gpus])
+
+
+def _carried(known: Sequence[StepObservation], wanted: StepObservation) -> Outcome:
+    predicted = estimate.step({**wanted.setting, "device": '"cuda"'}, HERE, None, known)
+    assert predicted is not None
+    return _outcome(predicted, wanted.step_s)
+
+
+def _papers_with_probe() -> list[Outcome]:
+    """Table 2: fp32 and fp16 on 2 to 4 GPUs, by fp64 on all and by themselves on one."""
+    totals = {(row.series[1], row.gpus): row.total_s for row in published.paper_totals() if row.series[0] == "table2"}
+
+    def seen(precision: str, gpus: int) -> StepObservation:
+        setting = {"precision.name": precision, "gpus": str(gpus)}
+        return StepObservation(setting, gpus * totals[precision, gpus], published.PRINTED_ERROR, False, HERE, None)
+
+    return [
+        _carried([seen("fp64", 1), seen("fp64", gpus), seen(precision, 1)], seen(precision, gpus))
+        for precision in ("fp32", "fp16")
+        for gpus in (2, 3, 4)
+    ]
+
+
+def _outcome(predicted: estimate.Estimate, printed: float) -> Outcome:
+    return Outcome(predicted.value, predicted.low, predicted.high, printed)
