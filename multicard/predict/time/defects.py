@@ -73,12 +73,11 @@ def _of_row(row: Series) -> str | None:
 
 
 def _faster(row: Series) -> str | None:
-    steps = [*row.sample_s.items()]
-    for index, (fewer, before_s) in enumerate(steps):
-        for more, after_s in steps[index + 1 :]:
-            if before_s > FASTER * after_s:
-                return f"beyond linear: {before_s / after_s:.2f} times as fast a GPU on {more} as on {fewer}"
-    return None
+    steps = row.sample_s
+    pairs = [(few, many) for few in steps for many in steps if few < many]
+    gains = ((steps[few] / steps[many], many, few) for few, many in pairs)
+    gain, more, fewer = max(gains, default=(1.0, 0, 0))
+    return f"beyond linear: {gain:.2f} times as fast a GPU on {more} as on {fewer}" if gain > FASTER else None
 
 
 def _gap(rows: Sequence[Series]) -> str | None:
