@@ -67,7 +67,9 @@ def test_a_probe_stops_on_its_time():
 
 def test_steps_ahead_count_and_the_first_of_an_epoch_is_no_part_of_the_mean():
     ahead = StopRule(0.01, 10.0, 100)
-    ahead.add(1.0)
+    ahead.add(5.0)
+    assert ahead.reason(ahead=99) is None  # the first step says nothing of the others
+    ahead.add(0.5)
     assert ahead.reason(ahead=8) is None and ahead.reason(ahead=9) == "seconds"
 
     def known(steps_per_epoch: int) -> bool:
@@ -188,7 +190,7 @@ def test_the_other_nodes_hear_of_it_in_time(tmp_path: Path, monkeypatch: pytest.
     peers: Any = SimpleNamespace(tell_stop=heard.append)
     allocation = Allocation(job="7", hosts=("a", "b"))
     with StopOnWarning(allocation, board, 4, tmp_path, False, peers) as stop:
-        config = typed("probe.enabled=true", "probe.seconds=1.0", "nodes=2", "gpus=2")
+        config = typed("probe.enabled=true", "probe.seconds=0.4", "nodes=2", "gpus=2")
         Probing(config, rank_of(0, 4), torch.device("cpu"), board, 100).step_ended(12)
         assert board.stop_at == 12 + 1 + 4  # 2 s of steps of 0.5 s
         awaited(lambda: heard)

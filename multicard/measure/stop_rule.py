@@ -33,8 +33,8 @@ class StopRule:
         self._one_step = steps_per_epoch == 1
         self._first = True
         self._series: list[float] = []
-        self._steps = 0
-        self._trained_s = 0.0
+        self._trained_s = self._series_s = 0.0
+        self.fastest_s = math.inf  # step so far
         self._look_at = LEAST_STEPS, seconds * LEAST_SHARE
         mean_step(np.arange(1.0, LEAST_STEPS))  # imports scipy, which would count as part of a step later
 
@@ -44,14 +44,10 @@ class StopRule:
     def add(self, step_s: float) -> None:
         if self._one_step or not self._first:
             self._series.append(step_s)
+            self._series_s += step_s
         self._first = False
-        self._steps += 1
         self._trained_s += step_s
-
-    @property
-    def pace_s(self) -> float:
-        """The mean of all steps so far, in seconds."""
-        return self._trained_s / max(1, self._steps)
+        self.fastest_s = min(self.fastest_s, step_s)
 
     def reason(self, ahead: int = 0) -> str | None:
         """Why to stop now: "error", as the mean is known, or "seconds"; None: train on.
@@ -61,7 +57,7 @@ class StopRule:
         """
         steps, trained_s = self._look_at
         count = len(self._series)
-        late = self._trained_s + ahead * self.pace_s >= self.seconds
+        late = self._trained_s + ahead * self._series_s / max(1, count) >= self.seconds
         if late or (count >= steps and self._trained_s >= trained_s):
             self._look_at = math.ceil(GROWTH * count), self._trained_s + APART_S
             if count >= LEAST_STEPS and self._is_known(mean_step(np.array(self._series))):

@@ -54,8 +54,8 @@ class Probing:
         if self._rule is None or self.board.stop_at:
             return
         ahead = self._passed + 1
-        if self.nodes > 1 and self._rule.pace_s:
-            ahead += math.ceil(HEARD_AFTER_S["several"] / self._rule.pace_s)
+        if self.nodes > 1:
+            ahead += math.ceil(HEARD_AFTER_S["several"] / self._rule.fastest_s)
         reason = self._rule.reason(ahead + self._ends.pending)
         if reason is not None:
             self.ended_by = reason
