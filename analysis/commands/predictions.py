@@ -33,7 +33,7 @@ ERROR_HEADINGS = (
     "mean error",
     "bias",
     "inside",
-    "95% of that",
+    "95% interval",
     "half-width",
 )
 VERDICT_HEADINGS = ("predicted to fit", "fitted", "ran out of memory")

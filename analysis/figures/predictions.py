@@ -114,14 +114,14 @@ def _ratios(column: str, rows: Sequence[Row], bases: Sequence[str]) -> Spec:
 
 
 def _scale(least: float, most: float) -> tuple[alt.Scale, alt.Axis]:
-    """A log scale with at least three ticks; linear within a factor of two, where a log scale has hardly any."""
-    if most < 2 * least:
-        return alt.Scale(domain=[least, most], nice=False, zero=False), alt.Axis(format="~g", tickCount=5)
+    """A log scale with at least three ticks; linear within a factor of three, where a log scale has hardly any."""
+    if most < 3 * least:
+        return alt.Scale(domain=[least, most], nice=False, zero=False), alt.Axis(format=",~f", tickCount=5)
     powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)))
     candidates = ([digit * 10.0**power for power in powers for digit in digits] for digits in TICKS)
     within = [[tick for tick in ticks if least <= tick <= most] for ticks in candidates]
     ticks = next((ticks for ticks in within if len(ticks) > 2), within[-1])
-    return alt.Scale(type="log", domain=[least, most], nice=False), alt.Axis(values=ticks, format="~g")
+    return alt.Scale(type="log", domain=[least, most], nice=False), alt.Axis(values=ticks, format=",~f")
 
 
 def _shown(divisor: str, least: float, most: float) -> list[Spec]:
