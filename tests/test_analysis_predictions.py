@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,11 @@ def test_errors_bias_and_coverage_are_those_by_hand(tmp_path: Path, capsys: pyte
         ("-20.0%", "no", f"{runs}/01"),
     ]
     assert len(worst[3]) == 8 and worst[4] == [""]  # a line for each run
+
+    known = records.prediction(memory_basis="measured in 2 of this cell's runs")
+    write(tmp_path / "known", records.vision(prediction=known))
+    assert ["memory", "measured", "1", "10.0%"] in [line[:4] for line in printed(capsys, str(tmp_path / "known"))]
+    shutil.rmtree(tmp_path / "known")
 
     both = printed(capsys, str(tmp_path))
     assert ["step", "probed", "1", "2.0%", "2.0%", "+2.0%", "100%", "21% to 100%", "±10.0%"] in both

@@ -21,8 +21,9 @@ PREDICTED = {
     "energy_joules": "energy_joules",
     MEMORY: "allocated_bytes",
 }
-BASES = ("measured", "probed", "scaled", "published")  # from the best to the poorest
-COMPUTED = "computed"  # the basis of all memory
+MEASURED = "measured"
+BASES = (MEASURED, "probed", "scaled", "published")  # from the best to the poorest
+COMPUTED = "computed"  # memory that no run of the cell had shown
 VERDICTS = ("yes", "tight", "no")
 SLOWED = ("disturbed", "loaded", "crowded", "oversubscribed", "profiled")  # marks; such runs do not teach times either
 OUT_OF_MEMORY = "oom"
@@ -115,5 +116,12 @@ def _figures(run: Run, prediction: Prediction, columns: Sequence[str]) -> Iterat
         if interval is None or not measured or (column == MEMORY and run["cpu_ranks"]):
             continue
         if min(measured, interval.value) > LEAST:
-            basis = COMPUTED if column == MEMORY else prediction.basis
-            yield Comparison(run, column, basis, interval.value, interval.low, interval.high, measured)
+            yield Comparison(
+                run, column, _basis(column, prediction), interval.value, interval.low, interval.high, measured
+            )
+
+
+def _basis(column: str, prediction: Prediction) -> str:
+    if column != MEMORY:
+        return prediction.basis
+    return MEASURED if prediction.memory_basis.startswith(MEASURED) else COMPUTED

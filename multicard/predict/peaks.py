@@ -58,7 +58,7 @@ def _complete(prediction: Prediction, answer: PeakMemory | str, machine: Machine
             whole, shift = prediction.memory_bytes, peak - before.value
             prediction.memory_bytes = Interval(whole.value + shift, max(whole.low + shift, peak), whole.high + shift)
         prediction.memory_basis, prediction.fits = f"measured in {len(peaks)} of this cell's runs", "yes"
-    elif past:
+    elif any(run.record.status == "oom" for run in past):  # of CPU ranks no peak is known either
         prediction.memory_basis, prediction.fits = "a run of this cell ran out of memory on this GPU", "no"
 
 
