@@ -11,6 +11,7 @@ from multicard.records.schema_parts import Interval
 
 # Keys that change no step, but how many there are
 LENGTH = ("epochs", "dataset.train_limit", "dataset.test_limit", "dataset.rows", "max_steps")
+PRIOR_DEGREES = 4
 Figure = Callable[[PastRun], float | None]
 
 
@@ -66,11 +67,12 @@ def spread(values: Sequence[float], sd: float) -> Interval:
     """The geometric mean of figures above 0, with the 90 % interval of the next one.
 
     Args:
-        sd: of the logarithm between runs, which counts as one degree of freedom beside those of `values`.
+        sd: of the logarithm between runs, which counts as PRIOR_DEGREES of freedom beside those of `values`.
     """
     logs = [math.log(value) for value in values]
-    between = repeated_runs.pooled([[(value, 0.0) for value in logs]], sd).term
-    half = repeated_runs.student_quantile(CONFIDENCE, between.degrees)
-    half = min(half * math.sqrt(between.variance * (1 + 1 / len(values))), math.log(10))
-    value = math.exp(math.fsum(logs) / len(logs))
-    return Interval(value, value * math.exp(-half), value * math.exp(half))
+    mean, count = math.fsum(logs) / len(logs), len(logs)
+    degrees = PRIOR_DEGREES + count - 1
+    variance = (PRIOR_DEGREES * sd**2 + math.fsum((value - mean) ** 2 for value in logs)) / degrees
+    half = repeated_runs.student_quantile(CONFIDENCE, degrees) * math.sqrt(variance * (1 + 1 / count))
+    half = min(half, math.log(10))
+    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))

@@ -46,6 +46,10 @@ class PastRun:
         """The part of the setting on which a step depends, sorted."""
         return tuple(sorted(observations.axes(self.setting).items()))
 
+    def has_steps_of(self, axes: Mapping[str, str]) -> bool:
+        """Whether its steps are those of a setting; keys that came after the run say nothing."""
+        return not observations.differences(dict(self.axes), axes)
+
     @cached_property
     def hardware(self) -> str | None:
         return product(self.record.hardware)

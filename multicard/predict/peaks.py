@@ -76,8 +76,8 @@ def _predicted(prediction: Prediction, answer: PeakMemory, machine: Machine) -> 
 
 def _runs_of(config: RunConfig, here: Sequence[PastRun]) -> list[PastRun]:
     """The runs with the same steps that had a GPU for each rank, and ended or ran out of memory."""
-    own = tuple(sorted(axes(setting(plain(config))).items()))
-    return [run for run in here if run.axes == own and not run.record.oversubscribed]
+    own = axes(setting(plain(config)))
+    return [run for run in here if run.has_steps_of(own) and not run.record.oversubscribed]
 
 
 def _measured(config: RunConfig, here: Sequence[PastRun]) -> list[Measured]:

@@ -133,7 +133,7 @@ class Predictor:
         step_s = step_s if epochs is None else totals.over_epochs(step_s, config.epochs, epochs, alike)
         prediction = Prediction(estimated.basis, estimated.runs, estimated.about, step_s)
         if estimated.basis in (estimate.MEASURED, estimate.PROBED) and not alike.of_this_cell():
-            prediction.basis, prediction.about = estimate.SCALED, f"{estimated.about}, at another length"
+            prediction.basis, prediction.about = estimate.SCALED, f"{estimated.about}, of another length"
         try:
             length = lengths.length(config, alike, here, sizes)
         except ValueError:  # the data is not there
@@ -155,8 +155,8 @@ class Predictor:
 
     def _why_unknown(self, kind: str, own: dict[str, str]) -> str:
         """What is known of the cell all the same: runs that say nothing about time."""
-        axes = tuple(sorted(observations.axes(own).items()))
-        runs = [run for run in self.history.runs if run.record.kind == kind and run.axes == axes]
+        axes = observations.axes(own)
+        runs = [run for run in self.history.runs if run.record.kind == kind and run.has_steps_of(axes)]
         reasons = Counter(run.left_out or f"measured on {run.hardware}, {run.record.cores} cores" for run in runs)
         words = ", ".join(f"{count(number, 'run')} {reason}" for reason, number in reasons.items())
         nothing = f"no run like it on {self.target.hardware or 'this GPU'}"

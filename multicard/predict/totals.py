@@ -1,6 +1,6 @@
 """What a run takes in all, from its step: seconds of training and evaluation, and joules.
 
-    total = steps x step + warm-up + epochs x (evaluation + rest)
+    total = step x (steps + warm-up + epochs x evaluation) + epochs x rest
 
 The deviations of independent parts add as squares. That of the mean step is the same in all steps of a run, so it does
 not average out over them.
@@ -61,17 +61,18 @@ def total_s(config: RunConfig, step_s: Interval, length: Length, alike: Alike, p
         probed: whether it is that of probes, in which neither the first step of an epoch counts nor the last.
     """
     epochs = config.epochs
-    parts = [product(step_s, _steps(length, epochs, probed))]
+    steps = [_steps(length, epochs, probed)]
     warmup = alike.interval(warmup_steps, WARMUP_SD)
-    if warmup is not None:
-        parts.append(product(warmup, exact(step_s.value)))
-    if probed and epochs > 1:
-        waits = alike.interval(later_first_batch_s, WARMUP_SD)
-        parts += [] if waits is None else [product(waits, exact(epochs - 1))]
+    steps += [] if warmup is None else [warmup]
     if length.test:
         share = alike.interval(evaluation_share, EVALUATION_SD) or EVALUATION
         images = -(-length.test // ranks(config))
-        parts.append(product(share, exact(epochs * images * step_s.value / config.batch_size)))
+        steps.append(product(share, exact(epochs * images / config.batch_size)))
+    # what slows the steps of a run slows its evaluation too
+    parts = [product(step_s, summed(steps))]
+    if probed and epochs > 1:
+        waits = alike.interval(later_first_batch_s, WARMUP_SD)
+        parts += [] if waits is None else [product(waits, exact(epochs - 1))]
     rest = alike.interval(rest_s, WARMUP_SD)
     parts += [] if rest is None else [product(rest, exact(epochs))]
     return summed(parts)

@@ -1,0 +1,505 @@
+"""What is predicted of runs from the records of others."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from multicard.config.base import RunConfig, plain
+from multicard.controller import attempts
+from multicard.machine import environment
+from multicard.machine.allocation import Allocation
+from multicard.measure import formulas
+from multicard.predict import alike, before_run, gpus, history, lengths, memory, run, totals
+from multicard.predict.history import History
+from multicard.predict.memory import result
+from multicard.predict.memory.facts import ImageFacts
+from multicard.predict.memory.requests import Request, config_of
+from multicard.predict.run import Predictor, Target
+from multicard.ranks.failures import Failure
+from multicard.records import comparable
+from multicard.records.schema_parts import Interval, Prediction
+from tests import records
+from tests.conftest import SMALL, typed, typed_llm
+from tests.nvml_stand_in import Gpu, Nvml, install
+
+CPU = Target("AMD EPYC", 16, "cpu")
+H200 = Target("h200", 16, "cuda", "NVIDIA H200", 150_000_000_000, 4)
+STEPS = 20  # of an epoch of the records here
+EVALUATE_S, WARMUP_S, REST_S = 0.5, 0.3, 0.01
+
+
+def vision(mean_s: float = 0.1, device: str = "cpu", gpus: int = 1, epochs: int = 2, **changes: Any) -> dict[str, Any]:
+    """A record of which the figures add up: epochs of STEPS steps, and a longer first step of the run."""
+    record = records.vision(device=device, gpus=gpus, epochs=epochs, **changes)
+    trained_s = [STEPS * mean_s + WARMUP_S * (epoch == 0) for epoch in range(epochs)]
+    counts = {"samples": STEPS * 16 * gpus, "test_samples": 1000, "first_batch_s": 0.0}
+    parts = [{"epoch": k, "train_s": s, "evaluate_s": EVALUATE_S, **counts} for k, s in enumerate(trained_s)]
+    statistics = formulas.statistics([mean_s] * (STEPS * epochs), 1)
+    total_s = sum(trained_s) + epochs * (EVALUATE_S + REST_S)
+    own = {"epochs": parts, "step_s": statistics, "total_s": total_s}
+    return record | {key: value for key, value in own.items() if key not in changes}
+
+
+def probe(step_s: float = 0.1, **changes: Any) -> dict[str, Any]:
+    """The record of a probe of the same: 11 steps, of which the first took longer."""
+    epoch = {"epoch": 0, "steps": 11, "train_s": 11 * step_s + WARMUP_S, "evaluate_s": EVALUATE_S}
+    epoch |= {"test_samples": 1000, "samples": STEPS * 16, "first_batch_s": 0.0}
+    end = {"ended_by": "error", "steps": 10, "warmup_steps": 0, "step_s": step_s, "half_width": 0.01}
+    return vision(step_s, **changes) | {"probe": end | {"steps_per_epoch": STEPS}, "epochs": [epoch], "total_s": 1.9}
+
+
+def past(*every: dict[str, Any]) -> History:
+    return History([history.PastRun(history.DECODER.decode(json.dumps(record))) for record in every])
+
+
+def config(record: dict[str, Any], **changes: Any) -> RunConfig:
+    """The configuration of a record, with other values of keys."""
+    typed_config = config_of(Request(record["kind"], record["config"], {}, "cpu"))
+    for key, value in changes.items():
+        group, _, inner = key.partition("__")
+        setattr(getattr(typed_config, group) if inner else typed_config, inner or group, value)
+    return typed_config
+
+
+def predicted(
+    wanted: RunConfig, known: History, target: Target = CPU, commit: str | None = records.COMMIT
+) -> Prediction:
+    (prediction,) = Predictor(target, known, commit).predict_all([wanted], memory=False)
+    return prediction
+
+
+# ---- the history
+
+
+def test_only_finished_records_that_can_be_read_are_in_the_history(tmp_path: Path):
+    sweep = tmp_path / "multirun" / "sweep"
+    for name, record in {
+        "ok": vision(),
+        "probe-probe": probe(),
+        "oom": vision(status="oom"),
+        "refused": vision(status="refused"),
+        ".aside.before": vision(),
+        "newer": vision(schema_version=99),
+    }.items():
+        records.write(sweep / name, record)
+    for name, text in {"broken": "{", "empty": "", "list": "[]", "types": '{"kind": "vision", "status": 3}'}.items():
+        records.write(sweep / name, {})
+        (sweep / name / "result.json").write_text(text)
+    (sweep / "unfinished").mkdir()
+    known = history.read([sweep, tmp_path / "absent"])
+    assert sorted(run.record.status for run in known.runs) == ["ok", "ok", "oom"]
+    assert (sum(run.is_probe for run in known.runs), known.unread) == (1, 5)
+
+
+def test_a_record_is_decoded_once_for_each_state_of_its_file(tmp_path: Path):
+    records.write(tmp_path / "run", vision(0.1))
+    (first,) = history.read([tmp_path]).runs
+    assert history.read([tmp_path]).runs[0] is first
+    path = tmp_path / "run" / "result.json"
+    path.with_name("new").write_text(json.dumps(vision(0.2)))
+    path.with_name("new").replace(path)
+    assert history.read([tmp_path]).runs[0].step_s == pytest.approx(0.2)
+
+
+def test_a_root_of_sweeps_teaches_all_of_them_and_another_folder_itself(tmp_path: Path):
+    root = tmp_path / "multirun"
+    for name in ("b", "a", "published", ".hidden"):
+        (root / name / "cell").mkdir(parents=True)
+    (root / "file").write_text("")
+    assert history.history_folders(root / "b" / "cell") == [root / "a", root / "b"]
+    assert history.history_folders(tmp_path / "other" / "b" / "cell") == [tmp_path / "other" / "b"]
+
+
+def test_older_records_are_read(tmp_path: Path):
+    known = history.read(sorted(Path("tests/fixtures/records_v1").iterdir()))
+    assert (len(known.runs), known.unread) == (8, 0)
+    assert sum(run.left_out is None for run in known.runs) == 5
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("disturbed", {"load": records.load(8.0)}),
+        ("disturbed", {"device": "cuda", "gpu": records.gpu(by="other")}),
+        ("more ranks than cores", {"gpus": 32}),
+        ("profiled", {"profile": {"name": "kineto", "window": "start"}}),
+        ("diverged", {"status": "diverged"}),
+        ("ran out of memory", {"status": "oom"}),
+        ("shared a GPU", {"device": "cuda", "oversubscribed": True}),
+        ("no times", {"step_s": formulas.statistics([], 1)}),
+        ("no times", {"gpus": 2, "step_s": {"mean": 0.1}}),  # an older definition
+        ("no times", {"total_s": 1e300}),
+    ],
+)
+def test_runs_that_say_nothing_about_time_are_left_out_and_the_reason_is_said(reason: str, changes: dict[str, Any]):
+    record = vision(**changes)
+    known = past(record)
+    assert known.runs[0].left_out == reason
+    prediction = predicted(config(record), known, H200 if record["axes"]["device"] == "cuda" else CPU)
+    assert (prediction.basis, prediction.total_s) == ("unknown", None)
+    assert f"of this cell 1 run {reason}" in prediction.about
+
+
+# ---- parts and their intervals
+
+
+def test_deviations_of_independent_parts_add_as_squares():
+    part = totals.summed([Interval(10.0, 7.0, 14.0), Interval(5.0, 1.0, 8.0)])
+    assert (part.value, part.low, part.high) == (15.0, 10.0, 20.0)
+    factor = totals.product(Interval(2.0, 1.0, 4.0), totals.exact(3.0))
+    assert (factor.value, factor.low, factor.high) == pytest.approx((6.0, 3.0, 12.0))
+    both = totals.product(Interval(2.0, 1.0, 4.0), Interval(3.0, 1.5, 6.0))
+    assert both.high == pytest.approx(6.0 * 2 ** math.sqrt(2))
+    assert totals.widened(Interval(10.0, 8.0, 13.0), 2.0) == Interval(10.0, 6.0, 16.0)
+
+
+def test_the_interval_of_a_figure_narrows_with_runs_and_covers_the_next(seed: int = 0):
+    one, ten = alike.spread([2.0], 0.05), alike.spread([2.0] * 10, 0.05)
+    assert (one.value, ten.value) == pytest.approx((2.0, 2.0))
+    assert one.high > ten.high > 2.0 > ten.low > one.low
+    import numpy as np
+
+    draws = np.random.default_rng(seed).lognormal(0.0, 0.05, (400, 6))
+    inside = [part.low <= draw[5] <= part.high for draw in draws for part in [alike.spread(list(draw[:5]), 0.05)]]
+    assert 0.86 <= np.mean(inside) <= 0.98
+
+
+# ---- lengths
+
+
+@pytest.mark.parametrize("strategy", ["ddp_ds", "ddp_rr", "ddp"])
+@pytest.mark.parametrize(("ranks", "samples"), [(1, 96), (2, 97), (4, 130), (3, 47)])
+def test_the_steps_of_an_epoch_are_those_of_the_strategies(
+    strategy: str, ranks: int, samples: int, monkeypatch: pytest.MonkeyPatch
+):
+    from multicard.vision import replicas
+    from multicard.vision.strategy import STRATEGIES
+
+    monkeypatch.setattr(replicas, "replicate", lambda model, options, rank: (model, model))
+    wanted = typed(f"strategy={strategy}", f"gpus={ranks}", "batch_size=16", "device=cpu")
+    rank: Any = SimpleNamespace(world_size=ranks, rank=0, device=None)
+    share = STRATEGIES[strategy].share(None, samples, wanted, rank)  # pyright: ignore[reportArgumentType]
+    assert lengths.of_images(wanted, samples, 0).steps == share.steps
+
+
+def test_the_length_of_a_run_by_hand():
+    of_dp = typed("strategy=dp", "gpus=4", "batch_size=16")
+    assert lengths.of_images(of_dp, 130, 7) == lengths.Length(3, 2 / 64, 7)
+    tuning = typed_llm("gpus=2", "batch_size=3", "gradient_accumulation_steps=2", "device=cpu")
+    assert lengths.of_rows(tuning, 41) == lengths.Length(3)  # 21 rows a rank, 7 batches
+    tuning.max_steps = 2
+    assert lengths.of_rows(tuning, 41) == lengths.Length(2)
+
+
+def test_lengths_come_from_runs_on_the_same_data_else_from_the_data():
+    known = past(vision(dataset__train_limit=None))  # 320 images
+    read = []
+
+    def sizes(wanted: RunConfig) -> ImageFacts:
+        read.append(wanted)
+        return ImageFacts(640, 500, 10, 8, 1)
+
+    def of(**changes: Any) -> lengths.Length | None:
+        wanted = config(vision(), **changes)
+        near = alike.Alike(history.setting(records.vision()["config"]), [])
+        return lengths.length(wanted, near, known.runs, sizes)
+
+    assert of() == lengths.Length(20, 1.0, 1000)
+    assert of(batch_size=32) == lengths.Length(10, 1.0, 1000)
+    assert of(dataset__train_limit=100) == lengths.Length(7, 0.25, 1000)
+    assert of(dataset__train_limit=1000, epochs=5) == lengths.Length(20, 1.0, 1000)
+    assert not read
+    assert of(dataset__name="mnist") == lengths.Length(40, 1.0, 500)
+    assert len(read) == 1
+
+
+def test_rows_of_text_are_those_that_have_a_label():
+    def record(wanted: RunConfig, **own: Any) -> dict[str, Any]:
+        return records.llm(**own) | {"config": plain(wanted)}
+
+    def of(wanted: RunConfig, known: History) -> lengths.Length | None:
+        return lengths.length(wanted, alike.Alike({}, []), known.runs)
+
+    rows, longer = typed_llm("batch_size=2"), typed_llm("batch_size=4")
+    known = past(record(rows, text_rows={"read": 500, "cut": 9, "left_out": 20}))
+    assert of(longer, known) == lengths.Length(120)
+    assert of(longer, History()) == lengths.Length(125)  # of dataset.rows
+    words = "packed=true", "max_seq_len=64"
+    epoch = {"epoch": 0, "steps": 30, "train_s": 3.0, "ended_s": 3.0, "train_loss": 2.0, "samples": 60}
+    packed = past(record(typed_llm("batch_size=2", *words), epochs=[epoch]))
+    assert of(typed_llm("batch_size=4", *words), packed) == lengths.Length(15)
+    assert of(typed_llm("batch_size=4", *words), known) is None  # how many sequences, nobody knows
+    assert of(typed_llm("batch_size=4", "max_steps=9", *words), known) == lengths.Length(9)
+
+
+# ---- totals and energy
+
+
+def test_the_total_of_a_cell_that_ran_is_what_it_took():
+    record = vision()
+    prediction = predicted(config(record), past(record))
+    assert prediction.basis == "measured"
+    assert prediction.step_s is not None and prediction.step_s.value == pytest.approx(0.1)
+    assert prediction.total_s is not None and prediction.total_s.value == pytest.approx(record["total_s"])
+    assert prediction.total_s.low < record["total_s"] < prediction.total_s.high
+
+
+def test_the_total_of_a_longer_run_grows_with_its_epochs_and_images():
+    known = past(vision(epochs=2))
+    longer = predicted(config(vision(epochs=6)), known)
+    assert (longer.basis, longer.runs) == ("scaled", 1)
+    assert longer.about.endswith("of another length")
+    assert longer.total_s is not None
+    assert longer.total_s.value == pytest.approx(vision(epochs=6)["total_s"])
+    shorter = predicted(config(vision(), dataset__train_limit=160), known)  # half of the images
+    assert shorter.total_s is not None
+    assert shorter.total_s.value == pytest.approx(2 * (10 * 0.1 + EVALUATE_S + REST_S) + WARMUP_S)
+
+
+def test_the_error_of_the_step_does_not_average_out():
+    record = vision()
+    near = alike.Alike(history.setting(record["config"]), past(record).runs)
+    step_s = Interval(0.1, 0.09, 0.11)
+    short, long = (
+        totals.total_s(config(record, epochs=epochs), step_s, lengths.Length(STEPS), near, False) for epochs in (2, 200)
+    )
+    assert 0.1 < long.high / long.value - 1 < short.high / short.value - 1 < 0.12
+
+
+def test_a_drift_between_epochs_is_carried_over():
+    record = vision(epochs=3)
+    for epoch in record["epochs"][1:]:
+        epoch["train_s"] *= 1.2
+    record["step_s"]["mean"] = (0.1 * (STEPS - 1) + 2 * STEPS * 0.12) / (3 * STEPS - 1)
+    known = past(record)
+    assert totals.drift(known.runs[0]) == pytest.approx(1.2)
+    near = alike.Alike(history.setting(record["config"]), known.runs)
+    from_probe = totals.over_epochs(totals.exact(0.1), 3, 1.0, near)
+    assert from_probe.value == pytest.approx(0.1 * (1 + 2 * 1.2) / 3)
+    assert from_probe.low < from_probe.value < from_probe.high
+
+
+def test_the_total_from_a_probe_is_that_of_the_whole_run():
+    prediction = predicted(config(vision(epochs=3)), past(probe(epochs=3)))
+    assert (prediction.basis, prediction.runs) == ("probed", 1)
+    assert prediction.total_s is not None
+    assert prediction.total_s.value == pytest.approx(vision(epochs=3)["total_s"] - 3 * REST_S)  # which no probe tells
+    assert prediction.total_s.low < vision(epochs=3)["total_s"] < prediction.total_s.high
+
+
+def test_energy_is_the_power_of_gpus_alike_by_the_total():
+    record = vision(device="cuda", gpus=2)
+    record["gpu"]["energy_joules"] = 1200.0 * record["total_s"]  # 600 W each
+    known = past(record)
+    same = predicted(config(record), known, H200)
+    assert same.energy_joules is not None and same.energy_joules.value == pytest.approx(1200.0 * record["total_s"])
+    near = alike.Alike(history.setting(vision(device="cuda", gpus=4)["config"]), known.runs)
+    more = totals.energy_joules(totals.exact(10.0), config(record, gpus=4), near)
+    assert more is not None and more.value == pytest.approx(4 * 600.0 * 10.0)
+    own = totals.energy_joules(
+        totals.exact(10.0), config(record), alike.Alike(history.setting(record["config"]), known.runs)
+    )
+    assert own is not None and more.high / more.value > own.high / own.value
+    sampled = past(record | {"gpu": record["gpu"] | {"covers": "sampled"}})
+    assert predicted(config(record), sampled, H200).energy_joules is None
+    assert predicted(config(vision()), past(vision())).energy_joules is None  # CPU ranks
+
+
+# ---- calibration
+
+
+def missed(by: float, calibration: float = 1.0, basis: str = "measured") -> dict[str, Any]:
+    """A run that took `by` sides of the interval of its prediction more than predicted."""
+    said = {"value": 100.0, "low": 90.0, "high": 120.0}
+    prediction = {"basis": basis, "total_s": said, "calibration": calibration}
+    return vision(total_s=100.0 + 20.0 * by, prediction=prediction)
+
+
+def test_intervals_are_widened_or_narrowed_by_how_predictions_came_out():
+    def factor(*every: dict[str, Any]) -> float:
+        return totals.calibration(past(*every).runs, "measured")
+
+    misses = [missed(0.1 * number) for number in range(1, 20)]
+    assert factor(*misses[:9]) == 1.0  # too few
+    assert factor(*misses) == pytest.approx(1.8)  # the 18th of 19
+    assert factor(*[missed(0.01)] * 10) == totals.LEAST_FACTOR
+    assert factor(*[missed(-2.0, basis="scaled")] * 30) == 1.0  # of another basis
+    # already narrowed intervals are not narrowed again
+    assert factor(*[missed(1.0, calibration=0.5)] * 10) == pytest.approx(0.5)
+    plain, widened = (predicted(config(vision()), past(vision(), *more)) for more in ([], [missed(3.0)] * 12))
+    assert plain.total_s is not None and widened.total_s is not None
+    assert (plain.calibration, widened.calibration) == pytest.approx((1.0, 3.0))
+
+
+# ---- bases
+
+
+def test_a_cell_like_those_that_ran_is_scaled():
+    known = past(vision(0.1), vision(0.3, precision="fp64"), vision(0.11, gpus=2))
+    prediction = predicted(config(vision(gpus=2, precision="fp64")), known)
+    assert (prediction.basis, prediction.fits) == ("scaled", None)
+    assert prediction.step_s is not None and prediction.total_s is not None
+    assert prediction.step_s.low < 0.33 < prediction.step_s.high
+    measured = predicted(config(vision()), known).step_s
+    assert measured is not None
+    assert prediction.step_s.high / prediction.step_s.value > measured.high / measured.value
+
+
+def test_another_commit_widens_and_another_machine_says_nothing():
+    record = vision()
+    same, other = (predicted(config(record), past(record), commit=commit) for commit in (records.COMMIT, "0" * 40))
+    assert same.total_s is not None and other.total_s is not None
+    assert other.total_s.high > same.total_s.high
+    assert "another commit" in other.about
+    changed = predicted(config(record), past(record | {"changes": "12345678"}))
+    assert "another commit" in changed.about  # than the commit with those changes
+    for elsewhere in ({"hardware": "Intel Xeon"}, {"cores": 8}):
+        unknown = predicted(config(record), past(record | elsewhere))
+        assert unknown.basis == "unknown"
+        assert "measured on" in unknown.about
+    nothing = predicted(config(record), History())
+    assert (nothing.basis, nothing.about) == ("unknown", "no run like it on AMD EPYC")
+
+
+def test_a_gpu_that_others_measured_has_a_published_basis():
+    wanted = typed("dataset=mnist", "dataset.image_size=500", "gpus=1", "precision=fp32", "predict.gpu=h100-94gb")
+    wanted.batch_size, wanted.pin_memory = 32, False
+    prediction = predicted(wanted, History(), run.target(wanted))
+    assert (prediction.basis, prediction.step_s is None) == ("published", False)
+    assert predicted(wanted, History(), Target(None, None, "cuda")).basis == "unknown"
+
+
+# ---- the machine
+
+
+def test_a_target_is_a_gpu_by_name_a_memory_or_this_machine(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ValueError, match=r"predict\.gpu=h1000: .*h100-94gb"):
+        run.target(typed("predict.gpu=h1000"))
+    named = run.target(typed("predict.gpu=h100-94gb"))
+    assert (named.hardware, named.cores, named.device_type) == ("h100-94gb", None, "cuda")
+    assert named.memory_bytes == gpus.GPUS["h100-94gb"].memory_bytes
+    stated = run.target(typed("predict.gpu=h100-94gb", "predict.memory=80GB"))
+    assert stated.memory_bytes == 80 * 10**9
+    monkeypatch.setattr(environment, "gpus", list)
+    assert run.target(typed("predict.memory=80GiB")) == Target(None, None, "cuda", None, 80 * 2**30)
+    here = run.target(typed())
+    assert (here.device_type, here.hardware, here.cores) == ("cpu", environment.cpu_model(), environment.cores())
+    assert run.target(typed("device=cuda")) == Target(None, None, "cuda")
+
+
+def test_the_gpus_of_this_machine_are_the_target(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install(monkeypatch, Nvml(Gpu("GPU-a"), Gpu("GPU-b", bus=1)))
+    here = run.target(typed())
+    assert (here.hardware, here.gpu, here.gpus, here.device_type) == ("H200", "H200", 2, "cuda")
+    assert here.memory_bytes == gpus.usable_bytes("H200", 150_000_000_000)
+    assert run.target(typed("device=cpu")).device_type == "cpu"
+
+
+# ---- memory
+
+
+def answer(total_bytes: int) -> result.PeakMemory:
+    allocated = total_bytes - 10 * 10**9
+    return result.PeakMemory(
+        active_bytes=allocated - 10**9,
+        by_kind={},
+        phase="forward",
+        operator="",
+        by_phase={},
+        extras={},
+        allocated_bytes=allocated,
+        allocated_low_bytes=allocated - 2 * 10**9,
+        allocated_high_bytes=allocated + 2 * 10**9,
+        total_bytes=total_bytes,
+        low_bytes=total_bytes - 5 * 10**9,
+        high_bytes=total_bytes + 5 * 10**9,
+        basis="steps without values",
+        seconds=1.0,
+    )
+
+
+def of_memory(monkeypatch: pytest.MonkeyPatch, known: History, total_gb: int, compute: bool = True) -> Prediction:
+    calls: list[bool] = []
+
+    def predict_all(configs: Any, machine: Any, sizes: Any, measured: Any = (), compute: bool = True) -> list[Any]:
+        calls.append(compute)
+        assert (machine.gpu, machine.memory_bytes) == (H200.gpu, H200.memory_bytes)
+        return [answer(total_gb * 10**9)] * len(configs)
+
+    monkeypatch.setattr(memory, "predict_all", predict_all)
+    wanted = config(vision(device="cuda"))
+    (prediction,) = Predictor(H200, known, None).predict_all([wanted], memory=compute)
+    assert any(calls) == compute
+    return prediction
+
+
+def test_memory_is_that_of_steps_without_values(monkeypatch: pytest.MonkeyPatch):
+    verdicts = {size: of_memory(monkeypatch, History(), size).fits for size in (100, 148, 200)}
+    assert verdicts == {100: "yes", 148: "tight", 200: "no"}
+    prediction = of_memory(monkeypatch, History(), 100, compute=False)
+    assert prediction.memory_bytes == Interval(100e9, 95e9, 105e9)
+    assert (prediction.active_bytes, prediction.gpu_memory_bytes) == (89 * 10**9, H200.memory_bytes)
+    assert prediction.basis == "unknown"  # of its times
+
+
+def test_memory_that_was_measured_replaces_what_was_predicted(monkeypatch: pytest.MonkeyPatch):
+    peak = {"max": 100 * 10**9, "per_rank": [100 * 10**9], "kind": "cuda_allocated"}
+    ok = of_memory(monkeypatch, past(vision(device="cuda", peak_memory_bytes=peak)), 148)
+    assert (ok.fits, ok.memory_basis) == ("yes", "measured in 1 of this cell's runs")
+    assert ok.allocated_bytes is not None and ok.allocated_bytes.value == 100 * 10**9
+    assert ok.memory_bytes is not None and ok.memory_bytes.value == 110 * 10**9
+    oom = of_memory(monkeypatch, past(vision(device="cuda", status="oom")), 148)
+    assert (oom.fits, oom.memory_basis) == ("no", "a run of this cell ran out of memory on this GPU")
+    other = of_memory(monkeypatch, past(vision(device="cuda", status="oom", hardware="Tesla T4")), 100)
+    assert other.fits == "yes"
+
+
+def test_data_that_is_not_there_is_the_reason_for_no_memory():
+    wanted = typed("dataset=images", "dataset.root=/nowhere", "predict.gpu=h100-94gb")
+    (prediction,) = Predictor(run.target(wanted), History(), None).predict_all([wanted])
+    assert prediction.memory_bytes is None
+    assert "/nowhere" in prediction.memory_basis
+
+
+# ---- before a run
+
+
+def test_a_requeued_run_keeps_its_first_prediction(tmp_path: Path):
+    attempts.begin(tmp_path, Allocation(), prediction={"basis": "scaled"})
+    attempts.end(tmp_path, Failure("preempted", ""))
+    attempts.begin(tmp_path, Allocation(), prediction={"basis": "measured"})
+    assert attempts.last(tmp_path)["prediction"] == {"basis": "scaled"}
+    attempts.end(tmp_path, None)
+    assert "prediction" not in attempts.merge(tmp_path, [{"steps": 1, "trained_s": 1.0}])[0]
+
+
+def test_an_error_of_a_prediction_stops_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fails(_: Any) -> History:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(history, "read", fails)
+    with pytest.raises(KeyError):
+        before_run.prediction(typed(), tmp_path / "sweep" / "cell", None)
+    monkeypatch.delenv("MULTICARD_STRICT")
+    assert before_run.prediction(typed(), tmp_path / "sweep" / "cell", None) is None
+    assert "no prediction (KeyError: 'a defect')" in capsys.readouterr().err
+
+
+def test_a_run_has_the_prediction_that_was_made_before_it(tmp_path: Path, called: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(comparable, "BUSY_SHARE", math.inf)  # other tests are at work too
+    words = [*SMALL, "epochs=1,2", "gpus=1", f"hydra.sweep.dir={tmp_path / 'multirun' / 'sweep'}", "name=sweep"]
+    code, printed = called("-m", *(word for word in words if word != "epochs=1"))
+    assert code == 0, printed
+    written = [json.loads(path.read_text()) for path in tmp_path.glob("multirun/sweep/*/result.json")]
+    first, second = sorted(written, key=lambda record: record["config"]["epochs"])
+    assert first["prediction"] is None
+    assert (second["prediction"]["basis"], second["prediction"]["runs"]) == ("scaled", 1)
+    assert second["prediction"]["total_s"]["value"] > first["total_s"]
+    assert second["prediction"]["memory_bytes"] is None  # of CPU ranks it is not computed before a run
