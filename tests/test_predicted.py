@@ -68,7 +68,7 @@ def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
         "fp32       2     yes      45 GB ±5%             -           -  unknown",
     ]
     notes = "\n".join(prediction_table.notes(cells()))
-    assert "unknown: nothing alike is known (no run of this machine)" in notes
+    assert "unknown: no run of this machine" in notes
     assert "likely to run out of memory: 1 cell: precision=fp64 gpus=1\n" in notes
     assert "may run out of memory: 2 cells: precision=fp64 gpus=2; precision=fp32 gpus=1" in notes
     assert max(map(len, prediction_table.rows(cells(), 60))) <= 72  # figures are never cut
@@ -192,7 +192,7 @@ def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp
     code, printed = called(*words, f"hydra.sweep.dir={tmp_path / 's'}")
     assert code == 1 and "[5/18] and 5 more refused: batch_size=0: must be 1 or more" in printed
     lines = [line.rstrip() for line in printed.splitlines()]
-    assert "predict=true: nothing is started. Predicted for NVIDIA H100 NVL of 94 GB, with 90% intervals:" in lines
+    assert "predict=true: nothing is started. Predicted for NVIDIA H100 NVL of 94 GB, with 90% intervals and (runs) behind them:" in lines
     table = [line.split() for line in lines if line.startswith(("fp32 ", "precision "))]
     assert table[0] == ["precision", "gpus", "batch_size", "runs", "fits", "peak", "memory", "basis"]
     assert table[1] == ["fp32", "1", "16", "3", "yes", "32", "GB", "±10%", "unknown"]

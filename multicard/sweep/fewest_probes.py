@@ -43,15 +43,18 @@ def commands(swept: Sequence[Values], chosen: Sequence[int], words: Sequence[str
     Args:
         words: the rest of each command, up to the swept keys.
     """
-    blocks = [{key: (value,) for key, value in swept[place].items() if key not in SAME_STEP} for place in chosen]
+    cells = [{key: value for key, value in swept[place].items() if key not in SAME_STEP} for place in chosen]
+    return [shlex.join([*words, *swept_words, "probe=true"]) for swept_words in products(cells)]
+
+
+def products(cells: Sequence[Values]) -> list[list[str]]:
+    """Cells as sweeps, of which each has all combinations of its values: ["precision=fp64,fp32", "gpus=1"]."""
+    blocks = [{key: (value,) for key, value in cell.items()} for cell in cells]
     while (pair := _pair(blocks)) is not None:
         first, second, key = pair
         merged = {**blocks[first], key: (*blocks[first][key], *blocks[second][key])}
         blocks = [merged if place == first else block for place, block in enumerate(blocks) if place != second]
-    return [
-        shlex.join([*words, *(f"{key}={','.join(values)}" for key, values in block.items()), "probe=true"])
-        for block in blocks
-    ]
+    return [[f"{key}={','.join(values)}" for key, values in block.items()] for block in blocks]
 
 
 def _pair(blocks: Sequence[Mapping[str, tuple[str, ...]]]) -> tuple[int, int, str] | None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from multicard.config.job import count
 from multicard.records import text_table
 from multicard.records.schema_parts import Interval, Prediction
-from multicard.records.text_table import in_bytes
+from multicard.sweep.fewest_probes import products
 
 WIDTH = 120  # of notes
 NAMED = 3  # so many reasons or cells at most are listed of a kind
 WIDE = 0.5  # an interval that reaches further, as a share of the value, is shown by its ends
-BASES = {
+BASES = {  # with what they mean, where a prediction says no more
     "measured": "runs of the same cell",
     "probed": "probes of the same cell (probe=true)",
     "scaled": "other cells of this machine",
@@ -40,10 +40,6 @@ class PredictedCell:
     prediction: Prediction
     runs: int = 1
     left: int = 1
-
-    @property
-    def name(self) -> str:
-        return " ".join(f"{axis}={value}" for axis, value in self.axes.items()) or "this run"
 
 
 def rows(cells: Sequence[PredictedCell], width: int | None) -> list[str]:
@@ -112,20 +108,21 @@ def notes(cells: Sequence[PredictedCell]) -> list[str]:
     for basis, meaning in BASES.items():
         members = [cell.prediction for cell in cells if cell.prediction.basis == basis]
         abouts = _listed(member.about for member in members)
-        lines += [f"{basis}: {meaning}{f' ({abouts})' if abouts else ''}"] if members else []
+        lines += [f"{basis}: {abouts or meaning}"] if members else []
     memory = _listed(cell.prediction.memory_basis for cell in cells)
     lines += [f"memory: {memory}"] if memory else []
     for fits, meaning in (("no", "likely to run out of memory"), ("tight", "may run out of memory")):
-        names = [cell.name for cell in cells if cell.prediction.fits == fits]
-        lines += [f"{meaning}: {count(len(names), 'cell')}: {_listed(names, '; ')}"] if names else []
+        members = [cell.axes for cell in cells if cell.prediction.fits == fits]
+        names = _listed(" ".join(words) for words in products(members))
+        lines += [f"{meaning}: {count(len(members), 'cell')}: {names}"] if members else []
     return [line for note in lines for line in textwrap.wrap(note, WIDTH, subsequent_indent="  ")]
 
 
-def _listed(words: Iterable[str], separator: str = "; ") -> str:
+def _listed(words: Iterable[str]) -> str:
     """Different words that are not empty, in their order, as far as they are few."""
     different = list(dict.fromkeys(word for word in words if word))
     more = [f"and {len(different) - NAMED} more"] * (len(different) > NAMED)
-    return separator.join([*different[:NAMED], *more])
+    return "; ".join([*different[:NAMED], *more])
 
 
 def sums(cells: Sequence[PredictedCell], on_gpus: bool) -> str:
@@ -135,7 +132,8 @@ def sums(cells: Sequence[PredictedCell], on_gpus: bool) -> str:
     known = [(cell, cell.prediction.total_s) for cell in left if cell.prediction.total_s is not None]
     runs, known_runs = sum(cell.left for cell in left), sum(cell.left for cell, _ in known)
     measured = sum(cell.runs - cell.left for cell in cells)
-    begin = f"{count(runs, 'run')} to measure" + (f", {measured} measured before" if measured else "")
+    begin = f"{count(runs, 'run') if runs else 'nothing'} to measure"
+    begin += f", {measured} measured before" if measured else ""
     if not known:
         return begin + ("; their times are unknown" if runs else "")
     times = summed((total_s, cell.left) for cell, total_s in known)
@@ -166,8 +164,3 @@ def in_words(interval: Interval, units: Units) -> str:
 
 def in_hours(interval: Interval) -> str:
     return in_words(interval, TOTAL[2:])
-
-
-def in_memory(interval: Interval) -> str:
-    """ "131 GB (128 GB to 140 GB)"."""
-    return f"{in_bytes(interval.value)} ({in_bytes(interval.low)} to {in_bytes(interval.high)})"
