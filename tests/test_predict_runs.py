@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from multicard.config.base import RunConfig, plain
-from multicard.controller import attempts
+from multicard.controller import attempts, prepare
+from multicard.controller.peers import Peers
 from multicard.machine import environment
 from multicard.machine.allocation import Allocation
 from multicard.measure import formulas
@@ -22,8 +23,9 @@ from multicard.predict.run import Predictor, Target
 from multicard.ranks.failures import Failure
 from multicard.records import comparable
 from multicard.records.schema_parts import Interval, Prediction
+from multicard.vision.workload import WORKLOAD
 from tests import records
-from tests.conftest import SMALL, typed, typed_llm
+from tests.conftest import SMALL, composed, typed, typed_llm
 from tests.nvml_stand_in import Gpu, Nvml, install
 
 CPU = Target("AMD EPYC", 16, "cpu")
@@ -476,6 +478,20 @@ def test_a_requeued_run_keeps_its_first_prediction(tmp_path: Path):
     assert attempts.last(tmp_path)["prediction"] == {"basis": "scaled"}
     attempts.end(tmp_path, None)
     assert "prediction" not in attempts.merge(tmp_path, [{"steps": 1, "trained_s": 1.0}])[0]
+
+
+def test_the_time_of_a_prediction_is_no_part_of_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now_s = [0.0]
+    monkeypatch.setattr(prepare, "clock_s", lambda: now_s[0])
+
+    def predict(*_: Any) -> dict[str, Any]:
+        now_s[0] += 1000.0
+        return {"basis": "scaled"}
+
+    folder, alone = tmp_path / "sweep" / "run", Allocation()
+    prepare.prepare(WORKLOAD, composed(*SMALL), folder, 7.0, alone, Peers(alone), predict)
+    attempt = attempts.last(folder)
+    assert (attempt["started_s"], attempt["prediction"]) == (1007.0, {"basis": "scaled"})
 
 
 def test_an_error_of_a_prediction_stops_no_run(
