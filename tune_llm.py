@@ -3,6 +3,7 @@
 python tune_llm.py                                                      one run, of a tiny model on synthetic rows
 python tune_llm.py method=qlora model=llama3_8b precision=bf16 gpus=2   one run, of 8B random weights
 python tune_llm.py -m method=lora,qlora,dpo,qat gpus=1,2                a sweep: every combination
+python tune_llm.py -m method=lora,qlora gpus=1,2 predict=true           what a sweep would take; starts none
 python tune_llm.py experiment=templates name=templates                  a figure of the papers; scale=smoke shrinks it
 """
 

@@ -45,8 +45,8 @@ def _show(predicted: Sequence[Predicted]) -> None:
         identity = _config(each.cell).identity()
         sections.setdefault(_experiment(each.cell), {}).setdefault(identity, []).append(each)
     rows = {name: _rows(list(groups.values())) for name, groups in sections.items()}
-    where = dict.fromkeys(predictions.in_words(each.target) for each in predicted)
-    say(f"predict=true: nothing is started. Predicted for {', '.join(where)}, with 90% intervals and (runs) behind them:")
+    where = ", ".join(dict.fromkeys(predictions.in_words(each.target) for each in predicted))
+    say(f"predict=true: nothing is started. Predicted for {where}, with 90% intervals and (runs) behind them:")
     for name, own in rows.items():
         title = ["", f"experiment={name}"] * (len(rows) > 1)
         say("\n".join([*title, *prediction_table.rows(own, width)]))
