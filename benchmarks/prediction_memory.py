@@ -3,15 +3,15 @@
 Each cell's steps are taken twice: with tensors that have no values, as `multicard.predict.memory` does, and for real,
 by the project's own loop and torchtune's own recipes, in 1 or 2 ranks with gloo. The truth is torch's own MemTracker,
 and where that cannot follow, with FSDP, frozen weights and NF4, our counter on the real tensors.
-Beside them stands what torch's CPU allocator handed out (`profile_memory`), with what kernels use inside.
+With --allocator, what torch's CPU allocator handed out (`profile_memory`), with what kernels use inside, stands beside.
 
     python -m benchmarks.prediction_memory --only vision --gpus 1
 """
 
 import argparse
-import gc
 import itertools
 import json
+import multiprocessing
 import os
 import tempfile
 import time
@@ -71,14 +71,13 @@ def composed(entry: str, *words: str) -> Any:
 class Peaks:
     """The truth of one run: what the allocator handed out from `start` on, and torch's tracker."""
 
-    def __init__(self, profiles: bool = True) -> None:
+    def __init__(self, profiles: bool = False, watches: bool = True) -> None:
         import torch
         from torch.distributed._tools.mem_tracker import MemTracker
 
         from multicard.predict.memory.tracker import Tracker
 
-        self.profiles = profiles
-
+        self.profiles, self.watches = profiles, watches
         self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
         self.tracker, self.counter = MemTracker(), Tracker("cpu", 1)
         self.tracked_bytes: int | None = None
@@ -86,6 +85,9 @@ class Peaks:
 
     @contextmanager
     def watching(self, tracks: bool) -> Iterator[None]:
+        if not self.watches:
+            yield
+            return
         with self.profiler if self.profiles else nullcontext(), self.tracker if tracks else self.counter:
             yield
         if tracks:
@@ -195,8 +197,8 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         recipe.train()
 
 
-def real_ranks(local: int, ranks: int, cells: list[tuple[str, tuple[str, ...]]], folder: str) -> None:
-    """The body of a rank: every cell for real, its peaks into `folder`."""
+def real_rank(local: int, ranks: int, entry: str, words: tuple[str, ...], folder: str, profiles: bool) -> None:
+    """The body of a rank: a cell for real; rank 0, which alone is watched, leaves its peaks in `folder`."""
     import torch
     import torch.distributed as dist
 
@@ -207,26 +209,25 @@ def real_ranks(local: int, ranks: int, cells: list[tuple[str, tuple[str, ...]]],
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=local, world_size=ranks)
     rank = Rank(local, local, ranks, torch.device("cpu"), "gloo", 1)
     os.environ |= {"LOCAL_RANK": str(local), "RANK": str(local), "WORLD_SIZE": str(ranks)}
-    for number, (entry, words) in enumerate(cells):
-        gc.collect()  # what the last cell left would be handed back in this one
-        config, peaks = composed(entry, *words), Peaks()
-        work: Callable[..., None] = train_vision if entry == "train_vision" else tune
-        work(config, rank, Path(folder), peaks)
-        if local == 0:
-            counts = {"tracked": peaks.tracked_bytes, "counted": peaks.counted_bytes}
-            counts["allocated"] = peaks.allocated_bytes()
-            Path(folder, f"{number}.json").write_text(json.dumps(counts))
-        if dist.is_initialized() and ranks == 1:
-            dist.destroy_process_group()
+    config, peaks = composed(entry, *words), Peaks(profiles and local == 0, local == 0)
+    work: Callable[..., None] = train_vision if entry == "train_vision" else tune
+    work(config, rank, Path(folder), peaks)
+    if local == 0:
+        counts = {"tracked": peaks.tracked_bytes, "counted": peaks.counted_bytes}
+        counts["allocated"] = peaks.allocated_bytes() if profiles else None
+        Path(folder, "peaks.json").write_text(json.dumps(counts))
 
 
-def real(cells: list[tuple[str, tuple[str, ...]]], ranks: int) -> list[dict[str, int | None]]:
+def real(entry: str, words: tuple[str, ...], ranks: int, profiles: bool) -> dict[str, int | None]:
+    """A cell's peaks, in processes of its own: MemTracker's hooks keep each model that it saw, to the process's end."""
     import torch.multiprocessing as processes
 
+    multiprocessing.set_forkserver_preload(["torch._dynamo", "multicard.vision.loop", "multicard.llm.tune"])
     with tempfile.TemporaryDirectory() as folder:
         Board(Path(folder), ranks, create=True)
-        processes.spawn(real_ranks, (ranks, cells, folder), nprocs=ranks)  # pyright: ignore[reportPrivateImportUsage]
-        return [json.loads(Path(folder, f"{number}.json").read_text()) for number in range(len(cells))]
+        arguments = ranks, entry, words, folder, profiles
+        processes.start_processes(real_rank, arguments, nprocs=ranks, start_method="forkserver")  # pyright: ignore[reportPrivateImportUsage]
+        return json.loads(Path(folder, "peaks.json").read_text())
 
 
 def predicted(config: RunConfig) -> tuple[int, float]:
@@ -242,6 +243,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("vision", "tuning"))
     parser.add_argument("--gpus", type=int, choices=(1, 2))
     parser.add_argument("--match", default="", help="cells whose words contain this")
+    parser.add_argument("--allocator", action="store_true", help="beside it what torch's CPU allocator handed out")
     arguments = parser.parse_args()
     entries = {"vision": ("train_vision", vision_cells), "tuning": ("tune_llm", tuning_cells)}
     rows: list[tuple[str, ...]] = []
@@ -255,7 +257,8 @@ def main() -> None:
             for words in of_gpus(gpus)
             if arguments.match in " ".join(words)
         ]
-        for (entry, words), truth in zip(cells, real(cells, gpus), strict=True):
+        for entry, words in cells:
+            truth = real(entry, words, gpus, arguments.allocator)
             peak, seconds = predicted(composed(entry, *words))
             tracked, counted, allocated = truth["tracked"], truth["counted"], truth["allocated"]
             error = peak / (tracked or counted or 1) - 1

@@ -145,7 +145,7 @@ def real_rank(tmp_path: Path) -> Rank:
 
 @pytest.mark.parametrize("words", [(), ("precision=bf16",), ("precision=fp64", "layout=nhwc")])
 def test_real_steps_on_the_cpu_take_what_is_predicted(tmp_path, words):
-    config, peaks = typed(*TINY, *words), truth.Peaks(profiles=False)
+    config, peaks = typed(*TINY, *words), truth.Peaks()
     truth.train_vision(config, real_rank(tmp_path), tmp_path, peaks)
     assert simulate.simulate(config, IMAGES, "cpu").active_bytes == pytest.approx(peaks.tracked_bytes, rel=0.02)
 
