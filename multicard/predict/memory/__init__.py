@@ -5,31 +5,22 @@
 The steps of the run are taken with tensors that have no values, in a process of its own: this one imports no torch.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.metadata import version
-from pathlib import Path
-
-import msgspec
 
 from multicard.config import compilation
 from multicard.config.base import RunConfig
 from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
-from multicard.predict.memory import extras, facts, requests
-from multicard.predict.memory.facts import Facts, Machine
+from multicard.predict import gpus
+from multicard.predict.memory import answers, extras, facts, requests
+from multicard.predict.memory.extras import Measured
+from multicard.predict.memory.facts import Facts, Machine, TextFacts
 from multicard.predict.memory.result import Active, PeakMemory
-from multicard.records import run_folder
 from multicard.vision.strategy import compiles
 
-ERROR = {
-    True: 0.02,
-    False: 0.10,
-}  # half-width of the 90 % interval of active bytes, as a share; by whether length known
-ROOT = Path(__file__).parents[3]
+ERROR = 0.02  # half-width of the 90 % interval of active bytes where the sizes of the data are known, as a share
+FLEX_ATTENTION = (7, 5)  # the compute capability from which torchtune masks packed rows by flex attention
 
 
 class UnpredictableError(Exception):
@@ -40,14 +31,15 @@ def predict(
     config: RunConfig,
     machine: Machine | None = None,
     known: Facts | None = None,
-    measured: Sequence[extras.Measured] = (),
+    measured: Sequence[Measured] = (),
 ) -> PeakMemory:
     """The peak of one rank's memory in a run.
 
     Args:
         machine: where it is to run; a GPU of unknown memory if not said.
         known: sizes of the data set; read if not said.
-        measured: runs of this machine like it; three or more replace the stated extras that torch's allocator knows.
+        measured: runs of this machine like it (`learning.learn`); three or more replace the stated extras that torch's
+            allocator knows.
 
     Raises:
         UnpredictableError: the steps cannot be taken without values, or not as a real run takes them.
@@ -63,93 +55,62 @@ def predict_all(
     configs: Sequence[RunConfig],
     machine: Machine | None = None,
     known: Sequence[Facts] | None = None,
-    measured: Sequence[extras.Measured] = (),
+    measured: Sequence[Measured] = (),
     compute: bool = True,
 ) -> list[PeakMemory | str]:
     """As `predict`, of several runs by one process; of one that has no prediction, the reason.
 
     Args:
-        compute: False: take answers of earlier calls alone, and start no process.
+        compute: False: only from answers in the cache, so that no process is started.
     """
     machine = machine or Machine()
     sizes = known or [facts.of(config) for config in configs]
-    asked = [requests.request(config, size, machine) for config, size in zip(configs, sizes, strict=True)]
-    answers = _answers(asked) if compute else _earlier(asked)
-    return [
-        answer if isinstance(answer, str) else _with_extras(config, machine, size, answer, measured)
-        for config, size, answer in zip(configs, sizes, answers, strict=True)
-    ]
+    cells = list(zip(configs, sizes, strict=True))
+    asked = [request for config, size in cells for request in _requests(config, size, machine)]
+    active = iter(answers.of(asked, compute))
+    predictions: list[PeakMemory | str] = []
+    for config, size in cells:
+        at_lengths = [next(active) for _ in _requests(config, size, machine)]
+        problem = next((answer for answer in at_lengths if isinstance(answer, str)), None)
+        whole = [answer for answer in at_lengths if isinstance(answer, Active)]
+        predictions.append(problem or _refused(config, machine) or _peak(config, machine, size, whole, measured))
+    return predictions
 
 
-def cache_folder() -> Path:
-    """Where answers are kept, as JSON: nothing that is read from it is run."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multicard" / "memory"
+def _requests(config: RunConfig, size: Facts, machine: Machine) -> list[requests.Request]:
+    """One for each length that rows may have."""
+    if not isinstance(size, TextFacts):
+        return [requests.request(config, size, machine)]
+    return [requests.request(config, TextFacts(size.vocabulary, length), machine) for length in size.lengths]
 
 
-def _answers(asked: Sequence[requests.Request]) -> list[Active | str]:
-    """Answers from the cache, or else from a process."""
-    paths = _paths(asked)
-    answers: dict[Path, Active | str] = {**_cached(paths)}
-    left = {path: request for path, request in zip(paths, asked, strict=True) if path not in answers}
-    if left:
-        for path, answer in zip(left, _computed(list(left.values())), strict=True):
-            answers[path] = answer
-            if isinstance(answer, Active):
-                with suppress(OSError):
-                    run_folder.write_json(path, msgspec.to_builtins(answer))
-    return [answers[path] for path in paths]
+def _refused(config: RunConfig, machine: Machine) -> str | None:
+    """Why a run has no prediction on this machine."""
+    capability = gpus.capability(machine.gpu)
+    masked = isinstance(config, LlmConfig) and config.packed and machine.device_type == "cuda"
+    if masked and capability is not None and capability < FLEX_ATTENTION:
+        return f"packed=true: has masks of S x S on {machine.gpu}, which no prediction was compared with"
+    return None
 
 
-def _earlier(asked: Sequence[requests.Request]) -> list[Active | str]:
-    """Answers from the cache alone."""
-    paths = _paths(asked)
-    answers = _cached(paths)
-    return [answers.get(path, "not computed before") for path in paths]
-
-
-def _paths(asked: Sequence[requests.Request]) -> list[Path]:
-    return [cache_folder() / f"{requests.identity(request)}.json" for request in asked]
-
-
-def _cached(paths: Sequence[Path]) -> dict[Path, Active]:
-    answers = {}
-    for path in paths:
-        with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-            answers[path] = msgspec.json.decode(path.read_bytes(), type=Active)
-    return answers
-
-
-def _computed(asked: Sequence[requests.Request]) -> list[Active | str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "multicard.predict.memory"],
-        input=msgspec.json.encode(asked),
-        capture_output=True,
-        cwd=ROOT,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        check=False,
-    )
-    answers = [msgspec.json.decode(line, type=Active | str) for line in done.stdout.splitlines()]
-    last = (done.stderr.decode(errors="replace").splitlines() or ["it said nothing"])[-1]
-    return answers + [f"the process ended with {done.returncode}: {last}"] * (len(asked) - len(answers))
-
-
-def _with_extras(
-    config: RunConfig, machine: Machine, size: Facts, active: Active, measured: Sequence[extras.Measured]
+def _peak(
+    config: RunConfig, machine: Machine, size: Facts, lengths: Sequence[Active], measured: Sequence[Measured]
 ) -> PeakMemory:
-    added = extras.of(_situation(config, machine, size, active)) if machine.device_type == "cuda" else {}
+    active = lengths[0]
+    situation = _situation(config, machine, active)
+    added = extras.of(situation) if machine.device_type == "cuda" else {}
     allocated = {name: extra for name, extra in added.items() if extras.TERMS[name].allocated}
-    certain = not getattr(size, "assumed", False)
-    basis = (
-        "steps without values"
-        if certain
-        else f"steps without values, rows of {getattr(size, 'length', 0)} tokens assumed"
-    )
-    learned = extras.learned(measured)
+    basis = "steps without values"
+    if isinstance(size, TextFacts):
+        ends = "" if size.low is None else f", between {size.low} and {size.high}: the rows are not at hand"
+        basis += f", rows of {size.length} tokens{ends}"
+    learned = extras.learned(measured, situation)
     if learned is not None and allocated:
         allocated = {"learned": learned}
         added = allocated | {name: extra for name, extra in added.items() if not extras.TERMS[name].allocated}
-        basis += f", extras of {len(measured)} runs of this machine"
-    error = ERROR[certain]
+        basis += ", extras of runs on this GPU"
+    bounds = [answer.active_bytes for answer in lengths]
+    span = extras.Extra(active.active_bytes, round((1 - ERROR) * min(bounds)), round((1 + ERROR) * max(bounds)))
     return PeakMemory(
         active_bytes=active.active_bytes,
         by_kind=active.by_kind,
@@ -158,9 +119,9 @@ def _with_extras(
         by_phase=active.by_phase,
         extras=added,
         basis=basis,
-        seconds=active.seconds,
-        **_interval("allocated", extras.summed(active.active_bytes, allocated, error)),
-        **_interval("", extras.summed(active.active_bytes, added, error)),
+        seconds=sum(answer.seconds for answer in lengths),
+        **_interval("allocated", extras.summed([span, *allocated.values()])),
+        **_interval("", extras.summed([span, *added.values()])),
     )
 
 
@@ -173,7 +134,7 @@ def _interval(prefix: str, values: tuple[int, int, int]) -> dict[str, int]:
     return dict(zip(names, values, strict=True))
 
 
-def _situation(config: RunConfig, machine: Machine, size: Facts, active: Active) -> extras.Situation:
+def _situation(config: RunConfig, machine: Machine, active: Active) -> extras.Situation:
     major, minor = version("torch").split(".")[:2]
     made = sum(active.by_kind.get(kind, 0) for kind in ("activations", "temporaries"))
     compile_value = getattr(config, "compile", False)

@@ -4,11 +4,12 @@ sequence, and says nothing."""
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 
 HALVES = (torch.float16, torch.bfloat16)
 
 
-class PackedMask:
+class PackedMask(BlockMask):
     """Stands for flex attention's block mask, which torchtune makes of packed rows on a GPU.
 
     `row_numbers` (B, S) int64 is what the mask is computed from; its blocks of 128 x 128 are too few to count.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from multicard.predict import gpus
 from multicard.predict.memory.result import Extra
 
 MIB = 1 << 20
@@ -35,7 +36,7 @@ class Situation(NamedTuple):
 
     @property
     def hopper(self) -> bool:
-        return any(name in self.gpu.upper() for name in ("H100", "H200", "H20", "H800", "GH200", "B200", "B300"))
+        return (gpus.capability(self.gpu) or (0, 0)) >= (9, 0)
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,14 @@ TERMS: dict[str, Term] = {
 
 
 class Measured(NamedTuple):
-    """A run of which both are known: `active_bytes` of its tensors as predicted, and what was `measured_bytes`."""
+    """A run of which both are known: `active_bytes` of its tensors as predicted, and what was `measured_bytes`, by
+    torch's allocator. `ran_out`: it needed more than that. convolutions, compiled: as of a `Situation`."""
 
     active_bytes: int
     measured_bytes: int
+    ran_out: bool = False
+    convolutions: bool = False
+    compiled: bool = False
 
 
 def of(now: Situation) -> dict[str, Extra]:
@@ -135,30 +140,31 @@ def of(now: Situation) -> dict[str, Extra]:
     }
 
 
-def summed(active_bytes: int, extras: dict[str, Extra], active_error: float) -> tuple[int, int, int]:
-    """Bytes, and the ends of their 90 % interval: the deviations of independent terms add as squares.
-
-    Args:
-        active_error: of `active_bytes`, the half-width of its interval as a share.
-    """
-    expected = active_bytes + sum(extra.bytes for extra in extras.values())
-    below = [active_error * active_bytes, *(extra.bytes - extra.low_bytes for extra in extras.values())]
-    above = [active_error * active_bytes, *(extra.high_bytes - extra.bytes for extra in extras.values())]
-    low, high = (sum(deviation**2 for deviation in side) ** 0.5 for side in (below, above))
+def summed(terms: Sequence[Extra]) -> tuple[int, int, int]:
+    """The sum, and the ends of its 90 % interval: the deviations of independent terms add as squares."""
+    expected = sum(term.bytes for term in terms)
+    low, high = (
+        sum(deviation**2 for deviation in side) ** 0.5
+        for side in ([term.bytes - term.low_bytes for term in terms], [term.high_bytes - term.bytes for term in terms])
+    )
     return expected, round(expected - low), round(expected + high)
 
 
-def learned(runs: Sequence[Measured]) -> Extra | None:
-    """What runs of this machine take beyond their tensors, for a run of `active_bytes` like theirs: one extra in the
-    place of the terms that are measured together. None for fewer than three runs, of which nothing is known of the
-    spread.
+def learned(runs: Sequence[Measured], now: Situation) -> Extra | None:
+    """What runs of this machine take beyond their tensors, for a run like theirs: one extra in the place of the terms
+    that torch's allocator knows. None for fewer than three that ended, of which nothing is known of the spread.
 
     Its interval is the median with twice the spread of the middle half (the quartiles' distance), at least 1 % of the
-    largest run: a few runs do not show the worst.
+    active bytes: a few runs do not show the worst. A run with no more tensors that ran out of memory raises the upper
+    end: this one may take what that one had at the least.
     """
-    if len(runs) < 3:
+    alike = [run for run in runs if (run.convolutions, run.compiled) == (now.convolutions, now.compiled)]
+    ended = [run for run in alike if not run.ran_out]
+    if len(ended) < 3:
         return None
-    beyond = sorted(run.measured_bytes - run.active_bytes for run in runs)
+    beyond = sorted(run.measured_bytes - run.active_bytes for run in ended)
     lower, middle, upper = statistics.quantiles(beyond, n=4, method="inclusive")
-    reach = max(2 * (upper - lower), 0.01 * max(run.active_bytes for run in runs))
-    return Extra(round(middle), round(middle - reach), round(middle + reach))
+    reach = max(2 * (upper - lower), 0.01 * now.active_bytes)
+    ran_out = [run for run in alike if run.ran_out and run.active_bytes <= now.active_bytes]
+    exceeded = [run.measured_bytes - run.active_bytes for run in ran_out]
+    return Extra(round(middle), round(middle - reach), round(max([middle + reach, *exceeded])))

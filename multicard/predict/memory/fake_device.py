@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from multicard.predict.memory import attention, cuda_autocast
 
 GPU = torch.device("cuda:0")
+# In place alone, and unknown to fake tensors
+IN_PLACE = (torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr)
 CPU = torch.device("cpu")
 
 
@@ -29,8 +31,14 @@ class Mode(FakeTensorMode):
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.device.type == "cuda" and kwargs and getattr(kwargs.get("device"), "type", "") == "meta":
             kwargs = {**kwargs, "device": self.device}  # C++ asks for "a scalar where this tensor is", and saw meta
+        if func in IN_PLACE:
+            return None
         try:
             return super().dispatch(func, types, args, kwargs)
+        except RuntimeError as error:  # fake tensors try real ones for operators that they do not know
+            if "NVIDIA driver" not in str(error):
+                raise
+            raise NotImplementedError(f"torch has no {func} for tensors without values") from None
         except DataDependentOutputException:
             if func is not torch.ops.aten._local_scalar_dense.default:
                 raise

@@ -69,6 +69,7 @@ def _for_cuda() -> list[Any]:
     optimizer = sys.modules["torch.optim.optimizer"]
     return [
         *(mock.patch.object(module, "_get_device_handle", lambda *_: CUDA) for module in HANDLE_USERS),
+        mock.patch.object(torch.accelerator, "current_stream", lambda *_: _Stream()),
         # C++ says of a DTensor on fake tensors that it is on meta
         mock.patch.object(_fsdp_param_group.FSDPParamGroup, "_validate_no_meta_params", lambda *_: None),
         mock.patch.object(optimizer, "_get_fused_kernels_supported_devices", lambda: ["cuda", "meta", "cpu"]),

@@ -27,7 +27,7 @@ Fits = Literal["yes", "tight", "no"]
 
 
 class Active(msgspec.Struct, frozen=True):
-    """The tensors of two steps without values; the fields are those of `PeakMemory`."""
+    """The tensors of a step without values; the fields are those of `PeakMemory`."""
 
     active_bytes: int
     by_kind: dict[str, int]

@@ -1,4 +1,4 @@
-"""A cell's steps without values: what `python -m multicard.predict.memory` does for each request. Imports torch."""
+"""A cell's step without values: what `python -m multicard.predict.memory` does for each request. Imports torch."""
 
 import time
 from contextlib import ExitStack
@@ -15,7 +15,7 @@ from multicard.predict.memory.tracker import CUDA_BLOCK_BYTES, Tracker
 
 
 def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: int | None = None) -> Active:
-    """Take two steps of a cell without values, as rank 0 does.
+    """Take a step of a cell without values, as rank 0 does.
 
     Args:
         device_type: "cuda" without a GPU, or "cpu", to compare with the truth.
@@ -30,7 +30,6 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
     if isinstance(config, VisionConfig):
         assert isinstance(facts, ImageFacts)
         _vision(config, facts, device, tracker, memory_bytes)
-        checks.vision(config, device, tracker)
     else:
         assert isinstance(config, LlmConfig) and isinstance(facts, TextFacts)
         _tuning(config, facts, device, tracker)
@@ -50,15 +49,12 @@ def _vision(
 ) -> None:
     from multicard.predict.memory import vision_step
 
-    with ExitStack() as stack:
-        options, ranks = config.strategy, config.gpus * config.nodes
-        if isinstance(options, DdpConfig) and options.sync_batchnorm and ranks > 1:
-            from multicard.predict.memory.fake_ranks import fake_ranks
-
-            stack.enter_context(fake_ranks(ranks, device))
-        stack.enter_context(fake_device.fake(device))
-        model = vision_step.run(config, facts, device, tracker, memory_bytes)
-    del model
+    options = config.strategy
+    synced = isinstance(options, DdpConfig) and options.sync_batchnorm and config.gpus * config.nodes > 1
+    checks.require(not synced, "strategy.sync_batchnorm=true: torch has no operators of it for tensors without values")
+    with fake_device.fake(device):
+        vision_step.run(config, facts, device, tracker, memory_bytes)
+        checks.vision(config, device, tracker)
 
 
 def _tuning(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker) -> None:

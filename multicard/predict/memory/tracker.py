@@ -101,6 +101,15 @@ class Tracker(TorchDispatchMode):
         for state in optimizer.state.values():
             self.note([value for value in state.values() if isinstance(value, torch.Tensor)], "optimizer")
 
+    def make_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have an optimiser step once without a batch, and count the states that it has in every step but the first."""
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            if parameter.requires_grad:
+                parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self.note_states(optimizer)
+
     def _note(self, storage: torch.UntypedStorage, kind: str | None) -> None:
         address = storage._cdata
         live = self._live.get(address)

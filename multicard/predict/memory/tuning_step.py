@@ -1,4 +1,4 @@
-"""Steps of torchtune's own recipes without values."""
+"""A step of torchtune's own recipes without values."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -22,12 +22,11 @@ from torchtune.modules.peft import get_adapter_params, set_trainable_params
 from torchtune.training import quantization
 
 from multicard.config.llm import LlmConfig
-from multicard.llm import methods, preflight, recipes, torchtune_config
+from multicard.llm import methods, output_chunks, preflight, recipes, torchtune_config
 from multicard.predict.memory import attention, nf4
 from multicard.predict.memory.facts import TextFacts
 from multicard.predict.memory.tracker import Tracker
 
-STEPS = 2  # the second has the optimiser's states, which the first one makes
 HERE = "multicard.predict.memory.tuning_step"
 
 
@@ -60,9 +59,15 @@ class Batches:
         return (self.batch() for _ in range(self.count))
 
 
+def step_count(config: LlmConfig) -> int:
+    """One step, before which the optimiser made its states; two where the first one makes them."""
+    return 2 if config.optimizer_in_bwd else 1
+
+
 def recipe_configuration(config: LlmConfig, facts: TextFacts, device_type: str) -> Any:
     """torchtune's configuration as a run has it, but for what reads files."""
-    rows = STEPS * config.batch_size * config.world_size * config.gradient_accumulation_steps
+    steps = step_count(config)
+    rows = steps * config.batch_size * config.world_size * config.gradient_accumulation_steps
     inputs = preflight.Inputs([{}] * rows, None, facts.vocabulary)
     cfg = torchtune_config.torchtune_config(config, device_type, inputs, Path())
     cfg |= {
@@ -70,7 +75,7 @@ def recipe_configuration(config: LlmConfig, facts: TextFacts, device_type: str) 
         "checkpointer": {"_component_": f"{HERE}.NoWeights", "model_type": cfg["checkpointer"]["model_type"]},
         "metric_logger": {"_component_": "multicard.llm.torchtune_components.StepLog"},
         "epochs": 1,
-        "max_steps_per_epoch": STEPS,
+        "max_steps_per_epoch": steps,
         "compile": False,
         "log_peak_memory_stats": False,
         "log_every_n_steps": 1,
@@ -81,7 +86,7 @@ def recipe_configuration(config: LlmConfig, facts: TextFacts, device_type: str) 
 
 
 def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, mesh: Any = None) -> nn.Module:
-    """Tune for two steps as rank 0 does, under `tracker`. Call it within `fake_device.fake(device)`, for a distributed
+    """Tune for a step as rank 0 does, under `tracker`. Call it within `fake_device.fake(device)`, for a distributed
     recipe within `fake_ranks.fake_ranks` too.
 
     Args:
@@ -99,6 +104,8 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
         model = recipe._model
         recipes.check_built(recipe, config)
         model.register_forward_pre_hook(lambda *_: setattr(tracker, "phase", "forward"))
+        if not config.optimizer_in_bwd:
+            tracker.make_states(recipe._optimizer)
         tracker.restart_peak()
         recipe.train()
     return model
@@ -115,8 +122,9 @@ def _dry(recipe_class: type, config: LlmConfig, facts: TextFacts, tracker: Track
             return model
 
         def _setup_data(self, *_: Any, **__: Any) -> Any:
-            count = STEPS * config.gradient_accumulation_steps
-            loader = Batches(partial(batch, config, facts, self._device, tracker), count)
+            count = step_count(config) * config.gradient_accumulation_steps
+            chunks = self._model.num_output_chunks
+            loader = Batches(partial(batch, config, facts, self._device, tracker, chunks), count)
             return (loader.sampler, loader) if has_sampler(config) else loader
 
         def save_checkpoint(self, *_: Any, **__: Any) -> None: ...
@@ -149,16 +157,22 @@ def sharded(recipe: Any, config: LlmConfig, cfg_model: Any, quantizer_cfg: Any, 
         quantizer.precision = recipe._dtype
         recipe._quantizer_mode = quantization.get_quantizer_mode(quantizer)
         model = quantizer.prepare(model)
-    conditions = [partial(training.get_shard_conditions, names_to_match=None)]
+    conditions = [partial(training.get_shard_conditions, names_to_match=list(config.custom_sharded_layers))]
     training.shard_model(model, conditions, cpu_offload=False, dp_mesh=mesh)
     recipe.activations_handling_ctx = nullcontext()
     return model
 
 
-def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker) -> Any:
-    """A full batch of the longest rows, on the device: as `padded_collate_sft`, `_dpo` or `_packed` makes it."""
+def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, chunks: int = 0) -> Any:
+    """A full batch of the longest rows, on the device: as `padded_collate_sft`, `_dpo` or `_packed` makes it.
+
+    Args:
+        chunks: in which the model computes its output; a run's batches are padded to as many, where it is sharded.
+    """
     pairs = methods.of(config).pairs
-    shape = (2 * config.batch_size if pairs else config.batch_size, facts.length)
+    evened = "output" in config.custom_sharded_layers and chunks and not config.packed
+    length = output_chunks.least_length(facts.length, chunks) if evened else facts.length
+    shape = (2 * config.batch_size if pairs else config.batch_size, length)
 
     def whole_numbers() -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -201,6 +215,8 @@ def _without_machine(module: ModuleType, device: torch.device, tracker: Tracker)
     if device.type == "cuda":
         patches += [
             mock.patch("torchtune.utils.get_device", lambda device: torch.device("cuda:0")),
+            mock.patch("torchtune.utils._device._SUPPORTS_FLEX_ATTENTION", True),
+            mock.patch("torchtune.utils._device.BlockMask", attention.PackedMask, create=True),
             mock.patch("torchtune.modules.attention._sdpa_or_flex_attention", lambda: attention.of_torchtune),
             mock.patch("torchtune.training.precision.verify_bf16_support", lambda: True),
         ]

@@ -1,4 +1,4 @@
-"""Steps of an image model without values: the project's own model, strategy, optimiser and loop."""
+"""A step of an image model without values: the project's own model, strategy, optimiser and loop."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,6 @@ from multicard.vision.precision import choose
 from multicard.vision.strategy import STRATEGIES, Share
 
 PHASES = {DATA: "data", H2D: "data", FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
-STEPS = 2  # the second has the optimiser's states, which the first one makes
 
 
 class DryLoop(Loop):
@@ -42,7 +41,7 @@ class DryLoop(Loop):
 def run(
     config: VisionConfig, facts: ImageFacts, device: torch.device, tracker: Tracker, memory_bytes: int | None = None
 ) -> nn.Module:
-    """Train for two steps as rank 0 does, under `tracker`. Call it within `fake_device.fake(device)`.
+    """Train for a step as rank 0 does, under `tracker`. Call it within `fake_device.fake(device)`.
 
     Returns:
         The model that was trained.
@@ -60,16 +59,12 @@ def run(
         kept = image_data.resident(config, facts, share, device, memory_bytes)
         tracker.note(kept, "resident")
         optimisation = optim.build(share.model, config, config.epochs * share.steps, precision.scale_loss, device)
-        tracker.note_states(optimisation.optimizer)
+        tracker.make_states(optimisation.optimizer)
         loop = DryLoop(rank, config, share, optimisation, tracker)
         share.model.train()
         batches = image_data.batches(config, facts, share, device, tracker)
         tracker.restart_peak()
-        for step in range(STEPS):
-            _, loss = loop.step(batches)
-            tracker.note_states(optimisation.optimizer)
-            if loss is not None:
-                loop.losses[step % share.steps] = loss
+        loop.step(batches)
     return model
 
 

@@ -1,0 +1,107 @@
+"""Answers of the process that predicts: from a cache on the disk, or computed together. No torch."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from multicard.predict.memory import requests
+from multicard.predict.memory.requests import Request
+from multicard.predict.memory.result import Active
+from multicard.records import run_folder
+
+ROOT = Path(__file__).parents[3]
+NOT_COMPUTED = "not computed yet"
+Answer = Active | str
+
+
+class Between(NamedTuple):
+    """A request between two others: of a row length that lies `share` of the way from `below`'s to `above`'s."""
+
+    below: Request
+    above: Request
+    share: float
+
+
+def between(request: Request) -> Between:
+    """The requests that are computed for one. Row lengths on a GPU go by powers of two, between which the peak of each
+    phase is linear: data sets with like rows share answers. Attention on a CPU is not linear in the length."""
+    length = request.facts.get("length")
+    if length is None or request.device != "cuda":
+        return Between(request, request, 0.0)
+    above = 1 << max(length - 1, 15).bit_length()
+    below = above if length == above else above // 2
+    share = 0.0 if below == above else (length - below) / (above - below)
+    first, last = (
+        msgspec.structs.replace(request, facts=request.facts | {"length": tokens}) for tokens in (below, above)
+    )
+    return Between(first, last, share)
+
+
+def of(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
+    """An answer to each request, those alike computed once, all in one process.
+
+    Args:
+        compute: False: only what is in the cache; NOT_COMPUTED for the others.
+    """
+    parts = [between(request) for request in asked]
+    known = _answers([request for part in parts for request in part[:2]], compute)
+    ends = zip(known[::2], known[1::2], parts, strict=True)
+    return [_mixed(below, above, part.share) for below, above, part in ends]
+
+
+def _mixed(below: Answer, above: Answer, share: float) -> Answer:
+    if isinstance(below, str) or isinstance(above, str):
+        return below if isinstance(below, str) else above
+
+    def mixed(name: str) -> dict[str, int]:
+        ends: tuple[dict[str, int], ...] = getattr(below, name), getattr(above, name)
+        first, last = ends
+        return {key: round((1 - share) * first.get(key, 0) + share * last.get(key, 0)) for key in first | last}
+
+    kinds, nearer = mixed("by_kind"), above if share > 0.5 else below
+    seconds = below.seconds + (above.seconds if share else 0.0)
+    return Active(sum(kinds.values()), kinds, nearer.phase, nearer.operator, mixed("by_phase"), seconds)
+
+
+def cache_folder() -> Path:
+    """Where answers are kept, as JSON: nothing that is read from it is run."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multicard" / "memory"
+
+
+def _answers(asked: Sequence[Request], compute: bool) -> list[Answer]:
+    paths = [cache_folder() / f"{requests.identity(request)}.json" for request in asked]
+    answers: dict[Path, Answer] = {}
+    for path in dict.fromkeys(paths):
+        with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
+            answers[path] = msgspec.json.decode(path.read_bytes(), type=Active)
+    left = {path: request for path, request in zip(paths, asked, strict=True) if path not in answers}
+    if not compute:
+        answers |= dict.fromkeys(left, NOT_COMPUTED)
+    elif left:
+        for path, answer in zip(left, computed(list(left.values())), strict=True):
+            answers[path] = answer
+            if isinstance(answer, Active):
+                with suppress(OSError):
+                    run_folder.write_json(path, msgspec.to_builtins(answer))
+    return [answers[path] for path in paths]
+
+
+def computed(asked: Sequence[Request]) -> list[Answer]:
+    """Answers from a process of its own: this one imports no torch."""
+    done = subprocess.run(
+        [sys.executable, "-m", "multicard.predict.memory"],
+        input=msgspec.json.encode(asked),
+        capture_output=True,
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        check=False,
+    )
+    answers = [msgspec.json.decode(line, type=Active | str) for line in done.stdout.splitlines()]
+    last = (done.stderr.decode(errors="replace").splitlines() or ["it said nothing"])[-1]
+    return answers + [f"the process ended with {done.returncode}: {last}"] * (len(asked) - len(answers))
