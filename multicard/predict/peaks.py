@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from multicard.config.base import RunConfig, plain
 from multicard.predict import memory
 from multicard.predict.history import PastRun, setting
+from multicard.predict.memory import extras
 from multicard.predict.memory.extras import Measured
 from multicard.predict.memory.facts import Facts, Machine
 from multicard.predict.memory.result import PeakMemory
@@ -84,5 +85,4 @@ def _measured(config: RunConfig, here: Sequence[PastRun]) -> list[Measured]:
     """Of runs with like extras, the bytes of tensors that were predicted and what was measured."""
     own = setting(plain(config))
     like = [run for run in here if all(run.setting.get(key) == own.get(key) for key in ALIKE)]
-    pairs = [(run.record.prediction, run.peak_bytes) for run in like if run.record.status != "oom"]
-    return [Measured(said.active_bytes, peak) for said, peak in pairs if said and said.active_bytes and peak]
+    return extras.learn([run.record for run in like])

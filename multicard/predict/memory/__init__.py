@@ -38,7 +38,7 @@ def predict(
     Args:
         machine: where it is to run; a GPU of unknown memory if not said.
         known: sizes of the data set; read if not said.
-        measured: runs of this machine like it (`learning.learn`); three or more replace the stated extras that torch's
+        measured: runs of this machine like it (`extras.learn`); three or more replace the stated extras that torch's
             allocator knows.
 
     Raises:
@@ -97,14 +97,13 @@ def _peak(
     config: RunConfig, machine: Machine, size: Facts, lengths: Sequence[Active], measured: Sequence[Measured]
 ) -> PeakMemory:
     active = lengths[0]
-    situation = _situation(config, machine, active)
-    added = extras.of(situation) if machine.device_type == "cuda" else {}
+    added = extras.of(_situation(config, machine, active)) if machine.device_type == "cuda" else {}
     allocated = {name: extra for name, extra in added.items() if extras.TERMS[name].allocated}
     basis = "steps without values"
     if isinstance(size, TextFacts):
         ends = "" if size.low is None else f", between {size.low} and {size.high}: the rows are not at hand"
         basis += f", rows of {size.length} tokens{ends}"
-    learned = extras.learned(measured, situation)
+    learned = extras.learned(measured, active.active_bytes)
     if learned is not None and allocated:
         allocated = {"learned": learned}
         added = allocated | {name: extra for name, extra in added.items() if not extras.TERMS[name].allocated}

@@ -1,11 +1,12 @@
 """Answers of the process that predicts: from a cache on the disk, or computed together. No torch."""
 
 import os
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE, Popen
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import msgspec
@@ -92,16 +93,16 @@ def _answers(asked: Sequence[Request], compute: bool) -> list[Answer]:
     return [answers[path] for path in paths]
 
 
-def computed(asked: Sequence[Request]) -> list[Answer]:
-    """Answers from a process of its own: this one imports no torch."""
-    done = subprocess.run(
-        [sys.executable, "-m", "multicard.predict.memory"],
-        input=msgspec.json.encode(asked),
-        capture_output=True,
-        cwd=ROOT,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        check=False,
-    )
-    answers = [msgspec.json.decode(line, type=Active | str) for line in done.stdout.splitlines()]
-    last = (done.stderr.decode(errors="replace").splitlines() or ["it said nothing"])[-1]
-    return answers + [f"the process ended with {done.returncode}: {last}"] * (len(asked) - len(answers))
+def computed(asked: Sequence[Request]) -> Iterator[Answer]:
+    """Answers, each as soon as it is there, from a process of its own: this one imports no torch."""
+    command, answered, last = [sys.executable, "-m", "multicard.predict.memory"], 0, "it said nothing"
+    with TemporaryFile() as log, TemporaryFile() as questions:
+        questions.write(msgspec.json.encode(asked))
+        questions.seek(0)
+        env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+        with Popen(command, stdin=questions, stdout=PIPE, stderr=log, cwd=ROOT, env=env) as process:
+            for answered, line in enumerate(process.stdout or (), start=1):  # noqa: B007
+                yield msgspec.json.decode(line, type=Answer)
+        log.seek(0)
+        last = (log.read().decode(errors="replace").splitlines() or [last])[-1]
+    yield from [f"the process ended with {process.returncode}: {last}"] * (len(asked) - answered)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from multicard.predict import gpus
 from multicard.predict.memory.result import Extra
+from multicard.records.schema import AnyRecord
 
 MIB = 1 << 20
 CUBLAS_BYTES, CUBLAS_HOPPER_BYTES = 8_519_680, 32 * MIB  # torch's own defaults, per stream that multiplies matrices
@@ -120,13 +121,11 @@ TERMS: dict[str, Term] = {
 
 class Measured(NamedTuple):
     """A run of which both are known: `active_bytes` of its tensors as predicted, and what was `measured_bytes`, by
-    torch's allocator. `ran_out`: it needed more than that. convolutions, compiled: as of a `Situation`."""
+    torch's allocator. `ran_out`: it needed more than that."""
 
     active_bytes: int
     measured_bytes: int
     ran_out: bool = False
-    convolutions: bool = False
-    compiled: bool = False
 
 
 def of(now: Situation) -> dict[str, Extra]:
@@ -150,7 +149,23 @@ def summed(terms: Sequence[Extra]) -> tuple[int, int, int]:
     return expected, round(expected - low), round(expected + high)
 
 
-def learned(runs: Sequence[Measured], now: Situation) -> Extra | None:
+def learn(records: Sequence[AnyRecord]) -> list[Measured]:
+    """What records of one GPU and one version of torch say, of runs with like extras: those that ended, and those that
+    ran out of memory. A record says nothing that has no prediction of its active bytes."""
+    runs: list[Measured] = []
+    for record in records:
+        active_bytes = record.prediction.active_bytes if record.prediction is not None else None
+        peak, cause = record.peak_memory_bytes, record.cause
+        if not active_bytes or record.oversubscribed:
+            continue
+        if record.status == "ok" and peak is not None and peak.kind == "cuda_allocated" and peak.max:
+            runs.append(Measured(active_bytes, peak.max))
+        elif record.status == "oom" and cause is not None and cause.memory_bytes:
+            runs.append(Measured(active_bytes, cause.memory_bytes, ran_out=True))
+    return runs
+
+
+def learned(runs: Sequence[Measured], active_bytes: int) -> Extra | None:
     """What runs of this machine take beyond their tensors, for a run like theirs: one extra in the place of the terms
     that torch's allocator knows. None for fewer than three that ended, of which nothing is known of the spread.
 
@@ -158,13 +173,12 @@ def learned(runs: Sequence[Measured], now: Situation) -> Extra | None:
     active bytes: a few runs do not show the worst. A run with no more tensors that ran out of memory raises the upper
     end: this one may take what that one had at the least.
     """
-    alike = [run for run in runs if (run.convolutions, run.compiled) == (now.convolutions, now.compiled)]
-    ended = [run for run in alike if not run.ran_out]
+    ended = [run for run in runs if not run.ran_out]
     if len(ended) < 3:
         return None
     beyond = sorted(run.measured_bytes - run.active_bytes for run in ended)
     lower, middle, upper = statistics.quantiles(beyond, n=4, method="inclusive")
-    reach = max(2 * (upper - lower), 0.01 * now.active_bytes)
-    ran_out = [run for run in alike if run.ran_out and run.active_bytes <= now.active_bytes]
+    reach = max(2 * (upper - lower), 0.01 * active_bytes)
+    ran_out = [run for run in runs if run.ran_out and run.active_bytes <= active_bytes]
     exceeded = [run.measured_bytes - run.active_bytes for run in ran_out]
     return Extra(round(middle), round(middle - reach), round(max([middle + reach, *exceeded])))

@@ -35,15 +35,15 @@ class Mode(FakeTensorMode):
             return None
         try:
             return super().dispatch(func, types, args, kwargs)
-        except RuntimeError as error:  # fake tensors try real ones for operators that they do not know
-            if "NVIDIA driver" not in str(error):
-                raise
-            raise NotImplementedError(f"torch has no {func} for tensors without values") from None
         except DataDependentOutputException:
             if func is not torch.ops.aten._local_scalar_dense.default:
                 raise
             dtype = args[0].dtype
             return False if dtype is torch.bool else 0.0 if dtype.is_floating_point else 0
+        except RuntimeError as error:  # fake tensors try real ones for operators that they do not know
+            if "NVIDIA driver" not in str(error):
+                raise
+            raise NotImplementedError(f"torch has no {func} for tensors without values") from None
 
 
 @contextmanager
