@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import prediction_replays as replays
+from benchmarks import prediction_runs
 from benchmarks.common import configuration, machine, parser, python
 from multicard.measure.timing import clock_s
 from multicard.predict import published
@@ -85,7 +86,8 @@ def totals_row() -> Row:
     if not RUNS.exists():
         return Row(what, "-", goal, f"not measured: --measure makes {RUNS.name}", "-")
     with RUNS.open(newline="") as lines:
-        measured = [row for row in csv.DictReader(lines) if row["predicted_s"] and row["total_s"]]
+        ran = [row for row in csv.DictReader(lines) if row["total_s"]]
+    measured = [row for row in ran if row["predicted_s"]]
     outcomes = [
         replays.Outcome(*(float(row[name]) for name in ("predicted_s", "low_s", "high_s", "total_s")))
         for row in measured
@@ -95,7 +97,8 @@ def totals_row() -> Row:
     median, covered = replays.errors(outcomes)[0], replays.covered(outcomes)
     entries = Counter(f"{row['entry']} on {row['gpus']}" for row in measured)
     kinds = ", ".join(f"{count} {name}" for name, count in sorted(entries.items()))
-    reached = f"{median:.1%}, {covered:.0%} covered ({len(outcomes)} runs: {kinds})"
+    unknown = f"; {len(ran) - len(measured)} not predicted" * (len(ran) > len(measured))
+    reached = f"{median:.1%}, {covered:.0%} covered ({len(outcomes)} runs: {kinds}{unknown})"
     return Row(what, "-", goal, reached, verdict(len(outcomes) >= 30, median <= 0.04, 0.85 <= covered <= 0.95))
 
 
@@ -191,15 +194,16 @@ def replay_file(path: Path) -> None:
 
 
 def measure(folder: Path) -> None:
-    from benchmarks import prediction_runs
-
+    """Make RUNS; what was measured stays in the folder, from which a second call goes on."""
+    print(f"records: {folder}", flush=True)
+    rows: list[dict[str, str]] = []
+    for row in prediction_runs.measured(folder):
+        rows.append(row)
+        print(row, flush=True)
     with RUNS.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        for row in prediction_runs.measured(folder):
-            writer.writerow(row)
-            file.flush()
-            print(row, flush=True)
+        writer.writerows(rows)
 
 
 def print_table(rows: Sequence[Row]) -> None:

@@ -5,10 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import configuration, python
-from multicard.machine import environment
-from multicard.predict import history
-from multicard.predict.run import Predictor, target
+from benchmarks.common import python
 
 VISION = "dataset=digits model.width=0.35 dataset.image_size=48 epochs=6"
 TUNING = "dataset=synthetic dataset.rows=1500 epochs=1"
@@ -48,25 +45,29 @@ def cells() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def measured(root: Path) -> Iterator[dict[str, Any]]:
-    """A row of the fixture a cell, each in a folder of its own under `root`, so that it knows no other."""
+    """A row of the fixture a cell, each in a folder of its own under `root`, so that it knows no other.
+
+    What a folder has of an earlier call is not measured again.
+    """
     for number, (entry, words) in enumerate(cells()):
-        folder = root / f"{number:02}"
-        yield {"entry": entry, "words": " ".join(words), "gpus": words[-2].partition("=")[2]} | _pair(
-            entry, words, folder
-        )
+        cell = {"entry": entry, "words": " ".join(words), "gpus": words[-2].partition("=")[2]}
+        yield cell | _pair(entry, words, root / f"{number:02}")
 
 
 def _pair(entry: str, words: tuple[str, ...], folder: Path) -> dict[str, Any]:
-    asked = (f"{entry}.py", *words, f"hydra.sweep.dir={folder}", "-m")
+    """The total of a run, and what its record says was predicted before it began."""
+    asked = (f"{entry}.py", "-m", *words, f"hydra.sweep.dir={folder}")
     python(*asked, *PROBE)
-    config = configuration(entry, *words)
-    git = environment.git(Path(__file__).parents[1])
-    predictor = Predictor(target(config), history.read([folder]), history.commit_of(git))
-    (predicted,) = predictor.predict_all([config], memory=False)
     python(*asked)
-    (result,) = [path for path in folder.glob("*/result.json") if not path.parent.name.endswith("-probe")]
-    total = predicted.total_s
-    interval = ["", "", ""] if total is None else [f"{value:.3f}" for value in (total.value, total.low, total.high)]
-    total_s = json.loads(result.read_text())["total_s"]
-    names = ("predicted_s", "low_s", "high_s", "total_s", "basis", "about")
-    return dict(zip(names, (*interval, f"{total_s:.3f}", predicted.basis, predicted.about), strict=True))
+    (path,) = (path for path in folder.glob("*/result.json") if not path.parent.name.endswith("-probe"))
+    return row(json.loads(path.read_text()))
+
+
+def row(record: dict[str, Any]) -> dict[str, Any]:
+    """The columns that come from a record; without a prediction, as of a probe that was disturbed, they are empty."""
+    predicted: dict[str, Any] = record.get("prediction") or {"basis": "unknown", "about": ""}
+    total: dict[str, float] = predicted.get("total_s") or {}
+    figures = (*(total.get(name) for name in ("value", "low", "high")), record["total_s"])
+    names = ("predicted_s", "low_s", "high_s", "total_s")
+    rounded = {name: "" if value is None else f"{value:.3f}" for name, value in zip(names, figures, strict=True)}
+    return rounded | {"basis": predicted["basis"], "about": predicted["about"]}

@@ -45,7 +45,10 @@ def test_totals_are_those_of_the_measured_runs(tmp_path, monkeypatch):
     cells = [f"train_vision,,{1 + number % 2},100,90,110,{95 if number else 120},probed,a" for number in range(30)]
     prediction.RUNS.write_text(HEAD + "\n".join([*cells, "train_vision,,1,,,,50,unknown,why"]) + "\n")
     row = prediction.totals_row()
-    assert "97% covered (30 runs: 15 train_vision on 1, 15 train_vision on 2)" in row.reached and row.verdict == "no"
+    assert (
+        "97% covered (30 runs: 15 train_vision on 1, 15 train_vision on 2; 1 more were not predicted)" in row.reached
+        and row.verdict == "no"
+    )
     assert row.reached.startswith("5.3%")
 
 
@@ -84,3 +87,11 @@ def test_a_table_of_another_form_is_refused(tmp_path, text, message):
     table.write_text(text)
     with pytest.raises(SystemExit, match=message):
         prediction.replay_file(table)
+
+
+def test_a_measured_row_has_what_the_record_of_the_run_says_was_predicted():
+    total_s = {"value": 10.0, "low": 9.0, "high": 11.0}
+    record = {"total_s": 10.5, "prediction": {"basis": "probed", "about": "1 probe", "total_s": total_s}}
+    expected = {"predicted_s": "10.000", "low_s": "9.000", "high_s": "11.000", "total_s": "10.500"}
+    assert prediction_runs.row(record) == expected | {"basis": "probed", "about": "1 probe"}
+    assert prediction_runs.row({"total_s": 10.5, "prediction": None})["predicted_s"] == ""
