@@ -2,6 +2,8 @@
 
 import json
 import math
+import random
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +107,37 @@ def test_a_record_is_decoded_once_for_each_state_of_its_file(tmp_path: Path):
     path.with_name("new").write_text(json.dumps(vision(0.2)))
     path.with_name("new").replace(path)
     assert history.read([tmp_path]).runs[0].step_s == pytest.approx(0.2)
+
+
+def test_no_figure_of_a_record_stops_a_prediction():
+    """Records with one value replaced, anywhere: they are left out, or something is predicted all the same."""
+    chance = random.Random(0)
+    plain_records = [vision(), vision(gpus=2, precision="fp64"), probe(batch_size=32), missed(1.0)]
+    numbers = (0, 0, -1, 1, 7, 0.5, 1e-300, 1e300, 10**15, None)
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, dict | list) and value:
+            key = chance.choice(list(value) if isinstance(value, dict) else range(len(value)))
+            copied = dict(value) if isinstance(value, dict) else list(value)
+            copied[key] = replaced(copied[key])
+            return copied
+        return chance.choice(numbers if isinstance(value, int | float) else (None, "x", [], {}, *numbers))
+
+    wanted = [config(vision()), config(vision(gpus=2, precision="fp64")), config(vision(batch_size=32, epochs=4))]
+    read, predictor = 0, Predictor(CPU, History(), None)
+    for _ in range(800):
+        known = plain_records.copy()
+        place = chance.randrange(len(known))
+        known[place] = replaced(known[place])
+        with suppress(ValueError):
+            predictor = Predictor(CPU, past(*known), records.COMMIT)
+            read += 1
+        for prediction in predictor.predict_all(wanted, memory=False):
+            assert prediction.step_s is None or 0 <= prediction.step_s.low < math.inf
+            ends = prediction.total_s or Interval(0.0, 0.0, 0.0)
+            assert 0 <= ends.low <= ends.value <= ends.high < math.inf
+    assert read > 150
+    assert totals.evaluation_share(past(vision(batch_size=0)).runs[0]) is None
 
 
 def test_a_root_of_sweeps_teaches_all_of_them_and_another_folder_itself(tmp_path: Path):
@@ -510,12 +543,14 @@ def test_an_error_of_a_prediction_stops_no_run(
 
 def test_a_run_has_the_prediction_that_was_made_before_it(tmp_path: Path, called: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(comparable, "BUSY_SHARE", math.inf)  # other tests are at work too
-    words = [*SMALL, "epochs=1,2", "gpus=1", f"hydra.sweep.dir={tmp_path / 'multirun' / 'sweep'}", "name=sweep"]
-    code, printed = called("-m", *(word for word in words if word != "epochs=1"))
-    assert code == 0, printed
+    words = ["-m", *SMALL, "gpus=1", f"hydra.sweep.dir={tmp_path / 'multirun' / 'sweep'}", "name=sweep"]
+    for more in (["probe=true"], ["epochs=1,2"]):
+        code, printed = called(*words, *more)
+        assert code == 0, printed
     written = [json.loads(path.read_text()) for path in tmp_path.glob("multirun/sweep/*/result.json")]
-    first, second = sorted(written, key=lambda record: record["config"]["epochs"])
-    assert first["prediction"] is None
+    probed, first, second = sorted(written, key=lambda record: (record["probe"] is None, record["config"]["epochs"]))
+    assert probed["prediction"] is None
+    assert (first["prediction"]["basis"], first["prediction"]["runs"]) == ("probed", 1)
     assert (second["prediction"]["basis"], second["prediction"]["runs"]) == ("scaled", 1)
     assert second["prediction"]["total_s"]["value"] > first["total_s"]
     assert second["prediction"]["memory_bytes"] is None  # of CPU ranks it is not computed before a run

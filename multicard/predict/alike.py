@@ -12,6 +12,7 @@ from multicard.records.schema_parts import Interval
 # Keys that change no step, but how many there are
 LENGTH = ("epochs", "dataset.train_limit", "dataset.test_limit", "dataset.rows", "max_steps")
 PRIOR_DEGREES = 4
+MOST = 1e15  # above which a figure is none
 Figure = Callable[[PastRun], float | None]
 
 
@@ -45,7 +46,7 @@ class Alike:
             sd: of the figure's logarithm between runs, before any was repeated; each setting that differs adds as much.
         """
         distance, values = self._nearest(figure)
-        values = [value for value in values if 0 < value < math.inf]
+        values = [value for value in values if 0 < value < MOST]
         return spread(values, sd * (1 + distance)) if values else None
 
     def mean(self, figure: Figure) -> float | None:

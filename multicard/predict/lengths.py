@@ -15,6 +15,7 @@ from multicard.vision.strategy import STRATEGIES
 
 IMAGES = ("dataset.name", "dataset.root", "dataset.skip_broken")  # keys that a data set's number of images follows from
 TEXT = ("dataset", "tokenizer", "template", "max_seq_len", "packed")  # of texts, the groups and keys
+MOST_STEPS = 10**12
 Sizes = Callable[[RunConfig], Any]
 
 
@@ -59,7 +60,8 @@ def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun], sizes: Size
         sizes: reads that of a configuration (`multicard.predict.memory.facts.of`), where runs do not tell it; raises
             ValueError where it cannot.
     """
-    steps = next((count for run in reversed(alike.of_this_cell()) if (count := steps_per_epoch(run))), None)
+    known = (count for run in reversed(alike.of_this_cell()) if (count := steps_per_epoch(run)))
+    steps = next((count for count in known if 0 < count < MOST_STEPS), None)
     if isinstance(config, LlmConfig):
         rows = _rows(config, runs)
         if steps is None and rows is None:
@@ -130,6 +132,9 @@ def _rows_of(run: PastRun) -> int | None:
 def _sequences_of(run: PastRun) -> int | None:
     """At least so many sequences: those of an epoch's steps, where max_steps did not end it."""
     steps, config = steps_per_epoch(run), run.record.config
+    batch, accumulated = config.get("batch_size"), config.get("gradient_accumulation_steps")
     if steps is None or config.get("max_steps") is not None:
         return None
-    return steps * run.ranks * int(config["batch_size"]) * int(config["gradient_accumulation_steps"])
+    if not isinstance(batch, int) or not isinstance(accumulated, int):
+        return None
+    return steps * run.ranks * batch * accumulated

@@ -173,7 +173,7 @@ def evaluation_share(run: PastRun) -> float | None:
     seconds = _mean(epoch.evaluate_s for epoch in epochs)
     images = next((epoch.test_samples for epoch in epochs if epoch.test_samples), None)
     batch = run.record.config.get("batch_size")
-    if seconds is None or images is None or not run.step_s or not isinstance(batch, int):
+    if seconds is None or images is None or not run.step_s or not isinstance(batch, int) or batch < 1:
         return None
     return seconds / -(-images // run.ranks) / (run.step_s / batch)
 
