@@ -9,6 +9,7 @@ import pytest
 from multicard.config.base import RunConfig
 from multicard.controller import run
 from multicard.machine import devices
+from multicard.predict.memory import progress
 from multicard.predict.run import Predictor, Target
 from multicard.records import run_folder
 from multicard.records.schema_parts import Interval, Prediction
@@ -232,3 +233,15 @@ def test_a_gpu_that_is_not_known_is_refused_with_the_names(called: Called, tmp_p
         code, printed = called(*words, *more, "predict=true", "predict.gpu=nonsense")
         assert code == 1 and printed.startswith("refused: predict.gpu=nonsense: no such GPU; choose one of b200, ")
         assert printed.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_what_takes_seconds_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    now_s = [0.0]
+    monkeypatch.setattr(progress, "clock_s", lambda: now_s[0])
+    shown = progress.Progress(4)
+    for done, seconds in enumerate((1.0, 6.0, 7.0, 8.0), start=1):
+        now_s[0] = seconds
+        shown.show(done)
+    shown.end()
+    printed = capsys.readouterr()
+    assert printed.err == "predicting the memory of 4 settings: 2 done, about 10 s left\n" and not printed.out

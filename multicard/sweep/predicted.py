@@ -35,6 +35,8 @@ def show(cells: Sequence[Cell], left: list[Cell], on_slurm: bool = False) -> Non
     predicted = predictions.of([cell for cell in cells if not cell.problem])
     if predicted:
         _show(predicted)
+    if on_slurm and not is_elsewhere(cells[0].cfg):
+        say("SLURM's nodes are not known here: name their GPU with predict.gpu, as predict.gpu=h100-80gb")
     dry_run.say_refused(cells)
 
 

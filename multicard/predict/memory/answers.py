@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from multicard.predict.memory import requests
+from multicard.predict.memory.progress import Progress
 from multicard.predict.memory.requests import Request
 from multicard.predict.memory.result import Active
 from multicard.records import run_folder
@@ -85,11 +86,14 @@ def _answers(asked: Sequence[Request], compute: bool) -> list[Answer]:
     if not compute:
         answers |= dict.fromkeys(left, NOT_COMPUTED)
     elif left:
-        for path, answer in zip(left, computed(list(left.values())), strict=True):
+        progress = Progress(len(left))
+        for done, (path, answer) in enumerate(zip(left, computed(list(left.values())), strict=True), start=1):
+            progress.show(done)
             answers[path] = answer
             if isinstance(answer, Active):
                 with suppress(OSError):
                     run_folder.write_json(path, msgspec.to_builtins(answer))
+        progress.end()
     return [answers[path] for path in paths]
 
 
