@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.common import python
 
-VISION = "dataset=digits model.width=0.35 dataset.image_size=48 epochs=6"
+VISION = "dataset=digits model.width=0.35 dataset.image_size=48 epochs=10"
 TUNING = "dataset=synthetic dataset.rows=1500 epochs=1"
 PROBE = ("probe=true", "probe.seconds=20")
 VISION_CELLS = (
@@ -20,7 +20,7 @@ VISION_CELLS = (
     "batch_size=16",
     "batch_size=64",
     "model.width=0.5",
-    "dataset.image_size=64 epochs=4",
+    "dataset.image_size=64 epochs=6",
     "optimizer=adamw",
     "dataset.augment=true",
 )

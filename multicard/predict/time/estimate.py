@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 
 from multicard.predict import gpus
 from multicard.predict.time import scaling
-from multicard.predict.time.known import GPUS, Known, cells, effect, grown
+from multicard.predict.time.known import GPUS, Known, Pairs, cells, effect, grown
 from multicard.predict.time.observations import StepObservation, axes, differences, usable
 
 CONFIDENCE = 0.90  # of all intervals
 NORMAL_90 = 1.645  # half of a 90 % interval in standard deviations
 MEASURED, PROBED, SCALED, PUBLISHED = "measured", "probed", "scaled", "published"
 MOST_CROSSED = 4  # axes, beyond which a cell is not alike
+MOST_CELLS = 64  # from which a way is looked for
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def step(
     count = int(wanted.get(GPUS, "1"))
     all_cells += grown(all_cells, count, growth)
     adds = setting.get("device") != '"cpu"' and (setting.get("device") == '"cuda"' or _is_gpu(machine))
-    ways = [way for cell in all_cells if (way := _walked(cell, wanted, all_cells, adds)) is not None]
+    pairs, near = Pairs(all_cells), _nearest(all_cells, wanted)
+    ways = [way for cell in near if (way := _walked(cell, wanted, pairs, adds)) is not None]
     if not ways:
         return None
     best = min(ways, key=lambda way: (way.published, way.variance))
@@ -69,7 +71,13 @@ def step(
 
 
 def _is_gpu(machine: str) -> bool:
-    return machine in gpus.GPUS or gpus.of_product(machine) is not None
+    return machine in gpus.GPUS or machine.startswith(("NVIDIA", "Tesla"))
+
+
+def _nearest(all_cells: Sequence[Known], wanted: Mapping[str, str]) -> list[Known]:
+    """The MOST_CELLS that differ in the fewest axes, and in no more than MOST_CROSSED."""
+    apart = sorted(((len(differences(cell.setting, wanted)), cell) for cell in all_cells), key=lambda pair: pair[0])
+    return [cell for distance, cell in apart if distance <= MOST_CROSSED][:MOST_CELLS]
 
 
 def _same(cell: Known) -> Estimate:
@@ -78,13 +86,11 @@ def _same(cell: Known) -> Estimate:
     return _estimate(replace(cell, about=about), PUBLISHED if cell.published else PROBED if cell.probe else MEASURED)
 
 
-def _walked(cell: Known, wanted: Mapping[str, str], all_cells: Sequence[Known], adds: bool) -> Known | None:
+def _walked(cell: Known, wanted: Mapping[str, str], pairs: Pairs, adds: bool) -> Known | None:
     """What a cell says of the wanted one; None where it differs in an axis of which nothing is known."""
     differ = sorted(differences(cell.setting, wanted), key=lambda axis: axis == GPUS)  # it needs the step on one GPU
-    if len(differ) > MOST_CROSSED:
-        return None
     for axis in differ:
-        crossed = effect(axis, cell, wanted, all_cells, adds)
+        crossed = effect(axis, cell, wanted, pairs, adds)
         if crossed is None:
             return None
         cell = replace(

@@ -73,9 +73,33 @@ def _cell(group: Sequence[StepObservation], commit: str | None, spread: repeated
     return Known(axes(first.setting), mean, variance, count, first.probe, first.machine, first.published, about)
 
 
-def effect(
-    axis: str, source: Known, wanted: Mapping[str, str], all_cells: Sequence[Known], adds: bool
-) -> Effect | None:
+class Pairs:
+    """Cells of a machine that differ in one axis alone, found once an axis."""
+
+    def __init__(self, all_cells: Sequence[Known]) -> None:
+        self._cells = all_cells
+        self._lines: dict[str, list[dict[str | None, Known]]] = {}
+
+    def of(
+        self, axis: str, before: str | None, after: str | None, wanted: Mapping[str, str]
+    ) -> list[tuple[tuple[bool, int], Known, Known]]:
+        """From one value to another, each with how unlike the wanted cell it is; printed ones are last."""
+        if axis not in self._lines:
+            self._lines[axis] = self._alike(axis)
+        ends = [(line[before], line[after]) for line in self._lines[axis] if before in line and after in line]
+        rests = [differences(without(a.setting, axis), wanted) for a, _ in ends]
+        return [((a.published, len(rest)), a, b) for (a, b), rest in zip(ends, rests, strict=True)]
+
+    def _alike(self, axis: str) -> list[dict[str | None, Known]]:
+        """Two cells or more in a line, by their values of the axis."""
+        lines: dict[Cell, dict[str | None, Known]] = {}
+        for cell in self._cells:
+            rest = frozenset(without(cell.setting, axis).items())
+            lines.setdefault((cell.machine, rest), {})[cell.setting.get(axis)] = cell
+        return [line for line in lines.values() if len(line) > 1]
+
+
+def effect(axis: str, source: Known, wanted: Mapping[str, str], known_pairs: Pairs, adds: bool) -> Effect | None:
     """Of an axis from its value in `source` to the wanted one; None where nothing tells it.
 
     By pairs of cells of one machine that differ in this axis alone, and of them by those most like the wanted cell.
@@ -89,7 +113,7 @@ def effect(
     """
     before, after = source.setting.get(axis), wanted.get(axis)
     alike = {**wanted, GPUS: source.setting.get(GPUS, "1")}  # the number of GPUs is crossed last
-    pairs = _pairs(axis, before, after, wanted if axis == GPUS else alike, all_cells)
+    pairs = known_pairs.of(axis, before, after, wanted if axis == GPUS else alike)
     if not pairs:
         return _proportional(axis, before, after)
     least = min(distance for distance, *_ in pairs)
@@ -115,24 +139,6 @@ def effect(
 def _own_variance(cell: Known) -> float:
     """Without what is common to all printed cells of a node."""
     return max(cell.variance - PRINTED_SD**2, 0.0) if cell.published else cell.variance
-
-
-def _pairs(
-    axis: str, before: str | None, after: str | None, wanted: Mapping[str, str], all_cells: Sequence[Known]
-) -> list[tuple[tuple[bool, int], Known, Known]]:
-    """Pairs of cells from one value to another, each with how unlike the wanted cell it is; printed ones are last."""
-    ends: dict[Cell, Known] = {}
-    for cell in all_cells:
-        if cell.setting.get(axis) == after:
-            ends[cell.machine, frozenset(without(cell.setting, axis).items())] = cell
-    pairs: list[tuple[tuple[bool, int], Known, Known]] = []
-    for cell in all_cells:
-        if cell.setting.get(axis) == before:
-            rest = without(cell.setting, axis)
-            end = ends.get((cell.machine, frozenset(rest.items())))
-            if end is not None:
-                pairs.append(((cell.published, len(differences(rest, wanted))), cell, end))
-    return pairs
 
 
 def _proportional(axis: str, before: str | None, after: str | None) -> Effect | None:
