@@ -186,7 +186,9 @@ def test_another_commit_is_wider_and_said_and_another_machine_says_nothing():
     assert predicted(of=[seen(0.1, commit="b"), seen(0.2)]).value == pytest.approx(0.2)
     assert predicted(of=[seen(0.1, machine="another")]) is None
     assert predicted(of=[]) is None
-    assert predicted(of=[seen(math.nan), seen(0.0), seen(0.1, error=math.inf)]) is None
+    broken = [seen(math.nan), seen(0.0), seen(0.1, error=math.inf), seen(0.1, "gpus=null"), seen(0.1, "gpus=0")]
+    assert predicted(of=broken) is None and predicted("gpus=2", of=broken) is None
+    assert predicted("batch_size=null", of=[seen(0.1)]) is None
 
 
 def test_more_gpus_are_scaled_from_one_and_two_in_an_interval_that_holds_the_noise_of_both():

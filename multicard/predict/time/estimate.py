@@ -62,7 +62,7 @@ def step(
     count = int(wanted.get(GPUS, "1"))
     all_cells += grown(all_cells, count, growth)
     adds = setting.get("device") != '"cpu"' and (setting.get("device") == '"cuda"' or _is_gpu(machine))
-    pairs, near = Pairs(all_cells), _nearest(all_cells, wanted)
+    pairs, near = Pairs(all_cells, wanted), _nearest(all_cells, wanted)
     ways = [way for cell in near if (way := _walked(cell, wanted, pairs, adds)) is not None]
     if not ways:
         return None

@@ -74,21 +74,26 @@ def _cell(group: Sequence[StepObservation], commit: str | None, spread: repeated
 
 
 class Pairs:
-    """Cells of a machine that differ in one axis alone, found once an axis."""
+    """Cells of a machine that differ in one axis alone; each search is made once."""
 
-    def __init__(self, all_cells: Sequence[Known]) -> None:
-        self._cells = all_cells
+    def __init__(self, all_cells: Sequence[Known], wanted: Mapping[str, str]) -> None:
+        self._cells, self._wanted = all_cells, wanted
         self._lines: dict[str, list[dict[str | None, Known]]] = {}
+        self._pairs: dict[tuple[str | None, ...], list[tuple[tuple[bool, int], Known, Known]]] = {}
 
     def of(
-        self, axis: str, before: str | None, after: str | None, wanted: Mapping[str, str]
+        self, axis: str, before: str | None, after: str | None, gpus: str | None
     ) -> list[tuple[tuple[bool, int], Known, Known]]:
-        """From one value to another, each with how unlike the wanted cell it is; printed ones are last."""
+        """From one value to another, each with how unlike the wanted cell on so many GPUs it is; printed ones last."""
         if axis not in self._lines:
             self._lines[axis] = self._alike(axis)
-        ends = [(line[before], line[after]) for line in self._lines[axis] if before in line and after in line]
-        rests = [differences(without(a.setting, axis), wanted) for a, _ in ends]
-        return [((a.published, len(rest)), a, b) for (a, b), rest in zip(ends, rests, strict=True)]
+        search = axis, before, after, gpus
+        if search not in self._pairs:
+            ends = [(line[before], line[after]) for line in self._lines[axis] if before in line and after in line]
+            alike = {**self._wanted, GPUS: gpus or "1"}
+            rests = [len(differences(without(a.setting, axis), alike)) for a, _ in ends]
+            self._pairs[search] = [((a.published, rest), a, b) for (a, b), rest in zip(ends, rests, strict=True)]
+        return self._pairs[search]
 
     def _alike(self, axis: str) -> list[dict[str | None, Known]]:
         """Two cells or more in a line, by their values of the axis."""
@@ -112,8 +117,7 @@ def effect(axis: str, source: Known, wanted: Mapping[str, str], known_pairs: Pai
             their cores: there all of the step grows.
     """
     before, after = source.setting.get(axis), wanted.get(axis)
-    alike = {**wanted, GPUS: source.setting.get(GPUS, "1")}  # the number of GPUs is crossed last
-    pairs = known_pairs.of(axis, before, after, wanted if axis == GPUS else alike)
+    pairs = known_pairs.of(axis, before, after, source.setting.get(GPUS))  # the number of GPUs is crossed last
     if not pairs:
         return _proportional(axis, before, after)
     least = min(distance for distance, *_ in pairs)
@@ -143,11 +147,15 @@ def _own_variance(cell: Known) -> float:
 
 def _proportional(axis: str, before: str | None, after: str | None) -> Effect | None:
     power = PROPORTIONAL.get(axis)
-    if power is None or before is None or after is None:
+    if power is None or not (_is_count(before) and _is_count(after)):
         return None
-    log_ratio = math.log(float(after) / float(before))
+    log_ratio = math.log(int(after or 1) / int(before or 1))
     about = f"{axis} {before} -> {after} in proportion"
     return Effect(power * log_ratio, (BATCH_SD * power * log_ratio) ** 2, 0, about)
+
+
+def _is_count(value: str | None) -> bool:
+    return value is not None and value.isdecimal() and int(value) > 0
 
 
 def grown(all_cells: Sequence[Known], gpus: int, growth: scaling.Growth) -> list[Known]:

@@ -71,8 +71,9 @@ def _names_group(key: str) -> bool:
 
 
 def usable(observations: Iterable[StepObservation]) -> list[StepObservation]:
-    """Those with a step above 0 and a finite error."""
-    return [seen for seen in observations if 0 < seen.step_s < math.inf and 0 <= seen.error < math.inf]
+    """Those with a step above 0, a finite error and a number of GPUs."""
+    finite = (seen for seen in observations if 0 < seen.step_s < math.inf and 0 <= seen.error < math.inf)
+    return [seen for seen in finite if seen.setting.get("gpus", "1").isdecimal() and seen.setting.get("gpus") != "0"]
 
 
 def by_setting(
