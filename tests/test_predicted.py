@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from multicard.config.base import RunConfig
-from multicard.controller import run
+from multicard.controller import run, session
 from multicard.machine import devices
 from multicard.predict.memory import progress
 from multicard.predict.run import Predictor, Target
@@ -174,6 +174,7 @@ def test_nothing_is_predicted_where_nobody_asks_for_it(node: Node, called: Calle
 def test_a_single_run_is_checked_too(node: Node, called: Called, tmp_path: Path):
     words = ["batch_size=64", f"hydra.run.dir={tmp_path / 's'}"]
     assert "1 cell will not fit: batch_size=64-" in called(*words)[1] and node.started == [64]
+    assert session.SESSION.foreseen_s > 0  # is no part of the run's start
     code, printed = called(*words, "fit=refuse")
     assert code == 1 and printed.startswith("refused: fit=refuse: needs 128 GB") and node.started == [64]
     assert not (tmp_path / "s").exists()
@@ -189,22 +190,22 @@ def test_a_cell_that_ran_out_of_memory_on_this_gpu_is_named(node: Node, called: 
 
 
 def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp_path: Path):
-    words = ["-m", "batch_size=16,64,0", "gpus=1,2", "predict=true", "predict.gpu=h100-94gb", "repeat=3"]
+    words = ["-m", "batch_size=16,64,0", "gpus=1,2", "predict=true", "predict.gpu=h100-94gb", "repeat=2"]
     code, printed = called(*words, f"hydra.sweep.dir={tmp_path / 's'}")
-    assert code == 1 and "[5/18] and 5 more refused: batch_size=0: must be 1 or more" in printed
+    assert code == 1 and "[5/12] and 3 more refused: batch_size=0: must be 1 or more" in printed
     lines = [line.rstrip() for line in printed.splitlines()]
     assert lines[0].startswith("predict=true: nothing is started. Predicted for NVIDIA H100 NVL of 94 GB, with 90% ")
     table = [line.split() for line in lines if line.startswith(("fp32 ", "precision "))]
     assert table[0] == ["precision", "gpus", "batch_size", "runs", "fits", "peak", "memory", "basis"]
-    assert table[1] == ["fp32", "1", "16", "3", "yes", "32", "GB", "±10%", "unknown"]
+    assert table[1] == ["fp32", "1", "16", "2", "yes", "32", "GB", "±10%", "unknown"]
     assert [row[:5] for row in table[2:]] == [
-        ["fp32", "2", "16", "3", "yes"],
-        ["fp32", "1", "64", "3", "no"],
-        ["fp32", "2", "64", "3", "no"],
+        ["fp32", "2", "16", "2", "yes"],
+        ["fp32", "1", "64", "2", "no"],
+        ["fp32", "2", "64", "2", "no"],
     ]
     assert "to know the times of 2 cells, probe 2 on such a node (each trains for 60 s at most):" in lines
     assert f"  python train_vision.py -m hydra.sweep.dir={tmp_path / 's'} batch_size=16 gpus=1,2 probe=true" in lines
-    assert "12 runs to measure; their times are unknown" in lines
+    assert "8 runs to measure; their times are unknown" in lines
     assert node.started == [] and not list(tmp_path.iterdir())
 
 

@@ -47,7 +47,7 @@ def measure(
     Returns:
         The record, as in result.json, and its `folder`.
     """
-    started_s = clock_s() if SESSION.begun else process_started_s()
+    started_s = clock_s() if SESSION.begun else process_started_s() + SESSION.foreseen_s
     SESSION.begun = True
     allocation = allocation or Allocation()
     record = outcome.begin(workload, cfg, folder, allocation.job)

@@ -17,6 +17,7 @@ class Session:
     records: list[dict[str, Any]] = field(default_factory=list)
     label: str = ""
     begun: bool = False  # the start-up of the first run alone counts from the command
+    foreseen_s: float = 0.0  # what predictions took before it, which is no part of its start-up
     abandoned: bool = False  # something is left undone, so the command fails
     would_refuse: bool = False  # as a dry run found
 

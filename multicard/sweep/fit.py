@@ -9,6 +9,7 @@ from multicard.config.prediction import Fit, is_elsewhere
 from multicard.config.repetition import AUTO, LEAST_AUTO
 from multicard.controller.session import SESSION, say
 from multicard.machine import devices
+from multicard.measure.timing import clock_s
 from multicard.records.text_table import in_bytes
 from multicard.sweep.plan import NAMED_CELLS, Cell
 
@@ -42,7 +43,9 @@ def passing(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
         return left
     from multicard.sweep import predictions  # which most commands on CPU ranks need not import
 
+    began_s = clock_s()
     predicted = [each for each in predictions.of(asked) if each.target.device_type == "cuda"]
+    SESSION.foreseen_s += clock_s() - began_s
     unfit = [each for each in predicted if each.ran_out or each.prediction.fits == "no"]
     refused = [each for each in unfit if each.cell.cfg.fit == Fit.refuse]
     for each in refused:
