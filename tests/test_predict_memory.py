@@ -268,7 +268,7 @@ def active(length: int) -> Active:
 
 
 def test_like_row_lengths_share_answers(tmp_path, monkeypatch):
-    """On a GPU powers of two are computed, and what lies between them is interpolated."""
+    """On a GPU a few lengths are computed, and what lies between them is interpolated."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     computed: list[int] = []
 
@@ -279,15 +279,23 @@ def test_like_row_lengths_share_answers(tmp_path, monkeypatch):
 
     monkeypatch.setattr(answers, "computed", compute)
     config = typed_llm(*LLAMA)
-    asked = [requests.request(config, TextFacts(2304, length), Machine()) for length in (64, 100, 128, 103)]
+    asked = [requests.request(config, TextFacts(2304, length), Machine()) for length in (64, 100, 512, 103, 30)]
     assert [answer.active_bytes for answer in answers.of(asked) if isinstance(answer, Active)] == [
-        *(64_000, 100_000, 128_000, 103_000)
+        *(64_000, 100_000, 512_000, 103_000, 30_000)
     ]
-    assert computed == [64, 128]
+    assert computed == [64, 512, 30]
     on_cpu = requests.request(config, TextFacts(2304, 100), Machine("cpu"))
     assert answers.of([on_cpu], compute=False) == [answers.NOT_COMPUTED]
     (answer,) = answers.of([on_cpu])
-    assert isinstance(answer, Active) and computed[2:] == [100]
+    assert isinstance(answer, Active) and computed[3:] == [100]
+
+
+def test_a_peak_is_linear_in_the_length_of_rows():
+    config = typed_llm("method=lora", *LLAMA, "gpus=2", "custom_sharded_layers=[output]")
+    low, middle, high = (
+        simulate.simulate(config, TextFacts(2304, length), "cuda").active_bytes for length in (64, 200, 512)
+    )
+    assert middle == pytest.approx(low + (200 - 64) / (512 - 64) * (high - low), rel=0.005)
 
 
 def test_rows_that_are_not_at_hand_give_an_interval(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from multicard.records import run_folder
 
 ROOT = Path(__file__).parents[3]
 NOT_COMPUTED = "not computed yet"
+LENGTHS = (64, 512, 4096)  # tokens of a row: multiples of 8, in which torchtune cuts its output
 Answer = Active | str
 
 
@@ -31,18 +32,20 @@ class Between(NamedTuple):
 
 
 def between(request: Request) -> Between:
-    """The requests that are computed for one. Row lengths on a GPU go by powers of two, between which the peak of each
-    phase is linear: data sets with like rows share answers. Attention on a CPU is not linear in the length."""
+    """The requests that are computed for one. On a GPU the peak of a phase is linear in the length of rows, so that two
+    lengths of LENGTHS stand for all between them, and data sets share answers. Attention on a CPU is not linear."""
     length = request.facts.get("length")
-    if length is None or request.device != "cuda":
+    if length is None or request.device != "cuda" or length in LENGTHS:
         return Between(request, request, 0.0)
-    above = 1 << max(length - 1, 15).bit_length()
-    below = above if length == above else above // 2
-    share = 0.0 if below == above else (length - below) / (above - below)
+    below = max((tokens for tokens in LENGTHS if tokens < length), default=LENGTHS[0])
+    most = request.config["model"]["max_seq_len"]
+    above = min(next((tokens for tokens in LENGTHS if tokens > length), most), most)
+    if not below < length < above:
+        return Between(request, request, 0.0)
     first, last = (
         msgspec.structs.replace(request, facts=request.facts | {"length": tokens}) for tokens in (below, above)
     )
-    return Between(first, last, share)
+    return Between(first, last, (length - below) / (above - below))
 
 
 def of(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
