@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from multicard.predict import published
+from multicard.predict import published, totals
 from multicard.predict.time import estimate, scaling
 from multicard.predict.time.defects import Series
 from multicard.predict.time.observations import StepObservation
+from multicard.records.schema_parts import Interval
 
 HERE = "here"  # the machine of the row that is replayed
 NODE = "node"  # the key that keeps the cells of another node from being those of this one
@@ -38,6 +39,20 @@ def half_width(outcomes: Sequence[Outcome]) -> float:
 
 def covered(outcomes: Sequence[Outcome]) -> float:
     return float(np.mean([outcome.low <= outcome.printed <= outcome.high for outcome in outcomes]))
+
+
+def calibrated(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """All but the first ENOUGH_PAIRS, each with the interval that those before it would have had it given
+    (`totals.calibration`)."""
+    distances: list[float] = []
+    later: list[Outcome] = []
+    for outcome in outcomes:
+        said = Interval(outcome.predicted, outcome.low, outcome.high)
+        if len(distances) >= totals.ENOUGH_PAIRS:
+            interval = totals.widened(said, totals.factor(distances))
+            later.append(outcome._replace(low=interval.low, high=interval.high))
+        distances += filter(None, [totals.distance(said, outcome.printed)])
+    return later
 
 
 def scaling_far(rows: Sequence[Series]) -> list[Outcome]:

@@ -46,7 +46,14 @@ def test_totals_are_those_of_the_measured_runs(tmp_path, monkeypatch):
     prediction.RUNS.write_text(HEAD + "\n".join([*cells, "train_vision,,1,,,,50,unknown,why"]) + "\n")
     row = prediction.totals_row()
     kinds = "15 train_vision on 1, 15 train_vision on 2; 1 not predicted"
-    assert row.reached == f"5.3%, 97% covered (30 runs: {kinds})" and row.verdict == "no"
+    assert row.reached == f"5.3%, 100% covered once calibrated (30 runs: {kinds})" and row.verdict == "no"
+
+
+def test_intervals_are_calibrated_by_the_runs_before():
+    runs = [Outcome(100.0, 90.0, 110.0, 130.0)] * 10 + [Outcome(100.0, 80.0, 110.0, 130.0)]
+    (last,) = prediction_replays.calibrated(runs)  # all ten were 3 sides above
+    assert (last.low, last.high) == (40.0, 130.0) and prediction_replays.covered([last]) == 1.0
+    assert prediction_replays.calibrated(runs[:10]) == []
 
 
 def test_cells_to_measure_are_enough_and_of_both_kinds():

@@ -234,6 +234,11 @@ def test_a_gpu_that_is_not_known_is_refused_with_the_names(called: Called, tmp_p
         code, printed = called(*words, *more, "predict=true", "predict.gpu=nonsense")
         assert code == 1 and printed.startswith("refused: predict.gpu=nonsense: no such GPU; choose one of b200, ")
         assert printed.count("\n") == 1 and not list(tmp_path.iterdir())
+    code, printed = called("predict=true", "predict.gpu=h100-80gb", "device=cpu")
+    assert (code, printed) == (
+        1,
+        "refused: predict.gpu=h100-80gb: device=cpu has no GPU; leave one of them out\n",
+    )
 
 
 def test_what_takes_seconds_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -14,7 +14,7 @@ from typing import Any, Optional  # OmegaConf reads Optional[...] on every Pytho
 
 from omegaconf import MISSING
 
-from multicard.config.job import ASKED
+from multicard.config.job import ASKED, Device
 from multicard.config.keys import flat, key, require
 from multicard.config.prediction import PREDICTION, Fit, PredictConfig, ProbeConfig
 from multicard.config.repetition import AUTO, REPETITION, RepeatedConfig
@@ -167,6 +167,8 @@ class RunConfig(RepeatedConfig):
         for name, value in flat(asdict(self)).items():  # beyond, they overflow in torch, NumPy or SLURM
             bits = 63 if name == "seed" or name.endswith("_bytes") else 31
             require(not isinstance(value, int) or abs(value) < 2**bits, f"{name}={value}: must be below 2^{bits}")
+        elsewhere = self.predict.gpu is not None and self.device is Device.cpu
+        require(not elsewhere, f"predict.gpu={self.predict.gpu}: device=cpu has no GPU; leave one of them out")
         require(0 < self.lr < inf, f"lr={self.lr}: must be above 0, and finite")
         if self.probe.enabled:
             problem = "probe=true: measures a short run as it is"

@@ -74,11 +74,11 @@ class StopOnWarning:
         return self._reason if checkpoint.latest(self._folder) == self._step else None
 
     def _wait(self) -> None:
-        told = 0
+        relayed = 0
         while not self._done.is_set():
-            if self._board.stop_at != told:  # a probe's rank 0 asks by itself, on its own node
-                told = self._board.stop_at
-                self._peers.tell_stop(told)
+            if self._board.stop_at != relayed:  # a probe's rank 0 asks by itself, on its own node
+                relayed = self._board.stop_at
+                self._peers.tell_stop(relayed)
             warned = signal.sigtimedwait(WARNINGS, POLL_S) is not None or _warned.is_set()
             if warned and self._allocation.node == 0:
                 self._stop()

@@ -112,20 +112,29 @@ def calibration(runs: Sequence[PastRun], basis: str) -> float:
     prediction, in sides of the interval as it was before its own calibration. 1 where fewer than ENOUGH_PAIRS are
     known.
     """
-    scores = sorted(score for run in runs if (score := _score(run, basis)) is not None)
+    return factor([score for run in runs if (score := _score(run, basis)) is not None])
+
+
+def factor(scores: Sequence[float]) -> float:
+    """The same, from the distances of totals from their predictions (`distance`)."""
     if len(scores) < ENOUGH_PAIRS:
         return 1.0
     rank = min(math.ceil(0.9 * (len(scores) + 1)), len(scores))
-    return min(max(scores[rank - 1], LEAST_FACTOR), MOST_FACTOR)
+    return min(max(sorted(scores)[rank - 1], LEAST_FACTOR), MOST_FACTOR)
+
+
+def distance(said: Interval, measured: float) -> float | None:
+    """Of a measured figure from the predicted one, in sides of the interval; None where that has none."""
+    side = said.high - said.value if measured > said.value else said.value - said.low
+    return abs(measured - said.value) / side if side > 0 else None
 
 
 def _score(run: PastRun, basis: str) -> float | None:
     prediction, measured_s = run.record.prediction, run.record.total_s
     if prediction is None or prediction.basis != basis or prediction.total_s is None or measured_s is None:
         return None
-    said = prediction.total_s
-    side = said.high - said.value if measured_s > said.value else said.value - said.low
-    return abs(measured_s - said.value) / side * prediction.calibration if side > 0 else None
+    apart = distance(prediction.total_s, measured_s)
+    return None if apart is None else apart * prediction.calibration
 
 
 # What a finished run tells of others
