@@ -173,6 +173,14 @@ def test_a_cell_that_ran_is_measured_and_several_runs_narrow_it():
     assert four.runs == 4 and spread(four) < spread(one)
 
 
+def test_runs_on_cpu_ranks_differ_by_more_until_some_were_repeated():
+    on_cpu = 'device="cpu"'
+    once = predicted(on_cpu, of=[seen(0.1, on_cpu)])
+    assert spread(once) == pytest.approx(2 * 1.645 * 0.08 * math.sqrt(2), rel=1e-3)
+    steady = [seen(0.1, on_cpu, f"batch_size={size}") for size in range(20) for _ in range(5)]
+    assert spread(predicted(on_cpu, of=[*steady, seen(0.1, on_cpu)])) < spread(once) / 5
+
+
 def test_a_probe_is_wider_than_a_run_and_gives_way_to_it():
     probe = predicted(of=[seen(0.1, probe=True, error=0.005)])
     assert probe.basis == estimate.PROBED and spread(probe) > spread(predicted(of=[seen(0.1)]))

@@ -11,9 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from multicard.measure import repeated_runs
 from multicard.predict import gpus
 from multicard.predict.time import scaling
-from multicard.predict.time.known import GPUS, Known, Pairs, cells, effect, grown
+from multicard.predict.time.known import CPU_SD, GPUS, Known, Pairs, cells, effect, grown
 from multicard.predict.time.observations import StepObservation, axes, differences, usable
 
 CONFIDENCE = 0.90  # of all intervals
@@ -55,15 +56,16 @@ def step(
         growth: how a step grows with GPUs beyond two.
     """
     seen = [item for item in usable(observations) if item.published or item.machine == machine]
-    wanted, all_cells = axes(setting), cells(seen, commit)
+    on_gpu = setting.get("device") != '"cpu"' and (setting.get("device") == '"cuda"' or _is_gpu(machine))
+    run_sd = repeated_runs.PRIOR_SD if on_gpu else CPU_SD
+    wanted, all_cells = axes(setting), cells(seen, commit, run_sd)
     same = [cell for cell in all_cells if not differences(cell.setting, wanted)]
     if same:
         return _same(min(same, key=lambda cell: (cell.published, cell.variance)))
     count = int(wanted.get(GPUS, "1"))
     all_cells += grown(all_cells, count, growth)
-    adds = setting.get("device") != '"cpu"' and (setting.get("device") == '"cuda"' or _is_gpu(machine))
     pairs, near = Pairs(all_cells, wanted), _nearest(all_cells, wanted)
-    ways = [way for cell in near if (way := _walked(cell, wanted, pairs, adds)) is not None]
+    ways = [way for cell in near if (way := _walked(cell, wanted, pairs, on_gpu)) is not None]
     if not ways:
         return None
     best = min(ways, key=lambda way: (way.published, way.variance))

@@ -9,6 +9,7 @@ from multicard.predict.time import scaling
 from multicard.predict.time.observations import Cell, StepObservation, axes, by_setting, differences, without
 
 GPUS = "gpus"
+CPU_SD = 0.08  # of the logarithm of a run's step on CPU ranks, before any was repeated: others share their machine
 PROBE_SD = 0.03  # of the logarithm of the step of a whole run over that of its probe
 COMMIT_SD = 0.03  # of the logarithm of the step on one commit over that on another
 PRINTED_SD = 0.10  # of the logarithm of the step on a node of one's own over that on another's with the same GPUs
@@ -52,12 +53,18 @@ class Effect:
     published: bool = False
 
 
-def cells(observations: Sequence[StepObservation], commit: str | None) -> list[Known]:
-    """Each cell with the mean over its runs, those of the commit if there are any; over its probes if it has none."""
+def cells(
+    observations: Sequence[StepObservation], commit: str | None, run_sd: float = repeated_runs.PRIOR_SD
+) -> list[Known]:
+    """Each cell with the mean over its runs, those of the commit if there are any; over its probes if it has none.
+
+    Args:
+        run_sd: of the logarithm of a run's step, from run to run, before any was repeated.
+    """
     groups = by_setting(observations).values()
     whole = [[seen for seen in group if not seen.probe] for group in groups]
     repeated = [[(math.log(seen.step_s), seen.error**2) for seen in group] for group in whole if group]
-    spread = repeated_runs.pooled(repeated)
+    spread = repeated_runs.pooled(repeated, run_sd)
     return [_cell(group, commit, spread) for group in groups]
 
 
