@@ -46,7 +46,7 @@ def test_totals_are_those_of_the_measured_runs(tmp_path, monkeypatch):
     prediction.RUNS.write_text(HEAD + "\n".join([*cells, "train_vision,,1,,,,50,unknown,why"]) + "\n")
     row = prediction.totals_row()
     kinds = "15 train_vision on 1, 15 train_vision on 2; 1 not predicted"
-    assert row.reached == f"5.3%, 100% covered once calibrated (30 runs: {kinds})" and row.verdict == "no"
+    assert row.reached == f"5.3%, 97% covered, once calibrated 100% (30 runs: {kinds})" and row.verdict == "no"
 
 
 def test_intervals_are_calibrated_by_the_runs_before():
