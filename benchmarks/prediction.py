@@ -99,7 +99,8 @@ def totals_row() -> Row:
     entries = Counter(f"{row['entry']} on {row['gpus']}" for row in measured)
     kinds = ", ".join(f"{count} {name}" for name, count in sorted(entries.items()))
     unknown = f"; {len(ran) - len(measured)} not predicted" * (len(ran) > len(measured))
-    reached = f"{median:.1%}, {covered:.0%} covered, once calibrated {calibrated:.0%} ({len(outcomes)} runs: {kinds}{unknown})"
+    reached = f"{median:.1%}, {covered:.0%} covered, once calibrated {calibrated:.0%} "
+    reached += f"({len(outcomes)} runs: {kinds}{unknown})"
     return Row(what, "-", goal, reached, verdict(len(outcomes) >= 30, median <= 0.04, 0.85 <= covered <= 0.95))
 
 

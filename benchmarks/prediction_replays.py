@@ -136,7 +136,7 @@ def _here(row: Series, times_s: Mapping[int, float]) -> dict[int, StepObservatio
 def _without_probe(row: Series, half: Series, gpus: int, others: Sequence[StepObservation]) -> Outcome | None:
     """Per sample: the sources give half precision a larger batch."""
     known, wanted = _here(row, row.sample_s)[gpus], _here(half, half.sample_s)[gpus]
-    predicted = estimate.step(wanted.setting, HERE, None, [known, *others])
+    predicted = estimate.step({**wanted.setting, "device": '"cuda"'}, HERE, None, [known, *others])
     return None if predicted is None else _outcome(predicted, wanted.step_s)
 
 
