@@ -332,7 +332,9 @@ def test_the_help_names_each_command_once(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["--help"])
     printed = capsys.readouterr().out
-    assert [len(re.findall(rf"(?:^|analysis) +{name} ", printed, re.MULTILINE)) for name in RUNS] == [1] * len(RUNS)
+    assert [len(re.findall(rf"(?:^|analysis) +{name}(?: |$)", printed, re.MULTILINE)) for name in RUNS] == [1] * len(
+        RUNS
+    )
 
 
 def test_a_query_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -23,9 +23,10 @@ FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def commands(start: str) -> list[str]:
-    """The commands in fenced blocks of all pages that begin with `start`, each once."""
+    """The commands in fenced blocks of all pages that begin with `start`, each once; what a command printed is
+    indented."""
     joined = "\n".join(block for text in PAGES.values() for block in FENCED.findall(text)).replace("\\\n", " ")
-    lines = (" ".join(line.partition("  #")[0].split()) for line in joined.splitlines())
+    lines = (" ".join(line.partition("  #")[0].split()) for line in joined.splitlines() if not line[:1].isspace())
     return list(dict.fromkeys(line for line in lines if line.startswith(start)))
 
 

@@ -17,6 +17,7 @@ from multicard.records.text_table import clean
 
 TITLE = "Predicted against measured"
 MOST_RUNS = 200  # in a chart, the last ones
+FEW_RUNS = 10  # up to which each has its number
 WIDTH, HEIGHT = 225, 190  # points: on a phone a chart is not shrunk
 LEGEND_WIDTH = 120
 TICKS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8))  # first digits, the fewest that are enough
@@ -102,7 +103,8 @@ def _ratios(column: str, rows: Sequence[Row], bases: Sequence[str]) -> Spec:
     bounds = [row[name] / row["measured"] for row in rows for name in ("low", "high")]
     least = max(min(points + bounds), min(points) / MOST_TIMES) / ROOM
     most = min(max(points + bounds), max(points) * MOST_TIMES) * ROOM
-    runs = alt.Axis(tickMinStep=1, format="d", grid=False)
+    each = [*range(1, len(rows) + 1)] if len(rows) <= FEW_RUNS else alt.Undefined
+    runs = alt.Axis(values=each, tickMinStep=1, format="d", grid=False)
     x = alt.X("run:Q", title="run, in the order of their starts", axis=runs)
     x = x.scale(domain=[0.5, len(rows) + 0.5], nice=False, zero=False)
     scale, axis = _scale(least, most)
