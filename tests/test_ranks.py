@@ -166,12 +166,18 @@ def test_a_node_that_waits_for_another_can_be_interrupted(tmp_path: Path):
     placement = Placement("cpu", "gloo", 1, False, nodes=2)
     lost = Failure("node", "node n2 was lost", host="n2")
     with interruptible():
-        Thread(target=end_once_it_listens, args=(lost,), daemon=True).start()
+        Thread(target=end_once_it_listens, args=(lost, listeners()), daemon=True).start()
         assert elastic.launch("tests.rank_work:leave_listeners", (tmp_path,), placement, job) == lost
 
 
-def end_once_it_listens(failure: Failure) -> None:
-    """End the run as the loss of a node does, once node 0 listens for the others."""
-    while not any(one.status == psutil.CONN_LISTEN for one in psutil.Process().net_connections("tcp")):
+def end_once_it_listens(failure: Failure, of_others: set[tuple[str, int]]) -> None:
+    """End the run as the loss of a node does, once node 0 listens for the others; earlier tests may listen still."""
+    while listeners() <= of_others:
         time.sleep(0.01)
     end(failure)
+
+
+def listeners() -> set[tuple[str, int]]:
+    """The addresses at which this process waits for connections."""
+    sockets = psutil.Process().net_connections("tcp")
+    return {tuple(one.laddr) for one in sockets if one.status == psutil.CONN_LISTEN}
