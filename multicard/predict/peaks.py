@@ -13,6 +13,7 @@ from multicard.predict.time.observations import axes
 from multicard.records.schema_parts import Interval, Prediction
 
 ALIKE = ("compile", "method.name", "strategy.name", "recipe", "loader.name")  # keys of runs with the same extras
+RAN_OUT = "a run of this cell ran out of memory on this GPU"  # the `memory_basis` where that is the verdict's reason
 MEASURED = 0.02  # half-width of the interval of a peak that was measured before, as a share
 
 
@@ -60,7 +61,7 @@ def _complete(prediction: Prediction, answer: PeakMemory | str, machine: Machine
             prediction.memory_bytes = Interval(whole.value + shift, max(whole.low + shift, peak), whole.high + shift)
         prediction.memory_basis, prediction.fits = f"measured in {len(peaks)} of this cell's runs", "yes"
     elif any(run.record.status == "oom" for run in past):  # of CPU ranks no peak is known either
-        prediction.memory_basis, prediction.fits = "a run of this cell ran out of memory on this GPU", "no"
+        prediction.memory_basis, prediction.fits = RAN_OUT, "no"
 
 
 def _predicted(prediction: Prediction, answer: PeakMemory, machine: Machine) -> None:
