@@ -15,6 +15,7 @@ workload, with samples a second; an empty cell or 0 was not measured.
 
 import argparse
 import csv
+import io
 import os
 import re
 import resource
@@ -159,27 +160,29 @@ def read_throughput(path: Path) -> list[Series]:
     """A table of that form as series, its precision and batches unknown.
 
     Raises:
-        SystemExit: columns are not there, or a cell is no number.
+        SystemExit: it cannot be read, columns are not there, or a cell is no number.
     """
     rates: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    with path.open(newline="") as lines:
-        reader = csv.DictReader(lines)
-        columns = list(reader.fieldnames or [])
-        name = next((column for column in columns if column in ("name", "node", "name_gpu")), None)
-        count = next((column for column in columns if column in ("num_gpus", "num_gpu", "gpus")), None)
-        if name is None or count is None:
-            raise SystemExit(
-                f"{path}: needs the columns name and gpus, and one a workload; it has {', '.join(columns)}"
-            )
-        workloads = [column for column in columns if column not in (name, count, "watt", "price")]
+    try:
+        text = path.read_text("utf-8-sig")  # as spreadsheets write it
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "is not UTF-8"
+        raise SystemExit(f"--throughput {path}: {reason}; give a table in UTF-8, with commas") from None
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    columns = list(reader.fieldnames or [])
+    name = next((column for column in columns if column in ("name", "node", "name_gpu")), None)
+    count = next((column for column in columns if column in ("num_gpus", "num_gpu", "gpus")), None)
+    if name is None or count is None:
+        raise SystemExit(f"{path}: needs the columns name and gpus, and one a workload; it has {', '.join(columns)}")
+    workloads = [column for column in columns if column not in (name, count, "watt", "price")]
+    try:
         for row in reader:
-            try:
-                for workload in workloads:
-                    if float(row[workload] or 0) > 0:
-                        node = re.sub(r"\b\d+ ?x ?", "", row[name]).strip()
-                        rates[node, workload][int(float(row[count]))] = float(row[workload])
-            except (TypeError, ValueError) as problem:
-                raise SystemExit(f"{path}, line {reader.line_num}: {problem}") from None
+            for workload in workloads:
+                if float(row[workload] or 0) > 0:
+                    node = re.sub(r"\b\d+ ?x ?", "", row[name]).strip()
+                    rates[node, workload][int(float(row[count]))] = float(row[workload])
+    except (TypeError, ValueError, OverflowError, csv.Error) as problem:
+        raise SystemExit(f"{path}, line {reader.line_num}: {problem}") from None
     return [
         Series(path.name, node, published.model(node), published.family(node), "", workload, "", by_count)
         for (node, workload), by_count in rates.items()

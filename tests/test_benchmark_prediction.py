@@ -91,6 +91,10 @@ def test_a_table_of_another_form_is_refused(tmp_path, text, message):
     table.write_text(text)
     with pytest.raises(SystemExit, match=message):
         prediction.replay_file(table)
+    table.write_bytes("name,gpus,café\n".encode("latin-1"))
+    for path, reason in ((table, "is not UTF-8"), (tmp_path / "none.csv", "No such file"), (tmp_path, "directory")):
+        with pytest.raises(SystemExit, match=f"^--throughput {path}: .*{reason}"):
+            prediction.replay_file(path)
 
 
 def test_a_measured_row_has_what_the_record_of_the_run_says_was_predicted():
