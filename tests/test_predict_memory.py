@@ -23,6 +23,7 @@ from multicard.predict.memory import (
     fake_device,
     nf4,
     requests,
+    row_lengths,
     simulate,
     tuning_step,
     wrappers,
@@ -296,6 +297,14 @@ def test_a_peak_is_linear_in_the_length_of_rows():
         simulate.simulate(config, TextFacts(2304, length), "cuda").active_bytes for length in (64, 200, 512)
     )
     assert middle == pytest.approx(low + (200 - 64) / (512 - 64) * (high - low), rel=0.005)
+
+
+def test_files_of_a_tokenizer_that_cannot_be_read_are_named(tmp_path):
+    files = [tmp_path / "vocab.json", tmp_path / "merges.txt"]
+    files[0].write_text('{"a": 0, "b": 1}')
+    files[1].write_text("#version: 0.2\na b c\n")
+    with pytest.raises(ValueError, match=r"tokenizer\.merges_file=.*merges\.txt: .*line 1; give the paths"):
+        row_lengths._qwen(*map(str, files))
 
 
 def test_rows_that_are_not_at_hand_give_an_interval(tmp_path, monkeypatch):

@@ -67,10 +67,19 @@ def _llama3(path: str) -> Encode:
 
 @lru_cache(maxsize=1)
 def _qwen(vocabulary: str, merges: str) -> Encode:
+    """A counter by Qwen's files.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     files = (str(Path(path).expanduser()) for path in (vocabulary, merges))
-    merged = Tokenizer(models.BPE.from_file(*files))
+    try:
+        merged = Tokenizer(models.BPE.from_file(*files))
+    except Exception as error:  # of tokenizers, which has no class of its own for it
+        remedy = "give the paths of Qwen 2.5's vocab.json and merges.txt"
+        raise ValueError(f"tokenizer.path, tokenizer.merges_file={merges}: {error}; {remedy}") from None
     merged.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     return lambda text: len(merged.encode(text).ids)
 
