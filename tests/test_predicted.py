@@ -80,6 +80,13 @@ def test_the_sum_is_of_what_is_left():
         "3 runs to measure, 1 measured before: 1.2 h (1 to 1.6) one after the other, 2.2 h (1.9 to 2.7) of GPUs; "
         "without 1 run whose time is unknown"
     )
+    unfit = cells()
+    unfit[1].prediction.fits = unfit[3].prediction.fits = "no"
+    assert prediction_table.sums(unfit, on_gpus=True) == (
+        "1 run to measure, 1 measured before: 12 min (6 to 30) one after the other, 0.2 h (0.1 to 0.5) of GPUs; "
+        "without 2 runs that will not fit"
+    )
+    assert prediction_table.sums([unfit[3]], True) == "nothing to measure; without 1 run that will not fit"
     (unknown,) = (cell for cell in cells() if cell.prediction.basis == "unknown")
     assert prediction_table.sums([unknown], on_gpus=True) == "1 run to measure; their times are unknown"
 

@@ -126,16 +126,19 @@ def _listed(words: Iterable[str]) -> str:
 
 
 def sums(cells: Sequence[PredictedCell], on_gpus: bool) -> str:
-    """What the runs take that are not measured yet: one after the other, of GPUs, and of energy. Ends of intervals are
-    added up as they are: whatever makes one prediction wrong may make all wrong in the same direction."""
-    left = [cell for cell in cells if cell.left]
+    """What the runs take that are not measured yet: one after the other, of GPUs, and of energy; those that will not
+    fit take no such time. Ends of intervals are added up as they are: whatever makes one prediction wrong may make all
+    wrong in the same direction."""
+    unfit = sum(cell.left for cell in cells if cell.prediction.fits == "no")
+    left = [cell for cell in cells if cell.left and cell.prediction.fits != "no"]
     known = [(cell, cell.prediction.total_s) for cell in left if cell.prediction.total_s is not None]
     runs, known_runs = sum(cell.left for cell in left), sum(cell.left for cell, _ in known)
+    without = f"; without {count(unfit, 'run')} that will not fit" if unfit else ""
     measured = sum(cell.runs - cell.left for cell in cells)
     begin = f"{count(runs, 'run') if runs else 'nothing'} to measure"
     begin += f", {measured} measured before" if measured else ""
     if not known:
-        return begin + ("; their times are unknown" if runs else "")
+        return begin + ("; their times are unknown" if runs else "") + without
     times = summed((total_s, cell.left) for cell, total_s in known)
     parts = [f"{in_words(times, TOTAL)} one after the other"]
     if on_gpus:
@@ -145,7 +148,7 @@ def sums(cells: Sequence[PredictedCell], on_gpus: bool) -> str:
     if len(energies) == len(known):
         parts.append(in_words(summed(energies), ENERGY))
     unknown = f"; without {count(runs - known_runs, 'run')} whose time is unknown" if known_runs < runs else ""
-    return f"{begin}: {', '.join(parts)}{unknown}"
+    return f"{begin}: {', '.join(parts)}{unknown}{without}"
 
 
 def summed(intervals: Iterable[tuple[Interval, int]]) -> Interval:
