@@ -241,11 +241,11 @@ def test_a_gpu_that_is_not_known_is_refused_with_the_names(called: Called, tmp_p
         code, printed = called(*words, *more, "predict=true", "predict.gpu=nonsense")
         assert code == 1 and printed.startswith("refused: predict.gpu=nonsense: no such GPU; choose one of b200, ")
         assert printed.count("\n") == 1 and not list(tmp_path.iterdir())
-    code, printed = called("predict=true", "predict.gpu=h100-80gb", "device=cpu")
-    assert (code, printed) == (
-        1,
-        "refused: predict.gpu=h100-80gb: device=cpu has no GPU; leave one of them out\n",
-    )
+    for key, words in (("device", ["device=cpu"]), ("scale", ["scale=smoke"])):
+        for asked in ("predict.gpu=h100-80gb", "predict.memory=80GB"):
+            message = f"{asked}: {key}={words[0].partition('=')[2]} has no GPU; leave one of them out"
+            with pytest.raises(ValueError, match=message):
+                typed(asked, *words)
 
 
 def test_what_takes_seconds_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -167,8 +167,9 @@ class RunConfig(RepeatedConfig):
         for name, value in flat(asdict(self)).items():  # beyond, they overflow in torch, NumPy or SLURM
             bits = 63 if name == "seed" or name.endswith("_bytes") else 31
             require(not isinstance(value, int) or abs(value) < 2**bits, f"{name}={value}: must be below 2^{bits}")
-        elsewhere = self.predict.gpu is not None and self.device is Device.cpu
-        require(not elsewhere, f"predict.gpu={self.predict.gpu}: device=cpu has no GPU; leave one of them out")
+        for name in ("gpu", "memory") if self.device is Device.cpu else ():
+            asked, cause = getattr(self.predict, name), "scale=smoke" if self.scale is Scale.smoke else "device=cpu"
+            require(asked is None, f"predict.{name}={asked}: {cause} has no GPU; leave one of them out")
         require(0 < self.lr < inf, f"lr={self.lr}: must be above 0, and finite")
         if self.probe.enabled:
             problem = "probe=true: measures a short run as it is"
