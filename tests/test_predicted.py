@@ -222,6 +222,8 @@ def test_a_prediction_leaves_a_sweep_of_the_same_name_as_it_is(node: Node, calle
     assert any(path.name == "multirun.yaml" for path in before)
     code, printed = called(*swept(tmp_path), "lr=0.1", "predict=true", "dry_run=true")
     assert code == 0 and "predict=true" in printed and len(node.started) == 3
+    called(*swept(tmp_path), "lr=0.2", "probe=true")  # the command of the results stays that of the sweep
+    assert len(node.started) == 6
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

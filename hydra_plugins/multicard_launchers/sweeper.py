@@ -39,7 +39,8 @@ class CellSweeper(BasicSweeper):
         if not starts_nothing(self.config):
             folder = Path(self.config.hydra.sweep.dir)
             folder.mkdir(parents=True, exist_ok=True)
-            OmegaConf.save(self.config, folder / "multirun.yaml")
+            if not self.config.probe.enabled:  # else the command of the results beside them would be lost
+                OmegaConf.save(self.config, folder / "multirun.yaml")
         first = 0
         for batch in self.split_overrides_to_chunks(cells, self.max_batch_size):
             self.launcher.launch(batch, initial_job_idx=first)
