@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 
-from multicard.config.base import RunConfig
+from multicard.config.base import RunConfig, plain
 from multicard.controller import run, session
 from multicard.machine import devices
+from multicard.predict import peaks
+from multicard.predict import run as predict_run
 from multicard.predict.memory import progress
 from multicard.predict.run import Predictor, Target
 from multicard.records import run_folder
 from multicard.records.schema_parts import Interval, Prediction
-from multicard.sweep import fewest_probes, prediction_table, predictions
+from multicard.sweep import fewest_probes, prediction_table, slurm_submit
+from multicard.sweep.plan import Cell
 from multicard.sweep.prediction_table import PredictedCell
 from tests import records
 from tests.conftest import typed
@@ -119,13 +122,13 @@ def test_the_fewest_probes_see_every_value_once_and_two_counts_of_gpus():
 
 
 class Node:
-    """A node with GPUs, and predictions by batch size: 64 does not fit, 32 may not. `asked` and `started` are the batch
-    sizes that were predicted, and the runs that were started."""
+    """A node with GPUs, and predictions by batch size: 64 does not fit, 32 may not, 8 ran out of memory before. `asked`
+    and `started` are the batch sizes that were predicted, and the runs that were started."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked, self.started = list[int](), list[int]()
         monkeypatch.setattr(devices, "visible_gpus", lambda: [f"GPU-{number}" for number in range(8)])
-        monkeypatch.setattr(predictions, "target", lambda config: H100)
+        monkeypatch.setattr(predict_run, "this_machine", lambda *_: H100)
         monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, memory=True: [*map(self.predict, configs)])
         monkeypatch.setattr(run, "measure", self.measure)
 
@@ -133,6 +136,8 @@ class Node:
         self.asked.append(config.batch_size)
         fits = {64: "no", 32: "tight"}.get(config.batch_size, "yes")
         memory = within(config.batch_size * 2e9, 0.1)
+        if config.batch_size == 8:
+            return Prediction("unknown", fits="no", memory_basis=peaks.RAN_OUT)
         return Prediction("unknown", memory_bytes=memory, fits=fits, gpu_memory_bytes=H100.memory_bytes)
 
     def measure(self, _: Any, cfg: Any, folder: Path, *__: Any, **___: Any) -> dict[str, Any]:
@@ -188,12 +193,81 @@ def test_a_single_run_is_checked_too(node: Node, called: Called, tmp_path: Path)
 
 
 def test_a_cell_that_ran_out_of_memory_on_this_gpu_is_named(node: Node, called: Called, tmp_path: Path):
-    identity = typed("batch_size=16").identity()
-    before = records.vision(batch_size=16, status="oom", identity=identity, hardware=H100.gpu)
-    records.write(tmp_path / "multirun" / "before" / "cell", before)
-    _, printed = called(*swept(tmp_path / "multirun" / "now"))
-    assert "2 cells will not fit: [1/3] batch_size=16-" in printed
-    assert "ran out of memory on NVIDIA H100 NVL before; [3/3] batch_size=64-" in printed
+    _, printed = called("-m", "batch_size=8,64", f"hydra.sweep.dir={tmp_path}")
+    assert "2 cells will not fit: [1/2] batch_size=8-" in printed
+    assert "ran out of memory on NVIDIA H100 NVL before; [2/2] batch_size=64-" in printed
+
+
+def test_runs_here_are_checked_for_this_gpu_whatever_another_would_hold(node: Node, called: Called, tmp_path: Path):
+    _, printed = called(*swept(tmp_path), "predict.gpu=t4", "predict.memory=1GB", "fit=refuse")
+    assert (
+        "[3/3] refused: fit=refuse: needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 94 GB" in printed
+    )
+
+
+SLURM = ("hydra/launcher=submitit_slurm", "dry_run=true")
+
+
+def test_cells_whose_jobs_are_in_the_queue_are_not_refused(
+    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    words = (*swept(tmp_path), *SLURM, "predict.gpu=h100-94gb", "fit=refuse")
+    code, printed = called(*words)
+    assert code == 1 and "in the queue: 0; refused: 1\n" in printed
+
+    def queued(left: Sequence[Cell]) -> dict[int, str]:
+        return {cell.number: "7_0" for cell in left if cell.cfg.batch_size == 64}
+
+    monkeypatch.setattr(slurm_submit, "queued_jobs", queued)
+    code, printed = called(*words)
+    assert code == 0 and "in the queue: 1; refused: 0\n" in printed and 64 not in node.asked[3:]
+
+
+def test_a_prediction_that_fails_stops_no_sweep(
+    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("MULTICARD_STRICT")
+    monkeypatch.setattr(node, "predict", lambda config: 1 // 0)
+    code, printed = called(*swept(tmp_path), "fit=refuse")
+    assert code == 0 and node.started == [16, 32, 64]
+    assert "no prediction (ZeroDivisionError: integer division or modulo by zero); please report" in printed
+
+
+def test_nodes_of_slurm_are_not_taken_for_this_machine(node: Node, called: Called, tmp_path: Path):
+    words = ("-m", "gpus=1,2", "predict=true", SLURM[0], f"hydra.sweep.dir={tmp_path / 's'}")
+    code, printed = called(*words)
+    first, second, *_ = printed.splitlines()
+    assert code == 0 and first.startswith("SLURM's nodes are not known here: name their GPU with predict.gpu")
+    assert second.startswith("predict=true: nothing is started. Predicted for a GPU, ") and "probe" not in printed
+    code, printed = called(*words, "predict.gpu=h100-94gb")
+    assert code == 0 and "not known here" not in printed and "gpus=1,2 probe=true" in printed
+
+
+def probes_named(printed: str) -> list[str]:
+    return [line.strip() for line in printed.splitlines() if line.startswith("  python ")]
+
+
+def test_commands_of_probes_name_every_value_that_they_need(
+    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    where = f"hydra.sweep.dir={tmp_path / 's'}"
+    entry = "python train_vision.py -m"
+    _, printed = called("-m", "batch_size=0,16", "rerun=True", "lr=1e-3", where, "predict=true")
+    assert probes_named(printed) == [f"{entry} lr=1e-3 {where} batch_size=16 probe=true"]
+    monkeypatch.setattr(devices, "visible_gpus", lambda: ["GPU-0"])  # more are refused
+    _, printed = called("-m", "experiment=table2", "precision=fp32", "dataset=digits", where, "predict=true")
+    assert "gpus=2" in printed and probes_named(printed) == [
+        f"{entry} experiment=table2 precision=fp32 dataset=digits {where} gpus=1 probe=true"
+    ]
+
+
+def test_a_probe_that_says_nothing_is_to_be_measured_again(node: Node, called: Called, tmp_path: Path):
+    config = typed("batch_size=16")
+    record = records.vision(batch_size=16) | {"config": plain(config), "identity": config.identity()}
+    records.write(tmp_path / f"gpus=1-{config.identity()}-probe", record)
+    _, printed = called("-m", "batch_size=16", "gpus=1,2", f"hydra.sweep.dir={tmp_path}", "predict=true")
+    entry = f"python train_vision.py -m batch_size=16 hydra.sweep.dir={tmp_path}"
+    assert probes_named(printed) == [f"{entry} gpus=2 probe=true", f"{entry} rerun=true gpus=1 probe=true"]
 
 
 def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp_path: Path):
@@ -201,7 +275,7 @@ def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp
     code, printed = called(*words, f"hydra.sweep.dir={tmp_path / 's'}")
     assert code == 1 and "[5/12] and 3 more refused: batch_size=0: must be 1 or more" in printed
     lines = [line.rstrip() for line in printed.splitlines()]
-    assert lines[0].startswith("predict=true: nothing is started. Predicted for NVIDIA H100 NVL of 94 GB, with 90% ")
+    assert lines[0].startswith("predict=true: nothing is started. Predicted for NVIDIA H100 NVL of 99.9 GB, with 90% ")
     table = [line.split() for line in lines if line.startswith(("fp32 ", "precision "))]
     assert table[0] == ["precision", "gpus", "batch_size", "runs", "fits", "peak", "memory", "basis"]
     assert table[1] == ["fp32", "1", "16", "2", "yes", "32", "GB", "±10%", "unknown"]
@@ -212,7 +286,7 @@ def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp
     ]
     assert "to know the times of 2 cells, probe 2 on such a node (each trains for 60 s at most):" in lines
     assert f"  python train_vision.py -m hydra.sweep.dir={tmp_path / 's'} batch_size=16 gpus=1,2 probe=true" in lines
-    assert "8 runs to measure; their times are unknown" in lines
+    assert "4 runs to measure; their times are unknown; without 4 runs that will not fit" in lines
     assert node.started == [] and not list(tmp_path.iterdir())
 
 

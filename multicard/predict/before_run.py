@@ -1,6 +1,8 @@
 """The prediction that a run's record holds, made just before the run starts."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,21 @@ from multicard.machine import devices
 def prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> dict[str, Any] | None:
     """The record's `prediction` of a run in `folder`, on the code that `environment.git` describes; None where nothing
     is known of it.
-
-    An error of the prediction is no reason to lose a run: it is printed, and raised with MULTICARD_STRICT alone.
     """
-    try:
+    with no_reason_to_stop():
         return _prediction(config, folder, git)
+
+
+@contextmanager
+def no_reason_to_stop() -> Iterator[None]:
+    """Within it an error of a prediction, for which no run is to be lost, is printed, and raised with MULTICARD_STRICT
+    alone."""
+    try:
+        yield
     except Exception as error:
         if os.environ.get("MULTICARD_STRICT"):
             raise
         say(f"no prediction ({type(error).__name__}: {error}); please report this error of multicard", error=True)
-        return None
 
 
 def _prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> dict[str, Any] | None:

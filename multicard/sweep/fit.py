@@ -10,6 +10,7 @@ from multicard.config.repetition import AUTO, LEAST_AUTO
 from multicard.controller.session import SESSION, say
 from multicard.machine import devices
 from multicard.measure.timing import clock_s
+from multicard.predict import before_run
 from multicard.records.text_table import in_bytes
 from multicard.sweep.plan import NAMED_CELLS, Cell
 
@@ -28,31 +29,45 @@ def passing(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
 
     Args:
         left: those to be measured.
-        on_slurm: they run on other nodes, whose GPU is known by `predict.gpu` or `predict.memory` alone.
+        on_slurm: they run on other nodes, whose GPU is known by `predict.gpu` or `predict.memory` alone; those in the
+            queue already stay there.
 
     Returns:
         The cells without a problem.
 
     Raises:
-        ValueError: predict.gpu names no GPU that is known.
+        ValueError: predict.gpu names no GPU that is known, or SLURM does not answer.
     """
-    asked = [cell for cell in left if _is_asked(cell)]
-    if on_slurm or not devices.visible_gpus():
-        asked = [cell for cell in asked if is_elsewhere(cell.cfg)]
-    if not asked:
+    asked = [cell for cell in left if _is_asked(cell) and (not on_slurm or is_elsewhere(cell.cfg))]
+    if not asked or not (on_slurm or devices.visible_gpus()):
         return left
-    from multicard.sweep import predictions  # which most commands on CPU ranks need not import
-
     began_s = clock_s()
-    predicted = [each for each in predictions.of(asked) if each.target.device_type == "cuda"]
+    predicted = _predicted(asked, on_slurm)
     SESSION.foreseen_s += clock_s() - began_s
-    unfit = [each for each in predicted if each.ran_out or each.prediction.fits == "no"]
+    unfit = [each for each in predicted if each.prediction.fits == "no"]
     refused = [each for each in unfit if each.cell.cfg.fit == Fit.refuse]
     for each in refused:
         each.cell.problem = f"fit=refuse: {_needs(each)}; {_remedy()}, or fit=warn to try"
     _name("will not fit", [each for each in unfit if not each.cell.problem], f"; {_remedy()}, or fit=off")
     _name("may not fit", [each for each in predicted if each not in unfit and each.prediction.fits == "tight"], "")
     return [cell for cell in left if not cell.problem]
+
+
+def _predicted(asked: list[Cell], on_slurm: bool) -> "list[Predicted]":
+    """The predictions for GPUs; none where they fail."""
+    from multicard.predict import run  # which most commands on CPU ranks need not import
+    from multicard.sweep import predictions
+
+    if on_slurm:
+        from multicard.sweep import slurm_submit
+
+        queued = slurm_submit.queued_jobs(asked)
+        asked = [cell for cell in asked if cell.number not in queued]
+    where = run.target if on_slurm else run.this_machine
+    targets = [where(cell.config) for cell in asked if cell.config is not None]
+    with before_run.no_reason_to_stop():
+        return [each for each in predictions.of(asked, targets) if each.target.device_type == "cuda"]
+    return []
 
 
 def _is_asked(cell: Cell) -> bool:
@@ -78,10 +93,13 @@ def _name(verdict: str, members: "Sequence[Predicted]", remedy: str) -> None:
 
 def _needs(each: "Predicted") -> str:
     """What a cell needs, and what there is."""
+    from multicard.predict import peaks
+
     gpu, memory = each.target.gpu or "the GPU", each.prediction.memory_bytes
-    if each.ran_out:
+    if each.prediction.memory_basis == peaks.RAN_OUT:
         return f"ran out of memory on {gpu} before"
-    assert memory is not None
+    if memory is None:
+        return f"{each.prediction.memory_basis} ({gpu})"
     interval = f"{in_bytes(memory.low)} to {in_bytes(memory.high)}"
     has = in_bytes(each.prediction.gpu_memory_bytes)
     return f"needs {in_bytes(memory.value)} ({interval}) of memory, and {gpu} has {has}"

@@ -1,24 +1,36 @@
 """`predict=true`: what the cells of a sweep, or a single run, would take. Nothing is started, nothing is written."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 from multicard import workloads
-from multicard.config.base import RunConfig, plain
-from multicard.config.job import count
+from multicard.config.base import RunConfig, Scale, plain
+from multicard.config.job import Device, count
 from multicard.config.prediction import is_elsewhere
 from multicard.controller.session import SESSION, say
-from multicard.records import comparable, table, text_table
+from multicard.predict import history
+from multicard.predict.run import Target, target
+from multicard.predict.time import observations
+from multicard.records import comparable, run_folder, table, text_table
 from multicard.sweep import dry_run, fewest_probes, prediction_table, predictions
 from multicard.sweep.plan import Cell
 from multicard.sweep.prediction_table import WIDTH, PredictedCell
 from multicard.sweep.predictions import Predicted
 
+UNKNOWN_NODE = Target(None, None, "cuda")
 KNOWN = ("measured", "probed", "scaled")  # bases that rest on this machine
-# Words that a command of probes leaves out
-LEFT_OUT = ("-m", "--multirun", "predict.", "probe.enabled=", "dry_run=", "repeat", "repetition=")
+# Words that a command of probes leaves out, or sets itself
+LEFT_OUT = ("-m", "--multirun", "predict.", "probe.enabled=", "dry_run=", "repeat", "repetition=", "rerun=")
+SLURM_NODES = {  # by device
+    "cuda": "SLURM's nodes are not known here: name their GPU with predict.gpu, as predict.gpu=h100-80gb",
+    "cpu": "SLURM's nodes are taken to have this machine's processor",
+}
 
 
 def show(cells: Sequence[Cell], left: list[Cell], on_slurm: bool = False) -> None:
@@ -32,12 +44,21 @@ def show(cells: Sequence[Cell], left: list[Cell], on_slurm: bool = False) -> Non
         ValueError: predict.gpu names no GPU that is known.
     """
     dry_run.check(left, on_slurm or any(is_elsewhere(cell.cfg) for cell in left))
-    predicted = predictions.of([cell for cell in cells if not cell.problem])
+    sound = [cell for cell in cells if not cell.problem]
+    targets = [target(_config(cell)) for cell in sound]
+    if on_slurm:
+        targets = [_on_slurm(_config(cell), here) for cell, here in zip(sound, targets, strict=True)]
+        for line in dict.fromkeys(SLURM_NODES[here.device_type] for here in targets if here.gpu is None):
+            say(line)
+    predicted = predictions.of(sound, targets)
     if predicted:
         _show(predicted)
-    if on_slurm and not is_elsewhere(cells[0].cfg):
-        say("SLURM's nodes are not known here: name their GPU with predict.gpu, as predict.gpu=h100-80gb")
     dry_run.say_refused(cells)
+
+
+def _on_slurm(config: RunConfig, here: Target) -> Target:
+    """What is predicted for on SLURM's nodes: of their GPUs this machine's say nothing."""
+    return here if is_elsewhere(config) or config.device is Device.cpu else UNKNOWN_NODE
 
 
 def _show(predicted: Sequence[Predicted]) -> None:
@@ -92,6 +113,9 @@ def _config(cell: Cell) -> RunConfig:
 
 def _probes(members: Sequence[Predicted], experiment: str) -> list[str]:
     """The fewest probes after which each cell's times rest on this machine's, and their commands."""
+    members = [each for each in members if each.target != UNKNOWN_NODE]  # whose probes would be of any GPU
+    if not members:
+        return []
     swept, words = _words(members, experiment)
     known = [each.prediction.basis in KNOWN for each in members]
     wanted = [
@@ -105,24 +129,43 @@ def _probes(members: Sequence[Predicted], experiment: str) -> list[str]:
     seconds = _config(members[0].cell).probe.seconds
     lasting = f"each trains for {seconds:g} s at most"
     line = f"to know the times of {count(sum(wanted), 'cell')}, probe {len(chosen)}{where} ({lasting}):"
-    return [*wrap(line, WIDTH), *(f"  {command}" for command in fewest_probes.commands(swept, chosen, words))]
+    before = _finished_probes(members[0].cell.folder.parent)
+    again = [place for place in chosen if _axes(plain(_config(members[place].cell))) in before]
+    commands = fewest_probes.commands(swept, [place for place in chosen if place not in again], words)
+    commands += fewest_probes.commands(swept, again, [*words, "rerun=true"])
+    return [*wrap(line, WIDTH), *(f"  {command}" for command in commands)]
+
+
+def _finished_probes(sweep: Path) -> list[dict[str, str]]:
+    """What those measured that lie in the sweep's folder: a command takes their records, whatever they say."""
+    records = [run_folder.finished(folder) for folder in sweep.glob("*-probe")]
+    return [_axes(record["config"]) for record in records if record is not None]
+
+
+def _axes(config: Mapping[str, Any]) -> dict[str, str]:
+    return observations.axes(history.setting(config))
 
 
 def _words(members: Sequence[Predicted], experiment: str) -> tuple[list[dict[str, str]], list[str]]:
-    """The swept keys of each cell, and the rest of the command."""
+    """The values of each cell that the rest of the command does not set, and that rest."""
     assert SESSION.workload is not None
+    cell = members[0].cell
+    words = get_args_parser().parse_args(sys.argv[1:]).overrides
+    typed = {word.get_key_element(): word for word in OverridesParser.create().parse_overrides(words)}
+    sweeper = cell.composed.hydra.sweeper
+    set_anyway = {**(sweeper.get("params") or {}), **(sweeper.smoke if cell.cfg.scale == Scale.smoke else {})}
     overrides = [
         dict(str(word).split("=", 1) for word in each.cell.composed.hydra.overrides.task if "=" in word)
         for each in members
     ]
-    keys = dict.fromkeys(key for own in overrides for key in own)
-    differ = [key for key in keys if len({own.get(key) for own in overrides}) > 1]
-    rest = [word for word in sys.argv[1:] if not word.startswith(LEFT_OUT) and word.split("=", 1)[0] not in differ]
+
+    def is_swept(key: str) -> bool:
+        if key in typed:
+            return typed[key].is_sweep_override()
+        return any(own.get(key) != str(set_anyway.get(key)) for own in overrides)
+
+    swept = [key for key in dict.fromkeys(key for own in overrides for key in own) if is_swept(key)]
+    rest = [word for word in sys.argv[1:] if not word.startswith(LEFT_OUT) and word.split("=", 1)[0] not in swept]
     rest = workloads.with_experiment(rest, experiment) if experiment else rest
-    several = ["-m"] * (len(members) > 1)
-    return [{key: own[key] for key in differ if key in own} for own in overrides], [
-        "python",
-        SESSION.workload.entry,
-        *several,
-        *rest,
-    ]
+    command = ["python", SESSION.workload.entry, *["-m"] * bool(cell.label), *rest]
+    return [{key: own[key] for key in swept if key in own} for own in overrides], command

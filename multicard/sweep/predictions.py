@@ -6,32 +6,24 @@ from typing import NamedTuple
 from multicard.config.base import RunConfig
 from multicard.machine import environment, private
 from multicard.predict import history
-from multicard.predict.history import History
-from multicard.predict.run import Predictor, Target, target
+from multicard.predict.run import Predictor, Target
 from multicard.records.schema_parts import Prediction
 from multicard.records.text_table import in_bytes
 from multicard.sweep.plan import Cell
 
 
 class Predicted(NamedTuple):
-    """ran_out: a run of the same cell ran out of memory on the same GPU."""
-
     cell: Cell
     target: Target
     prediction: Prediction
-    ran_out: bool
 
 
-def of(cells: Sequence[Cell]) -> list[Predicted]:
-    """Predictions of cells that have a configuration, in their order.
-
-    Raises:
-        ValueError: predict.gpu names no GPU that is known.
-    """
+def of(cells: Sequence[Cell], targets: Sequence[Target]) -> list[Predicted]:
+    """Predictions of cells that have a configuration, each for its target, in their order."""
     members: dict[Target, list[tuple[int, RunConfig]]] = {}
-    for place, cell in enumerate(cells):
+    for place, (cell, target) in enumerate(zip(cells, targets, strict=True)):
         assert cell.config is not None
-        members.setdefault(target(cell.config), []).append((place, cell.config))
+        members.setdefault(target, []).append((place, cell.config))
     if not members:
         return []
     known = history.read(history.history_folders(cells[0].folder))
@@ -39,15 +31,9 @@ def of(cells: Sequence[Cell]) -> list[Predicted]:
     predicted: dict[int, Predicted] = {}
     for where, configs in members.items():
         answers = Predictor(where, known, commit).predict_all([config for _, config in configs])
-        for (place, config), answer in zip(configs, answers, strict=True):
-            predicted[place] = Predicted(cells[place], where, answer, _ran_out(config, where, known))
+        for (place, _), answer in zip(configs, answers, strict=True):
+            predicted[place] = Predicted(cells[place], where, answer)
     return [predicted[place] for place in range(len(cells))]
-
-
-def _ran_out(config: RunConfig, where: Target, known: History) -> bool:
-    identity = config.identity()
-    runs = (run for run in known.runs if run.record.status == "oom" and run.record.identity == identity)
-    return any(run.is_of(where.hardware, None) for run in runs)
 
 
 def in_words(where: Target) -> str:
