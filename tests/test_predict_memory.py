@@ -163,6 +163,15 @@ def test_methods_on_two_gpus_that_are_not_there(method):
     assert seen.phase in ("forward", "backward", "optimizer") and seen.by_phase[seen.phase] == seen.active_bytes
 
 
+def test_pairs_hold_the_references_output_of_the_step_before():
+    config = typed_llm("method=dpo", *LLAMA, "gpus=1")
+    every = simulate.simulate(config, TEXT, "cpu")
+    with mock.patch.object(tuning_step, "step_count", lambda _: 1):
+        first = simulate.simulate(config, TEXT, "cpu")
+    logits = 2 * config.batch_size * TEXT.length * TEXT.vocabulary * 4
+    assert every.by_phase["forward"] - first.by_phase["forward"] == pytest.approx(logits, abs=1024)
+
+
 def test_what_training_adds_on_a_gpu():
     """DataParallel's first GPU has all of the batch; a resident data set is as large as its images, labels and order;
     a fused optimiser takes what another does."""

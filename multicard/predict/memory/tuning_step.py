@@ -60,8 +60,9 @@ class Batches:
 
 
 def step_count(config: LlmConfig) -> int:
-    """One step, before which the optimiser made its states; two where the first one makes them."""
-    return 2 if config.optimizer_in_bwd else 1
+    """One step, before which the optimiser made its states; two where the first one makes them, and for pairs of
+    answers: torchtune's recipe still holds the reference's output of a step in the forward pass of the next."""
+    return 2 if config.optimizer_in_bwd or methods.of(config).pairs else 1
 
 
 def recipe_configuration(config: LlmConfig, facts: TextFacts, device_type: str) -> Any:
