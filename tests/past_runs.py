@@ -12,8 +12,8 @@ from multicard.predict.run import Predictor, Target
 from multicard.records.schema_parts import Prediction
 from tests import records
 
-CPU = Target("AMD EPYC", 16, "cpu")
-H200 = Target("h200", 16, "cuda", "NVIDIA H200", 150_000_000_000, 4)
+CPU = Target("AMD EPYC", "16 cores", "cpu")
+H200 = Target("h200", None, "cuda", "NVIDIA H200", 150_000_000_000, 4)
 STEPS = 20  # of an epoch of the records here
 EVALUATE_S, WARMUP_S, REST_S = 0.5, 0.3, 0.01
 

@@ -4,6 +4,7 @@ import json
 import math
 import random
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,8 @@ def test_another_commit_widens_and_another_machine_says_nothing():
         unknown = predicted(config(record), past(record | elsewhere))
         assert unknown.basis == "unknown"
         assert "measured on" in unknown.about
+    on_gpu = vision(device="cuda", cores=4)
+    assert predicted(config(on_gpu), past(on_gpu), H200).basis == "measured"  # in a job with fewer cores
     nothing = predicted(config(record), History())
     assert (nothing.basis, nothing.about) == ("unknown", "no run like it on AMD EPYC")
 
@@ -191,8 +194,29 @@ def test_a_target_is_a_gpu_by_name_a_memory_or_this_machine(monkeypatch: pytest.
     monkeypatch.setattr(environment, "gpus", list)
     assert run.target(typed("predict.memory=80GiB")) == Target(None, None, "cuda", None, 80 * 2**30)
     here = run.target(typed())
-    assert (here.device_type, here.hardware, here.cores) == ("cpu", environment.cpu_model(), environment.cores())
+    assert (here.device_type, here.hardware) == ("cpu", environment.cpu_model())
+    assert here.cores == f"{environment.cores()} cores"
     assert run.target(typed("device=cuda")) == Target(None, None, "cuda")
+    monkeypatch.setattr(environment, "cores", lambda: 16)
+    beside = typed("gpus=2", "cpus_per_gpu=3", "exclusive=false")
+    assert [run.target(each).cores for each in (typed("gpus=2"), beside)] == ["16 cores", "3 cores a rank"]
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")  # within a job, which has so many
+    assert run.target(typed("gpus=2")).cores == "8 cores a rank"
+
+
+def test_jobs_of_cpu_ranks_are_of_one_machine_where_a_rank_has_as_many_cores():
+    target = replace(CPU, cores="2 cores a rank")
+    in_jobs = [vision(gpus=gpus, cores=2 * gpus) | {"job": "7"} for gpus in (1, 2)]
+    beside = vision(cores=2)
+    beside["config"]["exclusive"] = False
+    others = [vision(cores=2), vision(cores=4) | {"job": "8"}]
+    known = past(*in_jobs, beside, *others)
+    assert [history_run.is_of(target.hardware, target.cores) for history_run in known.runs] == [True] * 3 + [False] * 2
+    of_four = predicted(config(vision(gpus=4)), past(*in_jobs), target)
+    assert of_four.basis == "scaled" and predicted(config(vision()), past(beside), target).basis == "measured"
+    assert (
+        "of this cell 1 run measured on AMD EPYC, 2 cores" in predicted(config(vision()), past(others[0]), target).about
+    )
 
 
 def test_the_gpus_of_this_machine_are_the_target(monkeypatch: pytest.MonkeyPatch):

@@ -233,7 +233,9 @@ def test_a_prediction_that_fails_stops_no_sweep(
     assert "no prediction (ZeroDivisionError: integer division or modulo by zero); please report" in printed
 
 
-def test_nodes_of_slurm_are_not_taken_for_this_machine(node: Node, called: Called, tmp_path: Path):
+def test_nodes_of_slurm_are_not_taken_for_this_machine(
+    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     words = ("-m", "gpus=1,2", "predict=true", SLURM[0], f"hydra.sweep.dir={tmp_path / 's'}")
     code, printed = called(*words)
     first, second, *_ = printed.splitlines()
@@ -241,6 +243,10 @@ def test_nodes_of_slurm_are_not_taken_for_this_machine(node: Node, called: Calle
     assert second.startswith("predict=true: nothing is started. Predicted for a GPU, ") and "probe" not in printed
     code, printed = called(*words, "predict.gpu=h100-94gb")
     assert code == 0 and "not known here" not in printed and "gpus=1,2 probe=true" in printed
+    assert "not known here" not in called(*words, "predict.memory=80GB")[1]
+    monkeypatch.setattr(predict_run, "this_machine", lambda *_: Target("AMD EPYC", "2 cores", "cpu"))
+    first, second, *_ = called(*words, "device=cpu")[1].splitlines()
+    assert first.startswith("SLURM's nodes are taken to have") and "Predicted for CPU ranks on AMD EPYC" in second
 
 
 def probes_named(printed: str) -> list[str]:

@@ -104,13 +104,18 @@ class PastRun:
         counted = peak is not None and peak.kind == "cuda_allocated" and _is_figure(peak.max, MOST_BYTES)
         return peak.max if counted and peak is not None else None
 
-    def is_of(self, hardware: str | None, cores: int | None) -> bool:
-        """Whether the run was on this hardware, with as many cores where that is known."""
-        return self.hardware == hardware is not None and (cores is None or self.record.cores == cores)
+    @cached_property
+    def cores(self) -> str:
+        in_job = self.record.job is not None or self.record.config.get("exclusive") is False
+        return cores_in_words(self.record.cores, _count(self.record.axes.get("gpus")), in_job)
 
-    def observation(self, hardware: str | None, cores: int | None) -> StepObservation:
+    def is_of(self, hardware: str | None, cores: str | None) -> bool:
+        """Whether the run was on this hardware, with as many cores where these count."""
+        return self.hardware == hardware is not None and (cores is None or self.cores == cores)
+
+    def observation(self, hardware: str | None, cores: str | None) -> StepObservation:
         """What the run says of a step, where `left_out` is None; that of another machine has its cores in its name."""
-        own = f"{self.hardware}, {self.record.cores} cores"
+        own = f"{self.hardware}, {self.cores}"
         machine = str(hardware) if self.is_of(hardware, cores) else own
         commit = commit_of({"commit": self.record.commit, "changes": self.record.changes})
         return StepObservation(self.setting, self.step_s or math.nan, self.step_error, self.is_probe, machine, commit)
@@ -129,7 +134,7 @@ class History:
         """The runs of a workload that say something about time."""
         return [run for run in self.runs if run.record.kind == kind and run.left_out is None]
 
-    def observations(self, kind: str, hardware: str | None, cores: int | None) -> list[StepObservation]:
+    def observations(self, kind: str, hardware: str | None, cores: str | None) -> list[StepObservation]:
         """What those say of steps, as seen from a machine."""
         key = kind, hardware, cores
         if key not in self._observations:
@@ -167,6 +172,16 @@ def setting(config: Mapping[str, Any]) -> dict[str, str]:
     """As `comparable.measured_settings`, several times as fast: "group.key" to JSON text."""
     measured = {key: value for key, value in config.items() if key not in NOT_IDENTITY}
     return {key: msgspec.json.encode(value).decode() for key, value in flat(measured).items()}
+
+
+def cores_in_words(number: int | None, ranks: int, in_job: bool) -> str:
+    """The cores that a run has, by which machines of CPU ranks are told apart.
+
+    Args:
+        ranks: on a node.
+        in_job: whether the run has cores of its own, a number for each rank, and not all of the machine.
+    """
+    return f"{number / ranks:g} cores a rank" if in_job and number else f"{number} cores"
 
 
 def product(hardware: str | None) -> str | None:

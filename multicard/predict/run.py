@@ -1,12 +1,13 @@
 """What runs will take: their steps, totals, energy and memory, each with what it rests on."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from json import dumps
 
 from multicard.config.base import RunConfig, plain
-from multicard.config.job import Device, count
+from multicard.config.job import Device, count, resources
 from multicard.config.llm import LlmConfig
 from multicard.config.prediction import memory_bytes
 from multicard.machine import environment
@@ -27,14 +28,14 @@ TEXT = ("dataset", "tokenizer", "template", "method", "model", "seed", "packed",
 class Target:
     """What is predicted for.
 
-    hardware: as records have it (`history.product`); None where nothing is known of it. cores: of the machine; None
-        of another than this one. device_type: "cuda" or "cpu".
+    hardware: as records have it (`history.product`); None where nothing is known of it. cores: of CPU ranks, in words
+        (`history.cores_in_words`); None of GPUs, whose name is enough. device_type: "cuda" or "cpu".
     gpu: the GPU's name as NVML has it; memory_bytes: what CUDA offers of it, of CPU ranks the machine's memory.
     gpus: how many there are; None of another machine.
     """
 
     hardware: str | None
-    cores: int | None
+    cores: str | None
     device_type: str
     gpu: str | None = None
     memory_bytes: int | None = None
@@ -66,10 +67,17 @@ def this_machine(config: RunConfig, memory: int | None = None) -> Target:
     sizes = [gpus.usable_bytes(gpu["name"], gpu["memory_bytes"]) for gpu in found if gpu.get("memory_bytes")]
     if names:
         least = memory or min(sizes, default=None)
-        return Target(history.product(", ".join(names)), environment.cores(), "cuda", names[0], least, len(found))
+        return Target(history.product(", ".join(names)), None, "cuda", names[0], least, len(found))
     if memory is not None or config.device is Device.cuda:
         return Target(None, None, "cuda", None, memory)
-    return Target(environment.cpu_model(), environment.cores(), "cpu", None, environment.memory_bytes())
+    return Target(environment.cpu_model(), _cores(config), "cpu", None, environment.memory_bytes())
+
+
+def _cores(config: RunConfig) -> str:
+    cores, on_slurm = environment.cores(), os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
+    if config.exclusive is False and not on_slurm:  # runs beside each other
+        cores = min(cores, resources(config).cpus)
+    return history.cores_in_words(cores, config.gpus, on_slurm or config.exclusive is False)
 
 
 class Predictor:
@@ -157,7 +165,7 @@ class Predictor:
         """What is known of the cell all the same: runs that say nothing about time."""
         axes = observations.axes(own)
         runs = [run for run in self.history.runs if run.record.kind == kind and run.has_steps_of(axes)]
-        reasons = Counter(run.left_out or f"measured on {run.hardware}, {run.record.cores} cores" for run in runs)
+        reasons = Counter(run.left_out or f"measured on {run.hardware}, {run.cores}" for run in runs)
         words = ", ".join(f"{count(number, 'run')} {reason}" for reason, number in reasons.items())
         nothing = f"no run like it on {self.target.hardware or 'this GPU'}"
         return f"{nothing}; of this cell {words}" if words else nothing

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -11,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from multicard import workloads
 from multicard.config.base import RunConfig, Scale, plain
-from multicard.config.job import Device, count
+from multicard.config.job import Device, count, resources
 from multicard.config.prediction import is_elsewhere
 from multicard.controller.session import SESSION, say
 from multicard.predict import history
@@ -48,7 +49,8 @@ def show(cells: Sequence[Cell], left: list[Cell], on_slurm: bool = False) -> Non
     targets = [target(_config(cell)) for cell in sound]
     if on_slurm:
         targets = [_on_slurm(_config(cell), here) for cell, here in zip(sound, targets, strict=True)]
-        for line in dict.fromkeys(SLURM_NODES[here.device_type] for here in targets if here.gpu is None):
+        unnamed = [here for cell, here in zip(sound, targets, strict=True) if not is_elsewhere(cell.cfg)]
+        for line in dict.fromkeys(SLURM_NODES[here.device_type] for here in unnamed):
             say(line)
     predicted = predictions.of(sound, targets)
     if predicted:
@@ -58,7 +60,9 @@ def show(cells: Sequence[Cell], left: list[Cell], on_slurm: bool = False) -> Non
 
 def _on_slurm(config: RunConfig, here: Target) -> Target:
     """What is predicted for on SLURM's nodes: of their GPUs this machine's say nothing."""
-    return here if is_elsewhere(config) or config.device is Device.cpu else UNKNOWN_NODE
+    if config.device is Device.cpu:
+        return replace(here, cores=history.cores_in_words(resources(config).cpus, config.gpus, in_job=True))
+    return here if is_elsewhere(config) else UNKNOWN_NODE
 
 
 def _show(predicted: Sequence[Predicted]) -> None:
