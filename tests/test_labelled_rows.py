@@ -51,7 +51,7 @@ def test_rows_without_a_label_are_left_out(words: list[str], tmp_path: Path):
         expected = [all(any(label != IGNORED for label in labels[1:]) for labels in row) for row in cut]
         rows = built(tmp_path / str(limit), *words, f"max_seq_len={limit}")
         too_long = sum(length > limit for length in lengths)
-        counts = {"read": ROWS, "cut": too_long, "left_out": ROWS - sum(expected)}
+        counts = {"read": ROWS, "cut": too_long, "left_out": ROWS - sum(expected), "sequences": None}
         assert labelled_rows.counts(rows) == counts and len(rows) == sum(expected)
         kept = [row for row, has_label in zip(whole, expected, strict=True) if has_label]
         for row, original in zip(rows, kept, strict=True):
@@ -70,14 +70,14 @@ def test_no_row_has_more_tokens_than_its_bound(words: list[str], tmp_path: Path)
 
 def test_rows_that_cannot_be_too_long_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(labelled_rows, "labels", lambda _: pytest.fail("tokenized"))
-    assert labelled_rows.counts(built(tmp_path)) == {"read": ROWS, "cut": 0, "left_out": 0}
+    assert labelled_rows.counts(built(tmp_path)) == {"read": ROWS, "cut": 0, "left_out": 0, "sequences": None}
 
 
 def test_packs_hold_no_row_without_a_label(tmp_path: Path):
     words, limit = ["template=grammar"], "max_seq_len=40"
     rows = built(tmp_path / "rows", *words, limit)
     packs = built(tmp_path / "packs", *words, limit, "packed=true")
-    assert labelled_rows.counts(packs) == labelled_rows.counts(rows)
+    assert labelled_rows.counts(packs) == labelled_rows.counts(rows) | {"sequences": len(packs)}
     assert 0 < labelled_rows.counts(packs)["left_out"] < ROWS
     packed = [int(label) for pack in packs for label in pack["labels"] if label != IGNORED]
     assert packed == [label for row in rows for _, labels in parts(row) for label in labels if label != IGNORED]

@@ -88,6 +88,15 @@ def test_lengths_come_from_runs_on_the_same_data_else_from_the_data():
     assert len(read) == 1
 
 
+def test_a_limit_is_no_size_of_the_data():
+    wanted = typed("dataset.train_limit=5000", "dataset.test_limit=1000")  # of 1,438 digits
+    assert lengths.length(wanted, alike.Alike({}, []), []) is None
+    known = past(vision(dataset__train_limit=500, dataset__test_limit=5000)).runs  # 320 images, and 1,000
+    assert lengths.length(config(vision(), dataset__train_limit=5000), alike.Alike({}, []), known) == lengths.Length(
+        20, 1.0, 1000
+    )
+
+
 def test_rows_of_text_are_those_that_have_a_label():
     def record(wanted: RunConfig, **own: Any) -> dict[str, Any]:
         return records.llm(**own) | {"config": plain(wanted)}
@@ -99,11 +108,16 @@ def test_rows_of_text_are_those_that_have_a_label():
     known = past(record(rows, text_rows={"read": 500, "cut": 9, "left_out": 20}))
     assert of(longer, known) == lengths.Length(120)
     assert of(longer, History()) == lengths.Length(125)  # of dataset.rows
+    stored = "template=grammar", "dataset=grammar", "dataset.rows=5000"  # of a file that may have fewer
+    assert of(typed_llm("batch_size=4", *stored), History()) is None
     words = "packed=true", "max_seq_len=64"
-    epoch = {"epoch": 0, "steps": 30, "train_s": 3.0, "ended_s": 3.0, "train_loss": 2.0, "samples": 60}
-    packed = past(record(typed_llm("batch_size=2", *words)) | {"epochs": [epoch]})
-    assert of(typed_llm("batch_size=4", *words), packed) == lengths.Length(15)
-    assert of(typed_llm("batch_size=4", *words), known) is None  # how many sequences, nobody knows
+    accumulated = typed_llm("batch_size=2", "gpus=4", "gradient_accumulation_steps=8", *words)
+    counts = {"read": 500, "cut": 0, "left_out": 0}
+    packed = past(record(accumulated, text_rows=counts | {"sequences": 120}))
+    assert of(accumulated, packed) == lengths.Length(1)
+    assert of(typed_llm("batch_size=2", *words), packed) == lengths.Length(60)
+    older = past(record(accumulated, text_rows=counts))
+    assert of(typed_llm("batch_size=4", *words), older) is None  # how many sequences, nobody knows
     assert of(typed_llm("batch_size=4", "max_steps=9", *words), known) == lengths.Length(9)
 
 
@@ -194,6 +208,8 @@ def test_intervals_are_widened_or_narrowed_by_how_predictions_came_out():
     assert factor(*[missed(-2.0, basis="scaled")] * 30) == 1.0  # of another basis
     # already narrowed intervals are not narrowed again
     assert factor(*[missed(1.0, calibration=0.5)] * 10) == pytest.approx(0.5)
+    probes = [probe(prediction=missed(3.0)["prediction"]) for _ in range(12)]  # 1.9 s, of whole runs of 100 s
+    assert factor(*misses[:9], *probes) == 1.0
     plain, widened = (predicted(config(vision()), past(vision(), *more)) for more in ([], [missed(3.0)] * 12))
     assert plain.total_s is not None and widened.total_s is not None
     assert (plain.calibration, widened.calibration) == pytest.approx((1.0, 3.0))

@@ -68,10 +68,12 @@ def dataset(tokenizer: Any, *, builder: str, packed: bool = False, **arguments: 
     return PackedDataset(rows, max_seq_len=tokenizer.max_seq_len) if packed else rows
 
 
-def counts(data: Any) -> dict[str, int]:
+def counts(data: Any) -> dict[str, int | None]:
     """The record's `text_rows`, of what `dataset` returned."""
-    rows: Any = data.ds if isinstance(data, PackedDataset) else data
-    return {"read": rows.read, "cut": rows.cut, "left_out": rows.left_out}
+    packed = isinstance(data, PackedDataset)
+    rows: Any = data.ds if packed else data
+    sequences = len(data) if packed else None
+    return {"read": rows.read, "cut": rows.cut, "left_out": rows.left_out, "sequences": sequences}
 
 
 def labels(row: Mapping[str, Any]) -> list[Sequence[int]]:

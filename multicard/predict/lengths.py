@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from multicard.config.base import RunConfig, plain
-from multicard.config.llm import LlmConfig
+from multicard.config.llm import LlmConfig, SyntheticConfig
 from multicard.config.vision import VisionConfig
 from multicard.predict import history
 from multicard.predict.alike import Alike
@@ -72,7 +72,6 @@ def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun], sizes: Size
     if sizes is not None and None in (train, test):
         read = sizes(config)
         train, test = read.train, read.test
-    train, test = train or config.dataset.train_limit, test or config.dataset.test_limit
     if test is None or (train is None and steps is None):
         return None
     computed = of_images(config, train, test) if train is not None else Length(steps or 0, test=test)
@@ -118,23 +117,16 @@ def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:
     groups = tuple(key for key in own if key.partition(".")[0] in TEXT)
     for run in reversed(runs):
         if all(run.setting.get(key) == own[key] for key in groups):
-            rows = _sequences_of(run) if config.packed else _rows_of(run)
+            rows = _rows_of(run)
             if rows is not None:
                 return rows
-    return None if config.packed else getattr(config.dataset, "rows", None)
+    # of stored data `rows` is the most that are taken
+    return config.dataset.rows if isinstance(config.dataset, SyntheticConfig) and not config.packed else None
 
 
 def _rows_of(run: PastRun) -> int | None:
+    """Of a run with packed rows, the sequences; older records do not have them."""
     rows = getattr(run.record, "text_rows", None)
-    return None if rows is None or rows.read is None else rows.read - (rows.left_out or 0)
-
-
-def _sequences_of(run: PastRun) -> int | None:
-    """At least so many sequences: those of an epoch's steps, where max_steps did not end it."""
-    steps, config = steps_per_epoch(run), run.record.config
-    batch, accumulated = config.get("batch_size"), config.get("gradient_accumulation_steps")
-    if steps is None or config.get("max_steps") is not None:
-        return None
-    if not isinstance(batch, int) or not isinstance(accumulated, int):
-        return None
-    return steps * run.ranks * batch * accumulated
+    if rows is None or run.record.config.get("packed"):
+        return None if rows is None else rows.sequences
+    return None if rows.read is None else rows.read - (rows.left_out or 0)

@@ -130,7 +130,8 @@ def distance(said: Interval, measured: float) -> float | None:
 
 
 def _score(run: PastRun, basis: str) -> float | None:
-    prediction, measured_s = run.record.prediction, run.record.total_s
+    """None of a probe, too: its prediction is that of the whole run, which it is not."""
+    prediction, measured_s = run.record.prediction, None if run.is_probe else run.record.total_s
     if prediction is None or prediction.basis != basis or prediction.total_s is None or measured_s is None:
         return None
     apart = distance(prediction.total_s, measured_s)

@@ -43,6 +43,7 @@ class TextRows(Struct):
     read: Annotated[int | None, doc("all of the data set, or of its sample")] = None
     cut: Annotated[int | None, doc("cut, for being longer than max_seq_len; a pair counts once")] = None
     left_out: Annotated[int | None, doc("of those cut: no label remained, or none in one answer of a pair")] = None
+    sequences: Annotated[int | None, doc("into which the others are packed; null of rows as they are")] = None
 
 
 class Segment(Struct):
