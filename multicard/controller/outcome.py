@@ -143,7 +143,7 @@ def _from_folder(run: PreparedRun, record: Record) -> tuple[Record, Any]:
     machine = _complete_environment(run, ranks)
     git = machine.get("git") or dict.fromkeys(("commit", "dirty", "changes"))
     cores = (machine.get("cpu") or {}).get("cores")
-    return result | {"hardware": _hardware(machine, ranks), "cores": cores, **git}, steps
+    return result | {"hardware": _hardware(run, machine, ranks), "cores": cores, **git}, steps
 
 
 def not_recorded(record: Record, error: Exception) -> Record:
@@ -189,9 +189,14 @@ def _complete_environment(run: PreparedRun, ranks: list[dict[str, Any]]) -> dict
     return content
 
 
-def _hardware(machine: dict[str, Any], ranks: list[dict[str, Any]]) -> str | None:
-    """What the ranks computed on, as far as it makes figures comparable: the names of the GPUs, or the CPU's."""
+def _hardware(run: PreparedRun, machine: dict[str, Any], ranks: list[dict[str, Any]]) -> str | None:
+    """What the ranks computed on, as far as it makes figures comparable: the names of the GPUs, or the CPU's.
+
+    Ranks that ran out of memory before they trained left no name; theirs were the first GPUs of this node.
+    """
     names = {rank["device"] for rank in ranks} - {"cpu"}
+    if not ranks and run.placement.device == "cuda":
+        names = {gpu["name"] for gpu in machine.get("gpus", [])[: run.config.gpus] if gpu.get("name")}
     return ", ".join(sorted(names)) or (machine.get("cpu") or {}).get("model")
 
 
