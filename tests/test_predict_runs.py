@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from multicard.controller import attempts, prepare
+from multicard.config.base import LATER, plain
+from multicard.controller import attempts, outcome, prepare
 from multicard.controller.peers import Peers
 from multicard.machine import environment
 from multicard.machine.allocation import Allocation
@@ -22,9 +23,10 @@ from multicard.predict.run import Predictor, Target
 from multicard.ranks.failures import Failure
 from multicard.records import comparable
 from multicard.records.schema_parts import Interval, Prediction
+from multicard.tracking.wandb_mirror import Mirror
 from multicard.vision.workload import WORKLOAD
 from tests import records
-from tests.conftest import SMALL, composed, typed
+from tests.conftest import SMALL, composed, typed, typed_llm
 from tests.nvml_stand_in import Gpu, Nvml, install
 from tests.past_runs import (
     CPU,
@@ -116,6 +118,21 @@ def test_older_records_are_read(tmp_path: Path):
     assert sum(run.left_out is None for run in known.runs) == 5
 
 
+def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """No rank had written anything by then."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install(monkeypatch, Nvml(Gpu("GPU-a")))
+    folder, alone = tmp_path / "sweep" / "run", Allocation()
+    cfg = composed(*SMALL, "gpus=1", "device=cuda")
+    prepared = prepare.prepare(WORKLOAD, cfg, folder, 0.0, alone, Peers(alone), lambda *_: None)
+    assert isinstance(prepared, prepare.PreparedRun)
+    attempts.end(folder, Failure("oom", "CUDA out of memory"))
+    record = outcome.complete(prepared, outcome.begin(WORKLOAD, cfg, folder), Mirror(prepared.config, "vision", folder))
+    assert (record["status"], record["hardware"]) == ("oom", "H200")
+    (run,) = history.read([tmp_path / "sweep"]).runs
+    assert run.is_of("H200", None)
+
+
 @pytest.mark.parametrize(
     ("reason", "changes"),
     [
@@ -138,6 +155,29 @@ def test_runs_that_say_nothing_about_time_are_left_out_and_the_reason_is_said(re
     prediction = predicted(config(record), known, H200 if record["axes"]["device"] == "cuda" else CPU)
     assert (prediction.basis, prediction.total_s) == ("unknown", None)
     assert f"of this cell 1 run {reason}" in prediction.about
+
+
+def test_a_key_that_came_later_has_the_value_of_what_earlier_runs_did():
+    """Each key of LATER, in the records that may lack it, and in no other."""
+    assert {key.rpartition(".")[::2] for key in history.LATER_KEYS} == {
+        (group, key) for group, keys in LATER.items() for key in keys
+    }
+    words = "dataset=samsum", "template=summarize", "profile=kineto"
+    cells = [typed("layout=nhwc", "profile=kineto"), typed_llm(*words), typed_llm()]
+    filled: set[str] = set()
+    for cell in cells:
+        whole, older = history.setting(plain(cell)), plain(cell)
+        for key in history.LATER_KEYS:
+            group, _, name = key.rpartition(".")
+            (older[group] if group else older).pop(name, None)
+        assert history.setting(older) == whole
+        filled |= history.LATER_KEYS.keys() & set(whole)
+    assert filled == set(history.LATER_KEYS)
+
+    record = vision(layout="nhwc")
+    known = past(record)
+    assert predicted(config(record), known).basis == "measured"
+    assert predicted(config(record, model__pointwise="linear"), known).basis == "unknown"
 
 
 # ---- bases
@@ -282,7 +322,7 @@ def test_memory_that_was_measured_replaces_what_was_predicted(monkeypatch: pytes
     assert ok.allocated_bytes is not None and ok.allocated_bytes.value == 100 * 10**9
     assert ok.memory_bytes is not None and ok.memory_bytes.value == 110 * 10**9
     oom = of_memory(monkeypatch, past(vision(device="cuda", status="oom")), 148)
-    assert (oom.fits, oom.memory_basis) == ("no", "a run of this cell ran out of memory on this GPU")
+    assert (oom.fits, oom.memory_basis) == ("no", "a run of this cell ran out of memory before")
     other = of_memory(monkeypatch, past(vision(device="cuda", status="oom", hardware="Tesla T4")), 100)
     assert other.fits == "yes"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from multicard.config.base import NOT_IDENTITY
+from multicard.config.base import LATER, NOT_IDENTITY
 from multicard.config.keys import flat
 from multicard.measure import formulas
 from multicard.predict import gpus
@@ -27,15 +27,24 @@ MOST_RUNS = 2000  # the newest, that are read
 MOST_S, MOST_BYTES = 1e9, 1e15  # above which a figure is none
 FINISHED = ("ok", "oom", "diverged")
 DECODER = msgspec.json.Decoder(AnyRecord)
+# Each key of LATER, with a key of its group that was there before it
+LATER_KEYS = {
+    "custom_sharded_layers": "recipe",
+    "model.pointwise": "model.width",
+    "dataset.revision": "dataset.source",
+    "profile.window": "profile.steps",
+    "profile.budget_bytes": "profile.steps",
+}
 UNKNOWN_ERROR = 0.05  # relative standard error of a mean of which no spread is known
 NORMAL_95 = 1.96  # half of a 95 % interval in standard errors
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """A finished run of which the record could be read, probes included."""
+    """A finished run of which the record could be read, probes included. folder: where it lies."""
 
     record: AnyRecord
+    folder: Path | None = None
 
     @cached_property
     def setting(self) -> dict[str, str]:
@@ -109,6 +118,15 @@ class PastRun:
         in_job = self.record.job is not None or self.record.config.get("exclusive") is False
         return cores_in_words(self.record.cores, _count(self.record.axes.get("gpus")), in_job)
 
+    @cached_property
+    def torch(self) -> tuple[int, int] | None:
+        """The version of torch, (major, minor), by the `environment.json` beside the record; None where none says."""
+        written = None if self.folder is None else run_folder.read_json(self.folder / run_folder.ENVIRONMENT)
+        with suppress(ValueError, TypeError, KeyError, AttributeError):  # of a record that is not as it should be
+            major, minor = (written or {})["packages"]["torch"].split(".")[:2]
+            return int(major), int(minor)
+        return None
+
     def is_of(self, hardware: str | None, cores: str | None) -> bool:
         """Whether the run was on this hardware, with as many cores where these count."""
         return self.hardware == hardware is not None and (cores is None or self.cores == cores)
@@ -169,9 +187,14 @@ def read(folders: Sequence[Path]) -> History:
 
 
 def setting(config: Mapping[str, Any]) -> dict[str, str]:
-    """As `comparable.measured_settings`, several times as fast: "group.key" to JSON text."""
-    measured = {key: value for key, value in config.items() if key not in NOT_IDENTITY}
-    return {key: msgspec.json.encode(value).decode() for key, value in flat(measured).items()}
+    """As `comparable.measured_settings`, several times as fast: "group.key" to JSON text. Keys that came after the run
+    have the value of what it did."""
+    measured = flat({key: value for key, value in config.items() if key not in NOT_IDENTITY})
+    for key, before in LATER_KEYS.items():
+        if before in measured and key not in measured:
+            group, _, name = key.rpartition(".")
+            measured[key] = LATER[group][name]
+    return {key: msgspec.json.encode(value).decode() for key, value in measured.items()}
 
 
 def cores_in_words(number: int | None, ranks: int, in_job: bool) -> str:
@@ -218,7 +241,7 @@ def _run(path: str, modified_ns: int, inode: int) -> PastRun | None:
     record = DECODER.decode(Path(path).read_bytes())
     if record.schema_version > SCHEMA_VERSION:
         raise ValueError("written by a newer version")
-    return PastRun(record) if record.status in FINISHED else None
+    return PastRun(record, Path(path).parent) if record.status in FINISHED else None
 
 
 def _marked(record: AnyRecord) -> dict[str, Any]:

@@ -97,13 +97,14 @@ def _peak(
     config: RunConfig, machine: Machine, size: Facts, lengths: Sequence[Active], measured: Sequence[Measured]
 ) -> PeakMemory:
     active = lengths[0]
-    added = extras.of(_situation(config, machine, active)) if machine.device_type == "cuda" else {}
+    situation = _situation(config, machine, active)
+    added = extras.of(situation) if machine.device_type == "cuda" else {}
     allocated = {name: extra for name, extra in added.items() if extras.TERMS[name].allocated}
     basis = "steps without values"
     if isinstance(size, TextFacts):
         ends = "" if size.low is None else f", between {size.low} and {size.high}: the rows are not at hand"
         basis += f", rows of {size.length} tokens{ends}"
-    learned = extras.learned(measured, active.active_bytes)
+    learned = extras.learned(measured, active.active_bytes, situation.compiled)
     if learned is not None and allocated:
         allocated = {"learned": learned}
         added = allocated | {name: extra for name, extra in added.items() if not extras.TERMS[name].allocated}
@@ -133,8 +134,13 @@ def _interval(prefix: str, values: tuple[int, int, int]) -> dict[str, int]:
     return dict(zip(names, values, strict=True))
 
 
-def _situation(config: RunConfig, machine: Machine, active: Active) -> extras.Situation:
+def torch_version() -> tuple[int, int]:
+    """Of the torch that is installed here: (major, minor)."""
     major, minor = version("torch").split(".")[:2]
+    return int(major), int(minor)
+
+
+def _situation(config: RunConfig, machine: Machine, active: Active) -> extras.Situation:
     made = sum(active.by_kind.get(kind, 0) for kind in ("activations", "temporaries"))
     compile_value = getattr(config, "compile", False)
     is_vision = isinstance(config, VisionConfig)
@@ -143,7 +149,7 @@ def _situation(config: RunConfig, machine: Machine, active: Active) -> extras.Si
     return extras.Situation(
         active.active_bytes,
         made,
-        (int(major), int(minor)),
+        torch_version(),
         machine.gpu,
         config.gpus * config.nodes if is_vision or not isinstance(config, LlmConfig) else config.world_size,
         convolutions=is_vision,

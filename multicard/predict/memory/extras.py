@@ -14,6 +14,10 @@ from multicard.predict.memory.result import Extra
 from multicard.records.schema import AnyRecord
 
 MIB = 1 << 20
+# Half of the least interval of learned extras, as a share of active bytes, by whether runs are compiled: which tensors
+# Inductor makes at all changes with their shapes, and nobody published by how much. An assumption, a third of what
+# `compiling` has where half of the active bytes are made in the step.
+LEAST_SPREAD = {False: 0.01, True: 0.05}
 CUBLAS_BYTES, CUBLAS_HOPPER_BYTES = 8_519_680, 32 * MIB  # torch's own defaults, per stream that multiplies matrices
 
 
@@ -150,8 +154,8 @@ def summed(terms: Sequence[Extra]) -> tuple[int, int, int]:
 
 
 def learn(records: Sequence[AnyRecord]) -> list[Measured]:
-    """What records of one GPU and one version of torch say, of runs with like extras: those that ended, and those that
-    ran out of memory. A record says nothing that has no prediction of its active bytes."""
+    """What records of one GPU and one version of torch say, of whole runs with like extras: those that ended, and those
+    that ran out of memory. A record says nothing that has no prediction of its active bytes."""
     runs: list[Measured] = []
     for record in records:
         active_bytes = record.prediction.active_bytes if record.prediction is not None else None
@@ -165,20 +169,22 @@ def learn(records: Sequence[AnyRecord]) -> list[Measured]:
     return runs
 
 
-def learned(runs: Sequence[Measured], active_bytes: int) -> Extra | None:
+def learned(runs: Sequence[Measured], active_bytes: int, compiled: bool = False) -> Extra | None:
     """What runs of this machine take beyond their tensors, for a run like theirs: one extra in the place of the terms
     that torch's allocator knows. None for fewer than three that ended, of which nothing is known of the spread.
 
-    Its interval is the median with twice the spread of the middle half (the quartiles' distance), at least 1 % of the
-    active bytes: a few runs do not show the worst. A run with no more tensors that ran out of memory raises the upper
-    end: this one may take what that one had at the least.
+    Its interval is from the median to the median grown with the active bytes, each with twice the spread of the middle
+    half (the quartiles' distance), at least LEAST_SPREAD of the active bytes: a few runs do not show the worst. A run
+    with no more tensors that ran out of memory raises the upper end: this one may take what that one had at the least.
     """
     ended = [run for run in runs if not run.ran_out]
     if len(ended) < 3:
         return None
     beyond = sorted(run.measured_bytes - run.active_bytes for run in ended)
     lower, middle, upper = statistics.quantiles(beyond, n=4, method="inclusive")
-    reach = max(2 * (upper - lower), 0.01 * active_bytes)
+    grown = middle * active_bytes / statistics.median(run.active_bytes for run in ended)
+    reach = max(2 * (upper - lower), LEAST_SPREAD[compiled] * active_bytes)
     ran_out = [run for run in runs if run.ran_out and run.active_bytes <= active_bytes]
     exceeded = [run.measured_bytes - run.active_bytes for run in ran_out]
-    return Extra(round(middle), round(middle - reach), round(max([middle + reach, *exceeded])))
+    low, high = min(middle, grown) - reach, max(middle, grown) + reach
+    return Extra(round(middle), round(low), round(max([high, *exceeded])))

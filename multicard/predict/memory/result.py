@@ -80,6 +80,11 @@ class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
     def fits(self, memory_bytes: int) -> Fits:
         """Whether a GPU of so much memory holds the run: "yes" where the whole interval does, "no" where none of it
         does, and "tight" between."""
-        if self.high_bytes <= memory_bytes:
-            return "yes"
-        return "no" if self.low_bytes > memory_bytes else "tight"
+        return fits(self.low_bytes, self.high_bytes, memory_bytes)
+
+
+def fits(low_bytes: float, high_bytes: float, memory_bytes: int) -> Fits:
+    """`PeakMemory.fits` of any interval."""
+    if high_bytes <= memory_bytes:
+        return "yes"
+    return "no" if low_bytes > memory_bytes else "tight"
