@@ -56,7 +56,7 @@ def verdict(*reached: bool) -> str:
 def scaling_row(outcomes: Sequence[replays.Outcome]) -> Row:
     median, mean = replays.errors(outcomes)
     width, covered = replays.half_width(outcomes), replays.covered(outcomes)
-    reached = f"{median:.1%}, {mean:.1%}; ±{width:.1%}, {covered:.0%} covered ({len(outcomes)} cases)"
+    reached = f"{median:.2%}, {mean:.2%}; ±{width:.1%}, {covered:.0%} covered ({len(outcomes)} cases)"
     met = verdict(median <= 0.015, mean <= 0.03, width <= 0.08, 0.88 <= covered <= 0.95)
     goal = "<= 1.5%, <= 3%; <= ±8%, 88-95% covered"
     return Row("T(8) from T(1), T(2), Lambda fp16: median, mean; interval", "1.8%, 3.6%; ±12%", goal, reached, met)

@@ -63,17 +63,15 @@ def scaling_far(rows: Sequence[Series]) -> list[Outcome]:
         for family in sorted({row.family for row in rows})
     }
     outcomes: list[Outcome] = []
-    for case in published.cases(rows):
-        growth = models[case.family]
-        middle = growth.log_ratio(case.growth_2, scaling.FAR, case.workload)
-        below, above = growth.bounds(case.growth_2, scaling.FAR)
-        predicted, low, high = (math.exp(middle + off) for off in (0.0, below, above))
-        outcomes.append(Outcome(predicted, low, high, 1 + case.growth_8))
+    for row in rows:
+        if {1, 2, 8} <= row.rates.keys():
+            seen = _here(row, row.sample_s)
+            outcomes.append(_carried([seen[1], seen[2]], seen[8], models[row.family]))
     return outcomes
 
 
 def papers_totals() -> list[Outcome]:
-    """T(3) and T(4) of the series of Tables 2 and 3, each from its own T(1) and T(2)."""
+    """T(3) and T(4) of the series of Tables 2 and 3, each from its own T(1) and T(2), of totals alone."""
     series: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
     for row in published.paper_totals():
         series[row.series][row.gpus] = row.total_s
@@ -146,8 +144,10 @@ def _with_probe(row: Series, half: Series, gpus: int) -> Outcome:
     return _carried([single[1], single[gpus], probe[1]], probe[gpus])
 
 
-def _carried(known: Sequence[StepObservation], wanted: StepObservation) -> Outcome:
-    predicted = estimate.step({**wanted.setting, "device": '"cuda"'}, HERE, None, known)
+def _carried(
+    known: Sequence[StepObservation], wanted: StepObservation, growth: scaling.Growth = scaling.PUBLISHED
+) -> Outcome:
+    predicted = estimate.step({**wanted.setting, "device": '"cuda"'}, HERE, None, known, growth)
     assert predicted is not None
     return _outcome(predicted, wanted.step_s)
 

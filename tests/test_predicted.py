@@ -22,7 +22,7 @@ from tests import records
 from tests.conftest import typed
 
 Called = Callable[..., tuple[int, str]]
-H100 = Target("h100-94gb", None, "cuda", "NVIDIA H100 NVL", 94 * 10**9)
+H100 = Target("h100-nvl", None, "cuda", "NVIDIA H100 NVL", 94 * 10**9)
 
 
 def within(value: float, share: float) -> Interval:
@@ -103,7 +103,8 @@ def probed(swept: Sequence[dict[str, str]], known: Sequence[int] = (), unfit: Se
     """The commands of the fewest probes."""
     is_known = [place in known for place in range(len(swept))]
     wanted = [place not in (*known, *unfit) for place in range(len(swept))]
-    return fewest_probes.commands(swept, fewest_probes.fewest(swept, is_known, wanted), WORDS)
+    machines = [H100.hardware or ""] * len(swept)
+    return fewest_probes.commands(swept, fewest_probes.fewest(swept, machines, is_known, wanted), WORDS)
 
 
 def test_the_fewest_probes_see_every_value_once_and_two_counts_of_gpus():
@@ -112,7 +113,15 @@ def test_the_fewest_probes_see_every_value_once_and_two_counts_of_gpus():
         "python train_vision.py -m precision=fp64 gpus=2 probe=true",
     ]
     assert probed(GRID, known=[0, 1]) == ["python train_vision.py -m precision=fp32,fp16 gpus=1 probe=true"]
-    assert probed(GRID, known=[0, 1, 4, 11]) == []  # every precision, and two counts
+    assert probed(GRID, known=[0, 1, 4, 8]) == []  # every precision, and two counts
+    assert probed(GRID, known=[0, 1, 4, 11]) == ["python train_vision.py -m precision=fp16 gpus=1 probe=true"]
+    from_two = [cell for cell in GRID if cell["gpus"] != "1"]
+    assert probed(from_two) == [
+        "python train_vision.py -m precision=fp64,fp32,fp16 gpus=2 probe=true",
+        "python train_vision.py -m precision=fp64 gpus=4 probe=true",
+    ]
+    nodes = [{"nodes": count, "gpus": "4"} for count in ("1", "2", "4")]  # nothing tells of more nodes
+    assert probed(nodes) == ["python train_vision.py -m nodes=1,2,4 gpus=4 probe=true"]
     assert probed(GRID, known=[0, 4, 8], unfit=[1, 5, 9]) == [
         "python train_vision.py -m precision=fp64 gpus=4 probe=true"
     ]

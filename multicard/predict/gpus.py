@@ -12,7 +12,8 @@ class Gpu:
     """A model of GPU.
 
     Fields:
-        name: as `predict.gpu` has it. products: its names as NVML gives them.
+        name: as `predict.gpu` has it; those with other links (SXM, PCIe) have a name of their own, as steps on several
+            of them take other times. products: its names as NVML gives them.
         nvml_bytes: all of its memory, as nvidia-smi prints it.
         memory_bytes: what CUDA offers (`total_memory` in torch), the least that is reported; with ECC where the GPU
             can switch it off.
@@ -41,11 +42,15 @@ GPUS: dict[str, Gpu] = {
         _gpu("gh200-96gb", "NVIDIA GH200 480GB", 97871, 94.5, (9, 0)),
         _gpu("h200", "NVIDIA H200", 143771, 139.72, (9, 0)),
         _gpu("h200-nvl", "NVIDIA H200 NVL", 143771, 139.72, (9, 0)),
-        _gpu("h100-94gb", "NVIDIA H100 NVL|NVIDIA H100|NVIDIA H100 SXM5 94GB", 95830, 93.0, (9, 0)),
-        _gpu("h100-80gb", "NVIDIA H100 80GB HBM3|NVIDIA H100 PCIe", 81559, 79.1, (9, 0)),
+        _gpu("h100-94gb", "NVIDIA H100|NVIDIA H100 SXM5 94GB", 95830, 93.0, (9, 0)),
+        _gpu("h100-nvl", "NVIDIA H100 NVL", 95830, 93.0, (9, 0)),
+        _gpu("h100-80gb", "NVIDIA H100 80GB HBM3", 81559, 79.1, (9, 0)),
+        _gpu("h100-pcie", "NVIDIA H100 PCIe", 81559, 79.1, (9, 0)),
         _gpu("h20", "NVIDIA H20", 97871, 94.5, (9, 0)),
-        _gpu("a100-80gb", "NVIDIA A100-SXM4-80GB|NVIDIA A100 80GB PCIe", 81920, 79.14, (8, 0)),
-        _gpu("a100-40gb", "NVIDIA A100-SXM4-40GB|NVIDIA A100-PCIE-40GB", 40960, 39.38, (8, 0)),
+        _gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", 81920, 79.14, (8, 0)),
+        _gpu("a100-80gb-pcie", "NVIDIA A100 80GB PCIe", 81920, 79.14, (8, 0)),
+        _gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", 40960, 39.38, (8, 0)),
+        _gpu("a100-40gb-pcie", "NVIDIA A100-PCIE-40GB", 40960, 39.38, (8, 0)),
         _gpu("l40s", "NVIDIA L40S", 46068, 44.39, (8, 9)),
         _gpu("l40", "NVIDIA L40", 46068, 44.39, (8, 9)),
         _gpu("l4", "NVIDIA L4", 23034, 21.9, (8, 9)),
@@ -55,8 +60,10 @@ GPUS: dict[str, Gpu] = {
         _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24576, 23.5, (8, 6)),
         _gpu("rtx6000-ada", "NVIDIA RTX 6000 Ada Generation", 46068, 44.4, (8, 9)),
         _gpu("rtxa6000", "NVIDIA RTX A6000", 46068, 44.4, (8, 6)),
-        _gpu("v100-32gb", "Tesla V100-SXM2-32GB|Tesla V100-PCIE-32GB", 32768, 31.73, (7, 0)),
-        _gpu("v100-16gb", "Tesla V100-SXM2-16GB|Tesla V100-PCIE-16GB", 16384, 15.77, (7, 0)),
+        _gpu("v100-32gb", "Tesla V100-SXM2-32GB", 32768, 31.73, (7, 0)),
+        _gpu("v100-32gb-pcie", "Tesla V100-PCIE-32GB", 32768, 31.73, (7, 0)),
+        _gpu("v100-16gb", "Tesla V100-SXM2-16GB", 16384, 15.77, (7, 0)),
+        _gpu("v100-16gb-pcie", "Tesla V100-PCIE-16GB", 16384, 15.77, (7, 0)),
         _gpu("t4", "Tesla T4", 15360, 14.5, (7, 5)),
     )
 }

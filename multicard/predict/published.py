@@ -30,6 +30,34 @@ PAPERS_ERROR = 0.05  # one setting is in two of their tables: its times differ b
 PRINTED_ERROR = 0.01  # of a throughput, from run to run
 COUNTS = (1, 2, 4, 8)
 IMAGES, TEST_IMAGES, EPOCHS = 60_000, 10_000, 20  # of a run of Tables 2 and 3
+# What the papers' runs had besides, as JSON: a cell with another value is not theirs
+PAPERS_JOB = {"nodes": "1", "oversubscribe": "false", "compile": "false"}
+PAPERS_VISION = PAPERS_JOB | {
+    "model.name": '"mobilenet_v2"',
+    "model.width": "1.0",
+    "model.pointwise": '"convolution"',
+    "dataset.name": '"mnist"',
+    "dataset.image_size": "500",
+    "dataset.augment": "false",
+    "loader.name": '"torch"',
+    "strategy.name": '"ddp_ds"',
+    "strategy.sync_batchnorm": "false",
+    "layout.name": '"nchw"',
+    "cudnn_benchmark": "false",
+    "batch_size": "32",
+}
+PAPERS_TUNING = PAPERS_JOB | {
+    "method.name": '"lora"',
+    "model.name": '"llama3_8b"',
+    "dataset.name": '"alpaca_cleaned"',
+    "precision.name": '"fp32"',
+    "gradient_accumulation_steps": "1",
+    "activation_checkpointing": "false",
+    "packed": "false",
+    "max_seq_len": "null",
+    "optimizer_in_bwd": "false",
+    "batch_size": "2",
+}
 WITH_HBM = ("V100", "A100", "H100", "H200", "B200")
 WITHOUT_TF32 = ("V100", "RTX 8000", "RTX 2080")
 VENDOR = re.compile(r"(LambdaCloud|Lambda Cloud|DellTexas|Dell|SMC|1CC|RAIDZ1|Quadro|NVIDIA|Tesla|GeForce|—|\d+ ?x) *")
@@ -122,25 +150,21 @@ def paper_totals() -> tuple[PaperTotal, ...]:
 def papers() -> tuple[StepObservation, ...]:
     """Tables 2, 3 and 5 as steps. The totals of Tables 2 and 3 hold evaluation, which is not printed by itself: an
     evaluated image is taken to cost `EVALUATION` of a trained one, as `totals` takes it where no run tells."""
-    vision = {"model.name": "mobilenet_v2", "dataset.name": "mnist", "loader.name": "torch", "strategy.name": "ddp_ds"}
-    vision_sizes = {"batch_size": "32", "dataset.image_size": "500"}
-    tuning = {"method.name": "lora", "model.name": "llama3_8b", "dataset.name": "alpaca_cleaned"}
     seen: list[StepObservation] = []
     for total in paper_totals():
         pinned = total.series[1] if total.series[0] == "table3" else "false"
         precision = total.series[1] if total.series[0] == "table2" else "fp32"
         train, test = (math.ceil(count / 32 / total.gpus) for count in (IMAGES, TEST_IMAGES))
         step_s = total.total_s / EPOCHS / (train + EVALUATION.value * test)
-        more = vision_sizes | {"pin_memory": pinned, "gpus": str(total.gpus)}
-        seen.append(_paper_step(vision | {"precision.name": precision}, more, step_s))
+        own = {"precision.name": json.dumps(precision), "pin_memory": pinned, "gpus": str(total.gpus)}
+        seen.append(_paper_step(PAPERS_VISION | own, step_s))
     for row, cell in _paper_rows():
         if (row["experiment"], row["measure"]) == ("table5", "step_s"):
-            seen.append(_paper_step(tuning | {"precision.name": "fp32"}, cell | {"batch_size": "2"}, float(row["low"])))
+            seen.append(_paper_step(PAPERS_TUNING | cell, float(row["low"])))
     return tuple(seen)
 
 
-def _paper_step(names: Mapping[str, str], values: dict[str, str], step_s: float) -> StepObservation:
-    setting = {key: json.dumps(name) for key, name in names.items()} | values
+def _paper_step(setting: Mapping[str, str], step_s: float) -> StepObservation:
     return StepObservation(setting, step_s, PAPERS_ERROR, False, PAPERS_NODE, None, True)
 
 

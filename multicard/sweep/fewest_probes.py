@@ -1,40 +1,55 @@
 """The fewest probes that make the cells of a sweep predictable, and the commands that run them.
 
-The logarithm of a cell's step is taken as a sum: a term for each value of each swept key, and one that is proportional
-to the logarithm of a number of GPUs or nodes, which two counts tell. A cell is predictable where its terms follow from
-those of cells that are known. Such sets are the independent sets of a matroid, so that taking the cheapest cell that
-adds something, again and again, gives the fewest and the cheapest.
+Cells are taken from the fewest GPUs on; one that the known and the chosen ones do not make predictable is chosen too.
+In the end those go that later ones have made needless. What is predictable, `multicard.predict.time.estimate` says.
 """
 
 import math
 import shlex
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from multicard.predict.time.observations import WITHOUT_EFFECT
+from multicard.predict.time import estimate
+from multicard.predict.time.observations import WITHOUT_EFFECT, StepObservation
 
 COUNTED = ("gpus", "nodes")
 SAME_STEP = WITHOUT_EFFECT | {"name", "repeat", "repetition", "rerun"}
-TOLERANCE = 1e-9
 
+Setting = Mapping[str, str]  # "group.key" to JSON text
 Values = Mapping[str, str]  # of the swept keys, as a command has them
 
 
-def fewest(swept: Sequence[Values], known: Sequence[bool], wanted: Sequence[bool]) -> list[int]:
-    """Which cells to probe, by their place in `swept`, those of the fewest GPUs first.
+def fewest(
+    settings: Sequence[Setting], machines: Sequence[str], known: Sequence[bool], wanted: Sequence[bool]
+) -> list[int]:
+    """Which cells to probe, by their place in `settings`, those of the fewest GPUs first.
 
     Args:
+        machines: of each cell, as records have it.
         known: whether the step of each cell is known.
         wanted: whether it is to be; it can be probed too.
     """
-    design = _design(swept)
-    basis: list[np.ndarray] = []
-    for row, is_known in zip(design, known, strict=True):
-        if is_known:
-            _extend(basis, row)
-    cheapest = sorted((place for place, asked in enumerate(wanted) if asked), key=lambda place: _ranks(swept[place]))
-    return [place for place in cheapest if _extend(basis, design[place])]
+    seen = [
+        StepObservation(setting, 1.0, 0.0, False, machine, None)
+        for setting, machine in zip(settings, machines, strict=True)
+    ]
+    before = [each for each, is_known in zip(seen, known, strict=True) if is_known]
+    asked = sorted(
+        (place for place, is_asked in enumerate(wanted) if is_asked), key=lambda place: _ranks(settings[place])
+    )
+
+    def is_predictable(place: int, chosen: Sequence[int]) -> bool:
+        of = [*before, *(seen[other] for other in chosen)]
+        return estimate.step(settings[place], machines[place], None, of) is not None
+
+    chosen: list[int] = []
+    for place in asked:
+        if not is_predictable(place, chosen):
+            chosen.append(place)
+    for place in chosen[::-1]:
+        others = [other for other in chosen if other != place]
+        if all(is_predictable(each, others) for each in asked):
+            chosen = others
+    return chosen
 
 
 def commands(swept: Sequence[Values], chosen: Sequence[int], words: Sequence[str]) -> list[str]:
@@ -67,30 +82,5 @@ def _pair(blocks: Sequence[Mapping[str, tuple[str, ...]]]) -> tuple[int, int, st
     return None
 
 
-def _ranks(values: Values) -> float:
-    return math.prod(float(values.get(key, 1)) for key in COUNTED)
-
-
-def _design(swept: Sequence[Values]) -> np.ndarray:
-    """The terms of each cell's step, (cells, terms)."""
-    columns = [np.ones(len(swept))]
-    for key in dict.fromkeys(key for values in swept for key in values if key not in SAME_STEP):
-        values = [each.get(key, "") for each in swept]
-        if key in COUNTED:
-            columns.append(np.log([float(value or 1) for value in values]))
-        else:
-            columns += [np.array([value == other for value in values], float) for other in sorted({*values})[1:]]
-    return np.stack(columns, axis=1)
-
-
-def _extend(basis: list[np.ndarray], row: np.ndarray) -> bool:
-    """Add what of `row` is at a right angle to the basis. Returns whether something is."""
-    rest = row / np.linalg.norm(row)
-    for _ in range(2):  # once more for what rounding has left
-        for direction in basis:
-            rest = rest - (rest @ direction) * direction
-    length = float(np.linalg.norm(rest))
-    if length < TOLERANCE:
-        return False
-    basis.append(rest / length)
-    return True
+def _ranks(setting: Setting) -> float:
+    return math.prod(float(setting.get(key, 1)) for key in COUNTED)

@@ -126,7 +126,8 @@ def _probes(members: Sequence[Predicted], experiment: str) -> list[str]:
         not is_known and each.cell.result is None and each.prediction.fits != "no"
         for each, is_known in zip(members, known, strict=True)
     ]
-    chosen = fewest_probes.fewest(swept, known, wanted)
+    settings = [history.setting(plain(_config(each.cell))) for each in members]
+    chosen = fewest_probes.fewest(settings, [str(each.target.hardware) for each in members], known, wanted)
     if not chosen:
         return []
     where = " on such a node" if is_elsewhere(members[0].cell.cfg) else ""

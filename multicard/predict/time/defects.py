@@ -86,6 +86,8 @@ def _gap(rows: Sequence[Series]) -> str | None:
         for gpus, seconds in row.sample_s.items():
             if 1 in row.rates:
                 models[row.model, gpus].append(seconds / row.sample_s[1])
+    if not models:
+        return None
     widest = max(models, key=lambda key: max(models[key]) / min(models[key]))
     gap = max(models[widest]) / min(models[widest])
     return f"erratic: nodes with {widest[0]} differ by {gap:.2f} times on {widest[1]}" if gap > APART else None

@@ -63,12 +63,12 @@ def step(
     if same:
         return _same(min(same, key=lambda cell: (cell.published, cell.variance)))
     count = int(wanted.get(GPUS, "1"))
-    all_cells += grown(all_cells, count, growth)
+    all_cells += grown(all_cells, count, growth, on_gpu)
     pairs, near = Pairs(all_cells, wanted), _nearest(all_cells, wanted)
     ways = [way for cell in near if (way := _walked(cell, wanted, pairs, on_gpu)) is not None]
     if not ways:
         return None
-    best = min(ways, key=lambda way: (way.published, way.variance))
+    best = min(ways, key=lambda way: (way.published, sum(way.sides)))
     return _estimate(best, PUBLISHED if best.published else SCALED)
 
 
@@ -107,5 +107,5 @@ def _walked(cell: Known, wanted: Mapping[str, str], pairs: Pairs, adds: bool) ->
 
 
 def _estimate(cell: Known, basis: str) -> Estimate:
-    value, half = math.exp(cell.log_s), NORMAL_90 * math.sqrt(cell.variance)
-    return Estimate(value, value * math.exp(-half), value * math.exp(half), basis, cell.runs, cell.about)
+    value, (below, above) = math.exp(cell.log_s), cell.sides
+    return Estimate(value, value * math.exp(-below), value * math.exp(above), basis, cell.runs, cell.about)

@@ -12,11 +12,12 @@ tables (`fit`), with an interval of 90 % by families of GPUs that were left out.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from multicard.measure.repeated_runs import PRIOR_SD
 from multicard.predict.time import conformal
 
 FAR = 8  # GPUs that the slope and the constant are of
@@ -25,18 +26,12 @@ THRESHOLDS, SLOPES = (0, 0.02, 0.05, 0.1, 0.15, 0.2), (0.25, 0.5, 0.75, 1, 1.25,
 CONSTANTS = (0, 0.005, 0.01, 0.015)
 NOISE, NOISE_SLOPE = 0.02, 0.2  # the spread of the logarithm of T(8) at d is taken as NOISE + NOISE_SLOPE |d|
 FIT_NOISE = 0.01  # in place of NOISE while fitting, so that the many with a small d count
-SHRINK = 8  # families with the same workload that weigh as much as "no effect of the workload"
 CONFIDENCE = 0.90
 
 
 def ring(gpus: int) -> float:
     """Bytes that a rank sends in a ring all-reduce, over the bytes that are reduced: 2 (n - 1) / n."""
     return 2 * (gpus - 1) / gpus
-
-
-def ring_s(reduced_bytes: float, gpus: int, bytes_per_s: float, latency_s: float = 0.0) -> float:
-    """Duration of a ring all-reduce: its bytes at the bandwidth of a link, and 2 (n - 1) latencies."""
-    return ring(gpus) * reduced_bytes / bytes_per_s + 2 * (gpus - 1) * latency_s
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,6 @@ class Growth:
     """The model's three figures, and its interval.
 
     low, high: quantiles of log(T(8) / predicted) over NOISE + NOISE_SLOPE |d|, of families that were left out.
-    workloads: what remains of log T(8) for workloads that were seen, drawn to 0.
     """
 
     threshold: float
@@ -62,14 +56,12 @@ class Growth:
     constant: float
     low: float = math.nan
     high: float = math.nan
-    workloads: Mapping[str, float] = field(default_factory=dict)
 
-    def log_ratio(self, growth_2: float, gpus: int, workload: str | None = None) -> float:
+    def log_ratio(self, growth_2: float, gpus: int) -> float:
         """log T(n) / T(1), of d = `growth_2`."""
         share = (ring(gpus) - 1) / (ring(FAR) - 1)
         more = self.slope * max(growth_2 - self.threshold, 0.0) + self.constant
-        remains = self.workloads.get(workload or "", 0.0)
-        return math.log1p(max(growth_2, FASTER_LIMIT) + share * more) + share * remains
+        return math.log1p(max(growth_2, FASTER_LIMIT) + share * more)
 
     def bounds(self, growth_2: float, gpus: int) -> tuple[float, float]:
         """The 90 % interval of log T(n) around `log_ratio`; it is 0 at 2 GPUs, where d is known."""
@@ -93,21 +85,7 @@ def fit(cases: Sequence[Case]) -> Growth:
     predicted = np.log1p(np.maximum(growth_2, FASTER_LIMIT) + gain * np.maximum(growth_2 - limit, 0.0) + base)
     log_likelihood = -(np.abs(predicted - target) * weights).sum(axis=1)
     likelihood = np.exp(log_likelihood - log_likelihood.max())
-    threshold, slope, constant = (likelihood @ points / likelihood.sum()).tolist()
-    mean = Growth(threshold, slope, constant)
-    return replace(mean, workloads=_remains(mean, cases))
-
-
-def _remains(growth: Growth, cases: Sequence[Case]) -> dict[str, float]:
-    """Of each workload the sum over families of their median residual, over families + SHRINK."""
-    residuals: dict[str, dict[str, list[float]]] = {}
-    for case in cases:
-        rest = math.log1p(case.growth_8) - growth.log_ratio(case.growth_2, FAR)
-        residuals.setdefault(case.workload, {}).setdefault(case.family, []).append(rest)
-    medians = {
-        workload: [float(np.median(values)) for values in families.values()] for workload, families in residuals.items()
-    }
-    return {workload: sum(values) / (len(values) + SHRINK) for workload, values in medians.items()}
+    return Growth(*(likelihood @ points / likelihood.sum()).tolist())
 
 
 def calibrated(cases: Sequence[Case]) -> Growth:
@@ -124,15 +102,8 @@ def calibrated(cases: Sequence[Case]) -> Growth:
 
 def score(growth: Growth, case: Case) -> float:
     """log T(8) over the predicted, in units of the scale that grows with d."""
-    error = math.log1p(case.growth_8) - growth.log_ratio(case.growth_2, FAR, case.workload)
+    error = math.log1p(case.growth_8) - growth.log_ratio(case.growth_2, FAR)
     return error / (NOISE + NOISE_SLOPE * abs(case.growth_2))
-
-
-def left_out(cases: Sequence[Case]) -> Iterable[tuple[Case, Growth]]:
-    """Each case with the model that all other families give."""
-    for family in sorted({case.family for case in cases}):
-        model = calibrated([case for case in cases if case.family != family])
-        yield from ((case, model) for case in cases if case.family == family)
 
 
 def whole_run(times: Mapping[int, float], gpus: int) -> tuple[float, float]:
@@ -142,16 +113,14 @@ def whole_run(times: Mapping[int, float], gpus: int) -> tuple[float, float]:
     T(n) = T(1) (s + (1 - s) / n), and a cost that comes with each doubling, T(n) = T(1) (T(2) / T(1))^log2(n).
 
     Returns:
-        The time, and the standard deviation of its logarithm: the two readings apart, and `RUN_SD` of each run.
+        The time, and the standard deviation of its logarithm: the two readings apart, and `PRIOR_SD` of each run.
     """
     ratio = times[2] / times[1]
     serial = 2 * ratio - 1
     amdahl, doubling = math.log(serial + (1 - serial) / gpus), math.log2(gpus) * math.log(ratio)
-    runs = RUN_SD * math.hypot(math.log2(gpus) - 1, math.log2(gpus), 1.0)
+    runs = PRIOR_SD * math.hypot(math.log2(gpus) - 1, math.log2(gpus), 1.0)
     return times[1] * math.exp((amdahl + doubling) / 2), math.hypot((amdahl - doubling) / 2, runs)
 
 
-RUN_SD = 0.02  # of the logarithm of a run's time, as `multicard.measure.repeated_runs.PRIOR_SD`
-
 # As `calibrated` gives it for the rows of `multicard/predict/published.csv` without defects (a test compares)
-PUBLISHED = Growth(threshold=0.137, slope=0.895, constant=0.009, low=-2.353, high=4.329)
+PUBLISHED = Growth(threshold=0.137, slope=0.895, constant=0.009, low=-1.674, high=4.700)
