@@ -290,7 +290,7 @@ def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp
     code, printed = called(*words, f"hydra.sweep.dir={tmp_path / 's'}")
     assert code == 1 and "[5/12] and 3 more refused: batch_size=0: must be 1 or more" in printed
     lines = [line.rstrip() for line in printed.splitlines()]
-    assert lines[0].startswith("predict=true: nothing is started. Predicted for NVIDIA H100 NVL of 99.9 GB, with 90% ")
+    assert lines[0].startswith("predict=true: nothing is started. Predicted for NVIDIA H100 of 99.9 GB, with 90% ")
     table = [line.split() for line in lines if line.startswith(("fp32 ", "precision "))]
     assert table[0] == ["precision", "gpus", "batch_size", "runs", "fits", "peak", "memory", "basis"]
     assert table[1] == ["fp32", "1", "16", "2", "yes", "32", "GB", "±10%", "unknown"]

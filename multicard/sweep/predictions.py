@@ -37,7 +37,7 @@ def of(cells: Sequence[Cell], targets: Sequence[Target]) -> list[Predicted]:
 
 
 def in_words(where: Target) -> str:
-    """What is predicted for: "NVIDIA H100 NVL of 99.9 GB"."""
+    """What is predicted for: "NVIDIA H100 of 99.9 GB"."""
     if where.device_type == "cpu":
         return f"CPU ranks on {where.hardware or 'this machine'}"
     gpu = where.gpu or "a GPU"
