@@ -327,9 +327,9 @@ def test_a_single_run_is_predicted(node: Node, called: Called, tmp_path: Path):
 
 
 def test_a_gpu_that_is_not_known_is_refused_with_the_names(called: Called, tmp_path: Path):
-    for words in (["-m", "gpus=1,2"], ["gpus=2"]):
+    for words in (["-m", "gpus=1,2", "predict=true"], ["gpus=2", "predict=true"], ["-m", "gpus=1,2"]):
         more = [f"hydra.{mode}.dir={tmp_path / 's'}" for mode in ("run", "sweep")]
-        code, printed = called(*words, *more, "predict=true", "predict.gpu=nonsense")
+        code, printed = called(*words, *more, "predict.gpu=nonsense")
         assert code == 1 and printed.startswith("refused: predict.gpu=nonsense: no such GPU; choose one of b200, ")
         assert printed.count("\n") == 1 and not list(tmp_path.iterdir())
     for key, words in (("device", ["device=cpu"]), ("scale", ["scale=smoke"])):

@@ -10,7 +10,7 @@ from multicard.config.repetition import AUTO, LEAST_AUTO
 from multicard.controller.session import SESSION, say
 from multicard.machine import devices
 from multicard.measure.timing import clock_s
-from multicard.predict import before_run
+from multicard.predict import before_run, gpus
 from multicard.records.text_table import in_bytes
 from multicard.sweep.plan import NAMED_CELLS, Cell
 
@@ -38,6 +38,8 @@ def passing(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
     Raises:
         ValueError: predict.gpu names no GPU that is known, or SLURM does not answer.
     """
+    for name in {cell.cfg.predict.gpu for cell in left} - {None}:
+        gpus.named(name)  # a wrong name is not ignored where nothing asks for the GPU
     asked = [cell for cell in left if _is_asked(cell) and (not on_slurm or is_elsewhere(cell.cfg))]
     if not asked or not (on_slurm or devices.visible_gpus()):
         return left
