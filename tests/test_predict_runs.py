@@ -212,6 +212,12 @@ def test_another_commit_widens_and_another_machine_says_nothing():
     assert (nothing.basis, nothing.about) == ("unknown", "no run like it on AMD EPYC")
 
 
+def test_a_total_is_of_all_epochs_and_says_so_where_the_run_may_stop():
+    record = vision()
+    stopping = config(record | {"config": record["config"] | {"target_accuracy": 0.9, "stop_at_target": True}})
+    assert "all epochs, and the run stops at its target" in predicted(stopping, past(record)).about
+
+
 def test_a_gpu_that_others_measured_has_a_published_basis():
     wanted = typed("dataset=mnist", "dataset.image_size=500", "gpus=1", "precision=fp32", "predict.gpu=h100-94gb")
     wanted.batch_size, wanted.pin_memory = 32, False

@@ -149,6 +149,8 @@ class Predictor:
         if length is None:
             prediction.about += "; the size of its data is not known, so no total"
             return prediction
+        if getattr(config, "stop_at_target", False):
+            prediction.about += "; the total is of all epochs, and the run stops at its target"
         prediction.calibration = self._calibration(kind, prediction.basis)
         total_s = totals.total_s(config, step_s, length, alike, probed)
         prediction.total_s = totals.widened(total_s, prediction.calibration)
