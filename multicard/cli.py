@@ -27,7 +27,7 @@ def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> 
     words = sys.argv[1:] = command_line.switched(sys.argv[1:])
     interruption.answer(_keyboard_interrupt)
     try:
-        overrides = command_line.overrides(words)
+        overrides = session.SESSION.overrides = command_line.overrides(words)
         command_line.check(overrides, workload)
         if {"-h", "--help"} & {*words}:
             print(command_help.text(workload, usage or "", command_line.first_values(overrides)))

@@ -274,6 +274,15 @@ def test_the_gpus_of_this_machine_are_the_target(monkeypatch: pytest.MonkeyPatch
     assert run.target(typed("device=cpu")).device_type == "cpu"
 
 
+def test_the_machine_is_asked_once_for_all_cells(monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+    monkeypatch.setattr(environment, "gpus", lambda: asked.append(1) or [{"name": "H200", "memory_bytes": 10**11}])
+    cells = [typed("gpus=1"), typed("gpus=2"), typed("device=cpu"), typed("predict.gpu=a10")]
+    assert [each.device_type for each in run.targets(cells)] == ["cuda", "cuda", "cpu", "cuda"]
+    assert [each.gpu for each in run.targets(cells, here=True)] == ["H200", "H200", None, "H200"]
+    assert len(asked) == 2 and run.targets(cells[2:3])[0].device_type == "cpu" and len(asked) == 2
+
+
 # ---- memory
 
 

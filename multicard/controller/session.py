@@ -1,12 +1,16 @@
 """The records of this command, and its table at the end."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multicard.controller.workload import Workload
 from multicard.records import probe_table, run_folder, table
 from multicard.records.probes import is_probe
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 
 @dataclass
@@ -14,6 +18,7 @@ class Session:
     """The state of this command. A launcher sets `label` ("[2/6] ") before each cell."""
 
     workload: Workload | None = None
+    overrides: "Sequence[Override]" = ()  # the keys that the command sets
     records: list[dict[str, Any]] = field(default_factory=list)
     label: str = ""
     begun: bool = False  # the start-up of the first run alone counts from the command

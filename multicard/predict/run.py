@@ -2,9 +2,10 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from json import dumps
+from typing import Any
 
 from multicard.config.base import RunConfig, plain
 from multicard.config.job import Device, count, resources
@@ -42,8 +43,24 @@ class Target:
     gpus: int | None = None
 
 
-def target(config: RunConfig) -> Target:
+def targets(configs: Sequence[RunConfig], here: bool = False) -> list[Target]:
+    """What each configuration is predicted for; the machine's GPUs are asked once.
+
+    Args:
+        here: this machine, whatever `predict.gpu` and `predict.memory` say.
+
+    Raises:
+        ValueError: `predict.gpu` is no name of the table; the message lists them.
+    """
+    found = environment.gpus() if any(config.device is not Device.cpu for config in configs) else []
+    return [this_machine(config, None, found) if here else target(config, found) for config in configs]
+
+
+def target(config: RunConfig, found: Sequence[Mapping[str, Any]] | None = None) -> Target:
     """What a configuration is predicted for: this machine, or the GPU of `predict.gpu` and `predict.memory`.
+
+    Args:
+        found: this machine's GPUs (`environment.gpus`); asked for where they are not given.
 
     Raises:
         ValueError: `predict.gpu` is no name of the table; the message lists them.
@@ -53,16 +70,20 @@ def target(config: RunConfig) -> Target:
     if asked.gpu is not None:
         gpu = gpus.named(asked.gpu)
         return Target(gpu.name, None, "cuda", gpu.products[0], memory or gpu.memory_bytes)
-    return this_machine(config, memory)
+    return this_machine(config, memory, found)
 
 
-def this_machine(config: RunConfig, memory: int | None = None) -> Target:
+def this_machine(
+    config: RunConfig, memory: int | None = None, found: Sequence[Mapping[str, Any]] | None = None
+) -> Target:
     """The target of a run here.
 
     Args:
-        memory: of each of its GPUs instead of what they have.
+        memory: of each of its GPUs instead of what they have. found: as in `target`.
     """
-    found = environment.gpus() if config.device is not Device.cpu else []
+    if config.device is Device.cpu:
+        found = []
+    found = environment.gpus() if found is None else found
     names = sorted({str(gpu["name"]) for gpu in found if gpu.get("name")})
     sizes = [gpus.usable_bytes(gpu["name"], gpu["memory_bytes"]) for gpu in found if gpu.get("memory_bytes")]
     if names:

@@ -65,8 +65,7 @@ def _predicted(asked: list[Cell], on_slurm: bool) -> "list[Predicted]":
 
         queued = slurm_submit.queued_jobs(asked)
         asked = [cell for cell in asked if cell.number not in queued]
-    where = run.target if on_slurm else run.this_machine
-    targets = [where(cell.config) for cell in asked if cell.config is not None]
+    targets = run.targets([cell.config for cell in asked if cell.config is not None], here=not on_slurm)
     with before_run.no_reason_to_stop():
         return [each for each in predictions.of(asked, targets) if each.target.device_type == "cuda"]
     return []

@@ -7,16 +7,13 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from hydra._internal.utils import get_args_parser
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from multicard import workloads
 from multicard.config.base import RunConfig, Scale, plain
 from multicard.config.job import Device, count, resources
 from multicard.config.prediction import is_elsewhere
 from multicard.controller.session import SESSION, say
-from multicard.predict import history
-from multicard.predict.run import Target, target
+from multicard.predict import history, run
+from multicard.predict.run import Target
 from multicard.predict.time import observations
 from multicard.records import comparable, run_folder, table, text_table
 from multicard.sweep import dry_run, fewest_probes, prediction_table, predictions
@@ -46,7 +43,7 @@ def show(cells: Sequence[Cell], left: list[Cell], on_slurm: bool = False) -> Non
     """
     dry_run.check(left, on_slurm or any(is_elsewhere(cell.cfg) for cell in left))
     sound = [cell for cell in cells if not cell.problem]
-    targets = [target(_config(cell)) for cell in sound]
+    targets = run.targets([_config(cell) for cell in sound])
     if on_slurm:
         targets = [_on_slurm(_config(cell), here) for cell, here in zip(sound, targets, strict=True)]
         unnamed = [here for cell, here in zip(sound, targets, strict=True) if not is_elsewhere(cell.cfg)]
@@ -155,8 +152,7 @@ def _words(members: Sequence[Predicted], experiment: str) -> tuple[list[dict[str
     """The values of each cell that the rest of the command does not set, and that rest."""
     assert SESSION.workload is not None
     cell = members[0].cell
-    words = get_args_parser().parse_args(sys.argv[1:]).overrides
-    typed = {word.get_key_element(): word for word in OverridesParser.create().parse_overrides(words)}
+    typed = {word.get_key_element(): word for word in SESSION.overrides}
     sweeper = cell.composed.hydra.sweeper
     set_anyway = {**(sweeper.get("params") or {}), **(sweeper.smoke if cell.cfg.scale == Scale.smoke else {})}
     overrides = [

@@ -39,8 +39,8 @@ def measure(workload: Workload, cfg: DictConfig) -> None:
         outcome.release_finished(folder)
         SESSION.records.append(measured | {"folder": str(folder)})
     elif not cfg.dry_run:
-        how = {"keep_refused": not single, "predict": before_run.prediction}
-        SESSION.records.append(run.measure(workload, cfg, folder, **how))
+        record = run.measure(workload, cfg, folder, keep_refused=not single, predict=before_run.prediction)
+        SESSION.records.append(record)
     elif (message := problem(workload, cfg)) is not None:
         SESSION.records.append(outcome.refuse(outcome.begin(workload, cfg, folder), message, keep=False))
     else:
