@@ -36,6 +36,18 @@ def test_attempts_are_listed_with_what_each_trained(tmp_path: Path):
     assert attempts.requeues(tmp_path) == 1
 
 
+def test_what_an_attempt_saved_before_it_was_killed_without_a_word_is_its_own(tmp_path: Path):
+    attempts.begin(tmp_path, JOB)
+    save(tmp_path, 10)
+    attempts.begin(tmp_path, JOB)
+    attempts.end(tmp_path, None)
+    trained = [{"first_step": 0, "steps": 10, "trained_s": 1.0}, {"first_step": 10, "steps": 5, "trained_s": 0.5}]
+    killed, last = attempts.merge(tmp_path, trained)
+    assert (killed["end"], killed["first_step"], killed["steps"], killed["trained_s"]) == (None, 0, 10, 1.0)
+    assert (last["end"], last["first_step"], last["steps"], last["trained_s"]) == ("ok", 10, 5, 0.5)
+    assert attempts.parts(tmp_path) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 def test_the_parts_of_a_result_are_of_attempts_whose_work_is_in_it(tmp_path: Path):
     attempts.begin(tmp_path, JOB)
     save(tmp_path, 10)

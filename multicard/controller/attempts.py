@@ -33,6 +33,8 @@ def begin(
         prediction: of the record; that of the run's first attempt stays.
     """
     before = run_folder.read_segments(folder)
+    if before and before[-1]["end"] is None:  # its ranks may have saved a checkpoint before all were killed
+        before[-1]["saved_step"] = _saved_step(folder, before[-1])
     run_folder.remove_files(folder / "ranks", "e*_r*.json")  # how an earlier start's ranks ended
     attempt = {
         "started_at": timestamp(),
@@ -74,11 +76,16 @@ def end(folder: Path, failure: Failure | None, load: dict[str, Any] | None = Non
     attempts = run_folder.read_segments(folder)
     _require_any(attempts, folder)
     last = attempts[-1]
-    saved = checkpoint.latest(folder)
     last |= {"ended_at": timestamp(), "end": "ok" if failure is None else failure.kind}
     last |= {"failure": None if failure is None else asdict(failure), "load": load, "beside": beside}
-    last["saved_step"] = saved if saved != (last["first_step"] or None) else None
+    last["saved_step"] = _saved_step(folder, last)
     run_folder.write_segments(folder, attempts)
+
+
+def _saved_step(folder: Path, attempt: dict[str, Any]) -> int | None:
+    """The step of the newest checkpoint, unless the attempt itself resumed from it."""
+    saved = checkpoint.latest(folder)
+    return saved if saved != (attempt["first_step"] or None) else None
 
 
 def last(folder: Path) -> dict[str, Any]:
