@@ -24,8 +24,8 @@ workloads.register()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train_vision")
-def main(cfg: DictConfig) -> None:
-    task.measure(WORKLOAD, cfg)
+def main(cfg: DictConfig) -> float | None:
+    return task.measure(WORKLOAD, cfg)
 
 
 if __name__ == "__main__":

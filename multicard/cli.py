@@ -14,6 +14,7 @@ from multicard.config import callbacks
 from multicard.controller import session
 from multicard.controller.workload import Workload
 from multicard.ranks import interruption
+from multicard.sweep.objective import NoFigureError, NothingMeasuredError
 
 
 def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> int:
@@ -24,7 +25,7 @@ def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> 
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
     session.SESSION.workload = workload
-    words = sys.argv[1:] = command_line.switched(sys.argv[1:])
+    words = sys.argv[1:] = command_line.switched(sys.argv[1:], workload)
     interruption.answer(_keyboard_interrupt)
     try:
         overrides = session.SESSION.overrides = command_line.overrides(words)
@@ -43,8 +44,14 @@ def execute(main: Callable[[], None], workload: Workload, usage: str | None) -> 
         return _refuse(command_line.explain(chr(10).join(causes), workload))
     except (ValueError, callbacks.Refused) as error:  # about a command as a whole: nothing was started
         return _refuse(str(error))
+    except NoFigureError as error:
+        print(f"the sweeper ended at a cell without its figure: {error}", file=sys.stderr)
+        session.SESSION.abandoned = True
+    except NothingMeasuredError:
+        session.say("these are the first cells of a search, which chooses the next by what they measure")
     except KeyboardInterrupt as interrupted:
-        print(f"interrupted by {str(interrupted) or 'SIGINT'}", file=sys.stderr)
+        if not session.SESSION.abandoned:  # else it is said
+            print(f"interrupted by {str(interrupted) or 'SIGINT'}", file=sys.stderr)
         session.SESSION.abandoned = True
     finally:
         interruption.ignore_further()

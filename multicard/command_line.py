@@ -18,15 +18,26 @@ from multicard.config.prediction import SWITCHED
 from multicard.config.repetition import REPETITION
 from multicard.controller.workload import Workload
 
+RACE = ("race.figure", "race.confidence", "race.tolerance", "race.block")
 PREDICT = ("predict.enabled", "predict.gpu", "predict.memory")
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
+OF_SWEEPS = ("max_jobs", "objective", "gpus_auto")  # one value for all cells
+OTHERS = (*PREDICT, *OF_SWEEPS, *RACE)
+AUTO_GPUS = ("gpus=1", "gpus_auto=true")  # the first takes the place of an experiment's axis
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
 
 
-def switched(words: list[str]) -> list[str]:
-    """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like."""
-    switches = tuple(f"{name}=" for name in SWITCHED)
-    return [word.replace("=", ".enabled=", 1) if word.startswith(switches) else word for word in words]
+def switched(words: list[str], workload: Workload) -> list[str]:
+    """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like; with `gpus=auto` as AUTO_GPUS; and with
+    `+experiment=NAME`, as it is written where the defaults do not have the group, as `experiment=NAME`."""
+    keys = {name: f"{name}.enabled" for name in SWITCHED} | {"race": "race.figure"}
+    words = [part for word in words for part in (AUTO_GPUS if word == "gpus=auto" else (word,))]
+    parted = [word.partition("=") for word in words]
+    words = [f"{keys.get(name, name)}{sign}{value}" for name, sign, value in parted]
+    if not any(word.startswith("+") for word in words):
+        return words
+    added = tuple(f"+{group}=" for group in workloads.optional_groups(workload))
+    return [word.removeprefix("+") if word.startswith(added) else word for word in words]
 
 
 def overrides(words: list[str]) -> list[Override]:
@@ -76,7 +87,8 @@ def first_values(chosen: list[Override]) -> list[str]:
 def plans_all(chosen: list[Override]) -> bool:
     """Whether a command asks what all experiments would take, at their full scale."""
     values = {override.key_or_group: override.value() for override in chosen if not override.is_sweep_override()}
-    plans = values.get("dry_run") is True and values.get("predict.enabled") is not True
+    others = any(values.get(key) is True for key in ("predict.enabled", "gpus_auto"))
+    plans = values.get("dry_run") is True and not others
     return values.get("experiment") == workloads.ALL and plans and values.get("scale") != "smoke"
 
 
@@ -88,6 +100,8 @@ def check(chosen: list[Override], workload: Workload) -> None:
         ValueError: with the option and its alternatives.
     """
     known, groups = known_keys(workload), workloads.groups(workload)
+    sweepers = [str(override.value()) for override in chosen if override.key_or_group == "hydra/sweeper"]
+    searches = not {*sweepers[-1:]} <= {"cells", "basic"}  # Optuna's and Ax's take intervals
     for override in chosen:
         key, word = override.key_or_group, override.input_line
         if key.partition(".")[0] == "hydra" or key.startswith("hydra/"):
@@ -101,10 +115,23 @@ def check(chosen: list[Override], workload: Workload) -> None:
         value = str(word).partition("=")[2]
         require(key in known or underscored not in REPETITION, f"{word}: write {underscored}={value}")
         sweeps = override.is_sweep_override()
-        one_value = key in ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", *PREDICT)
+        one_value = key in (
+            "experiment",
+            "scale",
+            *REPETITION[:-1],
+            "probe.enabled",
+            "fit",
+            *PREDICT,
+            *OF_SWEEPS,
+            *RACE,
+        )
         require(not (sweeps and one_value), f"{word}: takes one value, not a sweep")
-        require(not sweeps or override.is_discrete_sweep(), f"{word}: name the values, as {key}=1,2,3")
+        discrete = not sweeps or override.is_discrete_sweep()
+        require(discrete or searches, f"{word}: name the values, as {key}=1,2,3")
+        if not discrete:
+            continue
         values: list[Any] = list(override.sweep_iterator()) if sweeps else [override.value()]
+        require(key != "gpus" or "auto" not in values, f"{word}: auto stands alone, as gpus=auto")
         if known.get(key) in SWITCHES:
             numbers = [value for value in values if type(value) is int and value not in TRUE_OR_FALSE]
             require(not numbers, f"{word}: must be true or false")

@@ -6,6 +6,7 @@ from pathlib import Path
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from multicard.config.experiment import HydraWithExperiment
 from multicard.controller.workload import Workload
 from multicard.llm import workload as llm
 from multicard.vision import workload as vision
@@ -18,6 +19,7 @@ ALL = "all"  # `experiment=all`: every experiment of an entry
 def register() -> None:
     """Put the schemas where the files under `conf/` look for them (`schema/...`)."""
     store = ConfigStore.instance()
+    store.store(group="hydra", name="config", node=HydraWithExperiment)
     for workload in WORKLOADS:
         store.store(group="schema", name=workload.name, node=workload.schema)
         for group, options in workload.options.items():
@@ -27,9 +29,19 @@ def register() -> None:
 
 def groups(workload: Workload) -> dict[str, list[str]]:
     """The options of each group that the entry accepts, in the order of its defaults list."""
+    return {group: options(workload, group) for group in _defaults(workload)}
+
+
+def optional_groups(workload: Workload) -> list[str]:
+    """The groups of which the entry has no option until one is chosen."""
+    return [group for group, option in _defaults(workload).items() if option is None]
+
+
+def _defaults(workload: Workload) -> dict[str, str | None]:
+    """The entry's option of each group."""
     defaults = OmegaConf.load(CONF / f"{workload.entry.removesuffix('.py')}.yaml").defaults
-    names = [str(group) for item in defaults if not isinstance(item, str) for group in item]
-    return {group: options(workload, group) for group in names if "/" not in group}
+    pairs = [pair for item in defaults if not isinstance(item, str) for pair in item.items()]
+    return {str(group): option for group, option in pairs if "/" not in str(group)}
 
 
 def options(workload: Workload, group: str) -> list[str]:

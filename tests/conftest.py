@@ -56,6 +56,7 @@ os.environ["MULTICARD_STRICT"] = "1"  # a record that does not match its schema 
 
 # Each worker of pytest-xdist keeps to a core of its own: threads that wait for one another across tests would spin
 _worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+os.environ["MULTICARD_LEASES"] = str(ROOT / ".pytest_cache" / f"leases{_worker}")  # no test waits for other commands
 if _worker:
     _cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {_cores[int(_worker) % len(_cores)]})

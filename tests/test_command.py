@@ -193,7 +193,7 @@ def test_answers_that_need_no_torch_do_not_wait_for_it(words: list[str], tmp_pat
                 "table2, table3",
                 "optimizer.betas=[0.9,0.999]",
             ),
-            ("schema", "method", "tokenizer", "template", "llama3", "optimizer.momentum", "peak_memory"),
+            ("schema", "method", "tokenizer", "template", "llama3", "optimizer.momentum"),
         ),
         (
             "tune_llm.py",

@@ -8,7 +8,7 @@ import pytest
 
 from multicard.config.placement import place
 from multicard.machine import devices, environment
-from multicard.sweep import local
+from multicard.sweep import shares
 from tests.conftest import typed
 from tests.nvml_stand_in import Gpu, Nvml, install
 
@@ -86,7 +86,7 @@ def test_cuda_shows_a_process_one_mig_instance(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(ValueError, match="gpus=2: 1 CUDA device"):
         place(typed("gpus=2"), len(devices.visible_gpus()))
-    assert local.machine().gpus == instances  # each cell of a packed sweep may have one
+    assert shares.machine().gpus == instances  # each cell of a packed sweep may have one
     assert devices.variables()["CUDA_VISIBLE_DEVICES"] == "MIG-1111"
 
 

@@ -99,7 +99,8 @@ def run(words: list[str], replaced: dict[str, str], folder: Path, called: Called
     small = [*(f"{key}={value}" for key, value in replaced.items()), f"hydra.run.dir={folder}"]
     small += [f"hydra.sweep.dir={folder}"]
     swept = [word for word in chosen if re.fullmatch(r"[\w.]+=\w+(,\w+)+", word)] * ("dry_run=true" not in words)
-    packed = "hydra/launcher=submitit_local" in words  # tests/test_pack.py runs one, in processes that import torch
+    # tests/test_pack.py and tests/test_race_live.py run one, in processes that import torch
+    packed = "hydra/launcher=submitit_local" in words or any(word.startswith("race=") for word in words)
     if len(swept) > 1 or packed:
         code, printed = called(*chosen, *small, "dry_run=true", entry=entry)
         assert code == 0 and "nothing is started" in printed, printed

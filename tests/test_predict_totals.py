@@ -13,7 +13,20 @@ from multicard.predict.memory.facts import ImageFacts
 from multicard.records.schema_parts import Interval
 from tests import records
 from tests.conftest import typed, typed_llm
-from tests.past_runs import EVALUATE_S, H200, REST_S, STEPS, WARMUP_S, config, missed, past, predicted, probe, vision
+from tests.past_runs import (
+    EVALUATE_S,
+    H200,
+    REST_S,
+    STEPS,
+    WARMUP_S,
+    config,
+    missed,
+    past,
+    predicted,
+    probe,
+    raced,
+    vision,
+)
 
 # ---- parts and their intervals
 
@@ -174,6 +187,15 @@ def test_the_total_from_a_probe_is_that_of_the_whole_run():
     assert prediction.total_s is not None
     assert prediction.total_s.value == pytest.approx(vision(epochs=3)["total_s"] - 3 * REST_S)  # which no probe tells
     assert prediction.total_s.low < vision(epochs=3)["total_s"] < prediction.total_s.high
+
+
+def test_of_a_race_predictions_take_the_step_alone():
+    wanted = config(vision(epochs=3))
+    alone = predicted(wanted, past(raced(epochs=3)))
+    assert alone.step_s is not None and alone.step_s.value == pytest.approx(0.1)
+    assert alone.total_s is None and "size of its data" in alone.about  # 16 test images are none
+    both = predicted(wanted, past(vision(epochs=3), raced(epochs=3)))
+    assert both.total_s is not None and both.total_s.value == pytest.approx(vision(epochs=3)["total_s"])
 
 
 def test_energy_is_the_power_of_gpus_alike_by_the_total():

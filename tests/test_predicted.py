@@ -185,6 +185,16 @@ def test_cells_that_will_not_fit_are_refused_before_the_first_starts(node: Node,
     assert code == 1 and "[3/3] refused: fit=refuse" in printed and not (tmp_path / "dry").exists()
 
 
+def test_a_race_leaves_out_what_will_not_fit(
+    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    raced: list[int] = []
+    monkeypatch.setattr("multicard.race.live.run", lambda cells, _: raced.extend(cell.cfg.batch_size for cell in cells))
+    code, printed = called(*swept(tmp_path), "race=images_per_s")
+    assert code == 0 and raced == [16, 32] and node.started == []
+    assert "[3/3] out: needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 94 GB; fit=off" in printed
+
+
 def test_nothing_is_predicted_where_nobody_asks_for_it(node: Node, called: Called, tmp_path: Path):
     for words in (["fit=off"], ["scale=smoke"], ["device=cpu"], ["hydra/launcher=submitit_slurm", "dry_run=true"]):
         called("-m", "batch_size=64", f"hydra.sweep.dir={tmp_path / 's'}", *words)

@@ -316,6 +316,8 @@ def test_the_training_is_all_that_any_rank_did_of_what_all_came_to_the_end_of():
     ]  # nothing twice
     for missing in (ranks([(2, 7)]), ranks([(2, 7)], []), [*ranks([(2, 7)]), {}], []):
         assert parts.training_spans(missing, 2, opened) == []
+    raced = [rank | {"probe": {"ended_by": "race"}} for rank in ranks([(2, 7)])]  # others trained in its pauses
+    assert parts.training_spans(raced, 1, opened) == []
     for earlier in ((3.0, 9.0), (0.0, 6.0)):  # a file of an earlier start
         assert parts.training_spans(ranks([(2, 7)]), 1, earlier) == []
 

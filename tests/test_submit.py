@@ -16,6 +16,7 @@ from multicard.records import run_folder
 from multicard.sweep import slurm_submit, slurm_wait
 from multicard.sweep.job import SlurmJob
 from multicard.sweep.plan import Cell
+from multicard.sweep.streak import SameFailureError, Streak
 from multicard.vision.workload import WORKLOAD
 from tests import records
 from tests.conftest import typed
@@ -224,10 +225,51 @@ def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
     monkeypatch.setattr(slurm_wait.SESSION, "workload", WORKLOAD)
     cells = [Cell(number, "", DictConfig({}), DictConfig({}), Path("x")) for number in range(2)]
     with pytest.raises(KeyboardInterrupt):
-        slurm_wait._watch(slurm_wait.Queue(cells, {0: "4_0", 1: "4_1"}), None)
+        slurm_wait._watch(slurm_wait.Queue(cells, {0: "4_0", 1: "4_1"}, Streak()), None)
     line = "SLURM holds job {0} (launch failed requeued held); to let it go on: scontrol release {0}"
     said = capsys.readouterr().err.splitlines()
     assert [line.format(job) for job in ("4_[1]", "4_[0]", "4_[0]")] == [each for each in said if "holds" in each]
+
+
+def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Two jobs run: one of them began as it was to be cancelled."""
+    states = {f"4_{number}": "RUNNING" if number < 4 else "PENDING" for number in range(7)}
+    cells = [Cell(number, "", DictConfig({}), DictConfig({}), tmp_path / str(number)) for number in range(7)]
+    cancelled: list[tuple[str, ...]] = []
+
+    def end(job: str) -> None:
+        del states[job]
+        cause = {"kind": "disk", "message": "hydra.run.dir: no space left; free some", "host": "n1"}
+        result = records.vision(job=job, status="failed", cause=cause)
+        run_folder.write_json(tmp_path / job.removeprefix("4_") / "result.json", result)
+
+    def ask(*words: str, **_: float) -> str:
+        cancelled.append(words)
+        states["4_4"] = "RUNNING"
+        for job in [job for job, name in states.items() if name == "PENDING"]:
+            del states[job]
+        return ""
+
+    ends = iter([[], ["4_0", "4_1", "4_2"], [], ["4_3"], ["4_4"]])  # before each look; the third follows scancel
+
+    def look(jobs: list[str]) -> dict[str, State]:
+        for job in next(ends):
+            end(job)
+        return {job: State(states[job]) for job in jobs if job in states}
+
+    monkeypatch.setattr(slurm, "ask", ask)
+    monkeypatch.setattr(slurm, "queued", look)
+    monkeypatch.setattr(slurm_wait, "pause", lambda _: None)
+    monkeypatch.setattr(slurm_wait, "SHORTEST_POLL_S", 0.0)
+    monkeypatch.setattr(slurm_wait.SESSION, "workload", WORKLOAD)
+    with pytest.raises(SameFailureError, match=r"3 cells in a row failed for one cause: hydra\.run\.dir: no space"):
+        slurm_wait.wait(cells, {number: f"4_{number}" for number in range(7)}, Streak())
+    assert cancelled == [("scancel", "--state=PENDING", "4_[4,5,6]")]
+    assert [cell.result is None for cell in cells] == [False] * 5 + [True] * 2
+    assert not (tmp_path / "5").exists()
+    assert "; cancelled: 2 jobs of 3 that had not begun\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ EFFICIENCY = "efficiency"  # the speed-up over one GPU / GPUs
 
 
 class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a table or figure is laid out: `hydra.sweeper.view` of an experiment's file.
+    """How a table or figure is laid out: `hydra.experiment.view` of an experiment's file.
 
     subject: the swept column that it is about; a panel has several values of it.
     x: the swept column along the horizontal axis; each combination of the others is a series.
@@ -163,16 +163,17 @@ def load(name: str) -> Experiment:
         raise ValueError(f"no experiment {name}; there are {', '.join(names())}")
     text = path.read_text()
     content = msgspec.yaml.decode(text)
-    sweeper = content["hydra"]["sweeper"]
-    if "view" not in sweeper:
-        raise ValueError(f"{path} has no hydra.sweeper.view, which says what its table shows")
+    own = content["hydra"].get("experiment", {})
+    if "view" not in own:
+        raise ValueError(f"{path} has no hydra.experiment.view, which says what its table shows")
     comments = [line[2:] for line in text.splitlines() if line.startswith("# ") and "@package" not in line]
     chosen = {key.removeprefix("override /"): option for entry in content["defaults"] for key, option in entry.items()}
-    params = {key: tuple(map(typed_value, str(values).split(","))) for key, values in sweeper["params"].items()}
+    axes = content["hydra"]["sweeper"]["params"]
+    params = {key: tuple(map(typed_value, str(values).split(","))) for key, values in axes.items()}
     swept = {key: values for key, values in params.items() if len(values) > 1}
-    kind = next(kind for kind, entry in ENTRIES.items() if entry == sweeper["entry"])
-    excluded = tuple(sweeper.get("exclude", ()))
-    view = msgspec.convert(sweeper["view"], View)
+    kind = next(kind for kind, entry in ENTRIES.items() if entry == own["entry"])
+    excluded = tuple(own.get("exclude", ()))
+    view = msgspec.convert(own["view"], View)
     fixed = flat({key: value for key, value in content.items() if key not in ("defaults", "hydra")})
     return Experiment(name, comments[0], kind, swept, chosen, view, excluded, fixed)
 

@@ -58,6 +58,7 @@ ABOUT = {
 }
 FOLDER, MARKED = "folder", "marks"
 ALL_THREADS = "all_threads"  # of all ranks
+OF_COMMANDS = (*PREDICTION, "objective")  # keys that say nothing of a run
 RESERVED = frozenset({FOLDER, MARKED, ALL_THREADS, *ABOUT, *FIGURES, *(mark.column for mark in MARKS)})
 
 
@@ -67,7 +68,7 @@ def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
     An axis goes before the configuration's key of the same name: it is what was in force (`device=auto` is `cpu`).
     """
     axes = {name: value for name, value in record.axes.items() if name not in RESERVED}
-    own = {key: value for key, value in record.config.items() if key not in PREDICTION}  # which say nothing of a run
+    own = {key: value for key, value in record.config.items() if key not in OF_COMMANDS}
     settings = {key: value for key, value in flat(own).items() if key not in RESERVED}
     config = {key: str(value) if isinstance(value, list) else value for key, value in settings.items()}
     about = {FOLDER: str(folder), **_values(record, ABOUT), "segments": len(record.segments)}

@@ -3,7 +3,7 @@ first runs. Repetitions are the outermost axes, so that all cells are measured o
 the machine drifts by meanwhile is in all of them. With `scale=smoke` it shrinks the axes of an experiment.
 `experiment=all` is one sweep of the cells of every experiment of the entry."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,9 @@ class CellSweeper(BasicSweeper):
         self,
         max_batch_size: int | None,
         params: Mapping[str, object] | None = None,
-        smoke: Mapping[str, object] | None = None,
-        exclude: Sequence[Mapping[str, object]] | None = None,
-        entry: str | None = None,  # read by `multicard.workloads`, before a sweep is composed
-        view: Mapping[str, object] | None = None,  # for the analysis
     ) -> None:
         super().__init__(max_batch_size)
-        self.axes, self.smoke, self.exclude = dict(params or {}), dict(smoke or {}), list(exclude or [])
+        self.axes = dict(params or {})
 
     def sweep(self, arguments: list[str]) -> Any:
         """Have the launcher measure all cells.
@@ -54,11 +50,12 @@ class CellSweeper(BasicSweeper):
         from multicard.sweep.axes import Axes
 
         assert self.config is not None and self.hydra_context is not None
-        sweeps = [(Axes(self.axes, self.smoke, self.exclude), arguments)]
+        own = self.config.hydra.experiment
+        sweeps = [(Axes(self.axes, own.smoke, own.exclude), arguments)]
         if self.config.hydra.runtime.choices.get("experiment") == workloads.ALL:
             assert SESSION.workload is not None
             sweeps = [
-                (Axes.of_experiment(name, self.smoke), workloads.with_experiment(arguments, name))
+                (Axes.of_experiment(name, own.smoke), workloads.with_experiment(arguments, name))
                 for name in workloads.experiments(SESSION.workload)
             ]
         shrunk, times = self.config.scale == "smoke", count(self.config.repeat)

@@ -17,6 +17,7 @@ from omegaconf import MISSING
 from multicard.config.job import ASKED, Device
 from multicard.config.keys import flat, key, require
 from multicard.config.prediction import PREDICTION, Fit, PredictConfig, ProbeConfig
+from multicard.config.race import RACE, RaceConfig
 from multicard.config.repetition import AUTO, REPETITION, RepeatedConfig
 
 
@@ -124,7 +125,7 @@ class TrackerConfig:
 
 
 # Keys that do not change what is measured, and so are no part of a cell's identity
-NOT_IDENTITY = ("name", "rerun", "stop_on_divergence", "tracker", *ASKED, *REPETITION, *PREDICTION)
+NOT_IDENTITY = ("name", "rerun", "stop_on_divergence", "objective", "tracker", *ASKED, *REPETITION, *PREDICTION, *RACE)
 # Keys that came later, by group ("" for none), with what earlier runs did: at that value a run keeps its identity
 LATER: dict[str, dict[str, Any]] = {
     "": {"custom_sharded_layers": []},
@@ -156,7 +157,11 @@ class RunConfig(RepeatedConfig):
     diagnose: bool = key(False, "say what bounds the run, from short runs beside it that each leave one cost out")
     predict: PredictConfig = key(PredictConfig, "what runs would take, without starting them")
     probe: ProbeConfig = key(ProbeConfig, "runs no longer than predictions need")
+    race: RaceConfig = key(RaceConfig, "sweeps: the best cell alone, for a part of what all take")
     fit: Fit = key(Fit.warn, "runs whose memory the GPU does not have, by prediction: warn, refuse them, or off")
+    objective: Optional[str] = key(
+        None, "the record's figure that a search goes by, as total_s or step_s.mean (hydra/sweeper=optuna and the like)"
+    )
     tracker: TrackerConfig = key(TrackerConfig, "mirror of the record in Weights & Biases")
 
     def __post_init__(self) -> None:
@@ -174,6 +179,12 @@ class RunConfig(RepeatedConfig):
         if self.probe.enabled:
             problem = "probe=true: measures a short run as it is"
             require(self.repeat != AUTO, f"{problem}, and says how sure it is; leave out repeat=auto")
+            require(self.profile.name is ProfileName.none, f"{problem}; leave out profile={self.profile.name.value}")
+            require(not self.diagnose, f"{problem}; leave out diagnose=true")
+        if self.race.figure is not None:
+            problem = f"race={self.race.figure}: measures cells by turns, and the best of them three times"
+            require(self.repeat == "1", f"{problem}; leave out repeat={self.repeat}")
+            require(self.nodes == 1, f"{problem}, on one machine; leave out nodes={self.nodes}")
             require(self.profile.name is ProfileName.none, f"{problem}; leave out profile={self.profile.name.value}")
             require(not self.diagnose, f"{problem}; leave out diagnose=true")
         check_name(self.name)

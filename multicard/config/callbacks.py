@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from multicard.config.base import check_name
+from multicard.config.experiment import moved
 
 _MADE: list[Path] = []  # by this command, the innermost first
 
@@ -28,6 +29,8 @@ class WritableFolder(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         _check_references(config)
+        if (problem := moved(config.hydra.sweeper)) is not None:
+            raise Refused(problem)
         folder = Path(config.hydra.sweep.dir)
         _make(folder, "hydra.sweep.dir", str(config.name))
         try:

@@ -25,14 +25,25 @@ class Numa(StrEnum):
 
 
 # Keys of `JobConfig` that do not change what is measured, and so are no part of a cell's identity
-ASKED = ("cpus_per_gpu", "memory_gb", "time_min", "max_requeues", "exclusive", "code", "dry_run")
+ASKED = (
+    "gpus_auto",
+    "cpus_per_gpu",
+    "memory_gb",
+    "time_min",
+    "max_requeues",
+    "exclusive",
+    "max_jobs",
+    "code",
+    "dry_run",
+)
 
 
 @dataclass
 class JobConfig:
     """Where a run runs, and what its job asks for. Only launchers other than the default read the keys of jobs."""
 
-    gpus: int = key(1, "CUDA devices, or CPU ranks, on each node")
+    gpus: int = key(1, "CUDA devices, or CPU ranks, on each node; auto chooses them for each cell by predicted times")
+    gpus_auto: bool = key(False, "what gpus=auto sets, until the number is chosen")
     nodes: int = key(1, "nodes; more than one needs hydra/launcher=submitit_slurm")
     device: Device = key(Device.auto, "auto, cuda or cpu; auto takes CUDA where there is a device")
     numa: Numa = key(Numa.node, "node binds each rank to the NUMA node of its GPU (needs numactl); none does not")
@@ -42,6 +53,9 @@ class JobConfig:
     max_requeues: int = key(3, "SLURM: how often a stopped job is put back into the queue")
     exclusive: Optional[bool] = key(
         None, "submitit launchers: true gives each run its machine or nodes alone; null is true here, false on SLURM"
+    )
+    max_jobs: Optional[int] = key(
+        None, "submitit_local: cells of the sweep at a time, at most; null is as many as fit the machine"
     )
     code: Code = key(
         Code.submitted, "submitit launchers: submitted refuses a job whose code has changed since; latest runs it"
@@ -53,6 +67,7 @@ class JobConfig:
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: must be 1 or more")
         memory = self.memory_gb
         require(memory is None or memory >= 1, f"memory_gb={memory}: must be 1 or more, or null for the site's default")
+        require(self.max_jobs is None or self.max_jobs >= 1, f"max_jobs={self.max_jobs}: must be 1 or more, or null")
         require(self.max_requeues >= 0, f"max_requeues={self.max_requeues}: must be 0 or more")
 
 

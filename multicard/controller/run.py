@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 
 from multicard.config.job import count
 from multicard.config.placement import CROWDED
+from multicard.config.race import pauses
 from multicard.controller import attempts, outcome
 from multicard.controller.outcome import Record
 from multicard.controller.peers import Peers
@@ -91,6 +92,8 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None:
             say(f"  {CROWDED}: {run.placement.processes} ranks on {count(cores, 'core')}")
         failure = _run_ranks(run, mirror, peers)
         load, beside = run.load.end(), run_folder.beside(run.folder, set(run.allocation.hosts), run.others)
+        if pauses(run.config):
+            load, beside = None, None  # what others of the race did while it paused
     peers.close()  # the other nodes need not wait for the record
     if attempts.last(run.folder)["end"] is None:
         attempts.end(run.folder, failure, load, beside)

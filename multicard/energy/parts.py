@@ -22,14 +22,15 @@ Samples = dict[tuple[int, int, str], dict[str, np.ndarray]]  # COLUMNS (n,) by s
 
 
 def training_spans(ranks: list[dict[str, Any]], expected: int, sampled: Span) -> list[Span]:
-    """Spans in which any of the ranks trained, on `clock_s`: what `total_s` covers. None unless all ranks say.
+    """Spans in which any of the ranks trained, on `clock_s`: what `total_s` covers. None unless all ranks say; nor of a
+    cell of a race, in whose pauses others train.
 
     Args:
         ranks: the files of all ranks on this machine's clock; `expected` of them.
         sampled: when the GPUs were sampled; files of an earlier start have other times.
     """
     spans: list[Span] = []
-    if len(ranks) < expected:
+    if len(ranks) < expected or any((rank.get("probe") or {}).get("ended_by") == "race" for rank in ranks):
         return spans
     for pieces in zip(*(rank.get("spans_s", ()) for rank in ranks), strict=False):  # those that all ranks ended
         start_s, end_s = min(piece[0] for piece in pieces), max(piece[1] for piece in pieces)

@@ -20,6 +20,7 @@ from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.profiling.training_window import TrainingWindow
 from multicard.ranks.meeting import as_on_rank_0
+from multicard.ranks.pausing import Pausing
 from multicard.ranks.probing import Probing
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
@@ -56,7 +57,8 @@ class Probe:
         own = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
         self.window = TrainingWindow(config.profile, rank, report.folder, own)
         self.board = Board(report.folder, rank.world_size)
-        self.probing: Probing | None = None
+        self.probing: Probing | Pausing | None = None
+        self.paused_s = 0.0  # so far, which no clock of the steps counts
         self.stopped = False
         self.pad_id = -1
         self.steps_per_epoch = 0
@@ -70,6 +72,7 @@ class Probe:
         self.received_s: list[float] = []
         self.counts: list[tuple[int, ...]] = []
         self.logged: list[dict[str, float]] = []
+        self.steps_in_epoch = 0
 
     def batches(self, loader: Any) -> Iterator[Batch]:
         """The loader's batches, timed and counted; pinned ones are copied to the device without waiting."""
@@ -80,25 +83,33 @@ class Probe:
         while True:
             if len(self.counts) % per_step == 0:
                 self.window.step()
-            self.requested_s.append(timing.clock_s())
+            self.requested_s.append(self._clock_s())
             if self.probing is not None and not self.counts:
                 self.probing.start_epoch()
             if self.counts and len(self.counts) % per_step == 0:
-                self.steps += 1
-                self.tokens += sum(counts[COUNTS.index("non_padding")] for counts in self.counts[-per_step:])
-                self._post()
-                if self.probing is not None:
-                    self.probing.step_ended(self.steps)
-                self.stopped = self.board.stops(self.steps)
+                self._step_ended()
                 if self.stopped:
                     return  # the recipe takes it for the end of the epoch
             batch = next(batches, None)
             if batch is None:
                 return
-            self.received_s.append(timing.clock_s())
+            self.received_s.append(self._clock_s())
             self.counts.append(count(batch, self.pad_id, self.rank.device.type, self.copies))
             self.window.count(self.counts[-1][COUNTS.index("h2d_bytes")])
             yield self.moved(batch)
+
+    def _step_ended(self) -> None:
+        self.steps += 1
+        self.steps_in_epoch += 1
+        per_step = self.config.gradient_accumulation_steps
+        self.tokens += sum(counts[COUNTS.index("non_padding")] for counts in self.counts[-per_step:])
+        self._post()
+        if self.probing is not None:
+            self.paused_s += self.probing.step_ended(self.steps)
+        self.stopped = self.board.stops(self.steps)
+
+    def _clock_s(self) -> float:
+        return timing.clock_s() - self.paused_s
 
     def _post(self) -> None:
         total, epoch = self.config.epochs * self.steps_per_epoch, len(self.report.content["epochs"])
@@ -145,7 +156,7 @@ class Probe:
         if self.substitute is not None:
             return
         self.window.pause()
-        ended_s = timing.clock_s()
+        ended_s = self._clock_s()
         self.report.counters.read()
         per_step = self.config.gradient_accumulation_steps
         limit = self.config.max_steps or self.steps_per_epoch
@@ -159,6 +170,8 @@ class Probe:
             **{name: counts[:, i] for i, name in enumerate(COUNTS)},
         }
         steps = len(counts)
+        if steps > self.steps_in_epoch:  # the recipe stopped without asking for another batch
+            self._step_ended()
         for key in ("loss", "lr", *REWARDS):  # NaN on other ranks, which log nothing
             logged = [figures.get(key, np.nan) for figures in self.logged[:steps]] or [np.nan] * steps
             columns[key.replace("/", "_")] = np.array(logged)

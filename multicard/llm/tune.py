@@ -6,6 +6,7 @@ import multicard.llm.before_torchtune  # noqa: F401  sets variables that the lib
 import logging
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from multicard.config.compilation import has_cuda_graphs
 from multicard.config.llm import LlmConfig
+from multicard.config.race import pauses
 from multicard.llm import after_tuning, compiling, precompile, recipes, torchtune_config
 from multicard.llm.collective_bytes import ReceivedBytes
 from multicard.llm.rank_report import TuningReport
 from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError
 from multicard.measure import compile_cache, memory
+from multicard.ranks.pausing import Pausing
 from multicard.ranks.probing import Probing
 from multicard.ranks.process import Rank
 from multicard.records import run_folder
@@ -68,8 +71,8 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         if rank.rank == 0:
             recipe._metric_logger.listener = probe.log
         probe.steps_per_epoch = recipe._steps_per_epoch
-        if config.probe.enabled:  # by the host's clock: recipes wait for the device in every step
-            probe.probing = Probing(config, rank, torch.device("cpu"), probe.board, probe.steps_per_epoch)
+        if config.probe.enabled:
+            probe.probing = probing(recipe, probe)
         report.built(recipes.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]})
         if precompile.compiles(probe):
             report.content |= precompile.compile_now(recipe, probe)
@@ -99,12 +102,24 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
 def train(recipe: Any, probe: Probe) -> bool:
     """Measure the tuning. Returns whether it came to its end, neither diverged nor ended as a probe."""
     probe.start()
+    if probe.probing is not None:
+        probe.paused_s += probe.probing.begin()
     with after_tuning.phases_from_start(recipe, probe):
         try:
             recipe.train()
         except (DivergenceError, ProbeEndedError):
             return False
     return True
+
+
+def probing(recipe: Any, probe: Probe) -> Probing | Pausing:
+    """What ends a probe, or pauses a cell of a race, which trains until the race has it stop."""
+    clock = torch.device("cpu")  # the host's: recipes wait for the device in every step
+    config, rank, steps = probe.config, probe.rank, probe.steps_per_epoch
+    if not pauses(config):
+        return Probing(config, rank, clock, probe.board, steps)
+    recipe.total_epochs = sys.maxsize
+    return Pausing(rank, clock, probe.board, probe.report.folder, steps, config.skip_steps)
 
 
 def run_configuration(cfg: dict[str, Any], cache: Path) -> DictConfig:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the controller times without importing torch
 
 PHASES = ("data", "h2d", "forward", "backward", "optimizer")
 DATA, H2D, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
+PAUSED = len(PHASES)  # of no step
 
 
 def clock_s() -> float:
@@ -46,6 +47,16 @@ def process_started_s() -> float:
 def timestamp() -> str:
     """The time of day in UTC, ISO 8601, for records; never for durations."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def age_s(status: os.stat_result) -> float:
+    """Seconds since a file was written to or touched, by the system's clock: right to a second or so."""
+    return time.time() - status.st_mtime
+
+
+def since_epoch_s() -> float:
+    """The time of day, for moments that a later command compares; never for durations within a process."""
+    return time.time()
 
 
 def synchronize(device: "torch.device") -> None:
@@ -153,11 +164,11 @@ class StepTimer:
         self._device, self._ranges, self._marks = device, ranges, Marks(device)
         self._phases: list[int] = []
         self._now = DATA
-        self._started_s = 0.0
+        self._started_s = self.paused_s = 0.0
 
     def start(self) -> None:
         """Begin an epoch, in DATA."""
-        self._phases = []
+        self._phases, self.paused_s = [], 0.0
         self._marks.clear()
         self._enter(DATA)
         self._started_s = clock_s()
@@ -165,6 +176,12 @@ class StepTimer:
     def begin(self, phase: int) -> None:
         self._phases.append(self._now)
         self._enter(phase)
+
+    def leave_out(self, paused_s: float) -> None:
+        """Count the time since the last call to no step: the run paused, for so many seconds of the host's clock."""
+        self._phases.append(PAUSED)
+        self.paused_s += paused_s
+        self._enter(self._now)
 
     def _enter(self, phase: int) -> None:
         self._now = phase
@@ -176,21 +193,21 @@ class StepTimer:
         """End the epoch.
 
         Returns:
-            Wall seconds since `start`, the device's work included, and seconds (steps, phases).
+            Wall seconds since `start`, the device's work included and pauses left out, and seconds (steps, phases).
         """
         if self._ranges is not None:
             self._ranges.close()
         synchronize(self._device)
-        wall_s = clock_s() - self._started_s
+        wall_s = clock_s() - self._started_s - self.paused_s
         return wall_s, phase_table(self._phases, self._marks.seconds())
 
 
 def phase_table(phases: Sequence[int], laps_s: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Sum laps (n,) by phase into seconds (steps, phases); a lap of OPTIMIZER ends its step."""
+    """Sum laps (n,) by phase, but PAUSED, into seconds (steps, phases); a lap of OPTIMIZER ends its step."""
     phase = np.asarray(phases, dtype=int)
     ends_step = phase == OPTIMIZER
     step = np.cumsum(ends_step) - ends_step  # steps that ended before this lap
     table = np.zeros((int(ends_step.sum()), len(PHASES)))
-    complete = step < len(table)  # laps after the end of the last step belong to none
-    np.add.at(table, (step[complete], phase[complete]), np.asarray(laps_s, dtype=float)[complete])
+    counted = (step < len(table)) & (phase < len(PHASES))  # laps after the end of the last step belong to none
+    np.add.at(table, (step[counted], phase[counted]), np.asarray(laps_s, dtype=float)[counted])
     return table

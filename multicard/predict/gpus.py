@@ -69,15 +69,15 @@ GPUS: dict[str, Gpu] = {
 }
 
 
-def named(text: str) -> Gpu:
-    """The GPU that `predict.gpu` names.
+def named(text: str, key: str = "predict.gpu") -> Gpu:
+    """The GPU that `key` names.
 
     Raises:
         ValueError: with the names there are.
     """
     gpu = GPUS.get(text.strip().lower())
     if gpu is None:
-        raise ValueError(f"predict.gpu={text}: no such GPU; choose one of {', '.join(GPUS)}")
+        raise ValueError(f"{key}={text}: no such GPU; choose one of {', '.join(GPUS)}")
     return gpu
 
 

@@ -68,6 +68,12 @@ class PastRun:
         return self.record.probe is not None
 
     @property
+    def is_raced(self) -> bool:
+        """Whether it is a cell of a race, of which the steps alone are as of any run: it evaluates a batch at most,
+        loads ahead while it pauses, and starts beside others."""
+        return self.record.probe is not None and self.record.probe.ended_by == "race"
+
+    @property
     def ranks(self) -> int:
         return _count(self.record.axes.get("gpus")) * _count(self.record.axes.get("nodes"))
 

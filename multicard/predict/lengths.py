@@ -107,7 +107,7 @@ def _images(config: VisionConfig, runs: Sequence[PastRun], part: str) -> int | N
 def _images_of(run: PastRun, part: str) -> int | None:
     epochs = run.record.epochs if isinstance(run.record, VisionRecord) else []
     if part == "test":
-        return next((epoch.test_samples for epoch in epochs if epoch.test_samples), None)
+        return next((epoch.test_samples for epoch in epochs if epoch.test_samples and not run.is_raced), None)
     return next((epoch.samples for epoch in epochs if epoch.samples and not run.is_probe), None)
 
 

@@ -109,13 +109,17 @@ class Predictor:
         self._factors: dict[tuple[str, str], float] = {}  # of intervals, by workload and basis
         self._known_sizes: dict[str, Facts | str] = {}
 
-    def predict_all(self, configs: Sequence[RunConfig], memory: bool = True) -> list[Prediction]:
+    def predict_all(
+        self, configs: Sequence[RunConfig], memory: bool = True, reads_data: bool | None = None
+    ) -> list[Prediction]:
         """What each run will take.
 
         Args:
             memory: False: of memory only what was computed before, so that no process is started.
+            reads_data: whether the sizes of data are read that no run has told; None: as `memory`.
         """
-        predictions = [self._times(config, self._sizes if memory else None) for config in configs]
+        reads = memory if reads_data is None else reads_data
+        predictions = [self._times(config, self._sizes if reads else None) for config in configs]
         target = self.target
         if memory or target.device_type == "cuda":
             machine = Machine(target.device_type, target.gpu or "", target.memory_bytes)
@@ -173,9 +177,10 @@ class Predictor:
         if getattr(config, "stop_at_target", False):
             prediction.about += "; the total is of all epochs, and the run stops at its target"
         prediction.calibration = self._calibration(kind, prediction.basis)
-        total_s = totals.total_s(config, step_s, length, alike, probed)
+        whole = Alike(own, [run for run in here if not run.is_raced])
+        total_s = totals.total_s(config, step_s, length, whole, probed)
         prediction.total_s = totals.widened(total_s, prediction.calibration)
-        prediction.energy_joules = totals.energy_joules(prediction.total_s, config, alike)
+        prediction.energy_joules = totals.energy_joules(prediction.total_s, config, whole)
         return prediction
 
     def _calibration(self, kind: str, basis: str) -> float:

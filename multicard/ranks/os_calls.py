@@ -24,7 +24,7 @@ def follow(controller: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, SHARED_SIGNALS)
     Thread(target=_obey, args=(controller,), daemon=True).start()
-    Thread(target=_die_with, args=(controller,), daemon=True).start()
+    die_with(controller)
 
 
 def _obey(controller: int) -> None:
@@ -36,23 +36,29 @@ def _obey(controller: int) -> None:
             signal.raise_signal(signal.SIGTERM)
 
 
-def _die_with(controller: int) -> None:
-    """Kill this process when the controller is gone: its parent, the fork server, lives as long as its ranks do."""
+def die_with(process: int) -> None:
+    """Have this process be killed when another, that is not its parent, is gone."""
+    Thread(target=_die_with, args=(process,), daemon=True).start()
+
+
+def _die_with(process: int) -> None:
+    """Wait for the other process. The parent of a rank, the fork server, lives as long as its ranks do."""
     with suppress(ProcessLookupError):  # gone already
-        select.select([os.pidfd_open(controller)], [], [])
+        select.select([os.pidfd_open(process)], [], [])
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_with_parent(parent: int | None = None) -> None:
+def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
     """Have the kernel kill this process when its parent ends, however that happens.
 
     Args:
         parent: its process id, where it may have ended already: then this process ends at once.
+        number: of the signal. It also reaches the program that this process becomes (exec).
     """
     pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(number))
     if parent is not None and os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 def redirect(log: Path) -> None:

@@ -41,22 +41,30 @@ class Probing:
         self._ends = StepEnds(device, LEAD)
         self._passed = LEAD if device.type == "cuda" and rank.world_size > 1 else 0  # by other ranks, ahead of rank 0
 
+    def begin(self) -> float:
+        """All is set up, and the training is about to start. Returns 0.0, the seconds that it paused."""
+        return 0.0
+
     def start_epoch(self) -> None:
         """Training on an epoch starts."""
         self._ends.start()
         if self._rule is not None:
             self._rule.start_epoch()
 
-    def step_ended(self, steps: int) -> None:
-        """The host has ended the run's step `steps`, counted from 1."""
+    def step_ended(self, steps: int) -> float:
+        """The host has ended the run's step `steps`, counted from 1. Returns 0.0, the seconds that it paused."""
         self._ends.add()
         self._take()
-        if self._rule is None or self.board.stop_at:
-            return
+        if self._rule is not None and not self.board.stop_at:
+            self._judge(self._rule, steps)
+        return 0.0
+
+    def _judge(self, rule: StopRule, steps: int) -> None:
+        """Ask for a stop where the mean step is known by now."""
         ahead = self._passed + 1
         if self.nodes > 1:
-            ahead += math.ceil(HEARD_AFTER_S["several"] / self._rule.fastest_s)
-        reason = self._rule.reason(ahead + self._ends.pending)
+            ahead += math.ceil(HEARD_AFTER_S["several"] / rule.fastest_s)
+        reason = rule.reason(ahead + self._ends.pending)
         if reason is not None:
             self.ended_by = reason
             self.board.ask_stop(steps + ahead)

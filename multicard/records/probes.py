@@ -29,8 +29,10 @@ def ended(ranks: list[dict[str, Any]], table: Any) -> dict[str, Any] | None:
         return None
     epoch, rank, step, step_s = (table[name].to_numpy() for name in COLUMNS)
     seconds = formulas.step_times_s(epoch, rank, step, step_s)
-    later = seconds[np.arange(len(seconds)) % (int(step.max()) + 1) > 0]  # without the first of each epoch
-    return ranks[0]["probe"] | asdict(series.mean_step(later if len(later) else seconds))
+    counts = np.arange(len(seconds)) % (int(step.max()) + 1) > 0  # without the first of each epoch
+    end = dict(ranks[0]["probe"])
+    counts[end.pop("left_out", [])] = False  # of a race: what followed its pauses
+    return end | asdict(series.mean_step(seconds[counts] if counts.any() else seconds))
 
 
 def sentence(record: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
-"""Progress of the ranks for the controller, and the step after which it asks them to stop, in a mapped file.
+"""Progress of the ranks for the controller, and the steps after which it has them stop, or pause in a race, in a mapped
+file.
 
-Neither side waits for the other: a rank posts six doubles after every step (about a microsecond) and reads the one
-that the controller writes.
+Neither side waits for the other while steps are trained: a rank posts six doubles after every step (about a
+microsecond) and reads those that the controller writes.
 """
 
 import mmap
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-_HEADER = struct.Struct("d")  # the step to stop after; 0: none
+_HEADER = struct.Struct("2d")  # the step to stop after, 0: none; and the step to pause after, in a race
+_PAUSE_AT = struct.Struct("d").size  # where the latter lies
 _SLOT = struct.Struct("6d")
 FILE = ".progress"
 HEARD_AFTER_S = {"one node": 0.5, "several": 2.0}  # within which every rank reads the step to stop after
@@ -59,7 +61,17 @@ class Board:
 
     def ask_stop(self, step: int) -> None:
         """Ask the ranks of this node to stop after the run's step `step`, counted from 1."""
-        _HEADER.pack_into(self._map, 0, step)
+        struct.pack_into("d", self._map, 0, step)
+
+    def run_to(self, step: int) -> None:
+        """Have the ranks of a race train to the run's step `step`, counted from 1, and pause after it. Until the first
+        call they wait before their first step."""
+        struct.pack_into("d", self._map, _PAUSE_AT, step)
+
+    @property
+    def pause_at(self) -> int:
+        """The step after which the ranks of a race pause."""
+        return int(struct.unpack_from("d", self._map, _PAUSE_AT)[0])
 
     @property
     def stop_at(self) -> int:

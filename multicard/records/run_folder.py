@@ -7,6 +7,7 @@
 | logs/rRR.log | what rank RR printed |
 | ranks/rRR.json | rank RR's counts so far, rewritten every epoch; gone once result.json is written |
 | steps/rRR_eEEE.parquet | rank RR's epoch EEE, one row per step; merged to steps.parquet at the end |
+| blocks/rRR.jsonl | a cell of a race: the blocks of steps that rank RR trained between two pauses |
 | steps.parquet | the steps of all ranks and epochs |
 | gpu/ | samples of the GPUs, by attempt and node; merged to gpu.parquet at the end |
 | gpu.parquet | the samples of all GPUs of the run |

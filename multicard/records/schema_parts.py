@@ -355,10 +355,14 @@ class ProbeEnd(Struct):
     The mean leaves out the first step of each epoch, which waits for the first batch (`epochs.first_batch_s`), and the
     warm-up. All other keys of the record are of what the probe itself did: `total_s`, `train_s`, `evaluate_s`, `tokens`
     and the energy are not those of a whole run. Its last epoch may have fewer steps than `steps_per_epoch`; it is
-    evaluated all the same. `compile_s` and `startup_s` are as of any run.
+    evaluated all the same. `compile_s` and `startup_s` are as of any run. A cell of a race evaluates one batch a rank
+    (`epochs.test_samples`), its `compile_s` and `startup_s` are beside other cells that start, and its energy is not
+    known, as others train while it pauses.
     """
 
-    ended_by: Annotated[str, doc("error (its mean step was known), seconds, or run (all its epochs)")]
+    ended_by: Annotated[
+        str, doc("error (its mean step was known), seconds, run (all its epochs), or race (a cell of one)")
+    ]
     steps: Annotated[int, doc("that the mean is of")]
     warmup_steps: Annotated[int, doc("that were found to be warm-up (MSER-5), after the run's first step")]
     step_s: Annotated[float, doc("mean of the steps, seconds")]

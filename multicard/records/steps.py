@@ -23,11 +23,16 @@ def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
     Raises:
         ValueError: steps.parquet is absent or broken.
     """
-    seconds = _step_times_s(folder)
+    seconds = step_times_s(folder)
     return seconds[~_warmup(record, len(seconds))]
 
 
-def _step_times_s(folder: Path) -> np.ndarray:
+def step_times_s(folder: Path) -> np.ndarray:
+    """Seconds of each step (n,), in their order; see `formulas.step_times_s`.
+
+    Raises:
+        ValueError: steps.parquet is absent or broken.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -19,7 +19,7 @@ Cells = list[list[str]]  # the overrides of each
 
 @dataclass(frozen=True)
 class Axes:
-    """The part of `hydra.sweeper` that makes cells.
+    """The parts of `hydra.sweeper` and `hydra.experiment` that make cells.
 
     params: keys to their values, separated by commas. smoke: the same, instead of these, with `scale=smoke`; null
     leaves a key out. exclude: values of some axes that cannot be together.
@@ -36,8 +36,9 @@ class Axes:
         Args:
             smoke: of the entry, over which the experiment's wins.
         """
-        own = OmegaConf.load(CONF / "experiment" / f"{name}.yaml").hydra.sweeper
-        return Axes(own.params, {**smoke, **own.get("smoke", {})}, own.get("exclude", ()))
+        hydra = OmegaConf.load(CONF / "experiment" / f"{name}.yaml").hydra
+        own = hydra.experiment
+        return Axes(hydra.sweeper.params, {**smoke, **own.get("smoke", {})}, own.get("exclude", ()))
 
     def cells(
         self,
@@ -67,6 +68,13 @@ class Axes:
                 tell(f"{count(len(cells) - len(within), 'cell')} left out, which cannot be: {' '.join(sorted(named))}")
             cells = within
         return cells
+
+
+def shrunk(words: Sequence[str], smoke: Mapping[str, Any]) -> list[str]:
+    """The overrides of a cell, and those of `scale=smoke` for other keys: of several values the first."""
+    own = {word.lstrip("+").partition("=")[0] for word in words}
+    values = [f"{key}={value}" for key, value in smoke.items() if value is not None and key not in own]
+    return [*product(OverridesParser.create().parse_overrides(values))[0], *words]
 
 
 def product(overrides: Sequence[Override]) -> Cells:

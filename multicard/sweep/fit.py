@@ -47,9 +47,11 @@ def passing(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
     predicted = _predicted(asked, on_slurm)
     SESSION.foreseen_s += clock_s() - began_s
     unfit = [each for each in predicted if each.prediction.fits == "no"]
-    refused = [each for each in unfit if each.cell.cfg.fit == Fit.refuse]
-    for each in refused:
-        each.cell.problem = f"fit=refuse: {_needs(each)}; {_remedy()}, or fit=warn to try"
+    for each in unfit:
+        if each.cell.cfg.race.figure is not None:
+            each.cell.problem = f"{_needs(each)}; fit=off tries it"
+        elif each.cell.cfg.fit == Fit.refuse:
+            each.cell.problem = f"fit=refuse: {_needs(each)}; {_remedy()}, or fit=warn to try"
     _name("will not fit", [each for each in unfit if not each.cell.problem], f"; {_remedy()}, or fit=off")
     _name("may not fit", [each for each in predicted if each not in unfit and each.prediction.fits == "tight"], "")
     return [cell for cell in left if not cell.problem]

@@ -199,7 +199,7 @@ def configurations(workload: Workload, name: str, words: Sequence[str]) -> Itera
     """The configuration of each cell of an experiment. Hydra composes the first alone, which takes a tenth of a second,
     and the options of COMPOSED: of other groups it takes the option's name."""
     times = next((count(word.removeprefix("repeat=")) for word in words if word.startswith("repeat=")), 1)
-    smoke = OmegaConf.load(CONF / f"{workload.entry.removesuffix('.py')}.yaml").hydra.sweeper.smoke
+    smoke = OmegaConf.load(CONF / f"{workload.entry.removesuffix('.py')}.yaml").hydra.experiment.smoke
     axes, shrunk = Axes.of_experiment(name, smoke), "scale=smoke" in words
     cells = axes.cells([f"experiment={name}", *words], shrunk, times, tell=lambda _: None)
     swept = {key for key, values in _values(cells).items() if len(values) > 1}

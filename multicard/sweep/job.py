@@ -16,7 +16,7 @@ from multicard.controller import attempts, outcome, preemption, prepare, run
 from multicard.controller.peers import Guest, Peers
 from multicard.controller.workload import Workload
 from multicard.energy.sampler import Sampler
-from multicard.machine import environment, private, slurm
+from multicard.machine import environment, leases, private, slurm
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import pause
 from multicard.predict import before_run
@@ -88,12 +88,15 @@ class LocalJob(CellJob):
     Args:
         gpus: what CUDA_VISIBLE_DEVICES is to be; None leaves it.
         cpus: the cores to keep to.
+        leased: the names of both, as leases.
     """
 
     gpus: str | None = None
     cpus: tuple[int, ...] = ()
+    leased: tuple[str, ...] = ()
 
     def measure(self) -> str:
+        leases.share(self.leased)  # to the end of this process, also where the command that started it is gone
         os.environ.update(self.variables)
         problem = self.code_problem()
         if problem is not None:

@@ -1,6 +1,6 @@
-"""Runs the cells of a sweep beside each other on this machine: each in a process, on GPUs or cores of its own."""
+"""Runs the cells of a sweep beside each other on this machine: each in a process, on GPUs or cores of its own, which no
+other command takes meanwhile."""
 
-import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,65 +9,21 @@ from typing import Any
 
 import psutil
 
-from multicard.config.base import RunConfig
-from multicard.config.job import Device, count
+from multicard.config.job import count
 from multicard.config.placement import require_nodes
 from multicard.controller import outcome
 from multicard.controller.session import SESSION, say
-from multicard.machine import devices
 from multicard.measure.timing import pause
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
 from multicard.sweep.job import CellJob, LocalJob, terminal_blocked
 from multicard.sweep.plan import STARTS_JOBS, Cell, Pace, jobs_folder, make_jobs, read_record, submission
+from multicard.sweep.shares import Machine, MachineShare
+from multicard.sweep.streak import Streak
 
 POLL_S = 0.2
 NO_LIMIT_MIN = 60 * 24 * 365
-
-
-@dataclass
-class Pool:
-    """GPUs, as CUDA_VISIBLE_DEVICES names them, and cores that no cell uses."""
-
-    gpus: list[str]
-    cpus: list[int]
-
-
-@dataclass(frozen=True)
-class MachineShare:
-    """The part of the machine that a cell has to itself. `gpus` is None on CPU ranks."""
-
-    gpus: tuple[str, ...] | None
-    cpus: tuple[int, ...]
-
-
-def machine() -> Pool:
-    """All GPUs and cores that this process may use."""
-    return Pool(devices.named_gpus(), sorted(os.sched_getaffinity(0)))
-
-
-def allocate(config: RunConfig, free: Pool, whole: Pool) -> MachineShare | None:
-    """Take a cell's share from `free`; None where it does not fit.
-
-    CPU ranks take `cpus_per_gpu` cores each; a GPU comes with its part of the machine's cores. A cell that wants more
-    than there is gets all of it once nothing else runs: whether it can run so is for its own checks to say.
-    """
-    on_gpus = whole.gpus and config.device is not Device.cpu
-    cores_each = len(whole.cpus) // len(whole.gpus) if on_gpus else config.cpus_per_gpu
-    gpus = min(config.gpus, len(whole.gpus)) if on_gpus else 0
-    cpus = min(config.gpus * max(cores_each, 1), len(whole.cpus))
-    if config.exclusive is not False:
-        gpus, cpus = len(whole.gpus) if on_gpus else 0, len(whole.cpus)
-    if gpus > len(free.gpus) or cpus > len(free.cpus):
-        return None
-    share = MachineShare(tuple(free.gpus[:gpus]) if on_gpus else None, tuple(free.cpus[:cpus]))
-    del free.gpus[:gpus], free.cpus[:cpus]
-    return share
-
-
-def give_back(share: MachineShare, free: Pool) -> None:
-    free.gpus[:0] = share.gpus or ()
-    free.cpus[:0] = share.cpus
+NO_RECORD = "ended without a record"  # of a process: it was killed
 
 
 @dataclass
@@ -77,11 +33,15 @@ class Running:
     share: MachineShare
 
 
-def run_all(left: list[Cell]) -> None:
+def run_all(left: list[Cell], streak: Streak | None = None) -> None:
     """Measure the cells, as many at a time as fit, in the sweep's order where that leaves nothing idle.
+
+    Args:
+        streak: of cells that have ended before; None where there are none.
 
     Raises:
         KeyboardInterrupt: on Ctrl-C, once the running cells have ended.
+        SameFailureError: the cells that are left would fail as those before.
     """
     import submitit
 
@@ -91,42 +51,47 @@ def run_all(left: list[Cell]) -> None:
     folder = jobs_folder(left)
     executor = submitit.AutoExecutor(folder, cluster="local", local_python=STARTS_JOBS)
     executor.update_parameters(timeout_min=NO_LIMIT_MIN)
-    whole, free, pace = machine(), machine(), Pace(len(waiting))
+    on, pace, streak, stopped = Machine(), Pace(len(waiting)), streak or Streak(), None
     try:
         while waiting or running:
             for cell in list(waiting):
                 assert cell.config is not None
-                share = allocate(cell.config, free, whole)
-                if share is None:
-                    continue
-                waiting.remove(cell)
-                gpus = None if share.gpus is None else ",".join(share.gpus)
-                if run_folder.finished(cell.folder) is None:  # a failed try's record is not to be taken for the new one
-                    (cell.folder / "result.json").unlink(missing_ok=True)
-                with submission() as umask:
-                    (job,) = make_jobs([cell], LocalJob, umask=umask, gpus=gpus, cpus=share.cpus)
-                    start_job(executor, job, cell, share, running)
-                where = count(len(share.cpus), "core") if gpus is None else f"GPUs {gpus}"
-                say(f"{cell.label}started on {where}: {cell.folder}")
+                full = len(running) >= (cell.config.max_jobs or len(left))
+                share = None if full else on.take(cell.config)
+                if share is not None:
+                    waiting.remove(cell)
+                    _start(executor, cell, share, running)
             pause(POLL_S)
             ended = [process for process in running if process.job.done()]
             for process in ended:
                 running.remove(process)
-                give_back(process.share, free)
-                _collect(process, folder)
+                on.give_back(process.share)
+                collect(process, folder)
+                streak.add(process.cell)
             if any(process.cell.result and process.cell.result["status"] == "interrupted" for process in ended):
                 raise KeyboardInterrupt  # a terminal's signal may reach the cells alone: Python can drop the command's
             pace.say_progress([process.cell for process in ended])
+            if streak.ends(waiting):
+                stopped, waiting = streak.error(), []
+                on.wait_no_more()
     except KeyboardInterrupt as interrupted:
+        on.wait_no_more()
         say(f"interrupted by {str(interrupted) or 'SIGINT'}: ending what runs", error=True)
-        signalled: set[int] = set()
-        while not all(process.job.done() for process in running):
-            for process in running:
-                _interrupt(process, signalled)
-            pause(POLL_S)
-        for process in running:
-            _collect(process, folder, interrupted=True)
+        interrupt(running, folder)
         raise
+    if stopped is not None:
+        raise stopped
+
+
+def interrupt(running: list[Running], folder: Path) -> None:
+    """End what runs, and take the records."""
+    signalled: set[int] = set()
+    while not all(process.job.done() for process in running):
+        for process in running:
+            _interrupt(process, signalled)
+        pause(POLL_S)
+    for process in running:
+        collect(process, folder, interrupted=True)
 
 
 def _of_one_node(cells: list[Cell]) -> list[Cell]:
@@ -140,6 +105,17 @@ def _of_one_node(cells: list[Cell]) -> list[Cell]:
             SESSION.label = cell.label
             cell.result = outcome.refuse(outcome.begin(SESSION.workload, cell.cfg, cell.folder), str(error))
     return [cell for cell in cells if cell.result is None]
+
+
+def _start(executor: Any, cell: Cell, share: MachineShare, running: list[Running]) -> None:
+    if run_folder.finished(cell.folder) is None:  # a failed try's record is not to be taken for the new one
+        (cell.folder / "result.json").unlink(missing_ok=True)
+    gpus = None if share.gpus is None else ",".join(share.gpus)
+    with submission() as umask:
+        (job,) = make_jobs([cell], LocalJob, umask=umask, gpus=gpus, cpus=share.cpus, leased=share.names)
+        start_job(executor, job, cell, share, running)
+    where = count(len(share.cpus), "core") if gpus is None else f"GPUs {gpus}"
+    say(f"{cell.label}started on {where}: {cell.folder}")
 
 
 def start_job(executor: Any, job: CellJob, cell: Cell, share: MachineShare, running: list[Running]) -> None:
@@ -166,14 +142,14 @@ def _interrupt(process: Running, signalled: set[int]) -> None:
                 child.send_signal(signal.SIGINT)
 
 
-def _collect(process: Running, folder: Path, interrupted: bool = False) -> None:
+def collect(process: Running, folder: Path, interrupted: bool = False) -> None:
     """Take the record of a cell whose process has ended."""
     assert SESSION.workload is not None
     cell = process.cell
     cell.result = read_record(cell)
     if cell.result is None:
         log = folder / f"{process.job.job_id}_0_log.err"
-        failure = Failure("exit", f"the process of {cell.folder.name} ended without a record", log=str(log))
+        failure = Failure("exit", f"the process of {cell.folder.name} {NO_RECORD}", log=str(log))
         if interrupted:
             failure = Failure("interrupt", "interrupted by SIGINT before it began")
         cell.result = outcome.fail(outcome.begin(SESSION.workload, cell.cfg, cell.folder), failure)

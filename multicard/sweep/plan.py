@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Cell:
         composed: Hydra's configuration with its own part; `cfg` is the run's part, resolved.
         config: `cfg` as dataclasses; None where `problem` says why it is refused.
         result: the record, once there is one.
+        overrides: of the cell, and of others that measure the same, by their number.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Cell:
     config: RunConfig | None = None
     problem: str = ""
     result: dict[str, Any] | None = None
+    overrides: dict[int, list[str]] = field(default_factory=dict)
 
 
 def plan(
@@ -59,9 +61,9 @@ def plan(
         first: Hydra's number of the first of these cells, from 0.
     """
     assert SESSION.workload is not None
-    cells, numbers, total = list[Cell](), dict[tuple[Path, str], int](), len(job_overrides)
+    cells, total = dict[tuple[Path, str], Cell](), len(job_overrides)
     alike = list[str]()
-    shrunk = {f"{key}={value}" for key, value in (sweep_config.hydra.sweeper.smoke or {}).items()}
+    shrunk = {f"{key}={value}" for key, value in sweep_config.hydra.experiment.smoke.items()}
     unnamed = shrunk if sweep_config.scale == Scale.smoke else set()  # not part of a folder's name
     for number, overrides in enumerate(job_overrides, 1):
         composed = context.config_loader.load_sweep_config(sweep_config, list(overrides))
@@ -77,18 +79,19 @@ def plan(
         folder = identity.find(Path(str(composed.hydra.sweep.dir)), name)
         label = f"[{number}/{total}] "
         setting = (folder.parent, name if run_config is None else f"{digits}-r{cfg.repetition}-{cfg.probe.enabled}")
-        if setting in numbers:
-            alike.append(f"{label}measures the same as [{numbers[setting]}/{total}]: left out")
+        if setting in cells:
+            alike.append(f"{label}measures the same as [{cells[setting].number}/{total}]: left out")
+            cells[setting].overrides[number] = list(overrides)
             continue
-        numbers[setting] = number
         with open_dict(composed):
             composed.hydra.job.id = composed.hydra.job.num = first + number - 1
             composed.hydra.sweep.subdir = folder.name
-        cells.append(Cell(number, label, composed, cfg, folder, run_config, problem))
+        cells[setting] = Cell(number, label, composed, cfg, folder, run_config, problem)
+        cells[setting].overrides[number] = list(overrides)
     several = f"{len(alike)} of {total} cells measure the same as others: left out"
     for line in alike if len(alike) <= NAMED_CELLS else [several]:
         say(line)
-    return cells
+    return [*cells.values()]
 
 
 def settle(cells: list[Cell]) -> list[Cell]:
@@ -141,10 +144,14 @@ class Pace:
             say(f"  {self.ended} of {count(self.total, 'cell')} ended in {elapsed}; about {in_hours(left_s)} left")
 
 
-def say_interrupted(cells: list[Cell]) -> None:
-    """Say which cells an interrupted sweep has left, and the command that measures them."""
+def say_left(cells: list[Cell], ended: str = "interrupted") -> None:
+    """Say which cells a sweep has left that ended early, and the command that measures them.
+
+    Args:
+        ended: how, in words.
+    """
     left = [cell for cell in cells if cell.result is None or cell.result["status"] == "interrupted"]
-    say(f"interrupted: {len(left)} of {len(cells)} cells are left:", error=True)
+    say(f"{ended}: {len(left)} of {len(cells)} cells are left:", error=True)
     for cell in left[:NAMED_CELLS]:
         say(f"  {cell.label}{cell.folder.name}", error=True)
     if len(left) > NAMED_CELLS:

@@ -153,8 +153,8 @@ def _words(members: Sequence[Predicted], experiment: str) -> tuple[list[dict[str
     assert SESSION.workload is not None
     cell = members[0].cell
     typed = {word.get_key_element(): word for word in SESSION.overrides}
-    sweeper = cell.composed.hydra.sweeper
-    set_anyway = {**(sweeper.get("params") or {}), **(sweeper.smoke if cell.cfg.scale == Scale.smoke else {})}
+    params, smoke = cell.composed.hydra.sweeper.get("params") or {}, cell.composed.hydra.experiment.smoke
+    set_anyway = {**params, **(smoke if cell.cfg.scale == Scale.smoke else {})}
     overrides = [
         dict(str(word).split("=", 1) for word in each.cell.composed.hydra.overrides.task if "=" in word)
         for each in members

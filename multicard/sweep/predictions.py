@@ -18,8 +18,12 @@ class Predicted(NamedTuple):
     prediction: Prediction
 
 
-def of(cells: Sequence[Cell], targets: Sequence[Target]) -> list[Predicted]:
-    """Predictions of cells that have a configuration, each for its target, in their order."""
+def of(cells: Sequence[Cell], targets: Sequence[Target], memory: bool = True) -> list[Predicted]:
+    """Predictions of cells that have a configuration, each for its target, in their order.
+
+    Args:
+        memory: also of memory that is not known yet, which takes a process some seconds a cell.
+    """
     members: dict[Target, list[tuple[int, RunConfig]]] = {}
     for place, (cell, target) in enumerate(zip(cells, targets, strict=True)):
         assert cell.config is not None
@@ -30,7 +34,7 @@ def of(cells: Sequence[Cell], targets: Sequence[Target]) -> list[Predicted]:
     commit = history.commit_of(environment.git(private.ROOT))
     predicted: dict[int, Predicted] = {}
     for where, configs in members.items():
-        answers = Predictor(where, known, commit).predict_all([config for _, config in configs])
+        answers = Predictor(where, known, commit).predict_all([config for _, config in configs], memory)
         for (place, _), answer in zip(configs, answers, strict=True):
             predicted[place] = Predicted(cells[place], where, answer)
     return [predicted[place] for place in range(len(cells))]

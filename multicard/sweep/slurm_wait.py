@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from multicard.config.job import count
 from multicard.controller import outcome
 from multicard.controller.session import SESSION, say
 from multicard.machine import slurm
@@ -19,6 +20,7 @@ from multicard.ranks.failures import Failure
 from multicard.ranks.process import LOG_LINES
 from multicard.records import run_folder
 from multicard.sweep.plan import SUBMITTED, Cell, Pace, read_record, resume_command
+from multicard.sweep.streak import SameFailureError, Streak
 
 SHORTEST_POLL_S, LONGEST_POLL_S = 1.0, 15.0  # between two looks at the queue: longer while nothing happens
 RECORD_LAG_S = 20.0  # within which the record of a job that left the queue is seen here
@@ -34,13 +36,17 @@ REFUSED = "refused: "  # begins the last line of a job that refused to run
 NO_OUTPUT = "0:53"  # exit code where SLURM could not open the job's log
 
 
-def wait(cells: list[Cell], jobs: dict[int, str]) -> None:
+def wait(cells: list[Cell], jobs: dict[int, str], streak: Streak) -> None:
     """Wait until every job has ended and its cell has a record, or until the user interrupts.
 
     Args:
         jobs: SLURM's name of each cell's job, by the cell's number.
+        streak: of the cells that have ended before.
+
+    Raises:
+        SameFailureError: the cells that are left would fail as those before; their jobs are cancelled.
     """
-    queue = Queue(cells, jobs)
+    queue = Queue(cells, jobs, streak)
     console = Console(stderr=True)
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     while queue.jobs:
@@ -51,17 +57,21 @@ def wait(cells: list[Cell], jobs: dict[int, str]) -> None:
             interruption.answer_again()  # at the question, and when it goes on waiting
             if not _cancel(queue, asks=str(interrupted) in ("", "SIGINT")):
                 return
+    if queue.stopped is not None:
+        raise queue.stopped
 
 
 class Queue:
     """The jobs of a sweep that have not ended yet, by their cell's number."""
 
-    def __init__(self, cells: list[Cell], jobs: dict[int, str]) -> None:
+    def __init__(self, cells: list[Cell], jobs: dict[int, str], streak: Streak) -> None:
         self.cells, self.jobs = cells, dict(jobs)
         self.states: dict[str, State] = {}
+        self.stopped: SameFailureError | None = None
         self.missing_since_s: dict[str, float] = {}  # of jobs that are not in the queue
         self.held: set[str] = set()
         self.pace = Pace(len(jobs))
+        self.streak = streak
 
     def poll(self) -> list[Cell]:
         """Ask SLURM once about all jobs. Returns the cells that have ended since the last call."""
@@ -93,6 +103,29 @@ class Queue:
         new = {job: reason for job, reason in held.items() if job not in self.held}
         self.held = {*held}
         return {reason: [job for job in new if new[job] == reason] for reason in sorted({*new.values()})}
+
+    def stop(self) -> None:
+        """Cancel the jobs that have not begun; what runs goes on."""
+        self.stopped, queued = self.streak.error(), self._not_begun()
+        if not queued:
+            return
+        slurm.ask("scancel", "--state=PENDING", *slurm.ranges([*queued.values()]))  # some may have begun by now
+        with suppress(slurm.SilentError):
+            self.states = slurm.queued([*self.jobs.values()])
+        cells = {cell.number: cell for cell in self.cells}
+        for number, job in queued.items():
+            record = read_record(cells[number])
+            if job not in self.states and (record is None or record.get("job") != job):
+                del self.jobs[number]
+        cancelled = len(queued.keys() - self.jobs.keys())
+        self.pace.total -= cancelled
+        say(f"{self.stopped}; cancelled: {count(cancelled, 'job')} of {len(queued)} that had not begun", error=True)
+        if left := self._not_begun():
+            say(f"To cancel those that are left: scancel {' '.join(slurm.ranges([*left.values()]))}", error=True)
+
+    def _not_begun(self) -> dict[int, str]:
+        states = self.states
+        return {cell: job for cell, job in self.jobs.items() if job in states and states[job].queued}
 
     def _record_lost(self, waiting: list[Cell]) -> list[Cell]:
         """Record the end of cells whose job is gone without a record. Returns them."""
@@ -142,6 +175,9 @@ def _watch(queue: Queue, live: Live | None) -> None:
         for cell in ended:
             assert cell.result is not None
             say(f"{cell.label}{cell.folder.name}: {outcome.line(cell.result).strip()}")
+            queue.streak.add(cell)
+        if queue.stopped is None and queue.streak.ends([cell for cell in queue.cells if cell.number in queue.jobs]):
+            queue.stop()
         for reason, jobs in queue.newly_held().items():
             names = " ".join(slurm.ranges(jobs))
             say(f"SLURM holds job {names} ({reason}); to let it go on: scontrol release {names}", error=True)

@@ -15,11 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from multicard.config.base import ProfileName
 from multicard.config.compilation import has_cuda_graphs
+from multicard.config.race import pauses
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
 from multicard.profiling.training_window import TrainingWindow
+from multicard.ranks.pausing import Pausing
 from multicard.ranks.probing import Probing
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board, LossPeek
@@ -35,9 +37,15 @@ COLLECT_EVERY = 100  # steps between young-generation collections, the same on e
 
 
 class Loop:
-    """Training and evaluation of one rank, and how far it has come."""
+    """Training and evaluation of one rank, and how far it has come.
 
-    def __init__(self, rank: Rank, config: VisionConfig, share: Share, optim: Optimisation, folder: Path) -> None:
+    Args:
+        prepared: batches that the loader makes ahead of the step that asks for them.
+    """
+
+    def __init__(
+        self, rank: Rank, config: VisionConfig, share: Share, optim: Optimisation, folder: Path, prepared: int = 0
+    ) -> None:
         self.rank, self.config, self.share, self.optim = rank, config, share, optim
         self.precision = choose(config.precision.name, rank.device)
         self.memory_format = memory_format(config)
@@ -52,7 +60,14 @@ class Loop:
         self.steps = self.samples = self.epoch = 0
         self.total_steps = config.epochs * share.steps
         self.stopped = False
-        self.probing = Probing(config, rank, rank.device, self.board, share.steps) if config.probe.enabled else None
+        self.probing: Probing | Pausing | None = None
+        if config.probe.enabled and not pauses(config):
+            self.probing = Probing(config, rank, rank.device, self.board, share.steps)
+        elif config.probe.enabled:
+            ahead, weight = -(-prepared // share.batches_per_step), share.distinct_part(rank.world_size)
+            self.probing = Pausing(
+                rank, rank.device, self.board, folder, share.steps, config.warmup_steps, ahead, weight
+            )
 
     def post(self, evaluating: bool = False) -> None:
         """Show the controller how far this rank is."""
@@ -66,8 +81,8 @@ class Loop:
             first_step: of the epoch, from 0; the step of the first batch in `batches`.
 
         Returns:
-            `train_s`, `first_batch_s` (from the start to the first batch), the steps' table and what this rank
-            loaded, moved and trained.
+            `train_s`, `paused_s` (no part of it), `first_batch_s` (from the start to the first batch), the steps' table
+            and what this rank loaded, moved and trained.
         """
         share, timer = self.share, self.timer
         rows: dict[str, list[int]] = {key: [] for key in COUNTS}
@@ -96,15 +111,16 @@ class Loop:
             self.post()
             if self.steps % COLLECT_EVERY == 0:
                 gc.collect(0)
-            if self.probing is not None:
-                self.probing.step_ended(self.steps)
+            if self.probing is not None and (paused_s := self.probing.step_ended(self.steps)):
+                timer.leave_out(paused_s)
             self.stopped = self.board.stops(self.steps)
             if self.stopped:
                 break
         self.window.pause()
         train_s, phases_s = timer.stop()
         losses = self.losses[first_step : first_step + len(phases_s)].tolist()
-        return {"train_s": train_s, "first_batch_s": first_batch_s, "phases_s": phases_s, "loss": losses, **rows}
+        seconds = {"train_s": train_s, "paused_s": timer.paused_s, "first_batch_s": first_batch_s}
+        return {**seconds, "phases_s": phases_s, "loss": losses, **rows}
 
     def step(self, batches: Iterator[Batch]) -> tuple[dict[str, int], torch.Tensor | None]:
         """Train on the next round: load `share.batches_per_step` batches and train on one of them.

@@ -52,6 +52,10 @@ class Share:
         batches = -(-len(self.sampler) // self.batch_size)
         return -(-batches // self.batches_per_step)
 
+    def distinct_part(self, ranks: int) -> float:
+        """The distinct samples of an epoch, by all that `ranks` train in it, padding and repetitions included."""
+        return self.distinct * self.batches_per_step / (len(self.sampler) * ranks)
+
     def loaded(self, steps: int) -> int:
         """Samples that this rank loads in the first `steps` steps of an epoch, all batches being full."""
         return steps * self.batches_per_step * self.batch_size

@@ -1,12 +1,14 @@
 """One rank's part of a training run: data, model, strategy, optimiser, loop."""
 
 import gc
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 
+from multicard.config.race import pauses
 from multicard.config.vision import VisionConfig
 from multicard.measure import losses, memory, timing
 from multicard.ranks.meeting import meet
@@ -21,6 +23,8 @@ from multicard.vision.loop import Loop, memory_format
 from multicard.vision.precision import choose
 from multicard.vision.rank_report import TrainingReport
 from multicard.vision.strategy import STRATEGIES, compiles
+
+ENDLESS = 10**6  # epochs
 
 
 def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
@@ -71,11 +75,11 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
         raise ValueError(f"{problem} at 32 px; change batch_size, dataset.train_limit or dataset.image_size")
 
     # ---- optimiser
-    optimisation = optim.build(share.model, config, config.epochs * share.steps, precision.scale_loss, device)
+    optimisation = optim.build(share.model, config, epochs(config) * share.steps, precision.scale_loss, device)
 
     # ---- loop
     torch.manual_seed(config.seed + rank.rank)  # dropout differs between ranks
-    loop = Loop(rank, config, share, optimisation, folder)
+    loop = Loop(rank, config, share, optimisation, folder, LOADERS[config.loader.name].prepared(config.loader, workers))
     report = TrainingReport(rank, folder, share, flags, workers)
     facts = {"loader": config.loader.name, "train": training.facts, "test": testing.facts, **data.facts}
     report.content["input"] = facts
@@ -114,11 +118,13 @@ def run_epochs(
         batches = iter(training)
         resume.set_random(start.random, share.devices)
     report.started(loop.steps)
+    if loop.probing is not None:
+        loop.probing.begin()
     meet(rank)
     if not loop.steps:  # a run that was stopped goes on without
         loop.window.open()
     elapsed_s, first_step, trained_before, evaluated_s = start.elapsed_s, start.step, start.trained, None
-    for epoch in range(start.epoch, config.epochs):
+    for epoch in range(start.epoch, epochs(config)):
         report.counters.read()
         started_s = timing.clock_s()
         trained = resume.joined(trained_before, loop.train_epoch(epoch, batches, first_step))
@@ -130,16 +136,18 @@ def run_epochs(
             report.reached(loop.steps, elapsed_s, (started_s, stopped_s))
             resume.save(loop, report, epoch, trained, elapsed_s)
             return False
-        evaluated = loop.evaluate(testing, diverged=not losses.end_finite(with_batch(trained)))
+        # a race does not wait for more than a batch
+        held_out = islice(testing, 1) if pauses(config) else testing
+        evaluated = loop.evaluate(held_out, diverged=not losses.end_finite(with_batch(trained)))
         evaluated_s = timing.clock_s()
         report.counters.read()
-        elapsed_s += evaluated_s - started_s
+        elapsed_s += evaluated_s - started_s - trained["paused_s"]
         span_s = (started_s, evaluated_s)
         report.epoch(epoch, trained, evaluated, loop.steps, elapsed_s, span_s)  # not timed: writing the report
         meet(rank)  # not timed either: waiting for ranks that write longer
         if evaluated["diverged"] and config.stop_on_divergence:
             return False  # on all ranks alike, as below
-        target = config.target_accuracy
+        target = None if pauses(config) else config.target_accuracy
         if config.stop_at_target and target is not None and evaluated["test_accuracy"] >= target:
             break  # on all ranks alike: the counts were reduced over all of them
         if loop.probing is not None and (loop.probing.end_epoch() or loop.stopped):
@@ -147,6 +155,11 @@ def run_epochs(
         sampler.set_epoch(epoch + 1)
         batches, first_step, trained_before = training, 0, None
     return True
+
+
+def epochs(config: VisionConfig) -> int:
+    """How many to train at most: a cell of a race trains until the race has it stop."""
+    return ENDLESS if pauses(config) else config.epochs
 
 
 def with_batch(trained: dict[str, Any]) -> list[float]:

@@ -1,0 +1,236 @@
+"""Races: what is known of cells from blocks of some, who runs, who drops out, when it is over and how."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.race_replays import Kind, MadeGrid, replay
+from multicard.race import posterior as race_model
+from multicard.race.blocks import LEAST_ERROR, SINGLE_ERROR, of_steps
+from multicard.race.posterior import Block, Model, Scales
+from multicard.race.rules import DROP_SHARE, IN, NOT_STARTED, OUT, Race, RaceOptions
+
+EXACT = Scales(pair=0.03, own=0.04, process=0.01, drift=0.005, inflation=1.5)
+GRID = [{"a": a, "b": b, "c": c} for a in range(3) for b in range(2) for c in range(2)]
+NONE = [None] * len(GRID)
+
+
+def blocks(*figures, error=0.01, turn=0, process=0):
+    return [Block(cell, turn, figure, error, process) for cell, figure in enumerate(figures)]
+
+
+def truth(setting, of_a=0.3, of_b=0.1, of_c=0.02):
+    return 5 + of_a * setting["a"] + of_b * setting["b"] + of_c * setting["c"]
+
+
+def run(race, figures, most=200, seed=0):
+    """Blocks of cells with these figures, 0.5 % noise, to the end; the rounds."""
+    rng, processes, rounds = np.random.default_rng(seed), {}, []
+    while cells := race.next_round():
+        rounds.append((cells, race.fresh))
+        assert len(rounds) < most
+        for cell in cells:
+            processes[cell] = processes.get(cell, -1) + (cell not in processes or cell in race.fresh)
+            race.add(Block(cell, race.round, figures[cell] + rng.normal(0, 0.005), 0.005, processes[cell]))
+    for turn, cell in race.final_runs:
+        processes[cell] += 1
+        race.add(Block(cell, turn, figures[cell] + rng.normal(0, 0.001), 0.001, processes[cell]))
+    return rounds
+
+
+def test_a_difference_is_drawn_to_zero_by_its_noise_alone_as_level_and_drift_are_common():
+    known = Model([{"a": 0}, {"a": 1}], [None, None]).posterior(blocks(5.0, 5.2, turn=3), EXACT)
+    between = 2 * (race_model.AXIS_SD**2 + EXACT.own**2)  # one axis has no pairs
+    noise = 2 * (EXACT.process**2 + (1.5 * 0.01) ** 2 + race_model.FLOOR)
+    mean, sd = known.difference(1, 0)
+    assert mean == pytest.approx(0.2 * between / (between + noise), rel=1e-6)
+    assert sd**2 == pytest.approx(between * noise / (between + noise), rel=1e-4)
+
+
+def test_a_cell_that_never_ran_is_predicted_by_its_axes():
+    settings = [{"a": a, "b": b} for a in range(2) for b in range(2)]
+    known = Model(settings, [None] * 4).posterior(blocks(5.0, 5.1, 5.3), EXACT)
+    assert known.mean[3] == pytest.approx(5.4, abs=0.02)
+    own = math.sqrt(EXACT.own**2 + EXACT.pair**2)
+    assert own < known.difference(3, 0)[1] < 3 * own and known.difference(1, 0)[1] < own
+
+
+def test_a_block_that_happened_to_be_calm_is_no_surer_than_is_usual():
+    known = Model([{"a": cell} for cell in range(3)], [None] * 3)
+    usual = blocks(5.0, 5.0, 5.0, error=0.05)
+    calm = [*usual[:2], replace(usual[2], error=0.001)]
+    assert known.posterior(calm, EXACT).sd[2] == pytest.approx(known.posterior(usual, EXACT).sd[2])
+    unsure = [*usual[:2], replace(usual[2], error=0.2)]
+    assert known.posterior(unsure, EXACT).sd[2] > known.posterior(usual, EXACT).sd[2] * 1.2
+
+
+def test_drift_is_not_taken_for_speed():
+    """Both cells are equal; the second ran alone after all became 10 % faster, as the first showed later."""
+    seen = [*blocks(5.0), Block(1, 1, 5.1, 0.001, 0), Block(0, 1, 5.1, 0.001, 0)]
+    drifting = replace(EXACT, drift=0.1)
+    known = Model([{"a": 0}, {"a": 1}], [None, None])
+    assert abs(known.posterior(seen, drifting).difference(1, 0)[0]) < 0.01
+    assert known.posterior(seen[:2], drifting).difference(1, 0)[1] > 0.09
+
+
+def test_scales_are_learned():
+    rng, model = np.random.default_rng(0), Model(GRID, NONE)
+    seen = [
+        Block(cell, turn, truth(GRID[cell]) + own + rng.normal(0, 0.001), 0.001, process)
+        for cell in range(12)
+        for process, own in enumerate(rng.normal(0, 0.04, 3))
+        for turn in range(2)
+    ]
+    scales = EXACT
+    for _ in range(10):
+        scales = model.learned(seen, scales, EXACT)
+    assert 0.03 < scales.process < 0.055 and scales.own < EXACT.own
+
+
+def test_many_predictions_that_agree_are_no_surer_of_an_axis_than_their_errors_are_common():
+    known = Model(GRID, [(truth(setting), 0.1) for setting in GRID]).prior(EXACT, 0.0)
+    mean, sd = known.difference(8, 0)  # other by `a` alone
+    assert mean == pytest.approx(0.6, abs=0.03) and 0.04 < sd < 0.12
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "expected", "error"),
+    [
+        (np.full(40, 0.1), math.log(320), LEAST_ERROR),
+        (np.array([0.1]), math.log(320), SINGLE_ERROR),
+        (np.array([0.1, 0.12]), math.log(32 / 0.11), 2 * 0.02 / 2 / 0.11),
+        (np.array([0.1, math.inf]), math.nan, math.nan),
+        (np.zeros(3), math.nan, math.nan),
+    ],
+)
+def test_the_figure_of_a_block(steps_s, expected, error):
+    assert of_steps(steps_s, 32 * len(steps_s)) == pytest.approx((expected, error), nan_ok=True)
+
+
+def test_neighbouring_steps_that_are_alike_make_a_block_less_sure():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 0.004, 200)
+    alike = np.repeat(noise[:20], 10)
+    assert of_steps(0.1 + alike, 200)[1] > 2 * of_steps(0.1 + noise, 200)[1]
+
+
+def test_a_race_finds_the_best_cell_without_starting_all():
+    race = Race(GRID, NONE, 10.0, 2.0)
+    figures = [truth(setting) for setting in GRID]
+    run(race, figures)
+    verdict, standings = race.verdict(), race.standings
+    assert verdict.winner == 11 and verdict.sure > 0.95
+    assert [standing.cell for standing in standings if standing.state == NOT_STARTED]
+    assert standings[11].behind == 0 and standings[11].best == max(standing.best for standing in standings)
+    for standing in standings:
+        assert abs(standing.behind - (figures[11] - figures[standing.cell])) < 4 * standing.behind_error + 0.01
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_start_that_costs_much_is_worth_it_where_cheap_blocks_say_nothing_more(seed):
+    rng = np.random.default_rng(seed)
+    figures = [truth(setting) + rng.normal(0, 0.05) for setting in GRID]
+    race = Race(GRID, NONE, start_s=1000, block_s=0.1, seed=seed)
+    run(race, figures, seed=seed)
+    verdict = race.verdict()
+    assert verdict.sure > 0.95 and verdict.winner == np.argmax(figures)
+
+
+def test_the_same_blocks_lead_to_the_same_rounds():
+    figures = [truth(setting) for setting in GRID]
+    rounds = [run(Race(GRID, NONE, 10.0, 2.0, seed=7), figures) for _ in range(2)]
+    assert rounds[0] == rounds[1] and len(rounds[0]) > 1
+
+
+def test_two_equal_cells_end_and_are_said_to_be_equal():
+    figures = [4.0] * 12
+    figures[3] = figures[7] = 5.0
+    race = Race(GRID, NONE, 10.0, 2.0)
+    run(race, figures)
+    verdict = race.verdict()
+    assert {verdict.winner, *verdict.equal, *verdict.close} == {3, 7} and len(verdict.equal) + len(verdict.close) == 1
+    both = [standing for standing in race.standings if standing.cell in (3, 7)]
+    assert all(standing.behind < 2 * standing.behind_error + 0.005 for standing in both)
+
+
+def test_two_cells_of_which_runs_hardly_differ_are_said_to_be_equal():
+    figures = [4.0] * 12
+    figures[3] = figures[7] = 5.0
+    race = Race(GRID, NONE, 10.0, 2.0, RaceOptions(process_sd=0.002))
+    run(race, figures)
+    verdict = race.verdict()
+    assert {verdict.winner, *verdict.equal} == {3, 7} and not verdict.close
+
+
+def test_cells_beaten_drop_out_with_the_reason_and_no_more_is_spent_on_it_than_allowed():
+    race = Race(GRID, NONE, 10.0, 2.0)
+    run(race, [truth(setting) for setting in GRID])
+    beaten = [standing for standing in race.standings if standing.state == OUT]
+    assert beaten and all(standing.reason.startswith("beaten: ") for standing in beaten)
+    assert race.standings[11].state == IN
+    assert 0 < race._spent <= DROP_SHARE * 0.05
+
+
+def test_a_cell_that_fails_is_out_and_does_not_run_again():
+    race = Race(GRID, NONE, 10.0, 2.0)
+    figures = [truth(setting) for setting in GRID]
+    figures[11] = math.nan
+    race.out(10, "out of memory")
+    rounds = run(race, figures)
+    ran = [cell for cells, _ in rounds for cell in cells]
+    assert 10 not in ran and ran.count(11) <= 1
+    assert race.standings[10].reason == "out of memory" and race.standings[10].state == OUT
+    assert race.verdict().winner == 9
+
+
+def test_a_race_of_which_all_cells_fail_ends_without_a_winner():
+    race = Race(GRID, NONE, 10.0, 2.0)
+    run(race, [math.nan] * 12)
+    assert race.finalists == () and race.verdict().winner is None and race.final_runs == []
+    assert {standing.state for standing in race.standings} == {OUT}
+
+
+def test_one_cell_wins_at_once():
+    race = Race(GRID[:1], [None], 10.0, 2.0)
+    run(race, [5.0])
+    assert race.verdict().winner == 0 and len(race.final_runs) == 3
+
+
+def test_a_cell_that_wins_for_certain_by_its_prediction_is_measured():
+    race = Race(GRID, [(5.0 + 3 * (cell == 4), 0.01) for cell in range(12)], 10.0, 2.0)
+    rounds = run(race, [5.0 + 3 * (cell == 4) for cell in range(12)])
+    assert rounds[0] == ([4], frozenset()) and race.finalists == (4,)
+
+
+def test_a_race_without_cells_is_refused():
+    with pytest.raises(ValueError, match="needs a cell"):
+        Race([], [], 10.0, 2.0)
+
+
+def test_cells_that_cannot_win_by_their_prediction_are_not_started():
+    predictions = [(truth(setting), 0.03) for setting in GRID]
+    race = Race(GRID, predictions, 10.0, 2.0)
+    rounds = run(race, [truth(setting) for setting in GRID])
+    started = {cell for cells, _ in rounds for cell in cells}
+    assert started <= {8, 9, 10, 11} and race.verdict().winner == 11
+
+
+def test_a_cell_whose_blocks_are_sure_goes_on_in_a_fresh_process():
+    figures = [4.0] * 12
+    figures[3], figures[7] = 5.0, 4.995
+    rounds = run(Race(GRID, NONE, 10.0, 2.0, RaceOptions(tolerance=0.001)), figures)
+    assert any(fresh & {3, 7} for _, fresh in rounds)
+    assert all(fresh <= set(cells) for cells, fresh in rounds)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Kind(), Kind(start_s=3), Kind(correlation=0.6, drift=0.02), Kind(equal=3), Kind(predicted=True)],
+    ids=lambda kind: f"start {kind.start_s:g} s, drift {kind.drift:g}, {kind.equal} equal, predicted {kind.predicted}",
+)
+def test_replays_end_near_the_best_for_a_tenth_of_the_grid(kind):
+    races = [replay(MadeGrid(kind, seed), seed=seed) for seed in range(5)]
+    assert sum(race.loss <= 0.02 for race in races) >= 4
+    assert np.mean([race.share for race in races]) <= 0.12
