@@ -3,8 +3,9 @@
 Each section's module turns runs into `blocks`; `page` writes these as one file that opens offline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from analysis import claims
 from analysis.claims import render
@@ -15,6 +16,7 @@ from analysis.report import (
     overview_section,
     page,
     papers_section,
+    plans_section,
     predictions_section,
     run_details,
     runs_section,
@@ -46,16 +48,17 @@ def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: boo
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
     more = len(folders) - 1
     default = f"Runs of {folders[0].resolve().name}" + f" and {more} more folder{'s' * (more > 1)}" * bool(more)
-    report = build(found, title or default, mix)
+    report = build(found, title or default, mix, plans_section.read(folders))
     size_bytes = page.write(path, report)
     return f"{path}: {report.summary}; {page.counts(report)}, {size_bytes / 1e6:.1f} MB"
 
 
-def build(found: Found, title: str, mix: bool) -> Report:
+def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]] = ()) -> Report:
     """The whole report, without the sections that have nothing to say.
 
     Args:
         mix: let runs of several commits and machines stand in one cell, panel and ranking.
+        plans: of jobs (`plans_section.read`).
     """
     runs, details = found.runs, run_details.read(found.runs)
     loaded = [experiments.load(name) for name in experiments.names()]
@@ -68,6 +71,7 @@ def build(found: Found, title: str, mix: bool) -> Report:
         runs_section.section(details),
         settings_section.section(details, mix),
         predictions_section.section(runs),
+        plans_section.section(plans),
         papers_section.section(runs, panels),
         papers_section.claims_section(verdicts),
         gaps_section.section(details, found.skipped, panels),

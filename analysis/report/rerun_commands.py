@@ -108,7 +108,7 @@ def _composed(kind: str, override: str) -> FlatConfig:
 def _smoke_keys(kind: str) -> frozenset[str]:
     """Keys that scale=smoke sets, which are typed whatever their value."""
     entry: Any = OmegaConf.load(CONF / f"{ENTRIES[kind].removesuffix('.py')}.yaml")
-    return frozenset(str(key) for key in entry.hydra.sweeper.smoke)
+    return frozenset(str(key) for key in entry.hydra.experiment.smoke)
 
 
 @cache

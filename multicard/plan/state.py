@@ -1,0 +1,121 @@
+"""What a plan that is carried out knows, on disk as it comes to know it: the same command again goes on.
+
+`multirun/NAME/.plan/` has a log of each task, and `events.jsonl` with a JSON object a line: what was planned at first,
+then starts and ends of tasks. What is done stands in the records of the runs themselves. A line that was cut off does
+not count.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from multicard.measure.timing import since_epoch_s
+
+FOLDER = ".plan"
+
+
+class State:
+    """Events of earlier commands with the same name, and of this one, with their time since the first began.
+
+    Args:
+        sweep: folder of the plan's runs.
+
+    Raises:
+        ValueError: another command carries out the plan of this name now.
+    """
+
+    def __init__(self, sweep: Path) -> None:
+        self.folder = sweep / FOLDER
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self.folder / "lock", mode=0o600)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(f"--name {sweep.name}: another command carries it out; choose another name") from None
+        path = self.folder / "events.jsonl"
+        self.events = list(_read(path))
+        begun = [event["began"] for event in self.events if "began" in event]
+        self.began: float | None = begun[0] if begun else None
+        is_cut = path.exists() and not path.read_text().endswith("\n")
+        self._file = path.open("a")
+        if is_cut:
+            self._file.write("\n")
+
+    def begin(self) -> None:
+        """Note that this command starts tasks from now on."""
+        now = since_epoch_s()
+        self.began = now if self.began is None else self.began
+        self.add(began=now)
+
+    def now_s(self) -> float:
+        """Seconds since the first command began; 0 before."""
+        return 0.0 if self.began is None else since_epoch_s() - self.began
+
+    def add(self, **values: Any) -> None:
+        self.events.append(values)
+        self._file.write(json.dumps(values) + "\n")
+        self._file.flush()
+
+    def log(self, task: str) -> Path:
+        return self.folder / f"{task}.log"
+
+    def planned(self) -> dict[str, Mapping[str, Any]]:
+        """What was first planned of each task: gpus, gpu_ids, start_s, end_s."""
+        planned: dict[str, Mapping[str, Any]] = {}
+        for event in self.events:
+            for name, placed in event.get("planned", {}).items():
+                planned.setdefault(name, placed)
+        return planned
+
+    def ended(self, task: str) -> Mapping[str, Any] | None:
+        """The last end of a task."""
+        return next((event for event in reversed(self.events) if event.get("ended") == task), None)
+
+    def span_s(self, record: Mapping[str, Any]) -> tuple[float, float] | None:
+        """Start and end of a run by its record, to a second; None where it does not say, or ended before all this."""
+        attempts = record.get("segments") or [record]
+        moments = attempts[0].get("started_at"), record.get("ended_at")
+        if self.began is None or None in moments:
+            return None
+        start_s, end_s = (datetime.fromisoformat(str(moment)).timestamp() - self.began for moment in moments)
+        return (max(start_s, 0.0), end_s) if end_s > 0 else None
+
+    def unended(self, task: str) -> Mapping[str, Any] | None:
+        """The last start of a task that has not come to an end, at the time (`at_s`) of the first since an end; None
+        where there is none."""
+        begun: list[Mapping[str, Any]] = []
+        for event in self.events:
+            if event.get("started") == task:
+                begun.append(event)
+            if event.get("ended") == task and event["status"] != "interrupted":
+                begun = []
+        return {**begun[-1], "at_s": begun[0]["at_s"]} if begun else None
+
+    def idle_s(self) -> float:
+        """Seconds between commands: from an earlier one's last event to the next one's first."""
+        if self.began is None:
+            return 0.0
+        moments = [(event["at_s"] + self.began, False) for event in self.events if "at_s" in event]
+        moments += [(event["began"], True) for event in self.events if "began" in event]
+        return sum(later - earlier for (earlier, _), (later, begins) in pairwise(sorted(moments)) if begins)
+
+    def close(self) -> None:
+        self._file.close()
+        self._lock.release()
+
+
+def _read(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    for line in path.read_text().split("\n")[:-1]:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
