@@ -1,0 +1,76 @@
+"""A race on this machine, and then the whole sweep of the grid: what the race took of the sweep's time, and how far its
+winner is from the sweep's best."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import python
+from multicard.race.state import FOLDER
+from multicard.records.run_folder import RESULT
+
+COMMON = "dataset=digits model.width=0.35 dataset.image_size=48 device=cpu race.block=2"
+# 64 cells of some 15 s each
+AXES = "precision=fp32,bf16 layout=nchw,nhwc loader=batched,device gpus=1,2 malloc=tuned,system batch_size=32,64"
+FIGURE = "images_per_s"
+
+
+@dataclass(frozen=True)
+class Live:
+    """race_s: blocks, starts and final runs. sweep_s: of all cells, once. loss: by which the winner's cell is behind
+    the best one in the sweep, where both ran once."""
+
+    cells: int
+    started: int
+    race_s: float
+    sweep_s: float
+    loss: float
+
+
+def measure(folder: Path, epochs: int) -> Live:
+    """Run the race and the sweep in `folder`, as far as they have not run there yet."""
+    words = [*COMMON.split(), *AXES.split(), f"epochs={epochs}"]
+    python("train_vision.py", "-m", *words, f"race={FIGURE}", f"hydra.sweep.dir={folder / 'race'}")
+    python("train_vision.py", "-m", *words, f"hydra.sweep.dir={folder / 'sweep'}")
+    return read(folder)
+
+
+def read(folder: Path) -> Live:
+    """
+    Raises:
+        ValueError: the race has no winner, or its cell has no result in the sweep.
+    """
+    path = folder / "race" / FOLDER / f"{FIGURE}.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    finals, sweep = _results(folder / "race"), _results(folder / "sweep")
+    if not finals or not sweep:
+        raise ValueError(f"{folder}: the race or the sweep has no result")
+    means = {cell: float(np.mean([record[FIGURE] for record in records])) for cell, records in finals.items()}
+    winner = max(means, key=lambda cell: means[cell])
+    if winner not in sweep:
+        raise ValueError(f"{folder}: the sweep has not measured {winner}, which won the race")
+    figures = {cell: records[0][FIGURE] for cell, records in sweep.items()}
+    return Live(
+        cells=len(sweep),
+        started=len({line["cell"] for line in lines if "log_figure" in line}),
+        race_s=sum(line.get("round_s", 0.0) for line in lines) + sum(map(_seconds, finals.values())),
+        sweep_s=sum(map(_seconds, sweep.values())),
+        loss=1 - figures[winner] / max(figures.values()),
+    )
+
+
+def _results(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Finished runs of each cell, by its identity."""
+    results: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob(f"*/{RESULT}")):
+        record = json.loads(path.read_text())
+        if record["status"] == "ok" and record["probe"] is None:
+            results.setdefault(record["identity"], []).append(record)
+    return results
+
+
+def _seconds(records: list[dict[str, Any]]) -> float:
+    return sum(record["startup_s"] + record["total_s"] for record in records)

@@ -1,0 +1,185 @@
+"""Races replayed for `benchmarks.race`: on made grids, and on one that was measured in full."""
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from multicard.race.blocks import of_steps
+from multicard.race.posterior import Block
+from multicard.race.processes import QUIET_S
+from multicard.race.rules import OUT, Race, RaceOptions, Verdict
+
+AXES: dict[str, tuple[object, ...]] = {
+    "precision": ("fp32", "bf16", "fp16"),
+    "gpus": (1, 2),
+    "layout": ("nchw", "nhwc"),
+    "loader": ("batched", "device"),
+    "compile": (True, False),
+    "fused": (True, False),
+}
+FULL_S = 60.0  # a full run of a cell of middling speed, without its start
+STEP_S = 0.1  # a step of it
+SAMPLES = 32.0  # of a step
+BLOCK_S = 2.0
+UNMEASURED = 4  # steps before a block: the queue of its loader, the step after a pause
+PREDICTION_SD = 0.08
+NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
+
+
+class World(Protocol):
+    """A grid whose cells can be run.
+
+    settings: of each cell. predictions: as of `Race`. truth: log figures (cells,). samples: of a step (cells,).
+    start_s: of a process; sweep_start_s: of a cell in a sweep, whose cells may share a process. block_s: of a block.
+    full_s: of a full run after its start (cells,).
+    """
+
+    settings: list[Mapping[str, object]]
+    predictions: list[tuple[float, float] | None]
+    truth: np.ndarray
+    samples: np.ndarray
+    start_s: float
+    sweep_start_s: float
+    block_s: float
+    full_s: np.ndarray
+
+    def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
+        """Consecutive steps of a process that take about so many seconds, at a time of the race."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a grid is made.
+
+    interaction, between_runs, between_steps: standard deviations of logarithms. correlation: of neighbouring steps.
+    drift: standard deviation of the logarithm of all cells' speed, after 100 s. equal: how many best cells are made
+    equal. slowed: the share of steps that take twice as long. predicted: whether cells have predictions.
+    """
+
+    start_s: float = 10.0
+    interaction: float = 0.05
+    between_runs: float = 0.01
+    between_steps: float = 0.04
+    correlation: float = 0.0
+    drift: float = 0.0
+    equal: int = 1
+    slowed: float = 0.0
+    predicted: bool = False
+
+
+class MadeGrid:
+    """A grid of 96 cells: axes that matter by 1 % to 70 %, and interactions."""
+
+    def __init__(self, kind: Kind, seed: int) -> None:
+        self._kind, self._seed = kind, seed
+        rng = np.random.default_rng(seed)
+        cells = itertools.product(*AXES.values())
+        self.settings: list[Mapping[str, object]] = [dict(zip(AXES, values, strict=True)) for values in cells]
+        self.samples = np.full(len(self.settings), SAMPLES)
+        self.truth = np.zeros(len(self.settings))
+        for axis, values in AXES.items():
+            size = math.exp(rng.uniform(math.log(0.01), math.log(0.7)))
+            effects = dict(zip(values, rng.permutation(np.linspace(0, size, len(values))), strict=True))
+            self.truth += [effects[setting[axis]] for setting in self.settings]
+        self.truth += rng.normal(0, kind.interaction, len(self.truth))
+        order = np.argsort(-self.truth)
+        self.truth[order[: kind.equal]] = self.truth[order[0]]
+        self.truth += math.log(SAMPLES / STEP_S) - self.truth.mean()
+        self.start_s = self.sweep_start_s = kind.start_s
+        self.block_s = BLOCK_S
+        self.full_s = FULL_S * np.exp(-self.truth) / np.exp(-self.truth).mean()
+        walk = rng.normal(0, kind.drift / 10, 10_000)  # a second each
+        self._drift = np.cumsum(walk)
+        self.predictions: list[tuple[float, float] | None] = [
+            (float(figure + rng.normal(0, PREDICTION_SD)), PREDICTION_SD) if kind.predicted else None
+            for figure in self.truth
+        ]
+
+    def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
+        kind = self._kind
+        own = np.random.default_rng((self._seed, cell, process)).normal(0, kind.between_runs)
+        rng = np.random.default_rng((self._seed, cell, process, int(now_s * 1000)))
+        speed = self.truth[cell] + own + self._drift[min(int(now_s), len(self._drift) - 1)]
+        step_s = SAMPLES * math.exp(-speed)
+        count = max(3, round(seconds / step_s))
+        noise = correlated(rng.normal(0, 1, count), kind.correlation)
+        steps_s = step_s * (1 + kind.between_steps * noise)
+        return steps_s * np.where(rng.random(count) < kind.slowed, 2.0, 1.0)
+
+
+def correlated(normals: np.ndarray, correlation: float) -> np.ndarray:
+    """A first-order process (n,) of a variance of 1."""
+    from scipy.signal import lfilter
+
+    if not correlation:
+        return normals
+    normals[1:] *= math.sqrt(1 - correlation**2)
+    return np.asarray(lfilter([1.0], [1.0, -correlation], normals))
+
+
+class Replay(NamedTuple):
+    """How a race went.
+
+    loss: by how much its winner is slower than the best cell, as a share. share: of the grid's time that it took, where
+    each cell is a process of its own; finals: that of the finalists' runs alone; of_sweep: where cells share one.
+    started: cells. dropped_wrongly: whether a cell that dropped out as beaten is better than the winner. covered:
+    whether the winner's 95 % interval holds its true figure.
+    """
+
+    loss: float
+    share: float
+    finals: float
+    of_sweep: float
+    finalists: int
+    started: int
+    blocks: int
+    rounds: int
+    dropped_wrongly: bool
+    covered: bool
+    verdict: Verdict
+
+
+def replay(world: World, options: RaceOptions | None = None, seed: int = 0) -> Replay:
+    """Run a race to its end, and its finals."""
+    full_s = world.start_s + float(np.median(world.full_s))
+    race = Race(world.settings, world.predictions, world.start_s, world.block_s, options, seed, full_s)
+    processes: dict[int, int] = {}
+    now_s, blocks = 0.0, 0
+
+    def add(cell: int, turn: int, seconds: float) -> np.ndarray:
+        steps_s = world.steps_s(cell, processes[cell], seconds, now_s)
+        race.add(Block(cell, turn, *of_steps(steps_s, world.samples[cell] * len(steps_s)), processes[cell]))
+        return steps_s
+
+    while cells := race.next_round():
+        begun = [cell for cell in cells if cell not in processes or cell in race.fresh]
+        for cell in begun:
+            processes[cell] = processes.get(cell, -1) + 1
+            now_s += world.start_s
+        for cell in cells:
+            steps_s = add(cell, race.round, world.block_s)
+            unmeasured = UNMEASURED * (2 if cell in begun else 1)  # a process leaves its first steps out besides
+            now_s += QUIET_S + float(steps_s.sum() + unmeasured * steps_s.mean())
+            blocks += 1
+    race_s, rounds = now_s, race.round + 1
+    for turn, cell in race.final_runs:
+        processes[cell] += 1
+        now_s += world.start_s + float(add(cell, turn, float(world.full_s[cell])).sum())
+    verdict = race.verdict()
+    assert verdict.winner is not None
+    grid_s = float((world.start_s + world.full_s).sum())
+    loss = -math.expm1(world.truth[verdict.winner] - world.truth.max())
+    finals = (now_s - race_s) / grid_s
+    standings = race.standings
+    figure = world.truth[verdict.winner]
+    dropped_wrongly = any(one.state == OUT and world.truth[one.cell] > figure for one in standings)  # none fails here
+    winner = standings[verdict.winner]
+    covered = bool(abs(winner.log_figure - figure) <= NORMAL_95 * winner.error)
+    counts = len(race.finalists), len(processes), blocks, rounds
+    of_sweep = now_s / float((world.sweep_start_s + world.full_s).sum())
+    return Replay(loss, now_s / grid_s, finals, of_sweep, *counts, dropped_wrongly, covered, verdict)
