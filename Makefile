@@ -1,4 +1,5 @@
-# make demo     install, run a small sweep and one tuning run, print what was measured, write a page about it
+# make demo     install, run a small sweep and one tuning run, print what was measured, write a page about it, and plan a
+#               list of the papers' trainings on four GPUs
 # make test     install, lint, run the tests (those of a cluster where `tests/slurm/cluster up` has started one)
 # make test-gpu what only a CUDA device can show
 # make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other, and a report of them
@@ -20,6 +21,7 @@ demo: install
 	$(BIN)/python train_vision.py -m precision=fp32,bf16 gpus=1,2 layout=nhwc batch_size=16
 	$(BIN)/python tune_llm.py method=qlora template=grammar max_steps=100
 	$(BIN)/python -m analysis report
+	$(BIN)/python -m multicard.plan docs/jobs.yaml
 
 test: lint
 	$(BIN)/python -m pytest -m "not gpu and not slurm"
