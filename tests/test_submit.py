@@ -205,6 +205,27 @@ def test_no_answer_of_slurm_is_not_an_empty_queue(monkeypatch: pytest.MonkeyPatc
     assert slurm.is_alive("7")
 
 
+@pytest.mark.parametrize("has_left", ["its folder", "the queue"])
+def test_a_cell_has_ended_once_its_job_has_tidied_up_or_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_left: str
+):
+    """A launcher that returns on the record alone leaves a checkpoint that is about to go, and a folder in use."""
+    queued = {"4_0": State("RUNNING", "", "", "")}
+    monkeypatch.setattr(slurm, "queued", lambda _: dict(queued))
+    monkeypatch.setattr(slurm_wait.SESSION, "workload", WORKLOAD)
+    cell = Cell(0, "", DictConfig({}), DictConfig({}), tmp_path)
+    queue = slurm_wait.Queue([cell], {0: "4_0"}, Streak())
+    run_folder.claim(tmp_path, "4_0")
+    run_folder.write_result(tmp_path, records.vision(job="4_0"))
+    assert queue.poll() == []
+    if has_left == "its folder":
+        run_folder.release(tmp_path)
+    else:
+        queued.clear()
+    assert queue.poll() == [cell]
+    assert (cell.result or {})["status"] == "ok"
+
+
 def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -282,6 +282,11 @@ def owner(folder: Path, job: str | None = None) -> str | None:
     return f"process {marked['pid']}" if other else None
 
 
+def is_held_by(folder: Path, job: str) -> bool:
+    """Whether SLURM's `job` claims `folder`, or died before it could release it."""
+    return (read_json(folder / RUNNING) or {}).get("job") == job
+
+
 def results(sweep: Path) -> dict[str, tuple[int, int]]:
     """What tells each record of a sweep from one that replaces it, by the name of its run. No times are compared with
     a clock: it may be set meanwhile, and that of a file server is another."""

@@ -74,7 +74,8 @@ class Queue:
         self.streak = streak
 
     def poll(self) -> list[Cell]:
-        """Ask SLURM once about all jobs. Returns the cells that have ended since the last call."""
+        """Ask SLURM once about all jobs. Returns the cells whose jobs have ended, or let go of their folder, since the
+        last call."""
         waiting = [cell for cell in self.cells if cell.number in self.jobs]
         try:
             self.states = slurm.queued(list(self.jobs.values()))
@@ -86,8 +87,10 @@ class Queue:
             job = self.jobs[cell.number]
             record = read_record(cell)
             if record is not None and record.get("job") == job:
-                cell.result = record
-                ended.append(cell)
+                # after its record a job removes what it resumes from, and mirrors the run
+                if job not in self.states or not run_folder.is_held_by(cell.folder, job):
+                    cell.result = record
+                    ended.append(cell)
             elif job in self.states:
                 self.missing_since_s.pop(job, None)
             else:
