@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from multicard.records.text_table import clean, in_bytes
+from multicard.records.text_table import clean, in_bytes, in_joules
 
 
 def value(column: str, content: Any) -> str:
@@ -25,7 +25,7 @@ def _number(column: str, content: float) -> str:
     if column.endswith("_s"):
         return seconds(content)
     if column.endswith("_joules"):
-        return joules(content)
+        return in_joules(content)
     if column.endswith("accuracy"):
         return f"{content:.2%}"
     return str(content) if isinstance(content, int) else f"{content:.4g}"
@@ -34,14 +34,6 @@ def _number(column: str, content: float) -> str:
 def seconds(count: float) -> str:
     """Seconds to a tenth from 10 s on, else to four digits."""
     return f"{count:,.1f}" if count >= 10 else f"{count:.4g}"
-
-
-def joules(count: float) -> str:
-    for unit in ("J", "kJ"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} MJ"
 
 
 def say(lines: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,6 +92,22 @@ def test_a_full_disk_as_ranks_start_is_one_line_that_names_it(
     named = "No space left on device); free some" if opens else f"cannot write to {folder}; free some space"
     assert failure.message.endswith(named) and len(failure.message.splitlines()) == 1
     assert "".join(capfd.readouterr()) == ""
+
+
+def test_a_full_disk_that_its_error_does_not_name_is_the_fullest_of_those_that_ranks_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Tensors of a loader's workers do not fit /dev/shm, and the error names no file."""
+    shared, job = tmp_path / "shm", Job(tmp_path / "cell", "cpu", "gloo", 1, 1, "system")
+    shared.mkdir()
+    (job.folder / "ranks").mkdir(parents=True)
+    free = {job.folder: 10**9, shared: 0}
+    monkeypatch.setattr(process, "SHARED_MEMORY", shared)
+    monkeypatch.setattr(process.shutil, "disk_usage", lambda path: SimpleNamespace(free=free.get(Path(path), 10**10)))
+    process._report(job, 0, OSError(errno.ENOSPC, "No space left on device"))
+    report = json.loads(process.error_file(job.folder, 0).read_text())
+    said = f"no space left on the disk of {shared} (No space left on device); free some"
+    assert (report["kind"], report["message"]) == ("disk", said)
 
 
 def test_a_full_disk_is_found_behind_other_errors():

@@ -164,3 +164,10 @@ def test_bytes_are_readable(count: float | None, text: str):
 def test_the_last_line_says_where_the_records_are():
     assert table.folders([result(1.0)]) == "multirun/x/1.0/"
     assert table.folders([result(1.0), result(2.0)]) == "multirun/x/*/result.json"
+
+
+@pytest.mark.parametrize(
+    ("joules", "text"), [(3.0, "3 J"), (0.0, "0 J"), (4321.0, "4.32 kJ"), (2.5e6, "2.5 MJ"), (1.2345e9, "1.23 GJ")]
+)
+def test_joules_are_shown_in_the_unit_that_suits_them(joules: float, text: str):
+    assert text_table.in_joules(joules) == text

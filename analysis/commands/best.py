@@ -19,7 +19,7 @@ from analysis.runs.load import Run
 from analysis.runs.setting_figure import ACCURACY, MEMORY, of_setting
 from analysis.stats.trade_off import front
 from multicard.records import text_table
-from multicard.records.text_table import clean, in_bytes
+from multicard.records.text_table import clean, in_bytes, in_joules
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ def _with_marks(figures: str, marks: str) -> str:
 def _cost(setting: RankedSetting, goal: str) -> str:
     if goal == "time":
         return f"{formatting.seconds(setting.cost)} s"
-    return formatting.joules(setting.cost) if goal == "energy" else in_bytes(setting.cost)
+    return in_joules(setting.cost) if goal == "energy" else in_bytes(setting.cost)
 
 
 def _table(

@@ -81,11 +81,12 @@ def device_memory(device: str) -> DeviceMemory | None:
 def free_shared_memory_bytes() -> int | None:
     """What processes can still share through /dev/shm; None where the system has no such folder."""
     try:
-        return shutil.disk_usage("/dev/shm").free
+        return shutil.disk_usage(SHARED_MEMORY).free
     except OSError:
         return None
 
 
+SHARED_MEMORY = Path("/dev/shm")  # which workers of loaders, and caches, fill
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 

@@ -101,7 +101,7 @@ def _figures(plan: Plan) -> list[str]:
         notes.append(f"{name}: {in_hours(other.makespan_s)}; {compared if abs(saved) >= 0.005 else 'as the plan'}")
     joules = plan.schedule.joules()
     if joules is not None:
-        notes.append(f"energy: {joules / 1e6:,.3g} MJ of the GPUs at work")
+        notes.append(f"energy: {text_table.in_joules(joules)} of the GPUs at work")
     return notes
 
 

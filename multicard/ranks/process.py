@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from multicard.config.base import Malloc
 from multicard.machine.allocation import Allocation
-from multicard.measure.memory import device_memory, held_memory_bytes
+from multicard.measure.memory import SHARED_MEMORY, device_memory, held_memory_bytes
 from multicard.measure.timing import pause
 from multicard.ranks import os_calls
 from multicard.ranks.failures import disk_full, in_a_line, is_oom
@@ -158,8 +158,8 @@ def _report(job: Job, rank: int, error: BaseException) -> None:
     memory, message = device_memory(job.device), in_a_line(error)
     kind = "oom" if is_oom(error, memory) else "exception"
     if (full := disk_full(error)) is not None:
-        disks = [full.filename] if full.filename else [job.folder, tempfile.gettempdir()]
-        fullest = min(disks, key=lambda path: shutil.disk_usage(Path(path).parent).free)
+        disks = [path for path in (job.folder, tempfile.gettempdir(), SHARED_MEMORY) if Path(path).exists()]
+        fullest = full.filename or min(disks, key=lambda path: shutil.disk_usage(path).free)
         kind, message = "disk", f"no space left on the disk of {fullest} ({full.strerror}); free some"
     held = held_memory_bytes(job.device) if kind == "oom" else None
     if memory is not None and kind == "oom" and not is_oom(error):  # it does not say so itself

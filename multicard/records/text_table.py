@@ -179,3 +179,12 @@ def in_bytes(count: float | None) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} TB"
+
+
+def in_joules(count: float) -> str:
+    """Joules for a person to read."""
+    for unit in ("J", "kJ", "MJ"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} GJ"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from omegaconf import OmegaConf
 
+from multicard.measure.memory import SHARED_MEMORY
 from multicard.sweep.plan import Cell
 
 IN_A_ROW = 3
@@ -21,7 +22,6 @@ PLACES += ("tokenizer.path", "tokenizer.merges_file")
 # Errors of disks and of what lies there
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENOTCONN)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-SHARED_MEMORY = "/dev/shm"  # which loaders and caches of a cell fill
 
 
 class SameFailureError(Exception):
@@ -69,7 +69,7 @@ def cause_of(cell: Cell) -> str:
 def _cause_in_data(message: str) -> str:
     number = re.match(r"\w+: \[Errno (\d+)\]", message)
     if number is not None:
-        is_full = int(number[1]) in FULL and SHARED_MEMORY not in message
+        is_full = int(number[1]) in FULL and str(SHARED_MEMORY) not in message
         return f"data, error {number[1]}" if is_full or int(number[1]) in GONE else ""
     key = re.match(r"[\w.]*", message)
     return f"data, {key[0]}" if key is not None and key[0] in PLACES else ""

@@ -26,12 +26,12 @@ from multicard.config.vision import CacheMode, ImagesConfig
 from multicard.machine import private
 from multicard.machine.environment import cores
 from multicard.measure import timing
+from multicard.measure.memory import SHARED_MEMORY
 from multicard.records import run_folder
 from multicard.vision.data import decoding
 from multicard.vision.data.splits import Data, Split
 
 VERSION = 1  # of the format: a cache of another version is rebuilt
-SHARED_MEMORY = Path("/dev/shm")
 CHUNK = 256  # images that are decoded ahead of the one that is written
 
 
