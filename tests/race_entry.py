@@ -1,4 +1,4 @@
-"""`train_vision.py` whose races end with one full run of one cell."""
+"""`train_vision.py` whose races have three rounds of all cells, and one full run of the best."""
 
 import sys
 
@@ -9,9 +9,18 @@ from multicard import cli, workloads
 from multicard.race import live
 from multicard.sweep import task
 from multicard.vision.workload import WORKLOAD
+from tests.race_fakes import Rules
 
 workloads.register()
-live.FINALISTS = live.FINAL_RUNS = 1
+
+
+class ThreeRounds(Rules):
+    @property
+    def final_runs(self) -> list[tuple[int, int]]:
+        return [(3, self.finalists[0])]
+
+
+live.Race = ThreeRounds(3)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="train_vision")

@@ -54,6 +54,9 @@ class Rules:
         self.rounds, self.round = self.rounds - 1, self.round + 1
         return [cell for cell in range(self.cells) if cell not in self.reasons] if self.rounds >= 0 else []
 
+    def replay_round(self) -> None:
+        self.next_round()
+
     def add(self, block: Block) -> None:
         self.blocks.append(block)
         self.round = max(self.round, block.round)

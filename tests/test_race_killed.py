@@ -16,7 +16,7 @@ from multicard.race.state import FOLDER
 from multicard.records import run_folder
 from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited
 
-WORDS = (*SMALL, "lr=0.1,0.2", "model.width=0.35", "race=images_per_s", "race.block=0.5")  # cells of the same speed
+WORDS = (*SMALL, "lr=0.1,0.2", "model.width=0.35", "race=images_per_s", "race.block=0.5")
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ def test_a_race_goes_on_after_a_killed_rank_and_after_a_killed_command(tmp_path:
         return known(lambda line: line.get("cell") == cell and "process" in line and "round" not in line)
 
     first = start()
-    awaited(lambda: [*tmp_path.glob(f"{FOLDER}/*.jsonl")] and known(lambda line: "round_s" in line))
+    awaited(lambda: [*tmp_path.glob(f"{FOLDER}/*.jsonl")] and known(lambda line: "log_figure" in line))
     victim = known(lambda line: "log_figure" in line)[0]["cell"]
     (folder,) = tmp_path.glob(f"*{victim}-probe")
     rank = run_folder.read_json(run_folder.rank_file(folder, 0))
