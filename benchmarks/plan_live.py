@@ -4,8 +4,8 @@ plan's, and against that of the same jobs one after the other on all GPUs.
     python -m benchmarks.plan_live [FOLDER]
 
 Jobs run on two CPU ranks where there is no GPU. Their times come from probes (`--probe`), as does the slowdown of runs
-side by side. Use a quiet machine: a busy one takes longer than its probes tell, or shorter. A quarter of an hour on two
-cores; the same FOLDER again goes on.
+side by side. Use a quiet machine: a busy one takes longer than its probes tell, or shorter. Half an hour on two cores;
+the same FOLDER again goes on.
 """
 
 import json
