@@ -9,6 +9,7 @@
     python -m analysis predictions [FOLDER...] [--json FILE] [--csv FILE]
     python -m analysis figure NAME|all [FOLDER...] [--format svg,pdf,png]
     python -m analysis report [FOLDER...] [--out report.html] [--title TEXT]
+    python -m analysis sync [FOLDER...] [--project NAME] [--entity NAME]
 
 FOLDER is multirun by default. An error is one line, `refused: ...`, and exit code 1.
 """
@@ -34,8 +35,10 @@ from analysis.commands import (
     dataset_table,
     list_runs,
     predictions,
+    sync,
     table,
     table_formats,
+    uploads_bar,
 )
 from analysis.figures import write_files
 from analysis.papers import experiments
@@ -174,6 +177,22 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
+def _sync(options: argparse.Namespace) -> int:
+    from analysis import report
+
+    loaded = load.read(options.folders or FOLDERS, probes=True)
+    with uploads_bar.shown() as show:
+        outcome = sync.sync(
+            loaded.runs,
+            options.project,
+            options.entity,
+            lambda folder, out: report.write([folder], out, None, mix=True),
+            show,
+        )
+    formatting.say([*outcome.lines(), *list_runs.skipped(loaded.skipped)])
+    return 1 if outcome.failed else 0
+
+
 RUNS = {
     "list": _list,
     "table": _table,
@@ -183,6 +202,7 @@ RUNS = {
     "predictions": _predictions,
     "figure": _figure,
     "report": _report,
+    "sync": _sync,
 }
 
 if __name__ == "__main__":

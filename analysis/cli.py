@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from analysis.commands import best, compare, list_runs, predictions, table, table_formats
+from analysis.commands import best, compare, list_runs, predictions, sync, table, table_formats
 from analysis.figures import write_files
 from analysis.papers import experiments
 from analysis.papers.printed import DATASETS
@@ -137,6 +137,14 @@ def _report(commands: Any) -> argparse.ArgumentParser:
     return command
 
 
+def _sync(commands: Any) -> argparse.ArgumentParser:
+    command = commands.add_parser("sync", help="bring records to W&B", description=sync.__doc__)
+    _folders(command)
+    command.add_argument("--project", metavar="NAME", help="the W&B project (each run's tracker.project)")
+    command.add_argument("--entity", metavar="NAME", help="the W&B user or team (each run's tracker.entity)")
+    return command
+
+
 COMMANDS = {
     "list": _list,
     "table": _table,
@@ -146,6 +154,7 @@ COMMANDS = {
     "predictions": _predictions,
     "figure": _figure,
     "report": _report,
+    "sync": _sync,
 }
 
 

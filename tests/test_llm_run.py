@@ -326,14 +326,14 @@ def assert_only_the_record_is_left(folder: Path) -> None:
 
 
 def test_the_mirror_takes_the_loss_of_the_rank_that_knows_it(tuned: Tuned):
-    from multicard.tracking import wandb_mirror
+    from multicard.tracking import history
 
     result = ok(tuned("gpus=2", "dataset.rows=40"))
     table = run_folder.read_steps(Path(result["folder"]))
-    rows = wandb_mirror.step_rows(table, {0})
-    assert [row["loss"] for row in rows] == steps(result, "loss").tolist()
+    *rows, _ = (row.values for row in history.rows(history.Training.of(result), table))
+    assert [row["train/loss"] for row in rows] == steps(result, "loss").tolist()
     ends_s = np.maximum(steps(result, "step_s").cumsum(), steps(result, "step_s", 1).cumsum())
-    assert [row["step_s"] for row in rows] == pytest.approx(np.diff(ends_s, prepend=0.0))
+    assert [row["train/step_s"] for row in rows] == pytest.approx(np.diff(ends_s, prepend=0.0))
     assert np.isnan(steps(result, "loss", 1)).all()
 
 

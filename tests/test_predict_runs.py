@@ -23,7 +23,7 @@ from multicard.predict.run import Predictor, Target
 from multicard.ranks.failures import Failure
 from multicard.records import comparable
 from multicard.records.schema_parts import Interval, Prediction
-from multicard.tracking.wandb_mirror import Mirror
+from multicard.tracking.mirror import Mirror
 from multicard.vision.workload import WORKLOAD
 from tests import records
 from tests.conftest import SMALL, composed, typed, typed_llm
@@ -127,7 +127,8 @@ def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path
     prepared = prepare.prepare(WORKLOAD, cfg, folder, 0.0, alone, Peers(alone), lambda *_: None)
     assert isinstance(prepared, prepare.PreparedRun)
     attempts.end(folder, Failure("oom", "CUDA out of memory"))
-    record = outcome.complete(prepared, outcome.begin(WORKLOAD, cfg, folder), Mirror(prepared.config, "vision", folder))
+    mirror = Mirror(prepared.config, "vision", folder, {})
+    record = outcome.complete(prepared, outcome.begin(WORKLOAD, cfg, folder), mirror)
     assert (record["status"], record["hardware"]) == ("oom", "H200")
     (run,) = history.read([tmp_path / "sweep"]).runs
     assert run.is_of("H200", None)

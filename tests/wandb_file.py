@@ -32,7 +32,8 @@ def messages(path: Path) -> list[bytes]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """`config`, `summary`, `history` (a list of rows), `run` and `exit_code` of the one run under `folder`.
+    """`config`, `summary`, `history` (a list of rows), `system` (of Unix times and samples), `artifacts` (by type),
+    `axes` (of each metric), `run` and `exit_code` of the one run under `folder`.
 
     W&B's own process writes the file, and may still be at its last record when the run's `finish` has returned.
     """
@@ -43,7 +44,8 @@ def read(folder: Path) -> dict[str, Any]:
 def _parse(path: Path) -> dict[str, Any]:
     from wandb.proto import wandb_internal_pb2 as pb
 
-    content: dict[str, Any] = {"config": {}, "summary": {}, "history": [], "exit_code": None}
+    content: dict[str, Any] = {"exit_code": None, "history": [], "system": []}
+    content |= {name: {} for name in ("config", "summary", "artifacts", "axes")}
     for message in messages(path):
         record = pb.Record()  # pyright: ignore[reportAttributeAccessIssue]
         record.ParseFromString(message)
@@ -58,6 +60,15 @@ def _parse(path: Path) -> dict[str, Any]:
         elif kind == "history":
             row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             content["history"].append(row)
+        elif kind == "config":
+            content["config"] |= {item.key: json.loads(item.value_json) for item in record.config.update}
+        elif kind == "stats":
+            at = record.stats.timestamp.ToMicroseconds() / 1e6
+            content["system"].append((at, {item.key: json.loads(item.value_json) for item in record.stats.item}))
+        elif kind == "artifact":
+            content["artifacts"][record.artifact.type] = record.artifact
+        elif kind == "metric":
+            content["axes"][record.metric.name] = record.metric.step_metric
         elif kind == "exit":
             content["exit_code"] = record.exit.exit_code
     return content

@@ -22,7 +22,7 @@ from multicard.ranks.failures import Failure, in_a_line
 from multicard.ranks.process import LOG_LINES
 from multicard.records import probes, run_folder
 from multicard.records.schema import SCHEMA_VERSION
-from multicard.tracking.wandb_mirror import Mirror
+from multicard.tracking.mirror import Mirror
 
 STOPPED = ("timeout", "preempted")  # kinds of failure after which a job may be requeued; statuses too
 Record = dict[str, Any]

@@ -24,7 +24,7 @@ from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure, Interrupted
 from multicard.records import run_folder
 from multicard.records.progress import Board
-from multicard.tracking.wandb_mirror import Mirror
+from multicard.tracking.mirror import Mirror
 
 
 def measure(
@@ -61,7 +61,7 @@ def measure(
             except ValueError as refusal:
                 return outcome.refuse(record, str(refusal), keep_refused)
             claimed = True
-            mirror = Mirror(run.config, workload.name, folder)
+            mirror = Mirror(run.config, workload.name, folder, workload.axes(run.config, run.placement.device))
             try:
                 failure = _train(run, mirror, peers)
                 if failure is not None and outcome.status_of(failure) not in run_folder.DONE and requeue(failure):

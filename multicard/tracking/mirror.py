@@ -1,0 +1,124 @@
+"""Mirrors the run that is being measured to W&B.
+
+It reads the run folder, in the controller: what W&B gets is on disk first, and the ranks are not disturbed while timed.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from multicard.config.base import RunConfig, TrackerMode, plain
+from multicard.machine import network
+from multicard.records import run_folder
+from multicard.tracking import history, identity, upload, uploaded
+from multicard.tracking.timeline import Timeline
+from multicard.tracking.wandb_run import Target, WandbRun, server
+
+FINISH_S = 60.0
+
+
+class Mirror:
+    """The W&B run of a run: written at the end offline, epoch by epoch online.
+
+    Args:
+        axes: the settings of the record, as used.
+
+    Raises:
+        RuntimeError: if W&B fails, which is an error of the command and no warning.
+    """
+
+    def __init__(self, config: RunConfig, kind: str, folder: Path, axes: Mapping[str, Any]) -> None:
+        self._config, self._kind, self._folder, self._axes = config, kind, folder, axes
+        tracker = config.tracker
+        self._target = Target(tracker.mode, tracker.project, tracker.entity, FINISH_S)
+        self._run: WandbRun | None = None
+        self._epochs = 0
+        self._failed: RuntimeError | None = None
+
+    @property
+    def live(self) -> bool:
+        return self._target.mode is TrackerMode.online
+
+    def reach(self) -> None:
+        """See that W&B's server answers."""
+        url = server()
+        if (why := network.problem(url)) is not None:
+            raise RuntimeError(f"cannot reach {url} ({why})")
+
+    def open(self) -> None:
+        """Start the W&B run, or go on with that of an earlier start of the same job."""
+        self._run = WandbRun.open(identity.about(self._folder, self._so_far([], None)), self._target, self._folder)
+
+    def update(self) -> None:
+        """Log the steps and epochs written since the last call; `close` raises what fails here."""
+        if self._failed is not None or self._run is None:
+            return
+        ranks = run_folder.read_ranks(self._folder)
+        if min((len(rank["epochs"]) for rank in ranks), default=0) <= self._epochs:
+            return
+        try:
+            steps = run_folder.read_steps(self._folder)
+            so_far = self._so_far(ranks, steps)
+            self._log(self._run, so_far, steps)
+            self._epochs = len(so_far["epochs"])
+        except RuntimeError as error:
+            self._failed = error
+
+    def _log(self, run: WandbRun, so_far: Mapping[str, Any], steps: Any) -> None:
+        timeline = Timeline.of(so_far)
+        for number, row in enumerate(history.rows(history.Training.of(so_far), steps)):
+            run.row(number, row.values, timeline.moment(row.trained_s))
+
+    def _so_far(self, ranks: list[dict[str, Any]], steps: Any) -> dict[str, Any]:
+        """What is known by now of the record.
+
+        Args:
+            ranks: the files of all ranks.
+        """
+        config = plain(self._config)
+        attempts = run_folder.read_segments(self._folder)
+        last = attempts[-1] if attempts else {}
+        epochs = history.epochs_so_far(ranks, steps)
+        trained_s = [part["trained_s"] for part in (ranks[0].get("segments") or [] if ranks else [])]
+        known = [{**attempt, "trained_s": None} for attempt in attempts]
+        for attempt, own_s in zip(reversed(known[:-1]), reversed(trained_s[:-1]), strict=False):
+            attempt["trained_s"] = own_s
+        started = [last.get("started_s"), ranks[0].get("started_s") if ranks else None]
+        return {
+            "kind": self._kind,
+            "name": self._folder.parent.name,
+            "identity": self._config.identity(),
+            "repetition": self._config.repetition,
+            "axes": self._axes,
+            "config": config,
+            "segments": known,
+            "started_at": last.get("started_at"),
+            "startup_s": started[1] - started[0] if None not in started else None,
+            "epochs": epochs,
+            "data": last.get("data"),
+            "probe": {"steps_per_epoch": ranks[0].get("steps_per_epoch")} if ranks else None,
+        }
+
+    def close(self, result: dict[str, Any], steps: Any) -> None:
+        """Write what W&B does not have yet, and end the run.
+
+        Args:
+            result: the record, which is on disk.
+            steps: of all ranks (an Arrow table); None where there are none.
+        """
+        if self._failed is not None:
+            raise self._failed
+        about = identity.about(self._folder, result)
+        if self._run is None:
+            self._run = WandbRun.open(about, self._target, self._folder)
+        else:
+            self._run.describe(about)
+        url = self._run.url
+        try:
+            upload.finish(self._run, self._folder, result, steps)
+            if self.live:
+                content = (self._folder / run_folder.RESULT).read_bytes()
+                uploaded.note(self._folder, about.id, self._target, uploaded.digest(content), url)
+        except OSError as error:
+            raise RuntimeError(f"{error.filename}: {error.strerror}") from error
+        self._run = None

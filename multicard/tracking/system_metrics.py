@@ -1,0 +1,76 @@
+"""Samples of a run's GPUs, as W&B's system panels have them: `gpu.0.powerWatts` and the like.
+
+GPUs are numbered from 0 within the run, whichever of the machine's it had, so that a panel has the runs of a sweep side
+by side; on several nodes the host follows the name, as W&B's own label does.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from multicard.energy.parts import MERGED
+from multicard.records.run_folder import ENVIRONMENT, read_json
+from multicard.tracking import keys
+from multicard.tracking.timeline import Timeline
+
+Sample = tuple[float, dict[str, float]]  # Unix time, and values by W&B's names
+
+
+def samples(folder: Path, record: Mapping[str, Any], timeline: Timeline) -> list[Sample]:
+    """The samples of gpu.parquet in the order of their times; none on CPU ranks."""
+    gpu, path = record.get("gpu"), folder / MERGED
+    if not gpu or not path.exists():
+        return []
+    import pyarrow.parquet as pq
+
+    parts = {(part["start"], part["node"]): part for part in gpu.get("parts") or ()}
+    zeros = {key: _zero(part, timeline) for key, part in parts.items()}
+    names = _names(gpu.get("devices") or (), {key: part.get("host") for key, part in parts.items()})
+    memory_bytes = _memory_bytes(folder)
+    found = []
+    for row in pq.ParquetFile(path).read().to_pylist():
+        part = row["start"], row["node"]
+        if part in zeros and (part, row["gpu"]) in names:
+            values = dict(_values(row, memory_bytes.get(row["gpu"])))
+            prefix, suffix = names[part, row["gpu"]]
+            if values:
+                named = {f"{prefix}.{name}{suffix}": value for name, value in values.items()}
+                found.append((zeros[part] + row["time_s"], named))
+    return sorted(found, key=lambda sample: sample[0])
+
+
+def _zero(part: Mapping[str, Any], timeline: Timeline) -> float:
+    """Unix time of a part's `time_s` 0: its first span begins where the training of its attempt does."""
+    attempt = timeline.attempts[min(part["start"], len(timeline.attempts) - 1)]
+    spans = part.get("spans_s") or ()
+    if part.get("covers") == "training" and spans:
+        return attempt.training_at - spans[0][0]
+    return attempt.started_at
+
+
+def _names(devices: Any, hosts: Mapping[tuple[int, int], str | None]) -> dict[Any, tuple[str, str]]:
+    """Prefix and suffix of W&B's name, by part and GPU."""
+    several = len(set(hosts.values())) > 1
+    names: dict[Any, tuple[str, str]] = {}
+    for part, host in hosts.items():
+        own = [device["uuid"] for device in devices if device.get("host") in (host, None)]
+        for number, uuid in enumerate(own):
+            names[part, uuid] = f"gpu.{number}", f"/l:{host}" if several else ""
+    return names
+
+
+def _memory_bytes(folder: Path) -> dict[str, int]:
+    """The memory of each GPU of the first node, by UUID."""
+    gpus = (read_json(folder / ENVIRONMENT) or {}).get("gpus") or []
+    return {gpu["uuid"]: gpu["memory_bytes"] for gpu in gpus if gpu.get("memory_bytes")}
+
+
+def _values(row: Mapping[str, Any], memory_bytes: int | None) -> Iterator[tuple[str, float]]:
+    """What a sample has, by W&B's names and in its units."""
+    for column, (name, factor) in keys.GPU_SAMPLES.items():
+        value = row.get(column)
+        if value is not None and not math.isnan(value):
+            yield name, value * factor
+            if column == "memory_bytes" and memory_bytes:
+                yield keys.GPU_MEMORY_SHARE, 100 * value / memory_bytes

@@ -1,0 +1,166 @@
+"""Records are brought to W&B once each, by a small server that stands in for it."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+
+from analysis.__main__ import main
+from multicard.controller import run
+from multicard.records import run_folder
+from multicard.tracking import identity, keys, sweep_run, upload, uploaded
+from multicard.vision.workload import WORKLOAD
+from tests import records, wandb_server
+from tests.conftest import SMALL, composed, warm_up
+from tests.wandb_server import Server
+
+KEY = "0" * 40
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+    """The server, to which W&B of this process is logged in."""
+    for name in [name for name in os.environ if name.startswith("WANDB")]:
+        monkeypatch.delenv(name)
+    with wandb_server.running() as state:
+        monkeypatch.setenv("WANDB_BASE_URL", state.url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+        wandb.teardown()  # it reads its settings once
+        yield state
+        wandb.teardown()
+
+
+def written(sweep: Path) -> list[Path]:
+    """A sweep of a vision run, one that ran out of memory, and a tuning run, measured without W&B."""
+    made = [
+        records.vision(gpus=1),
+        records.vision(gpus=2, status="oom", cause={"kind": "oom", "message": "CUDA out of memory"}),
+        records.llm(),
+    ]
+    return [
+        records.write(sweep / f"gpus={number}-0000000{number}", record, records.steps([1.0] * 4, per_epoch=2))
+        for number, record in enumerate(made)
+    ]
+
+
+def ids(folders: list[Path]) -> list[str]:
+    return [identity.run_id(json.loads((folder / "result.json").read_text())) for folder in folders]
+
+
+def test_every_record_is_uploaded_once(tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]):
+    folders = written(tmp_path / "sweep")
+    assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
+    assert "uploaded 4" in capsys.readouterr().out  # the sweep's own, too
+    assert not server.unknown and set(ids(folders)) < set(server.runs) and len(server.runs) == 4
+
+    vision, memory, tuning = (server.runs[name] for name in ids(folders))
+    assert (vision.exit_code, memory.exit_code, tuning.exit_code) == (0, 0, 0)
+    assert vision.variables["project"] == "trial" and vision.variables["groupName"] == "sweep"
+    assert (vision.variables["jobType"], tuning.variables["jobType"]) == ("vision", "llm")
+    assert memory.variables["tags"] == ["oom"] and memory.summary["cause.message"] == "CUDA out of memory"
+    steps = [row for row in vision.history if keys.STEP in row]
+    assert [row[keys.STEP] for row in steps] == [0, 1, 2, 3] and len(vision.history) == 6
+    assert [row["_step"] for row in vision.history] == list(range(6))
+    assert [row["_runtime"] for row in vision.history if "epoch/train_s" in row] == [50.9, 100.9]
+    assert vision.summary["_wandb"]["runtime"] == 100.9 and vision.summary["total_s"] == 100.0
+    assert len(server.used) == 3 and len(server.artifacts) > 3
+
+    calls = len(server.calls)
+    assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
+    assert "uploaded 0; W&B had 4 already" in capsys.readouterr().out
+    assert len(server.calls) == calls
+
+
+def test_another_project_is_another_place(tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]):
+    written(tmp_path / "sweep")
+    assert main(["sync", str(tmp_path), "--project", "trial"]) == main(["sync", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("uploaded 4\n") == 2
+    assert {stored.variables["project"] for stored in server.runs.values()} == {"multicard"}
+
+
+def test_the_sweeps_own_run_has_its_table_and_report_and_grows_with_it(tmp_path: Path, server: Server):
+    sweep = tmp_path / "sweep"
+    folders = written(sweep)
+    assert main(["sync", str(tmp_path)]) == 0
+    (name,) = (name for name in server.runs if name.startswith(keys.SWEEP))
+    stored = server.runs[name]
+    assert stored.variables["jobType"] == keys.SWEEP and stored.variables["displayName"] == "sweep: all runs"
+    assert stored.summary[keys.SWEEP_TABLE]["nrows"] == 3
+    assert stored.summary[keys.SWEEP_REPORT]["_type"] == "html-file"
+    assert (stored.summary["runs"], stored.summary["runs.ok"], stored.summary["runs.oom"]) == (3, 2, 1)
+
+    more = records.vision(gpus=4, started_at="2026-11-22T09:41:29Z")
+    records.write(sweep / "gpus=4-00000004", more, records.steps([1.0] * 4, per_epoch=2))
+    assert main(["sync", str(tmp_path)]) == 0
+    told = {folder: json.loads((folder / "result.json").read_text()) for folder in folders}
+    assert sweep_run.run_id(told) == name and stored.summary[keys.SWEEP_TABLE]["nrows"] == 4
+    assert len([name for name in server.runs if name.startswith(keys.SWEEP)]) == 1
+
+
+def test_what_fails_is_tried_again_and_named(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    first, second, _ = written(tmp_path / "sweep")
+    whole, tries = upload.record, list[Path]()
+
+    def flaky(folder: Path, target: Any) -> None:
+        tries.append(folder)
+        if folder == first or tries.count(second) == 1 == len([*filter(second.__eq__, tries[-1:])]):
+            raise RuntimeError("CommError: no answer\nand more")
+        whole(folder, target)
+
+    monkeypatch.setattr(upload, "record", flaky)
+    assert main(["sync", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert f"not uploaded: {first}: CommError: no answer\n" in printed and "uploaded 3" in printed
+    assert tries.count(first) == 3 and tries.count(second) == 2
+    assert ids([second])[0] in server.runs and ids([first])[0] not in server.runs
+
+    monkeypatch.setattr(upload, "record", whole)
+    assert main(["sync", str(tmp_path)]) == 0
+    assert "uploaded 1; W&B had 3 already" in capsys.readouterr().out
+
+
+def test_an_upload_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, server: Server):
+    folder, *_ = written(tmp_path / "sweep")
+    assert main(["sync", str(folder)]) == 0
+    stored = server.runs[ids([folder])[0]]
+    whole = list(stored.history)
+    del stored.history[3:]
+    (folder / uploaded.NOTE).unlink()
+    assert main(["sync", str(folder)]) == 0
+    assert [row["_step"] for row in stored.history] == list(range(6))
+    assert [row["_runtime"] for row in stored.history] == [row["_runtime"] for row in whole]
+
+
+def test_without_a_server_nothing_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    written(tmp_path / "sweep")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    wandb.teardown()
+    assert main(["sync", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("refused: cannot reach http://127.0.0.1:9") and error.count("\n") == 1
+    wandb.teardown()
+
+
+def test_a_run_that_is_followed_online_is_the_one_that_its_record_names(tmp_path: Path, server: Server):
+    warm_up()
+    cfg = composed(*SMALL, "tracker.mode=online", "tracker.project=trial", "epochs=2")
+    result = run.measure(WORKLOAD, cfg, tmp_path / "sweep" / "1", keep_refused=True)
+    assert result["status"] == "ok" and "tracker_error" not in result, result
+    ((name, stored),) = server.runs.items()
+    assert name == identity.run_id(result) and stored.exit_code == 0
+    steps = run_folder.read_steps(Path(result["folder"])).num_rows
+    assert [row["_step"] for row in stored.history] == list(range(steps + 2))
+    rows = [row for row in stored.history if "epoch/test_accuracy" in row]
+    assert [row["epoch/train_loss"] for row in rows] == [epoch["train_loss"] for epoch in result["epochs"]]
+    assert stored.summary["test_accuracy"] == result["test_accuracy"]
+    assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
+    assert list(server.runs) == [name]

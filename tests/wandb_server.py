@@ -1,0 +1,199 @@
+"""A small W&B server on this machine: it answers the few calls of an upload, and keeps what it was sent.
+
+Artifacts are answered as if they were known already, so that their files are not sent; all else is.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any
+
+OPERATION = re.compile(r"(?:query|mutation)\s+(\w+)")
+STREAM = re.compile(r"/files/([^/]+)/([^/]+)/([^/]+)/file_stream")
+HISTORY, EVENTS, SUMMARY = "wandb-history.jsonl", "wandb-events.jsonl", "wandb-summary.json"
+
+
+@dataclass
+class Stored:
+    """What the server has of one run."""
+
+    variables: dict[str, Any] = field(default_factory=dict)
+    lines: dict[str, list[Any]] = field(default_factory=dict)
+    exit_code: int | None = None
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self.lines.get(HISTORY, [])
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return next(iter(self.lines.get(SUMMARY, [])), {})
+
+
+@dataclass
+class Server:
+    """The server's memory.
+
+    refusals: how many further file streams it answers with an error.
+    calls: the names of the GraphQL operations, in their order.
+    """
+
+    url: str = ""
+    runs: dict[str, Stored] = field(default_factory=dict)
+    artifacts: list[dict[str, Any]] = field(default_factory=list)
+    used: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    refusals: int = 0
+    lock: Lock = field(default_factory=Lock)
+
+    def graphql(self, request: dict[str, Any]) -> dict[str, Any]:
+        found = OPERATION.search(request["query"])
+        name, variables = found[1] if found else "", request.get("variables") or {}
+        self.calls.append(name)
+        answer = getattr(self, f"on_{name}", None)
+        if answer is None:
+            self.unknown.append(name)
+            return {"data": {}}
+        return {"data": answer(variables)}
+
+    def on_Viewer(self, _: Any) -> dict[str, Any]:  # noqa: N802 - the operation's own name
+        teams = {"edges": [{"node": {"name": "someone"}}]}
+        return {"viewer": {"id": "u", "entity": "someone", "username": "someone", "flags": "{}", "teams": teams}}
+
+    def on_ServerFeaturesQuery(self, _: Any) -> dict[str, Any]:  # noqa: N802
+        return {"serverInfo": {"features": []}}
+
+    def on_RunResumeStatus(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+        run = self.runs.get(variables["name"])
+        bucket = None
+        if run is not None:
+            bucket = {
+                "id": variables["name"],
+                "name": variables["name"],
+                "summaryMetrics": json.dumps(run.summary),
+                "displayName": run.variables.get("displayName"),
+                "logLineCount": 0,
+                "historyLineCount": len(run.history),
+                "eventsLineCount": len(run.lines.get(EVENTS, [])),
+                "historyTail": json.dumps([json.dumps(row) for row in run.history[-1:]]),
+                "eventsTail": json.dumps([json.dumps(row) for row in run.lines.get(EVENTS, [])[-1:]]),
+                "config": run.variables.get("config") or "{}",
+                "tags": run.variables.get("tags") or [],
+                "wandbConfig": json.dumps({"t": 1}),
+            }
+        entity = {"id": "e", "name": "someone"}
+        return {"model": {"id": "p", "name": variables["project"], "entity": entity, "bucket": bucket}}
+
+    def on_UpsertBucket(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+        name = variables["name"]
+        inserted = name not in self.runs
+        run = self.runs.setdefault(name, Stored())
+        run.variables |= {key: value for key, value in variables.items() if value is not None}
+        bucket = {
+            "id": name,
+            "name": name,
+            "displayName": run.variables.get("displayName"),
+            "description": None,
+            "config": run.variables.get("config") or "{}",
+            "sweepName": None,
+            "project": {"id": "p", "name": variables["project"], "entity": {"id": "e", "name": "someone"}},
+            "historyLineCount": len(run.history),
+        }
+        return {"upsertBucket": {"bucket": bucket, "inserted": inserted}}
+
+    def on_CreateRunFiles(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+        files = [{"name": name, "uploadUrl": f"{self.url}/put/{name}"} for name in variables["files"]]
+        return {"createRunFiles": {"runID": variables["run"], "uploadHeaders": [], "files": files}}
+
+    def on_CreateArtifact(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+        given = variables.get("input") or variables
+        self.artifacts.append(given)
+        sequence = {"id": "s", "latestArtifact": {"id": "a", "versionIndex": 0}}
+        name = given.get("artifactCollectionName") or (given.get("artifactCollectionNames") or [""])[0]
+        return {"createArtifact": {"artifact": {"id": name, "state": "COMMITTED", "artifactSequence": sequence}}}
+
+    def on_UseArtifact(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+        given = variables.get("input") or variables
+        self.used.append(given["artifactID"])
+        return {"useArtifact": {"artifact": {"id": given["artifactID"]}}}
+
+    def stream(self, run: str, request: dict[str, Any]) -> None:
+        """Take a chunk of a run's files: lines at an offset, of which the summary is one."""
+        stored = self.runs[run]
+        for name, chunk in (request.get("files") or {}).items():
+            lines = stored.lines.setdefault(name, [])
+            at = chunk["offset"]
+            lines[at : at + len(chunk["content"])] = [_parsed(line) for line in chunk["content"]]
+        if request.get("complete"):
+            stored.exit_code = request["exitcode"]
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return line
+
+
+@contextmanager
+def running() -> Iterator[Server]:
+    """The server, while it answers."""
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def answer(self, content: Any, status: int = 200) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def body(self) -> bytes:
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.answer({})
+
+        def do_PUT(self) -> None:
+            self.body()
+            self.answer({})
+
+        def do_POST(self) -> None:
+            content = self.body()
+            with state.lock:
+                found = STREAM.fullmatch(self.path)
+                if found is None:
+                    self.answer(state.graphql(json.loads(content)))
+                elif state.refusals:
+                    state.refusals -= 1
+                    self.answer({"error": "no"}, 400)
+                else:
+                    state.stream(found[3], json.loads(content))
+                    self.answer({})
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.url = f"http://127.0.0.1:{server.server_port}"
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
