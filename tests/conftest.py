@@ -34,6 +34,7 @@ from multicard.llm import workload as llm
 from multicard.measure.timing import clock_s, pause
 from multicard.ranks import elastic, interruption
 from multicard.vision.workload import WORKLOAD
+from tests import wandb_stand_in
 
 SHARED = ROOT.parent / "shared" / "data"  # real data: tests that need it skip where it is absent
 
@@ -225,6 +226,22 @@ def nsys_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
     return calls
+
+
+@pytest.fixture
+def wandb_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[wandb_stand_in.Server]:
+    """A server that stands in for W&B's, to which W&B of this process is logged in."""
+    import wandb
+
+    for name in [name for name in os.environ if name.startswith("WANDB")]:
+        monkeypatch.delenv(name)
+    with wandb_stand_in.running() as state:
+        monkeypatch.setenv("WANDB_BASE_URL", state.url)
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb_config"))
+        wandb.teardown()  # it reads its settings once
+        yield state
+        wandb.teardown()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -317,6 +317,7 @@ def assert_only_the_record_is_left(folder: Path) -> None:
         "environment.json",
         "inputs",
         "logs",
+        "machine.parquet",
         "result.json",
         "steps.parquet",
         "torchtune.yaml",

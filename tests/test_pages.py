@@ -145,6 +145,7 @@ def test_a_documented_tuning_command_runs(line: str, tmp_path: Path, called: Cal
     run(words, TUNING_SHRUNK, tmp_path, called, "tune_llm.py")
 
 
+@pytest.mark.usefixtures("wandb_server")
 def test_the_documented_analysis_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("before", "after"):
         sweep(tmp_path / "multirun" / name, test_accuracy=0.995, prediction=records.prediction())

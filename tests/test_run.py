@@ -43,6 +43,7 @@ def test_the_record_is_whole(measured: Measured):
         "config.yaml",
         "environment.json",
         "logs",
+        "machine.parquet",
         "result.json",
         "steps.parquet",
     ]

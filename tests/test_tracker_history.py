@@ -1,5 +1,6 @@
 """The history that W&B gets, its clock, and what a run is called there."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 import torch
 
 from multicard.config.vision import Schedule
-from multicard.tracking import identity, learning_rate, summary
+from multicard.records import run_folder
+from multicard.tracking import history, identity, keys, learning_rate, summary
 from multicard.tracking.history import step_figures
 from multicard.tracking.timeline import Timeline
 from multicard.vision import optim
 from tests import records
+from tests.conftest import ROOT
 
 NAN = float("nan")
 STEPS = {
@@ -90,27 +93,40 @@ def test_a_record_is_the_same_run_however_often_it_is_uploaded_and_another_start
 def test_a_name_is_what_tells_a_run_from_its_sweep():
     cells = [f"dataset=digits,gpus={gpus},precision={name}" for gpus in (1, 2) for name in ("fp16", "bf16")]
     folders = [f"{cell}-0000000{number}" for number, cell in enumerate(cells)]
-    named = [identity.short_name(folder, folders) for folder in folders]
-    assert named == [
-        "gpus=1, precision=fp16",
-        "gpus=1, precision=bf16",
-        "gpus=2, precision=fp16",
-        "gpus=2, precision=bf16",
-    ]
-    assert identity.short_name(folders[0], folders[:1]) == "dataset=digits, gpus=1, precision=fp16"
+    apart = [f"gpus={gpus}, precision={name}" for gpus in (1, 2) for name in ("fp16", "bf16")]
+    assert identity.short_names(folders) == dict(zip(folders, apart, strict=True))
+    assert identity.short_names(folders[:1]) == {folders[0]: "dataset=digits, gpus=1, precision=fp16"}
     repeated = [folders[0], f"{folders[0]}-r2", f"{folders[0]}-r3"]
-    assert [identity.short_name(folder, repeated) for folder in repeated][1:] == ["r2", "r3"]
-    assert identity.short_name(f"{folders[3]}-r2-probe", folders) == "gpus=2, precision=bf16 r2 probe"
-    assert identity.short_name("my run", folders) == "my run"
-    long = f"{'a' * 70}=1-12345678"
-    assert identity.short_name(long, [long]).endswith(" 12345678") and len(identity.short_name(long, [long])) == 64
-    twins = ["gpus=2-00000000", "gpus=2-11111111"]
-    assert identity.short_name(twins[1], twins) == "gpus=2 11111111"
+    assert list(identity.short_names(repeated).values()) == [cells[0], "r2", "r3"]
+    probed = f"{folders[3]}-r2-probe"
+    assert identity.short_names([*folders, probed])[probed] == "gpus=2, precision=bf16 r2 probe"
+    assert identity.short_names([*folders, "my run"])["my run"] == "my run"
+    (long,) = identity.short_names([f"{'a' * 70}=1-12345678"]).values()
+    assert long.endswith(" 12345678") and len(long) == 64
+    assert list(identity.short_names(["gpus=2-00000000", "gpus=2-11111111"]).values()) == ["00000000", "11111111"]
 
 
 def test_a_summary_is_flat_and_keeps_lists():
     record = {"status": "ok", "a": {"b": {"c": 2}, "d": None}, "e": [1, {"f": 2}], "g": ["x", "y"], "epochs": [1]}
     assert summary.flat(record) == {"status": "ok", "a.b.c": 2, "e.0": 1, "e.1.f": 2, "g": "x, y"}
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "tests" / "fixtures" / "records_v1").glob("*/*")), ids=str)
+def test_records_of_the_first_version_are_runs_too(folder: Path):
+    record = json.loads((folder / "result.json").read_text())
+    about, timeline = identity.about(folder, record), Timeline.of(record)
+    rows = history.rows(history.Training.of(record), run_folder.read_steps(folder))
+    assert about.id and about.name and about.config["gpus"] == record["axes"]["gpus"]
+    assert len(rows) >= len(record["epochs"]) and (timeline.runtime_s > 0 or record["status"] != "ok")
+    assert summary.flat(record)["status"] == record["status"]
+
+
+@pytest.mark.parametrize("table", [keys.BY_STEP, keys.BY_EPOCH, keys.SUMMARY])
+def test_the_page_has_every_key(table: dict[str, keys.Key]):
+    page = (ROOT / "docs" / "wandb.md").read_text()
+    runs = {keys.BOTH: "all", (keys.VISION,): "vision", (keys.LLM,): "tuning"}
+    for name, key in table.items():
+        assert f"| `{name}` | {runs[key.kinds]} | {key.meaning} |" in page
 
 
 def test_names_do_not_depend_on_hidden_folders(tmp_path: Path):

@@ -102,9 +102,10 @@ def _uploads(
         own = list(group)
         records = {run.folder: run_folder.read_json(run.folder / run_folder.RESULT) or {} for run in own}
         targets = {folder: _target(record, project, entity) for folder, record in records.items()}
+        names = identity.short_names(run.folder.name for run in own)
         for folder, target in targets.items():
             had = upload.is_uploaded(folder, target)
-            yield had, None if had else Upload(folder, _run_sender(folder, target))
+            yield had, None if had else Upload(folder, _run_sender(folder, target, names[folder.name]))
         if len(own) > 1:
             target = targets[own[0].folder]
             had = uploaded.is_uploaded(sweep, sweep_run.run_id(records), target, sweep_run.digest(records))
@@ -118,8 +119,8 @@ def _target(record: Mapping[str, Any], project: str | None, entity: str | None) 
     return Target(TrackerMode.online, project or own[0], entity or own[1], FINISH_S)
 
 
-def _run_sender(folder: Path, target: Target) -> Callable[[], None]:
-    return lambda: upload.record(folder, target)
+def _run_sender(folder: Path, target: Target, name: str) -> Callable[[], None]:
+    return lambda: upload.record(folder, target, name)
 
 
 def _sweep_sender(
@@ -148,10 +149,10 @@ def table(runs: Sequence[Run], records: Mapping[Path, Mapping[str, Any]]) -> tup
     ]
     names = list(dict.fromkeys([*apart, "status", "cause", *FIGURES]))
     known = [name for name in names if any(run[name] is not None for run in runs)]
-    cells = [run.folder.name for run in runs]
+    cells = identity.short_names(run.folder.name for run in runs)
     rows = [
         [
-            identity.short_name(run.folder.name, cells),
+            cells[run.folder.name],
             identity.run_id(records[run.folder]),
             *(run[name] for name in known),
         ]

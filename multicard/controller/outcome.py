@@ -91,10 +91,11 @@ def complete(run: PreparedRun, record: Record, mirror: Mirror) -> Record:
     if mirrored and (result["cause"] or {}).get("kind") not in ("tracker", "interrupt"):
         try:
             mirror.close(result, steps)
-        except RuntimeError as error:
+        except Exception as error:  # whatever it is: the record is there, and stays as it is
+            why = str(error) if isinstance(error, RuntimeError) else in_a_line(error)
             mode = config.tracker.mode.value
-            say(f"tracker.mode={mode}: W&B failed ({error}); the record is in {folder}", error=True)
-            result["tracker_error"] = str(error)
+            say(f"tracker.mode={mode}: W&B failed ({why}); the record is in {folder}", error=True)
+            result["tracker_error"] = why
     return result
 
 

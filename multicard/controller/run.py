@@ -9,6 +9,7 @@ from multicard.config.job import count
 from multicard.config.placement import CROWDED
 from multicard.config.race import pauses
 from multicard.controller import attempts, outcome
+from multicard.controller.machine_sampler import MachineSampler
 from multicard.controller.outcome import Record
 from multicard.controller.peers import Peers
 from multicard.controller.preemption import StopOnWarning
@@ -121,10 +122,14 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None
         stop = StopOnWarning(run.allocation, board, placement.world_size, folder, resumable, peers)
         tick = mirror.update if mirror.live else None
         progress = ProgressBar(board, placement.world_size, config.epochs, workload.unit, tick)
-        with progress, stop, Sampler.of_run(config, placement, folder, attempts.current(folder)) as gpus:
+        attempt = attempts.current(folder)
+        gpus = Sampler.of_run(config, placement, folder, attempt)
+        machine = MachineSampler(folder, attempt, enabled=not pauses(config))
+        with progress, stop, gpus, machine:
             job = job_of(workload, config, placement, folder, run.allocation)
             failure = elastic.launch(workload.work, run.arguments, placement, job)
         gpus.write()
+        machine.write()
         return peers.outcome(stop.outcome(failure))
     except Interrupted as interruption:
         # outside of `launch`, which returns its own: a signal, or another node, ended the run

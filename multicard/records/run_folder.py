@@ -11,6 +11,7 @@
 | steps.parquet | the steps of all ranks and epochs |
 | gpu/ | samples of the GPUs, by attempt and node; merged to gpu.parquet at the end |
 | gpu.parquet | the samples of all GPUs of the run |
+| machine.parquet | CPU and memory of the first node, sampled once a second |
 | profile/ | traces of `profile=kineto` or `nsys` |
 | inputs/ | tuning: the rows as torchtune reads them, and the embedded tokenizer |
 | torchtune.yaml | tuning: the same run for `tune run` |
@@ -42,6 +43,7 @@ RESULT, ENVIRONMENT = "result.json", "environment.json"
 DONE = ("ok", "oom", "diverged")  # out of memory and divergence are measurements: they would happen again
 RUNNING = ".running.json"  # who is measuring into the folder now
 SEGMENTS = "segments.json"
+MACHINE = "machine.parquet"
 STEP_PARTS = "steps/r*_e*.parquet"
 PARTIAL = re.compile(r"\..+\.\d+")  # what `replacing` writes first
 SEEN_S = 60.0  # within which a shared file system shows what another node wrote
@@ -173,6 +175,14 @@ def merge_steps(folder: Path) -> Any:
             pq.write_table(table, file)
     remove_files(folder / "steps", Path(STEP_PARTS).name)
     return table
+
+
+def read_machine(folder: Path) -> Any:
+    """The samples of CPU and memory as an Arrow table; None where there are none."""
+    import pyarrow.parquet as pq
+
+    path = folder / MACHINE
+    return pq.ParquetFile(path).read() if path.exists() else None
 
 
 def rank_file(folder: Path, rank: int) -> Path:

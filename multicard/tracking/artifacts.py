@@ -8,11 +8,11 @@ from typing import Any
 
 from multicard.energy.parts import MERGED
 from multicard.records import text_table
-from multicard.records.run_folder import ENVIRONMENT, RESULT
+from multicard.records.run_folder import ENVIRONMENT, MACHINE, RESULT
 from multicard.records.steps import STEPS
 
 RECORD, DATASET = "run-record", "dataset"  # types of artifacts
-FILES = (RESULT, "config.yaml", ENVIRONMENT, STEPS, MERGED, "torchtune.yaml")
+FILES = (RESULT, "config.yaml", ENVIRONMENT, STEPS, MERGED, MACHINE, "torchtune.yaml")
 PROFILE_COLUMNS = ("rank", "group", "metric", "calls", "total_s", "mean_s", "share", "bytes", "detail")
 SUM = "all"  # for the rank of a row that is the sum over ranks
 

@@ -36,15 +36,16 @@ class About:
     commit: str | None = None
 
 
-def about(folder: Path, record: Mapping[str, Any]) -> About:
+def about(folder: Path, record: Mapping[str, Any], name: str | None = None) -> About:
     """What W&B shows of a run.
 
     Args:
         record: of the run, or what is known of it while it goes on.
+        name: of `short_names`, where it is known.
     """
     return About(
         run_id(record),
-        short_name(folder.name, siblings(folder)),
+        name or short_names([folder.name, *siblings(folder)])[folder.name],
         str(record.get("name") or folder.parent.name),
         record["kind"],
         tags(record),
@@ -79,26 +80,36 @@ def siblings(folder: Path) -> list[str]:
     )
 
 
-def short_name(own: str, others: Iterable[str]) -> str:
-    """What tells a cell from the others of its sweep: "gpus=2, precision=bf16"; "gpus=2 r3" of a repetition.
+def short_names(cells: Iterable[str]) -> dict[str, str]:
+    """What tells each cell from the others of its sweep, by the name of its folder: "gpus=2, precision=bf16"; of a
+    repetition "gpus=2 r3".
 
     Args:
-        own: the name of its folder; `others` those of its sweep.
+        cells: the names of all run folders of a sweep.
     """
-    found = CELL.fullmatch(own)
-    if found is None:
-        return own[:LONGEST]
-    cells = [cell for cell in map(CELL.fullmatch, others) if cell is not None]
-    shared = set.intersection(*(set(cell["settings"].split(",")) for cell in cells)) if len(cells) > 1 else set()
-    apart = [setting for setting in found["settings"].split(",") if setting not in shared]
-    same_name = [cell for cell in cells if cell["settings"] == found["settings"]]
-    needs_digits = len({cell["identity"] for cell in same_name}) > 1  # they differ in what the folder does not name
-    parts = [", ".join(apart) or ("" if found["repetition"] else found["settings"])[:LONGEST]]
-    parts += [found["identity"]] if needs_digits else []
-    parts += [found["repetition"]] if found["repetition"] else []
-    parts += ["probe"] if found["probe"] else []
+    found = {cell: CELL.fullmatch(cell) for cell in cells}
+    parsed = [match for match in found.values() if match is not None]
+    settings = {match["settings"]: set(match["settings"].split(",")) for match in parsed}
+    shared = set.intersection(*settings.values()) if len(parsed) > 1 else set[str]()
+    identities: dict[str, set[str]] = {}  # several where cells differ in what their folders do not name
+    for match in parsed:
+        identities.setdefault(match["settings"], set()).add(match["identity"])
+    return {
+        cell: cell[:LONGEST] if match is None else _short_name(match, shared, len(identities[match["settings"]]) > 1)
+        for cell, match in found.items()
+    }
+
+
+def _short_name(cell: re.Match[str], shared: set[str], has_twins: bool) -> str:
+    apart = ", ".join(setting for setting in cell["settings"].split(",") if setting not in shared)
+    parts = [
+        apart or ("" if cell["repetition"] or has_twins else cell["settings"]),
+        cell["identity"] if has_twins else "",
+        cell["repetition"] or "",
+        "probe" if cell["probe"] else "",
+    ]
     whole = " ".join(part for part in parts if part)
-    return whole if len(whole) <= LONGEST else f"{whole[: LONGEST - 9]} {found['identity']}"
+    return whole if len(whole) <= LONGEST else f"{whole[: LONGEST - 9]} {cell['identity']}"
 
 
 def tags(record: Mapping[str, Any]) -> tuple[str, ...]:

@@ -53,6 +53,7 @@ GPU_SAMPLES = {
     "sm_clock_mhz": ("smClock", 1.0),
     "memory_clock_mhz": ("memoryClock", 1.0),
 }
+MACHINE_SAMPLES = {"cpu": "cpu", "memory": "memory_percent"}  # W&B's names of machine.parquet's columns, in %
 GPU_MEMORY_SHARE = "memoryAllocated"  # %, where the GPU's memory is known
 
 # The figures of a summary that people sort by; a summary has all others of the record too, by the same rule: the names

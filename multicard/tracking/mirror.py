@@ -33,7 +33,7 @@ class Mirror:
         self._target = Target(tracker.mode, tracker.project, tracker.entity, FINISH_S)
         self._run: WandbRun | None = None
         self._epochs = 0
-        self._failed: RuntimeError | None = None
+        self._failed: Exception | None = None
 
     @property
     def live(self) -> bool:
@@ -61,7 +61,7 @@ class Mirror:
             so_far = self._so_far(ranks, steps)
             self._log(self._run, so_far, steps)
             self._epochs = len(so_far["epochs"])
-        except RuntimeError as error:
+        except Exception as error:  # in the thread that draws the progress
             self._failed = error
 
     def _log(self, run: WandbRun, so_far: Mapping[str, Any], steps: Any) -> None:
@@ -114,11 +114,8 @@ class Mirror:
         else:
             self._run.describe(about)
         url = self._run.url
-        try:
-            upload.finish(self._run, self._folder, result, steps)
-            if self.live:
-                content = (self._folder / run_folder.RESULT).read_bytes()
-                uploaded.note(self._folder, about.id, self._target, uploaded.digest(content), url)
-        except OSError as error:
-            raise RuntimeError(f"{error.filename}: {error.strerror}") from error
+        upload.finish(self._run, self._folder, result, steps)
+        if self.live:
+            content = (self._folder / run_folder.RESULT).read_bytes()
+            uploaded.note(self._folder, about.id, self._target, uploaded.digest(content), url)
         self._run = None

@@ -1,4 +1,4 @@
-"""Samples of a run's GPUs, as W&B's system panels have them: `gpu.0.powerWatts` and the like.
+"""Samples of a run's GPUs and machine, as W&B's system panels have them: `gpu.0.powerWatts`, `cpu` and the like.
 
 GPUs are numbered from 0 within the run, whichever of the machine's it had, so that a panel has the runs of a sweep side
 by side; on several nodes the host follows the name, as W&B's own label does.
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from multicard.energy.parts import MERGED
-from multicard.records.run_folder import ENVIRONMENT, read_json
+from multicard.records import run_folder
 from multicard.tracking import keys
 from multicard.tracking.timeline import Timeline
 
@@ -18,7 +18,20 @@ Sample = tuple[float, dict[str, float]]  # Unix time, and values by W&B's names
 
 
 def samples(folder: Path, record: Mapping[str, Any], timeline: Timeline) -> list[Sample]:
-    """The samples of gpu.parquet in the order of their times; none on CPU ranks."""
+    """The samples of gpu.parquet and machine.parquet in the order of their times."""
+    found = [*_of_gpus(folder, record, timeline), *_of_machine(folder, timeline)]
+    return sorted(found, key=lambda sample: sample[0])
+
+
+def _of_machine(folder: Path, timeline: Timeline) -> Iterator[Sample]:
+    table = run_folder.read_machine(folder)
+    for row in [] if table is None else table.to_pylist():
+        attempt = timeline.attempts[min(row["start"], len(timeline.attempts) - 1)]
+        values = {name: 100 * row[column] for column, name in keys.MACHINE_SAMPLES.items()}
+        yield attempt.training_at + row["time_s"], values
+
+
+def _of_gpus(folder: Path, record: Mapping[str, Any], timeline: Timeline) -> list[Sample]:
     gpu, path = record.get("gpu"), folder / MERGED
     if not gpu or not path.exists():
         return []
@@ -37,7 +50,7 @@ def samples(folder: Path, record: Mapping[str, Any], timeline: Timeline) -> list
             if values:
                 named = {f"{prefix}.{name}{suffix}": value for name, value in values.items()}
                 found.append((zeros[part] + row["time_s"], named))
-    return sorted(found, key=lambda sample: sample[0])
+    return found
 
 
 def _zero(part: Mapping[str, Any], timeline: Timeline) -> float:
@@ -62,7 +75,7 @@ def _names(devices: Any, hosts: Mapping[tuple[int, int], str | None]) -> dict[An
 
 def _memory_bytes(folder: Path) -> dict[str, int]:
     """The memory of each GPU of the first node, by UUID."""
-    gpus = (read_json(folder / ENVIRONMENT) or {}).get("gpus") or []
+    gpus = (run_folder.read_json(folder / run_folder.ENVIRONMENT) or {}).get("gpus") or []
     return {gpu["uuid"]: gpu["memory_bytes"] for gpu in gpus if gpu.get("memory_bytes")}
 
 

@@ -12,10 +12,13 @@ from multicard.tracking.timeline import Timeline
 from multicard.tracking.wandb_run import Target, WandbRun
 
 
-def record(folder: Path, target: Target) -> None:
+def record(folder: Path, target: Target, name: str | None = None) -> None:
     """Upload the record of a run folder, and note that it was.
 
     Where W&B has a part of it, as an earlier try left it, the rest follows.
+
+    Args:
+        name: of the run in W&B, where it is known.
 
     Raises:
         RuntimeError: if W&B fails.
@@ -25,7 +28,7 @@ def record(folder: Path, target: Target) -> None:
     result = run_folder.read_json(folder / run_folder.RESULT)
     if result is None:
         raise RuntimeError(f"{run_folder.RESULT} is broken")
-    about = identity.about(folder, result)
+    about = identity.about(folder, result, name)
     with TemporaryDirectory(prefix="multicard-wandb-", ignore_cleanup_errors=True) as own:
         run = WandbRun.open(about, target, Path(own))
         finish(run, folder, result, run_folder.read_steps(folder))
