@@ -8,6 +8,7 @@ import pytest
 import wandb
 
 from analysis.__main__ import main
+from analysis.commands import sync
 from multicard.controller import run
 from multicard.records import run_folder
 from multicard.tracking import identity, keys, sweep_run, upload, uploaded
@@ -96,6 +97,7 @@ def test_what_fails_is_tried_again_and_named(
             raise RuntimeError("CommError: no answer\nand more")
         whole(folder, *told)
 
+    monkeypatch.setattr(sync, "WAIT_S", 0.0)
     monkeypatch.setattr(upload, "record", flaky)
     assert main(["sync", str(tmp_path)]) == 1
     printed = capsys.readouterr().out

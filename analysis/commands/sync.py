@@ -18,12 +18,14 @@ from analysis.runs.load import Run
 from multicard.config.base import TrackerConfig, TrackerMode
 from multicard.config.job import count
 from multicard.machine import network
+from multicard.measure.timing import pause
 from multicard.records import run_folder
 from multicard.records.text_table import clean
 from multicard.tracking import identity, sweep_run, upload, uploaded
 from multicard.tracking.wandb_run import NotLoggedInError, Target, server
 
 TRIES = 3
+WAIT_S = 5.0  # before the second try; twice as long before the third
 FINISH_S = 600.0  # within which one run is uploaded
 Show = Callable[[str, int, int], None]  # what is uploaded now, how many of how many are
 WriteReport = Callable[[Path, Path], object]  # of the runs in a folder, to a file
@@ -67,30 +69,44 @@ def sync(
         ValueError: W&B cannot be reached, or has no key of the user's.
     """
     url = server()
-    if (why := network.problem(url)) is not None:
-        raise ValueError(f"cannot reach {url} ({why}); see that there is network, and WANDB_BASE_URL")
+    if (why := _unreachable(url)) is not None:
+        raise ValueError(f"{why}; see that there is network, and WANDB_BASE_URL")
     pending, had = [], 0
     for ready, waiting in _uploads(runs, project, entity, write_report):
         had += ready
         pending += [] if waiting is None else [waiting]
     failed: dict[Path, str] = {}
     total, left = len(pending), pending
-    for _ in range(TRIES):
+    for tried in range(TRIES):
+        pause(WAIT_S * tried)
         failed, again = {}, []
         for number, waiting in enumerate(left):
             show(waiting.folder.name, total - len(left) + number - len(again), total)
-            try:
-                waiting.send()
-            except NotLoggedInError as error:
-                raise ValueError(f"W&B: {error}; log in first: wandb login") from error
-            except (RuntimeError, OSError, ValueError) as error:
-                failed[waiting.folder] = str(error).splitlines()[0]
+            why = _unreachable(url) or _problem(waiting)  # W&B itself would wait for minutes
+            if why is not None:
+                failed[waiting.folder] = why
                 again.append(waiting)
         left = again
         if not left:
             break
     show("", total - len(left), total)
     return Outcome(total - len(failed), had, failed)
+
+
+def _unreachable(url: str) -> str | None:
+    why = network.problem(url)
+    return None if why is None else f"cannot reach {url} ({why})"
+
+
+def _problem(upload: Upload) -> str | None:
+    """Send it; why it could not be sent, in a line."""
+    try:
+        upload.send()
+    except NotLoggedInError as error:
+        raise ValueError(f"W&B: {error}; log in first: wandb login") from error
+    except (RuntimeError, OSError, ValueError) as error:
+        return next(iter(str(error).splitlines()), type(error).__name__)
+    return None
 
 
 def _uploads(
