@@ -15,7 +15,7 @@ from multicard.tracking import identity, keys, sweep_run, upload, uploaded
 from multicard.vision.workload import WORKLOAD
 from tests import records
 from tests.conftest import SMALL, composed, warm_up
-from tests.wandb_stand_in import Server
+from tests.wandb_stand_in import SUMMARY, Server
 
 
 def written(sweep: Path) -> list[Path]:
@@ -38,7 +38,8 @@ def ids(folders: list[Path]) -> list[str]:
 def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, capsys: pytest.CaptureFixture[str]):
     folders = written(tmp_path / "sweep")
     assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
-    assert "uploaded 4" in capsys.readouterr().out  # the sweep's own, too
+    printed = capsys.readouterr()
+    assert printed.out == "uploaded 4\n" and not printed.err  # the sweep's own, too
     assert not wandb_server.unknown and set(ids(folders)) < set(wandb_server.runs) and len(wandb_server.runs) == 4
 
     vision, memory, tuning = (wandb_server.runs[name] for name in ids(folders))
@@ -115,7 +116,7 @@ def test_an_upload_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, wandb
     assert main(["sync", str(folder)]) == 0
     stored = wandb_server.runs[ids([folder])[0]]
     whole = list(stored.history)
-    del stored.history[3:]
+    del stored.history[3:], stored.lines[SUMMARY]  # which comes last
     (folder / uploaded.NOTE).unlink()
     assert main(["sync", str(folder)]) == 0
     assert [row["_step"] for row in stored.history] == list(range(6))

@@ -82,7 +82,7 @@ def test_a_record_is_the_same_run_however_often_it_is_uploaded_and_another_start
         records.vision(segments=[again]),
         records.vision(repetition=2),
         records.vision(probe__enabled=True),
-        records.vision(name="other"),
+        records.vision() | {"name": "other"},
         records.vision(identity="0badcafe"),
     ]
     assert len({identity.run_id(other) for other in [record, *others]}) == 1 + len(others)

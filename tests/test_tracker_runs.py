@@ -1,5 +1,6 @@
 """What W&B has of each kind of run: its offline file, read back key by key."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,7 @@ def test_dpo_logs_its_rewards(tmp_path: Path):
 def test_out_of_memory_is_a_measurement_with_its_cause(tmp_path: Path):
     cause = {"kind": "oom", "message": "CUDA out of memory", "rank": 1, "memory_bytes": 7, "log_tail": ["a", "b"]}
     nothing = {"epochs": [], "total_s": None, "train_s": None, "images_per_s": None, "test_accuracy": None}
-    content = mirrored(tmp_path / "cell", records.vision(status="oom", cause=cause, **nothing))
+    content = mirrored(tmp_path / "cell", records.vision() | {"status": "oom", "cause": cause, **nothing})
     assert content["exit_code"] == 0 and list(content["run"].tags) == ["oom"]
     summary = content["summary"]
     assert (summary["status"], summary["cause.kind"]) == ("oom", "oom")
@@ -255,14 +256,14 @@ def test_a_preempted_run_has_the_times_of_its_attempts(tmp_path: Path):
 
 def test_a_profiled_run_has_its_metrics_as_a_table(tmp_path: Path):
     told = [{("api", "cudaLaunchKernel"): 0.25, ("copy", "memcpy Host-to-Device"): 0.125}]
-    record = records.vision(profile=records.profile(told, [0.0]))
+    record = records.vision() | {"profile": records.profile(told, [0.0])}
     content = mirrored(tmp_path / "cell", record)
     table = content["summary"][keys.PROFILE_TABLE]
     assert (table["_type"], table["ncols"], table["nrows"]) == ("table-file", len(artifacts.PROFILE_COLUMNS), 2)
     (row,) = rows_with(keys.PROFILE_TABLE, content)
     assert row["_runtime"] == pytest.approx(100.9) and row[keys.PROFILE_TABLE]["sha256"] == table["sha256"]
     (path,) = (tmp_path / "cell").glob(f"wandb/offline-run-*/files/{table['path']}")
-    assert '["0", "api", "cudaLaunchKernel", 10, 0.25, 0.025, 0.25, null, ""]' in path.read_text()
+    assert ["0", "api", "cudaLaunchKernel", 10, 0.25, 0.025, 0.25, None, ""] in json.loads(path.read_text())["data"]
     record_files = {entry.path for entry in content["artifacts"][artifacts.RECORD].manifest.contents}
     assert "profile.csv" in record_files
     assert content["summary"]["profile.ranks.0.derived.gpu_busy_share"] == 0.9

@@ -30,6 +30,10 @@ class Stored:
         return self.lines.get(HISTORY, [])
 
     @property
+    def samples(self) -> list[dict[str, Any]]:
+        return self.lines.get(EVENTS, [])
+
+    @property
     def summary(self) -> dict[str, Any]:
         return next(iter(self.lines.get(SUMMARY, [])), {})
 
@@ -79,9 +83,9 @@ class Server:
                 "displayName": run.variables.get("displayName"),
                 "logLineCount": 0,
                 "historyLineCount": len(run.history),
-                "eventsLineCount": len(run.lines.get(EVENTS, [])),
+                "eventsLineCount": len(run.samples),
                 "historyTail": json.dumps([json.dumps(row) for row in run.history[-1:]]),
-                "eventsTail": json.dumps([json.dumps(row) for row in run.lines.get(EVENTS, [])[-1:]]),
+                "eventsTail": json.dumps([json.dumps(row) for row in run.samples[-1:]]),
                 "config": run.variables.get("config") or "{}",
                 "tags": run.variables.get("tags") or [],
                 "wandbConfig": json.dumps({"t": 1}),
@@ -109,6 +113,9 @@ class Server:
     def on_CreateRunFiles(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         files = [{"name": name, "uploadUrl": f"{self.url}/put/{name}"} for name in variables["files"]]
         return {"createRunFiles": {"runID": variables["run"], "uploadHeaders": [], "files": files}}
+
+    def on_ArtifactType(self, _: Any) -> dict[str, Any]:  # noqa: N802 - of an artifact by its name: there is none
+        return {"project": {"artifact": None}}
 
     def on_CreateArtifact(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         given = variables.get("input") or variables
@@ -148,7 +155,7 @@ def running() -> Iterator[Server]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *_: object) -> None:  # noqa: A002 - its name
             pass
 
         def answer(self, content: Any, status: int = 200) -> None:
@@ -178,8 +185,11 @@ def running() -> Iterator[Server]:
             content = self.body()
             with state.lock:
                 found = STREAM.fullmatch(self.path)
-                if found is None:
+                if self.path == "/graphql":
                     self.answer(state.graphql(json.loads(content)))
+                elif found is None:  # W&B's figures of its own work
+                    self.close_connection = True
+                    self.answer({}, 404)
                 elif state.refusals:
                     state.refusals -= 1
                     self.answer({"error": "no"}, 400)
@@ -187,7 +197,11 @@ def running() -> Iterator[Server]:
                     state.stream(found[3], json.loads(content))
                     self.answer({})
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Listener(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:  # a client that has gone
+            pass
+
+    server = Listener(("127.0.0.1", 0), Handler)
     state.url = f"http://127.0.0.1:{server.server_port}"
     thread = Thread(target=server.serve_forever)
     thread.start()

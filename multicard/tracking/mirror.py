@@ -83,7 +83,7 @@ class Mirror:
         known = [{**attempt, "trained_s": None} for attempt in attempts]
         for attempt, own_s in zip(reversed(known[:-1]), reversed(trained_s[:-1]), strict=False):
             attempt["trained_s"] = own_s
-        started = [last.get("started_s"), ranks[0].get("started_s") if ranks else None]
+        started_s, training_s = last.get("started_s"), ranks[0].get("started_s") if ranks else None
         return {
             "kind": self._kind,
             "name": self._folder.parent.name,
@@ -93,7 +93,7 @@ class Mirror:
             "config": config,
             "segments": known,
             "started_at": last.get("started_at"),
-            "startup_s": started[1] - started[0] if None not in started else None,
+            "startup_s": None if started_s is None or training_s is None else training_s - started_s,
             "epochs": epochs,
             "data": last.get("data"),
             "probe": {"steps_per_epoch": ranks[0].get("steps_per_epoch")} if ranks else None,

@@ -51,6 +51,7 @@ class WandbRun:
         import wandb
 
         with as_runtime_error(), _clock_at(about.started_at):
+            _quiet()
             run = wandb.init(
                 id=about.id,
                 resume="allow",
@@ -182,9 +183,9 @@ def as_runtime_error() -> Iterator[None]:
     except RuntimeError:
         raise
     except Exception as error:
-        import wandb
+        from wandb.errors import AuthenticationError, UsageError
 
-        refused = isinstance(error, wandb.errors.UsageError | wandb.errors.AuthenticationError)
+        refused = isinstance(error, UsageError | AuthenticationError)
         kind = NotLoggedInError if refused else RuntimeError
         raise kind(f"{type(error).__name__}: {error}") from error
 
@@ -194,13 +195,15 @@ def _clock_at(at: float) -> Iterator[None]:
     """Have W&B take `at`, as Unix time, for the moment at which the run starts; it has no setting for it."""
     from wandb.sdk import wandb_init, wandb_run
 
-    clock = wandb_run.time
-    stopped: Any = _Stopped(clock, at)
-    wandb_init.time = wandb_run.time = stopped
+    modules: tuple[Any, ...] = (wandb_init, wandb_run)
+    clock = wandb_run.__dict__["time"]
+    for module in modules:
+        module.time = _Stopped(clock, at)
     try:
         yield
     finally:
-        wandb_init.time = wandb_run.time = clock
+        for module in modules:
+            module.time = clock
 
 
 class _Stopped:
@@ -218,6 +221,11 @@ class _Stopped:
 
 def server() -> str:
     """The URL of W&B's server."""
+    return _quiet().settings.base_url
+
+
+def _quiet() -> Any:
+    """W&B within this process, which prints nothing: what goes wrong is raised."""
     import wandb
 
-    return wandb.setup().settings.base_url
+    return wandb.setup(wandb.Settings(silent=True))
