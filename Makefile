@@ -1,5 +1,5 @@
-# make demo     install, run a small sweep and one tuning run, print what was measured, write a page about it, and plan a
-#               list of the papers' trainings on four GPUs
+# make demo     install, run a small sweep and one tuning run, print what was measured, plan a list of the papers'
+#               trainings on four GPUs, and write a page about the runs, with the command of their dashboard in W&B
 # make test     install, lint, run the tests (those of a cluster where `tests/slurm/cluster up` has started one)
 # make test-gpu what only a CUDA device can show
 # make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other, and a report of them
@@ -20,8 +20,8 @@ install: .venv/installed
 demo: install
 	$(BIN)/python train_vision.py -m precision=fp32,bf16 gpus=1,2 layout=nhwc batch_size=16
 	$(BIN)/python tune_llm.py method=qlora template=grammar max_steps=100
-	$(BIN)/python -m analysis report
 	$(BIN)/python -m multicard.plan docs/jobs.yaml
+	$(BIN)/python -m analysis report
 
 test: lint
 	$(BIN)/python -m pytest -m "not gpu and not slurm"

@@ -9,6 +9,7 @@
     python -m analysis predictions [FOLDER...] [--json FILE] [--csv FILE]
     python -m analysis figure NAME|all [FOLDER...] [--format svg,pdf,png]
     python -m analysis report [FOLDER...] [--out report.html] [--title TEXT]
+    python -m analysis dashboard [NAME] [--project P] [--entity E] [--dry-run FILE] [--draw FILE.svg]
     python -m analysis sync [FOLDER...] [--project NAME] [--entity NAME]
 
 FOLDER is multirun by default. An error is one line, `refused: ...`, and exit code 1.
@@ -26,7 +27,7 @@ from multicard.ranks import interruption
 if __name__ == "__main__":
     interruption.end_at_once()  # while the rest is imported
 
-from analysis import formatting
+from analysis import dashboard, formatting
 from analysis.cli import parser
 from analysis.commands import (
     best,
@@ -173,7 +174,16 @@ def _figure(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from analysis import report  # hydra, jinja2 and vl-convert, which nothing else needs
 
-    print(clean(report.write(options.folders or FOLDERS, options.out, options.title, options.mix)))
+    folders = options.folders or FOLDERS
+    found = load.read(folders)
+    print(clean(report.write_runs(found, folders, options.out, options.title, options.mix)))
+    print(f"The same runs as a dashboard in Weights & Biases: {clean(dashboard.command(found.runs))}")
+    return 0
+
+
+def _dashboard(options: argparse.Namespace) -> int:
+    for line in dashboard.make(options.name, options.entity, options.project, options.dry_run, options.draw):
+        print(clean(line), flush=True)
     return 0
 
 
@@ -202,6 +212,7 @@ RUNS = {
     "predictions": _predictions,
     "figure": _figure,
     "report": _report,
+    "dashboard": _dashboard,
     "sync": _sync,
 }
 

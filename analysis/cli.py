@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from analysis import dashboard
 from analysis.commands import best, compare, list_runs, predictions, sync, table, table_formats
 from analysis.figures import write_files
 from analysis.papers import experiments
 from analysis.papers.printed import DATASETS
 from analysis.stats.between_runs import MARGIN
+from multicard.config.base import WANDB_NAMES, TrackerConfig, is_wandb_name
 
 CLAIMS = "The claims of the two papers, tested on your runs: each holds, does not hold, is undecided or not measured."
 MIX = "average runs of several commits or machines in a cell"
@@ -137,6 +139,24 @@ def _report(commands: Any) -> argparse.ArgumentParser:
     return command
 
 
+def _dashboard(commands: Any) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        "dashboard", help="a workspace and reports in Weights & Biases", description=dashboard.__doc__
+    )
+    command.add_argument(
+        "name", metavar="NAME", nargs="?", default="all", help="all (the default), workspace or an experiment"
+    )
+    command.add_argument(
+        "--project", metavar="P", type=_project, default=TrackerConfig().project, help="of the runs, as tracker.project"
+    )
+    command.add_argument("--entity", metavar="E", type=_entity, help="a user or team; the account's own by default")
+    command.add_argument(
+        "--dry-run", metavar="FILE", type=_file, help="write its specification as JSON instead, without a login"
+    )
+    command.add_argument("--draw", metavar="FILE.svg", type=_file, help="draw its sections instead, without a login")
+    return command
+
+
 def _sync(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser("sync", help="bring records to W&B", description=sync.__doc__)
     _folders(command)
@@ -154,6 +174,7 @@ COMMANDS = {
     "predictions": _predictions,
     "figure": _figure,
     "report": _report,
+    "dashboard": _dashboard,
     "sync": _sync,
 }
 
@@ -180,6 +201,18 @@ def _file(text: str) -> Path:
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}; make it, or name another file")
     return path
+
+
+def _project(text: str) -> str:
+    if not is_wandb_name(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no project: {WANDB_NAMES}")
+    return text
+
+
+def _entity(text: str) -> str:
+    if not is_wandb_name(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no user or team: {WANDB_NAMES}")
+    return text
 
 
 def _share(text: str) -> float:

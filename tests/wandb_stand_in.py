@@ -43,6 +43,8 @@ class Server:
     """The server's memory.
 
     refusals: how many further file streams it answers with an error.
+    projects: "entity/name" of those that a dashboard may go to. views: workspaces and reports, by the server's id.
+    refused_views: names of those that it does not take.
     calls: the names of the GraphQL operations, in their order.
     """
 
@@ -53,6 +55,9 @@ class Server:
     calls: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     refusals: int = 0
+    projects: tuple[str, ...] = ("someone/multicard", "someone/my-node", "my-team/my-node")
+    views: dict[str, dict[str, Any]] = field(default_factory=dict)
+    refused_views: set[str] = field(default_factory=set)
     lock: Lock = field(default_factory=Lock)
 
     def graphql(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +68,10 @@ class Server:
         if answer is None:
             self.unknown.append(name)
             return {"data": {}}
-        return {"data": answer(variables)}
+        try:
+            return {"data": answer(variables)}
+        except PermissionError as error:
+            return {"errors": [{"message": str(error)}]}
 
     def on_Viewer(self, _: Any) -> dict[str, Any]:  # noqa: N802 - the operation's own name
         teams = {"edges": [{"node": {"name": "someone"}}]}
@@ -128,6 +136,30 @@ class Server:
         given = variables.get("input") or variables
         self.used.append(given["artifactID"])
         return {"useArtifact": {"artifact": {"id": given["artifactID"]}}}
+
+    def on_GetDefaultEntity(self, _: Any) -> dict[str, Any]:  # noqa: N802
+        return {"viewer": {"id": "u", "entity": "someone"}}
+
+    def on_ProjectInternalId(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+        known = f"{variables['entityName']}/{variables['projectName']}" in self.projects
+        return {"project": {"id": "p", "internalId": "internal"} if known else None}
+
+    def on_FindView(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+        same = {"entityName", "projectName", "type"}
+        found = [
+            {"node": {"id": view["id"], "name": view["name"]}}
+            for view in self.views.values()
+            if view["name"] == variables["viewName"] and all(view[name] == variables[name] for name in same)
+        ]
+        return {"project": {"allViews": {"edges": found}}}
+
+    def on_upsertView(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+        if variables["name"] in self.refused_views:
+            raise PermissionError("quota exceeded\nsee your plan")
+        view = {**variables, "id": variables.get("id") or f"view{len(self.views)}"}
+        inserted = view["id"] not in self.views
+        self.views[view["id"]] = view
+        return {"upsertView": {"view": view, "inserted": inserted}}
 
     def stream(self, run: str, request: dict[str, Any]) -> None:
         """Take a chunk of a run's files: lines at an offset, of which the summary is one."""

@@ -80,6 +80,7 @@ class Experiment:
     chosen: group to the option that it sets for all cells.
     fixed: column to the value that it sets for all cells.
     excluded: swept columns and values of cells that cannot be.
+    about: its other comments: what is as printed and what is not.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Experiment:
     view: View
     excluded: tuple[dict[str, Any], ...] = ()
     fixed: dict[str, Any] = field(default_factory=dict)
+    about: str = ""
 
     def has(self, cell: Cell) -> bool:
         """Whether it measures a cell of its axes."""
@@ -175,7 +177,7 @@ def load(name: str) -> Experiment:
     excluded = tuple(own.get("exclude", ()))
     view = msgspec.convert(own["view"], View)
     fixed = flat({key: value for key, value in content.items() if key not in ("defaults", "hydra")})
-    return Experiment(name, comments[0], kind, swept, chosen, view, excluded, fixed)
+    return Experiment(name, comments[0], kind, swept, chosen, view, excluded, fixed, " ".join(comments[1:]))
 
 
 def typed_value(word: str) -> Any:

@@ -33,16 +33,25 @@ NAME = "report.html"
 
 
 def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: bool) -> str:
-    """Write the report on all runs under `folders`; return what it holds, in a line.
-
-    Args:
-        out: the file; by default report.html in the first folder.
-        mix: average runs of several commits or machines.
+    """Write the report on all runs under `folders`; see `write_runs`.
 
     Raises:
         ValueError: no run that can be read, or `out` is a folder.
     """
-    found = load.read(folders)
+    return write_runs(load.read(folders), folders, out, title, mix)
+
+
+def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: str | None, mix: bool) -> str:
+    """Write the report on the runs under `folders`; return what it holds, in a line.
+
+    Args:
+        found: these runs.
+        out: the file; by default report.html in the first folder.
+        mix: average runs of several commits or machines.
+
+    Raises:
+        ValueError: `out` is a folder.
+    """
     path = folders[0] / NAME if out is None else out
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")

@@ -109,6 +109,14 @@ class PrecisionConfig:
     name: str = MISSING
 
 
+WANDB_NAMES = "W&B takes names of 1 to 128 characters without any of / \\ # ? % :"
+
+
+def is_wandb_name(name: str) -> bool:
+    """Whether W&B takes it as the name of a project, user or team."""
+    return 0 < len(name) <= 128 and not set(name) & set("/\\#?%:")
+
+
 @dataclass
 class TrackerConfig:
     mode: TrackerMode = key(
@@ -119,9 +127,7 @@ class TrackerConfig:
     tags: list[str] = key(list, "W&B tags")
 
     def __post_init__(self) -> None:
-        remedy = "W&B takes names of 1 to 128 characters without any of / \\ # ? % :"
-        fits = 0 < len(self.project) <= 128 and not set(self.project) & set("/\\#?%:")
-        require(fits, f"tracker.project={self.project}: {remedy}")
+        require(is_wandb_name(self.project), f"tracker.project={self.project}: {WANDB_NAMES}")
 
 
 # Keys that do not change what is measured, and so are no part of a cell's identity

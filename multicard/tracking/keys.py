@@ -79,17 +79,44 @@ SUMMARY = {
     "mfu": Key("model FLOPs as a share of the devices' peak, 0 to 1", (LLM,)),
     "peak_memory_bytes.max": Key("of the rank that held most"),
     "transfer_bytes.h2d": Key("host to device"),
-    "communication_bytes.all_gather": Key("received by a rank in collectives"),
-    "communication_bytes.reduce_scatter": Key("the same"),
-    "communication_bytes.all_reduce": Key("the same"),
+    "communication_bytes.all_reduce": Key("received by a rank in collectives"),
+    "communication_bytes.broadcast": Key("the same", (VISION,)),
+    "communication_bytes.all_gather": Key("the same", (LLM,)),
+    "communication_bytes.reduce_scatter": Key("the same", (LLM,)),
     "gpu.energy_joules": Key("of all GPUs"),
     "joules_per_image": Key("energy by images trained on", (VISION,)),
     "joules_per_token": Key("energy by non-padding tokens", (LLM,)),
     "diagnosis.bound": Key("what bounds the run"),
 }
+# Others that the dashboard's panels show
+DETAILS = {
+    **{
+        f"{steps}.{name}": Key(meaning, kinds)
+        for steps, kinds in (("step_s", (VISION,)), ("iteration_s", (LLM,)))
+        for name, meaning in (("median", "seconds"), ("p95", "95th percentile"), ("std", "standard deviation"))
+    },
+    **{
+        f"phases_s.{phase}": Key("mean seconds of a step and rank", (VISION,))
+        for phase in ("data", "h2d", "forward", "backward", "optimizer")
+    },
+    "data_s": Key("mean seconds of waiting for a batch", (LLM,)),
+    "compile_s": Key("seconds of torch.compile"),
+    "trained_images_per_s": Key("where a sample counts each time that it was trained on", (VISION,)),
+    "loss.first": Key("of the first step", (LLM,)),
+    "transfer_bytes.d2d": Key("within a device, of a profiled run"),
+    "transfer_bytes.d2h": Key("device to host, of a profiled run"),
+}
 ATTEMPTS = "attempts"  # of a summary: how often the run was started
 
 # Configuration: the record's axes under their own names, with what groups runs beside them
+AXES = {
+    **dict.fromkeys(("precision", "gpus", "nodes", "pin_memory", "dataset", "model", "batch_size"), BOTH),
+    **dict.fromkeys(("epochs", "seed", "scale", "device"), BOTH),
+    **dict.fromkeys(("strategy", "loader", "layout", "image_size"), (VISION,)),
+    **dict.fromkeys(("method", "recipe", "template", "rows", "weights", "tokenizer", "max_seq_len"), (LLM,)),
+    **dict.fromkeys(("gradient_accumulation_steps", "max_steps", "packed", "activation_checkpointing"), (LLM,)),
+    **dict.fromkeys(("optimizer_in_bwd", "compile", "lr"), (LLM,)),
+}
 CONFIGURATION = "configuration"  # the whole configuration, as group.key below it
 MACHINE = "machine"  # facts of environment.json below it
 GROUPS = ("hardware", "commit", "identity", "repetition", "data")

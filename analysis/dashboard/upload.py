@@ -1,0 +1,112 @@
+"""Brings a dashboard to W&B's server: the same views again, where they are there already."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import wandb
+from wandb.sdk.lib import wbauth
+from wandb_workspaces._graphql import execute_graphql, get_app_url
+from wandb_workspaces.reports.v2 import gql
+
+from analysis.dashboard.specification import WORKSPACE, View
+from multicard.machine import network
+
+ELSE = "--dry-run FILE writes the dashboard without W&B"
+FIND_VIEW = """
+query FindView($entityName: String, $projectName: String, $type: String, $viewName: String) {
+  project(name: $projectName, entityName: $entityName) {
+    allViews(viewType: $type, viewName: $viewName) { edges { node { id name } } }
+  }
+}
+"""
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A project of W&B's server, and the login by which it is reached.
+
+    api: W&B's. project_id: the server's own number of the project.
+    """
+
+    api: wandb.Api
+    entity: str
+    project: str
+    project_id: str | int
+
+    def ask(self, query: str, **variables: str) -> dict[str, Any]:
+        """The answer of the server to a query about the project."""
+        return _ask(self.api, query, {"entityName": self.entity, "projectName": self.project, **variables})
+
+
+def connect(entity: str | None, project: str) -> Destination:
+    """Log in, and see that the project is there.
+
+    Args:
+        entity: a user or team; None for the account's default.
+
+    Raises:
+        ValueError: no server, no login, or no such project that the account may see.
+    """
+    url = wandb.setup().settings.base_url
+    if (why := network.problem(url)) is not None:
+        raise ValueError(f"cannot reach {url} ({why}); {ELSE}")
+    with _as_value_error():
+        login = wbauth.authenticate_session(host=url, source="dashboard", prompt=False, update_session=False)
+    if login is None:
+        raise ValueError(f"no login at {url}: `wandb login` makes one; {ELSE}")
+    with _as_value_error():
+        api = wandb.Api()
+        owner = entity or api.default_entity
+    if owner is None:
+        raise ValueError("the account has no default user or team; name one with --entity")
+    found = _ask(api, gql.projectInternalId, {"entityName": owner, "projectName": project})["project"]
+    if found is None:
+        raise ValueError(
+            f"no project {owner}/{project} that this account can see: check --entity and --project; the first run "
+            "that is uploaded makes it (tracker.mode=online)"
+        )
+    return Destination(api, owner, project, found["internalId"])
+
+
+def send(to: Destination, views: Sequence[View]) -> Iterator[str]:
+    """Make or replace each view; yield a line with its address as soon as it is there.
+
+    Raises:
+        ValueError: the server refuses one; those before it are there.
+    """
+    for view in views:
+        project = to.ask(FIND_VIEW, type=view.type, viewName=view.name)["project"] or {}
+        nodes = [edge["node"] for edge in project.get("allViews", {}).get("edges", [])]
+        known = [node["id"] for node in nodes if node["name"] == view.name]
+        content = {"displayName": view.title, "description": view.description, "spec": json.dumps(view.spec)}
+        its_id = {"id": known[0]} if known else {}
+        answer = to.ask(gql.upsert_view, type=view.type, name=view.name, **content, **its_id)
+        yield f"{'replaced' if known else 'made'} {_address(to, view, answer['upsertView']['view']['id'])}"
+
+
+def _address(to: Destination, view: View, identifier: str) -> str:
+    project = f"{get_app_url(to.api).rstrip('/')}/{quote(to.entity)}/{quote(to.project)}"
+    if view.type == WORKSPACE:
+        return f"{project}?nw={view.name.removeprefix('nw-').removesuffix('-v')}"
+    words = re.sub(r"[^0-9A-Za-z]+", "-", view.title).strip("-")
+    return f"{project}/reports/{words}--{identifier}"
+
+
+def _ask(api: wandb.Api, query: str, variables: dict[str, str]) -> dict[str, Any]:
+    with _as_value_error():
+        return execute_graphql(api, query, variables)
+
+
+@contextmanager
+def _as_value_error() -> Iterator[None]:
+    """Turn any of W&B's errors into a ValueError of one line."""
+    try:
+        yield
+    except Exception as error:
+        first, *_ = str(error).splitlines() or [""]
+        raise ValueError(f"W&B failed ({type(error).__name__}: {first}); {ELSE}") from error
