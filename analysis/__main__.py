@@ -42,6 +42,7 @@ from analysis.commands import (
     uploads_bar,
 )
 from analysis.figures import write_files
+from analysis.formatting import counted
 from analysis.papers import experiments
 from analysis.papers.printed import DATASETS
 from analysis.runs import load, predicted, sql
@@ -129,7 +130,7 @@ def _table(options: argparse.Namespace) -> int:
     if options.out is not None:
         write_text(options.out, content + "\n")
         return 0
-    notes = [f"--all shows {len(rest)} more settings, which have fewer of the cells"] if rest else []
+    notes = [f"--all shows {counted(len(rest), 'more setting')} with fewer of the cells"] if rest else []
     formatting.say([content, *([*notes, *list_runs.skipped(loaded.skipped)] if options.format == "text" else [])])
     return 0
 

@@ -133,7 +133,7 @@ def _figure(commands: Any) -> argparse.ArgumentParser:
 def _report(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser("report", help="an HTML page about all runs")
     _folders(command)
-    command.add_argument("--out", metavar="FILE", type=_file, help="report.html in the first folder by default")
+    command.add_argument("--out", metavar="FILE", type=_file, help="report.html in FOLDER, or in what several share")
     command.add_argument("--title", metavar="TEXT", help="the heading of the page")
     command.add_argument("--mix", action="store_true", help=MIX)
     return command

@@ -36,6 +36,11 @@ def seconds(count: float) -> str:
     return f"{count:,.1f}" if count >= 10 else f"{count:.4g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """The number with its noun: "1 run", "2,000 runs"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def say(lines: Iterable[str]) -> None:
     """Print all at once: 10,000 lines one by one take a second."""
     print("\n".join(lines))

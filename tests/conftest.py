@@ -244,6 +244,14 @@ def wandb_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[wa
         wandb.teardown()
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Of the pages that `report` writes."""
+    from tests import report_view
+
+    yield from report_view.launched()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slow tests first: one that starts last keeps a worker busy while the others have nothing left."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

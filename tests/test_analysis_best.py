@@ -50,9 +50,8 @@ def test_the_fastest_setting_is_named_with_the_cost_of_fewer_gpus_and_more_accur
     lines = ranked(sweep)
     assert lines[:3] == [
         "Fastest: gpus=4 precision=bf16: 96.0 s, 99.1%.",
-        "With half the GPUs, it takes 1.7 times as long (gpus=2 precision=bf16: 163.0 s, 99.1%).",
-        "With half the GPUs and for 0.8 points more accuracy, it takes 2.5 times as long (gpus=2 precision=fp32: 240.0 "
-        "s, 99.9%).",
+        "Half the GPUs: 1.7 times slower (gpus=2 precision=bf16: 163.0 s, 99.1%).",
+        "Half the GPUs: 2.5 times slower, 0.8 points more accurate (gpus=2 precision=fp32: 240.0 s, 99.9%).",
     ]
     assert [line.split()[1:3] for line in lines[4:8]] == [["4", "bf16"], ["4", "fp32"], ["2", "bf16"], ["2", "fp32"]]
     assert ["yes" in line for line in lines[4:8]] == [True, False, True, True]
@@ -135,8 +134,9 @@ def test_costs_that_runs_explain_are_equal(tmp_path: Path):
     # half the GPUs in the same time: the cheapest stays the best, and what is as fast with less is named beside it
     halved = [records.vision(gpus=gpus, total_s=s) for gpus, s in ((4, 50.0), (2, 51.0))]
     lines = ranked(write(tmp_path / "halved", *halved))
-    assert lines[0].startswith("Fastest: gpus=4") and lines[1].startswith(
-        "With half the GPUs, it takes 1 times as long"
+    assert (
+        lines[0].startswith("Fastest: gpus=4")
+        and lines[1] == "Half the GPUs: no slower as far as the runs tell (gpus=2: 51.0 s, 98.0%)."
     )
 
 
@@ -161,7 +161,7 @@ def test_limits_leave_settings_out(sweep: Path, capsys: pytest.CaptureFixture[st
     limits = ["--accuracy", "0.9999", "--memory", "4.9GB", "--gpus", "1"]
     assert main(["best", "--goal", "time", *limits, str(sweep)]) == 1
     why = "the highest accuracy is 99.90%, the least memory is 5 GB, the fewest GPUs are 2"
-    assert capsys.readouterr().err == f"refused: none of 4 runs keeps to the limits ({why})\n"
+    assert capsys.readouterr().err == f"refused: of 4 runs none keeps to the limits ({why})\n"
     assert main(["best", "--goal", "time", "--memory", "5GB", "--accuracy", "99%", str(sweep)]) == 0
 
 
@@ -197,11 +197,11 @@ def test_energy_is_ranked_where_it_was_measured(tmp_path: Path, capsys: pytest.C
     spent = [records.vision(gpus=gpus, gpu=records.gpu(joules)) for gpus, joules in ((1, 9e4), (2, 6e4), (4, None))]
     lines = ranked(write(tmp_path / "s", *spent), "energy")
     assert lines[0] == "Least energy: gpus=2: 60 kJ, 98.0%."
-    assert lines[1] == "With half the GPUs, it takes 1.5 times the energy (gpus=1: 90 kJ, 98.0%)."
+    assert lines[1] == "Half the GPUs: 1.5 times the energy (gpus=1: 90 kJ, 98.0%)."
     assert lines[-1] == "not ranked: 1 without the figure"
     on_cpu = write(tmp_path / "c", records.vision(device="cpu"))
     assert main(["best", "--goal", "energy", str(on_cpu)]) == 1
-    why = "refused: none of 1 runs has energy_joules; energy is measured on GPUs with NVML, not on CPU ranks\n"
+    why = "refused: of 1 run none has energy_joules; energy is measured on GPUs with NVML, not on CPU ranks\n"
     assert capsys.readouterr().err == why
 
 
@@ -266,4 +266,23 @@ def test_a_diverged_run_is_never_the_fastest(tmp_path: Path):
 def test_failed_runs_alone_are_refused(status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = write(tmp_path / "s", records.vision(status=status))
     assert main(["best", "--goal", "time", str(folder)]) == 1
-    assert capsys.readouterr().err == "refused: none of 1 runs ended ok\n"
+    assert capsys.readouterr().err == "refused: of 1 run none ended ok\n"
+
+
+def test_sentences_say_what_less_costs_and_what_it_loses(tmp_path: Path):
+    """Of three CPU ranks, two and one: a few percent, many times, and points of accuracy in either direction."""
+    found = [(3, 100.0, 0.90), (2, 106.0, 0.80), (1, 820.0, 0.983)]
+    of_cpus = [
+        records.vision("cpu", gpus=n, total_s=s, seed=seed) | accurate(a) for n, s, a in found for seed in range(4)
+    ]
+    lines = ranked(write(tmp_path / "cpus", *of_cpus))
+    assert lines[1:3] == [
+        "2 CPU ranks instead of 3: 6 % slower, 10.0 points less accurate (gpus=2: 106.0 s, 80.0%, n=4 [c]).",
+        "1 CPU rank instead of 3: 8.2 times slower, 8.3 points more accurate (gpus=1: 820.0 s, 98.3%, n=4 [c]).",
+    ]
+    better = [
+        records.vision(precision=p, total_s=s) | accurate(a) for p, s, a in (("bf16", 10, 0.9), ("fp64", 150, 0.99))
+    ]
+    assert ranked(write(tmp_path / "gpus", *better))[1].startswith(
+        "9.0 points more accurate: 15 times slower (precision="
+    )

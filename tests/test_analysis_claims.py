@@ -9,6 +9,7 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.claims import CLAIMS, Verdict, judge, named, render
+from analysis.claims.rules import UNITS, UnitName
 from analysis.papers import experiments
 from analysis.runs import load
 from analysis.stats.between_runs import REMEDY
@@ -309,3 +310,20 @@ def test_the_work_of_judging_grows_no_faster_than_the_runs(tmp_path: Path):
     assert sum(verdict.n for verdict in judge(runs)) > 480
     few, many = (calls_of(lambda part=part: judge(part)) for part in (runs[:120], runs))
     assert many < 5 * few
+
+
+@pytest.mark.parametrize(
+    ("unit", "figures", "text"),
+    [
+        ("faster", (25.0, 20.0, 30.0), "faster by 25.0 % (20.0 to 30.0)"),
+        ("faster", (-20.0, None, None), "slower by 25.0 %"),
+        ("faster", (-50.0, -60.0, -20.0), "slower by 100.0 % (25.0 to 150.0)"),
+        ("faster", (-20.0, -50.0, 10.0), "slower by 25.0 % (slower by 100.0 % to faster by 10.0 %)"),
+        ("faster", (-20.0, -100.0, 10.0), "slower by 25.0 % (slower by inf % to faster by 10.0 %)"),
+        ("less", (-60.0, -60.0, -60.0), "more by 60.0 %"),
+        ("less", (5.0, -2.0, 12.0), "less by 5.0 % (more by 2.0 % to less by 12.0 %)"),
+        ("points", (-1.5, -2.0, -1.0), "-1.50 points (-2.00 to -1.00)"),
+    ],
+)
+def test_no_figure_is_faster_by_less_than_nothing(unit: UnitName, figures: tuple[float, ...], text: str):
+    assert UNITS[unit].phrase(*figures) == text

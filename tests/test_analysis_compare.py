@@ -54,7 +54,7 @@ def test_equal_runs_do_not_differ_and_a_slow_down_is_seen(tmp_path: Path, capsys
     assert {one.verdict for one in compared(a, fast)} == {"faster"}
     command = ["compare", str(a)]
     assert main([*command, str(slow), "--gate", "5%"]) == 1
-    assert "gate 5%: 4 of 4 cells are slower by more" in capsys.readouterr().out
+    assert "gate 5%: 4 of 4 cells slower by more" in capsys.readouterr().out
     assert main([*command, str(slow), "--gate", "10%"]) == 0
     assert main([*command, str(slow)]) == 0 and main([*command, str(fast), "--gate", "0.5%"]) == 0
 
@@ -209,7 +209,7 @@ def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, capsy
     [
         (["a"], "B is missing: name another sweep as B, or --by KEY"),
         (["a", "a"], "A and B are the same runs"),
-        ([".", "a"], "4 runs are in both A and B"),
+        ([".", "a"], "4 runs in both A and B"),
         (["a", "--by", "layout"], "--by layout: all runs have layout=nchw, and no other value to compare it with"),
         (["b", "--by", "precision"], "precision=fp16 has no gpus=2 (--common"),
         (["a", "--by", "epochs,nothing"], 'no column "nothing"'),
@@ -312,7 +312,7 @@ def test_other_circumstances_are_said(tmp_path: Path):
         "cudnn_allow_tf32: True in A, nothing in B",
         "dataset.root: /data in A, /mnt in B",
         "SM clock during the runs: 1,900 MHz in A, 1,500 MHz in B (means)",
-        "others used its GPUs meanwhile: 0 of 1 runs of A, 1 of 1 of B",
+        "others used its GPUs meanwhile: 0 of A's 1 run, 1 of B's 1",
         "only B has added",
     ):
         assert line in text

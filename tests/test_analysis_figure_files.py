@@ -78,7 +78,7 @@ def test_efficiency_is_against_one_gpu(tmp_path: Path):
     vision, llm = figures.efficiency(write(tmp_path, *trained, *tuned))
     assert [(r["ranks"], r["speedup"], r["efficiency"]) for r in vision.rows] == [(1, 1, 1), (4, 2.0, 0.5)]
     assert [(r["ranks"], r["speedup"], r["efficiency"]) for r in llm.rows] == [(1, 1, 1), (2, 1.5, 0.75)]
-    assert "1 settings were not measured on one and on several" in vision.caption
+    assert "1 setting not measured on one and on several" in vision.caption
     assert "parallel efficiency (%)" in texts(vision)
 
 
@@ -90,7 +90,7 @@ def test_phases_add_up_to_the_step(tmp_path: Path):
     vision, llm = figures.phases(runs)
     assert {row["phase"]: row["mean"] for row in vision.rows} == pytest.approx(known | {"rest of the step": 0.005})
     assert {row["phase"]: row["mean"] for row in llm.rows} == pytest.approx({"data": 0.02, "rest of the step": 0.08})
-    assert "1 runs that did not end are not in it" in vision.caption
+    assert "Not in it: 1 run that did not end" in vision.caption and vision.title.endswith(": training on digits")
 
 
 def test_the_front_has_what_no_other_beats(tmp_path: Path):
@@ -118,6 +118,33 @@ def test_the_front_has_what_no_other_beats(tmp_path: Path):
 def test_runs_that_did_other_work_are_not_traded_off(tmp_path: Path):
     done = [records.vision(dataset__name=name, precision=p) for name in ("digits", "mnist") for p in ("fp32", "fp16")]
     assert [figure.name for figure in figures.trade_off(write(tmp_path, *done))] == ["trade_off", "trade_off-2"]
+
+
+def test_no_figure_mixes_two_data_sets_or_draws_a_lone_dot(tmp_path: Path):
+    several = [records.vision(dataset__name=name, lr=lr) for name in ("digits", "mnist") for lr in (0.1, 0.2)]
+    single = records.vision(dataset__name="mnist", epochs=1)
+    runs = write(tmp_path, *several, single)
+    digits, mnist = figures.losses(runs)
+    assert digits.title.endswith(": training on digits") and mnist.title.endswith(": training on mnist")
+    assert {row["setting"] for row in digits.rows} == {row["setting"] for row in mnist.rows} == {"lr=0.1", "lr=0.2"}
+    assert "Not in it: 1 setting of a single epoch, which makes no curve" in mnist.caption
+    assert [figure.title.rpartition(" ")[2] for figure in figures.phases(runs)] == ["digits", "mnist"]
+    assert figures.losses(write(tmp_path / "one", single)) == []
+
+
+def test_a_legend_does_not_repeat_what_all_have(tmp_path: Path):
+    """Two settings on one and two GPUs, which differ in the precision alone, and one with nhwc on one GPU."""
+    scaled = [records.vision(precision=p, gpus=n, total_s=9.0 / n) for p in ("fp32", "fp16") for n in (1, 2)]
+    (figure,) = figures.efficiency(write(tmp_path / "two", *scaled, records.vision(precision="fp32", layout="nhwc")))
+    assert {row["setting"] for row in figure.rows} == {"precision=fp32", "precision=fp16"}
+    assert "nchw" in figure.caption and "Not in it: 1 setting not measured on one and on several" in figure.caption
+    (alone,) = figures.efficiency(write(tmp_path / "one", *scaled[:2]))
+    assert "legend" not in grids.svg(alone) and "fp32" in alone.caption
+
+
+def test_no_axis_of_times_begins_below_0(tmp_path: Path):
+    (figure,) = figures.trade_off(write(tmp_path, records.vision(total_s=2.0), records.vision(lr=1.0, total_s=900.0)))
+    assert not re.search(">[-\N{MINUS SIGN}]\\d", grids.svg(figure))
 
 
 def test_losses_of_tuning_are_by_step(tmp_path: Path):
@@ -232,7 +259,7 @@ def test_all_draws_what_there_is_and_lists_the_rest(tmp_path: Path, capsys: pyte
             ["all"],
             f"table2: not measured: python train_vision.py experiment=table2 name=table2 (nor any of {OTHERS} others)",
         ),
-        (["efficiency"], "efficiency: none of 1 runs has what it shows"),
+        (["efficiency"], "efficiency: of 1 run none has what it shows"),
         (["phases", "--format", "svg,gif"], "--format: no gif; there are svg, pdf, png"),
     ],
 )

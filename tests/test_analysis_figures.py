@@ -383,3 +383,8 @@ def test_a_loss_that_is_no_number_is_told(tmp_path: Path):
     path.write_text(json.dumps(record))
     (figure,) = drawn(tmp_path, experiment.name)
     assert len(measured(figure, "train_loss")) == 119 and "The loss of 1 of 120 epochs" in figure.caption
+
+
+def test_one_epoch_makes_no_curve(tmp_path: Path):
+    grids.fill(tmp_path, "loss_curves", change=lambda _: {"epochs": [{"epoch": 0, "train_s": 9.0, "train_loss": 2.0}]})
+    assert drawn(tmp_path, "loss_curves") == []

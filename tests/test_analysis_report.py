@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,11 +16,11 @@ from analysis.__main__ import main
 from analysis.commands.list_runs import lines
 from analysis.figures.vega import Figure
 from analysis.report import page, rerun_commands, runs_section, settings_section
-from analysis.report.blocks import ClaimRow, ClaimTable, Fold, PlainTable, Plot, Report, Section
+from analysis.report.blocks import ClaimRow, ClaimTable, Fold, PlainTable, Plot, Report, Section, Tiles
 from analysis.report.run_details import read
 from analysis.runs import load
 from multicard.config.base import plain
-from tests import records
+from tests import grids, records
 from tests.conftest import typed, typed_llm
 
 EVIL = "<img src=x onerror=document.title='run'></script><script>document.title='run'</script>&lt;"
@@ -123,12 +124,12 @@ def test_the_page_holds_every_run_and_nothing_of_a_run_is_html(tmp_path: Path):
     assert unpacked(grids["skipped"]["columns"][0]["texts"]) == [str(tmp_path / "grid/broken")]
 
 
-def test_the_columns_are_those_of_the_list(tmp_path: Path):
+def test_the_columns_have_those_of_the_list(tmp_path: Path):
     found = load.read([sweep(tmp_path)])
     printed = lines(found, found.runs, None, None)
     headings = next(line for line in printed if line.startswith("name"))
     grid = runs_section.grid(read(found.runs))
-    assert re.split(r"\s{2,}", headings) == [column.heading for column in grid.columns]
+    assert {*re.split(r"\s{2,}", headings)} < {column.key for column in grid.columns}
 
 
 def test_speedups_and_shares_of_a_step(tmp_path: Path):
@@ -183,7 +184,7 @@ def test_the_command_of_a_run_measures_the_same(kind: str):
     _, entry, *again = shlex.split(command)
     assert entry == {"vision": "train_vision.py", "llm": "tune_llm.py"}[kind]
     assert compose(*again).identity() == meant.identity()
-    assert len(again) == len(asked)  # nothing but what was asked for
+    assert len(again) == len(asked) + 1  # nothing but what was asked for, and the name
 
 
 def test_a_configuration_of_another_version_has_no_command():
@@ -206,3 +207,109 @@ def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys
 def test_text_cannot_end_the_data():
     text = page.in_script({"a": "</script><!--&", "b": [float("nan")]})
     assert not set("<>&") & set(text) and json.loads(text) == {"a": "</script><!--&", "b": [None]}
+
+
+def test_a_report_of_several_folders_is_beside_what_they_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("runs/a/x", "runs/b", "elsewhere/c"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    runs, path = Path("runs"), analysis_report.default_path
+    assert path([runs / "a"]) == Path("runs/a/report.html")
+    assert path([runs / "a", runs / "b"]) == path([runs / "a", runs]) == Path("runs/report.html")
+    assert path([runs / "a", Path("elsewhere/c")]) == Path("report.html")  # they share the working directory
+    assert path([runs / "a", Path("/usr")]) == Path("report.html")  # or a folder above it
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert path([tmp_path / "runs" / "a", tmp_path / "runs" / "b"]) == tmp_path / "runs" / "report.html"
+
+
+def test_commands_are_quoted_as_a_person_would():
+    assert rerun_commands.quoted("precision=fp32,bf16") == "precision=fp32,bf16"
+    assert rerun_commands.quoted("dataset.mean=[0.5,0.5]") == "'dataset.mean=[0.5,0.5]'"
+    assert rerun_commands.quoted("dataset.root='/data/my photos'") == "\"dataset.root='/data/my photos'\""
+    for word in ("a='$HOME'", "a='b\"c'", "a='it\\'s'", "a='c:\\\\d'", "name=x y", "~", "a='`id`'"):
+        assert shlex.split(rerun_commands.quoted(word)) == [word]
+
+
+@pytest.mark.parametrize("name", ["table2", "2026-11-23_02-11-22", "12", "1e5", "null", "it's"])
+def test_the_command_of_a_run_has_its_name(name: str):
+    meant = replace(typed("precision=bf16"), name=name)
+    command = rerun_commands.rerun("vision", plain(meant))
+    assert command is not None
+    assert typed(*shlex.split(command)[2:]).name == name
+    assert ("'" in command) == (name in ("12", "1e5", "null", "it's"))
+
+
+def test_a_folder_of_both_entries_has_both_commands(tmp_path: Path):
+    words = ["precision=fp32,bf16", "gpus=1,2", "rerun=true", "tracker.mode=disabled"]
+    swept = {"hydra": {"overrides": {"task": words}, "job": {"config_name": "train_vision"}}}
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "multirun.yaml").write_text(json.dumps(swept))
+    for precision in ("fp32", "bf16"):
+        for gpus in (1, 2):
+            meant = plain(typed(f"precision={precision}", f"gpus={gpus}"))
+            own = records.vision(precision=precision, gpus=gpus) | {"config": meant}
+            records.write(tmp_path / "sweep" / f"{precision}-{gpus}", own)
+    for method, rows in (("lora", 500), ("lora", 40), ("qlora", 500), ("qlora", 40)):
+        tuned = plain(typed_llm(f"method={method}", f"dataset.rows={rows}"))
+        records.write(tmp_path / "sweep" / f"{method}-{rows}", records.llm(method=method) | {"config": tuned})
+    runs = load.read([tmp_path]).runs
+    trained, tuned = rerun_commands.of_sweeps(runs)
+    assert trained == "python train_vision.py -m precision=fp32,bf16 gpus=1,2 name=sweep"
+    assert tuned == "python tune_llm.py -m method=lora,qlora dataset.rows=40,500 name=sweep"
+    shutil.rmtree(tmp_path / "sweep" / "qlora-40")  # three cells are no product of two axes
+    _, *single = rerun_commands.of_sweeps(load.read([tmp_path]).runs)
+    assert len(single) == 3 and "python tune_llm.py method=qlora name=sweep" in single
+
+
+def blocks_of(report: Report, kind: type) -> list[Any]:
+    return [block for block in report.blocks() if isinstance(block, kind)]
+
+
+def test_the_headlines_are_the_fastest_what_it_cost_what_bounds_it_and_what_to_try(tmp_path: Path):
+    sweep(tmp_path)
+    (headlines,) = blocks_of(build(tmp_path), Tiles)
+    assert headlines.about.startswith("The fastest of 10 settings")
+    told = {tile.name: (tile.figure, tile.text, tile.code) for tile in headlines.tiles}
+    assert told["Fastest"] == ("28.7 s", "98.0% accuracy", "gpus=4 precision=fp16")
+    assert told["What it cost"] == ("4 GPUs", "0.0319 GPU hours, 50 kJ, 5 GB of memory on the fullest", "")
+    assert told["What bounds it"] == ("Waiting for data", "20% of a step's time. It was not diagnosed.", "")
+    assert told["What to try next"][::2] == ("Diagnose it", "diagnose=true")
+
+    sentence = "bound by input: waiting for input is 62% of a step of 30.0 ms. To try next: loader=device"
+    slow = {"bound": "input", "sentence": sentence, "saves_s": {}, "step_s": {}, "spread": 0.0, "rounds_s": {}}
+    records.write(tmp_path / "fast", records.vision(precision="bf16", gpus=8, total_s=9.0) | {"diagnosis": slow})
+    (headlines,) = blocks_of(build(tmp_path), Tiles)
+    assert [(tile.figure, tile.text) for tile in headlines.tiles[2:]] == [
+        ("Input", "Waiting for input is 62% of a step of 30.0 ms."),
+        ("loader=device", ""),
+    ]
+    shutil.rmtree(tmp_path)
+    records.write(tmp_path / "oom", records.vision(status="oom"))
+    assert blocks_of(build(tmp_path), Tiles) == []
+
+
+def test_what_the_papers_have_and_no_run_does_is_folded_away(tmp_path: Path):
+    grids.fill(tmp_path, "table2", where=lambda cell: cell["gpus"] == 1 and cell["precision"] != "fp16")
+    report = build(tmp_path)
+    (papers,) = [section for section in report.sections if section.name == "papers"]
+    tables = [block for block in papers.blocks if isinstance(block, PlainTable)]
+    folds = {block.title: block for block in papers.blocks if isinstance(block, Fold)}
+    (places,) = [table for table in tables if table.headings[0] == "in the papers"]
+    assert places.rows and all("not measured" not in row[3] or ";" in row[3] for row in places.rows)
+    (others,) = [title for title in folds if title.endswith("of both papers, not measured here")]
+    assert int(others.split()[0]) == len(folds[others].blocks[0].rows) > len(places.rows)
+    missing = folds["10 cells of this table not measured"]
+    cells = papers.blocks[papers.blocks.index(missing) - 1]
+    assert isinstance(cells, PlainTable) and len(cells.rows) == 2 and len(missing.blocks[0].rows) == 10
+
+
+def test_columns_are_the_figures_then_the_settings_that_tell_runs_apart(tmp_path: Path):
+    for index, (precision, lr) in enumerate((("fp32", 0.1), ("fp32", 0.2), ("fp16", 0.1))):
+        records.write(tmp_path / str(index), records.vision("cpu", precision=precision, lr=lr, gpus=2))
+    grid = runs_section.grid(read(load.read([tmp_path]).runs))
+    shown = [column.heading for column in grid.columns if column.shown]
+    assert shown == ["status", "time, s", "accuracy", "images/s", "peak memory", "precision", "lr"]
+    assert [column.heading for column in grid.columns if column.names] == ["precision", "lr"]
+    hidden = {column.key: column.group for column in grid.columns if not column.shown}
+    assert (hidden["step_s"], hidden["gpus"], hidden["commit"]) == ("Result", "Settings", "About the run")
+    assert "marks c" in grid.notes[0] and "hardware AMD EPYC" in grid.notes[0]  # the same for all

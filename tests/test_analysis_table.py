@@ -75,7 +75,7 @@ def test_what_is_not_measured_is_marked_and_named(tmp_path: Path, capsys: pytest
     assert row(table, precision="fp16", gpus=1)["x fp64"] == 2.0
     assert main(["table", "table2", str(tmp_path)]) == 0
     output = capsys.readouterr().out
-    assert "8 cells are not measured: python train_vision.py experiment=table2 name=table2" in output
+    assert "8 cells not measured: python train_vision.py experiment=table2 name=table2" in output
     assert re.search(r"fp64 +3 +not measured +-", output)
 
 
@@ -125,7 +125,7 @@ def test_other_sweeps_do_not_bury_the_experiments_own(tmp_path: Path, capsys: py
     table2(tmp_path / "c", {("fp32", gpus): 9.0 for gpus in (1, 2, 3, 4)}, batch_size=128)  # one precision: no Table 2
     assert main(["table", "table2", str(tmp_path)]) == 0
     output = capsys.readouterr().out
-    assert "--all shows 1 more settings" in output and "batch_size=64" not in output
+    assert "--all shows 1 more setting with" in output and "batch_size=64" not in output
     assert main(["table", "table2", str(tmp_path), "--all"]) == 0
     output = capsys.readouterr().out
     assert "batch_size=64" in output and "batch_size=128" not in output

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import wandb_workspaces.reports.v2 as wr
 import wandb_workspaces.workspaces as ws
+from wandb_workspaces.reports.v2 import interface as wr
 from wandb_workspaces.reports.v2 import internal as reports
 from wandb_workspaces.workspaces import internal as workspaces
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED
 from analysis.claims.verdicts import ClaimFigure, Verdict, labels
+from analysis.formatting import counted
 from analysis.runs.caveats import legend
 from analysis.runs.load import Skipped
 from analysis.stats.between_runs import REMEDY
@@ -128,7 +129,7 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
         f"{count} {kind if count == 1 and kind in (HOLDS, FAILS) else SUMMARISED[kind]}"
         for kind, count in counts.items()
     ]
-    lines = [f"{len(verdicts)} claim{'s' * (len(verdicts) != 1)}: {', '.join(phrases)}"]
+    lines = [f"{counted(len(verdicts), 'claim')}: {', '.join(phrases)}"]
     measured_ones = [verdict for verdict in verdicts if verdict.verdict != UNMEASURED]
     undecisive = sum(not verdict.decides for verdict in measured_ones)
     if undecisive:
@@ -137,9 +138,9 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
             f"{which} of those measured are of CPU ranks, shared GPUs or shrunk runs (see the marks): such verdicts "
             "neither confirm nor refute the papers"
         )
-    counted = [verdict.claim.name for verdict in measured_ones if verdict.decides and not verdict.of_gpus]
-    if counted:
-        lines.append(f"decided here as on GPUs, since what they compare is counted: {', '.join(counted)}")
+    exact = [verdict.claim.name for verdict in measured_ones if verdict.decides and not verdict.of_gpus]
+    if exact:
+        lines.append(f"decided here as on GPUs, since what they compare is counted: {', '.join(exact)}")
     return lines
 
 
@@ -204,9 +205,9 @@ def _listed(verdict: Verdict) -> list[str]:
             lines.append(f"least and greatest of {len(known)}: {phrases}")
     if verdict.figures:
         measured = sum(figure.verdict != UNMEASURED for figure in verdict.figures)
-        share = f"; {measured} of {verdict.asked} comparisons" if measured < verdict.asked else ""
+        share = f"; {measured} of {counted(verdict.asked, 'comparison')}" if measured < verdict.asked else ""
         count = len(verdict.lost)
-        lost = f"; {count} cell{'s' * (count > 1)} did not end ok" if count else ""
+        lost = f"; {counted(count, 'cell')} did not end ok" if count else ""
         lines.append(f"n={verdict.n}{share}{lost}")
     return lines
 
@@ -239,7 +240,7 @@ def _fields(verdict: Verdict) -> dict[str, list[str]]:
 def measured(verdict: Verdict) -> str:
     """What was measured, in how many runs, and why the verdict is what it is."""
     unlike = f"; other than the papers': {', '.join(verdict.unlike)}" if verdict.unlike else ""
-    return f"{verdict.setting}; n={verdict.n} runs{unlike}; {verdict.why}"
+    return f"{verdict.setting}; {counted(verdict.n, 'run')}{unlike}; {verdict.why}"
 
 
 def _other_settings(verdict: Verdict) -> list[str]:
@@ -247,7 +248,7 @@ def _other_settings(verdict: Verdict) -> list[str]:
         f"{other.apart or other.setting}: {other.verdict}" + f" [{other.marks}]" * bool(other.marks)
         for other in verdict.others
     ]
-    return [*lines, *([f"and {verdict.unjudged} more settings, not judged"] if verdict.unjudged else [])]
+    return [*lines, *([f"and {counted(verdict.unjudged, 'more setting')}, not judged"] if verdict.unjudged else [])]
 
 
 def _commands(verdicts: Sequence[Verdict]) -> list[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from analysis.claims.claim import CLAIMS, Claim
 from analysis.claims.readings import Readings
 from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED, Comparison
+from analysis.formatting import counted
 from analysis.papers.experiments import Experiment, Panel, load, panels
 from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
@@ -218,12 +219,9 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
         else:
             estimate, low, high, basis = interval.estimate, interval.low, interval.high, interval.basis
             verdict = comparison.verdict(low, high)
-            text = comparison.unit.text.format(comparison.unit.number(estimate))
+            text = comparison.unit.phrase(estimate, low, high) + DOUBTFUL * doubtful
             if low is None or high is None:
                 why = f"no interval of {basis} on a machine without repetitions"
-            elif low != high:
-                text += f" ({comparison.unit.number(low)} to {comparison.unit.number(high)})"
-            text += DOUBTFUL * doubtful
     return ClaimFigure(
         what=comparison.what,
         where=comparison.where,
@@ -256,7 +254,7 @@ def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, lost: Sequenc
         reasons.append(f"undecided: {_first_few(labels(by_verdict[UNDECIDED]))}{remedy}")
     measured = len(figures) - len(by_verdict[UNMEASURED])
     if measured:
-        reasons.append(f"{measured} of {asked} comparisons")
+        reasons.append(f"{measured} of {counted(asked, 'comparison')}")
     if by_verdict[UNMEASURED]:
         reasons.append(by_verdict[UNMEASURED][0].why)
     if lost:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from analysis import formatting
 from analysis.commands.better import Better
+from analysis.formatting import counted
 from analysis.runs import grouping, same_work
 from analysis.runs.caveats import legend
 from analysis.runs.load import Run
@@ -27,19 +28,32 @@ class Goal:
     """What runs are ranked by.
 
     column: of the records. best: what the best setting is called.
-    times: the phrase for a cost of so many times the best.
+    times, percent: the words for a cost of so many times the best, or so many percent more.
+    equal: the words for a cost that the runs do not tell from the best.
     """
 
     column: str
     best: str
     times: str
+    percent: str
+    equal: str
 
 
+AS_FAR = "as far as the runs tell"
 GOALS = {
-    "time": Goal("total_s", "Fastest", "it takes {:.2g} times as long"),
-    "energy": Goal("energy_joules", "Least energy", "it takes {:.2g} times the energy"),
-    "memory": Goal(MEMORY, "Least memory", "it takes {:.2g} times the memory"),
+    "time": Goal("total_s", "Fastest", "{} times slower", "{} % slower", f"no slower {AS_FAR}"),
+    "energy": Goal(
+        "energy_joules",
+        "Least energy",
+        "{} times the energy",
+        "{} % more energy",
+        "no more energy as far as the runs tell",
+    ),
+    "memory": Goal(
+        MEMORY, "Least memory", "{} times the memory", "{} % more memory", "no more memory as far as the runs tell"
+    ),
 }
+LEAST_TIMES = 1.1  # below which a cost is so many percent more than the best
 MOST_EQUAL = 3  # settings equal to the best that are named
 
 
@@ -95,8 +109,8 @@ class Ranking:
     """Settings that did the same amount of the same work, the best first.
 
     work: the name of the work among several, empty if there is one. amount: rows or pairs, if they differ.
-    label, figures, marks: of the best. others: a sentence for each other setting of the trade-off front.
-    headings, rows: the ranking.
+    label, figures, marks: of the best setting. best: its runs.
+    others: a sentence for each other setting of the trade-off front. headings, rows: the ranking.
     """
 
     goal: str
@@ -105,6 +119,7 @@ class Ranking:
     label: str
     figures: str
     marks: str
+    best: list[Run]
     others: list[str]
     headings: list[str]
     rows: list[list[str]]
@@ -150,17 +165,18 @@ def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tupl
     ok = [run for run in runs if run["status"] == "ok" and not run[grouping.TRACED]]
     if not ok:
         traced = " without being profiled meanwhile" if any(run[grouping.TRACED] for run in runs) else ""
-        raise ValueError(f"none of {len(runs)} runs ended ok{traced}")
+        raise ValueError(f"of {counted(len(runs), 'run')} none ended ok{traced}")
     column = GOALS[goal].column
     keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
     settings = [setting for setting in grouping.group(ok, keys).values() if of_setting(setting, column) is not None]
     if not settings:
         why = "; energy is measured on GPUs with NVML, not on CPU ranks" if goal == "energy" else ""
-        raise ValueError(f"none of {len(ok)} runs has {column}{why}")
+        raise ValueError(f"of {counted(len(ok), 'run')} none has {column}{why}")
     with_figure = [run for setting in settings for run in setting]
     within = {run.folder for setting in settings if limits.keep(setting) for run in setting}
     if not within:
-        raise ValueError(f"none of {len(with_figure)} runs keeps to the limits ({limits.nearest(settings)})")
+        of = counted(len(with_figure), "run")
+        raise ValueError(f"of {of} none keeps to the limits ({limits.nearest(settings)})")
     return with_figure, [run for run in ok if run.folder in within]
 
 
@@ -215,6 +231,7 @@ def _ranking(runs: list[Run], goal: str, work: str, amount: str, better: Better,
         label=grouping.label(best.cell, keys) or "the only setting",
         figures=_figures(best, goal),
         marks=best.marks,
+        best=best.runs,
         others=_others(others, best, keys, goal, better),
         headings=headings,
         rows=rows,
@@ -242,28 +259,46 @@ def _others(
     sentences, equal = [], []
     for other in others:
         figures = f"{grouping.label(other.cell, keys)}: {_with_marks(_figures(other, goal), other.marks)}"
-        if advantage := _advantage(other, best, better):
-            times = GOALS[goal].times.format(other.cost / best.cost)
-            sentences.append(f"{advantage[:1].upper()}{advantage[1:]}, {times} ({figures}).")
+        fewer, accuracy = _fewer_ranks(other, best), _accuracy_beside(other, best, better)
+        cost = _cost_beside(other, best, goal, better)
+        if fewer:
+            beside = ", ".join(text for text in (cost, accuracy) if text)
+            sentences.append(f"{fewer}: {beside} ({figures}).")
+        elif accuracy:
+            sentences.append(f"{accuracy[:1].upper()}{accuracy[1:]}: {cost} ({figures}).")
         else:
             equal.append(figures)
     rest = f"; and {len(equal) - MOST_EQUAL} more" if len(equal) > MOST_EQUAL else ""
     return [*sentences, *([f"Equally good: {'; '.join(equal[:MOST_EQUAL])}{rest}."] if equal else [])]
 
 
-def _advantage(other: RankedSetting, best: RankedSetting, better: Better) -> str:
-    """What another setting of the front saves or gains over the best."""
-    advantages = []
-    if other.gpus < best.gpus:
-        unit = "CPU ranks" if best.runs[0]["cpu_ranks"] else "GPUs"
-        half = other.gpus * 2 == best.gpus
-        advantages.append(f"with half the {unit}" if half else f"with {other.gpus} instead of {best.gpus} {unit}")
-    if better.more_accurate(other.runs, best.runs):
-        if other.accuracy is not None and best.accuracy is not None:
-            advantages.append(f"for {100 * (other.accuracy - best.accuracy):.1f} points more accuracy")
-        else:
-            advantages.append(f"for a loss of {other.loss:.3f} instead of {best.loss:.3f}")
-    return " and ".join(advantages)
+def _fewer_ranks(other: RankedSetting, best: RankedSetting) -> str:
+    """ "Half the GPUs", "1 CPU rank instead of 3"; empty for a setting with as many ranks as the best, or more."""
+    if other.gpus >= best.gpus:
+        return ""
+    unit = "CPU rank" if best.runs[0]["cpu_ranks"] else "GPU"
+    return f"Half the {unit}s" if other.gpus * 2 == best.gpus else f"{counted(other.gpus, unit)} instead of {best.gpus}"
+
+
+def _cost_beside(other: RankedSetting, best: RankedSetting, goal: str, better: Better) -> str:
+    """The cost of a setting against the best: "1.7 times slower", "4 % slower"."""
+    words, ratio = GOALS[goal], other.cost / best.cost
+    if not better.cheaper(best.runs, other.runs):
+        return words.equal
+    if ratio < LEAST_TIMES:
+        percent = 100 * (ratio - 1)
+        return words.percent.format(f"{percent:.0f}" if percent >= 1 else f"{percent:.1g}")
+    return words.times.format(f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}")
+
+
+def _accuracy_beside(other: RankedSetting, best: RankedSetting, better: Better) -> str:
+    """The accuracy of a setting against the best, or its loss; empty where the runs do not tell them apart."""
+    more, less = better.more_accurate(other.runs, best.runs), better.more_accurate(best.runs, other.runs)
+    if not (more or less):
+        return ""
+    if other.accuracy is not None and best.accuracy is not None:
+        return f"{100 * abs(other.accuracy - best.accuracy):.1f} points {'more' if more else 'less'} accurate"
+    return f"a loss of {other.loss:.3f} instead of {best.loss:.3f}"
 
 
 def _figures(setting: RankedSetting, goal: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from analysis.commands import environment_diff
+from analysis.formatting import counted
 from analysis.runs import grouping, steps
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
@@ -78,7 +79,7 @@ def compare(
     places_a, places_b = ({os.path.realpath(run.folder) for run in runs} for runs in (a, b))
     if places_a != places_b:
         if shared := len(places_a & places_b):
-            raise ValueError(f"{shared} runs are in both A and B: name two folders that have none in common")
+            raise ValueError(f"{counted(shared, 'run')} in both A and B: name two folders that have none in common")
         return _pair(a, b, by, common, Judge([a, b], mix, margin))
     if not by:
         what = "B is missing" if b is a else "A and B are the same runs"
@@ -270,6 +271,6 @@ def gated(compared: Sequence[Compared], gate: float) -> tuple[bool, str]:
     confidence = 1 - 2 * (1 - CONFIDENCE) / max(1, judged)  # of an interval whose lower bound alone counts
     slower = sum(cell.regressed(gate, confidence) for cell in compared)
     unjudged = sum(cell.step is not None and not cell.judged for cell in compared)
-    result = f"{slower} of {len(compared)} cells are slower by more, or failed" if slower else "passed"
+    result = f"{slower} of {counted(len(compared), 'cell')} slower by more, or failed" if slower else "passed"
     rest = f"; {unjudged} with too few runs or steps to judge" if unjudged else ""
     return not slower, f"gate {100 * gate:g}%: {result}{rest}"

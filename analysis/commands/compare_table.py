@@ -7,6 +7,7 @@ import numpy as np
 
 from analysis import formatting
 from analysis.commands.compare import FASTER, SAME, SLOWER, Compared, ok_runs
+from analysis.formatting import counted
 from analysis.runs import grouping, steps
 from analysis.runs.load import Run
 from analysis.stats import between_runs
@@ -94,4 +95,4 @@ def _to_decide(compared: Compared, margin: float) -> str:
     if compared.step is None or not compared.verdict.startswith("undecided"):
         return "-"
     runs = compared.step.runs_to_decide(margin)
-    return f"over {MAX_RUNS} runs a side" if runs is None else f"{runs} runs a side"
+    return f"over {MAX_RUNS} runs a side" if runs is None else f"{counted(runs, 'run')} a side"

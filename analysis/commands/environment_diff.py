@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
 from analysis.runs.columns import RESERVED
@@ -104,7 +105,7 @@ def _marks(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     for mark in MARKS:
         marked_a, marked_b = (sum(bool(run[mark.column]) for run in runs) for runs in (a, b))
         if marked_a / len(a) != marked_b / len(b):
-            differing.append(f"{mark.meaning}: {marked_a} of {len(a)} runs of A, {marked_b} of {len(b)} of B")
+            differing.append(f"{mark.meaning}: {marked_a} of A's {counted(len(a), 'run')}, {marked_b} of B's {len(b)}")
     return differing
 
 

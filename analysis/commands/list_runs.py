@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import formatting
+from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.caveats import legend
 from analysis.runs.load import Found, Run, Skipped
@@ -29,7 +30,8 @@ def lines(found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, limit
         limit: the width of a line in cells; None for any.
     """
     total = len(found.runs)
-    count = f"{len(runs)} of {total} runs" if len(runs) < total else f"{total} run{'s' * (total > 1)}"
+    of_all = counted(total, "run")
+    count = f"{len(runs)} of {of_all}" if len(runs) < total else of_all
     tables = _chosen(runs, _names(found, chosen), limit) if chosen is not None else _tables(runs, limit)
     notes = [count + _failures(runs), *_causes(runs, limit), *legend(run["marks"] for run in runs)]
     return [*tables, *notes, *skipped(found.skipped)]
@@ -55,7 +57,8 @@ def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
         f"{status}{f' ({count} runs)' if count > 1 else ''}: {cause or 'no cause recorded'}"
         for (status, cause), count in causes.most_common(NAMED)
     ]
-    rest = [f"{len(causes) - NAMED} more causes (--columns folder,cause)"] if len(causes) > NAMED else []
+    more = len(causes) - NAMED
+    rest = [f"{counted(more, 'more cause')} (--columns folder,cause)"] if more > 0 else []
     return [text_table.cut(clean(line), limit) for line in [*named, *rest]]
 
 

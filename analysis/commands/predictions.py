@@ -14,6 +14,7 @@ from typing import Any
 
 from analysis import formatting
 from analysis.commands import list_runs
+from analysis.formatting import counted
 from analysis.runs.caveats import legend
 from analysis.runs.load import Skipped
 from analysis.runs.predicted import BASES, COMPUTED, MEMORY, PREDICTED, VERDICTS, Comparison, Comparisons
@@ -151,10 +152,13 @@ def worst_texts(comparison: Comparison) -> list[str]:
 
 def notes(compared: Comparisons) -> list[str]:
     """Lines on the runs of which something is not compared, and why."""
-    lines = [f"times and energy of {_runs(count)} left out: {clean(why)}" for why, count in compared.left_out.items()]
-    lines += [f"times of {_runs(count)} not known: {clean(why)}" for why, count in compared.unknown.items()]
+    lines = [
+        f"times and energy of {counted(count, 'run')} left out: {clean(why)}"
+        for why, count in compared.left_out.items()
+    ]
+    lines += [f"times of {counted(count, 'run')} not known: {clean(why)}" for why, count in compared.unknown.items()]
     if compared.unpredicted:
-        lines.append(f"no prediction is in {_runs(compared.unpredicted)}")
+        lines.append(f"no prediction is in {counted(compared.unpredicted, 'run')}")
     return [*lines, *([CPU_NOTE] if compared.cpu_memory else [])]
 
 
@@ -211,7 +215,3 @@ def _row(comparison: Comparison) -> dict[str, Any]:
 def _with_unit(column: str, value: float) -> str:
     text = formatting.value(column, value)
     return f"{text} s" if column.endswith("_s") else text
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' * (count != 1)}"

@@ -15,6 +15,7 @@ from typing import Any
 
 from analysis import formatting
 from analysis.commands import profile_table
+from analysis.formatting import counted
 from analysis.papers import printed, same_setting
 from analysis.papers.experiments import EFFICIENCY, Experiment, Panel
 from analysis.papers.printed import PrintedFigure
@@ -228,7 +229,7 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[Pri
     if any(EFFICIENCY in row for row in rows):
         notes.append(f"{EFFICIENCY}: {AGAINST_ONE} / GPUs; what the papers' tables call so is {AGAINST_ONE} in percent")
     if panel.missing:
-        notes.append(f"{len(panel.missing)} cells are not measured: {experiment.command}")
+        notes.append(f"{counted(len(panel.missing), 'cell')} not measured: {experiment.command}")
     if any(run["scale"] == "smoke" for run in runs):
         notes.append("scale=smoke: these figures show that the sweep works, not what the papers measured")
     notes += same_setting.notes(panel, papers)

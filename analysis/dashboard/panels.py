@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import wandb_workspaces.reports.v2 as wr
+from wandb_workspaces.reports.v2 import interface as wr
 from wandb_workspaces.reports.v2.interface import PanelTypes as Panel
 
 from analysis.dashboard import lookup

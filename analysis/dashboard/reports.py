@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-import wandb_workspaces.reports.v2 as wr
+from wandb_workspaces.reports.v2 import interface as wr
 from wandb_workspaces.reports.v2.interface import PanelTypes as Panel
 
 from analysis.dashboard import lookup, panels

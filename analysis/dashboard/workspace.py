@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-import wandb_workspaces.reports.v2 as wr
 import wandb_workspaces.workspaces as ws
 from wandb_workspaces import expr
+from wandb_workspaces.reports.v2 import interface as wr
 from wandb_workspaces.reports.v2.interface import PanelTypes as Panel
 
 from analysis.dashboard import lookup, panels

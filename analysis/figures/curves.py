@@ -30,7 +30,7 @@ def draw(panel: Panel, name: str) -> Figure | None:
 
 
 def _rows(panel: Panel, measure: str) -> list[Row]:
-    """A row for each cell and epoch, from 1, over the cell's runs that ended ok."""
+    """A row for each cell of several epochs and each of these, from 1, over the cell's runs that ended ok."""
     rows = []
     for cell, runs in panel.cells.items():
         place = {"measure": measure, **{key: grouping.typed(value) for key, value in cell}}
@@ -38,7 +38,7 @@ def _rows(panel: Panel, measure: str) -> list[Row]:
         for run in runs:
             for epoch, value in epoch_values(run, measure) if run["status"] == "ok" else ():
                 by_epoch.setdefault(epoch, []).append(value)
-        for epoch, values in sorted(by_epoch.items()):
+        for epoch, values in sorted(by_epoch.items()) if len(by_epoch) > 1 else ():  # one makes no curve
             rows.append(place | {"epoch": epoch, **chart_data.mean(values), "status": "ok", "of": MEASURED})
     return rows
 

@@ -30,7 +30,11 @@ GENERAL = {
     "predicted": predicted,
 }
 # What runs must have for a general figure
-NEEDS = {TIMELINES: SAMPLES, "predicted": "a prediction, which needs records before it"}
+NEEDS = {
+    "losses": "two epochs of training, or two steps of tuning",
+    TIMELINES: SAMPLES,
+    "predicted": "a prediction, which needs records before it",
+}
 
 
 def experiment_figures(experiment: Experiment, panels: Sequence[Panel]) -> list[Figure]:

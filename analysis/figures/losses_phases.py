@@ -22,12 +22,15 @@ from analysis.figures.setting_groups import (
     series,
 )
 from analysis.figures.vega import Figure, Spec, calculated, layered, numbered, only
+from analysis.formatting import counted
 from analysis.runs.load import Run
 from multicard.measure import timing
 from multicard.records.steps import STEPS
 
 MOST_BARS = 30  # settings in a figure with bars
 WINDOWS = 50  # of the steps of a tuning run: a point is the mean loss of one
+MOST_TICKS = 8  # along an axis of epochs or steps
+LEAST_ROOM = 0.005  # above and below accuracies
 REST = "rest of the step"
 PHASES = (*timing.PHASES, REST)
 REST_NOTES = {
@@ -39,7 +42,7 @@ REST_NOTES = {
 def losses(runs: Sequence[Run]) -> list[Figure]:
     """Training loss and test accuracy by epoch; of tuning runs the loss by step, in windows."""
     figures = []
-    for group in groups(runs, MOST_SERIES):
+    for group in groups(runs, MOST_SERIES, shows=_has_curve):
         if group.kind == "llm":
             x, title = "step", "Training loss by step"
             rows = list(_curve_rows(group, "train_loss", x, lambda run, _: _window_losses(run)))
@@ -53,21 +56,28 @@ def losses(runs: Sequence[Run]) -> list[Figure]:
         notes = [f"Means of up to {most} runs (seeds)" if most > 1 else "Single runs", *loss_gaps(group.runs)]
         if x == "step":
             notes.append(f"Each point is the mean of a {WINDOWS}th of the steps")
+        if group.left_out:
+            notes.append(f"Not in it: {counted(group.left_out, 'setting')} of a single {x}, which makes no curve")
         charts = [_lines(group, rows, measure, x) for measure in dict.fromkeys(row["measure"] for row in rows)]
         figures.append(around(numbered("losses", len(figures)), {"hconcat": charts}, rows, title, group, notes))
     return figures
 
 
+def _has_curve(runs: Sequence[Run]) -> bool:
+    """Whether several epochs were asked for, or a tuning run has several steps."""
+    return any((run["steps" if run["kind"] == "llm" else "epochs"] or 0) > 1 for run in runs)
+
+
 def _curve_rows(
     group: SettingGroup, measure: str, x: str, values_of: Callable[[Run, str], list[tuple[int, float]]]
 ) -> Iterator[Row]:
-    """A row for each setting and x, the mean over its runs."""
+    """A row for each setting and x, the mean over its runs; none of a setting with a single x."""
     for setting in group.settings:
         by_x: dict[int, list[float]] = {}
         for run in setting.runs:
             for at, value in values_of(run, measure):
                 by_x.setdefault(at, []).append(value)
-        for at, values in sorted(by_x.items()):
+        for at, values in sorted(by_x.items()) if len(by_x) > 1 else ():
             yield {"measure": measure, SETTING: setting.label, x: at, **chart_data.mean(values), "of": MEASURED}
 
 
@@ -88,12 +98,20 @@ def _window_losses(run: Run) -> list[tuple[int, float]]:
 
 
 def _lines(group: SettingGroup, rows: Sequence[Row], measure: str, x: str) -> Spec:
-    unit = captions.unit(measure, max(row["mean"] for row in rows if row["measure"] == measure))
+    own = [row for row in rows if row["measure"] == measure]
+    least, most = min(row["mean"] for row in own), max(row["mean"] for row in own)
+    unit = captions.unit(measure, most)
     title = "training loss" if x == "step" else captions.axis(measure, group.kind, unit)
-    ticks = alt.Axis(format="d", tickMinStep=1, tickCount=8, grid=False)
+    places = sorted({row[x] for row in own})
+    ticks = alt.Axis(format="d", values=places[:: -(-len(places) // MOST_TICKS)], grid=False)
+    bounds = 0.0, 1.05 * most or 1.0
+    if measure == "test_accuracy":
+        room = max(0.1 * (most - least), LEAST_ROOM)
+        bounds = max(0.0, least - room), min(1.0, most + room)
+    limits = alt.Scale(domain=[bound / unit.divisor for bound in bounds], nice=False, zero=False)
     base = alt.Chart().encode(
-        x=alt.X(f"{x}:Q", title=x, axis=ticks, scale=alt.Scale(zero=False)),
-        y=alt.Y("shown:Q", title=title, axis=alt.Axis(format=unit.format)).scale(zero=measure == "train_loss"),
+        x=alt.X(f"{x}:Q", title=x, axis=ticks, scale=alt.Scale(zero=False, nice=False)),
+        y=alt.Y("shown:Q", title=title, axis=alt.Axis(format=unit.format, tickCount=6), scale=limits),
         tooltip=[alt.Tooltip(f"{SETTING}:N"), alt.Tooltip(f"{x}:Q"), alt.Tooltip("shown:Q", title=title)],
     )
     layers = series(base, [setting.label for setting in group.settings])

@@ -10,6 +10,7 @@ from analysis.commands.predictions import NAMES
 from analysis.figures import captions
 from analysis.figures.chart_data import Row
 from analysis.figures.vega import SHAPES, Figure, Spec, calculated, cycled, figure, layered, only
+from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.load import Run
 from analysis.runs.predicted import BASES, COMPUTED, PREDICTED, Comparison, compare
@@ -49,6 +50,7 @@ def predicted(runs: Sequence[Run]) -> list[Figure]:
     marks, legend = captions.marks(of_runs)
     below = [
         "Hollow: predictions with their 90 % interval; filled: what was measured; grey: both are equal",
+        *([f"Basis of all: {bases[0]}"] if len(bases) == 1 else []),
         *notes,
         *legend,
     ]
@@ -67,7 +69,7 @@ def _above(runs: Sequence[Run]) -> str:
     machines = captions.listed(sorted({clean(str(run["hardware"])) for run in runs}))
     commits = sorted({grouping.commit(run) for run in runs})
     of_commits = f"{len(commits)} commits" if len(commits) > 1 else f"commit {commits[0]}"
-    return f"{len(runs)} run{'s' * (len(runs) != 1)}, {machines}, {of_commits}"
+    return f"{counted(len(runs), 'run')}, {machines}, {of_commits}"
 
 
 def _row(comparison: Comparison, number: int) -> Row:
@@ -135,6 +137,7 @@ def _shown(divisor: str, least: float, most: float) -> list[Spec]:
 def _layers(x: alt.X, y: alt.Y, measured: alt.Y, bases: Sequence[str], equal: dict[str, Any]) -> list[Any]:
     """The line of equality, intervals, hollow predictions, filled measurements."""
     legend = alt.Legend(title="basis", symbolOpacity=1, symbolFillColor="transparent", symbolStrokeWidth=1.6)
+    legend = legend if len(bases) > 1 else None
     colour = alt.Color("basis:N", scale=alt.Scale(domain=list(bases)), legend=legend)
     shape = alt.Shape("basis:N", scale=cycled(bases, SHAPES), legend=legend)
     base = alt.Chart().encode(x=x)

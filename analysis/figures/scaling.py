@@ -1,5 +1,6 @@
 """Figures of any runs: what more GPUs are worth, and time against accuracy and memory."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from analysis.figures.setting_groups import (
     series,
 )
 from analysis.figures.vega import SHAPES, Figure, Spec, calculated, cycled, layered, numbered, only
+from analysis.formatting import counted
 from analysis.runs import grouping, same_work
 from analysis.runs.load import Run
 from analysis.runs.setting_figure import ACCURACY, MEMORY, of_setting
@@ -32,6 +34,7 @@ from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.text_table import in_bytes
 
 MOST_NAMED = 6  # settings of the front that are named below the chart
+ROOM = 0.08  # of the range of the points, around them
 
 
 def efficiency(runs: Sequence[Run]) -> list[Figure]:
@@ -41,41 +44,44 @@ def efficiency(runs: Sequence[Run]) -> list[Figure]:
     tables.
     """
     figures = []
-    for group in groups(runs, MOST_SERIES, without=("gpus", "nodes")):
+    scaled = partial(groups, without=("gpus", "nodes"), shows=lambda own: len(_times_s(own)) > 1)
+    for group in scaled(runs, MOST_SERIES):
         rows = [row for setting in group.settings for row in _speedup_rows(setting)]
-        if not rows:
-            continue
-        labels = list(dict.fromkeys(row[SETTING] for row in rows))
+        labels = [setting.label for setting in group.settings]
         ranks = "CPU ranks" if all(run["cpu_ranks"] for run in group.runs) else "GPUs"
         charts = [
             _over_ranks(rows, labels, "speedup", f"speed-up over one of the {ranks}", ranks),
             _over_ranks(rows, labels, "efficiency", "parallel efficiency (%)", ranks),
         ]
-        without = len(group.settings) - len(labels)
         notes = ["Ratios of means; thin grey: the ideal"]
         notes += [f"{DOUBTFUL} {DOUBTFUL_MEANING}"] if any(row["signs"] for row in rows) else []
-        notes += [f"{without} settings were not measured on one and on several"] if without else []
+        if group.left_out:
+            notes.append(f"Not in it: {counted(group.left_out, 'setting')} not measured on one and on several")
         name = numbered("efficiency", len(figures))
         figures.append(around(name, {"hconcat": charts}, rows, f"What more {ranks} are worth", group, notes))
     return figures
 
 
 def _speedup_rows(setting: Setting) -> list[Row]:
-    """A row for each number of ranks; none unless one rank and another number were measured."""
-    runs_by_ranks: dict[int, list[Run]] = {}
-    for run in setting.runs:
-        runs_by_ranks.setdefault(grouping.ranks(run), []).append(run)
-    times_s = {ranks: _mean_time_s(runs) for ranks, runs in sorted(runs_by_ranks.items())}
-    times_s = {ranks: time_s for ranks, time_s in times_s.items() if time_s is not None}
-    if 1 not in times_s or len(times_s) < 2:
-        return []
-    rows = []
+    """A row for each number of ranks."""
+    rows, times_s = [], _times_s(setting.runs)
     for ranks, time_s in times_s.items():
         share = formulas.parallel_efficiency(times_s[1], time_s, ranks)
         figured = {"speedup": formulas.speedup(times_s[1], time_s), "efficiency": share}
         signs = DOUBTFUL * (share > formulas.DOUBTFUL_EFFICIENCY)
-        rows.append({SETTING: setting.label, "ranks": ranks, **figured, "signs": signs, "n": len(runs_by_ranks[ranks])})
+        n = sum(grouping.ranks(run) == ranks for run in setting.runs)
+        rows.append({SETTING: setting.label, "ranks": ranks, **figured, "signs": signs, "n": n})
     return rows
+
+
+def _times_s(runs: Sequence[Run]) -> dict[int, float]:
+    """The mean time of a setting by its number of ranks; empty unless one rank and another number were measured."""
+    runs_by_ranks: dict[int, list[Run]] = {}
+    for run in runs:
+        runs_by_ranks.setdefault(grouping.ranks(run), []).append(run)
+    times_s = {ranks: _mean_time_s(own) for ranks, own in sorted(runs_by_ranks.items())}
+    known = {ranks: time_s for ranks, time_s in times_s.items() if time_s is not None}
+    return known if 1 in known and len(known) > 1 else {}
 
 
 def _mean_time_s(runs: Sequence[Run]) -> float | None:
@@ -211,8 +217,11 @@ def _scatter(rows: Sequence[Row], quantity: Quantity, channels: dict[str, str], 
     x_unit = captions.unit("total_s", max(row["total_s"] for row in rows))
     y_unit = captions.unit(column, max(row[column] for row in rows))
     y = alt.Y("shown:Q", title=captions.axis(column, group.kind, y_unit), axis=alt.Axis(format=y_unit.format))
-    x = alt.X("x:Q", title=captions.axis("total_s", group.kind, x_unit))
-    base = alt.Chart().encode(x=x.scale(zero=False, padding=16), y=y.scale(zero=False, padding=16))
+    x = alt.X("x:Q", title=captions.axis("total_s", group.kind, x_unit), axis=alt.Axis(tickCount=6))
+    x = x.scale(_around([row["total_s"] / x_unit.divisor for row in rows]))
+    most = 1 / y_unit.divisor if column == ACCURACY else math.inf
+    y = y.scale(_around([row[column] / y_unit.divisor for row in rows], most))
+    base = alt.Chart().encode(x=x, y=y)
     on_front = base.transform_filter("isValid(datum.front)")
     tooltip = [
         alt.Tooltip(f"{SETTING}:N"),
@@ -228,6 +237,12 @@ def _scatter(rows: Sequence[Row], quantity: Quantity, channels: dict[str, str], 
     ]
     fields = {"x": f"datum.total_s / {x_unit.divisor}", "shown": f"datum.{column} / {y_unit.divisor}"}
     return layered(layers, [only("against", column), *calculated(**fields)], WIDTH, HEIGHT)
+
+
+def _around(values: Sequence[float], most: float = math.inf) -> alt.Scale:
+    """A scale with room around the values, nothing of it below 0 or above `most`."""
+    room = ROOM * (max(values) - min(values)) or ROOM * max(values) or 1.0
+    return alt.Scale(domain=[max(0.0, min(values) - room), min(most, max(values) + room)], nice=False, zero=False)
 
 
 def _encodings(channels: dict[str, str], group: SettingGroup) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A setting is the runs of one configuration (apart from the seed), commit and mac
 can be told apart in it; the others are figures of their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,12 @@ import altair as alt
 from analysis.figures import captions
 from analysis.figures.chart_data import Row
 from analysis.figures.vega import DASHES, SHAPES, Figure, Spec, cycled, figure
+from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.load import Run
 
 SETTING = "setting"  # field of a row: the setting's label
+WORK = {"vision": "training", "llm": "tuning"}  # in titles
 MOST_SERIES = 8  # settings in a figure with lines
 WIDTH, HEIGHT = 360, 240  # points
 
@@ -31,11 +33,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class SettingGroup:
-    """The settings of a figure, the columns that tell them apart, and how many of their runs did not end ok."""
+    """The settings of a figure.
+
+    by: the columns that tell them apart. of: what was done with which data set, where the runs did several things.
+    unended: how many of the runs did not end ok. left_out: settings that have nothing to show.
+    """
 
     settings: list[Setting]
     by: list[str]
     unended: int
+    of: str = ""
+    left_out: int = 0
 
     @property
     def runs(self) -> list[Run]:
@@ -46,37 +54,51 @@ class SettingGroup:
         return self.settings[0].runs[0]["kind"]
 
 
-def groups(runs: Sequence[Run], most: int, without: Sequence[str] = ()) -> Iterator[SettingGroup]:
-    """The settings of the runs, by kind and then at most so many at a time; groups in which no run ended ok are left
-    out.
+def groups(
+    runs: Sequence[Run],
+    most: int,
+    without: Sequence[str] = (),
+    shows: Callable[[list[Run]], bool] = lambda runs: True,
+) -> Iterator[SettingGroup]:
+    """The settings of the runs, by kind and data set and then at most so many at a time; groups in which no run ended
+    ok are left out.
 
     Args:
         without: columns that do not make another setting, beside the seed.
+        shows: whether a setting with these runs, which ended ok, has something to show.
     """
-    for kind in dict.fromkeys(run["kind"] for run in runs):
-        of_kind = [run for run in runs if run["kind"] == kind and run["status"] != "refused"]
-        cells = list(grouping.by_setting(of_kind, without).items())
-        for start in range(0, len(cells), most):
-            part = cells[start : start + most]
+    started = [run for run in runs if run["status"] != "refused"]
+    works = grouping.group(started, ["kind", "dataset"])
+    for work, of_work in works.items():
+        kind, dataset = (value for _, value in work)
+        of = f"{WORK.get(kind, kind)} on {grouping.typed(dataset)}" if len(works) > 1 else ""
+        cells = list(grouping.by_setting(of_work, without).items())
+        ended = {cell: [run for run in own if run["status"] == "ok"] for cell, own in cells}
+        shown = [(cell, own) for cell, own in cells if ended[cell] and shows(ended[cell])]
+        left_out = sum(bool(own) for own in ended.values()) - len(shown)
+        elsewhere = sum(len(own) for cell, own in cells if not ended[cell])
+        for start in range(0, len(shown), most):
+            part = shown[start : start + most]
             by = grouping.apart([dict(cell) for cell, _ in part], grouping.keys_of(cell for cell, _ in part))
-            ok = [(cell, [run for run in runs if run["status"] == "ok"]) for cell, runs in part]
-            settings = [Setting(grouping.label(cell, by) or "all", runs) for cell, runs in ok if runs]
-            if settings:
-                unended = sum(len(runs) for _, runs in part) - sum(len(runs) for _, runs in ok)
-                yield SettingGroup(settings, by, unended)
+            settings = [Setting(grouping.label(cell, by) or "all", ended[cell]) for cell, _ in part]
+            unended = sum(len(own) - len(ended[cell]) for cell, own in part)
+            first = start == 0
+            yield SettingGroup(settings, by, unended + elsewhere * first, of, left_out * first)
 
 
 def around(name: str, chart: Spec, rows: list[Row], title: str, group: SettingGroup, notes: Sequence[str]) -> Figure:
     """A chart with what its runs have in common above and the notes below."""
     _, legend = captions.marks(group.runs)
-    unended = [f"{group.unended} runs that did not end are not in it"] if group.unended else []
+    unended = [f"Not in it: {counted(group.unended, 'run')} that did not end"] if group.unended else []
     above, below = [captions.common_settings(group.runs, group.by)], [*notes, *unended, *legend]
+    title = f"{title}: {group.of}" if group.of else title
     return figure(name, chart, rows, title, above, below, grouping.marks(group.runs), 2 * WIDTH)
 
 
 def series(base: Any, labels: Sequence[str]) -> list[Any]:
-    """A line with points for each setting, told apart by colour, dash and shape."""
-    legend = alt.Legend(title=None, symbolOpacity=1)
+    """A line with points for each setting, told apart by colour, dash and shape; of a single one without a legend, for
+    the caption says what it is."""
+    legend = alt.Legend(title=None, symbolOpacity=1) if len(labels) > 1 else None
     dashes = [list(dash) for dash in DASHES]
     dash = alt.StrokeDash(f"{SETTING}:N", scale=cycled(labels, dashes), legend=legend)
     colour = alt.Color(f"{SETTING}:N", scale=alt.Scale(domain=list(labels)), legend=legend)

@@ -26,7 +26,7 @@ MEASURES = {UTILISATION: ("utilisation (%)", 100.0), POWER: ("power (W)", 1.0), 
 
 @dataclass(frozen=True)
 class Span:
-    """An epoch with its evaluation, in seconds from the start of training; `trained_s` is where the evaluation begins,
+    """An epoch with its evaluation, on the clock of its samples; `trained_s` is where the evaluation begins,
     None where it is not known."""
 
     start_s: float
@@ -48,7 +48,7 @@ def timelines(runs: Sequence[Run], name: str = "timelines") -> list[Figure]:
         title = "GPUs over time: utilisation, power and memory"
         shaded = "; shaded: evaluations" if any(row["of"] == "evaluation" for row in rows) else ""
         notes = [
-            f"From samples of a second; 0: the start of training; dotted: starts and ends of epochs{shaded}",
+            f"From samples of a second; 0: the first of them; dotted: starts and ends of epochs{shaded}",
             "Memory: in use on the GPU, whoever holds it; utilisation: share of NVML's period with a kernel at work",
         ]
         several = max(len(setting.runs) for setting in group.settings)
@@ -59,16 +59,15 @@ def timelines(runs: Sequence[Run], name: str = "timelines") -> list[Figure]:
 
 @dataclass(frozen=True)
 class _Axes:
-    """What all charts of a figure share: their GPUs, and the span of time."""
+    """What all charts of a figure share: their GPUs, and the end of the time axis."""
 
     gpus: list[str]
-    time_s: tuple[float, float]
+    end_s: float
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "_Axes":
         samples = [row for row in rows if row["of"] == "sample"]
-        times_s = [row["time_s"] for row in samples]
-        return cls(sorted({row["gpu"] for row in samples}), (min(times_s), max(times_s)))
+        return cls(sorted({row["gpu"] for row in samples}), max(row.get("end_s", row["time_s"]) for row in rows))
 
 
 def _setting(group: SettingGroup, label: str, rows: Sequence[Row], axes: _Axes) -> Spec:
@@ -81,7 +80,7 @@ def _setting(group: SettingGroup, label: str, rows: Sequence[Row], axes: _Axes) 
 
 def _chart(label: str, measure: str, axes: _Axes) -> Spec:
     title, factor = MEASURES[measure]
-    span = alt.Scale(domain=list(axes.time_s), nice=False)
+    span = alt.Scale(domain=[0, axes.end_s], nice=False)
     x = alt.X("time_s:Q", title="time (s)", axis=alt.Axis(tickCount=6, grid=False), scale=span)
     limits = alt.Scale(domain=[0, 100]) if measure == UTILISATION else alt.Scale(zero=True)
     y = alt.Y("shown:Q", title=title, scale=limits, axis=alt.Axis(tickCount=4))
@@ -110,7 +109,7 @@ def _rows(run: Run, label: str) -> Iterator[Row]:
     if table is None:
         return
     spans = list(_spans(run, part))
-    origin_s = spans[0].start_s if spans else 0.0
+    origin_s = min([float(np.min(table["time_s"], initial=np.inf)), *(span.start_s for span in spans)])
     names = {device["uuid"]: _name(device, gpu["devices"]) for device in gpu.get("devices", ())}
     for uuid in dict.fromkeys(table["gpu"].tolist()):
         own = table["gpu"] == uuid

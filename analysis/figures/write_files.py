@@ -8,7 +8,9 @@ machines and commits that were measured are files of their own: NAME-2, NAME-3 a
 from collections.abc import Sequence
 from pathlib import Path
 
+from analysis.formatting import counted
 from analysis.papers import experiments
+from analysis.papers.experiments import Experiment, Panel
 from analysis.runs.caveats import legend
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
@@ -43,7 +45,7 @@ def write(
     if name in GENERAL:
         figures = GENERAL[name](runs)
         if not figures:
-            raise ValueError(f"{name}: none of {len(runs)} runs has {NEEDS.get(name, 'what it shows')}")
+            raise ValueError(f"{name}: of {counted(len(runs), 'run')} none has {NEEDS.get(name, 'what it shows')}")
     else:
         repeated = RepeatedRuns(runs)
         for experiment in map(experiments.load, experiments.names() if name == ALL else [name]):
@@ -51,11 +53,11 @@ def write(
             shown = experiments.fullest(panels)[0] if panels and not whole else panels
             drawn = experiment_figures(experiment, shown)
             figures += drawn
-            unmeasured += [] if drawn else [f"{experiment.name}: not measured: {experiment.command}"]
+            unmeasured += [] if drawn else [f"{experiment.name}: {_lacking(experiment, panels)}"]
             lacks = drawn and experiment.view.timelines and TIMELINES not in drawn[-1].name
             unmeasured += [f"{experiment.name}-{TIMELINES}: no run has {NEEDS[TIMELINES]}"] if lacks else []
         if not figures:
-            rest = f" (nor any of {len(unmeasured) - 1} others)" if len(unmeasured) > 1 else ""
+            rest = f" (nor any of {counted(len(unmeasured) - 1, 'other')})" if len(unmeasured) > 1 else ""
             raise ValueError(unmeasured[0] + rest)
     lines = []
     for figure in figures:
@@ -64,3 +66,10 @@ def write(
             save(figure, path)
         lines.append(f"{' '.join(map(str, paths))}: {clean(figure.title)}" + f" [{figure.marks}]" * bool(figure.marks))
     return [*lines, *unmeasured, *legend(figure.marks for figure in figures)]
+
+
+def _lacking(experiment: Experiment, panels: Sequence[Panel]) -> str:
+    """Why an experiment has no figure."""
+    if panels and experiment.view.form == "curves":
+        return f"a curve needs two epochs; those of one are in python -m analysis table {experiment.name}"
+    return f"not measured: {experiment.command}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from analysis.formatting import counted
 from analysis.papers import experiments
 from multicard import workloads
 from multicard.records.text_table import in_bytes
@@ -63,11 +64,11 @@ def in_full(name: str) -> str:
     (workload,) = (workload for workload in WORKLOADS if name in workloads.experiments(workload))
     cost = full_scale.of_experiment(workload, name)
     plural = "s" * (cost.gpus[1] > 1)
-    parts = [f"{cost.cells} cells on {cost.gpus_in_words} GPU{plural}"]
+    parts = [f"{counted(cost.cells, 'cell')} on {cost.gpus_in_words} GPU{plural}"]
     if cost.known:
         parts.append(f"{cost.time_s / 3600:.1f} hours ({cost.gpu_s / 3600:.1f} GPU hours)")
     if cost.unknown:
-        parts.append(f"{'and ' * bool(cost.known)}{cost.unknown} cells of which the papers tell no time")
+        parts.append(f"{'and ' * bool(cost.known)}{counted(cost.unknown, 'cell')} of which the papers tell no time")
     parts.append(f"{in_bytes(cost.disk_bytes)} on disk")
     if cost.host_bytes:
         parts.append(f"up to {in_bytes(cost.host_bytes)} of memory")

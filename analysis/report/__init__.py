@@ -3,6 +3,7 @@
 Each section's module turns runs into `blocks`; `page` writes these as one file that opens offline.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from analysis import claims
 from analysis.claims import render
 from analysis.figures import vega
+from analysis.figures.captions import listed
+from analysis.formatting import counted
 from analysis.papers import experiments
 from analysis.report import (
     gaps_section,
@@ -30,6 +33,7 @@ from analysis.stats.between_runs import RepeatedRuns
 from multicard.measure.timing import timestamp
 
 NAME = "report.html"
+MOST_NAMES = 3  # of folders, in the title
 
 
 def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: bool) -> str:
@@ -46,20 +50,36 @@ def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: s
 
     Args:
         found: these runs.
-        out: the file; by default report.html in the first folder.
+        out: the file; by default as `default_path` says.
         mix: average runs of several commits or machines.
 
     Raises:
         ValueError: `out` is a folder.
     """
-    path = folders[0] / NAME if out is None else out
+    path = default_path(folders) if out is None else out
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
-    more = len(folders) - 1
-    default = f"Runs of {folders[0].resolve().name}" + f" and {more} more folder{'s' * (more > 1)}" * bool(more)
-    report = build(found, title or default, mix, plans_section.read(folders))
+    report = build(found, title or _title(folders), mix, plans_section.read(folders))
     size_bytes = page.write(path, report)
     return f"{path}: {report.summary}; {page.counts(report)}, {size_bytes / 1e6:.1f} MB"
+
+
+def default_path(folders: Sequence[Path]) -> Path:
+    """Where the report on some folders goes: into the only one, or into the folder that several share; into the working
+    directory where that is the folder or lies in it."""
+    if len(folders) == 1:
+        return folders[0] / NAME
+    shared, here = Path(os.path.commonpath([folder.resolve() for folder in folders])), Path.cwd()
+    if here.is_relative_to(shared):
+        return Path(NAME)
+    return (shared.relative_to(here) if shared.is_relative_to(here) else shared) / NAME
+
+
+def _title(folders: Sequence[Path]) -> str:
+    names = [folder.resolve().name for folder in folders]
+    more = len(names) - MOST_NAMES
+    rest = [counted(more, "more folder")] if more > 0 else []
+    return f"Runs of {listed([*names[:MOST_NAMES], *rest])}"
 
 
 def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]] = ()) -> Report:
@@ -100,7 +120,7 @@ def _summary(found: Found) -> str:
     """How many runs there are, and when they were measured."""
     runs = found.runs
     failed = sum(run["status"] != "ok" for run in runs)
-    parts = [f"{len(runs):,} run{'s' * (len(runs) != 1)}"]
+    parts = [counted(len(runs), "run")]
     parts += [f"{failed:,} of them did not end ok"] if failed else []
     days = sorted({run["started_at"][:10] for run in runs if run["started_at"]})
     parts += [f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "")] if days else []

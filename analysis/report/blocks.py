@@ -53,6 +53,25 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """A headline: its name, a figure in large letters with its marks, a sentence, and what is typed for it."""
+
+    name: str
+    figure: str
+    text: str = ""
+    code: str = ""
+    marks: str = ""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The headlines of a report. about: what they are of."""
+
+    about: str
+    tiles: Sequence[Tile]
+
+
+@dataclass(frozen=True)
 class PlainTable:
     """A table that is short enough to be read as a whole, and the commands that measured it.
 
@@ -73,6 +92,8 @@ class Column:
 
     key: its name in the data that is downloaded. texts: of each row, without control characters.
     values: the numbers by which it sorts and is filtered; None for a column of text. code: the texts are code.
+    group: under which the menu of columns has it. shown: at first, else only the menu and an opened row show it.
+    kept: shown however narrow the window is. names: one of those that tell a row from the others.
     """
 
     heading: str
@@ -80,10 +101,17 @@ class Column:
     texts: Sequence[str]
     values: Sequence[float | None] | None = None
     code: bool = False
+    group: str = ""
+    shown: bool = True
+    kept: bool = False
+    names: bool = False
 
     @staticmethod
-    def of_texts(name: str, texts: Iterable[str | None], code: bool = False) -> "Column":
-        return Column(name, name, ["-" if text is None else clean(text) for text in texts], code=code)
+    def of_texts(
+        name: str, texts: Iterable[str | None], code: bool = False, shown: bool = True, names: bool = False
+    ) -> "Column":
+        cells = ["-" if text is None else clean(text) for text in texts]
+        return Column(name, name, cells, code=code, shown=shown, names=names)
 
     @staticmethod
     def of_numbers(heading: str, key: str, values: Sequence[float | None], form: str) -> "Column":
@@ -99,7 +127,7 @@ class Column:
 class Grid:
     """A table of any length that the page sorts, filters and divides into pages.
 
-    name: of its data. details: what a row opens; those whose key is in `wide` take a line of their own.
+    name: of its data. label: its name where it has no title. details: texts that an opened row has beside its columns.
     page_rows, printed_rows: on a page, and on paper.
     """
 
@@ -107,8 +135,8 @@ class Grid:
     title: str
     columns: Sequence[Column]
     details: Sequence[Column] = ()
-    wide: Sequence[str] = ()
     notes: Sequence[str] = ()
+    label: str = ""
     page_rows: int = 15
     printed_rows: int = 500
 
@@ -187,7 +215,7 @@ class Fold:
     blocks: "Sequence[Block]"
 
 
-Block = Paragraph | Heading | Facts | Answer | PlainTable | Grid | Plot | ClaimTable | Commands | Fold
+Block = Paragraph | Heading | Facts | Tiles | Answer | PlainTable | Grid | Plot | ClaimTable | Commands | Fold
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from analysis.formatting import counted
 from analysis.papers import places
 from analysis.papers.experiments import Experiment, Panel
 from analysis.report.blocks import Block, Column, Commands, Grid, Heading, Paragraph, Section
@@ -41,7 +42,7 @@ def _failed_runs(runs: Sequence[Run]) -> list[Block]:
         Column.of_texts("cause", [run["cause"] for run in runs]),
         Column.of_texts("marks", [run["marks"] for run in runs]),
     ]
-    return [Heading(title, about), Grid("failed", "", columns)]
+    return [Heading(title, about), Grid("failed", "", columns, label=title)]
 
 
 def _skipped_records(skipped: Sequence[Skipped]) -> list[Block]:
@@ -52,8 +53,8 @@ def _skipped_records(skipped: Sequence[Skipped]) -> list[Block]:
         Column.of_texts("folder", [str(record.folder) for record in skipped]),
         Column.of_texts("why", [record.why for record in skipped]),
     ]
-    about = f"{len(skipped):,} run folder{'s' * (len(skipped) > 1)} without a record that can be used."
-    return [Heading(title, about), Grid("skipped", "", columns)]
+    about = f"{counted(len(skipped), 'run folder')} without a record that can be used."
+    return [Heading(title, about), Grid("skipped", "", columns, label=title)]
 
 
 def _unmeasured(details: Sequence[RunDetails], panels: Sequence[tuple[Experiment, list[Panel]]]) -> list[Block]:

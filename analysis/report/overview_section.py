@@ -6,7 +6,9 @@ from typing import Any
 
 from analysis import formatting
 from analysis.commands import best
+from analysis.formatting import counted
 from analysis.report.blocks import Answer, AnswerLine, Block, Facts, Fold, Paragraph, Section
+from analysis.report.headlines import headlines
 from analysis.report.run_details import RunDetails, mapping
 from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
@@ -14,6 +16,7 @@ from analysis.runs.load import Run
 from multicard.records.text_table import clean, in_bytes
 
 WORKS_IN_SIGHT, MOST_WORKS = 4, 16  # whose best settings are named
+MOST_OTHERS = 3  # settings beside the best
 MOST_DIAGNOSES = 6
 MOST_VALUES = 8  # of a fact
 PACKAGES = ("torch", "torchvision", "torchtune", "torchao", "nvidia-cudnn-cu13", "nvidia-nccl-cu13")
@@ -26,18 +29,21 @@ def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
     for mark in MARKS:
         count = sum(bool(run[mark.column]) for run in runs)
         if count:
-            share = f"All {count:,}" if count == len(runs) else f"{count:,} of {len(runs):,}"
-            lines.append((mark.sign, f"{share} run{'s' * (len(runs) > 1)}: {mark.meaning}"))
+            every = "The run" if len(runs) == 1 else f"All {len(runs):,} runs"
+            share = every if count == len(runs) else f"{count:,} of {len(runs):,} runs"
+            lines.append((mark.sign, f"{share}: {mark.meaning}"))
     return lines
 
 
 def answers(details: Sequence[RunDetails], mix: bool, claim_summary: Sequence[str]) -> Section:
-    """In short: the best settings, what bounds the runs, and how many claims hold.
+    """In short: the headlines, the best settings, what bounds the runs, and how many claims hold.
 
     Args:
         claim_summary: how many claims hold, as lines.
     """
-    blocks = [*_best_settings([run_details.run for run_details in details], mix), _bounds(details)]
+    top = headlines(details, mix)
+    blocks: list[Block] = [top] if top is not None else []
+    blocks += [*_best_settings([run_details.run for run_details in details], mix), _bounds(details)]
     if claim_summary:
         blocks.append(Answer("The papers' claims", [AnswerLine("Verdicts", note=sentences(claim_summary))]))
     question = "Which setting should I choose, and what holds it back?"
@@ -55,7 +61,7 @@ def _best_settings(runs: Sequence[Run], mix: bool) -> list[Block]:
             continue
         for ranking in rankings:
             title = ", ".join(text for text in (ranking.work or _work(ranking.runs[0]), ranking.amount) if text)
-            line = AnswerLine(name, ranking.figures, ranking.label, " ".join(ranking.others), ranking.marks)
+            line = AnswerLine(name, ranking.figures, ranking.label, _first_few(ranking.others), ranking.marks)
             lines.setdefault(title, []).append(line)
             settings[title] = max(settings[title], len(ranking.rows))
     if not lines:
@@ -64,10 +70,15 @@ def _best_settings(runs: Sequence[Run], mix: bool) -> list[Block]:
     blocks: list[Block] = [*works[:WORKS_IN_SIGHT]]
     folded, rest = works[WORKS_IN_SIGHT:MOST_WORKS], len(works) - MOST_WORKS
     if folded:
-        blocks.append(Fold(f"{len(folded)} more works, of fewer settings", folded))
+        blocks.append(Fold(f"{counted(len(folded), 'other work')}, of fewer settings", folded))
     if rest > 0:
-        blocks.append(Paragraph(f"And {rest} others: python -m analysis best --goal time", quiet=True))
+        blocks.append(Paragraph(f"And {counted(rest, 'other')}: python -m analysis best --goal time", quiet=True))
     return blocks
+
+
+def _first_few(others: Sequence[str]) -> str:
+    rest = [f"And {len(others) - MOST_OTHERS} more: python -m analysis best."] if len(others) > MOST_OTHERS else []
+    return " ".join([*others[:MOST_OTHERS], *rest])
 
 
 def _work(run: Run) -> str:
@@ -123,7 +134,7 @@ def _facts(details: RunDetails) -> Iterator[tuple[str, Any]]:
     links = [mapping(link).get("link") for link in _list(mapping(environment.get("topology")).get("links"))]
     if links:  # as nvidia-smi names them: "6 pairs by NV18"
         counts = Counter(str(link or "an unknown path") for link in links)
-        yield "Links", ", ".join(f"{count} pair{'s' * (count > 1)} by {link}" for link, count in counts.items())
+        yield "Links", ", ".join(f"{counted(count, 'pair')} by {link}" for link, count in counts.items())
     cpu = mapping(environment.get("cpu"))
     if cpu.get("model") is not None:
         yield "CPU", f"{cpu['model']}, {cpu.get('cores_online', '?')} cores"

@@ -21,7 +21,10 @@ nameTheme();
 let resized;
 window.addEventListener("resize", () => {
   clearTimeout(resized);
-  resized = setTimeout(redraw, 200);
+  resized = setTimeout(() => {
+    grids.forEach((grid) => grid.fit());
+    redraw();
+  }, 200);
 });
 
 const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));

@@ -17,12 +17,13 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from analysis.figures.narrow import narrow
 from analysis.report.blocks import ClaimTable, Column, Grid, PlainTable, Plot, Report
 from multicard.records.run_folder import finite, write_text
 from multicard.records.text_table import alignment, clean
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("grid.js", "plots.js", "page.js")  # one script in this order: each uses names of those before
+SCRIPTS = ("columns.js", "grid.js", "plots.js", "page.js")  # one script in this order: each uses names of those before
 VEGA = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
 LONG = 48  # letters of a text, from which on its column may be broken into lines
 MOST_DISTINCT = 0.5  # share of a column's texts, above which they are written one by one
@@ -59,7 +60,7 @@ def html(report: Report) -> str:
         "legend": report.legend,
         "themes": report.themes,
         "grids": {grid.name: _grid(grid) for grid in grids},
-        "plots": {plot.name: {"spec": plot.spec, "rows": plot.rows} for plot in plots},
+        "plots": {plot.name: {"spec": plot.spec, "narrow": narrow(plot.spec), "rows": plot.rows} for plot in plots},
     }
     styles = (FOLDER / "page.css").read_text()
     scripts = [*([_vega()] if plots else []), "\n".join((FOLDER / name).read_text() for name in SCRIPTS)]
@@ -113,7 +114,8 @@ def _template() -> Any:
 def _grid(grid: Grid) -> dict[str, Any]:
     return {
         "columns": [_column(column) for column in grid.columns],
-        "details": [_column(column) | {"wide": column.key in grid.wide} for column in grid.details],
+        "details": [_column(column) for column in grid.details],
+        "label": grid.title or grid.label,
         "rows": len(grid.columns[0].texts) if grid.columns else 0,
         "page_rows": grid.page_rows,
         "printed_rows": grid.printed_rows,
@@ -130,6 +132,10 @@ def _column(column: Column) -> dict[str, Any]:
         "code": column.code,
         "long": values is None and any(len(text) > LONG for text in texts),
         "right": values is not None or alignment([""], [[text] for text in texts]) == "r",
+        "group": column.group,
+        "shown": column.shown,
+        "kept": column.kept,
+        "names": column.names,
     }
 
 

@@ -6,6 +6,7 @@ from analysis.claims import Verdict, render
 from analysis.claims.verdicts import labels
 from analysis.commands import dataset_table, table
 from analysis.figures import draw
+from analysis.formatting import counted
 from analysis.papers import places
 from analysis.papers.experiments import Experiment, Panel
 from analysis.report import rerun_commands
@@ -34,7 +35,7 @@ def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]
     Args:
         panels: every experiment with the panels that runs fill.
     """
-    blocks: list[Block] = [_places({experiment.name: filled for experiment, filled in panels}), _data_sets(runs)]
+    blocks: list[Block] = [*_places({experiment.name: filled for experiment, filled in panels}), _data_sets(runs)]
     for experiment, filled in panels:
         first, *others = [_panel(experiment, panel, number) for number, panel in enumerate(filled, 1)] or [[]]
         if not first and not any(others):
@@ -47,34 +48,40 @@ def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]
         if folded:
             title = "Also measured in another setting, machine or commit"
             if len(others) > 1:
-                title = f"{len(others)} more: other settings, machines or commits"
+                title = f"{len(others)} more, in other settings, machines or commits"
             blocks.append(Fold(title, folded))
     question = "Do the papers' tables and figures look alike here?"
     return Section("papers", "Beside the papers", question, blocks)
 
 
-def _places(panels: Mapping[str, list[Panel]]) -> PlainTable:
-    """Each table and figure of the papers: what measures it, whether it is measured, and what it takes in full.
+def _places(panels: Mapping[str, list[Panel]]) -> list[Block]:
+    """Each table and figure of the papers: what measures it, whether it is measured, and what it takes in full; those
+    that are not measured are folded away.
 
     Args:
         panels: by experiment.
     """
-    rows = []
+    here_rows: list[list[str]] = []
+    other_rows: list[list[str]] = []
     for place in places.places():
         names = place.experiments
         here = {name: _measured(panels.get(name, [])) for name in names}
         in_full = {name: places.in_full(name) for name in names}
         shows = f"{place.shows} ({place.form})"
-        rows.append(
-            [place.name, shows, ", ".join(names), _of_each(here) or place.where, _of_each(in_full), place.needs]
-        )
+        row = [place.name, shows, ", ".join(names), _of_each(here) or place.where, _of_each(in_full), place.needs]
+        is_here = not names or any(panels.get(name) for name in names)
+        (here_rows if is_here else other_rows).append(row)
     headings = ["in the papers", "shows", "experiment", "here", "in full, on the papers' node", "needs"]
     once = " and ".join(f"python {each.entry} experiment=all" for each in WORKLOADS)
     notes = [
         "Hours: one cell after the other, by the times that the papers print.",
         f"What several experiments need is measured once by {once}.",
     ]
-    return PlainTable("Every table and figure of both papers", headings, rows, notes, wraps=True)
+    blocks: list[Block] = [PlainTable("Tables and figures of the papers", headings, here_rows, notes, wraps=True)]
+    if other_rows:
+        title = f"{counted(len(other_rows), 'other')} of both papers, not measured here"
+        blocks.append(Fold(title, [PlainTable("", headings, other_rows, wraps=True)]))
+    return blocks
 
 
 def _of_each(texts: Mapping[str, str]) -> str:
@@ -86,7 +93,7 @@ def _measured(filled: Sequence[Panel]) -> str:
     if not filled:
         return "not measured"
     panel = max(filled, key=lambda panel: (_is_full(panel), len(panel.cells)))
-    cells = f"{len(panel.cells)} of {len(panel.cells) + len(panel.missing)} cells"
+    cells = f"{len(panel.cells)} of {counted(len(panel.cells) + len(panel.missing), 'cell')}"
     marks = [f"scale={scale}" for scale in sorted({run["scale"] for run in panel.runs} - {"full", None})]
     marks += ["CPU ranks"] if any(run["device"] == "cpu" for run in panel.runs) else []
     return f"{cells} ({', '.join(marks)})" if marks else cells
@@ -109,10 +116,24 @@ def _panel(experiment: Experiment, panel: Panel, number: int) -> list[Block]:
     blocks: list[Block] = [
         Plot.of(figure, commands, f"{figure.name}_{number}" if number > 1 else figure.name) for figure in figures
     ]
+    if not figures and experiment.view.form == "curves":
+        blocks.append(Paragraph("One epoch makes no curve: its figures are in the table.", quiet=True))
     for panel_table in table.tables(experiment, [panel]):
-        texts = panel_table.texts
-        blocks.append(PlainTable(panel_table.title, panel_table.headings, texts, panel_table.notes, commands))
+        blocks += _table(panel_table, commands)
     return blocks
+
+
+def _table(whole: table.Table, commands: Sequence[str]) -> list[Block]:
+    """A table; where most of its rows are of cells that were not measured, these are folded away."""
+    missing = [text for text, row in zip(whole.texts, whole.rows, strict=True) if row.get("status") == table.UNMEASURED]
+    if 2 * len(missing) <= len(whole.texts):
+        return [PlainTable(whole.title, whole.headings, whole.texts, whole.notes, commands)]
+    measured = [text for text in whole.texts if text not in missing]
+    title = f"{counted(len(missing), 'cell')} of this table not measured"
+    return [
+        PlainTable(whole.title, whole.headings, measured, whole.notes, commands),
+        Fold(title, [PlainTable("", whole.headings, missing)]),
+    ]
 
 
 def claims_section(verdicts: Sequence[Verdict]) -> Section:
@@ -121,7 +142,7 @@ def claims_section(verdicts: Sequence[Verdict]) -> Section:
     untested = [verdict for verdict in verdicts if not verdict.figures]
     blocks: list[Block] = [Paragraph(sentences(render.summary(verdicts)), quiet=True), *_claim_tables(tested)]
     if untested:
-        blocks.append(Fold(f"{len(untested)} claims that no run here tests", _claim_tables(untested)))
+        blocks.append(Fold(f"{counted(len(untested), 'claim')} that no run here tests", _claim_tables(untested)))
     return Section("claims", "Claims", "Which of the papers' findings hold on this machine?", blocks)
 
 

@@ -1,20 +1,33 @@
 // Figures: Vega draws each as SVG when it comes near the window, and all of them, light, before the page is printed. Its
-// expressions are interpreted (ast), since the page forbids eval.
+// expressions are interpreted (ast), since the page forbids eval. A figure that is wider than its place is drawn again
+// with narrower charts: letters keep their size.
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const NARROW = 600; // width of the window in pixels, below which charts stand below each other
+const NARROW = 600; // width of the window in pixels, below which a figure's narrow variant is drawn
+const MOST_TRIES = 5; // drawings of a figure, until it fits
+const LEAST_FACTOR = 0.3; // of the width of charts; a figure that does not fit then is scrolled
+const ERRORS = 1; // what Vega logs: no warnings, as of a bound that no row has
+const BELOW = { bottom: { anchor: "start", direction: "vertical", margin: 6 } }; // legends, one below the other
 
 function chosenTheme() {
   return document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
 }
 
-// A specification whose charts stand below each other, for a narrow window
-function stacked(spec) {
-  if (Array.isArray(spec)) return spec.map(stacked);
+// A specification whose charts are so many times as wide
+function widened(spec, factor) {
+  if (Array.isArray(spec)) return spec.map((part) => widened(part, factor));
   if (spec === null || typeof spec !== "object") return spec;
-  const copy = Object.fromEntries(Object.entries(spec).map(([key, value]) => [key === "hconcat" ? "vconcat" : key, stacked(value)]));
-  if ("facet" in copy && "columns" in copy) copy.columns = 1;
-  return copy;
+  const copy = Object.fromEntries(Object.entries(spec).map(([key, value]) => [key, widened(value, factor)]));
+  return typeof copy.width === "number" && typeof copy.height === "number" ? { ...copy, width: Math.floor(copy.width * factor) } : copy;
+}
+
+// The factor with which a figure fits: its width grows linearly with it, by an amount that two drawings tell
+function nextFactor(drawn, room) {
+  const [factor, width] = drawn.at(-1);
+  if (drawn.length === 1) return Math.max(LEAST_FACTOR, (factor * room) / width);
+  const [before, widthBefore] = drawn.at(-2);
+  const slope = (width - widthBefore) / (factor - before);
+  return Math.max(LEAST_FACTOR, slope > 0 ? factor + (room - 1 - width) / slope : LEAST_FACTOR);
 }
 
 class Plot {
@@ -24,25 +37,46 @@ class Plot {
     this.drawn = null;
   }
 
+  get room() {
+    return this.place.parentElement.clientWidth; // 0 where it is folded away
+  }
+
   async draw(theme = chosenTheme()) {
-    const narrow = window.innerWidth < NARROW;
-    const drawing = `${theme} ${narrow}`;
+    const room = this.room || Infinity;
+    const drawing = `${theme} ${room}`;
     if (this.drawn === drawing) return;
     this.drawn = drawing;
-    const { spec, rows } = this.packed;
-    const datasets = { [spec.data.name]: rows };
+    const isNarrow = window.innerWidth < NARROW;
     const config = { ...data.themes[theme] };
-    if (narrow) config.legend = { ...config.legend, orient: "bottom", columns: 1, labelLimit: 300 };
-    const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, config, tooltip: tip };
+    if (isNarrow) config.legend = { ...config.legend, orient: "bottom", direction: "vertical", columns: 1, labelLimit: Math.min(room, window.innerWidth) - 110, layout: BELOW };
+    const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, config, tooltip: tip, logLevel: ERRORS };
     try {
-      this.view?.finalize();
-      const copy = structuredClone(narrow ? stacked(spec) : spec);
-      this.view = await window.vegaEmbed(this.place, { ...copy, datasets: structuredClone(datasets) }, options);
+      await this.fit(isNarrow ? this.packed.narrow : this.packed.spec, options, room, drawing);
     } catch (error) {
       console.error(error);
       this.place.textContent = `This figure cannot be drawn: ${error.message}. Its data can be downloaded.`;
     }
     this.place.classList.add("done");
+  }
+
+  async fit(spec, options, room, drawing) {
+    const sizes = [];
+    let factor = 1;
+    while (sizes.length < MOST_TRIES) {
+      this.view?.finalize();
+      const datasets = { [spec.data.name]: structuredClone(this.packed.rows) };
+      this.view = await window.vegaEmbed(this.place, { ...widened(spec, factor), datasets }, options);
+      if (this.drawn !== drawing) return; // another theme or width was asked for meanwhile
+      const drawn = this.place.querySelector("svg");
+      drawn.setAttribute("aria-hidden", "true"); // the place is one image with a name, whose data can be downloaded
+      const width = drawn.width.baseVal.value;
+      if (width <= room || factor === LEAST_FACTOR) break;
+      sizes.push([factor, width]);
+      factor = nextFactor(sizes, room);
+    }
+    const scrolls = this.place.scrollWidth > this.place.clientWidth;
+    if (scrolls) this.place.tabIndex = 0; // so that the keyboard can scroll it
+    else this.place.removeAttribute("tabindex");
   }
 
   download() {
@@ -67,16 +101,13 @@ function tip(_handler, event, _item, value) {
 
 const plots = [...document.querySelectorAll("[data-plot]")].map((place) => new Plot(place));
 const near = new IntersectionObserver(
-  (entries) => entries.filter((entry) => entry.isIntersecting).forEach(({ target }) => {
-    near.unobserve(target);
-    plots.find((plot) => plot.place === target).draw();
-  }),
+  (entries) => entries.filter((entry) => entry.isIntersecting).forEach(({ target }) => plots.find((plot) => plot.place === target).draw()),
   { rootMargin: "600px" },
 );
 plots.forEach((plot) => near.observe(plot.place));
 
 function redraw() {
-  return Promise.all(plots.filter((plot) => plot.drawn !== null).map((plot) => plot.draw()));
+  return Promise.all(plots.filter((plot) => plot.drawn !== null && plot.room > 0).map((plot) => plot.draw()));
 }
 
 for (const button of document.querySelectorAll("[data-csv]")) {

@@ -6,9 +6,10 @@ and is cached.
 """
 
 import json
+import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,63 +28,134 @@ from multicard.config.keys import flat
 
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = ("scale", *sorted(path.name for path in CONF.iterdir() if path.is_dir()))
-BARE = re.compile(r"[A-Za-z_/][\w./-]*")  # a text that Hydra takes without quotes
+BARE = re.compile(r"[\w/][\w./-]*", re.ASCII)  # a text that Hydra takes without quotes, unless it is a number
 KEYWORDS = ("null", "true", "false", "nan", "inf")
 SWEEP = "multirun.yaml"  # Hydra's, in a sweep's folder: the overrides of its last command
+EXPANDED = re.compile(r'["$`!]|\\\\')  # what a shell takes otherwise between double quotes
+MOST_READ = 200  # records of a folder, for a command that Hydra did not leave
 FlatConfig = dict[str, Any]  # "group.key" to value
 
 
 def rerun(kind: str, config: Mapping[str, Any]) -> str | None:
-    """The command that measures the same on the machine at hand; None where this version does not know a key of it.
+    """The command that measures the same on the machine at hand, under the same name; None where this version does not
+    know a key of it.
 
     Args:
         config: of a record.
     """
+    words = _overrides(kind, config)
+    return None if words is None else _command(kind, words, config.get("name"))
+
+
+def _overrides(kind: str, config: Mapping[str, Any]) -> dict[str, str] | None:
+    """What has to be typed for this configuration, by key; None where this version does not know a key of it."""
     if kind not in ENTRIES:
         return None
     recorded, defaults = flat(config), _composed(kind, "")
-    expected, overrides = dict(defaults), []
+    expected, words = dict(defaults), dict[str, str]()
     for group in GROUPS:
         name = group if group == "scale" else f"{group}.name"
         option = recorded.get(name)
         if option == defaults.get(name) or not isinstance(option, str) or option not in _options(group):
             continue
-        overrides.append(f"{group}={option}")
+        words[group] = option
         try:
-            composed = _composed(kind, overrides[-1])
+            composed = _composed(kind, f"{group}={option}")
         except ValueError:  # an option of the other entry
             return None
         expected = {key: value for key, value in expected.items() if key in composed or key not in defaults}
         expected |= {key: value for key, value in composed.items() if defaults.get(key, ...) != value}
     shrunk = _smoke_keys(kind) if recorded.get("scale") == "smoke" else ()
     for key, value in recorded.items():
-        if key.partition(".")[0] in NOT_IDENTITY or f"{key.removesuffix('.name')}={value}" in overrides:
+        if key.partition(".")[0] in NOT_IDENTITY or words.get(key.removesuffix(".name")) == value:
             continue
         if key not in expected:
             return None
         if expected[key] != value or key in shrunk:
-            overrides.append(f"{key}={_override_value(value)}")
-    return shlex.join(["python", ENTRIES[kind], *overrides])
+            words[key] = _override_value(value)
+    return words
+
+
+def _command(kind: str, words: Mapping[str, str], name: Any, sweeps: bool = False) -> str:
+    named = {"name": _override_value(name)} if isinstance(name, str) else {}
+    typed = [f"{key}={value}" for key, value in {**words, **named}.items()]
+    return " ".join(["python", ENTRIES[kind], *["-m"] * sweeps, *map(quoted, typed)])
+
+
+def quoted(word: str) -> str:
+    """A word as a person would type it in a shell: in quotes only where it needs them, double ones around single."""
+    if "'" in word and not EXPANDED.search(word):
+        return f'"{word}"'
+    return shlex.quote(word)
 
 
 def of_sweeps(runs: Iterable[Run]) -> list[str]:
-    """The last command of each sweep of the runs, from Hydra's file beside them."""
-    commands = map(_sweep_command, dict.fromkeys(run.folder.parent for run in runs))
-    return list(dict.fromkeys(command for command in commands if command is not None))
+    """The commands that measured the runs: of each sweep the last one, from Hydra's file beside them, which is that of
+    one entry; of the other entry's runs in the same folder one made from their records."""
+    by_folder: dict[Path, list[Run]] = {}
+    for run in runs:
+        by_folder.setdefault(run.folder.parent, []).append(run)
+    commands: list[str] = []
+    for folder, own in by_folder.items():
+        kind, words = _sweep_command(folder) or (None, [])
+        if kind is not None and any(run["kind"] == kind for run in own):
+            commands.append(_with_name(words, own[0]["name"]))
+            commands += _from_records([run for run in own if run["kind"] != kind])
+    return list(dict.fromkeys(commands))
+
+
+def _with_name(words: Sequence[str], name: Any) -> str:
+    named = any(word.startswith("name=") for word in words) or not isinstance(name, str)
+    return " ".join(map(quoted, [*words, *([] if named else [f"name={_override_value(name)}"])]))
+
+
+def _from_records(runs: Sequence[Run]) -> list[str]:
+    """The command of a sweep for the runs of each kind, where they are every combination of their values; else a
+    command for each run."""
+    commands: list[str] = []
+    for kind in dict.fromkeys(run["kind"] for run in runs):
+        of_kind = [run for run in runs if run["kind"] == kind][:MOST_READ]
+        configs = [config for config in map(_config, of_kind) if config]
+        typed = [(flat(config), words) for config in configs if (words := _overrides(kind, config)) is not None]
+        found = dict.fromkeys(key for _, words in typed for key in words)
+        keys = sorted(found, key=lambda key: "." in key)  # groups first
+        cells = {tuple(_typed_value(key, *each) for key in keys): each for each in typed}
+        values = [list(dict.fromkeys(column)) for column in zip(*cells, strict=True)]
+        if len(cells) == math.prod(map(len, values)):
+            words = {key: ",".join(of_key) for key, of_key in zip(keys, values, strict=True)}
+            commands += [_command(kind, words, of_kind[0]["name"], sweeps=len(cells) > 1)] if typed else []
+        else:
+            commands += [_command(kind, words, of_kind[0]["name"]) for _, words in cells.values()]
+    return commands
+
+
+def _typed_value(key: str, recorded: FlatConfig, words: Mapping[str, str]) -> str:
+    """A key's value as it is typed, also where it is a default that nobody typed."""
+    return words[key] if key in words else _override_value(recorded.get(f"{key}.name", recorded.get(key)))
+
+
+def _config(run: Run) -> dict[str, Any]:
+    try:
+        config = run.record().get("config")
+    except (OSError, ValueError):  # removed, or measured again, since it was listed
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 @cache
-def _sweep_command(folder: Path) -> str | None:
+def _sweep_command(folder: Path) -> tuple[str, list[str]] | None:
+    """The kind of runs of a sweep's last command, and its words; None where Hydra left no command of an entry."""
     try:
         sweep = yaml.load((folder / SWEEP).read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         overrides, entry = sweep["hydra"]["overrides"]["task"], f"{sweep['hydra']['job']['config_name']}.py"
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         return None
-    if entry not in ENTRIES.values() or not isinstance(overrides, list):
+    kinds = [kind for kind, of_kind in ENTRIES.items() if of_kind == entry]
+    if not kinds or not isinstance(overrides, list):
         return None
     words = [str(word) for word in overrides if not str(word).startswith(("tracker.", "rerun="))]
     sweeps_by_itself = any(re.match(r"(experiment|scale)=", word) for word in words)
-    return shlex.join(["python", entry, *([] if sweeps_by_itself else ["-m"]), *words])
+    return kinds[0], ["python", entry, *([] if sweeps_by_itself else ["-m"]), *words]
 
 
 @cache
@@ -122,6 +194,14 @@ def _override_value(value: Any) -> str:
         return f"[{','.join(map(_override_value, value))}]"
     if not isinstance(value, str):
         return json.dumps(value)
-    if BARE.fullmatch(value) and value.lower() not in KEYWORDS:
+    if BARE.fullmatch(value) and value.lower() not in KEYWORDS and not _is_number(value):
         return value
     return "'" + re.sub(r"(\\*)'", r"\1\1\\'", value) + "'"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,6 +1,7 @@
-"""The table of all runs, with the columns of `analysis list`, and the details that each row opens."""
+"""The table of all runs: their figures, the settings that tell them apart, and on demand all else."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from analysis import formatting
@@ -11,30 +12,31 @@ from analysis.runs import grouping
 from analysis.runs.columns import FIGURES
 from analysis.runs.load import Run
 
-WIDE = ("cause", "diagnosis", "measured again by", "folder")
+RESULT, SETTINGS, ABOUT = "Result", "Settings", "About the run"  # groups of columns
+HEADINGS = {  # of the figures that are shown at first, the most telling ones first
+    "total_s": "time, s",
+    "test_accuracy": "accuracy",
+    "loss_last_tenth": "loss",
+    "images_per_s": "images/s",
+    "tokens_per_s": "tokens/s",
+    "peak_memory_bytes": "peak memory",
+}
+KEPT = ("status", "total_s", "test_accuracy", "loss_last_tenth", "marks")  # however narrow the window is
+KEPT_SETTINGS, MOST_SETTINGS = 2, 6  # that are shown at first
+TEXTS = ("cause", "diagnosis", "measured by", "folder")
 
 
 def section(details: Sequence[RunDetails]) -> Section:
     """All runs, also those that failed, whose figures are left out."""
-    question = "What was measured? Each row opens what it was, what it cost and the command that measures it again."
+    question = "What was measured? A row opens with all its figures and settings and the command that measured it."
     return Section("runs", "All runs", question, [grid(details)])
 
 
 def grid(details: Sequence[RunDetails]) -> Grid:
     runs = [run_details.run for run_details in details]
-    axes = list_axes(runs)
-    columns = [
-        Column.of_texts("name", [run["name"] for run in runs]),
-        Column.of_texts("kind", [run["kind"] for run in runs]),
-        *(_of_runs(name, runs) for name in axes),
-        Column.of_texts("status", [run["status"] for run in runs]),
-        *(_of_runs(name, runs, measured=True) for name in list_runs.FIGURES),
-        Column.of_texts("commit", [grouping.commit(run, absent="-") for run in runs]),
-        *(Column.of_texts(name, [run[name] for run in runs]) for name in ("hardware", "hosts")),
-        Column.of_texts("marks", [run["marks"] for run in runs]),
-    ]
-    same = [column for column in columns if column.key not in axes and _is_same(column)]
-    shown = [column for column in columns if column.key in axes or not (column.is_empty or column in same)]
+    columns = [*_results(runs), *_settings(runs), *_about(runs)]
+    same = [column for column in columns if _is_same(column)]
+    columns = [replace(column, shown=False, names=False) if column in same else column for column in columns]
     same_texts = [f"{column.heading} {column.texts[0]}" for column in same]
     texts = [
         [run["cause"] for run in runs],
@@ -42,18 +44,14 @@ def grid(details: Sequence[RunDetails]) -> Grid:
         [run_details.command for run_details in details],
         [str(run.folder) for run in runs],
     ]
-    opened = [
-        *(Column.of_texts(name, values) for name, values in zip(WIDE, texts, strict=True)),
-        *(_of_runs(name, runs) for name in _other_settings(runs, axes)),
-        *(_of_runs(name, runs, measured=True) for name in FIGURES if name not in list_runs.FIGURES),
-    ]
+    opened = [Column.of_texts(name, values, code=True) for name, values in zip(TEXTS, texts, strict=True)]
     return Grid(
         "runs",
         "",
-        shown,
+        [column for column in columns if not column.is_empty],
         [column for column in opened if not column.is_empty],
-        WIDE,
         [f"The same for all: {', '.join(same_texts)}."] if same else [],
+        label="all runs",
         page_rows=50,
     )
 
@@ -63,6 +61,45 @@ def list_axes(runs: Sequence[Run]) -> list[str]:
     kinds = dict.fromkeys(run["kind"] for run in runs)
     names = (name for kind in kinds for name in list_runs.differing([run for run in runs if run["kind"] == kind]))
     return list(dict.fromkeys(names))
+
+
+def _results(runs: Sequence[Run]) -> list[Column]:
+    """How each run ended, and its figures."""
+    more = [name for name in FIGURES if name not in HEADINGS]
+    columns = [
+        Column.of_texts("status", [run["status"] for run in runs]),
+        *(replace(_of_runs(name, runs, measured=True), heading=heading) for name, heading in HEADINGS.items()),
+        Column.of_texts("marks", [run["marks"] for run in runs]),
+        *(replace(_of_runs(name, runs, measured=True), shown=False) for name in more),
+    ]
+    return [replace(column, group=RESULT, kept=column.key in KEPT) for column in columns]
+
+
+def _settings(runs: Sequence[Run]) -> list[Column]:
+    """The settings in which runs differ; the first of those that tell them apart are shown."""
+    axes = list_axes(runs)
+    rows = [run.columns for run in runs]
+    telling = grouping.telling(rows, axes)
+    shown = list(dict.fromkeys([*telling, *grouping.apart(rows, axes)]))[:MOST_SETTINGS]
+    shown.sort(key=lambda name: "." in name)  # groups first
+    rest = [name for name in (*axes, *_other_settings(runs, axes)) if name not in shown]
+    columns = [
+        replace(_of_runs(name, runs), kept=shown.index(name) < KEPT_SETTINGS, names=name in telling) for name in shown
+    ]
+    columns += [replace(_of_runs(name, runs), shown=False) for name in rest]
+    return [replace(column, group=SETTINGS) for column in columns]
+
+
+def _about(runs: Sequence[Run]) -> list[Column]:
+    """Name, code and machine: the names and kinds shown where there are several."""
+    columns = [
+        Column.of_texts("name", [run["name"] for run in runs], names=True),
+        Column.of_texts("kind", [run["kind"] for run in runs]),
+        Column.of_texts("commit", [grouping.commit(run, absent="-") for run in runs], shown=False),
+        *(Column.of_texts(name, [run[name] for run in runs], shown=False) for name in ("hardware", "hosts")),
+        Column.of_texts("started_at", [run["started_at"] for run in runs], shown=False),
+    ]
+    return [replace(column, group=ABOUT) for column in columns]
 
 
 def _of_runs(name: str, runs: Sequence[Run], measured: bool = False) -> Column:
@@ -79,13 +116,14 @@ def _of_runs(name: str, runs: Sequence[Run], measured: bool = False) -> Column:
 
 
 def _is_same(column: Column) -> bool:
-    """Whether a column says the same of all runs, which the list then says once."""
+    """Whether a column says the same of all runs, which a note then says once."""
     several = len(column.texts) > 1
-    return several and column.key in list_runs.ABOUT and len(set(column.texts)) == 1 and not column.is_empty
+    said_once = (*list_runs.ABOUT, "marks")
+    return several and column.key in said_once and len(set(column.texts)) == 1 and not column.is_empty
 
 
 def _other_settings(runs: Sequence[Run], axes: Sequence[str]) -> list[str]:
-    """Keys of the configuration that differ between runs that have them, beside those in the table."""
+    """Keys of the configuration that differ between runs that have them, beside those that tell runs apart."""
     last_parts = {key.rpartition(".")[2] for key in axes}  # `image_size` is dataset.image_size
     return [
         name

@@ -4,6 +4,7 @@ A setting is a configuration without its seed; runs of several commits or machin
 mixed. Settings are compared only where they differ in nothing but GPUs, or precision.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -82,7 +83,7 @@ def section(details: Sequence[RunDetails], mix: bool) -> Section:
     subsections: list[tuple[str, list[Figure], Grid | None]] = [
         ("Scaling", [*efficiency(runs), *trade_off(runs)], scaling(settings)),
         ("A step", phase_figures(runs), phases(settings)),
-        ("Learning", losses(runs), None),
+        ("Learning", losses(runs), learning(settings)),
         ("Profiles", [], profiles(details)),
         ("Memory and bytes", [], volumes(settings)),
         ("Energy", [], energy(settings)),
@@ -92,7 +93,7 @@ def section(details: Sequence[RunDetails], mix: bool) -> Section:
         if figures or grid is not None:
             blocks.append(Heading(title, "" if grid is None else grid.title))
             blocks += _folded([Plot.of(figure, commands) for figure in figures])
-            blocks += [replace(grid, title="")] if grid is not None else []
+            blocks += [replace(grid, title="", label=grid.title)] if grid is not None else []
         elif blocks and title == "Energy":
             unmeasured = "Not measured: it needs GPUs whose NVML gives power or energy."
             blocks += [Heading(title), Paragraph(unmeasured, quiet=True)]
@@ -105,7 +106,7 @@ def _folded(plots: Sequence[Plot]) -> list[Block]:
     blocks: list[Block] = [*plots[:PLOTS_IN_SIGHT]]
     folded, rest = plots[PLOTS_IN_SIGHT:MOST_PLOTS], len(plots) - MOST_PLOTS
     if folded:
-        blocks.append(Fold(f"{len(folded)} more, of other settings", folded))
+        blocks.append(Fold(f"{len(folded)} more, of other settings or data sets", folded))
     if rest > 0:
         left_out = f"{rest} more are left out; python -m analysis figure draws them as files."
         blocks.append(Paragraph(left_out, quiet=True))
@@ -208,6 +209,32 @@ def energy(settings: Sequence[ComparedSetting]) -> Grid | None:
     """Energy; None where none was measured."""
     headings = {"energy": "energy_joules", "J/image": "joules_per_image", "J/token": "joules_per_token"}
     return _figures_grid("energy", "Energy", settings, headings, "Of the run's GPUs, by NVML.")
+
+
+def learning(settings: Sequence[ComparedSetting]) -> Grid | None:
+    """Losses and accuracies, also of settings whose single epoch makes no curve; None where no run has any."""
+    shown = [
+        setting for setting in settings if any(run_details.last_loss is not None for run_details in setting.details)
+    ]
+    if not shown:
+        return None
+    columns = [
+        Column.of_numbers("epochs", "epochs", [setting.runs[0]["epochs"] for setting in shown], "{:d}"),
+        _losses("first loss", "first_loss", shown),
+        _losses("last loss", "last_loss", shown),
+        _figure("accuracy", "test_accuracy", shown),
+    ]
+    note = "Training losses: means of the first and the last epoch; of tuning, of the first step and the last tenth."
+    return _grid("learning", "Loss and accuracy", shown, columns, note)
+
+
+def _losses(heading: str, name: str, settings: Sequence[ComparedSetting]) -> Column:
+    """The means of a loss over the runs that have it."""
+    means = []
+    for setting in settings:
+        known = [loss for each in setting.details if (loss := getattr(each, name)) is not None]
+        means.append(math.fsum(known) / len(known) if known else None)
+    return Column.of_numbers(heading, name, means, "{:.3f}")
 
 
 def profiles(details: Sequence[RunDetails]) -> Grid | None:

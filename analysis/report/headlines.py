@@ -1,0 +1,89 @@
+"""The headlines of a report, as one would tell them a colleague: the fastest setting, what it cost, what bounds it, and
+what to try next."""
+
+from collections.abc import Sequence
+
+from analysis import formatting
+from analysis.commands.best import Limits, Ranking, rankings
+from analysis.formatting import counted
+from analysis.report.blocks import Tile, Tiles
+from analysis.report.run_details import RunDetails
+from analysis.runs import grouping
+from analysis.runs.setting_figure import of_setting
+from multicard.records.text_table import in_joules
+
+TO_TRY = ". To try next: "  # between what bounds a run and what to try, in a diagnosis
+AGAIN = "The rounds of the diagnosis differ too much: on a quiet machine they would not."
+PHASES = {
+    "data": "Waiting for data",
+    "h2d": "Copying to the device",
+    "forward": "The forward pass",
+    "backward": "The backward pass",
+    "optimizer": "The optimiser",
+}
+
+
+def headlines(details: Sequence[RunDetails], mix: bool) -> Tiles | None:
+    """Those of the work that was done in most settings; None where no run has a time that can be ranked."""
+    try:
+        ranked = rankings([run_details.run for run_details in details], "time", Limits(), mix)
+    except ValueError:
+        return None
+    ranking = max(ranked, key=lambda ranking: len(ranking.rows))
+    folders = {run.folder for run in ranking.best}
+    best = [run_details for run_details in details if run_details.run.folder in folders]
+    work = ", ".join(text for text in (ranking.work, ranking.amount) if text)
+    about = f"The fastest of {counted(len(ranking.rows), 'setting')}" + f" of {work}" * bool(work)
+    return Tiles(about, [_fastest(ranking), _cost(best), *_bound_and_next(best)])
+
+
+def _fastest(ranking: Ranking) -> Tile:
+    """The time, what was reached in it, and what the next on the front would save."""
+    accuracy, loss = (of_setting(ranking.best, column) for column in ("test_accuracy", "loss_last_tenth"))
+    reached = "" if loss is None else f"a loss of {loss:.3f}"
+    reached = f"{accuracy:.1%} accuracy" if accuracy is not None else reached
+    several = f"the mean of {counted(len(ranking.best), 'run')}" if len(ranking.best) > 1 else ""
+    text = ", ".join(part for part in (reached, several) if part)
+    label = "" if len(ranking.rows) == 1 else ranking.label
+    return Tile("Fastest", _duration(of_setting(ranking.best, "total_s") or 0.0), text, label, ranking.marks)
+
+
+def _cost(best: Sequence[RunDetails]) -> Tile:
+    """Ranks times hours, energy, and memory."""
+    runs = [run_details.run for run_details in best]
+    ranks, total_s = grouping.ranks(runs[0]), of_setting(runs, "total_s") or 0.0
+    unit = "CPU rank" if runs[0]["cpu_ranks"] else "GPU"
+    energy_joules, memory_bytes = (of_setting(runs, column) for column in ("energy_joules", "peak_memory_bytes"))
+    hours = f"{ranks * total_s / 3600:.3g} {unit} hours"
+    energy = [in_joules(energy_joules)] if energy_joules is not None else []
+    each = " on the fullest" if ranks > 1 else ""
+    memory = [f"{formatting.value('_bytes', memory_bytes)} of memory{each}"] if memory_bytes is not None else []
+    return Tile("What it cost", counted(ranks, unit), ", ".join([hours, *energy, *memory]))
+
+
+def _bound_and_next(best: Sequence[RunDetails]) -> list[Tile]:
+    """What bounds it and what to try, as it was diagnosed; else where its steps' time goes, and how to diagnose it."""
+    bounds, to_try = "What bounds it", "What to try next"
+    diagnosed = next((run_details for run_details in best if run_details.diagnosis), None)
+    if diagnosed is not None:
+        found, _, advice = (diagnosed.diagnosis or "").partition(TO_TRY)
+        _, _, finding = found.partition(": ")
+        finding = finding or found
+        bound = Tile(bounds, (diagnosed.bound or "no clear bound").capitalize(), f"{finding[:1].upper()}{finding[1:]}.")
+        return [bound, Tile(to_try, advice or "Diagnose again", "" if advice else AGAIN)]
+    first = best[0]
+    step_s = sum(first.phases_s.values())
+    how = Tile(to_try, "Diagnose it", "Steps with one cost removed at a time tell what bounds it.", "diagnose=true")
+    if not step_s:
+        return [Tile(bounds, "Unknown", "It was not diagnosed."), how]
+    phase = max(first.phases_s, key=lambda phase: first.phases_s[phase])
+    share = f"{first.phases_s[phase] / step_s:.0%} of a step's time. It was not diagnosed."
+    return [Tile(bounds, PHASES.get(phase, phase), share), how]
+
+
+def _duration(seconds: float) -> str:
+    """ "9.6 s", "3 min 12 s", "2 h 5 min"."""
+    if seconds < 120:
+        return f"{formatting.seconds(seconds)} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    return f"{minutes} min {rest_s} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
