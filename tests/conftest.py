@@ -233,6 +233,7 @@ def wandb_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[wa
     """A server that stands in for W&B's, to which W&B of this process is logged in."""
     import wandb
 
+    wandb.teardown()  # of an earlier test, with the name of its process in the environment
     for name in [name for name in os.environ if name.startswith("WANDB")]:
         monkeypatch.delenv(name)
     with wandb_stand_in.running() as state:

@@ -304,7 +304,7 @@ def test_csv_and_json_have_all_columns_as_they_are(tmp_path: Path, capsys: pytes
     assert main(["list", str(tmp_path / "r"), "--columns", "gpus,nothing"]) == 1
     nothing = ["list", str(tmp_path / "r"), "--where", "gpus=9", "--columns", "gpus,Total_s", "--csv", str(written[0])]
     assert main(nothing) == 0
-    assert written[0].read_text() == "gpus,total_s\n" and "0 of 1 runs" in capsys.readouterr().out
+    assert written[0].read_text() == "gpus,total_s\n" and "0 of 1 run\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,13 @@ def test_what_it_takes_in_full(name: str, says: str):
 
 def test_the_report_has_every_place_and_the_commands_that_fill_it():
     panels = [(experiments.load(name), []) for name in experiments.names()]
-    table, data_sets = papers_section.section([], panels).blocks
-    assert isinstance(table, PlainTable) and isinstance(data_sets, Fold)
-    assert [row[0] for row in table.rows] == [place.name for place in places.places()]
-    by_name = {row[0]: row for row in table.rows}
+    table, others, data_sets = papers_section.section([], panels).blocks
+    assert isinstance(table, PlainTable) and isinstance(others, Fold) and isinstance(data_sets, Fold)
+    (unmeasured,) = others.blocks
+    assert isinstance(unmeasured, PlainTable) and others.title.startswith(f"{len(unmeasured.rows)} others")
+    by_name = {row[0]: row for row in (*table.rows, *unmeasured.rows)}
+    assert {*by_name} == {place.name for place in places.places()}
+    assert {row[0] for row in table.rows} == {place.name for place in places.places() if not place.experiments}
     assert by_name["Table 3"][3] == "not measured" and by_name["Table 3"][4].startswith("8 cells on 1 to 4 GPUs, ")
     assert "table2: 12 cells on 1 to 4 GPUs, 7.9 hours" in by_name["Table 2"][4]
     assert "nsys" in by_name["Table 1"][5] and by_name["Table 4"][2] == ""

@@ -120,7 +120,7 @@ class Grid {
   // Those that a page begins with, as far as they have room, until a person chooses
   fit() {
     if (this.chosen || !this.columns.some((column) => column.kept)) return;
-    const fits = () => this.scroll.scrollWidth <= this.scroll.clientWidth;
+    const fits = () => this.scroll.scrollWidth <= this.scroll.clientWidth + 1;
     this.columns.forEach((column) => (column.visible = column.shown && column.kept));
     this.lay();
     for (const column of this.columns.filter((each) => each.shown && !each.kept)) {
