@@ -149,7 +149,7 @@ def test_what_ends_a_fetch_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_wandb_is_not_waited_for(
     measured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, refusing: str
 ):
-    monkeypatch.setattr(wandb, "setup", lambda: SimpleNamespace(settings=SimpleNamespace(base_url=refusing)))
+    monkeypatch.setattr(wandb, "setup", lambda *_: SimpleNamespace(settings=SimpleNamespace(base_url=refusing)))
     monkeypatch.setattr(wandb, "init", lambda **_: pytest.fail("it would retry for a minute and a half"))
     result = measured("tracker.mode=online")
     assert result["status"] == "failed" and result["epochs"] == []

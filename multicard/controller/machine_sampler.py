@@ -54,9 +54,9 @@ class MachineSampler:
             self._values.extend((clock_s(), psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100))
 
     def write(self) -> None:
-        """Add the samples to machine.parquet, after the ranks have ended."""
+        """Add the samples to machine.parquet, after the ranks have ended; a folder that was removed stays so."""
         table = np.array(self._values).reshape(-1, len(COLUMNS))
-        if not len(table):
+        if not len(table) or not self._folder.exists():
             return
         ranks = run_folder.read_ranks(self._folder)
         began_s = next((rank["started_s"] for rank in ranks if rank.get("started_s")), self._opened_s)
