@@ -182,7 +182,7 @@ def test_every_end_is_recorded_and_stops_no_other(sweep: Sweep):
 def test_a_killed_job_is_recorded_from_accounting_and_a_cancelled_one_by_itself(sweep: Sweep):
     running = sweep.start(f"seed={SLEEPS}", "precision=fp32,bf16")
     tasks = [wait_for(lambda task=task: controller(SLURM_ARRAY_TASK_ID=task)) for task in ("0", "1")]
-    wait_for(lambda: len(list(sweep.folder.glob("*/.running.json"))) == 2)  # they answer signals by then
+    wait_for(lambda: len(list(sweep.folder.glob("*/logs/r00.log"))) == 2)  # of a rank: its controller answers signals
     job = tasks[0].environ()["SLURM_ARRAY_JOB_ID"]
     node = ask("squeue", "-h", "-j", f"{job}_0", "-o", "%N")
     tasks[0].kill()
