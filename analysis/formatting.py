@@ -5,6 +5,8 @@ from typing import Any
 
 from multicard.records.text_table import clean, in_bytes, in_joules
 
+KINDS = {"vision": "training", "llm": "tuning"}  # of runs, as headings name them
+
 
 def value(column: str, content: Any) -> str:
     """A column's value by the unit in its name; "-" where there is none."""
@@ -29,6 +31,11 @@ def _number(column: str, content: float) -> str:
     if column.endswith("accuracy"):
         return f"{content:.2%}"
     return str(content) if isinstance(content, int) else f"{content:.4g}"
+
+
+def kind(run_kind: str) -> str:
+    """The kind of runs as a heading names it."""
+    return KINDS.get(run_kind, clean(run_kind))
 
 
 def seconds(count: float) -> str:

@@ -209,7 +209,7 @@ def _title(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
     kind = dict(work)["kind"]
     of_kind = [dict(other) for other in works if dict(other)["kind"] == kind]
     order = sorted((key for key, _ in work), key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
-    return f"{clean(kind)} {grouping.label(work, grouping.telling(of_kind, order))}".rstrip()
+    return f"{formatting.kind(kind)} {grouping.label(work, grouping.telling(of_kind, order))}".rstrip()
 
 
 def _ranking(runs: list[Run], goal: str, work: str, amount: str, better: Better, mix: bool) -> Ranking:

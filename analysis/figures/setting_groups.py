@@ -10,6 +10,7 @@ from typing import Any
 
 import altair as alt
 
+from analysis import formatting
 from analysis.figures import captions
 from analysis.figures.chart_data import Row
 from analysis.figures.vega import DASHES, SHAPES, Figure, Spec, cycled, figure
@@ -18,7 +19,6 @@ from analysis.runs import grouping
 from analysis.runs.load import Run
 
 SETTING = "setting"  # field of a row: the setting's label
-WORK = {"vision": "training", "llm": "tuning"}  # in titles
 MOST_SERIES = 8  # settings in a figure with lines
 WIDTH, HEIGHT = 360, 240  # points
 
@@ -71,7 +71,7 @@ def groups(
     works = grouping.group(started, ["kind", "dataset"])
     for work, of_work in works.items():
         kind, dataset = (value for _, value in work)
-        of = f"{WORK.get(kind, kind)} on {grouping.typed(dataset)}" if len(works) > 1 else ""
+        of = f"{formatting.kind(kind)} on {grouping.typed(dataset)}" if len(works) > 1 else ""
         cells = list(grouping.by_setting(of_work, without).items())
         ended = {cell: [run for run in own if run["status"] == "ok"] for cell, own in cells}
         shown = [(cell, own) for cell, own in cells if ended[cell] and shows(ended[cell])]

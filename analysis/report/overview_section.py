@@ -84,7 +84,8 @@ def _first_few(others: Sequence[str]) -> str:
 def _work(run: Run) -> str:
     """The work of a run, for a report of a single one."""
     size = f" at {run['image_size']} px" if run["image_size"] is not None else ""
-    return f"{run['kind']}: {formatting.value('', run['model'])} on {formatting.value('', run['dataset'])}{size}"
+    model, dataset = (formatting.value("", run[name]) for name in ("model", "dataset"))
+    return f"{formatting.kind(run['kind'])}: {model} on {dataset}{size}"
 
 
 def _bounds(details: Sequence[RunDetails]) -> Answer:

@@ -315,5 +315,5 @@ def _labels(settings: Sequence[ComparedSetting]) -> list[str]:
             bare = key.removesuffix(".name")
             value = grouping.commit(run, absent="null") if key == "commit" else grouping.typed(run[key])
             words.append(f"{key if bare in keys else bare}={value}")
-        labels[number] = " ".join(words) or run["kind"]
+        labels[number] = " ".join(words) or formatting.kind(run["kind"])
     return [labels[id(setting.runs[0])] for setting in settings]
