@@ -1,10 +1,8 @@
 """The pictures of a report in docs/img: light and dark, on a screen and on a phone.
 
-    python -m docs.pictures [FOLDER...]
+    python -m docs.pictures FOLDER...
 
-They show the report on the runs below FOLDER. By default these are made up for Tables 2 and 5 of the papers, with the
-times and accuracies that the papers print, so that the pictures need no GPU. Playwright (requirements-dev.txt) and a
-Chromium draw them.
+They show the report on the runs below FOLDER. Playwright (requirements-dev.txt) and a Chromium draw them.
 """
 
 import argparse
@@ -20,9 +18,7 @@ from PIL import Image
 from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
 from analysis import report
-from analysis.papers.printed import HARDWARE
 from multicard.records.run_folder import replacing
-from tests import papers_records
 
 OUT = Path(__file__).parent / "img"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -31,14 +27,12 @@ WINDOWS = {"screen": (ViewportSize(width=1300, height=2200), 1.0), "phone": (Vie
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 DRAWN_MS = 1500  # until the figures in sight are drawn
 COLOURS = 96  # of a picture, so that its file is small
-EXPERIMENTS = ("table2", "table5")
-TITLE = "The papers' own figures"
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Write the pictures; the exit code is 1, after a line that says why, without a browser or runs."""
     parser = argparse.ArgumentParser("python -m docs.pictures", description="The pictures of a report in docs/img")
-    parser.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
+    parser.add_argument("folders", metavar="FOLDER", nargs="+", type=Path)
     folders = parser.parse_args(words).folders
     found = next((path for path in map(shutil.which, BROWSERS) if path is not None), None)
     try:
@@ -46,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise ValueError(f"no browser; install {' or '.join(BROWSERS)}")
         with TemporaryDirectory() as folder, sync_playwright() as playwright:
             page = Path(folder) / report.NAME
-            report.write(folders or [_made(Path(folder) / "runs")], page, None if folders else TITLE, mix=False)
+            report.write(folders, page, title=None, mix=False)
             browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
             for window in WINDOWS:
                 for scheme in SCHEMES:
@@ -55,13 +49,6 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"refused: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _made(folder: Path) -> Path:
-    """Records with the papers' own figures."""
-    for name in EXPERIMENTS:
-        papers_records.write(folder / name, name, hardware=HARDWARE)
-    return folder
 
 
 def _write(browser: Browser, page: Path, window: str, scheme: Literal["light", "dark"]) -> Path:

@@ -34,5 +34,5 @@ def test_the_pictures_of_the_docs_are_made_by_a_command(
 
 def test_without_a_browser_it_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(pictures, "BROWSERS", ("no-such-browser",))
-    assert pictures.main([]) == 1
+    assert pictures.main(["runs"]) == 1
     assert capsys.readouterr().err == "refused: no browser; install no-such-browser\n"

@@ -181,7 +181,8 @@ class SweepLauncher(Launcher):
         figure = str(self.config.race.figure)
         if raced:
             grid.refuse(figure, raced)
-        dry_run.show(cells, [("-", dry_run.check(raced))], f"cells of race={figure}, the best of them in full")
+        how = f"cells of race={figure}, the best of them in full"
+        dry_run.show(cells, [("-", dry_run.check(raced))], how, races=True)
 
     def _race(self, cells: "list[Cell]") -> None:
         """Find the best of the cells, and measure it."""
