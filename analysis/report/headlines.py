@@ -54,11 +54,10 @@ def _cost(best: Sequence[RunDetails]) -> Tile:
     ranks, total_s = grouping.ranks(runs[0]), of_setting(runs, "total_s") or 0.0
     unit = "CPU rank" if runs[0]["cpu_ranks"] else "GPU"
     energy_joules, memory_bytes = (of_setting(runs, column) for column in ("energy_joules", "peak_memory_bytes"))
-    hours = f"{ranks * total_s / 3600:.3g} {unit} hours"
     energy = [in_joules(energy_joules)] if energy_joules is not None else []
     each = " on the fullest" if ranks > 1 else ""
     memory = [f"{formatting.value('_bytes', memory_bytes)} of memory{each}"] if memory_bytes is not None else []
-    return Tile("What it cost", counted(ranks, unit), ", ".join([hours, *energy, *memory]))
+    return Tile("What it cost", counted(ranks, unit), ", ".join([_times_ranks(ranks * total_s, unit), *energy, *memory]))
 
 
 def _bound_and_next(best: Sequence[RunDetails]) -> list[Tile]:
@@ -79,6 +78,12 @@ def _bound_and_next(best: Sequence[RunDetails]) -> list[Tile]:
     phase = max(first.phases_s, key=lambda phase: first.phases_s[phase])
     share = f"{first.phases_s[phase] / step_s:.0%} of a step's time. It was not diagnosed."
     return [Tile(bounds, PHASES.get(phase, phase), share), how]
+
+
+def _times_ranks(seconds: float, unit: str) -> str:
+    """ "1.66 CPU rank minutes", "12.4 GPU hours"."""
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.3g} {unit} minutes" if hours < 1 else f"{hours:.3g} {unit} hours"
 
 
 def _duration(seconds: float) -> str:
