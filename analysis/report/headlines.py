@@ -57,7 +57,9 @@ def _cost(best: Sequence[RunDetails]) -> Tile:
     energy = [in_joules(energy_joules)] if energy_joules is not None else []
     each = " on the fullest" if ranks > 1 else ""
     memory = [f"{formatting.value('_bytes', memory_bytes)} of memory{each}"] if memory_bytes is not None else []
-    return Tile("What it cost", counted(ranks, unit), ", ".join([_times_ranks(ranks * total_s, unit), *energy, *memory]))
+    return Tile(
+        "What it cost", counted(ranks, unit), ", ".join([_times_ranks(ranks * total_s, unit), *energy, *memory])
+    )
 
 
 def _bound_and_next(best: Sequence[RunDetails]) -> list[Tile]:

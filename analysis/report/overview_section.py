@@ -66,7 +66,10 @@ def _best_settings(runs: Sequence[Run], mix: bool) -> list[Block]:
             settings[title] = max(settings[title], len(ranking.rows))
     if not lines:
         return [Paragraph("No run ended ok: nothing can be ranked. The causes are below.")]
-    works = [Answer(title[:1].upper() + title[1:], lines[title]) for title in sorted(lines, key=lambda title: -settings[title])]
+    works = [
+        Answer(title[:1].upper() + title[1:], lines[title])
+        for title in sorted(lines, key=lambda title: -settings[title])
+    ]
     blocks: list[Block] = [*works[:WORKS_IN_SIGHT]]
     folded, rest = works[WORKS_IN_SIGHT:MOST_WORKS], len(works) - MOST_WORKS
     if folded:

@@ -94,7 +94,7 @@ def _about(runs: Sequence[Run]) -> list[Column]:
     """Name, code and machine: the names and kinds shown where there are several."""
     columns = [
         Column.of_texts("name", [run["name"] for run in runs], names=True),
-        Column.of_texts("kind", [formatting.kind(run["kind"]) for run in runs]),
+        Column.of_texts("kind", [run["kind"] for run in runs]),
         Column.of_texts("commit", [grouping.commit(run, absent="-") for run in runs], shown=False),
         *(Column.of_texts(name, [run[name] for run in runs], shown=False) for name in ("hardware", "hosts")),
         Column.of_texts("started_at", [run["started_at"] for run in runs], shown=False),
