@@ -271,7 +271,7 @@ def test_the_headlines_are_the_fastest_what_it_cost_what_bounds_it_and_what_to_t
     assert headlines.about.startswith("The fastest of 10 settings")
     told = {tile.name: (tile.figure, tile.text, tile.code) for tile in headlines.tiles}
     assert told["Fastest"] == ("28.7 s", "98.0% accuracy", "gpus=4 precision=fp16")
-    assert told["What it cost"] == ("4 GPUs", "1.91 GPU minutes, 50 kJ, 5 GB of memory on the fullest", "")
+    assert told["What it cost"] == ("4 GPUs", "115 GPU seconds, 50 kJ, 5 GB of memory on the fullest", "")
     assert told["What bounds it"] == ("Waiting for data", "20% of a step's time. It was not diagnosed.", "")
     assert told["What to try next"][::2] == ("Diagnose it", "diagnose=true")
 

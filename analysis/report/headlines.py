@@ -71,7 +71,10 @@ def _bound_and_next(best: Sequence[RunDetails]) -> list[Tile]:
         _, _, finding = found.partition(": ")
         finding = finding or found
         bound = Tile(bounds, (diagnosed.bound or "no clear bound").capitalize(), f"{finding[:1].upper()}{finding[1:]}.")
-        return [bound, Tile(to_try, advice or "Diagnose again", "" if advice else AGAIN)]
+        if not advice:
+            return [bound, Tile(to_try, "Diagnose again", AGAIN)]
+        is_key = not advice.split()[0].isalpha()
+        return [bound, Tile(to_try, advice if is_key else f"{advice[:1].upper()}{advice[1:]}")]
     first = best[0]
     step_s = sum(first.phases_s.values())
     how = Tile(to_try, "Diagnose it", "Steps with one cost removed at a time tell what bounds it.", "diagnose=true")
@@ -83,9 +86,10 @@ def _bound_and_next(best: Sequence[RunDetails]) -> list[Tile]:
 
 
 def _times_ranks(seconds: float, unit: str) -> str:
-    """ "1.66 CPU rank minutes", "12.4 GPU hours"."""
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.3g} {unit} minutes" if hours < 1 else f"{hours:.3g} {unit} hours"
+    """ "46 CPU rank seconds", "4.3 GPU minutes", "12.4 GPU hours"."""
+    if seconds < 120:
+        return f"{seconds:.0f} {unit} seconds"
+    return f"{seconds / 60:.3g} {unit} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} {unit} hours"
 
 
 def _duration(seconds: float) -> str:

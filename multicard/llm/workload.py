@@ -56,7 +56,7 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
             ("activation_checkpointing=false", config.activation_checkpointing),
             ("compile=true", compiles),
             ("method=lora", not method.adapters),
-            ("more GPUs", True),
+            ("more GPUs" if on_cuda else "more cores", True),
         ],
     }[bound]
     return next((option for option, applies in options if applies), "a larger batch_size")

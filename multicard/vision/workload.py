@@ -159,7 +159,7 @@ def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
             ("layout=nhwc", config.layout.name is not LayoutName.nhwc),
             ("compile=true", not_compiled),
             (f"gpus={2 * config.gpus}", not several),
-            ("more GPUs", True),
+            ("more GPUs" if on_cuda else "more cores", True),
         ],
     }
     return next(option for option, is_untried in untried[bound] if is_untried)
