@@ -304,7 +304,7 @@ def test_the_input_of_a_run_is_recorded(measured: Measured):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [["batch_size=32", "epochs=6"], ["batch_size=16", "gpus=2", "preset=fast", "precision=fp32", "epochs=4"]],
+    [["batch_size=32", "epochs=6"], ["batch_size=16", "gpus=2", "preset=fast", "precision=fp32", "epochs=6"]],
     ids=["default", "fast at 2 ranks"],
 )
 def test_digits_are_learnt(measured: Measured, words: list[str]):
