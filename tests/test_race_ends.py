@@ -286,14 +286,6 @@ def test_a_dry_run_says_what_a_race_would_do(called: Called, tmp_path: Path):
     assert "one after the other" not in printed and not [*tmp_path.iterdir()]
 
 
-def test_a_dry_run_leaves_out_what_the_race_does(called: Called, tmp_path: Path):
-    words = ("-m", "race=images_per_s", "dry_run=true", *SMALL, f"hydra.sweep.dir={tmp_path}")
-    code, printed = called(*words, "lr=0.1,-1")
-    assert (code, "left out: 1\n[2/2] left out: lr=-1" in printed) == (0, True), printed
-    code, printed = called(*words, "lr=-1,-2")
-    assert (code, "left out: 2" in printed) == (1, True), printed
-
-
 def test_tuning_has_no_time_to_an_accuracy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(session.SESSION, "workload", llm.WORKLOAD)
     cells: list[Any] = [SimpleNamespace(cfg={"lr": 1e-4})]

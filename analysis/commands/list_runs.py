@@ -75,7 +75,7 @@ def _tables(runs: Sequence[Run], limit: int | None) -> list[str]:
     printed = [f"all: {common}"] if common else []
     kinds = list(dict.fromkeys(run["kind"] for run in runs))
     for kind in kinds:
-        heading = [*([""] if kind != kinds[0] else []), f"{formatting.kind(kind)}:"] if len(kinds) > 1 else []
+        heading = [*([""] if kind != kinds[0] else []), f"{clean(kind)}:"] if len(kinds) > 1 else []
         own = [run for run in runs if run["kind"] == kind]
         printed += [*heading, *_table(own, same | ({"kind"} if heading else set()), limit)]
     return [*printed, ""] if len(kinds) > 1 else printed

@@ -181,8 +181,7 @@ class SweepLauncher(Launcher):
         figure = str(self.config.race.figure)
         if raced:
             grid.refuse(figure, raced)
-        how = f"cells of race={figure}, the best of them in full"
-        dry_run.show(cells, [("-", dry_run.check(raced))], how, races=True)
+        dry_run.show(cells, [("-", dry_run.check(raced))], f"cells of race={figure}, the best of them in full")
 
     def _race(self, cells: "list[Cell]") -> None:
         """Find the best of the cells, and measure it."""

@@ -34,16 +34,13 @@ def check(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
     return [cell for cell in left if not cell.problem]
 
 
-def show(
-    cells: list[Cell], groups: Sequence[tuple[str, list[Cell]]], how: str, queued: int = 0, races: bool = False
-) -> None:
+def show(cells: list[Cell], groups: Sequence[tuple[str, list[Cell]]], how: str, queued: int = 0) -> None:
     """Print what would be measured, and what would not.
 
     Args:
         groups: cells to measure, each group with what its jobs ask for.
         how: they would be measured, in words.
         queued: cells whose jobs are in the queue already.
-        races: the cells are those of a race, which goes on without any that cannot run.
     """
     number = sum(len(members) for _, members in groups)
     say(f"dry_run=true: nothing is started. {count(number, 'cell')}, to be measured as {how}:")
@@ -55,16 +52,16 @@ def show(
     for line in text_table.text(("cells", "each", "which"), rows, text_table.terminal_width()):
         say(line)
     measured, refused = sum(cell.result is not None for cell in cells), sum(bool(cell.problem) for cell in cells)
-    word = "left out" if races else "refused"
-    say(f"measured before: {measured}; in the queue: {queued}; {word}: {refused}")
-    say_refused(cells, word)
-    SESSION.would_refuse |= refused > 0 and not (races and number)
+    say(f"measured before: {measured}; in the queue: {queued}; refused: {refused}")
+    say_refused(cells)
 
 
-def say_refused(cells: Sequence[Cell], word: str = "refused") -> None:
-    """Say why cells would be refused, once for those of the same reason."""
+def say_refused(cells: Sequence[Cell]) -> None:
+    """Say why cells would be refused, once for those of the same reason; the command then exits with 1, as the sweep
+    would."""
     refused = [cell for cell in cells if cell.problem]
     for problem in dict.fromkeys(cell.problem for cell in refused):
         members = [cell for cell in refused if cell.problem == problem]
         more = f"and {len(members) - 1} more " if len(members) > 1 else ""
-        say(f"{members[0].label}{more}{word}: {problem}", error=True)
+        say(f"{members[0].label}{more}refused: {problem}", error=True)
+    SESSION.would_refuse |= bool(refused)

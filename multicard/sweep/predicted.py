@@ -53,7 +53,6 @@ def show(cells: Sequence[Cell], left: list[Cell], on_slurm: bool = False) -> Non
     if predicted:
         _show(predicted)
     dry_run.say_refused(cells)
-    SESSION.would_refuse |= any(cell.problem for cell in cells)
 
 
 def _on_slurm(config: RunConfig, here: Target) -> Target:
