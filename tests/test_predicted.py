@@ -192,7 +192,11 @@ def test_a_race_leaves_out_what_will_not_fit(
     monkeypatch.setattr("multicard.race.live.run", lambda cells, _: raced.extend(cell.cfg.batch_size for cell in cells))
     code, printed = called(*swept(tmp_path), "race=images_per_s")
     assert code == 0 and raced == [16, 32] and node.started == []
-    assert "[3/3] out: needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 94 GB; fit=off" in printed
+    out = "[3/3] out: needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 94 GB; fit=off"
+    assert out in printed
+    code, printed = called(*swept(tmp_path / "dry"), "race=images_per_s", "dry_run=true")
+    assert code == 0 and out in printed and "2 cells, to be measured as cells of race=images_per_s" in printed
+    assert "refused: 0" in printed and not (tmp_path / "dry").exists()
 
 
 def test_nothing_is_predicted_where_nobody_asks_for_it(node: Node, called: Called, tmp_path: Path):

@@ -177,7 +177,7 @@ class SweepLauncher(Launcher):
         from multicard.race import grid
         from multicard.sweep import dry_run
 
-        raced = [cell for cell in cells if cell.config is not None and not cell.problem]
+        raced = self._raced(cells)
         figure = str(self.config.race.figure)
         if raced:
             grid.refuse(figure, raced)
@@ -190,17 +190,23 @@ class SweepLauncher(Launcher):
         from multicard.sweep import plan, streak
 
         finals: list[Cell] = []
-        for cell in cells:
-            if cell.problem and cell.result is None:  # what cannot fit is no mistake of the command
-                say(f"{cell.label}out: {cell.problem}")
         try:
-            live.run([cell for cell in cells if cell.config is not None and not cell.problem], finals)
+            live.run(self._raced(cells), finals)
         except (KeyboardInterrupt, streak.SameFailureError) as stopped:
             SESSION.abandoned = True
             why = f"stopped, {stopped}" if isinstance(stopped, streak.SameFailureError) else "interrupted"
             say(f"{why}; to go on with the race: {plan.resume_command(cells)}", error=True)
         finally:
             plan.finish([*(cell for cell in cells if cell.problem), *finals] or cells[:1])
+
+    def _raced(self, cells: "list[Cell]") -> "list[Cell]":
+        """The cells that a race starts with. Says which it leaves out."""
+        from multicard.controller.session import say
+
+        for cell in cells:
+            if cell.unfit:
+                say(f"{cell.label}out: {cell.unfit}")
+        return [cell for cell in cells if not (cell.problem or cell.unfit)]
 
     @abstractmethod
     def measure(self, cells: "list[Cell]", left: "list[Cell]") -> None:

@@ -25,7 +25,7 @@ REMEDIES = {  # by workload; in training every GPU holds the whole model, so tha
 
 def passing(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
     """Name the cells that will not fit, and those that may not, each in a line; with fit=refuse those that will not
-    have a `problem` instead.
+    have a `problem` instead, and in a race they are `unfit`.
 
     Args:
         left: those to be measured.
@@ -33,7 +33,7 @@ def passing(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
             queue already stay there.
 
     Returns:
-        The cells without a problem.
+        The cells that fit.
 
     Raises:
         ValueError: predict.gpu names no GPU that is known, or SLURM does not answer.
@@ -49,12 +49,16 @@ def passing(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
     unfit = [each for each in predicted if each.prediction.fits == "no"]
     for each in unfit:
         if each.cell.cfg.race.figure is not None:
-            each.cell.problem = f"{_needs(each)}; fit=off tries it"
+            each.cell.unfit = f"{_needs(each)}; fit=off tries it"
         elif each.cell.cfg.fit == Fit.refuse:
             each.cell.problem = f"fit=refuse: {_needs(each)}; {_remedy()}, or fit=warn to try"
-    _name("will not fit", [each for each in unfit if not each.cell.problem], f"; {_remedy()}, or fit=off")
+    _name(
+        "will not fit",
+        [each for each in unfit if not (each.cell.problem or each.cell.unfit)],
+        f"; {_remedy()}, or fit=off",
+    )
     _name("may not fit", [each for each in predicted if each not in unfit and each.prediction.fits == "tight"], "")
-    return [cell for cell in left if not cell.problem]
+    return [cell for cell in left if not (cell.problem or cell.unfit)]
 
 
 def _predicted(asked: list[Cell], on_slurm: bool) -> "list[Predicted]":

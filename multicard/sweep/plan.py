@@ -35,6 +35,7 @@ class Cell:
         number: in the sweep, from 1; `label` is that in words ("[2/6] ").
         composed: Hydra's configuration with its own part; `cfg` is the run's part, resolved.
         config: `cfg` as dataclasses; None where `problem` says why it is refused.
+        unfit: why a race leaves it out, which is no mistake of the command.
         result: the record, once there is one.
         overrides: of the cell, and of others that measure the same, by their number.
     """
@@ -46,6 +47,7 @@ class Cell:
     folder: Path
     config: RunConfig | None = None
     problem: str = ""
+    unfit: str = ""
     result: dict[str, Any] | None = None
     overrides: dict[int, list[str]] = field(default_factory=dict)
 
