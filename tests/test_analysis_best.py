@@ -140,6 +140,17 @@ def test_costs_that_runs_explain_are_equal(tmp_path: Path):
     )
 
 
+def test_a_large_difference_that_the_runs_do_not_tell_from_chance_is_not_called_none(tmp_path: Path):
+    """Two runs of one setting that differ by 6 % leave one degree of freedom."""
+    best = [records.vision(gpus=4, seed=seed, total_s=s) for seed, s in ((0, 50.0), (1, 53.2))]
+    lines = ranked(write(tmp_path / "fewer", *best, records.vision(gpus=2, total_s=77.0)))
+    assert lines[1].startswith(
+        "Half the GPUs: 1.5 times slower, which these runs do not tell from chance (gpus=2: 77.0 s"
+    )
+    lines = ranked(write(tmp_path / "equal", *best, records.vision(gpus=4, precision="fp16", total_s=77.0)))
+    assert lines[1] == "Not told from the best by these runs: precision=fp16: 77.0 s, 98.0%."
+
+
 def test_the_same_settings_are_told_apart_in_5_percent_of_the_cases(tmp_path: Path):
     """`best` on A = A: of two settings that are the same, the cheaper one alone is on the front."""
     random, apart = np.random.default_rng(8), 0

@@ -18,6 +18,7 @@ from analysis.runs import grouping, same_work
 from analysis.runs.caveats import legend
 from analysis.runs.load import Run
 from analysis.runs.setting_figure import ACCURACY, MEMORY, of_setting
+from analysis.stats.between_runs import MARGIN
 from analysis.stats.trade_off import front
 from multicard.records import text_table
 from multicard.records.text_table import clean, in_bytes, in_joules
@@ -29,7 +30,7 @@ class Goal:
 
     column: of the records. best: what the best setting is called.
     times, percent: the words for a cost of so many times the best, or so many percent more.
-    equal: the words for a cost that the runs do not tell from the best.
+    equal: the words for a cost that is close to the best, and that the runs do not tell from it.
     """
 
     column: str
@@ -47,14 +48,12 @@ GOALS = {
         "Least energy",
         "{} times the energy",
         "{} % more energy",
-        "no more energy as far as the runs tell",
+        f"no more energy {AS_FAR}",
     ),
-    "memory": Goal(
-        MEMORY, "Least memory", "{} times the memory", "{} % more memory", "no more memory as far as the runs tell"
-    ),
+    "memory": Goal(MEMORY, "Least memory", "{} times the memory", "{} % more memory", f"no more memory {AS_FAR}"),
 }
 LEAST_TIMES = 1.1  # below which a cost is so many percent more than the best
-MOST_EQUAL = 3  # settings equal to the best that are named
+MOST_EQUAL = 3  # settings not told from the best that are named
 
 
 @dataclass(frozen=True)
@@ -256,7 +255,7 @@ def _others(
     others: Sequence[RankedSetting], best: RankedSetting, keys: Sequence[str], goal: str, better: Better
 ) -> list[str]:
     """The other settings of the front: those that save or gain something over the best, and those equal to it."""
-    sentences, equal = [], []
+    sentences, equal, unclear = [], [], []
     for other in others:
         figures = f"{grouping.label(other.cell, keys)}: {_with_marks(_figures(other, goal), other.marks)}"
         fewer, accuracy = _fewer_ranks(other, best), _accuracy_beside(other, best, better)
@@ -267,9 +266,17 @@ def _others(
         elif accuracy:
             sentences.append(f"{accuracy[:1].upper()}{accuracy[1:]}: {cost} ({figures}).")
         else:
-            equal.append(figures)
-    rest = f"; and {len(equal) - MOST_EQUAL} more" if len(equal) > MOST_EQUAL else ""
-    return [*sentences, *([f"Equally good: {'; '.join(equal[:MOST_EQUAL])}{rest}."] if equal else [])]
+            (equal if _is_close(other, best) else unclear).append(figures)
+    return [*sentences, *_named("Equally good", equal), *_named("Not told from the best by these runs", unclear)]
+
+
+def _named(title: str, settings: Sequence[str]) -> list[str]:
+    rest = f"; and {len(settings) - MOST_EQUAL} more" if len(settings) > MOST_EQUAL else ""
+    return [f"{title}: {'; '.join(settings[:MOST_EQUAL])}{rest}."] if settings else []
+
+
+def _is_close(other: RankedSetting, best: RankedSetting) -> bool:
+    return other.cost <= best.cost * (1 + MARGIN)
 
 
 def _fewer_ranks(other: RankedSetting, best: RankedSetting) -> str:
@@ -283,12 +290,14 @@ def _fewer_ranks(other: RankedSetting, best: RankedSetting) -> str:
 def _cost_beside(other: RankedSetting, best: RankedSetting, goal: str, better: Better) -> str:
     """The cost of a setting against the best: "1.7 times slower", "4 % slower"."""
     words, ratio = GOALS[goal], other.cost / best.cost
-    if not better.cheaper(best.runs, other.runs):
+    told = better.cheaper(best.runs, other.runs)
+    if not told and _is_close(other, best):
         return words.equal
+    chance = "" if told else ", which these runs do not tell from chance"
     if ratio < LEAST_TIMES:
         percent = 100 * (ratio - 1)
-        return words.percent.format(f"{percent:.0f}" if percent >= 1 else f"{percent:.1g}")
-    return words.times.format(f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}")
+        return words.percent.format(f"{percent:.0f}" if percent >= 1 else f"{percent:.1g}") + chance
+    return words.times.format(f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}") + chance
 
 
 def _accuracy_beside(other: RankedSetting, best: RankedSetting, better: Better) -> str:
