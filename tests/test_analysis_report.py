@@ -16,7 +16,7 @@ from analysis.__main__ import main
 from analysis.commands.list_runs import lines
 from analysis.figures.vega import Figure
 from analysis.report import page, rerun_commands, runs_section, settings_section
-from analysis.report.blocks import ClaimRow, ClaimTable, Fold, PlainTable, Plot, Report, Section, Tiles
+from analysis.report.blocks import ClaimRow, ClaimTable, Fold, Paragraph, PlainTable, Plot, Report, Section, Tiles
 from analysis.report.run_details import read
 from analysis.runs import load
 from multicard.config.base import plain
@@ -286,6 +286,18 @@ def test_the_headlines_are_the_fastest_what_it_cost_what_bounds_it_and_what_to_t
     shutil.rmtree(tmp_path)
     records.write(tmp_path / "oom", records.vision(status="oom"))
     assert blocks_of(build(tmp_path), Tiles) == []
+
+
+def test_why_nothing_is_ranked_is_said(tmp_path: Path):
+    for number in (1, 2):
+        records.write(tmp_path / "profiled" / str(number), records.vision(gpus=number, profile__window="start"))
+        records.write(tmp_path / "failed" / str(number), records.vision(gpus=number, status="failed"))
+    for name, why in (
+        ("profiled", "Nothing can be ranked: of 2 runs none ended ok without being profiled meanwhile."),
+        ("failed", "Nothing can be ranked: of 2 runs none ended ok. The causes are below."),
+    ):
+        section = next(section for section in build(tmp_path / name).sections if section.name == "answers")
+        assert why in [block.text for block in section.blocks if isinstance(block, Paragraph)]
 
 
 def test_what_the_papers_have_and_no_run_does_is_folded_away(tmp_path: Path):

@@ -18,8 +18,9 @@ from tests.test_analysis_report import EVIL, ROWS, THEMES, build, inlined, stran
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of some 200 runs, more than a page of them."""
     folder = sweep(tmp_path_factory.mktemp("runs"))
-    for seed in range(1, 200):
-        records.write(folder / "seeds" / str(seed), records.vision(seed=seed, total_s=1000.0 + seed))
+    for number in range(1, 200):
+        seed = number if number > 1 else 20231121  # more than seven digits
+        records.write(folder / "seeds" / str(number), records.vision(seed=seed, total_s=1000.0 + number))
     whole = build(folder)
     sections = [section for section in whole.sections if section.name not in ("settings", "papers", "claims")]
     path = folder / "report.html"
@@ -52,6 +53,7 @@ def test_rows_sort_filter_page_and_open(browser: Any, report: Path):
     assert len(view.rows()) == 2
     view.page.fill("[data-grid=runs] [aria-label='Filter time, s']", ">=350")
     assert len(view.rows()) == 1
+    view.page.fill("[data-grid=runs] [aria-label='Filter time, s']", "")
 
     opener = view.page.locator("[data-grid=runs] .opens").first
     opener.press("Enter")
@@ -60,6 +62,35 @@ def test_rows_sort_filter_page_and_open(browser: Any, report: Path):
     assert opener.get_attribute("aria-expanded") == "true" and not view.page.locator(".detail a").count()
     opener.press("Enter")
     assert not view.page.locator(".detail").count()
+    view.sound()
+
+
+def test_filters_have_the_units_of_the_cells(browser: Any, tmp_path: Path):
+    shares, sizes = (0.985, 0.991, 0.97, 0.96, 0.95, 0.94), (8e8, 1.2e10, 25_769_803_776, 9e8, 7e8, 6e8)
+    for number, (share, memory_bytes) in enumerate(zip(shares, sizes, strict=True)):
+        record = records.vision(seed=number, test_accuracy=share, peak_memory_bytes={"max": int(memory_bytes)})
+        records.write(tmp_path / str(number), record)
+    page.write(tmp_path / "report.html", build(tmp_path))
+    view = View(browser, tmp_path / "report.html")
+    view.page.locator("[data-grid=runs] button", has_text="Filter columns").click()
+    accuracy = view.page.locator("[data-grid=runs] [aria-label='Filter accuracy']")
+    memory = view.page.locator("[data-grid=runs] [aria-label='Filter peak memory']")
+    assert (accuracy.get_attribute("placeholder"), memory.get_attribute("placeholder")) == (
+        ">1%, 1..4%",
+        ">1 GB, 1..4 GB",
+    )
+    for filtered, wanted, count in (
+        (accuracy, ">98", 2),
+        (accuracy, "=98.5%", 1),
+        (accuracy, "97..99", 2),
+        (memory, ">10", 2),
+        (memory, "<1", 4),
+        (memory, "650 MB..13 GB", 4),
+    ):
+        filtered.fill(wanted)
+        view.until(lambda count=count: len(view.rows()) == count)
+        filtered.fill("")
+        view.until(lambda: len(view.rows()) == 6)
     view.sound()
 
 
@@ -101,6 +132,7 @@ def test_every_figure_is_drawn_and_hands_out_its_data(browser: Any, report: Path
     with (tmp_path / "runs.csv").open(newline="") as file:
         runs = list(csv.DictReader(file))
     assert len(runs) == 210 and {run["total_s"] for run in runs} > {"400", "1199", ""}
+    assert [run["seed"] for run in runs].count("20231121") == 1
     view.sound()
 
 

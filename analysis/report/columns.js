@@ -4,6 +4,10 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const MOST_CHOICES = 24; // distinct texts of a column that are offered as a list
+const FIGURE = String.raw`(-?\d*\.?\d+(?:[eE][+-]?\d+)?)\s*(%|[kMGT]?[BJ])?`; // of a filter, with its unit or without
+const RANGE = new RegExp(String.raw`^\s*${FIGURE}\s*\.\.\s*${FIGURE}\s*$`);
+const BOUND = new RegExp(String.raw`^\s*(>=|<=|>|<|=)\s*${FIGURE}\s*$`);
+const UNITS = { "%": 1e-2, B: 1, J: 1, k: 1e3, M: 1e6, G: 1e9, T: 1e12 };
 const LONG = 24; // letters of a text, from which on it may be cut, and is shown whole where the pointer rests on it
 
 function element(name, properties = {}, ...children) {
@@ -91,16 +95,42 @@ class Column {
     return pairs.map(([, row]) => row);
   }
 
-  // A test of rows: a value of the list, a range of figures (">2", "<=10", "1..4"), or else a part of the text
+  // The greatest figure: its row, -1 where there is none
+  greatest() {
+    const rows = (this.texts.all ?? this.texts.at).map((_, row) => row);
+    const size = (row) => Math.abs(Column.of(this.values, row) ?? 0);
+    return rows.reduce((best, row) => (size(row) > (best < 0 ? 0 : size(best)) ? row : best), -1);
+  }
+
+  // The unit in which its cell has the greatest figure: "%", " GB", or none
+  get unit() {
+    const row = this.numbers ? this.greatest() : -1;
+    return row < 0 ? "" : (/ ?(%|[kMGT]?[BJ])$/.exec(this.text(row))?.[0] ?? "");
+  }
+
+  // By how much a figure is larger than the number that its cell shows: 0.01 of a percentage, 1e9 of GB
+  get scale() {
+    const row = this.greatest();
+    const shown = row < 0 ? 0 : Number.parseFloat(this.text(row).replaceAll(",", ""));
+    return shown ? 10 ** Math.round(Math.log10(Column.of(this.values, row) / shown)) : 1;
+  }
+
+  // A figure of a filter; without a unit it has that of the greatest figure's cell
+  figure(number, unit) {
+    return Number(number) * (unit ? UNITS[unit[0]] : this.scale);
+  }
+
+  // A test of rows: a value of the list, a range of figures (">2", "<=10 GB", "1..4"), or else a part of the text
   test(wanted, exact) {
     if (exact) return (row) => this.text(row) === wanted;
-    const range = /^\s*(-?[\d.eE+]+)\s*\.\.\s*(-?[\d.eE+]+)\s*$/.exec(wanted);
-    const bound = /^\s*(>=|<=|>|<|=)\s*(-?[\d.eE+-]+)\s*$/.exec(wanted);
+    const range = RANGE.exec(wanted);
+    const bound = BOUND.exec(wanted);
     if (this.numbers && (range || bound)) {
-      const limit = bound && Number(bound[2]);
+      const limit = this.figure(...(range ?? bound.slice(1)).slice(1, 3));
+      const most = range && this.figure(range[3], range[4]);
       const matches = range
-        ? (value) => value >= Number(range[1]) && value <= Number(range[2])
-        : { ">=": (v) => v >= limit, "<=": (v) => v <= limit, ">": (v) => v > limit, "<": (v) => v < limit, "=": (v) => v === limit }[bound[1]];
+        ? (value) => value >= limit && value <= most
+        : { ">=": (v) => v >= limit, "<=": (v) => v <= limit, ">": (v) => v > limit, "<": (v) => v < limit, "=": (v) => Math.abs(v - limit) <= 1e-9 * Math.abs(v) }[bound[1]];
       return (row) => Column.of(this.values, row) !== null && matches(Column.of(this.values, row));
     }
     const part = wanted.trim().toLowerCase();

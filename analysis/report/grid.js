@@ -71,7 +71,7 @@ class Grid {
     const options = choices.map((text) => element("option", { value: text, textContent: text }));
     const input = choices.length
       ? element("select", { aria: { label } }, element("option", { value: "", textContent: "all" }), ...options)
-      : element("input", { placeholder: column.numbers ? ">1, 1..4" : "text", aria: { label } });
+      : element("input", { placeholder: column.numbers ? `>1${column.unit}, 1..4${column.unit}` : "text", aria: { label } });
     input.addEventListener(choices.length ? "change" : "input", () => {
       this.filter(() => {
         if (input.value === "") this.filters.delete(column);

@@ -54,18 +54,21 @@ def _best_settings(runs: Sequence[Run], mix: bool) -> list[Block]:
     """The best settings of each work, the work with most settings first."""
     lines: dict[str, list[AnswerLine]] = {}
     settings: Counter[str] = Counter()
+    why: list[str] = []
     for goal, name in GOALS.items():
         try:
             rankings = best.rankings(runs, goal, best.Limits(), mix)
-        except ValueError:  # no run has the figure
+        except ValueError as error:  # no run has the figure, say
+            why.append(str(error))
             continue
         for ranking in rankings:
             title = ", ".join(text for text in (ranking.work or _work(ranking.runs[0]), ranking.amount) if text)
-            line = AnswerLine(name, ranking.figures, ranking.label, _first_few(ranking.others), ranking.marks)
+            line = AnswerLine(name, ranking.figures, ranking.label, _first_few(ranking.others, goal), ranking.marks)
             lines.setdefault(title, []).append(line)
             settings[title] = max(settings[title], len(ranking.rows))
     if not lines:
-        return [Paragraph("No run ended ok: nothing can be ranked. The causes are below.")]
+        causes = "" if any(run["status"] == "ok" for run in runs) else " The causes are below."
+        return [Paragraph(f"Nothing can be ranked: {why[0]}.{causes}")]
     works = [
         Answer(title[:1].upper() + title[1:], lines[title])
         for title in sorted(lines, key=lambda title: -settings[title])
@@ -79,8 +82,12 @@ def _best_settings(runs: Sequence[Run], mix: bool) -> list[Block]:
     return blocks
 
 
-def _first_few(others: Sequence[str]) -> str:
-    rest = [f"And {len(others) - MOST_OTHERS} more: python -m analysis best."] if len(others) > MOST_OTHERS else []
+def _first_few(others: Sequence[str], goal: str) -> str:
+    rest = (
+        [f"And {len(others) - MOST_OTHERS} more: python -m analysis best --goal {goal}."]
+        if len(others) > MOST_OTHERS
+        else []
+    )
     return " ".join([*others[:MOST_OTHERS], *rest])
 
 

@@ -128,7 +128,7 @@ def _column(column: Column) -> dict[str, Any]:
         "heading": column.heading,
         "key": column.key,
         "texts": _packed(texts),
-        "values": None if values is None else _packed([None if v is None else float(f"{v:.7g}") for v in values]),
+        "values": None if values is None else _packed([_short(value) for value in values]),
         "code": column.code,
         "long": values is None and any(len(text) > LONG for text in texts),
         "right": values is not None or alignment([""], [[text] for text in texts]) == "r",
@@ -137,6 +137,11 @@ def _column(column: Column) -> dict[str, Any]:
         "kept": column.kept,
         "names": column.names,
     }
+
+
+def _short(value: float | None) -> float | None:
+    """Counts, sizes and seeds as they are; what was measured to seven digits."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def _packed(items: list[Any]) -> dict[str, Any]:
