@@ -160,8 +160,12 @@ def _dashboard(commands: Any) -> argparse.ArgumentParser:
 def _sync(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser("sync", help="bring records to W&B", description=sync.__doc__)
     _folders(command)
-    command.add_argument("--project", metavar="NAME", help="the W&B project (each run's tracker.project)")
-    command.add_argument("--entity", metavar="NAME", help="the W&B user or team (each run's tracker.entity)")
+    command.add_argument(
+        "--project", metavar="NAME", type=_project, help="the W&B project (each run's tracker.project)"
+    )
+    command.add_argument(
+        "--entity", metavar="NAME", type=_entity, help="the W&B user or team (each run's tracker.entity)"
+    )
     return command
 
 

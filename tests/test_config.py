@@ -131,6 +131,8 @@ REFUSED = [
     (["optimizer=adam", "optimizer.eps=0"], "optimizer.eps=0"),
     (["strategy.bucket_cap_mb=0"], "strategy.bucket_cap_mb=0"),
     (["tracker.project=a/b"], "tracker.project=a/b"),
+    (["tracker.entity=a/b"], "tracker.entity=a/b"),
+    ([f"tracker.tags=[short,{'x' * 65}]"], "tracker.tags="),
     (["loader.prefetch_factor=0"], "loader.prefetch_factor=0"),
 ]
 

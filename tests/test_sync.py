@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import wandb
 
@@ -11,11 +13,11 @@ from analysis.__main__ import main
 from analysis.commands import sync
 from multicard.controller import run
 from multicard.records import run_folder
-from multicard.tracking import identity, keys, sweep_run, upload, uploaded
+from multicard.tracking import identity, keys, upload, uploaded
 from multicard.vision.workload import WORKLOAD
 from tests import records
 from tests.conftest import SMALL, composed, warm_up
-from tests.wandb_stand_in import SUMMARY, Server
+from tests.wandb_stand_in import SUMMARY, Server, Stored
 
 
 def written(sweep: Path) -> list[Path]:
@@ -81,9 +83,68 @@ def test_the_sweeps_own_run_has_its_table_and_report_and_grows_with_it(tmp_path:
     more = records.vision(gpus=4, started_at="2026-11-22T09:41:29Z")
     records.write(sweep / "gpus=4-00000004", more, records.steps([1.0] * 4, per_epoch=2))
     assert main(["sync", str(tmp_path)]) == 0
-    told = {folder: json.loads((folder / "result.json").read_text()) for folder in folders}
-    assert sweep_run.run_id(told) == name and stored.summary[keys.SWEEP_TABLE]["nrows"] == 4
-    assert len([name for name in wandb_server.runs if name.startswith(keys.SWEEP)]) == 1
+    assert sweeps_of(wandb_server) == [name] and stored.summary[keys.SWEEP_TABLE]["nrows"] == 4
+    assert configured(stored)["precision"] == "fp32" and configured(stored)["gpus"] is None
+
+    # the first cell and the one that had failed are measured again
+    for folder, gpus in zip(folders, (1, 2), strict=False):
+        again = records.vision(gpus=gpus, precision="fp16", started_at="2026-11-22T10:41:29Z")
+        records.write(folder, again, records.steps([1.0] * 4, per_epoch=2))
+    assert main(["sync", str(tmp_path)]) == 0
+    assert sweeps_of(wandb_server) == [name] and configured(stored)["precision"] is None
+    assert (stored.summary["runs"], stored.summary["runs.ok"], stored.summary["runs.oom"]) == (4, 4, 0)
+
+
+def test_a_part_of_a_sweep_has_the_table_of_the_whole(tmp_path: Path, wandb_server: Server):
+    first, second, third = written(tmp_path / "sweep")
+    assert main(["sync", str(second), str(third)]) == 0
+    (name,) = sweeps_of(wandb_server)
+    assert len(wandb_server.runs) == 3 and wandb_server.runs[name].summary[keys.SWEEP_TABLE]["nrows"] == 3
+    assert main(["sync", str(first)]) == main(["sync", str(tmp_path)]) == 0
+    assert sweeps_of(wandb_server) == [name] and len(wandb_server.runs) == 4
+
+
+def test_a_sweep_of_probes_has_a_table_and_no_report(
+    tmp_path: Path, wandb_server: Server, capsys: pytest.CaptureFixture[str]
+):
+    for gpus in (1, 2):
+        record = records.vision(gpus=gpus)
+        record["config"]["probe"]["enabled"] = True
+        records.write(tmp_path / "sweep" / f"gpus={gpus}-0000000{gpus}-probe", record, records.steps([1.0] * 4))
+    assert main(["sync", str(tmp_path)]) == 0, capsys.readouterr().out
+    (name,) = sweeps_of(wandb_server)
+    summary = wandb_server.runs[name].summary
+    assert summary[keys.SWEEP_TABLE]["nrows"] == 2 and keys.SWEEP_REPORT not in summary
+
+
+def test_what_has_no_configuration_goes_where_most_of_its_sweep_goes(tmp_path: Path, wandb_server: Server):
+    for gpus in (8, 2):
+        record = records.vision(gpus=gpus)
+        record["config"]["tracker"] |= {"project": "my-node"}
+        records.write(tmp_path / "sweep" / f"gpus={gpus}-0000000{gpus}", record, records.steps([1.0] * 4))
+    known = ("schema_version", "kind", "name", "axes", "started_at", "repetition")
+    refused = {name: record[name] for name in known} | {"status": "refused"}
+    records.write(
+        tmp_path / "sweep" / "gpus=16-refused", refused | {"cause": {"kind": "refused", "message": "gpus=16"}}
+    )
+    assert main(["sync", str(tmp_path)]) == 0
+    assert [stored.variables["project"] for stored in wandb_server.runs.values()] == ["my-node"] * 4
+
+
+@pytest.mark.parametrize("words", [["--project", "a/b"], ["--entity", ""]])
+def test_a_name_that_wandb_does_not_take_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as refused:
+        main(["sync", *words])
+    assert refused.value.code == 1 and "W&B takes names of" in capsys.readouterr().err
+
+
+def sweeps_of(server: Server) -> list[str]:
+    return [name for name in server.runs if name.startswith(keys.SWEEP)]
+
+
+def configured(stored: Stored) -> dict[str, Any]:
+    """The configuration as W&B shows it."""
+    return {key: entry["value"] for key, entry in json.loads(stored.variables["config"]).items() if "value" in entry}
 
 
 def test_what_fails_is_tried_again_and_named(
@@ -121,6 +182,17 @@ def test_an_upload_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, wandb
     assert main(["sync", str(folder)]) == 0
     assert [row["_step"] for row in stored.history] == list(range(6))
     assert [row["_runtime"] for row in stored.history] == [row["_runtime"] for row in whole]
+
+
+def test_samples_are_sent_once(tmp_path: Path, wandb_server: Server):
+    folder, *_ = written(tmp_path / "sweep")
+    sampled = [{"start": 0, "time_s": float(second), "cpu": 0.5, "memory": 0.25} for second in range(3)]
+    pq.write_table(pa.Table.from_pylist(sampled), folder / run_folder.MACHINE)
+    for _ in range(2):
+        assert main(["sync", str(folder)]) == 0
+        (stored,) = wandb_server.runs.values()
+        assert len(stored.samples) == 3
+        (folder / uploaded.NOTE).unlink()
 
 
 def test_without_a_server_nothing_is_tried(

@@ -4,16 +4,18 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import wandb
 
 from multicard.config.base import TrackerMode
+from multicard.controller import outcome
 from multicard.controller.session import SESSION, close
 from multicard.tracking import mirror
-from tests import wandb_file
-from tests.conftest import command, composed
+from tests import records, wandb_file
+from tests.conftest import command, composed, typed
 from tests.test_network import served
 
 Measured = Callable[..., dict[str, Any]]
@@ -48,6 +50,22 @@ def test_a_tracker_that_fails_is_an_error_and_leaves_the_record(
 
     monkeypatch.setattr(SESSION, "records", [result])
     assert close() == 1  # though the run itself is fine
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_open", "closed"), [("interrupt", True, 1), ("interrupt", False, 0), ("oom", False, 1)]
+)
+def test_a_run_that_wandb_has_open_is_ended_when_interrupted(
+    kind: str, is_open: bool, closed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One that is not open yet need not be waited for: `sync` brings it."""
+    record = records.vision(cause={"kind": kind, "message": ""})
+    monkeypatch.setattr(outcome, "_from_folder", lambda *_: (record, None))
+    monkeypatch.setattr(outcome, "clean_up", lambda _: None)
+    mirrored: list[Any] = []
+    stand_in = SimpleNamespace(is_open=is_open, close=lambda *told: mirrored.append(told))
+    run = SimpleNamespace(config=typed(*OFFLINE), folder=tmp_path)
+    assert outcome.complete(run, {}, stand_in) is record and len(mirrored) == closed
 
 
 def test_online_without_a_login_ends_before_anything_is_trained(tmp_path: Path):

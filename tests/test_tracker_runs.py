@@ -205,16 +205,19 @@ def test_only_what_fails_a_sweep_is_a_failure(status: str, code: int):
     assert identity.tags(records.vision(status=status)) == (status,)
 
 
-def test_a_preempted_run_has_the_times_of_its_attempts(tmp_path: Path):
+@pytest.mark.parametrize("hosts", [("node1", "node1"), ("node1", "node2")])
+def test_a_preempted_run_has_the_times_of_its_attempts(hosts: tuple[str, str], tmp_path: Path):
     """Two attempts of 60 s and 40 s, an hour apart; of each, two GPUs were sampled."""
     first = records.segment() | {"ended_at": "2026-11-21T09:42:35Z", "end": "preempted", "trained_s": 60.0}
     second = records.segment(12) | {"started_at": "2026-11-21T10:41:29Z", "ended_at": "2026-11-21T10:42:15Z"}
     device = records.gpu()["devices"][0]
     gpu = records.gpu() | {
-        "devices": [device, device | {"uuid": "GPU-2"}],
+        "devices": [
+            device | {"uuid": f"GPU-{host}-{n}", "host": host} for host in dict.fromkeys(hosts) for n in (1, 2)
+        ],
         "parts": [
-            {"start": start, "node": 0, "host": "node1", "covers": "training", "spans_s": [[4.0, 50.0]]}
-            for start in (0, 1)
+            {"start": start, "node": 0, "host": host, "covers": "training", "spans_s": [[4.0, 50.0]]}
+            for start, host in enumerate(hosts)
         ],
     }
     record = records.vision(
@@ -227,7 +230,7 @@ def test_a_preempted_run_has_the_times_of_its_attempts(tmp_path: Path):
     )
     folder = tmp_path / "cell"
     folder.mkdir()
-    samples = [(start, uuid, 4.0 + start) for start in (0, 1) for uuid in ("GPU-1", "GPU-2")]
+    samples = [(start, f"GPU-{host}-{number}", 4.0 + start) for start, host in enumerate(hosts) for number in (1, 2)]
     given = {"power_w": 500.0, "utilisation": 0.5, "memory_bytes": 7e9, "temperature_c": 60.0, "sm_clock_mhz": 1900.0}
     rows = [
         {"start": start, "node": 0, "gpu": uuid, "time_s": time_s, "energy_joules": 1.0, **given}

@@ -2,10 +2,12 @@
 
 It works from the records alone, also of runs that were measured with tracker.mode=disabled, and can be repeated: a
 record goes to the same run each time, and what W&B has is not sent again. A `.wandb.json` in each folder says what that
-is. Project and entity are those of the runs' own tracker.project and tracker.entity unless they are given.
+is. Project and entity are those of the runs' own tracker.project and tracker.entity unless they are given. Where a
+record has none, as a refused run's, they are those of most runs of its sweep.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -13,13 +15,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from analysis.commands import list_runs
+from analysis.runs import load
 from analysis.runs.columns import FIGURES
 from analysis.runs.load import Run
 from multicard.config.base import TrackerConfig, TrackerMode
 from multicard.config.job import count
 from multicard.machine import network
 from multicard.measure.timing import pause
-from multicard.records import run_folder
+from multicard.records import probes, run_folder
 from multicard.records.text_table import clean
 from multicard.tracking import identity, sweep_run, upload, uploaded
 from multicard.tracking.wandb_run import NotLoggedInError, Target, server
@@ -112,27 +115,51 @@ def _problem(upload: Upload) -> str | None:
 def _uploads(
     runs: Sequence[Run], project: str | None, entity: str | None, write_report: WriteReport
 ) -> Iterator[tuple[bool, Upload | None]]:
-    """For each run, and each sweep of several: whether W&B has it, else its upload."""
+    """For each run, and each sweep of which there are several: whether W&B has it, else its upload."""
     in_order = sorted(runs, key=lambda run: (run.folder.parent, run.folder))
     for sweep, group in groupby(in_order, lambda run: run.folder.parent):
         own = list(group)
-        records = {run.folder: run_folder.read_json(run.folder / run_folder.RESULT) or {} for run in own}
-        targets = {folder: _target(record, project, entity) for folder, record in records.items()}
+        records = _records(own)
+        common = _common_place(records.values())
         names = identity.short_names(run.folder.name for run in own)
-        for folder, target in targets.items():
+        for folder, record in records.items():
+            target = _target(_place(record) or common, project, entity)
             had = upload.is_uploaded(folder, target)
             yield had, None if had else Upload(folder, _run_sender(folder, target, names[folder.name]))
         if len(own) > 1:
-            target = targets[own[0].folder]
-            had = uploaded.is_uploaded(sweep, sweep_run.run_id(records), target, sweep_run.digest(records))
-            yield had, None if had else Upload(sweep, _sweep_sender(sweep, own, records, target, write_report))
+            every = _all_of(sweep, own)
+            records, target = _records(every), _target(common, project, entity)
+            name = sweep_run.run_id(sweep, records, target)
+            had = uploaded.is_uploaded(sweep, name, target, sweep_run.digest(records))
+            yield had, None if had else Upload(sweep, _sweep_sender(sweep, every, records, target, write_report))
 
 
-def _target(record: Mapping[str, Any], project: str | None, entity: str | None) -> Target:
-    tracker = (record.get("config") or {}).get("tracker") or {}
-    default = TrackerConfig()
-    own = tracker.get("project") or default.project, tracker.get("entity")
-    return Target(TrackerMode.online, project or own[0], entity or own[1], FINISH_S)
+def _records(runs: Sequence[Run]) -> dict[Path, dict[str, Any]]:
+    return {run.folder: run_folder.read_json(run.folder / run_folder.RESULT) or {} for run in runs}
+
+
+def _all_of(sweep: Path, runs: Sequence[Run]) -> Sequence[Run]:
+    """All runs of a sweep of which `runs` were asked for: its table and report are of the whole."""
+    if sum(1 for _ in sweep.glob(f"[!.]*/{run_folder.RESULT}")) == len(runs):
+        return runs
+    return [run for run in load.read([sweep], probes=True).runs if run.folder.parent == sweep]
+
+
+def _place(record: Mapping[str, Any]) -> tuple[str, str | None] | None:
+    """Project and entity that a record names; None where it has no configuration."""
+    tracker = (record.get("config") or {}).get("tracker")
+    return (tracker.get("project") or TrackerConfig().project, tracker.get("entity")) if tracker else None
+
+
+def _common_place(records: Iterable[Mapping[str, Any]]) -> tuple[str, str | None]:
+    """That of most records."""
+    places = Counter(place for record in records if (place := _place(record)) is not None)
+    ((place, _),) = places.most_common(1) or [((TrackerConfig().project, None), 0)]
+    return place
+
+
+def _target(place: tuple[str, str | None], project: str | None, entity: str | None) -> Target:
+    return Target(TrackerMode.online, project or place[0], entity or place[1], FINISH_S)
 
 
 def _run_sender(folder: Path, target: Target, name: str) -> Callable[[], None]:
@@ -145,8 +172,10 @@ def _sweep_sender(
     def send() -> None:
         columns, rows = table(runs, records)
         with TemporaryDirectory(prefix="multicard-report-") as own:
-            page = Path(own) / "report.html"
-            report(folder, page)
+            page = None
+            if any(not probes.is_probe(records[run.folder].get("config") or {}, run.folder) for run in runs):
+                page = Path(own) / "report.html"
+                report(folder, page)
             sweep_run.upload(sweep_run.Sweep(folder, records, columns, rows, page), target)
 
     return send

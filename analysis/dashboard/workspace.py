@@ -11,6 +11,7 @@ from analysis.dashboard import lookup, panels
 from analysis.papers import experiments
 from analysis.papers.experiments import EFFICIENCY
 from analysis.runs.columns import FIGURES
+from multicard.records import run_folder
 from multicard.tracking import keys
 
 NAME = "multicard"
@@ -25,7 +26,7 @@ AXES = {
 }
 PINNED = ("summary:status", "config:gpus.value", "config:precision.value", "summary:total_s", "summary:cause.message")
 PROBE = "probe"  # tag of runs that are no results
-UNFINISHED = ("oom", "diverged", "failed", "timeout", "preempted", "interrupted", "refused")
+UNFINISHED = tuple(status for status in run_folder.STATUSES if status != "ok")
 
 
 def build(entity: str, project: str) -> ws.Workspace:

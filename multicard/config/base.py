@@ -111,6 +111,8 @@ class PrecisionConfig:
 
 WANDB_NAMES = "W&B takes names of 1 to 128 characters without any of / \\ # ? % :"
 
+LONGEST_TAG = 64
+
 
 def is_wandb_name(name: str) -> bool:
     """Whether W&B takes it as the name of a project, user or team."""
@@ -128,6 +130,11 @@ class TrackerConfig:
 
     def __post_init__(self) -> None:
         require(is_wandb_name(self.project), f"tracker.project={self.project}: {WANDB_NAMES}")
+        require(self.entity is None or is_wandb_name(self.entity), f"tracker.entity={self.entity}: {WANDB_NAMES}")
+        for tag in self.tags:
+            require(
+                0 < len(tag) <= LONGEST_TAG, f"tracker.tags={tag!r}: W&B takes tags of 1 to {LONGEST_TAG} characters"
+            )
 
 
 # Keys that do not change what is measured, and so are no part of a cell's identity

@@ -88,7 +88,8 @@ def complete(run: PreparedRun, record: Record, mirror: Mirror) -> Record:
     run_folder.write_result(folder, result)
     clean_up(folder)
     mirrored = config.tracker.mode is not TrackerMode.disabled
-    if mirrored and (result["cause"] or {}).get("kind") not in ("tracker", "interrupt"):
+    kind = (result["cause"] or {}).get("kind")
+    if mirrored and kind != "tracker" and (kind != "interrupt" or mirror.is_open):  # else who interrupts waits for W&B
         try:
             mirror.close(result, steps)
         except Exception as error:  # whatever it is: the record is there, and stays as it is

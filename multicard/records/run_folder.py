@@ -40,6 +40,7 @@ from multicard.measure.timing import clock_s, pause
 from multicard.records import validate
 
 RESULT, ENVIRONMENT = "result.json", "environment.json"
+STATUSES = ("ok", "oom", "diverged", "failed", "timeout", "preempted", "interrupted", "refused")
 DONE = ("ok", "oom", "diverged")  # out of memory and divergence are measurements: they would happen again
 RUNNING = ".running.json"  # who is measuring into the folder now
 SEGMENTS = "segments.json"

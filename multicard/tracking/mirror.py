@@ -39,6 +39,11 @@ class Mirror:
     def live(self) -> bool:
         return self._target.mode is TrackerMode.online
 
+    @property
+    def is_open(self) -> bool:
+        """Whether W&B has a run that is not ended."""
+        return self._run is not None
+
     def reach(self) -> None:
         """See that W&B's server answers."""
         url = server()

@@ -1,7 +1,7 @@
 """Samples of a run's GPUs and machine, as W&B's system panels have them: `gpu.0.powerWatts`, `cpu` and the like.
 
 GPUs are numbered from 0 within the run, whichever of the machine's it had, so that a panel has the runs of a sweep side
-by side; on several nodes the host follows the name, as W&B's own label does.
+by side; in an attempt on several nodes the host follows the name, as W&B's own label does.
 """
 
 import math
@@ -64,9 +64,10 @@ def _zero(part: Mapping[str, Any], timeline: Timeline) -> float:
 
 def _names(devices: Any, hosts: Mapping[tuple[int, int], str | None]) -> dict[Any, tuple[str, str]]:
     """Prefix and suffix of W&B's name, by part and GPU."""
-    several = len(set(hosts.values())) > 1
     names: dict[Any, tuple[str, str]] = {}
     for part, host in hosts.items():
+        start, _ = part
+        several = len({other for (other_start, _), other in hosts.items() if other_start == start}) > 1
         own = [device["uuid"] for device in devices if device.get("host") in (host, None)]
         for number, uuid in enumerate(own):
             names[part, uuid] = f"gpu.{number}", f"/l:{host}" if several else ""

@@ -1,5 +1,6 @@
 """Writes a record to W&B: history, samples, tables, artifacts and summary."""
 
+import math
 from collections.abc import Mapping
 from heapq import merge
 from pathlib import Path
@@ -54,7 +55,9 @@ def finish(run: WandbRun, folder: Path, result: Mapping[str, Any], steps: Any) -
     every = history.rows(history.Training.of(result), steps)
     moments = [timeline.moment(row.trained_s) for row in every]
     rows = ((moment.at, number, None) for number, moment in enumerate(moments))
-    samples = ((at, -1, values) for at, values in system_metrics.samples(folder, result, timeline))
+    told = run.attempts_before
+    unsent_at = timeline.attempts[told].started_at if told < len(timeline.attempts) else math.inf
+    samples = ((at, -1, values) for at, values in system_metrics.samples(folder, result, timeline) if at >= unsent_at)
     for at, number, values in merge(rows, samples, key=lambda event: event[0]):
         if values is None:
             run.row(number, every[number].values, moments[number])

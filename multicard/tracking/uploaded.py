@@ -25,6 +25,13 @@ def is_uploaded(folder: Path, run_id: str, target: Target, content: str) -> bool
     return any(key.items() <= upload.items() for upload in _read(folder))
 
 
+def latest_run(folder: Path, target: Target, prefix: str) -> str | None:
+    """The id, with this prefix, of the run of a folder that was uploaded last to this project of this server."""
+    place = _place(target)
+    runs = [upload["run"] for upload in _read(folder) if place.items() <= upload.items()]
+    return next((run for run in reversed(runs) if run.startswith(prefix)), None)
+
+
 def note(folder: Path, run_id: str, target: Target, content: str, url: str | None) -> None:
     """Note an upload; another of the same run in the same place is replaced."""
     key = _key(run_id, target)
@@ -34,7 +41,11 @@ def note(folder: Path, run_id: str, target: Target, content: str, url: str | Non
 
 
 def _key(run_id: str, target: Target) -> dict[str, Any]:
-    return {"server": server(), "entity": target.entity, "project": target.project, "run": run_id}
+    return _place(target) | {"run": run_id}
+
+
+def _place(target: Target) -> dict[str, Any]:
+    return {"server": server(), "entity": target.entity, "project": target.project}
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ class WandbRun:
     def __init__(self, run: Any) -> None:
         self._run = run
         self._sent = run.starting_step  # rows that W&B has, also of an earlier upload of the same run
+        self._attempts_before = run.summary.get(keys.ATTEMPTS) or 0
 
     @classmethod
     def open(cls, about: About, target: Target, folder: Path) -> Self:
@@ -159,6 +160,11 @@ class WandbRun:
             self._run.summary.update({key: media})
 
     @property
+    def attempts_before(self) -> int:
+        """How many attempts of the run an earlier upload, which ended, has told of."""
+        return self._attempts_before
+
+    @property
     def next_row(self) -> int:
         """The number of the first row that W&B does not have."""
         return self._sent
@@ -185,8 +191,9 @@ def as_runtime_error() -> Iterator[None]:
     except Exception as error:
         from wandb.errors import AuthenticationError, UsageError
 
-        refused = isinstance(error, UsageError | AuthenticationError)
-        kind = NotLoggedInError if refused else RuntimeError
+        # a missing key is a UsageError, as is much else
+        no_key = isinstance(error, AuthenticationError) or (isinstance(error, UsageError) and "API key" in str(error))
+        kind = NotLoggedInError if no_key else RuntimeError
         raise kind(f"{type(error).__name__}: {error}") from error
 
 
