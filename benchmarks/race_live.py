@@ -1,5 +1,5 @@
-"""A race on this machine, and then the whole sweep of the grid: what the race took of the sweep's time, and how far its
-winner is from the sweep's best."""
+"""A race of a grid of `race_grid` on this machine, and then its whole sweep: what the race took of the sweep's time,
+and how far its winner is from the sweep's best."""
 
 import json
 from dataclasses import dataclass
@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import python
+from benchmarks.race_grid import LONG
 from multicard.race.state import FOLDER
 from multicard.records.run_folder import RESULT
 
-COMMON = "dataset=digits model.width=0.35 dataset.image_size=48 device=cpu race.block=2"
-# 64 cells of some 15 s each
-AXES = "precision=fp32,bf16 layout=nchw,nhwc loader=batched,device gpus=1,2 malloc=tuned,system batch_size=32,64"
 FIGURE = "images_per_s"
 
 
@@ -30,11 +27,10 @@ class Live:
     loss: float
 
 
-def measure(folder: Path, epochs: int) -> Live:
+def measure(folder: Path) -> Live:
     """Run the race and the sweep in `folder`, as far as they have not run there yet."""
-    words = [*COMMON.split(), *AXES.split(), f"epochs={epochs}"]
-    python("train_vision.py", "-m", *words, f"race={FIGURE}", f"hydra.sweep.dir={folder / 'race'}")
-    python("train_vision.py", "-m", *words, f"hydra.sweep.dir={folder / 'sweep'}")
+    LONG.sweep(folder / "race", f"race={FIGURE}")
+    LONG.sweep(folder / "sweep")
     return read(folder)
 
 

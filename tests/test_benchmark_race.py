@@ -2,12 +2,14 @@
 
 import json
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from benchmarks import race, race_grid
-from benchmarks.race_replays import BLOCK_S, Kind, MadeGrid, Replay, correlated, replay
+from benchmarks import race
+from benchmarks.race_grid import GRIDS, SHORT, STRETCH_S, MeasuredGrid
+from benchmarks.race_replays import BLOCK_S, Kind, MadeGrid, Replay, correlated, replay, swept
 from multicard.race.rules import Verdict
 
 
@@ -42,18 +44,42 @@ def test_a_race_takes_the_time_of_its_starts_blocks_and_full_runs():
 
 
 def test_the_measured_grid_replays_its_own_steps():
-    grid = race_grid.MeasuredGrid(seed=0, between_runs=0.0)
-    assert len(grid.settings) == 96 and len({tuple(setting.items()) for setting in grid.settings}) == 96
-    step_s = grid.samples[5] * math.exp(-grid.truth[5])
-    series_s = grid.steps_s(5, 0, 1000.0, 0.0)
-    own = len(np.unique(series_s))
-    around_s = grid.steps_s(5, 1, own * step_s, 7.0)
-    assert len(series_s) > len(around_s) == own and set(around_s) == set(series_s)
-    assert around_s.mean() == pytest.approx(step_s)
+    for kept in GRIDS.values():
+        grid = MeasuredGrid(kept, seed=0, between_runs=0.0)
+        assert len(grid.settings) == 96 and len({tuple(setting.items()) for setting in grid.settings}) == 96
+        step_s = grid.samples[5] * math.exp(-grid.truth[5])
+        series_s = grid.steps_s(5, 0, 10_000.0, 0.0)
+        assert len(series_s) == round(10_000 / step_s) > len(np.unique(series_s))
+        assert series_s.mean() == pytest.approx(step_s, rel=0.03)
+        block_s = grid.steps_s(5, 1, STRETCH_S, 7.0)  # as it was measured, from some step on
+        twice = np.tile(grid._steps_s[5], 2)
+        places = range(len(twice) - len(block_s))
+        assert any(np.array_equal(twice[place : place + len(block_s)], block_s) for place in places)
+
+
+def test_a_sweep_misses_the_best_where_runs_differ():
+    """By hand: of two cells 3 % apart, whose runs differ by 3 %, each the better one in 1 of 4.2 sweeps."""
+    assert all(swept(MadeGrid(Kind(between_runs=0.0, between_steps=0.0, drift=0.0), seed)) == 0 for seed in range(5))
+    losses = [swept(Pair(seed)) for seed in range(2000)]
+    wrong = 1 - NormalDist().cdf(0.03 / (0.03 * math.sqrt(2)))
+    assert np.mean(np.array(losses) > 0) == pytest.approx(wrong, abs=0.03)
+    assert max(losses) == pytest.approx(-math.expm1(-0.03))
+
+
+class Pair:
+    """Two cells 3 % apart, whose runs differ by 3 %."""
+
+    truth, samples, full_s, start_s = np.array([0.0, 0.03]), np.ones(2), np.ones(2), 0.0
+
+    def __init__(self, seed):
+        self._seed = seed
+
+    def steps_s(self, cell, process, seconds, now_s):
+        return np.exp(-self.truth[cell] + 0.03 * np.random.default_rng((self._seed, cell)).normal(size=1))
 
 
 def test_races_on_the_measured_grid_end_near_its_best():
-    races = [replay(race_grid.MeasuredGrid(seed, times=4), seed=seed) for seed in range(4)]
+    races = [replay(MeasuredGrid(SHORT, seed, times=4), seed=seed) for seed in range(4)]
     assert sum(one.loss <= 0.02 for one in races) >= 3
     assert np.mean([one.share for one in races]) <= race.SHARE
 
@@ -62,7 +88,7 @@ def test_a_grid_with_a_cell_that_did_not_end_is_refused(tmp_path):
     (tmp_path / "cell").mkdir()
     (tmp_path / "cell" / "result.json").write_text(json.dumps({"status": "failed"}))
     with pytest.raises(ValueError, match="96 of 96 cells have no finished run"):
-        race_grid.write(tmp_path)
+        SHORT.write(tmp_path)
 
 
 def test_a_missed_goal_is_said():
@@ -70,12 +96,13 @@ def test_a_missed_goal_is_said():
         return Replay(loss, share, 0.02, share, 1, 20, 30, 5, dropped_wrongly, not dropped_wrongly, Verdict(0, 0.98))
 
     near, far, long = ended(0.0, 0.1), ended(0.03, 0.1, True), ended(0.0, 0.2)
-    assert race.row("grid", [near] * 19 + [far], 0.15) == (
-        *("grid", "95.0%", "76-99%", "3.0%", "10.0%", "10.0%", "10.0%", "20", "30", "5.0%", "95.0%", "yes"),
+    sweeps = [0.01, 0.02, 0.03, 0.0]
+    assert race.row("grid", [near] * 19 + [far], sweeps, 0.15) == (
+        *("grid", "95.0%", "76-99%", "75.0%", "3.0%", "10.0%", "10.0%", "10.0%", "20", "30", "5.0%", "95.0%", "yes"),
     )
-    assert race.row("grid", [near] * 18 + [far] * 2, 0.15)[-1] == "no"
-    assert race.row("grid", [long] * 20, 0.15)[-1] == "no"
-    assert race.row("grid", [long] * 20, None)[-1] == "-"
+    assert race.row("grid", [near] * 18 + [far] * 2, sweeps, 0.15)[-1] == "no"
+    assert race.row("grid", [long] * 20, sweeps, 0.15)[-1] == "no"
+    assert race.row("grid", [long] * 20, sweeps, None)[-1] == "-"
 
 
 def test_the_interval_of_a_share_is_wilsons():
@@ -102,4 +129,4 @@ def test_the_table_has_a_row_of_each_kind_and_of_the_measured_grid(monkeypatch, 
     monkeypatch.setattr(race, "KINDS", {"a kind": Kind(start_s=3.0)})
     race.main()
     printed = capsys.readouterr().out
-    assert "a kind" in printed and all(name in printed for name in race.MEASURED.values()) and "1 races each" in printed
+    assert "a kind" in printed and all(name in printed for name in race.MEASURED) and "1 races each" in printed

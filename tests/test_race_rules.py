@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.race_grid import MeasuredGrid
+from benchmarks.race_grid import SHORT, MeasuredGrid
 from benchmarks.race_replays import Kind, MadeGrid, replay
 from multicard.race import posterior as race_model
 from multicard.race.blocks import LEAST_ERROR, SINGLE_ERROR, of_steps
@@ -243,7 +243,7 @@ def test_a_few_replays_of_each_kind_end_near_the_best(kind):
     [
         (lambda seed: MadeGrid(Kind(), seed), 0.15),
         (lambda seed: MadeGrid(Kind(start_s=3), seed), 0.12),
-        (lambda seed: MeasuredGrid(seed, times=4), 0.15),
+        (lambda seed: MeasuredGrid(SHORT, seed, times=4), 0.15),
     ],
     ids=["made, a start of 10 s", "made, a start of 3 s", "measured steps, in longer runs"],
 )
