@@ -177,3 +177,9 @@ def test_the_least_delay_comes_before_every_goal():
     tasks = [task({1: 10}, deadline_s=15), task({1: 10}, deadline_s=12), task({1: 1})]
     found = plan(tasks, 1)
     assert sum(found.schedule.late_s(tasks).values()) == pytest.approx(5) and found.schedule.makespan_s == 21
+
+
+def test_the_rest_of_a_plan_for_deadlines_may_have_none():
+    """What had one is done, say, when the rest is planned again."""
+    found = plan([task({1: 10}), task({1: 10, 2: 4})], 2, Goal.deadline)
+    assert found.schedule.makespan_s == 10

@@ -90,9 +90,9 @@ def cost(schedule: Schedule, tasks: Sequence[Task], goal: Goal) -> tuple[float, 
 
 
 def least_slack_s(schedule: Schedule, tasks: Sequence[Task]) -> float:
-    """How near any task comes to its deadline, in seconds after it."""
+    """How near any task comes to its deadline, in seconds after it; 0 where those that have one are done."""
     pairs = zip(tasks, schedule.placed, strict=True)
-    return max(placed.end_s - task.deadline_s for task, placed in pairs if task.deadline_s is not None)
+    return max((placed.end_s - task.deadline_s for task, placed in pairs if task.deadline_s is not None), default=0.0)
 
 
 def _least_energy(tasks: Sequence[Task], gpus: int) -> Schedule:

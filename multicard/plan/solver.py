@@ -343,7 +343,7 @@ def _stages(built: _Model, tasks: Sequence[Task], goal: Goal) -> list[tuple[str,
         stages.append(("delay", sum(delays)))
     if goal is Goal.energy:
         stages.append(("energy", _energy(built.chosen, tasks)))
-    if goal is Goal.deadline:
+    if goal is Goal.deadline and ticks:  # else those that have one are done
         nearest = built.model.new_int_var(-max(ticks.values()), most, "nearest")
         for place, limit in ticks.items():
             built.model.add(nearest >= built.ends[place] - limit)
