@@ -24,6 +24,7 @@ from multicard.race.processes import CellEndedError, CellProcess
 from multicard.race.readings import LEAST_STEPS, BlockReader, Energy
 from multicard.race.state import State
 from multicard.ranks.pausing import blocks_file
+from multicard.records.progress import Board
 from multicard.records.text_table import in_bytes
 from multicard.sweep import shares
 from multicard.sweep.plan import Cell
@@ -311,3 +312,23 @@ def test_the_benchmark_reads_a_race_and_its_sweep(tmp_path: Path):
     state.close()
     ran = race_live.read(tmp_path)
     assert (ran.cells, ran.started, ran.race_s, ran.sweep_s, ran.loss) == (4, 1, 25.0, 40.0, 0.5)
+
+
+def test_what_a_killed_start_of_a_run_left_is_not_taken_for_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Else the time until the next start trains would count against the bar."""
+    Board(tmp_path, 1, create=True, node=0).post(0, 5, 100, 80, 0, 1.0)
+    assert to_target.has_begun(tmp_path)
+    begun: list[bool] = []
+
+    def submit(_: Any, cell: Any, __: Any, running: list[Any]) -> None:
+        begun.append(to_target.has_begun(cell.folder))
+        running.append(SimpleNamespace(job=SimpleNamespace(done=lambda: True)))
+
+    monkeypatch.setattr("multicard.sweep.plan.jobs_folder", lambda _: tmp_path)
+    monkeypatch.setattr("multicard.sweep.local.collect", lambda *_: None)
+    monkeypatch.setattr(processes, "submit", submit)
+    cell: Any = SimpleNamespace(folder=tmp_path)
+    share: Any = None
+    assert to_target.train(cell, share, 50.0) is None and begun == [False]

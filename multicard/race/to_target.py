@@ -159,6 +159,8 @@ def train(cell: Cell, share: MachineShare, bar_s: float | None) -> float | None:
     running: list[Running] = []
     if run_folder.finished(cell.folder) is None:
         (cell.folder / "result.json").unlink(missing_ok=True)
+        for board in cell.folder.glob(".progress*"):  # of an earlier start that was killed: `has_begun` reads it
+            board.unlink(missing_ok=True)
     try:
         processes.submit(executor, cell, share, running)
         began_s = None
