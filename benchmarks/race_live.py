@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.race_grid import LONG
+from multicard.measure.timing import clock_s
 from multicard.race.state import FOLDER
 from multicard.records.run_folder import RESULT
 
@@ -17,8 +18,8 @@ FIGURE = "images_per_s"
 
 @dataclass(frozen=True)
 class Live:
-    """race_s: blocks, starts and final runs. sweep_s: of all cells, once. loss: by which the winner's cell is behind
-    the best one in the sweep, where both ran once."""
+    """race_s, sweep_s: of the commands, from their start to their end. loss: by which the winner's cell is behind the
+    best one in the sweep, where both ran once."""
 
     cells: int
     started: int
@@ -29,8 +30,11 @@ class Live:
 
 def measure(folder: Path) -> Live:
     """Run the race and the sweep in `folder`, as far as they have not run there yet."""
-    LONG.sweep(folder / "race", f"race={FIGURE}")
-    LONG.sweep(folder / "sweep")
+    for name, words in (("race", [f"race={FIGURE}"]), ("sweep", [])):
+        began_s = clock_s()
+        LONG.sweep(folder / name, *words)
+        with (folder / f"{name}.seconds").open("a") as file:  # a line for each time that it went on
+            file.write(f"{clock_s() - began_s:.1f}\n")
     return read(folder)
 
 
@@ -52,8 +56,8 @@ def read(folder: Path) -> Live:
     return Live(
         cells=len(sweep),
         started=len({line["cell"] for line in lines if "log_figure" in line}),
-        race_s=sum(line.get("round_s", 0.0) for line in lines) + sum(map(_seconds, finals.values())),
-        sweep_s=sum(map(_seconds, sweep.values())),
+        race_s=_seconds(folder, "race"),
+        sweep_s=_seconds(folder, "sweep"),
         loss=1 - figures[winner] / max(figures.values()),
     )
 
@@ -68,5 +72,5 @@ def _results(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return results
 
 
-def _seconds(records: list[dict[str, Any]]) -> float:
-    return sum(record["startup_s"] + record["total_s"] for record in records)
+def _seconds(folder: Path, name: str) -> float:
+    return sum(map(float, (folder / f"{name}.seconds").read_text().split()))

@@ -310,8 +310,10 @@ def test_the_benchmark_reads_a_race_and_its_sweep(tmp_path: Path):
     state.add(cell="b", log_figure=1.0, used_s=2.0)
     state.add(round_s=5.0)
     state.close()
+    (tmp_path / "race.seconds").write_text("20.0\n7.5\n")  # cut off once
+    (tmp_path / "sweep.seconds").write_text("42.0\n")
     ran = race_live.read(tmp_path)
-    assert (ran.cells, ran.started, ran.race_s, ran.sweep_s, ran.loss) == (4, 1, 25.0, 40.0, 0.5)
+    assert (ran.cells, ran.started, ran.race_s, ran.sweep_s, ran.loss) == (4, 1, 27.5, 42.0, 0.5)
 
 
 def test_what_a_killed_start_of_a_run_left_is_not_taken_for_its_training(
