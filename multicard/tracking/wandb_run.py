@@ -40,7 +40,7 @@ class WandbRun:
     def __init__(self, run: Any) -> None:
         self._run = run
         self._sent = run.starting_step  # rows that W&B has, also of an earlier upload of the same run
-        self._attempts_before = run.summary.get(keys.ATTEMPTS) or 0
+        self.attempts_before = run.summary.get(keys.ATTEMPTS) or 0  # of which an earlier upload, which ended, has told
 
     @classmethod
     def open(cls, about: About, target: Target, folder: Path) -> Self:
@@ -158,11 +158,6 @@ class WandbRun:
         if number >= self._sent:
             self.row(number, {key: media}, moment)
             self._run.summary.update({key: media})
-
-    @property
-    def attempts_before(self) -> int:
-        """How many attempts of the run an earlier upload, which ended, has told of."""
-        return self._attempts_before
 
     @property
     def next_row(self) -> int:
