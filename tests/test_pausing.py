@@ -110,6 +110,14 @@ def test_epochs_of_one_step_are_measured_with_their_first_batch(
     assert first["samples"] == [5.0, 5.0]
 
 
+def test_the_loss_of_a_block_is_that_of_its_last_step_though_the_board_lags(
+    trained: Callable[..., tuple[Pausing, Board]], tmp_path: Path
+):
+    losses = iter([2.5, float("nan")])
+    trained([6, 12], 8, warm_up=4, last_loss=lambda: next(losses))
+    assert [block["loss"] for block in lines(tmp_path)] == [2.5, None]
+
+
 def test_a_rank_waits_until_it_is_let_go_or_stopped(tmp_path: Path):
     board = Board(tmp_path, 1, create=True)
     follower = Pausing(one_rank(), CPU, Board(tmp_path, 1), tmp_path, 100, warm_up=0)

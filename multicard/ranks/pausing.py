@@ -8,6 +8,7 @@ and is no part of either.
 """
 
 import json
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class Pausing:
         prepared: steps for which batches may lie ready after a pause.
         weight: what each of the rank's samples counts, as posted on the board: less than 1 where ranks train on the
             same ones.
+        last_loss: the loss of the rank's last step, asked for once the device has done its work; by default that on the
+            board, which must not lag behind then.
     """
 
     def __init__(
@@ -43,9 +46,11 @@ class Pausing:
         warm_up: int,
         prepared: int = 0,
         weight: float = 1.0,
+        last_loss: Callable[[], float] | None = None,
     ) -> None:
         self.rank, self.board, self.folder, self.steps_per_epoch = rank, board, folder, steps_per_epoch
         self._after_pause, self._weight = prepared + 1, weight
+        self._last_loss = last_loss or (lambda: self.board.read(rank.rank).loss)
         self._skip = max(warm_up, self._after_pause)  # steps that are not measured, from now on
         self._marks = Marks(clock)  # the ends of steps in a row
         self._counts: list[int] = []  # samples by each mark
@@ -108,7 +113,7 @@ class Pausing:
 
     def _write(self, steps: int) -> None:
         """Add a line to the rank's file: the block that has ended, as `multicard.race.readings` reads it."""
-        device, loss = self.rank.device, self.board.read(self.rank.rank).loss
+        device, loss = self.rank.device, self._last_loss()
         line = {
             "step": steps,
             "ranks": self.rank.world_size,

@@ -65,9 +65,15 @@ class Loop:
             self.probing = Probing(config, rank, rank.device, self.board, share.steps)
         elif config.probe.enabled:
             ahead, weight = -(-prepared // share.batches_per_step), share.distinct_part(rank.world_size)
+            count, skips = share.steps, config.warmup_steps
             self.probing = Pausing(
-                rank, rank.device, self.board, folder, share.steps, config.warmup_steps, ahead, weight
+                rank, rank.device, self.board, folder, count, skips, ahead, weight, lambda: self.last_loss
             )
+
+    @property
+    def last_loss(self) -> float:
+        """Of the last step, for which the host waits; NaN where this rank had no batch, or has not trained."""
+        return self.losses[(self.steps - 1) % len(self.losses)].item() if self.steps else math.nan
 
     def post(self, evaluating: bool = False) -> None:
         """Show the controller how far this rank is."""
