@@ -7,18 +7,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from multicard.measure.timing import since_epoch_s
-from multicard.plan import compared, jobs_file, planning, predicted_runs, replanning, running, starts
+from multicard.plan import compared, jobs_file, planning, predicted_runs, replanning, running, show, starts
 from multicard.plan.durations import Tasks
 from multicard.plan.jobs_file import Goal, JobsFile
 from multicard.plan.node import PlannedNode
 from multicard.plan.places import Slurm
-from multicard.plan.schedule import Option, Task
+from multicard.plan.schedule import Option, Schedule, Task
 from multicard.plan.state import State
 from multicard.records import run_folder
 from multicard.records.schema_parts import Interval
@@ -221,6 +222,41 @@ def test_jobs_that_the_file_no_longer_names_do_not_count(world: World):
     assert statuses(carried) == {"a": "ok"} and planned_s == pytest.approx(AGO_S, abs=60)
 
 
+def test_the_chart_of_a_plan_that_goes_on_has_what_was_done_and_a_deadline_that_has_passed_counts(world: World):
+    world.add("done", {1: 50})
+    world.add("late", {1: 50})
+    world.tasks = [replace(task, deadline_s=400.0) for task in world.tasks]
+    began_s = began(world, started("done", 10))
+    leave(world, "done", record(began_s, 10, 60))
+    carried = world.carrying(gpus=1)
+    (left,) = carried.rest()
+    assert left.deadline_s is not None and left.deadline_s == pytest.approx(400 - AGO_S, abs=60)
+    plan = planning.make([left], 1, Goal.deadline, Interval(1.0, 1.0, 1.0), 1.0)
+    assert plan.schedule.late_s([left])[0] == pytest.approx(50 - left.deadline_s)
+    assert " ago (0:1" in "\n".join(show.lines(plan, "here", Interval(1.0, 1.0, 1.0), ""))
+    tasks, whole = carried.whole(plan.schedule)
+    carried.state.close()
+    assert [task.name for task in tasks] == ["done", "late"]
+    assert (whole.placed[0].start_s, whole.placed[0].end_s) == pytest.approx((10, 60), abs=1.1)
+    assert whole.placed[1].start_s == pytest.approx(AGO_S, abs=60) and [*whole.late_s(tasks)] == [1]
+    options = argparse.Namespace(svg=world.folder / "chart.svg", jobs=Path("jobs.yaml"))
+    running.draw(options, PlannedNode(1, True), tasks, whole)
+    chart = options.svg.read_text()
+    assert "<title>done: 0:00:10 to 0:01:00</title>" in chart and chart.count("#c00") == 1
+
+
+def test_a_task_that_gets_other_gpus_gives_its_turn_in_the_queue_up(world: World):
+    given_up: list[bool] = []
+    world.place = SimpleNamespace(keeps_jobs=False, wait_no_more=lambda: given_up.append(True))  # type: ignore[assignment]
+    world.add("a", {1: 50})
+    carried = world.carrying()
+    plan = planning.make(carried.rest(), 2, Goal.makespan, carried.slowdown, 1.0).schedule
+    for gpu, turns in ((0, 0), (0, 0), (1, 1)):
+        carried._follow(Schedule((replace(plan.placed[0], gpu_ids=(gpu,)),)))
+        assert len(given_up) == turns
+    carried.state.close()
+
+
 def test_a_name_of_a_plan_of_other_jobs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "multirun" / "jobs" / ".plan"
@@ -232,6 +268,6 @@ def test_a_name_of_a_plan_of_other_jobs_is_refused(tmp_path: Path, monkeypatch: 
     options = argparse.Namespace(name=None, jobs=Path("jobs.yaml"), run=True, probe=False, seed=0)
     task = Task("e", (Option(1, 1.0, 1.0, Interval(1.0, 1.0, 1.0)),), (), None, "e")
     with pytest.raises(ValueError, match=r"--name jobs: is a plan of other jobs \(a, b, c \.\.\.\); choose"):
-        running.run(options, JobsFile(()), PlannedNode(1, True), Tasks((task,)), lambda _: None)
+        running.run(options, JobsFile(()), PlannedNode(1, True), Tasks((task,)))
     with pytest.raises(ValueError, match="is a plan of other jobs"):  # the lock was given back
-        running.run(options, JobsFile(()), PlannedNode(1, True), Tasks((task,)), lambda _: None)
+        running.run(options, JobsFile(()), PlannedNode(1, True), Tasks((task,)))

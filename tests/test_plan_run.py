@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,11 +16,12 @@ from multicard.machine import leases
 from multicard.plan import __main__ as command
 from multicard.plan import compared, outcomes, planning, replanning
 from multicard.plan.jobs_file import Goal
-from multicard.plan.places import Start
+from multicard.plan.places import Start, ThisMachine
 from multicard.plan.replanning import Occupied
 from multicard.plan.schedule import Option, Task
 from multicard.plan.state import State
 from multicard.records.schema_parts import Interval
+from multicard.sweep import shares
 from tests.conftest import ROOT, SMALL, assert_gone, awaited
 from tests.plan_world import GPUS, World, in_folder, statuses
 
@@ -226,6 +228,28 @@ def test_a_job_has_its_cores_and_a_plan_one_command(world: World):
     world.run()
     ((_, _, gpus, cores),) = world.started()
     assert (gpus, cores) == (os.environ.get("CUDA_VISIBLE_DEVICES", ""), [core])
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_where_there_are_fewer_cores_than_gpus_each_job_gets_one_in_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch, together: bool
+):
+    core = min(os.sched_getaffinity(0))
+    monkeypatch.setattr(shares, "machine", lambda: shares.Pool([*GPUS], [core]))
+    place, log = ThisMachine(2), world.folder / "log"
+    world.add("one", {1: 1})
+    start = replace(world.starts["one", 1], cores=1)
+    if together:
+        processes = place.start_together([start, start], log)
+        assert [process.share.cpus for process in processes if process.share] == [(core,), ()]
+    else:
+        process = place.start(start, (1,), log)
+        assert process is not None and process.share is not None
+        assert (process.share.gpus, process.share.cpus) == ((GPUS[1],), (core,))
+        assert place.start(start, (0,), log) is None  # while the core is taken
+        processes = [process]
+    for process in processes:
+        process.popen.wait()
 
 
 def test_other_jobs_are_planned_by_what_records_tell_by_now(world: World):

@@ -179,6 +179,14 @@ def test_the_least_delay_comes_before_every_goal():
     assert sum(found.schedule.late_s(tasks).values()) == pytest.approx(5) and found.schedule.makespan_s == 21
 
 
+@pytest.mark.parametrize("goal", [Goal.makespan, Goal.deadline])
+def test_deadlines_that_have_passed_count_with_all_of_their_delay(goal: Goal):
+    tasks = [task({1: 10}, deadline_s=-500), task({1: 10}, deadline_s=12)]
+    found = plan(tasks, 1, goal)
+    assert found.schedule.late_s(tasks) == {0: pytest.approx(510), 1: pytest.approx(8)}  # 25 more the other way round
+    assert planning.least_slack_s(found.schedule, tasks) == pytest.approx(510)
+
+
 def test_the_rest_of_a_plan_for_deadlines_may_have_none():
     """What had one is done, say, when the rest is planned again."""
     found = plan([task({1: 10}), task({1: 10, 2: 4})], 2, Goal.deadline)

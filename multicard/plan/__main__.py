@@ -18,7 +18,6 @@ from multicard.controller.session import say
 from multicard.machine import private
 from multicard.plan import (
     durations,
-    gantt,
     job_process,
     jobs_file,
     node,
@@ -34,7 +33,6 @@ from multicard.plan.durations import Tasks
 from multicard.plan.jobs_file import Goal, JobsFile
 from multicard.plan.node import PlannedNode
 from multicard.plan.places import ThisMachine
-from multicard.records import run_folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if tasks.unknown:
             return 1
         if options.run:
-            return running.run(options, file, where, tasks, lambda plan: _write(options, plan, where, file))
+            return running.run(options, file, where, tasks)
         plan = planning.make(tasks.tasks, where.gpus, file.goal, file.slowdown, options.seconds, options.seed)
-        _write(options, plan, where, file)
+        running.write(options, file, where, plan)
     except (ValueError, OSError) as error:
         print(f"refused: {error}", file=sys.stderr)
         return 1
@@ -96,15 +94,6 @@ def _tasks(file: JobsFile, where: PlannedNode, probe: bool) -> Tasks:
         for command in commands:
             say(f"  {predicted_runs.in_words(command)}")
     return tasks
-
-
-def _write(options: argparse.Namespace, plan: planning.Plan, where: PlannedNode, file: JobsFile) -> None:
-    content = show.as_dict(plan, where.name, file.slowdown, where.noun)
-    for path in running.json_files(options):
-        run_folder.write_json(path, content)
-    if options.svg is not None:
-        title = f"{options.jobs.name} on {where.name}"
-        run_folder.write_text(options.svg, gantt.svg(plan.tasks, plan.schedule, plan.gpus, title, where.noun))
 
 
 def _parser() -> argparse.ArgumentParser:

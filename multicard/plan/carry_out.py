@@ -77,7 +77,7 @@ class CarryingOut:
             each.task,
             options=(each.option,) if each.runs and each.option is not None else each.options,
             after=tuple(here[other] for other in each.task.after if other in here),
-            deadline_s=None if each.task.deadline_s is None else max(each.task.deadline_s - now_s, 0.0),
+            deadline_s=None if each.task.deadline_s is None else each.task.deadline_s - now_s,
         ) for each in (self.progress[number] for number in left)]  # fmt: skip
 
     def run(self, schedule: Schedule) -> None:
@@ -170,15 +170,32 @@ class CarryingOut:
             left[index]: {left[other] for other in others}
             for index, others in outcomes.waits(self.rest(), schedule).items()
         }
-        self.plan = {
-            number: replace(placed, start_s=now_s + placed.start_s, end_s=now_s + placed.end_s)
-            for number, placed in zip(left, schedule.placed, strict=True)
-        }
+        plan = self._from_now(schedule)
+        if any(placed.gpu_ids != plan[number].gpu_ids for number, placed in self.plan.items() if number in plan):
+            self.place.wait_no_more()  # in the turn of a task that now has other GPUs
+        self.plan = plan
         known = self.state.planned()
         new = {self.tasks[number].name: _planned(placed) for number, placed in self.plan.items()}
         new = {name: placed for name, placed in new.items() if name not in known}
         if new:
             self.state.add(planned=new, at_s=now_s)
+
+    def _from_now(self, schedule: Schedule) -> dict[int, Placed]:
+        """A schedule of what is left, by the task's place, in times of the plan's clock."""
+        now_s = self.state.now_s()
+        return {
+            number: replace(placed, start_s=now_s + placed.start_s, end_s=now_s + placed.end_s)
+            for number, placed in zip(self.left(), schedule.placed, strict=True)
+        }
+
+    def whole(self, schedule: Schedule) -> tuple[list[Task], Schedule]:
+        """Tasks that are done, as they ran, and the others by a schedule of what is left."""
+        placed = self._from_now(schedule)
+        for number, each in enumerate(self.progress):
+            if each.status and each.option is not None and each.start_s is not None and each.end_s is not None:
+                placed[number] = Placed(each.option, each.start_s, each.end_s, each.gpu_ids)
+        numbers = sorted(placed)
+        return [self.tasks[number] for number in numbers], Schedule(tuple(placed[number] for number in numbers))
 
     # ---- starts and ends
 

@@ -97,7 +97,8 @@ class ThisMachine:
     def start_together(self, starts: Sequence[Start], log: Path) -> list[Process]:
         """Start tasks side by side, on the first GPUs of the plan; none while others have leased what one of them
         needs, which is said."""
-        gpus, cores = sum(start.gpus for start in starts), sum(start.cores for start in starts)
+        gpus = sum(start.gpus for start in starts)
+        cores = min(sum(start.cores for start in starts), len(self.machine.whole.cpus))
         share = self._leased(replace(starts[0], gpus=gpus, cores=cores), range(gpus))
         if share is None:
             return []
@@ -121,12 +122,15 @@ class ThisMachine:
         return self.machine.lease((wanted, tuple(gpu_ids)), self._among(start, gpu_ids))
 
     def _among(self, start: Start, gpu_ids: Sequence[int]) -> Pool:
-        """What the task may take: first that of its GPUs in the plan, then what the plan has no use for."""
+        """What the task may take: first that of its GPUs in the plan, then what the plan has no use for; cores of other
+        GPUs too, where there are fewer than GPUs."""
         whole, free = self.machine.whole, self.machine.free
         each = max(start.cores // start.gpus, 1)
         slots = [*gpu_ids, *range(self.planned, max(len(whole.gpus), len(whole.cpus)))]
         gpus = [whole.gpus[slot] for slot in slots if slot < len(whole.gpus)]
         cpus = [cpu for slot in slots for cpu in whole.cpus[slot * each : (slot + 1) * each]]
+        if each * self.planned > len(whole.cpus):
+            cpus += [cpu for cpu in whole.cpus if cpu not in cpus]
         return Pool([gpu for gpu in gpus if gpu in free.gpus], [cpu for cpu in cpus if cpu in free.cpus])
 
 

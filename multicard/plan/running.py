@@ -2,34 +2,29 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from multicard.config.base import check_name
 from multicard.config.keys import require
 from multicard.controller.session import say
 from multicard.measure.timing import in_hours
-from multicard.plan import compared, durations, planning, predicted_runs, show, starts
+from multicard.plan import compared, durations, gantt, planning, predicted_runs, show, starts
 from multicard.plan.carry_out import CarryingOut
 from multicard.plan.durations import Tasks
 from multicard.plan.jobs_file import JobsFile
 from multicard.plan.node import PlannedNode
 from multicard.plan.places import Slurm, ThisMachine
 from multicard.plan.planning import Plan
-from multicard.plan.schedule import Option
+from multicard.plan.schedule import Option, Schedule, Task
 from multicard.plan.state import FOLDER, State
 from multicard.records import run_folder
 
 JSON = "plan.json"  # in FOLDER
 
 
-def run(
-    options: argparse.Namespace, file: JobsFile, where: PlannedNode, tasks: Tasks, write: Callable[[Plan], None]
-) -> int:
+def run(options: argparse.Namespace, file: JobsFile, where: PlannedNode, tasks: Tasks) -> int:
     """Carry out what is left of a plan. Returns 1 where a task did not end well, or the command was interrupted.
-
-    Args:
-        write: the plan's files.
 
     Raises:
         ValueError: it cannot be carried out, or another command does so.
@@ -44,7 +39,7 @@ def run(
             tasks.tasks, where.gpus, file.goal, file.slowdown, commands, place, state,
             lambda: _learned(file, where), seed=options.seed, noun=where.noun,
         )  # fmt: skip
-        if not _carry_out(options, file, where, tasks, carried, write):
+        if not _carry_out(options, file, where, tasks, carried):
             return 1
         say("\n".join(["", *compared.lines(carried)]))
         first, *others = json_files(options)
@@ -71,6 +66,21 @@ def _refuse_another(state: State, tasks: Tasks, name: str) -> None:
     require(not is_another, f"--name {name}: is a plan of other jobs ({jobs}); choose another name")
 
 
+def write(options: argparse.Namespace, file: JobsFile, where: PlannedNode, plan: Plan) -> None:
+    """Write the files that the command asks for."""
+    content = show.as_dict(plan, where.name, file.slowdown, where.noun)
+    for path in json_files(options):
+        run_folder.write_json(path, content)
+    draw(options, where, plan.tasks, plan.schedule)
+
+
+def draw(options: argparse.Namespace, where: PlannedNode, tasks: Sequence[Task], schedule: Schedule) -> None:
+    """Write the chart, where the command asks for it."""
+    if options.svg is not None:
+        title = f"{options.jobs.name} on {where.name}"
+        run_folder.write_text(options.svg, gantt.svg(tasks, schedule, where.gpus, title, where.noun))
+
+
 def json_files(options: argparse.Namespace) -> list[Path]:
     """Where the plan is written for other programs: one that is carried out in its folder too, for the report."""
     own = [sweep_of(options) / FOLDER / JSON] if options.run else []
@@ -95,15 +105,16 @@ def _carry_out(
     where: PlannedNode,
     tasks: Tasks,
     carried: CarryingOut,
-    write: Callable[[Plan], None],
 ) -> bool:
     """Plan what is left, show it and carry it out. Returns whether it came to its end."""
     rest = carried.rest()
     if not rest:
         return True
     plan = planning.make(rest, where.gpus, file.goal, file.slowdown, options.seconds, options.seed)
-    if not carried.state.planned():  # else the plan of all that the first command wrote stays
-        write(plan)
+    if not carried.state.planned():
+        write(options, file, where, plan)
+    else:  # the plan of all that the first command wrote stays
+        draw(options, where, *carried.whole(plan.schedule))
     source = file.slowdown_source
     say("\n".join([*show.lines(plan, where.name, file.slowdown, source, where.noun), *tasks.notes, ""]))
     if carried.state.began is not None and any(task.deadline_s for task in tasks.tasks):

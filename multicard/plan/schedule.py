@@ -32,7 +32,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Task:
-    """One run of a job. after: places of the tasks that end before it begins. deadline_s: from the start on."""
+    """One run of a job.
+
+    after: places of the tasks that end before it begins. deadline_s: from the start on; below 0 where it has passed.
+    """
 
     name: str
     options: tuple[Option, ...]

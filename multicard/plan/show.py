@@ -42,7 +42,7 @@ def _table(plan: Plan) -> tuple[tuple[str, ...], list[list[str]]]:
     for place in plan.schedule.order():
         task, placed = plan.tasks[place], plan.schedule.placed[place]
         option, share = placed.option, efficiency(task, placed.option)
-        deadline = "" if task.deadline_s is None else in_hours(task.deadline_s)
+        deadline = "" if task.deadline_s is None else _deadline(task.deadline_s)
         rows.append([
             task.name,
             str(option.gpus),
@@ -58,6 +58,10 @@ def _table(plan: Plan) -> tuple[tuple[str, ...], list[list[str]]]:
     filled = [column for column in range(len(HEADINGS)) if any(row[column] for row in rows)]
     headings = tuple(HEADINGS[column] for column in filled)
     return headings, [[row[column] for column in filled] for row in rows]
+
+
+def _deadline(deadline_s: float) -> str:
+    return in_hours(deadline_s) if deadline_s >= 0 else f"{in_hours(-deadline_s)} ago"
 
 
 def _between(interval: Interval) -> str:

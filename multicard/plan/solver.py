@@ -337,14 +337,14 @@ def _stages(built: _Model, tasks: Sequence[Task], goal: Goal) -> list[tuple[str,
     if limits:
         delays = []
         for place, limit in ticks.items():
-            delay = built.model.new_int_var(0, most, f"delay {place}")
+            delay = built.model.new_int_var(0, most + max(-limit, 0), f"delay {place}")
             built.model.add(delay >= built.ends[place] - limit)
             delays.append(delay)
         stages.append(("delay", sum(delays)))
     if goal is Goal.energy:
         stages.append(("energy", _energy(built.chosen, tasks)))
     if goal is Goal.deadline and ticks:  # else those that have one are done
-        nearest = built.model.new_int_var(-max(ticks.values()), most, "nearest")
+        nearest = built.model.new_int_var(-max(ticks.values()), most + max(-min(ticks.values()), 0), "nearest")
         for place, limit in ticks.items():
             built.model.add(nearest >= built.ends[place] - limit)
         stages.append(("nearest", nearest))
