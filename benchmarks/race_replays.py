@@ -11,7 +11,8 @@ import numpy as np
 from multicard.race.blocks import of_steps
 from multicard.race.posterior import Block
 from multicard.race.processes import QUIET_S
-from multicard.race.rules import OUT, Race, RaceOptions, Verdict
+from multicard.race.rules import Race
+from multicard.race.standings import OUT, RaceOptions, Verdict
 
 AXES: dict[str, tuple[object, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
@@ -162,10 +163,9 @@ def replay(world: World, options: RaceOptions | None = None, seed: int = 0) -> R
     processes: dict[int, int] = {}
     now_s, blocks = 0.0, 0
 
-    def add(cell: int, turn: int, seconds: float) -> np.ndarray:
+    def train(cell: int, turn: int, seconds: float) -> tuple[Block, np.ndarray]:
         steps_s = world.steps_s(cell, processes[cell], seconds, now_s)
-        race.add(Block(cell, turn, *of_steps(steps_s, world.samples[cell] * len(steps_s)), processes[cell]))
-        return steps_s
+        return Block(cell, turn, *of_steps(steps_s, world.samples[cell] * len(steps_s)), processes[cell]), steps_s
 
     while cells := race.next_round():
         begun = [cell for cell in cells if cell not in processes or cell in race.fresh]
@@ -173,14 +173,17 @@ def replay(world: World, options: RaceOptions | None = None, seed: int = 0) -> R
             processes[cell] = processes.get(cell, -1) + 1
             now_s += world.start_s
         for cell in cells:
-            steps_s = add(cell, race.round, world.block_s)
+            block, steps_s = train(cell, race.round, world.block_s)
+            race.add(block)
             unmeasured = UNMEASURED * (2 if cell in begun else 1)  # a process leaves its first steps out besides
             now_s += QUIET_S + float(steps_s.sum() + unmeasured * steps_s.mean())
             blocks += 1
     race_s, rounds = now_s, race.round + 1
     for turn, cell in race.final_runs:
         processes[cell] += 1
-        now_s += world.start_s + float(add(cell, turn, float(world.full_s[cell])).sum())
+        block, steps_s = train(cell, turn, float(world.full_s[cell]))
+        race.add_full(block)
+        now_s += world.start_s + float(steps_s.sum())
     verdict = race.verdict()
     assert verdict.winner is not None
     grid_s = float((world.start_s + world.full_s).sum())

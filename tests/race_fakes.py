@@ -14,7 +14,8 @@ from multicard.race import processes
 from multicard.race.posterior import Block
 from multicard.race.processes import CellEndedError
 from multicard.race.readings import Measured
-from multicard.race.rules import SURE, RaceOptions, Standing, Verdict
+from multicard.race.rules import SURE
+from multicard.race.standings import RaceOptions, Standing, Verdict
 from multicard.sweep.plan import Cell
 from multicard.sweep.shares import MachineShare
 from multicard.vision.workload import WORKLOAD
@@ -35,6 +36,7 @@ class Rules:
     rounds: int = 2
     blocks: list[Block] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
+    full: dict[int, list[float]] = field(default_factory=dict)
     cells: int = 0
     round: int = -1
     fresh: frozenset[int] = frozenset()
@@ -60,6 +62,11 @@ class Rules:
     def add(self, block: Block) -> None:
         self.blocks.append(block)
         self.round = max(self.round, block.round)
+
+    def add_full(self, block: Block, is_alike: bool = True) -> None:
+        if is_alike:
+            self.add(block)
+        self.full.setdefault(block.cell, []).append(block.log_figure)
 
     def out(self, cell: int, reason: str) -> None:
         self.reasons[cell] = reason
@@ -106,6 +113,7 @@ class Process:
     def __init__(self, cell: Cell, number: int) -> None:
         self.cell, self.number, self.ran_at_s = cell, number, float(number)
         self.start_s, self.block_s, self.ended, self.diverged = 2.0, 1.0, False, False
+        self.step_s: float | None = None
         self.size = cell.cfg.batch_size
         self.running = SimpleNamespace(job=SimpleNamespace(done=lambda: self.ended))
 
@@ -122,6 +130,7 @@ class Process:
 
     def run_block(self, _: float) -> Measured:
         self.end_with("block")
+        self.step_s = 0.1
         if self.diverged:
             return replace(measured([0.1]), diverged=True)
         if self.size in Process.rates:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import race
 from benchmarks.race_grid import GRIDS, SHORT, STRETCH_S, MeasuredGrid
 from benchmarks.race_replays import BLOCK_S, Kind, MadeGrid, Replay, correlated, replay, swept
-from multicard.race.rules import Verdict
+from multicard.race.standings import Verdict
 
 
 def test_a_made_grid_is_as_it_is_described():

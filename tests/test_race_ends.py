@@ -18,8 +18,9 @@ from hydra_plugins.multicard_launchers.launchers import LocalLauncher
 from multicard.controller import session
 from multicard.llm import workload as llm
 from multicard.machine import leases
-from multicard.race import priors, processes, readings, to_target, view
+from multicard.race import live, priors, processes, readings, to_target, view
 from multicard.race.live import LiveRace
+from multicard.race.posterior import Block
 from multicard.race.processes import CellEndedError, CellProcess
 from multicard.race.readings import LEAST_STEPS, BlockReader, Energy
 from multicard.race.state import State
@@ -30,7 +31,7 @@ from multicard.sweep import shares
 from multicard.sweep.plan import Cell
 from multicard.sweep.streak import SameFailureError
 from tests.conftest import SMALL
-from tests.race_fakes import SHARE, Process, faked, measured
+from tests.race_fakes import SHARE, Process, Rules, faked, measured
 
 Called = Callable[..., tuple[int, str]]
 Raced = Callable[..., tuple[LiveRace, str]]
@@ -113,6 +114,22 @@ def test_the_energy_of_a_sample_is_that_of_all_steps_of_a_block():
         pytest.approx(-math.log(2.0)),
         pytest.approx(0.01),
     )
+
+
+def test_a_full_runs_energy_which_has_that_of_evaluation_ranks_the_finalists_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for figure, blocks in {"images_per_s": 4, "energy_joules": 2}.items():
+        monkeypatch.setattr(live, "Race", told := Rules(1))
+        race = LiveRace(faked([8, 16], tmp_path / figure, monkeypatch, figure))
+        for place in range(2):
+            told.add(Block(place, 0, -5.0, 0.01, 0))
+        monkeypatch.setattr(Rules, "final_runs", [(1, 0), (1, 1)])
+        finals = [replace(cell, result={"status": "ok", "joules_per_image": 2.0}) for cell in race.cells]
+        monkeypatch.setattr(readings, "of_result", lambda *_: (-6.0, 0.01))
+        race.take_finals(finals)
+        assert len(told.blocks) == blocks and told.full == {0: [-6.0], 1: [-6.0]}
+        race.close()
 
 
 def write_block(folder: Path, step: int) -> None:

@@ -2,10 +2,12 @@
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 from multicard.config.base import plain
 from multicard.race import grid, live, priors, processes, readings, view
 from multicard.race.live import LiveRace
+from multicard.race.processes import CellEndedError
 from multicard.race.readings import BlockReader
 from multicard.race.state import State
 from multicard.ranks.pausing import blocks_file
@@ -23,6 +26,7 @@ from multicard.records import run_folder
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.sweep.plan import Cell
 from multicard.sweep.predictions import Predicted
+from multicard.sweep.streak import SameFailureError
 from tests.conftest import PATIENCE_S, ROOT, SMALL, composed, typed
 from tests.race_fakes import SHARE, Process, Rules, faked, measured
 
@@ -205,6 +209,64 @@ def test_those_that_have_waited_longest_end_where_memory_runs_short(
     assert [size for what, size in Process.log if what == "end"] == [8, 16, 32]
     started = Process.log.index(("start", 32))
     assert Process.log.index(("block", 16)) < Process.log.index(("end", 8)) < started
+    ran.close()
+
+
+def test_those_that_have_started_and_not_trained_still_take_their_memory(
+    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch
+):
+    ran, _ = race(8, 16, 32, 64)
+    ran.share, ran.needed = SHARE, {0: 300}
+    monkeypatch.setattr(live.gpus, "free_bytes", lambda _: 1000)
+    ran._start_all(None, range(4))
+    assert [*ran.alive] == [0, 1, 2]  # 300 each, of 900
+    ran.alive[1].run_block(0.0)
+    ran._start_all(None, range(4))
+    assert [*ran.alive] == [0, 1, 2, 3]
+    ran.close()
+
+
+def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(
+    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch
+):
+    ran, _ = race(8, 16)
+    ended: list[Any] = []
+    monkeypatch.setattr(live.local, "interrupt", lambda running, _: ended.extend(running))
+
+    def fill(process: Process) -> None:
+        ran.state._file.close()
+        ran.state._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+
+    monkeypatch.setattr(Process, "wait_until_quiet", fill)
+    with pytest.raises(SameFailureError, match=r"cannot write to .*images_per_s\.jsonl: No space left on device"):
+        ran.run(SHARE)
+    assert len(ended) == 2  # both that had started
+    ran.close()
+    again, _ = race(8, 16)  # the lock was let go
+    again.close()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_data_that_is_gone_ends_a_race_only_where_all_cells_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+):
+    monkeypatch.setattr(live, "Race", rules := Rules(2))
+    cells = faked([8, 16], tmp_path, monkeypatch)
+    if not shared:
+        cells[0].cfg.dataset.name = "another"
+    record = {"status": "failed", "cause": {"kind": "refused", "message": "dataset.root=elsewhere: no such folder"}}
+    start = live.processes.start
+
+    def gone(executor: Any, cell: Any, *rest: Any) -> Any:
+        if cell.cfg.batch_size == 8:
+            raise CellEndedError(record)
+        return start(executor, cell, *rest)
+
+    monkeypatch.setattr(live.processes, "start", gone)
+    ran = LiveRace(cells)
+    with pytest.raises(SameFailureError) if shared else nullcontext():
+        ran.run(SHARE)
+    assert rules.reasons == ({} if shared else {0: "failed: dataset.root=elsewhere: no such folder"})
     ran.close()
 
 

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.race_replays import Kind, MadeGrid
 from multicard.race import grid
 from multicard.race.live import LiveRace
-from multicard.race.rules import OUT
+from multicard.race.standings import OUT
 from multicard.sweep.plan import Cell
 from tests.race_fakes import SHARE, Process, faked
 

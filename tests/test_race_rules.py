@@ -11,7 +11,8 @@ from benchmarks.race_replays import Kind, MadeGrid, replay
 from multicard.race import posterior as race_model
 from multicard.race.blocks import LEAST_ERROR, SINGLE_ERROR, of_steps
 from multicard.race.posterior import Block, Model, Scales
-from multicard.race.rules import DROP_SHARE, IN, NOT_STARTED, OUT, Race, RaceOptions
+from multicard.race.rules import DROP_SHARE, Race
+from multicard.race.standings import IN, NOT_STARTED, OUT, RaceOptions
 
 EXACT = Scales(pair=0.03, own=0.04, process=0.01, drift=0.005, inflation=1.5)
 GRID = [{"a": a, "b": b, "c": c} for a in range(3) for b in range(2) for c in range(2)]
@@ -26,8 +27,8 @@ def truth(setting, of_a=0.3, of_b=0.1, of_c=0.02):
     return 5 + of_a * setting["a"] + of_b * setting["b"] + of_c * setting["c"]
 
 
-def run(race, figures, most=200, seed=0):
-    """Blocks of cells with these figures, 0.5 % noise, to the end; the rounds."""
+def run(race, figures, most=200, seed=0, finals=True):
+    """Blocks of cells with these figures, 0.5 % noise, to the end, and the finals; the rounds."""
     rng, processes, rounds = np.random.default_rng(seed), {}, []
     while cells := race.next_round():
         rounds.append((cells, race.fresh))
@@ -35,9 +36,9 @@ def run(race, figures, most=200, seed=0):
         for cell in cells:
             processes[cell] = processes.get(cell, -1) + (cell not in processes or cell in race.fresh)
             race.add(Block(cell, race.round, figures[cell] + rng.normal(0, 0.005), 0.005, processes[cell]))
-    for turn, cell in race.final_runs:
+    for turn, cell in race.final_runs if finals else []:
         processes[cell] += 1
-        race.add(Block(cell, turn, figures[cell] + rng.normal(0, 0.001), 0.001, processes[cell]))
+        race.add_full(Block(cell, turn, figures[cell] + rng.normal(0, 0.001), 0.001, processes[cell]))
     return rounds
 
 
@@ -172,6 +173,28 @@ def test_cells_beaten_drop_out_with_the_reason_and_no_more_is_spent_on_it_than_a
     assert beaten and all(standing.reason.startswith("beaten: ") for standing in beaten)
     assert race.standings[11].state == IN
     assert 0 < race._spent <= DROP_SHARE * 0.05
+
+
+def test_a_cell_that_dropped_out_within_the_tolerance_is_named_as_good():
+    race = Race([{"a": cell} for cell in range(3)], [None] * 3, 1.0, 1.0, RaceOptions(tolerance=0.2))
+    figures = [5.0, 4.99, 4.0]
+    for turn in range(40):
+        for cell, figure in enumerate(figures):
+            race.add(Block(cell, turn, figure, 0.001, turn))
+    race.next_round()
+    assert {standing.cell for standing in race.standings if standing.state == OUT} == {1, 2}
+    verdict = race.verdict()
+    assert verdict.winner == 0 and verdict.equal == (1,) and verdict.close == ()
+
+
+def test_full_runs_of_other_work_rank_the_finalists_and_tell_nothing_of_the_others():
+    race = Race([{"a": cell} for cell in range(3)], [None] * 3, 1.0, 1.0, RaceOptions(finalists=2))
+    run(race, [5.0, 5.0, 4.0], finals=False)
+    before = race.standings
+    assert set(race.finalists) == {0, 1} or len(race.finalists) == 1
+    for turn, cell in race.final_runs:
+        race.add_full(Block(cell, turn, 3.0 + 0.1 * (cell == race.finalists[-1]), 0.001, 9), is_alike=False)
+    assert race.standings == before and race.verdict().winner == race.finalists[-1]
 
 
 def test_a_cell_that_fails_is_out_and_does_not_run_again():

@@ -16,7 +16,8 @@ from multicard.llm import workload as llm
 from multicard.race import front, live, readings, rules, view
 from multicard.race.live import LiveRace
 from multicard.race.posterior import Block
-from multicard.race.rules import SURE, Race, RaceOptions, Standing, Verdict
+from multicard.race.rules import SURE, Race
+from multicard.race.standings import IN, OUT, RaceOptions, Standing, Verdict
 from multicard.sweep.shares import Pool
 from multicard.vision import workload as vision
 from tests.race_fakes import SHARE, Rules, faked
@@ -25,7 +26,7 @@ MB = 10**6
 
 
 def standing(cell: int, log_figure: float, error: float = 0.003, reason: str = "") -> Standing:
-    state = rules.OUT if reason else rules.IN
+    state = OUT if reason else IN
     return Standing(cell, state, reason, 3, log_figure, error, 0.0, 0.0, 0.5)
 
 

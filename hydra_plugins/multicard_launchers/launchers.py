@@ -190,8 +190,9 @@ class SweepLauncher(Launcher):
         from multicard.sweep import plan, streak
 
         finals: list[Cell] = []
+        raced = self._raced(cells)
         try:
-            live.run(self._raced(cells), finals)
+            live.run(raced, finals)
         except (KeyboardInterrupt, streak.SameFailureError) as stopped:
             SESSION.abandoned = True
             why = f"stopped, {stopped}" if isinstance(stopped, streak.SameFailureError) else "interrupted"
@@ -201,12 +202,16 @@ class SweepLauncher(Launcher):
 
     def _raced(self, cells: "list[Cell]") -> "list[Cell]":
         """The cells that a race starts with. Says which it leaves out."""
-        from multicard.controller.session import say
+        from multicard.controller.session import SESSION, say
 
         for cell in cells:
             if cell.unfit:
                 say(f"{cell.label}out: {cell.unfit}")
-        return [cell for cell in cells if not (cell.problem or cell.unfit)]
+        raced = [cell for cell in cells if not (cell.problem or cell.unfit)]
+        if not raced:
+            say(f"race={self.config.race.figure}: no cell is left", error=True)
+            SESSION.abandoned = True
+        return raced
 
     @abstractmethod
     def measure(self, cells: "list[Cell]", left: "list[Cell]") -> None:

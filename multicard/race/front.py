@@ -9,7 +9,7 @@ from typing import Protocol
 from multicard.config.job import Device, count
 from multicard.config.race import LESS_IS_BETTER, RaceConfig
 from multicard.config.repetition import share
-from multicard.race.rules import Standing
+from multicard.race.standings import Standing
 from multicard.records.text_table import in_bytes
 from multicard.sweep.plan import Cell
 from multicard.sweep.shares import machine

@@ -19,7 +19,8 @@ from multicard.race import gpus, grid, priors, processes, readings, to_target, v
 from multicard.race.posterior import Block
 from multicard.race.processes import CellEndedError, CellProcess
 from multicard.race.readings import Measured
-from multicard.race.rules import OUT, Race, RaceOptions
+from multicard.race.rules import Race
+from multicard.race.standings import OUT, RaceOptions
 from multicard.race.state import State, head
 from multicard.ranks.elastic import KILLED
 from multicard.records import run_folder
@@ -27,7 +28,7 @@ from multicard.sweep import local, plan
 from multicard.sweep.local import Running
 from multicard.sweep.plan import Cell
 from multicard.sweep.shares import MachineShare, machine
-from multicard.sweep.streak import SameFailureError, cause_of
+from multicard.sweep.streak import SameFailureError, would_fail_too
 
 FINALISTS, FINAL_RUNS = 3, 3
 MARGIN = 0.1  # of the memory that is available, which stays free
@@ -94,7 +95,7 @@ class LiveRace:
         options = RaceOptions(self.options.confidence, share(self.options.tolerance), FINALISTS, runs, process_sd)
         self.folder = plan.jobs_folder(list(self.cells))
         self.state = State(self.cells[0].folder.parent, self.figure, head(), anew=bool(self.cells[0].cfg.rerun))
-        known = self._priors()
+        known = priors.of_race(self.cells, self.state)
         self.rules = Race(axes, known, START_S, self.options.block, options)
         for place, reason in priors.hopeless(known).items():
             self.rules.out(place, reason)
@@ -111,16 +112,6 @@ class LiveRace:
         self.blocks_s: list[float] = []
         self.steps: dict[int, tuple[float, int]] = {}  # seconds of a step, and steps of an epoch
         self._resume()
-
-    def _priors(self) -> list[priors.Prior]:
-        """What predictions said of the cells when the race first started: since then they rest on its own blocks."""
-        names = [cell.config.identity() for cell in self.cells if cell.config is not None]
-        known = next((line["priors"] for line in self.state.lines if "priors" in line), None)
-        if known is None:
-            known = dict(zip(names, priors.of(self.cells), strict=True))
-            self.state.add(priors=known)
-        saved = [known.get(name) for name in names]
-        return [None if prior is None else (prior[0], prior[1]) for prior in saved]
 
     def _resume(self) -> None:
         """Take what an earlier race for the figure knew of these cells.
@@ -267,7 +258,7 @@ class LiveRace:
         these end, and it is tried again alone.
 
         Raises:
-            SameFailureError: any cell would fail likewise: the disk is full, the data is gone.
+            SameFailureError: the other cells would fail likewise: the disk is full, the data that all read is gone.
         """
         if record["status"] == "interrupted":
             raise KeyboardInterrupt
@@ -276,7 +267,8 @@ class LiveRace:
                 self._end(other)
             return
         message = (record["cause"] or {}).get("message", "it ended by itself")
-        if cause_of(replace(self.cells[place], result=record)):
+        left = [self.cells[each.cell] for each in self.rules.standings if each.state != OUT]
+        if would_fail_too(left, replace(self.cells[place], result=record)):
             raise SameFailureError(message)
         self._out(place, f"{record['status']}: {message}", lasts=record["status"] in ("oom", "diverged"))
 
@@ -339,9 +331,12 @@ class LiveRace:
         self.running[:] = [process for process in self.running if not process.job.done()]
 
     def _has_room(self, place: int) -> bool:
-        """Whether there is memory for a process of the cell; one that has not trained is taken to need the most."""
-        needed = self.needed.get(place) or max(self.needed.values(), default=0)
-        return ON_GPU_BYTES * self.on_gpus + needed <= (1 - MARGIN) * gpus.free_bytes(self.on_gpus)
+        """Whether there is memory for a process of the cell, beside what those still take that have not trained yet. A
+        cell that has not trained is taken to need the most."""
+        most = max(self.needed.values(), default=0)
+        untrained = [other for other, process in self.alive.items() if process.step_s is None]
+        needed = sum(ON_GPU_BYTES * self.on_gpus + self.needed.get(each, most) for each in (place, *untrained))
+        return needed <= (1 - MARGIN) * gpus.free_bytes(self.on_gpus)
 
     def _make_room(self, place: int) -> None:
         """End those that have waited longest until there is memory for another process."""
@@ -378,10 +373,11 @@ class LiveRace:
             if target is not None and cell.result["time_to_target_s"] is None:
                 ended_at = f"{cell.result['test_accuracy']:.1%}"
                 missed[place] = f"{readings.MISSED}={target:g} in a full run, which ended at {ended_at}"
-            if self.figure == "peak_memory":
-                continue  # whole epochs and evaluation take more than the steps by which cells are compared
             self.started += 1
-            self.rules.add(Block(place, turn, *known, self.started))
+            if self.figure != "peak_memory":  # of which the steps of a process tell all
+                # a run's energy has that of evaluation, of which blocks have none
+                is_alike = self.figure != "energy_joules"
+                self.rules.add_full(Block(place, turn, *known, self.started), is_alike)
         for place in lost.keys() - measured:
             self.rules.out(place, lost[place])
         for place, reason in missed.items():

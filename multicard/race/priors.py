@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from multicard.config.vision import VisionConfig
 from multicard.predict import before_run, lengths
+from multicard.race.state import State
 from multicard.sweep.plan import Cell
 
 KNOWN = ("measured", "probed", "scaled")  # bases that rest on this machine
@@ -35,6 +36,17 @@ def hopeless(priors: Sequence[Prior]) -> dict[int, str]:
 
 def _interval(prior: tuple[float, float]) -> tuple[float, float]:
     return prior[0] - NORMAL_90 * prior[1], prior[0] + NORMAL_90 * prior[1]
+
+
+def of_race(cells: Sequence[Cell], state: State) -> list[Prior]:
+    """What predictions said of the cells when the race first started: since then they rest on its own blocks."""
+    names = [cell.config.identity() for cell in cells if cell.config is not None]
+    known = next((line["priors"] for line in state.lines if "priors" in line), None)
+    if known is None:
+        known = dict(zip(names, of(cells), strict=True))
+        state.add(priors=known)
+    saved = [known.get(name) for name in names]
+    return [None if prior is None else (prior[0], prior[1]) for prior in saved]
 
 
 def of(cells: Sequence[Cell]) -> list[Prior]:

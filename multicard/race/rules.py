@@ -29,6 +29,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from multicard.race.posterior import FLOOR, Block, Model, Posterior, Scales
+from multicard.race.standings import BEATEN, IN, NOT_STARTED, OUT, RaceOptions, Standing, Verdict
 
 DRAWS = 4096
 DROP_SHARE = 0.1  # of 1 - confidence, for dropping the best cell
@@ -40,7 +41,6 @@ WORTH_ROUND = 0.5  # of what the first block of a round says a second: a round e
 WORTH_GOING_ON = 0.02  # of the uncertainty, which a block resolves at least: else the race ends undecided
 MOST_ROUNDS = 200
 MOST_SPENT = 0.5  # of the grid's time: a race that takes longer ends undecided, with the finalists that it has
-NOT_STARTED, IN, OUT = "not started", "in", "out"
 # Why a race ended
 SURE = "one cell is within the tolerance of the best, as surely as was asked for"
 CLOSE = "the best cells are too close: to tell them apart would take as long as to measure them in full"
@@ -48,56 +48,6 @@ TIME = f"it has taken {MOST_SPENT:.0%} of the time of the whole grid"
 ROUNDS = f"it has taken {MOST_ROUNDS} rounds"
 NOTHING_LEFT = "further blocks would hardly tell the best cells apart"
 NO_CELL = "no cell is left"
-
-
-@dataclass(frozen=True)
-class RaceOptions:
-    """confidence: that the winner is within `tolerance` (a share) of the best cell.
-
-    finalists: at most. runs: of each in full. process_sd: between processes of a cell, before any was repeated.
-    """
-
-    confidence: float = 0.95
-    tolerance: float = 0.02
-    finalists: int = 3
-    runs: int = 3
-    process_sd: float = 0.01
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A cell in the race.
-
-    state: NOT_STARTED, IN or OUT. reason: why it is out, else "". blocks: that it ran.
-    log_figure, error: mean and standard deviation; measured or by what others say of it.
-    behind, behind_error: the same of how far it is behind the leader, 0 for the leader itself.
-    best: the probability that no other cell is better.
-    """
-
-    cell: int
-    state: str
-    reason: str
-    blocks: int
-    log_figure: float
-    error: float
-    behind: float
-    behind_error: float
-    best: float
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How a race ended.
-
-    winner: None where no cell could be measured. sure: the probability that it is within the tolerance of the best.
-    equal: cells that differ from it by no more than the tolerance with the race's confidence.
-    close: those of which neither that nor the contrary is sure.
-    """
-
-    winner: int | None
-    sure: float
-    equal: tuple[int, ...] = ()
-    close: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,6 +107,7 @@ class Race:
         self._blocks: list[Block] = []
         self._reasons: dict[int, str] = {}
         self._spent = 0.0
+        self._full: dict[int, list[float]] = {}  # log figures of full runs, by cell
         self._enough_s: dict[int, float] = {}  # by number of finalists, since when they are enough
         self._rounds = self._finals = 0
         self._raced_s = 0.0
@@ -206,12 +157,22 @@ class Race:
         return [(turn, cell) for turn in turns for cell in self.finalists]
 
     def add(self, block: Block) -> None:
-        """A block that ran; or a full run of a finalist, as a block of a new process."""
+        """A block that ran."""
         if not (math.isfinite(block.log_figure) and math.isfinite(block.error) and block.error >= 0):
             self.out(block.cell, "its figure is not finite")
             return
         self._rounds = max(self._rounds, block.round + 1)
         self._blocks.append(block)
+
+    def add_full(self, block: Block, is_alike: bool = True) -> None:
+        """A full run of a finalist, as a block of a new process.
+
+        Args:
+            is_alike: whether its figure is of the same work as that of blocks; else it ranks the finalists alone.
+        """
+        if is_alike:
+            self.add(block)
+        self._full.setdefault(block.cell, []).append(block.log_figure)
 
     def out(self, cell: int, reason: str) -> None:
         """A cell that cannot go on: failed, out of memory, diverged."""
@@ -235,14 +196,14 @@ class Race:
         cells = [cell for cell in self.finalists if cell not in self._reasons]
         if known is None or not cells:
             return Verdict(None, 0.0)
-        finals = [block for block in self._blocks if block.round >= self._finals]
-        full = {cell: [block.log_figure for block in finals if block.cell == cell] for cell in cells}
-        figures = {cell: float(np.mean(full[cell])) for cell in cells if full[cell]}
+        figures = {cell: float(np.mean(self._full[cell])) for cell in cells if cell in self._full}
         winner = max(figures or cells, key=lambda cell: figures.get(cell, float(known.posterior.mean[cell])))
-        near = {cell: self._near(known.posterior, winner, cell) for cell in self._started() if cell != winner}
+        started = [*self._started(), *(cell for cell, why in self._reasons.items() if why.startswith(BEATEN))]
+        near = {cell: self._near(known.posterior, winner, cell) for cell in sorted(started) if cell != winner}
         confidence = self.options.confidence
         equal = tuple(cell for cell, probability in near.items() if probability >= confidence)
-        close = tuple(cell for cell, probability in near.items() if 1 - confidence < probability < confidence)
+        unsure = (cell for cell, probability in near.items() if 1 - confidence < probability < confidence)
+        close = tuple(cell for cell in unsure if cell not in self._reasons)
         return Verdict(winner, max(float(known.enough[:, winner].mean()) - self._spent, 0.0), equal, close)
 
     def _posterior(self) -> Posterior:
@@ -319,7 +280,7 @@ class Race:
             self._spent += wrong[cell]
             mean, sd = behind[cell]
             share, least = (-math.expm1(-value) for value in (mean, mean - 2 * sd))
-            self._reasons[cell] = f"beaten: {share:.1%} behind the leader, at least {max(least, 0.0):.1%}"
+            self._reasons[cell] = f"{BEATEN}{share:.1%} behind the leader, at least {max(least, 0.0):.1%}"
 
     def _telling(self, known: _Known, leader: int) -> list[int]:
         """The cells whose next blocks say most of how far those that may beat the leader are from it; sets `fresh`."""

@@ -7,6 +7,7 @@ off does not count.
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from multicard.config.keys import require
 from multicard.machine import environment, private
+from multicard.sweep.streak import SameFailureError
 
 FOLDER = ".race"
 
@@ -48,11 +50,19 @@ class State:
             self._file.write("\n")  # after the line that was cut off
 
     def add(self, **values: Any) -> None:
-        self._file.write(json.dumps(values) + "\n")
-        self._file.flush()
+        """
+        Raises:
+            SameFailureError: it cannot be written.
+        """
+        try:
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise SameFailureError(f"cannot write to {self.path}: {error.strerror}") from None
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # of a line that could not be written, as `add` has said
+            self._file.close()
         self._lock.release()
 
     def _read(self) -> Iterator[dict[str, Any]]:

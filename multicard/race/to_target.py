@@ -22,7 +22,7 @@ from multicard.sweep import local, plan
 from multicard.sweep.local import Running
 from multicard.sweep.plan import Cell
 from multicard.sweep.shares import MachineShare
-from multicard.sweep.streak import SameFailureError, cause_of
+from multicard.sweep.streak import SameFailureError, would_fail_too
 
 MARGIN = 0.25  # by which times to a target differ from run to run: an epoch more or less
 FINALISTS, RUNS = 3, 3
@@ -88,7 +88,8 @@ def run(cells: Sequence[Cell], finals: list[Cell]) -> None:
                 if line is not None:
                     times.reasons[place], times.used_s[place] = line["out"], line["used_s"]
                     continue
-                lasts = _judge(times, place, runs[place], share)
+                left = [cells[other] for other in order if other not in times.reasons]
+                lasts = _judge(times, place, runs[place], share, left)
                 if place in times.reasons and lasts:
                     out = {"out": times.reasons[place], "used_s": times.used_s[place]}
                     state.add(cell=_name(cells[place]), **out)
@@ -110,15 +111,18 @@ def _name(cell: Cell) -> str:
     return cell.config.identity()
 
 
-def _judge(times: Times, place: int, cell: Cell, share: MachineShare) -> bool:
+def _judge(times: Times, place: int, cell: Cell, share: MachineShare, left: Sequence[Cell]) -> bool:
     """Train a cell to its target or beyond the bar, unless it was measured before, and note the result.
+
+    Args:
+        left: cells that are not out.
 
     Returns:
         Whether that holds when the race goes on after an interruption too: what ended the cell from outside need not be
         there then.
 
     Raises:
-        SameFailureError: any cell would fail likewise.
+        SameFailureError: the cells that are left would fail likewise.
     """
     began_s, bar_s = clock_s(), times.bar_s
     stopped_s = None if cell.result is not None else train(cell, share, bar_s)
@@ -131,7 +135,7 @@ def _judge(times: Times, place: int, cell: Cell, share: MachineShare) -> bool:
         raise KeyboardInterrupt
     elif record["status"] != "ok":
         message = (record["cause"] or {}).get("message", "")
-        if cause_of(cell):
+        if would_fail_too(left, cell):
             raise SameFailureError(message)
         times.reasons[place] = f"{record['status']}: {message}"
     elif record["time_to_target_s"] is None:

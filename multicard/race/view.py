@@ -14,7 +14,8 @@ from multicard.controller.session import SESSION, say
 from multicard.measure.timing import in_hours
 from multicard.race import front
 from multicard.race.readings import MISSED
-from multicard.race.rules import CLOSE, IN, MOST_SPENT, NOT_STARTED, OUT, SURE, Race, Standing
+from multicard.race.rules import CLOSE, MOST_SPENT, SURE, Race
+from multicard.race.standings import BEATEN, IN, NOT_STARTED, OUT, Standing
 from multicard.records import comparable, table, text_table
 from multicard.records.text_table import in_bytes
 from multicard.sweep.plan import Cell
@@ -227,7 +228,7 @@ def _table(
 
 
 def _state(standing: Standing) -> str:
-    beaten = standing.reason.removeprefix("beaten: ").partition(" the leader")[0]
+    beaten = standing.reason.removeprefix(BEATEN).partition(" the leader")[0]
     return f"out: {beaten}" if standing.state == OUT else standing.state
 
 

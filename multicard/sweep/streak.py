@@ -40,16 +40,25 @@ class Streak:
         self.cause = cause
 
     def ends(self, left: Sequence[Cell]) -> bool:
-        """Whether the cells that are left would fail likewise: where the data is gone, those that read the same."""
-        if len(self.cells) < IN_A_ROW or not left:
-            return False
-        same_data = {_data(cell) for cell in left} <= {_data(cell) for cell in self.cells}
-        return same_data or not self.cause.startswith("data")
+        """Whether the cells that are left would fail likewise."""
+        return len(self.cells) >= IN_A_ROW and bool(left) and _would_fail(left, self.cause, self.cells)
 
     def error(self) -> SameFailureError:
         result = self.cells[-1].result
         assert result is not None
         return SameFailureError(f"{len(self.cells)} cells in a row failed for one cause: {result['cause']['message']}")
+
+
+def would_fail_too(left: Sequence[Cell], ended: Cell) -> bool:
+    """Whether cells would fail for the cause for which one has ended."""
+    cause = cause_of(ended)
+    return bool(cause) and _would_fail(left, cause, [ended])
+
+
+def _would_fail(left: Sequence[Cell], cause: str, failed: Sequence[Cell]) -> bool:
+    """Whether cells would fail as others did: where the data is gone, those that read the same."""
+    same_data = {_data(cell) for cell in left} <= {_data(cell) for cell in failed}
+    return same_data or not cause.startswith("data")
 
 
 def cause_of(cell: Cell) -> str:
