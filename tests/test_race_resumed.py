@@ -14,6 +14,7 @@ import pytest
 from benchmarks.race_replays import Kind, MadeGrid
 from multicard.race import grid
 from multicard.race.live import LiveRace
+from multicard.race.rules import Race
 from multicard.race.standings import OUT
 from multicard.sweep.plan import Cell
 from tests.race_fakes import SHARE, Process, faked
@@ -50,10 +51,15 @@ def of_size(cell: Cell, size: int) -> Cell:
     return replace(cell, number=size, cfg=cfg, config=config, folder=cell.folder.parent / f"{size}-{config.identity()}")
 
 
+def _as_lists(rules: Race) -> Any:
+    """What is learned, to be compared."""
+    return rules._learned.scales, rules._learned.scatter.tolist()
+
+
 def decide(race: LiveRace) -> tuple[Any, ...]:
     """What the rules say next, and what they rest on beside the blocks."""
     order, rules = race.rules.next_round(), race.rules
-    return order, rules.fresh, rules.finalists, rules.ending, rules._spent, rules._enough_s, rules._scales
+    return order, rules.fresh, rules.finalists, rules.ending, rules._spent, rules._enough_s, _as_lists(rules)
 
 
 def run(race: LiveRace, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[Any, ...]], list[str]]:
@@ -64,7 +70,7 @@ def run(race: LiveRace, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[Any
     def note() -> list[int]:
         with monkeypatch.context() as patched:
             patched.setattr(race.rules, "next_round", real)
-            decided.append((*decide(race)[:5], dict(race.rules._enough_s), race.rules._scales))
+            decided.append((*decide(race)[:5], dict(race.rules._enough_s), _as_lists(race.rules)))
         return decided[-1][0]
 
     monkeypatch.setattr(race.rules, "next_round", note)

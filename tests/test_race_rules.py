@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.special import stdtr
 
 from benchmarks.race_grid import SHORT, MeasuredGrid
 from benchmarks.race_replays import Kind, MadeGrid, replay
@@ -17,6 +18,10 @@ from multicard.race.standings import IN, NOT_STARTED, OUT, RaceOptions
 EXACT = Scales(pair=0.03, own=0.04, process=0.01, drift=0.005, inflation=1.5)
 GRID = [{"a": a, "b": b, "c": c} for a in range(3) for b in range(2) for c in range(2)]
 NONE = [None] * len(GRID)
+
+
+def known_of(model, seen, scales=EXACT):
+    return model.posterior(seen, model.unlearned(scales))
 
 
 def blocks(*figures, error=0.01, turn=0, process=0):
@@ -43,7 +48,7 @@ def run(race, figures, most=200, seed=0, finals=True):
 
 
 def test_a_difference_is_drawn_to_zero_by_its_noise_alone_as_level_and_drift_are_common():
-    known = Model([{"a": 0}, {"a": 1}], [None, None]).posterior(blocks(5.0, 5.2, turn=3), EXACT)
+    known = known_of(Model([{"a": 0}, {"a": 1}], [None, None]), blocks(5.0, 5.2, turn=3))
     between = 2 * (race_model.AXIS_SD**2 + EXACT.own**2)  # one axis has no pairs
     noise = 2 * (EXACT.process**2 + (1.5 * 0.01) ** 2 + race_model.FLOOR)
     mean, sd = known.difference(1, 0)
@@ -53,7 +58,7 @@ def test_a_difference_is_drawn_to_zero_by_its_noise_alone_as_level_and_drift_are
 
 def test_a_cell_that_never_ran_is_predicted_by_its_axes():
     settings = [{"a": a, "b": b} for a in range(2) for b in range(2)]
-    known = Model(settings, [None] * 4).posterior(blocks(5.0, 5.1, 5.3), EXACT)
+    known = known_of(Model(settings, [None] * 4), blocks(5.0, 5.1, 5.3))
     assert known.mean[3] == pytest.approx(5.4, abs=0.02)
     own = math.sqrt(EXACT.own**2 + EXACT.pair**2)
     assert own < known.difference(3, 0)[1] < 3 * own and known.difference(1, 0)[1] < own
@@ -63,9 +68,9 @@ def test_a_block_that_happened_to_be_calm_is_no_surer_than_is_usual():
     known = Model([{"a": cell} for cell in range(3)], [None] * 3)
     usual = blocks(5.0, 5.0, 5.0, error=0.05)
     calm = [*usual[:2], replace(usual[2], error=0.001)]
-    assert known.posterior(calm, EXACT).sd[2] == pytest.approx(known.posterior(usual, EXACT).sd[2])
+    assert known_of(known, calm).sd[2] == pytest.approx(known_of(known, usual).sd[2])
     unsure = [*usual[:2], replace(usual[2], error=0.2)]
-    assert known.posterior(unsure, EXACT).sd[2] > known.posterior(usual, EXACT).sd[2] * 1.2
+    assert known_of(known, unsure).sd[2] > known_of(known, usual).sd[2] * 1.2
 
 
 def test_drift_is_not_taken_for_speed():
@@ -73,8 +78,8 @@ def test_drift_is_not_taken_for_speed():
     seen = [*blocks(5.0), Block(1, 1, 5.1, 0.001, 0), Block(0, 1, 5.1, 0.001, 0)]
     drifting = replace(EXACT, drift=0.1)
     known = Model([{"a": 0}, {"a": 1}], [None, None])
-    assert abs(known.posterior(seen, drifting).difference(1, 0)[0]) < 0.01
-    assert known.posterior(seen[:2], drifting).difference(1, 0)[1] > 0.09
+    assert abs(known_of(known, seen, drifting).difference(1, 0)[0]) < 0.01
+    assert known_of(known, seen[:2], drifting).difference(1, 0)[1] > 0.09
 
 
 def test_scales_are_learned():
@@ -85,10 +90,59 @@ def test_scales_are_learned():
         for process, own in enumerate(rng.normal(0, 0.04, 3))
         for turn in range(2)
     ]
-    scales = EXACT
+    learned = model.unlearned(EXACT)
     for _ in range(10):
-        scales = model.learned(seen, scales, EXACT)
-    assert 0.03 < scales.process < 0.055 and scales.own < EXACT.own
+        learned = model.learned(seen, learned, EXACT)
+    assert 0.03 < learned.scales.process < 0.055 and learned.scales.own < EXACT.own
+
+
+def test_the_scatter_of_a_cell_is_its_own_and_drawn_to_that_of_all(monkeypatch: pytest.MonkeyPatch):
+    """Blocks around a level that is known well, each cell's by as much: the closed form of the variance's posterior."""
+    settings, by = [{"a": cell} for cell in range(3)], (0.5, 1.0, 3.0)
+    seen = [
+        Block(cell, turn, 5 + 0.015 * by[cell] * (-1) ** turn, 0.01, 0)  # errors of 1 %, with an inflation of 1.5
+        for cell in range(3)
+        for turn in range(40)
+    ]
+    model, scales = Model(settings, [None] * 3), replace(EXACT, process=1e-6, drift=1e-6)
+    learned = model.unlearned(scales)
+    monkeypatch.setattr(race_model, "LEARNING_STEPS", 0)
+    for _ in range(30):
+        learned = model.learned(seen, learned, scales)
+    expected = [(3 + 40 * factor**2) / (3 + 40) for factor in by]
+    assert learned.scatter == pytest.approx(expected, rel=0.06)  # the mean of 40 is not known quite
+    assert race_model.scatter_degrees(seen, 4).tolist() == [43, 43, 43, 3]
+
+
+def test_a_full_run_has_the_error_that_its_steps_tell():
+    """Not that of blocks, nor their scatter."""
+    model, scales = Model([{"a": 0}, {"a": 1}], [None] * 2), replace(EXACT, process=1e-6, drift=1e-6)
+    seen = [Block(cell, 0, 5.0, 0.2, 0) for cell in range(2)]
+    full = [Block(cell, 1, 5.0, 0.01, 1, is_full=True) for cell in range(2)]
+    learned = replace(model.unlearned(scales), scatter=np.array([9.0, 9.0]))
+    variance = model.posterior([*seen, *full], learned).difference(1, 0)[1] ** 2
+    blocks_variance = 2 * 9 * (1.5 * 0.2) ** 2
+    between = 2 * (race_model.AXIS_SD**2 + EXACT.own**2)
+    assert variance == pytest.approx(1 / (1 / (2 * 0.01**2) + 1 / blocks_variance + 1 / between), rel=1e-3)
+
+
+def test_of_figures_that_are_alike_the_noisier_cell_is_slower_by_half_the_variance_of_their_logarithms():
+    model, scales = Model([{"a": 0}, {"a": 1}], [None] * 2), replace(EXACT, inflation=1.0)
+    noise = 0.1**2
+    seen = [Block(cell, turn, 5.0, 0.1, turn) for cell in range(2) for turn in range(400)]
+    learned = replace(model.unlearned(scales), scatter=np.array([1.0, 4.0]))
+    assert model.posterior(seen, learned).difference(0, 1)[0] == pytest.approx((4 - 1) * noise / 2, rel=0.02)
+
+
+def test_how_sure_it_is_that_a_cell_is_beaten_allows_for_a_noise_of_which_its_blocks_tell_little():
+    race = Race([{"a": cell} for cell in range(2)], [None] * 2, 1.0, 1.0)
+    for turn, figure in enumerate((5.0, 4.7)):
+        race.add(Block(turn, 0, figure, 0.01, 0))
+    race.next_round()
+    mean, sd = race._posterior().difference(0, 1)
+    (behind,) = [standing for standing in race.standings if standing.cell == 1]
+    assert race._spent == (pytest.approx(stdtr(4, -mean / sd)) if behind.state == OUT else 0)
+    assert behind.state == OUT, mean / sd
 
 
 def test_many_predictions_that_agree_are_no_surer_of_an_axis_than_their_errors_are_common():

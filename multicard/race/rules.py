@@ -23,12 +23,12 @@ Everything is decided by draws of all cells' figures from the posterior (`poster
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr, stdtr
 
-from multicard.race.posterior import FLOOR, Block, Model, Posterior, Scales
+from multicard.race.posterior import FLOOR, Block, Model, Posterior, Scales, scatter_degrees
 from multicard.race.standings import BEATEN, IN, NOT_STARTED, OUT, RaceOptions, Standing, Verdict
 
 DRAWS = 4096
@@ -101,7 +101,8 @@ class Race:
         self._count = len(settings)
         self._start_s, self._block_s, self._full_s = start_s, block_s, full_s
         self._model = Model(settings, predictions)
-        self._defaults = self._scales = Scales(process=self.options.process_sd)
+        self._defaults = Scales(process=self.options.process_sd)
+        self._learned = self._model.unlearned(self._defaults)
         self._normals = np.random.default_rng(seed).standard_normal((DRAWS, self._count))
         self._tolerance = -math.log1p(-self.options.tolerance)
         self._blocks: list[Block] = []
@@ -126,7 +127,7 @@ class Race:
         self.fresh = frozenset()
         if self.over:
             return []
-        self._scales = self._model.learned(self._blocks, self._scales, self._defaults)
+        self._learned = self._model.learned(self._blocks, self._learned, self._defaults)
         known = self._look()
         cells, ending = self._round(known) if known else ([], NO_CELL)
         if cells and self._rounds < MOST_ROUNDS:
@@ -171,7 +172,7 @@ class Race:
             is_alike: whether its figure is of the same work as that of blocks; else it ranks the finalists alone.
         """
         if is_alike:
-            self.add(block)
+            self.add(replace(block, is_full=True))
         self._full.setdefault(block.cell, []).append(block.log_figure)
 
     def out(self, cell: int, reason: str) -> None:
@@ -207,7 +208,7 @@ class Race:
         return Verdict(winner, max(float(known.enough[:, winner].mean()) - self._spent, 0.0), equal, close)
 
     def _posterior(self) -> Posterior:
-        return self._model.posterior(self._blocks, self._scales)
+        return self._model.posterior(self._blocks, self._learned)
 
     def _alive(self) -> np.ndarray:
         return np.array([cell not in self._reasons for cell in range(self._count)])
@@ -218,7 +219,7 @@ class Race:
         if not alive.any():
             return None
         posterior = self._posterior()
-        draws = self._model.draws(self._blocks, self._scales, self._defaults, self._normals)
+        draws = self._model.draws(self._blocks, self._learned, self._defaults, self._normals)
         draws = np.where(alive, draws, -np.inf)
         enough = draws >= draws.max(axis=1, keepdims=True) - self._tolerance
         return _Known(posterior, draws, enough, draws.argmax(axis=1))
@@ -271,7 +272,8 @@ class Race:
     def _drop(self, known: _Known, leader: int) -> None:
         """Beaten cells, the worst first, as long as their probabilities to be the best allow it."""
         behind = {cell: known.posterior.difference(leader, cell) for cell in self._started() if cell != leader}
-        wrong = {cell: float(ndtr(-mean / sd)) for cell, (mean, sd) in behind.items()}
+        degrees = scatter_degrees(self._blocks, self._count)  # of each cell's noise, of which its blocks tell little
+        wrong = {cell: float(stdtr(degrees[cell], -mean / sd)) for cell, (mean, sd) in behind.items()}
         allowed = SPENT_AT_ONCE * (DROP_SHARE * (1 - self.options.confidence) - self._spent)
         for cell in sorted(wrong, key=lambda cell: wrong[cell]):
             allowed -= wrong[cell]
@@ -287,7 +289,7 @@ class Race:
         beaten = ~known.enough[:, leader]
         mass = np.bincount(known.best[beaten], minlength=self._count) / max(beaten.sum(), 1)
         rivals = np.flatnonzero(mass)
-        covariance = self._model.outlook(self._blocks, self._scales)
+        covariance = self._model.outlook(self._blocks, self._learned)
         before = self._apart(covariance, leader, rivals)
         open_turns, seconds = self._turns()
         picked: list[int] = []
