@@ -92,14 +92,15 @@ def test_a_grid_with_a_cell_that_did_not_end_is_refused(tmp_path):
 
 
 def test_a_missed_goal_is_said():
-    def ended(loss, share, dropped_wrongly=False):
-        return Replay(loss, share, 0.02, share, 1, 20, 30, 5, dropped_wrongly, not dropped_wrongly, Verdict(0, 0.98))
+    def ended(loss, share, dropped_wrongly=False, sure=0.98):
+        return Replay(loss, share, 0.02, share, 1, 20, 30, 5, dropped_wrongly, not dropped_wrongly, Verdict(0, sure))
 
-    near, far, long = ended(0.0, 0.1), ended(0.03, 0.1, True), ended(0.0, 0.2)
+    near, far, long, unsure = ended(0.0, 0.1), ended(0.03, 0.1, True), ended(0.0, 0.2), ended(0.0, 0.1, sure=0.9)
     sweeps = [0.01, 0.02, 0.03, 0.0]
-    assert race.row("grid", [near] * 19 + [far], sweeps, 0.15) == (
-        *("grid", "95.0%", "76-99%", "75.0%", "3.0%", "10.0%", "10.0%", "10.0%", "20", "30", "5.0%", "95.0%", "yes"),
+    assert race.row("grid", [near] * 9 + [unsure] * 10 + [far], sweeps, 0.15) == (
+        *("grid", "95.0% (76-99)", "75.0%", "3.0%", "10.0%", "10.0%", "20", "30", "5.0%", "95.0%", "50%", "90%", "yes"),
     )
+    assert race.row("grid", [unsure], sweeps, 0.15)[-3:] == ("0%", "-", "yes")
     assert race.row("grid", [near] * 18 + [far] * 2, sweeps, 0.15)[-1] == "no"
     assert race.row("grid", [long] * 20, sweeps, 0.15)[-1] == "no"
     assert race.row("grid", [long] * 20, sweeps, None)[-1] == "-"
