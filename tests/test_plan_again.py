@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -242,7 +243,10 @@ def test_the_chart_of_a_plan_that_goes_on_has_what_was_done_and_a_deadline_that_
     options = argparse.Namespace(svg=world.folder / "chart.svg", jobs=Path("jobs.yaml"))
     running.draw(options, PlannedNode(1, True), tasks, whole)
     chart = options.svg.read_text()
-    assert "<title>done: 0:00:10 to 0:01:00</title>" in chart and chart.count("#c00") == 1
+    done = re.search(
+        r"<title>done: 0:00:(09|10|11) to (0:00:59|0:01:00|0:01:01)</title>", chart
+    )  # records have seconds
+    assert done is not None and chart.count("#c00") == 1
 
 
 def test_a_task_that_gets_other_gpus_gives_its_turn_in_the_queue_up(world: World):
