@@ -20,7 +20,7 @@ install: .venv/installed
 demo: install
 	$(BIN)/python train_vision.py -m layout=nchw,nhwc gpus=1,2 batch_size=16 epochs=5
 	$(BIN)/python tune_llm.py method=qlora template=grammar max_steps=100
-	$(BIN)/python -m multicard.plan docs/jobs.yaml
+	$(BIN)/python -m multicard plan docs/jobs.yaml
 	$(BIN)/python -m analysis report
 
 test: lint

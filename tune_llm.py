@@ -16,7 +16,8 @@ interruption.end_at_once()  # while the rest is imported
 import hydra
 from omegaconf import DictConfig
 
-from multicard import cli, workloads
+from multicard import workloads
+from multicard.cli import command as cli
 from multicard.llm.workload import WORKLOAD
 from multicard.sweep import task
 

@@ -21,9 +21,9 @@ from hydra.types import HydraContext, RunMode
 
 from benchmarks.common import spread
 from multicard import workloads
-from multicard.controller.session import SESSION
 from multicard.machine.environment import cores, cpu_model
 from multicard.measure.timing import clock_s
+from multicard.run.session import SESSION
 from multicard.sweep import plan, slurm_submit
 from multicard.vision.workload import WORKLOAD
 

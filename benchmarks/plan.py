@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.common import machine, parser
+from multicard.decide.plan import durations, planning
+from multicard.decide.plan.jobs_file import SLOWDOWN, Goal, Job, JobsFile, Node
+from multicard.decide.plan.node import PlannedNode
+from multicard.decide.plan.planning import Plan
+from multicard.estimate import published
+from multicard.estimate.time.defects import Series, reasons
 from multicard.measure.timing import clock_s
-from multicard.plan import durations, planning
-from multicard.plan.jobs_file import SLOWDOWN, Goal, Job, JobsFile, Node
-from multicard.plan.node import PlannedNode
-from multicard.plan.planning import Plan
-from multicard.predict import published
-from multicard.predict.time.defects import Series, reasons
 from multicard.records import text_table
 from multicard.records.schema_parts import Interval
 

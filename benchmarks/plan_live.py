@@ -40,8 +40,8 @@ def main() -> int:
     jobs = {f"job{number}": {"run": words, "gpus": [1, GPUS]} for number, words in enumerate(JOBS, 1)}
     (folder / f"{NAME}.yaml").write_text(json.dumps({"node": {"gpus": GPUS}, "jobs": jobs}))
     plan = [f"{NAME}.yaml", "--json", "plan.json"]
-    _command(folder, "-m", "multicard.plan", *plan, "--probe")
-    _command(folder, "-m", "multicard.plan", *plan, "--run")
+    _command(folder, "-m", "multicard", "plan", *plan, "--probe")
+    _command(folder, "-m", "multicard", "plan", *plan, "--run")
     in_turn_s = sum(_in_turn_s(folder, number, words) for number, words in enumerate(JOBS, 1))
     shown = rows(json.loads((folder / "plan.json").read_text()), in_turn_s)
     print("\n".join(["", *text_table.text(("makespan", "goal", "reached", "met"), shown, 120)]))

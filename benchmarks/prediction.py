@@ -29,9 +29,9 @@ from unittest.mock import patch
 from benchmarks import prediction_replays as replays
 from benchmarks import prediction_runs
 from benchmarks.common import configuration, machine, parser, python
+from multicard.estimate import published
+from multicard.estimate.time.defects import Series, reasons
 from multicard.measure.timing import clock_s
-from multicard.predict import published
-from multicard.predict.time.defects import Series, reasons
 from multicard.records import text_table
 
 RUNS = Path(__file__).with_name("prediction_runs.csv")
@@ -118,8 +118,8 @@ def active_bytes_row(full: bool) -> Row:
 
 def llama_row(full: bool) -> Row:
     """Of the process of its own that a prediction takes: its duration from start to end, and its memory at most."""
-    from multicard.predict import memory
-    from multicard.predict.memory.facts import Machine, TextFacts
+    from multicard.estimate import memory
+    from multicard.estimate.memory.facts import Machine, TextFacts
 
     methods = ("lora", "qlora", "dpo", "qat", "full") if full else ("lora", "qat")
     cells = [(method, gpus) for method in methods for gpus in ((1, 2, 4, 8) if full else (1, 4))]

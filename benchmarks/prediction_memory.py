@@ -1,6 +1,6 @@
 """Predicted peak memory against the truth on the CPU: `python -m benchmarks.prediction_memory`.
 
-Each cell's steps are taken twice: with tensors that have no values, as `multicard.predict.memory` does, and for real,
+Each cell's steps are taken twice: with tensors that have no values, as `multicard.estimate.memory` does, and for real,
 by the project's own loop and torchtune's own recipes, in 1 or 2 ranks with gloo. The truth is torch's own MemTracker,
 and where that cannot follow, with FSDP, frozen weights and NF4, our counter on the real tensors.
 Gloo's threads hold what FSDP has gathered for longer in some runs than in others: tuning on 2 ranks is taken three
@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from multicard.config.base import RunConfig
 from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
-from multicard.predict.memory.facts import ImageFacts, TextFacts
+from multicard.estimate.memory.facts import ImageFacts, TextFacts
 from multicard.records import text_table
 from multicard.records.progress import Board
 from multicard.workloads import register
@@ -77,7 +77,7 @@ class Peaks:
         import torch
         from torch.distributed._tools.mem_tracker import MemTracker
 
-        from multicard.predict.memory.tracker import Tracker
+        from multicard.estimate.memory.tracker import Tracker
 
         self.profiles, self.watches = profiles, watches
         self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
@@ -131,7 +131,7 @@ def models_of(config: VisionConfig) -> Any:
 def train_vision(config: VisionConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
     import torch
 
-    from multicard.predict.memory import image_data
+    from multicard.estimate.memory import image_data
     from multicard.vision import optim
     from multicard.vision.data.batch import Batch
     from multicard.vision.loop import Loop, memory_format
@@ -166,9 +166,9 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
     import torch
     import torch.distributed as dist
 
+    from multicard.estimate.memory import tuning_step
+    from multicard.estimate.memory.tracker import Tracker
     from multicard.llm import methods, recipes, torchtune_config
-    from multicard.predict.memory import tuning_step
-    from multicard.predict.memory.tracker import Tracker
 
     cfg = tuning_step.recipe_configuration(config, ROWS, "cpu")
     inputs = tuning_step.preflight.Inputs([{}] * 64, None, ROWS.vocabulary)
@@ -233,7 +233,7 @@ def real(entry: str, words: tuple[str, ...], ranks: int, profiles: bool) -> dict
 
 
 def predicted(config: RunConfig) -> tuple[int, float]:
-    from multicard.predict.memory.simulate import simulate
+    from multicard.estimate.memory.simulate import simulate
 
     started_s = time.process_time()
     answer = simulate(config, IMAGES if isinstance(config, VisionConfig) else ROWS, "cpu")

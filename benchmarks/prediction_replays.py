@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from multicard.predict import published, totals
-from multicard.predict.time import estimate, scaling
-from multicard.predict.time.defects import Series
-from multicard.predict.time.observations import StepObservation
+from multicard.estimate import published, totals
+from multicard.estimate.time import estimate, scaling
+from multicard.estimate.time.defects import Series
+from multicard.estimate.time.observations import StepObservation
 from multicard.records.schema_parts import Interval
 
 HERE = "here"  # the machine of the row that is replayed

@@ -80,7 +80,7 @@ def measured(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> None:
     """The work of the process that `measured` starts."""
-    from multicard.profiling import load
+    from multicard.observe.profiles import load
 
     started_s = timing.clock_s()
     profile = load.read([path])

@@ -32,7 +32,7 @@ from benchmarks import race_live
 from benchmarks.common import machine, parser
 from benchmarks.race_grid import GRIDS, LONG, SHORT, MeasuredGrid
 from benchmarks.race_replays import Kind, MadeGrid, Replay, World, replay, swept
-from multicard.race.standings import RaceOptions
+from multicard.decide.race.standings import RaceOptions
 from multicard.records import text_table
 
 SHARE_LIVE = 0.25

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.race_grid import LONG
+from multicard.decide.race.state import FOLDER
 from multicard.measure.timing import clock_s
-from multicard.race.state import FOLDER
 from multicard.records.run_folder import RESULT
 
 FIGURE = "images_per_s"

@@ -8,11 +8,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from multicard.race.blocks import of_steps
-from multicard.race.posterior import Block
-from multicard.race.processes import QUIET_S
-from multicard.race.rules import Race
-from multicard.race.standings import OUT, RaceOptions, Verdict
+from multicard.decide.race.blocks import of_steps
+from multicard.decide.race.posterior import Block
+from multicard.decide.race.processes import QUIET_S
+from multicard.decide.race.rules import Race
+from multicard.decide.race.standings import OUT, RaceOptions, Verdict
 
 AXES: dict[str, tuple[object, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),

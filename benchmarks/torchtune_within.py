@@ -20,13 +20,13 @@ import numpy as np
 
 from benchmarks.common import configuration, machine, parser, spread
 from multicard.config.llm import LlmConfig
-from multicard.controller import prepare
 from multicard.llm.workload import WORKLOAD
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s
 from multicard.ranks import elastic
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
+from multicard.run import prepare
 
 MARKS = "marks.json"
 

@@ -26,12 +26,12 @@ import numpy as np
 
 from benchmarks.common import configuration, machine, parser
 from multicard.config.vision import VisionConfig
-from multicard.controller import prepare
 from multicard.machine.allocation import Allocation
 from multicard.measure import timing
 from multicard.ranks import elastic
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
+from multicard.run import prepare
 from multicard.vision.workload import WORKLOAD
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from multicard.config.experiment import HydraWithExperiment
-from multicard.controller.workload import Workload
 from multicard.llm import workload as llm
+from multicard.run.workload import Workload
 from multicard.vision import workload as vision
 
 CONF = Path(__file__).parents[1] / "conf"

@@ -30,12 +30,13 @@ from omegaconf import DictConfig, OmegaConf
 from multicard import workloads
 from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
-from multicard.controller import run, session
 from multicard.llm import workload as llm
 from multicard.measure.timing import clock_s, pause
 from multicard.ranks import elastic, interruption
+from multicard.run import controller as run
+from multicard.run import session
 from multicard.vision.workload import WORKLOAD
-from tests import wandb_stand_in
+from tests.helpers import wandb_stand_in
 
 SHARED = ROOT.parent / "shared" / "data"  # real data: tests that need it skip where it is absent
 
@@ -102,7 +103,9 @@ def free_port(first: int) -> int:
 
 def warm_up() -> None:
     """Have this process's ranks forked with everything imported: the first call decides."""
-    elastic.warm_up("cpu", [*llm.WORKLOAD.preload, *WORKLOAD.preload, "tests.rank_work", "tests.fork_server"])
+    elastic.warm_up(
+        "cpu", [*llm.WORKLOAD.preload, *WORKLOAD.preload, "tests.helpers.rank_work", "tests.helpers.fork_server"]
+    )
 
 
 def shared(name: str) -> Path:
@@ -249,7 +252,7 @@ def wandb_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[wa
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Of the pages that `report` writes."""
-    from tests import report_view
+    from tests.helpers import report_view
 
     yield from report_view.launched()
 

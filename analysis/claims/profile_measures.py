@@ -7,8 +7,8 @@ from functools import partial
 from analysis.claims.readings import OfRank
 from analysis.claims.sides import Sides
 from analysis.stats.intervals import Interval
-from multicard.profiling.names import COPIES
-from multicard.profiling.profile_data import Profile, RankProfile
+from multicard.observe.profiles.names import COPIES
+from multicard.observe.profiles.profile_data import Profile, RankProfile
 
 CPU = "CPU ranks have none"  # why a profile may lack a metric
 

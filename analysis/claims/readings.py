@@ -9,7 +9,7 @@ from typing import Any
 from analysis.runs.load import Run
 from analysis.stats import between_runs
 from analysis.stats.between_runs import Machines
-from multicard.profiling.profile_data import Profile, RankProfile
+from multicard.observe.profiles.profile_data import Profile, RankProfile
 from multicard.records.text_table import clean
 from multicard.vision.precision import PRECISIONS
 

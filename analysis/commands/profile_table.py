@@ -12,7 +12,7 @@ from analysis.papers.experiments import Panel
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
-from multicard.profiling.profile_data import Profile
+from multicard.observe.profiles.profile_data import Profile
 
 GROUPS = ("derived", "api", "copy", "collective", "phase")  # single kernels are left out
 TOP = 8  # metrics of a group, by the cell in which they take longest

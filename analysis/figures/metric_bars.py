@@ -20,7 +20,7 @@ from analysis.papers import same_setting
 from analysis.papers.experiments import Panel
 from analysis.papers.printed import METRIC
 from analysis.runs import grouping, profile_metrics
-from multicard.profiling.profile_data import Profile
+from multicard.observe.profiles.profile_data import Profile
 
 SHARE, WINDOW, STEP, COPIED, COPIED_IN_A_STEP = "share", "window_s", "step_s", "copied", "copied_in_a_step"  # measures
 TITLES = {

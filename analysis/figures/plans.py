@@ -16,7 +16,7 @@ UNITS = ((2 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (120.0, 
 
 
 def chart(name: str, plan: Mapping[str, Any]) -> Figure | None:
-    """The chart of a plan's file (`python -m multicard.plan --json`); None where it has no job with a time.
+    """The chart of a plan's file (`python -m multicard plan --json`); None where it has no job with a time.
 
     Args:
         name: of the figure's file.

@@ -15,7 +15,7 @@ from analysis.figures.panel_layout import ACROSS, PanelChart, around, in_unit
 from analysis.figures.profile_rows import Values, absent_notes, means_note, metric_rows
 from analysis.figures.vega import Figure, Spec, escaped, layered, only
 from analysis.papers.experiments import Panel
-from multicard.profiling.profile_data import Profile
+from multicard.observe.profiles.profile_data import Profile
 
 TITLES = {
     "api": "CUDA API calls",

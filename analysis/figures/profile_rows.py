@@ -6,7 +6,7 @@ from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import MEASURED, Row
 from analysis.papers.experiments import Panel
 from analysis.runs import grouping, profile_metrics
-from multicard.profiling.profile_data import Profile
+from multicard.observe.profiles.profile_data import Profile
 from multicard.records.text_table import clean
 
 Values = Mapping[tuple[str, str], float]  # by group and metric

@@ -15,7 +15,7 @@ HEADINGS = ("job", "GPUs", "planned start", "planned end", "start", "end", "stat
 
 
 def read(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """The plans below folders, as `python -m multicard.plan --json` and `--run` leave them; others are passed over."""
+    """The plans below folders, as `python -m multicard plan --json` and `--run` leave them; others are passed over."""
     paths = {path.resolve() for folder in folders for pattern in FILES for path in folder.glob(pattern)}
     read_plans = (run_folder.read_json(path) for path in sorted(paths))
     return [plan for plan in read_plans if plan is not None and KEYS <= plan.keys()]

@@ -260,7 +260,7 @@ def profiles(details: Sequence[RunDetails]) -> Grid | None:
     ]
     note = (
         "Summed over ranks, a step; share: of the profiled time. Kernels are in the records: python -m "
-        "multicard.profiling FOLDER/profile."
+        "multicard.observe.profiles FOLDER/profile."
     )
     first = [f"The first {MOST_PROFILE_ROWS:,} of {len(rows):,} rows."] if len(rows) > MOST_PROFILE_ROWS else []
     settings = [ComparedSetting((), [run_details]) for run_details, _ in shown]

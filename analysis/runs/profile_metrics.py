@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from analysis.runs.load import Run
-from multicard.profiling.names import COPIES
-from multicard.profiling.profile_data import Profile, Row
+from multicard.observe.profiles.names import COPIES
+from multicard.observe.profiles.profile_data import Profile, Row
 
 NCCL = "nccl"  # all collectives of NCCL together
 # Of Figs. 3, 4, 11 and 12 of 2505.22905, and of Fig. 15

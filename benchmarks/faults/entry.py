@@ -11,7 +11,8 @@ import hydra
 from omegaconf import DictConfig
 
 from benchmarks.faults import work
-from multicard import cli, workloads
+from multicard import workloads
+from multicard.cli import command as cli
 from multicard.sweep import task
 from multicard.vision import workload
 

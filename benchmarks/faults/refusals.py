@@ -117,7 +117,7 @@ FAULTS = (
         _ANALYSIS,
         name="trace-nested",
         what="a trace is nested 100,000 times",
-        program=("-m", "multicard.profiling"),
+        program=("-m", "multicard", "profile"),
         words=("{trial}/trace.json",),
         prepare=write("trace.json", b'{"traceEvents": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
         says=r"trace\.json",

@@ -44,7 +44,7 @@ class SweepLauncher(Launcher):
         self.streak = Streak()  # over all batches of the command
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from multicard.controller.session import SESSION
+        from multicard.run.session import SESSION
         from multicard.sweep import objective
 
         if SESSION.abandoned:
@@ -83,7 +83,7 @@ class SweepLauncher(Launcher):
         auto_gpus.refuse(config, self.on_slurm)
         if not self.packs or config.exclusive is not False or config.max_jobs == 1:
             return auto_gpus.resolve(self.hydra_context, config, job_overrides, None)
-        from multicard.plan import packed_gpus
+        from multicard.decide.plan import packed_gpus
 
         return auto_gpus.resolve(self.hydra_context, config, job_overrides, packed_gpus.pick)
 
@@ -95,7 +95,7 @@ class SweepLauncher(Launcher):
             KeyboardInterrupt: cells are left: the sweeper would go on without them.
         """
         from multicard import workloads
-        from multicard.controller.session import SESSION
+        from multicard.run.session import SESSION
         from multicard.sweep import axes
 
         config, remedy = self.config, "leave hydra/sweeper out"
@@ -111,7 +111,7 @@ class SweepLauncher(Launcher):
         return cells
 
     def _measure_until_sure(self, job_overrides: Sequence[Sequence[str]], first: int) -> None:
-        from multicard.controller.session import SESSION, say
+        from multicard.run.session import SESSION, say
         from multicard.sweep.until_sure import UntilSure
 
         rounds = UntilSure(self.config, job_overrides)
@@ -174,7 +174,7 @@ class SweepLauncher(Launcher):
 
     def _show_race(self, cells: "list[Cell]") -> None:
         """Check the cells as a race of them would, and print what it would do."""
-        from multicard.race import grid
+        from multicard.decide.race import grid
         from multicard.sweep import dry_run
 
         raced = self._raced(cells)
@@ -185,8 +185,8 @@ class SweepLauncher(Launcher):
 
     def _race(self, cells: "list[Cell]") -> None:
         """Find the best of the cells, and measure it."""
-        from multicard.controller.session import SESSION, say
-        from multicard.race import live
+        from multicard.decide.race import live
+        from multicard.run.session import SESSION, say
         from multicard.sweep import plan, streak
 
         finals: list[Cell] = []
@@ -202,7 +202,7 @@ class SweepLauncher(Launcher):
 
     def _raced(self, cells: "list[Cell]") -> "list[Cell]":
         """The cells that a race starts with. Says which it leaves out."""
-        from multicard.controller.session import SESSION, say
+        from multicard.run.session import SESSION, say
 
         for cell in cells:
             if cell.unfit:
@@ -239,7 +239,7 @@ class LocalLauncher(SweepLauncher):
             self._measure_in_turn(left)
 
     def _measure_in_turn(self, left: "list[Cell]") -> None:
-        from multicard.controller.session import SESSION
+        from multicard.run.session import SESSION
         from multicard.sweep.plan import Pace
 
         pace, streak = Pace(len(left)), self.streak

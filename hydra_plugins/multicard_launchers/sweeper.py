@@ -46,7 +46,7 @@ class CellSweeper(BasicSweeper):
     def _cells(self, arguments: list[str]) -> list[list[str]]:
         """The overrides of each cell, of all experiments where these are asked for."""
         from multicard import workloads
-        from multicard.controller.session import SESSION
+        from multicard.run.session import SESSION
         from multicard.sweep.axes import Axes
 
         assert self.config is not None and self.hydra_context is not None

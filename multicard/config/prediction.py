@@ -1,7 +1,7 @@
 """What is said of runs before they start, and the short runs that it rests on.
 
 Hydra takes no `predict.gpu` beside `predict=true`: a key is either a value or a group. So `predict=true` is read as
-`predict.enabled=true`, and `probe=true` likewise (`multicard.command_line`).
+`predict.enabled=true`, and `probe=true` likewise (`multicard.cli.command_line`).
 """
 
 import re

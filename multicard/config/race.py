@@ -1,7 +1,7 @@
 """What `race=FIGURE` asks of a sweep: the best of its cells by one figure, for a part of what all of them would take.
 
 Hydra takes no `race.confidence` beside `race=images_per_s`: a key is either a value or a group. So the latter is read
-as `race.figure=images_per_s` (`multicard.command_line`).
+as `race.figure=images_per_s` (`multicard.cli.command_line`).
 """
 
 from dataclasses import dataclass

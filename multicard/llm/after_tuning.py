@@ -1,4 +1,4 @@
-"""After the measured tuning: the profiled steps and the ablations of `diagnose`. See `multicard.bottleneck.ablations`.
+"""After the measured tuning: the profiled steps and the ablations of `diagnose`. See `multicard.observe.ablations`.
 
 The recipe's own loop takes these steps too, over batches that are handed to it one step at a time.
 """
@@ -15,14 +15,14 @@ import torchtune.utils
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
-from multicard.bottleneck import ablations
 from multicard.config.base import WindowConfig
 from multicard.config.compilation import GRAPH_PASSES, has_cuda_graphs
 from multicard.llm.packed_batches import half_mask
 from multicard.llm.step_probe import COUNTS, Batch, Batches, Probe, count
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
-from multicard.profiling.capture import Window
+from multicard.observe import ablations
+from multicard.observe.profiles.capture import Window
 
 
 def after_tuning(recipe: Any, probe: Probe) -> None:

@@ -18,7 +18,7 @@ from multicard.llm.packed_batches import PackedBatch
 from multicard.llm.rank_report import TuningReport
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
-from multicard.profiling.training_window import TrainingWindow
+from multicard.observe.profiles.training_window import TrainingWindow
 from multicard.ranks.meeting import as_on_rank_0
 from multicard.ranks.pausing import Pausing
 from multicard.ranks.probing import Probing

@@ -7,10 +7,10 @@ from multicard.config import compilation, llm
 from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.llm import LlmConfig, TemplateConfig
 from multicard.config.placement import Placement
-from multicard.controller.workload import Workload
 from multicard.llm import methods, preflight, summary, torchtune_config
 from multicard.llm.data import content
 from multicard.llm.data.templates import TEMPLATES
+from multicard.run.workload import Workload
 
 SCHEMAS: dict[str, dict[str, type]] = {
     "method": {name: method.schema for name, method in methods.METHODS.items()},

@@ -112,7 +112,7 @@ class Pausing:
         self._counts = []
 
     def _write(self, steps: int) -> None:
-        """Add a line to the rank's file: the block that has ended, as `multicard.race.readings` reads it."""
+        """Add a line to the rank's file: the block that has ended, as `multicard.decide.race.readings` reads it."""
         device, loss = self.rank.device, self._last_loss()
         line = {
             "step": steps,

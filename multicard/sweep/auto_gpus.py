@@ -21,11 +21,11 @@ from multicard.config.job import Device, count
 from multicard.config.keys import require
 from multicard.config.placement import place
 from multicard.config.prediction import is_elsewhere
-from multicard.controller import prepare
-from multicard.controller.session import SESSION, say
 from multicard.measure.timing import in_hours
 from multicard.records import identity, run_folder
 from multicard.records.schema_parts import Interval
+from multicard.run import prepare
+from multicard.run.session import SESSION, say
 from multicard.sweep import shares
 from multicard.sweep.plan import NAMED_CELLS
 from multicard.sweep.shares import Pool
@@ -237,8 +237,8 @@ def counts(most: int) -> tuple[int, ...]:
 
 def _predict(cells: Sequence[AutoCell], sweep: Path) -> None:
     """Set the times that are predicted, and take away the numbers of GPUs whose memory will not do."""
+    from multicard.estimate import history, run
     from multicard.machine import environment, private
-    from multicard.predict import history, run
 
     pairs = [(cell, gpus) for cell in cells if cell.before is None for gpus in cell.configs]
     if not pairs:

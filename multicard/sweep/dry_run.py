@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from multicard.config.job import Device, count
 from multicard.config.placement import place
-from multicard.controller import prepare
-from multicard.controller.session import SESSION, say
 from multicard.machine.allocation import Allocation
 from multicard.records import text_table
+from multicard.run import prepare
+from multicard.run.session import SESSION, say
 from multicard.sweep.plan import Cell
 
 

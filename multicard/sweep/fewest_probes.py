@@ -1,15 +1,15 @@
 """The fewest probes that make the cells of a sweep predictable, and the commands that run them.
 
 Cells are taken from the fewest GPUs on; one that the known and the chosen ones do not make predictable is chosen too.
-In the end those go that later ones have made needless. What is predictable, `multicard.predict.time.estimate` says.
+In the end those go that later ones have made needless. What is predictable, `multicard.estimate.time.estimate` says.
 """
 
 import math
 import shlex
 from collections.abc import Mapping, Sequence
 
-from multicard.predict.time import estimate
-from multicard.predict.time.observations import WITHOUT_EFFECT, StepObservation
+from multicard.estimate.time import estimate
+from multicard.estimate.time.observations import WITHOUT_EFFECT, StepObservation
 
 COUNTED = ("gpus", "nodes")
 SAME_STEP = WITHOUT_EFFECT | {"name", "repeat", "repetition", "rerun"}

@@ -7,11 +7,11 @@ from multicard.config.base import Scale
 from multicard.config.job import Device, count
 from multicard.config.prediction import Fit, is_elsewhere
 from multicard.config.repetition import AUTO, LEAST_AUTO
-from multicard.controller.session import SESSION, say
+from multicard.estimate import before_run, gpus
 from multicard.machine import devices
 from multicard.measure.timing import clock_s
-from multicard.predict import before_run, gpus
 from multicard.records.text_table import in_bytes
+from multicard.run.session import SESSION, say
 from multicard.sweep.plan import NAMED_CELLS, Cell
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def passing(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
 
 def _predicted(asked: list[Cell], on_slurm: bool) -> "list[Predicted]":
     """The predictions for GPUs; none where they fail."""
-    from multicard.predict import run  # which most commands on CPU ranks need not import
+    from multicard.estimate import run  # which most commands on CPU ranks need not import
     from multicard.sweep import predictions
 
     if on_slurm:
@@ -100,7 +100,7 @@ def _name(verdict: str, members: "Sequence[Predicted]", remedy: str) -> None:
 
 def _needs(each: "Predicted") -> str:
     """What a cell needs, and what there is."""
-    from multicard.predict import peaks
+    from multicard.estimate import peaks
 
     gpu, memory = each.target.gpu or "the GPU", each.prediction.memory_bytes
     if each.prediction.memory_basis == peaks.RAN_OUT:

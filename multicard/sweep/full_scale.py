@@ -17,9 +17,9 @@ from omegaconf import OmegaConf
 from multicard import workloads
 from multicard.config.base import NOT_IDENTITY
 from multicard.config.repetition import count
-from multicard.controller.workload import Workload
 from multicard.records import text_table
 from multicard.records.text_table import in_bytes
+from multicard.run.workload import Workload
 from multicard.sweep import printed_costs
 from multicard.sweep.axes import Axes
 from multicard.workloads import ALL, CONF, WORKLOADS

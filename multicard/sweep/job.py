@@ -12,19 +12,20 @@ from typing import Any
 from omegaconf import DictConfig
 
 from multicard.config.job import Code
-from multicard.controller import attempts, outcome, preemption, prepare, run
-from multicard.controller.peers import Guest, Peers
-from multicard.controller.workload import Workload
-from multicard.energy.sampler import Sampler
+from multicard.estimate import before_run
 from multicard.machine import environment, leases, private, slurm
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import pause
-from multicard.predict import before_run
-from multicard.profiling import nsys_launch
+from multicard.observe.energy.sampler import Sampler
+from multicard.observe.profiles import nsys_launch
 from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure, Interrupted
 from multicard.records import run_folder
 from multicard.records.progress import Board
+from multicard.run import attempts, outcome, preemption, prepare
+from multicard.run import controller as run
+from multicard.run.peers import Guest, Peers
+from multicard.run.workload import Workload
 
 TERMINAL_SIGNALS = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}  # which reach all processes of a command
 KILLED_WITHIN_S = 60.0  # SLURM ends a job that was requeued

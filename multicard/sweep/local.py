@@ -11,11 +11,11 @@ import psutil
 
 from multicard.config.job import count
 from multicard.config.placement import require_nodes
-from multicard.controller import outcome
-from multicard.controller.session import SESSION, say
 from multicard.measure.timing import pause
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
+from multicard.run import outcome
+from multicard.run.session import SESSION, say
 from multicard.sweep.job import CellJob, LocalJob, terminal_blocked
 from multicard.sweep.plan import STARTS_JOBS, Cell, Pace, jobs_folder, make_jobs, read_record, submission
 from multicard.sweep.shares import Machine, MachineShare

@@ -9,8 +9,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from hydra.core.utils import JobReturn, JobStatus
 from msgspec import Struct
 
-from multicard.controller.workload import Workload
 from multicard.records.schema import LlmRecord, Record, VisionRecord
+from multicard.run.workload import Workload
 from multicard.sweep.plan import Cell
 
 

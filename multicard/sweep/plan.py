@@ -14,11 +14,11 @@ from omegaconf import DictConfig, open_dict
 from multicard.config.base import RunConfig, Scale
 from multicard.config.job import count
 from multicard.config.prediction import starts_nothing
-from multicard.controller import outcome, prepare
-from multicard.controller.session import SESSION, say
 from multicard.machine import environment, private
 from multicard.measure.timing import clock_s, in_hours
 from multicard.records import identity, run_folder
+from multicard.run import outcome, prepare
+from multicard.run.session import SESSION, say
 from multicard.sweep.job import CellJob
 
 # How a job's process is started: `job_process` sees that the job is this user's own

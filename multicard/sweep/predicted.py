@@ -11,11 +11,11 @@ from multicard import workloads
 from multicard.config.base import RunConfig, Scale, plain
 from multicard.config.job import Device, count, resources
 from multicard.config.prediction import is_elsewhere
-from multicard.controller.session import SESSION, say
-from multicard.predict import history, run
-from multicard.predict.run import Target
-from multicard.predict.time import observations
+from multicard.estimate import history, run
+from multicard.estimate.run import Target
+from multicard.estimate.time import observations
 from multicard.records import comparable, run_folder, table, text_table
+from multicard.run.session import SESSION, say
 from multicard.sweep import dry_run, fewest_probes, prediction_table, predictions
 from multicard.sweep.plan import Cell
 from multicard.sweep.prediction_table import WIDTH, PredictedCell

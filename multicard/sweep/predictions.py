@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from multicard.config.base import RunConfig
+from multicard.estimate import history
+from multicard.estimate.run import Predictor, Target
 from multicard.machine import environment, private
-from multicard.predict import history
-from multicard.predict.run import Predictor, Target
 from multicard.records.schema_parts import Prediction
 from multicard.records.text_table import in_bytes
 from multicard.sweep.plan import Cell

@@ -20,10 +20,10 @@ from omegaconf import OmegaConf
 
 from multicard.config.job import Resources, count, resources
 from multicard.config.keys import require
-from multicard.controller import outcome
-from multicard.controller.session import SESSION, say
 from multicard.machine import slurm
 from multicard.records import run_folder
+from multicard.run import outcome
+from multicard.run.session import SESSION, say
 from multicard.sweep.job import SlurmJob, terminal_blocked
 from multicard.sweep.plan import STARTS_JOBS, SUBMITTED, Cell, jobs_folder, make_jobs, submission
 

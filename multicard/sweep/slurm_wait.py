@@ -10,8 +10,6 @@ from rich.live import Live
 from rich.table import Table
 
 from multicard.config.job import count
-from multicard.controller import outcome
-from multicard.controller.session import SESSION, say
 from multicard.machine import slurm
 from multicard.machine.slurm import State
 from multicard.measure.timing import clock_s, in_hours, pause
@@ -19,6 +17,8 @@ from multicard.ranks import interruption
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import LOG_LINES
 from multicard.records import run_folder
+from multicard.run import outcome
+from multicard.run.session import SESSION, say
 from multicard.sweep.plan import SUBMITTED, Cell, Pace, read_record, resume_command
 from multicard.sweep.streak import SameFailureError, Streak
 

@@ -8,12 +8,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from multicard.controller import outcome, run
-from multicard.controller.prepare import changed_data, problem, typed
-from multicard.controller.session import SESSION, say
-from multicard.controller.workload import Workload
-from multicard.predict import before_run
+from multicard.estimate import before_run
 from multicard.records import identity, run_folder
+from multicard.run import controller as run
+from multicard.run import outcome
+from multicard.run.prepare import changed_data, problem, typed
+from multicard.run.session import SESSION, say
+from multicard.run.workload import Workload
 from multicard.sweep import auto_gpus, fit, objective, shares
 from multicard.sweep.plan import Cell
 

@@ -20,10 +20,10 @@ from multicard.config.base import plain
 from multicard.config.job import count
 from multicard.config.keys import require
 from multicard.config.repetition import LEAST_AUTO, share
-from multicard.controller.session import say
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, UNDECIDED, Spread
 from multicard.records import comparable, steps
+from multicard.run.session import say
 from multicard.sweep.plan import Cell
 
 EARLY = 0.998  # confidence of comparisons before the last repetition

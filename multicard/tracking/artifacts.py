@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from multicard.energy.parts import MERGED
+from multicard.observe.energy.parts import MERGED
 from multicard.records import text_table
 from multicard.records.run_folder import ENVIRONMENT, MACHINE, RESULT
 from multicard.records.steps import STEPS

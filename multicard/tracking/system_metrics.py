@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from multicard.energy.parts import MERGED
+from multicard.observe.energy.parts import MERGED
 from multicard.records import run_folder
 from multicard.tracking import keys
 from multicard.tracking.timeline import Timeline

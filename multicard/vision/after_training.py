@@ -7,10 +7,10 @@ from itertools import cycle
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from multicard.bottleneck import ablations
 from multicard.config.base import WindowConfig
 from multicard.config.compilation import GRAPH_PASSES
-from multicard.profiling.capture import Window
+from multicard.observe import ablations
+from multicard.observe.profiles.capture import Window
 from multicard.ranks.meeting import max_over_ranks
 from multicard.vision.data.batch import Batch, Input
 from multicard.vision.data.loaders import LOADERS

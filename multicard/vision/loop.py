@@ -20,7 +20,7 @@ from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
-from multicard.profiling.training_window import TrainingWindow
+from multicard.observe.profiles.training_window import TrainingWindow
 from multicard.ranks.pausing import Pausing
 from multicard.ranks.probing import Probing
 from multicard.ranks.process import Rank

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from multicard.energy.counters import Counters
 from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES
+from multicard.observe.energy.counters import Counters
 from multicard.ranks import meeting
 from multicard.ranks.process import Rank
 from multicard.records import run_folder

@@ -12,12 +12,12 @@ from multicard.config.keys import require
 from multicard.config.placement import Placement
 from multicard.config.prediction import starts_nothing
 from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, ModelConfig, VisionConfig
-from multicard.controller.session import say
-from multicard.controller.workload import Workload
 from multicard.machine import environment
 from multicard.measure import memory
 from multicard.records.content import Parts
 from multicard.records.text_table import in_bytes
+from multicard.run.session import say
+from multicard.run.workload import Workload
 from multicard.vision import models, summary
 from multicard.vision.data import datasets
 from multicard.vision.data.datasets import DATASETS

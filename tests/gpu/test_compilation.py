@@ -13,7 +13,7 @@ from multicard.vision import compiling
 from multicard.vision.loop import memory_format
 from tests.conftest import typed
 from tests.gpu.test_cuda import CUDA, ok, several
-from tests.rank_work import Small
+from tests.helpers.rank_work import Small
 
 pytestmark = [
     pytest.mark.gpu,

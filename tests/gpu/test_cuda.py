@@ -13,20 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from multicard.controller.workload import Workload
 from multicard.llm import workload as llm
 from multicard.measure import memory, timing
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
 from multicard.ranks import failures
 from multicard.records import run_folder
 from multicard.records.progress import LossPeek
+from multicard.run.workload import Workload
 from multicard.vision import workload as vision
 from multicard.vision.data.batched_loader import Buffers
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.samplers import Shuffled
 from tests.conftest import ROOT, SMALL, typed
-from tests.test_loaders import DALI, noise, pixels, read, source
-from tests.test_resume import Case
+from tests.run.test_resume import Case
+from tests.vision.test_loaders import DALI, noise, pixels, read, source
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.gpu.test_cuda import pytestmark  # noqa: F401 - marks this module too
-from tests.test_optim import OPTIMIZERS, OVERFLOWS, numbers, trained, uninitialised  # noqa: F401 - a fixture
+from tests.vision.test_optim import OPTIMIZERS, OVERFLOWS, numbers, trained, uninitialised  # noqa: F401 - a fixture
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step", "ignore:.*deterministic")

@@ -9,7 +9,7 @@ import torch
 
 from multicard.llm.random_weights import STD, RandomWeight
 from multicard.measure import memory
-from tests.test_llm_run import ok, steps
+from tests.llm.test_llm_run import ok, steps
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,8 @@ from dataclasses import replace
 import hydra
 from omegaconf import DictConfig
 
-from multicard import cli, workloads
+from multicard import workloads
+from multicard.cli import command as cli
 from multicard.sweep import task
 from multicard.vision import workload
 

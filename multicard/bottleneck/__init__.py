@@ -1,1 +1,0 @@
-"""What bounds a run: steps without one cost each, and the diagnosis from their times."""

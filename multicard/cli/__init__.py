@@ -1,0 +1,1 @@
+"""The command around Hydra: refusals in one line, help, the exit code."""

@@ -1,0 +1,232 @@
+"""The words of a command: what Hydra would accept and nobody reads is refused, and what Hydra refuses is said in one
+line with the key and the remedy."""
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any, NoReturn, Optional
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import OverrideParseException
+
+from multicard import workloads
+from multicard.config.keys import require
+from multicard.config.prediction import SWITCHED
+from multicard.config.repetition import REPETITION
+from multicard.run.workload import Workload
+
+RACE = ("race.figure", "race.confidence", "race.tolerance", "race.block")
+PREDICT = ("predict.enabled", "predict.gpu", "predict.memory")
+SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
+OF_SWEEPS = ("max_jobs", "objective", "gpus_auto")  # one value for all cells
+OTHERS = (*PREDICT, *OF_SWEEPS, *RACE)
+AUTO_GPUS = ("gpus=1", "gpus_auto=true")  # the first takes the place of an experiment's axis
+TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
+
+
+def switched(words: list[str], workload: Workload) -> list[str]:
+    """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like; with `gpus=auto` as AUTO_GPUS; and with
+    `+experiment=NAME`, as it is written where the defaults do not have the group, as `experiment=NAME`."""
+    keys = {name: f"{name}.enabled" for name in SWITCHED} | {"race": "race.figure"}
+    words = [part for word in words for part in (AUTO_GPUS if word == "gpus=auto" else (word,))]
+    parted = [word.partition("=") for word in words]
+    words = [f"{keys.get(name, name)}{sign}{value}" for name, sign, value in parted]
+    if not any(word.startswith("+") for word in words):
+        return words
+    added = tuple(f"+{group}=" for group in workloads.optional_groups(workload))
+    return [word.removeprefix("+") if word.startswith(added) else word for word in words]
+
+
+def overrides(words: list[str]) -> list[Override]:
+    """The keys that a command sets.
+
+    Raises:
+        ValueError: what cannot be read, with the remedy.
+    """
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(f"{message}; flags come first, keys are set as key=value, and --help lists them")
+
+    if {"-h", "--help"} & {*words}:
+        words = [word for word in words if not word.startswith("-")]
+    else:
+        parser = get_args_parser()
+        parser.error = refuse
+        words = parser.parse_args(words).overrides
+    try:
+        return OverridesParser.create().parse_overrides(words)
+    except OverrideParseException as error:
+        raise ValueError(_unreadable(error.override)) from None
+
+
+def _unreadable(word: str) -> str:
+    key, sign, value = word.partition("=")
+    if not sign:
+        return f"{word}: is no key=value; --help lists the keys"
+    if value.startswith("="):
+        return f"{word}: has a second equals sign; use {key}={value.lstrip('=')}"
+    if not value.isprintable():
+        return f"{word}: has a character that cannot be printed; leave it out"
+    quoted = value.replace('"', r"\"")
+    return f"{word}: Hydra cannot read this value; close its brackets, or quote it: '{key}=\"{quoted}\"'"
+
+
+def first_values(chosen: list[Override]) -> list[str]:
+    """The words of a single run: of each sweep its first value."""
+    words = []
+    for override in chosen:
+        values = override.sweep_string_iterator() if override.is_sweep_override() else iter(())
+        first = next(values, None)
+        words.append(str(override.input_line) if first is None else f"{override.get_key_element()}={first}")
+    return words
+
+
+def plans_all(chosen: list[Override]) -> bool:
+    """Whether a command asks what all experiments would take, at their full scale."""
+    values = {override.key_or_group: override.value() for override in chosen if not override.is_sweep_override()}
+    others = any(values.get(key) is True for key in ("predict.enabled", "gpus_auto"))
+    plans = values.get("dry_run") is True and not others
+    return values.get("experiment") == workloads.ALL and plans and values.get("scale") != "smoke"
+
+
+def check(chosen: list[Override], workload: Workload) -> None:
+    """Refuse what Hydra would compose: options of the other entry, keys that are added or taken away, sweeps of
+    experiments, numbers that would count as true.
+
+    Raises:
+        ValueError: with the option and its alternatives.
+    """
+    known, groups = known_keys(workload), workloads.groups(workload)
+    sweepers = [str(override.value()) for override in chosen if override.key_or_group == "hydra/sweeper"]
+    searches = not {*sweepers[-1:]} <= {"cells", "basic"}  # Optuna's and Ax's take intervals
+    for override in chosen:
+        key, word = override.key_or_group, override.input_line
+        if key.partition(".")[0] == "hydra" or key.startswith("hydra/"):
+            continue
+        remedy = f"write {key}=VALUE, or leave it out for its default"
+        require(not override.is_delete(), f"{word}: a key cannot be taken away; {remedy}")
+        if override.is_add() or override.is_force_add():
+            require(key in known, _explain_key(key, workload))
+        require(not override.is_add(), f"{word}: the key is there already; write it without +")
+        underscored = key.replace(".", "_")  # repeat.error, as repeat is no group
+        value = str(word).partition("=")[2]
+        require(key in known or underscored not in REPETITION, f"{word}: write {underscored}={value}")
+        sweeps = override.is_sweep_override()
+        one_value = key in (
+            "experiment",
+            "scale",
+            *REPETITION[:-1],
+            "probe.enabled",
+            "fit",
+            *PREDICT,
+            *OF_SWEEPS,
+            *RACE,
+        )
+        require(not (sweeps and one_value), f"{word}: takes one value, not a sweep")
+        discrete = not sweeps or override.is_discrete_sweep()
+        require(discrete or searches, f"{word}: name the values, as {key}=1,2,3")
+        if not discrete:
+            continue
+        values: list[Any] = list(override.sweep_iterator()) if sweeps else [override.value()]
+        require(key != "gpus" or "auto" not in values, f"{word}: auto stands alone, as gpus=auto")
+        if known.get(key) in SWITCHES:
+            numbers = [value for value in values if type(value) is int and value not in TRUE_OR_FALSE]
+            require(not numbers, f"{word}: must be true or false")
+        if key in groups:
+            _check_options(key, values, workload)
+
+
+def _check_options(group: str, values: list[Any], workload: Workload) -> None:
+    own = workloads.options(workload, group)
+    remedy = f"{workload.entry} has {', '.join(own)}"
+    for option in values:
+        require(
+            option is not None, f"{group}=null: is no option; leave it out for the default, or choose one: {remedy}"
+        )
+        for other in workloads.WORKLOADS:
+            belongs = option not in own and option in workloads.options(other, group)
+            require(not belongs, f"{group}={option}: belongs to {other.entry}; {remedy}")
+
+
+# What OmegaConf says of a value, in plain words
+VALUES = (
+    ("could not be converted to Integer", "must be a whole number"),
+    ("could not be converted to Float", "must be a number"),
+    ("is not a valid bool", "must be true or false"),
+    ("is not Optional", "must not be null"),
+    ("is not a ListConfig", "must be a list, as [a,b]"),
+    ("'Optional[Union[bool, str]]'", "must be true, false or a word"),
+    ("'Union[bool, str]'", "must be true, false or a word"),
+)
+
+
+def explain(message: str, workload: Workload) -> str:
+    """One line for what Hydra or OmegaConf says of a command line that cannot be composed: the key and a remedy."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
+    first = lines[0]
+    for pattern, say in _EXPLANATIONS:
+        if (match := re.search(pattern, first)) is not None:
+            return say(match, lines, workload)
+    return first
+
+
+def _explain_value(match: re.Match[str], lines: list[str], _: Workload) -> str:
+    reason = lines[1] if len(lines) > 1 else "cannot be set"
+    plain = next((words for part, words in VALUES if part in reason), f"{reason[0].lower()}{reason[1:]}")
+    return f"{match[1]}: {plain}"
+
+
+def _explain_option(match: re.Match[str], lines: list[str], workload: Workload) -> str:
+    group, _, option = match[1].rpartition("/")
+    options = sorted(path.stem for path in (workloads.CONF / group).glob("*.yaml"))
+    if group in workloads.groups(workload):
+        options = workloads.options(workload, group)
+    return f"{group}={option}: no such option; choose one of {', '.join(options)}" if options else lines[0]
+
+
+def _explain_ambiguous(_: re.Match[str], lines: list[str], __: Workload) -> str:
+    words = lines[0].partition("'")[2].rstrip("'")
+    return f"{words}: several values are a sweep; add -m, or write a list as [a,b]"
+
+
+def _explain_reference(match: re.Match[str], lines: list[str], _: Workload) -> str:
+    keys = [line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")]
+    return ": ".join([*keys[:1], f"${{{match[1]}}} is not there; write the value, or the name of a key"])
+
+
+_EXPLANATIONS: tuple[tuple[str, Callable[[re.Match[str], list[str], Workload], str]], ...] = (
+    (r"^Could not override '([^']*)'", lambda match, _, workload: _explain_key(match[1], workload)),
+    (r"Could not find '([^']*)'", _explain_option),
+    (r"^Ambiguous value", _explain_ambiguous),
+    (r"^Error merging override (.*)", _explain_value),
+    (r"^Interpolation key '([^']*)' not found", _explain_reference),
+    (r"^Unsupported interpolation type (\S+)", _explain_reference),
+)
+
+
+def _explain_key(key: str, workload: Workload) -> str:
+    known = known_keys(workload)
+    if key in known:
+        return f"{key}: not a key of the option chosen for {key.partition('.')[0]}; --help shows those it has"
+    for other in workloads.WORKLOADS:
+        if key in known_keys(other):
+            return f"{key}: belongs to {other.entry}"
+    near = difflib.get_close_matches(key, known, n=3)
+    return f"{key}: no such key here; " + (f"nearest: {', '.join(near)}" if near else "--help shows all keys")
+
+
+def known_keys(workload: Workload) -> dict[str, set[Any]]:
+    """Every group and key that a command line may set, with the keys of all options, and their types."""
+    types: dict[str, set[Any]] = {name: set() for name in workloads.groups(workload)}
+    schemas: list[tuple[str, type]] = [("", workload.schema)]
+    schemas += [(f"{group}.", schema) for group, options in workload.options.items() for schema in options.values()]
+    while schemas:
+        prefix, schema = schemas.pop()
+        for field in fields(schema):
+            types.setdefault(prefix + field.name, set()).add(field.type)
+            if isinstance(field.type, type) and is_dataclass(field.type):
+                schemas.append((f"{prefix}{field.name}.", field.type))
+    return types

@@ -1,0 +1,239 @@
+"""The processes of a race: cells that are started as probes, train a block when they are told to, and pause."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from multicard.config.base import RunConfig
+from multicard.decide.race import gpus, readings
+from multicard.decide.race.readings import BlockReader, Energy, Measured
+from multicard.measure.timing import clock_s, pause
+from multicard.ranks import os_calls
+from multicard.records import identity
+from multicard.records.progress import Board
+from multicard.run.session import SESSION
+from multicard.sweep import local
+from multicard.sweep.job import LocalJob
+from multicard.sweep.local import Running
+from multicard.sweep.plan import Cell, make_jobs, submission
+from multicard.sweep.shares import LEASES_POLL_S, Machine, MachineShare
+
+POLL_S = 0.02
+QUIET_S, QUIET_SHARE, QUIET_WITHIN_S = 0.1, 0.2, 5.0  # a paused cell is quiet below this share of a core
+
+
+@dataclass(frozen=True)
+class RaceJob(LocalJob):
+    """A cell of a race: it ends when the race is gone.
+
+    Args:
+        race: the process of the race.
+    """
+
+    race: int = 0
+
+    def measure(self) -> str:
+        os_calls.die_with(self.race)
+        return super().measure()
+
+
+class CellEndedError(Exception):
+    """The process of a cell has ended by itself: why is in its record."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        super().__init__(record["status"])
+        self.record = record
+
+
+@dataclass
+class CellProcess:
+    """A process of a cell.
+
+    cell: as it is raced, a probe in a folder of its own. number: of the process, in the whole race. last: what its
+    ranks wrote when they last paused. step_s: of its steps. start_s, block_s: seconds that its start took, and its last
+    block with all that is not measured. ran_at_s: when it last paused.
+    """
+
+    cell: Cell
+    number: int
+    running: Running
+    reader: BlockReader
+    board: Board | None = None
+    last: Measured | None = None
+    step_s: float | None = None
+    start_s: float = 0.0
+    block_s: float = 0.0
+    ran_at_s: float = field(default_factory=clock_s)
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """That it computes on."""
+        assert self.cell.config is not None
+        return (self.running.share.gpus or ())[: self.cell.config.gpus]
+
+    def run_block(self, block_s: float) -> Measured:
+        """Let it train for so many seconds, and a few steps at least. A process that has not trained yet does a few
+        steps first, by which the length of its block is chosen.
+
+        Raises:
+            CellEndedError: it ended.
+        """
+        assert self.board is not None and self.last is not None
+        began_s, measured = clock_s(), None
+        if self.step_s is None:
+            measured = self._train(0.0, 1.0)
+            self.step_s = measured.mean_step_s
+        left_s = block_s - (measured.seconds if measured is not None else 0.0)
+        if measured is not None and measured.energy is not None:  # of its warm-up too
+            measured = self._train(block_s, self.step_s)
+        elif measured is None or left_s > 0:
+            measured = readings.joined(measured, self._train(left_s, self.step_s))
+        assert measured is not None
+        self.step_s = measured.mean_step_s
+        self.ran_at_s = clock_s()
+        self.block_s = self.ran_at_s - began_s
+        return measured
+
+    def _train(self, seconds: float, step_s: float) -> Measured:
+        assert self.board is not None and self.last is not None
+        while True:
+            steps = readings.steps_for(seconds, step_s, self.last.skips, self.last.steps_per_epoch)
+            began, began_s, joules = self.last.step, clock_s(), gpus.joules(self.gpus)
+            self.board.run_to(began + steps)
+            measured = self.wait()
+            if not len(measured.step_s):
+                continue
+            after = gpus.joules(self.gpus)
+            if joules is None or after is None:
+                return measured
+            return replace(measured, energy=Energy(after - joules, measured.step - began, clock_s() - began_s))
+
+    def wait(self) -> Measured:
+        """Wait until its ranks pause.
+
+        Raises:
+            CellEndedError: it ended before.
+        """
+        while (measured := self.reader.next()) is None:
+            if self.running.job.done():
+                raise CellEndedError(collect(self))
+            pause(POLL_S)
+        self.last = measured
+        return measured
+
+    def end(self) -> None:
+        """Have it end, as a probe does."""
+        if self.board is not None and self.last is not None:
+            if not self.last.step:
+                self.board.run_to(1)
+            self.board.ask_stop(max(1, self.last.step))
+        while not self.running.job.done():
+            pause(POLL_S)
+
+    def wait_until_quiet(self) -> None:
+        """Wait until its loader's workers have filled their queues, and nothing of it computes."""
+        ends_s = clock_s() + QUIET_WITHIN_S
+        before_s = self._cpu_s()
+        while clock_s() < ends_s:
+            pause(QUIET_S)
+            now_s = self._cpu_s()
+            if now_s - before_s < QUIET_SHARE * QUIET_S:
+                return
+            before_s = now_s
+
+    def _cpu_s(self) -> float:
+        """CPU time of its processes."""
+        import psutil
+
+        total_s = 0.0
+        try:
+            for process in psutil.Process(int(self.running.job.job_id)).children(recursive=True):
+                times = process.cpu_times()
+                total_s += times.user + times.system
+        except psutil.NoSuchProcess:
+            pass
+        return total_s
+
+
+def as_probe(cell: Cell, repetition: int) -> Cell:
+    """The cell as it is raced."""
+    assert cell.config is not None
+    cfg = deepcopy(cell.cfg)
+    cfg.probe.enabled, cfg.repetition = True, repetition
+    config = replace(cell.config, probe=replace(cell.config.probe, enabled=True), repetition=repetition)
+    return replace(cell, cfg=cfg, config=config, folder=folder_of(cell, repetition, probe=True), result=None)
+
+
+def as_result(cell: Cell, repetition: int) -> Cell:
+    """The cell as it is measured in full."""
+    assert cell.config is not None
+    cfg = deepcopy(cell.cfg)
+    cfg.race.figure, cfg.repetition = None, repetition
+    config = replace(cell.config, race=replace(cell.config.race, figure=None), repetition=repetition)
+    return replace(cell, cfg=cfg, config=config, folder=folder_of(cell, repetition, probe=False), result=None)
+
+
+def folder_of(cell: Cell, repetition: int, probe: bool) -> Path:
+    """Of a run of the cell; the cell's own folder names its changed axes."""
+    assert cell.config is not None
+    digits = cell.config.identity()
+    changed = cell.folder.name.partition(f"-{digits}")[0]
+    name = f"{changed}-{digits}" + (f"-r{repetition}" if repetition > 1 else "") + ("-probe" if probe else "")
+    return identity.find(cell.folder.parent, name)
+
+
+def start(executor: Any, cell: Cell, number: int, share: MachineShare, running: list[Running]) -> CellProcess:
+    """Start a process of the cell, and wait until its ranks are ready to train.
+
+    Args:
+        cell: as a probe. running: the process is added to it, so that an interruption reaches it.
+
+    Raises:
+        CellEndedError: it ended: refused, or out of memory.
+    """
+    began_s = clock_s()
+    (cell.folder / "result.json").unlink(missing_ok=True)
+    for path in cell.folder.glob("blocks/*.jsonl"):  # of a process that was killed
+        path.unlink()
+    submit(executor, cell, share, running)
+    process = CellProcess(cell, number, running[-1], BlockReader(cell.folder))
+    process.wait()
+    process.board = Board(cell.folder, process.reader.ranks)
+    process.start_s = clock_s() - began_s
+    return process
+
+
+def submit(executor: Any, cell: Cell, share: MachineShare, running: list[Running]) -> None:
+    """Start a process of the cell, which ends with the race."""
+    visible = None if share.gpus is None else ",".join(share.gpus)
+    with submission() as umask:
+        options = {"gpus": visible, "cpus": share.cpus, "leased": share.names}
+        (job,) = make_jobs([cell], RaceJob, umask=umask, race=os.getpid(), **options)
+        local.start_job(executor, job, cell, share, running)
+
+
+def collect(process: CellProcess) -> dict[str, Any]:
+    """The record of a process that has ended by itself."""
+    SESSION.label = process.cell.label
+    local.collect(process.running, Path(process.running.job.paths.folder))
+    assert process.cell.result is not None
+    return process.cell.result
+
+
+@contextmanager
+def whole_machine(config: RunConfig) -> Iterator[MachineShare]:
+    """Within it no other command takes a GPU or core of this machine by a lease. Waits for those that have some."""
+    on, whole = Machine(), replace(config, exclusive=None)
+    try:
+        while (share := on.take(whole)) is None:
+            pause(LEASES_POLL_S)
+    finally:
+        on.wait_no_more()
+    try:
+        yield share
+    finally:
+        on.give_back(share)

@@ -1,0 +1,47 @@
+"""The prediction that a run's record holds, made just before the run starts."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from multicard.config.base import RunConfig
+from multicard.machine import devices
+from multicard.run.session import say
+
+
+def prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The record's `prediction` of a run in `folder`, on the code that `environment.git` describes; None where nothing
+    is known of it.
+    """
+    with no_reason_to_stop():
+        return _prediction(config, folder, git)
+
+
+@contextmanager
+def no_reason_to_stop() -> Iterator[None]:
+    """Within it an error of a prediction, for which no run is to be lost, is printed, and raised with MULTICARD_STRICT
+    alone."""
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("MULTICARD_STRICT"):
+            raise
+        say(f"no prediction ({type(error).__name__}: {error}); please report this error of multicard", error=True)
+
+
+def _prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> dict[str, Any] | None:
+    from multicard.estimate import history  # what starts without a history does without
+
+    past = history.read(history.history_folders(folder))
+    if not past.runs and not devices.visible_gpus():
+        return None
+    import msgspec
+
+    from multicard.estimate.run import UNKNOWN, Predictor, this_machine
+
+    predictor = Predictor(this_machine(config), past, history.commit_of(git))
+    (predicted,) = predictor.predict_all([config], memory=False)
+    known = predicted.basis != UNKNOWN or predicted.memory_bytes is not None
+    return msgspec.to_builtins(predicted) if known else None

@@ -1,0 +1,231 @@
+"""A step of torchtune's own recipes without values."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import multicard.llm.before_torchtune  # noqa: F401  sets variables that the libraries below read when imported
+
+# isort: split
+import torch
+import torchtune.datasets  # noqa: F401  before torchtune's own parts, which import each other in a circle
+from omegaconf import OmegaConf
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torchtune import config as components
+from torchtune import modules, training
+from torchtune.modules.peft import get_adapter_params, set_trainable_params
+from torchtune.training import quantization
+
+from multicard.config.llm import LlmConfig
+from multicard.estimate.memory import attention, nf4
+from multicard.estimate.memory.facts import TextFacts
+from multicard.estimate.memory.tracker import Tracker
+from multicard.llm import methods, output_chunks, preflight, recipes, torchtune_config
+
+HERE = "multicard.estimate.memory.tuning_step"
+
+
+class NoWeights:
+    """A checkpointer: the weights have no values, so none are loaded."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def load_checkpoint(self) -> dict[str, Any]:
+        return {training.MODEL_KEY: {}}
+
+
+def no_tokenizer(**_: Any) -> SimpleNamespace:
+    return SimpleNamespace(pad_id=0)
+
+
+class Batches:
+    """A loader of as many equal batches as the steps need."""
+
+    def __init__(self, batch: Callable[[], Any], count: int) -> None:
+        self.batch, self.count, self.sampler = batch, count, SimpleNamespace(set_epoch=lambda _: None)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.batch() for _ in range(self.count))
+
+
+def step_count(config: LlmConfig) -> int:
+    """One step, before which the optimiser made its states; two where the first one makes them, and for pairs of
+    answers: torchtune's recipe still holds the reference's output of a step in the forward pass of the next."""
+    return 2 if config.optimizer_in_bwd or methods.of(config).pairs else 1
+
+
+def recipe_configuration(config: LlmConfig, facts: TextFacts, device_type: str) -> Any:
+    """torchtune's configuration as a run has it, but for what reads files."""
+    steps = step_count(config)
+    rows = steps * config.batch_size * config.world_size * config.gradient_accumulation_steps
+    inputs = preflight.Inputs([{}] * rows, None, facts.vocabulary)
+    cfg = torchtune_config.torchtune_config(config, device_type, inputs, Path())
+    cfg |= {
+        "tokenizer": {"_component_": f"{HERE}.no_tokenizer"},
+        "checkpointer": {"_component_": f"{HERE}.NoWeights", "model_type": cfg["checkpointer"]["model_type"]},
+        "metric_logger": {"_component_": "multicard.llm.torchtune_components.StepLog"},
+        "epochs": 1,
+        "max_steps_per_epoch": steps,
+        "compile": False,
+        "log_peak_memory_stats": False,
+        "log_every_n_steps": 1,
+    }
+    if "lr_scheduler" in cfg:
+        cfg["lr_scheduler"]["num_warmup_steps"] = 1
+    return OmegaConf.create(cfg)
+
+
+def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, mesh: Any = None) -> nn.Module:
+    """Tune for a step as rank 0 does, under `tracker`. Call it within `fake_device.fake(device)`, for a distributed
+    recipe within `fake_ranks.fake_ranks` too.
+
+    Args:
+        mesh: what `fake_ranks` yields; None for a recipe of one device.
+
+    Returns:
+        The model that was tuned.
+    """
+    cfg = recipe_configuration(config, facts, device.type)
+    module, recipe_class = recipes.load(config.recipe_name)
+    with recipes.patched(module, torch.device("cpu")), _without_machine(module, device, tracker), tracker:
+        recipe = _dry(recipe_class, config, facts, tracker, mesh)(cfg=cfg)
+        recipe.setup(cfg=cfg)
+        save_nothing(recipe)
+        model = recipe._model
+        recipes.check_built(recipe, config)
+        model.register_forward_pre_hook(lambda *_: setattr(tracker, "phase", "forward"))
+        if not config.optimizer_in_bwd:
+            tracker.make_states(recipe._optimizer)
+        tracker.restart_peak()
+        recipe.train()
+    return model
+
+
+def _dry(recipe_class: type, config: LlmConfig, facts: TextFacts, tracker: Tracker, mesh: Any) -> type:
+    class Dry(recipe_class):
+        def _setup_model(self, *arguments: Any, **keywords: Any) -> nn.Module:
+            if mesh is None:
+                model = super()._setup_model(*arguments, **keywords)
+            else:
+                model = sharded(self, config, keywords["cfg_model"], keywords.get("quantizer_cfg"), mesh)
+            tracker.note_model(model)
+            return model
+
+        def _setup_data(self, *_: Any, **__: Any) -> Any:
+            count = step_count(config) * config.gradient_accumulation_steps
+            chunks = self._model.num_output_chunks
+            loader = Batches(partial(batch, config, facts, self._device, tracker, chunks), count)
+            return (loader.sampler, loader) if has_sampler(config) else loader
+
+        def save_checkpoint(self, *_: Any, **__: Any) -> None: ...
+
+    return Dry
+
+
+def save_nothing(recipe: Any) -> None:
+    """Have the client by which some recipes save do nothing: a checkpoint gathers the weights."""
+    client = getattr(recipe, "_checkpoint_client", None)
+    if client is not None:
+        client.save_checkpoint = lambda *_, **__: None
+
+
+def has_sampler(config: LlmConfig) -> bool:
+    """Whether the recipe's `_setup_data` returns its sampler beside the loader."""
+    return config.recipe_name.startswith(("lora_dpo", "qat"))
+
+
+def sharded(recipe: Any, config: LlmConfig, cfg_model: Any, quantizer_cfg: Any, mesh: Any) -> nn.Module:
+    """The model of a distributed recipe, as its `_setup_model` leaves it once the weights are loaded."""
+    with training.set_default_dtype(recipe._dtype), recipe._device:
+        model = components.instantiate(cfg_model)
+    if methods.of(config).adapters:
+        set_trainable_params(model, get_adapter_params(model))
+    if config.activation_checkpointing:
+        training.set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
+    if quantizer_cfg is not None:
+        quantizer = components.instantiate(quantizer_cfg)
+        quantizer.precision = recipe._dtype
+        recipe._quantizer_mode = quantization.get_quantizer_mode(quantizer)
+        model = quantizer.prepare(model)
+    conditions = [partial(training.get_shard_conditions, names_to_match=list(config.custom_sharded_layers))]
+    training.shard_model(model, conditions, cpu_offload=False, dp_mesh=mesh)
+    recipe.activations_handling_ctx = nullcontext()
+    return model
+
+
+def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, chunks: int = 0) -> Any:
+    """A full batch of the longest rows, on the device: as `padded_collate_sft`, `_dpo` or `_packed` makes it.
+
+    Args:
+        chunks: in which the model computes its output; a run's batches are padded to as many, where it is sharded.
+    """
+    pairs = methods.of(config).pairs
+    evened = "output" in config.custom_sharded_layers and chunks and not config.packed
+    length = output_chunks.least_length(facts.length, chunks) if evened else facts.length
+    shape = (2 * config.batch_size if pairs else config.batch_size, length)
+
+    def whole_numbers() -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int64, device=device)
+
+    tokens, labels = whole_numbers(), whole_numbers()
+    parts: dict[str, Any] = {"tokens": tokens, "labels": labels}
+    if config.packed:
+        parts["input_pos"] = whole_numbers()
+        if device.type == "cuda":
+            parts["mask"] = attention.PackedMask(whole_numbers())
+            tracker.note(parts["mask"].row_numbers, "batch")
+        else:
+            parts["mask"] = torch.ones(*shape, facts.length, dtype=torch.bool, device=device)
+    tracker.note([part for part in parts.values() if isinstance(part, torch.Tensor)], "batch")
+    return (tokens, labels) if pairs else parts
+
+
+@contextmanager
+def _without_machine(module: ModuleType, device: torch.device, tracker: Tracker) -> Iterator[None]:
+    """Replace what a recipe asks of files, of the GPU and of a terminal, and follow its phases."""
+    backward = torch.Tensor.backward
+    loaded = nn.modules.module._IncompatibleKeys([], [])
+
+    def followed(loss: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+        tracker.phase = "backward"
+        backward(loss, *arguments, **keywords)
+        tracker.phase = "optimizer"
+
+    def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        tracker.note_states(optimizer)
+
+    hooks = [register_optimizer_step_post_hook(stepped)]
+    quiet = mock.MagicMock()
+    patches: list[Any] = [
+        mock.patch.object(torch.Tensor, "backward", followed),
+        mock.patch.object(nn.Module, "load_state_dict", lambda *_, **__: loaded),
+        mock.patch.object(module, "tqdm", quiet),
+        nf4.by_shape(),
+    ]
+    if device.type == "cuda":
+        patches += [
+            mock.patch("torchtune.utils.get_device", lambda device: torch.device("cuda:0")),
+            mock.patch("torchtune.utils._device._SUPPORTS_FLEX_ATTENTION", True),
+            mock.patch("torchtune.utils._device.BlockMask", attention.PackedMask, create=True),
+            mock.patch("torchtune.modules.attention._sdpa_or_flex_attention", lambda: attention.of_torchtune),
+            mock.patch("torchtune.training.precision.verify_bf16_support", lambda: True),
+        ]
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()

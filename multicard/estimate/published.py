@@ -1,0 +1,176 @@
+"""What others printed: throughputs of several GPUs (`published.csv`), and the times of the papers' tables.
+
+`published.csv` has a row a node, workload and precision: samples (or tokens) a second on 1, 2, 4 and 8 GPUs, and the
+batch of a GPU where it is printed (one for each number of GPUs where they differ). `gpu` is the name in `gpus.py`.
+GPUs with TF32 compute what the sources call fp32 in it. Its sources, of which it has the figures and nothing else:
+
+- lambda, lambda-2021: github.com/lambdal/deeplearning-benchmark, pytorch/pytorch-train-{throughput,bs}-{fp16,fp32}.csv,
+  and those of 2021 in its root. H100 SXM5 is taken to have the batches of the other GPUs with 80 GB, as in fp16.
+- nvidia: github.com/NVIDIA/DeepLearningExamples, PyTorch/Classification/ConvNets/*/README.md.
+"""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from multicard.estimate.time import scaling
+from multicard.estimate.time.defects import Series, reasons
+from multicard.estimate.time.observations import StepObservation
+from multicard.estimate.totals import EVALUATION
+
+FILE = Path(__file__).parent / "published.csv"
+PAPERS = Path(__file__).parents[2] / "analysis" / "papers" / "figures.csv"
+PAPERS_GPU, PAPERS_NODE = "h100-94gb", "the papers' node"
+PAPERS_ERROR = 0.05  # one setting is in two of their tables: its times differ by 1.9 to 8.1 %
+PRINTED_ERROR = 0.01  # of a throughput, from run to run
+COUNTS = (1, 2, 4, 8)
+IMAGES, TEST_IMAGES, EPOCHS = 60_000, 10_000, 20  # of a run of Tables 2 and 3
+# What the papers' runs had besides, as JSON: a cell with another value is not theirs
+PAPERS_JOB = {"nodes": "1", "oversubscribe": "false", "compile": "false"}
+PAPERS_VISION = PAPERS_JOB | {
+    "model.name": '"mobilenet_v2"',
+    "model.width": "1.0",
+    "model.pointwise": '"convolution"',
+    "dataset.name": '"mnist"',
+    "dataset.image_size": "500",
+    "dataset.augment": "false",
+    "loader.name": '"torch"',
+    "strategy.name": '"ddp_ds"',
+    "strategy.sync_batchnorm": "false",
+    "layout.name": '"nchw"',
+    "cudnn_benchmark": "false",
+    "batch_size": "32",
+}
+PAPERS_TUNING = PAPERS_JOB | {
+    "method.name": '"lora"',
+    "model.name": '"llama3_8b"',
+    "dataset.name": '"alpaca_cleaned"',
+    "precision.name": '"fp32"',
+    "gradient_accumulation_steps": "1",
+    "activation_checkpointing": "false",
+    "packed": "false",
+    "max_seq_len": "null",
+    "optimizer_in_bwd": "false",
+    "batch_size": "2",
+}
+WITH_HBM = ("V100", "A100", "H100", "H200", "B200")
+WITHOUT_TF32 = ("V100", "RTX 8000", "RTX 2080")
+VENDOR = re.compile(r"(LambdaCloud|Lambda Cloud|DellTexas|Dell|SMC|1CC|RAIDZ1|Quadro|NVIDIA|Tesla|GeForce|—|\d+ ?x) *")
+FAMILY = re.compile(r"(H100|H200|B200).*(SXM|PCIe|NVL)|(RTX \d+ ?Ada|RTX A?\d+|[ABHLV]\d{2,3}S?|GTX \d+)")
+
+
+def model(name: str) -> str:
+    """A node's name without its vendor, the number of GPUs and the PCIe generation."""
+    return re.sub(r" Gen\d$", "", VENDOR.sub("", name).strip())
+
+
+def family(name: str) -> str:
+    """The GPUs that are left out together: one chip, and from the H100 on one kind of links."""
+    match = FAMILY.search(model(name))
+    if not match:
+        return model(name)
+    return f"{match[1]} {match[2]}" if match[1] else match[3]
+
+
+@cache
+def table() -> tuple[Series, ...]:
+    with FILE.open(newline="") as lines:
+        return tuple(map(_series, csv.DictReader(lines)))
+
+
+def _series(row: Mapping[str, str]) -> Series:
+    rates = {gpus: float(row[f"rate_{gpus}"]) for gpus in COUNTS if row[f"rate_{gpus}"]}
+    batches = [float(batch) for batch in row["batch_per_gpu"].split()]
+    by_count = dict(zip(rates, batches * (len(rates) if len(batches) == 1 else 1), strict=False))
+    names = row["model"], family(row["model"]), row["gpu"]
+    return Series(row["source"], row["node"], *names, row["workload"], row["precision"], rates, by_count)
+
+
+@cache
+def sound() -> tuple[Series, ...]:
+    """The rows without defects."""
+    wrong = reasons(table())
+    return tuple(row for row in table() if row not in wrong)
+
+
+def cases(rows: Sequence[Series]) -> list[scaling.Case]:
+    """Of the rows with 1, 2 and 8 GPUs."""
+    growth = ((row, row.sample_s) for row in rows if {1, 2, 8} <= row.rates.keys())
+    return [scaling.Case(row.family, row.workload, t[2] / t[1] - 1, t[8] / t[1] - 1) for row, t in growth]
+
+
+def kind(row: Series) -> tuple[bool, bool]:
+    """Whether the GPU has HBM, and whether it computes float32 in TF32: what a precision is worth depends on both."""
+    chip = row.family.split()[0]
+    return chip in WITH_HBM, not row.family.startswith(WITHOUT_TF32)
+
+
+@cache
+def observations(gpu: str) -> tuple[StepObservation, ...]:
+    """What is printed of a GPU of the table, as `estimate.step` takes it."""
+    rows = [row for row in sound() if row.gpu == gpu]
+    seen = [seen for row in rows for seen in row_observations(row, row.sample_s)]
+    return (*seen, *papers()) if gpu == PAPERS_GPU else tuple(seen)
+
+
+def row_observations(row: Series, times_s: Mapping[int, float]) -> list[StepObservation]:
+    """A row's times by number of GPUs, which may be of a sample; node and workload are keys that no cell to predict
+    has, so that only ratios within a row's node count."""
+    precision = {"amp": "fp16", "tf32": "fp32"}.get(row.precision, row.precision)  # as the project calls them
+    common = {"node": row.node, "workload": row.workload, "precision.name": json.dumps(precision)}
+    return [
+        StepObservation({**common, "gpus": str(gpus)}, time_s, PRINTED_ERROR, False, row.node, None, True)
+        for gpus, time_s in times_s.items()
+    ]
+
+
+class PaperTotal(NamedTuple):
+    """A run of Tables 2 and 3. series: the table, and the value of its other axis."""
+
+    series: tuple[str, str]
+    gpus: int
+    total_s: float
+
+
+@cache
+def paper_totals() -> tuple[PaperTotal, ...]:
+    rows = [row for row in _paper_rows() if row[0]["measure"] == "total_s" and row[0]["experiment"] != "table5"]
+    names = [(row["experiment"], cell.get("precision") or cell["pin_memory"]) for row, cell in rows]
+    return tuple(
+        PaperTotal(name, int(cell["gpus"]), float(row["low"])) for name, (row, cell) in zip(names, rows, strict=True)
+    )
+
+
+@cache
+def papers() -> tuple[StepObservation, ...]:
+    """Tables 2, 3 and 5 as steps. The totals of Tables 2 and 3 hold evaluation, which is not printed by itself: an
+    evaluated image is taken to cost `EVALUATION` of a trained one, as `totals` takes it where no run tells."""
+    seen: list[StepObservation] = []
+    for total in paper_totals():
+        pinned = total.series[1] if total.series[0] == "table3" else "false"
+        precision = total.series[1] if total.series[0] == "table2" else "fp32"
+        train, test = (math.ceil(count / 32 / total.gpus) for count in (IMAGES, TEST_IMAGES))
+        step_s = total.total_s / EPOCHS / (train + EVALUATION.value * test)
+        own = {"precision.name": json.dumps(precision), "pin_memory": pinned, "gpus": str(total.gpus)}
+        seen.append(_paper_step(PAPERS_VISION | own, step_s))
+    for row, cell in _paper_rows():
+        if (row["experiment"], row["measure"]) == ("table5", "step_s"):
+            seen.append(_paper_step(PAPERS_TUNING | cell, float(row["low"])))
+    return tuple(seen)
+
+
+def _paper_step(setting: Mapping[str, str], step_s: float) -> StepObservation:
+    return StepObservation(setting, step_s, PAPERS_ERROR, False, PAPERS_NODE, None, True)
+
+
+@cache
+def _paper_rows() -> tuple[tuple[dict[str, str], dict[str, str]], ...]:
+    """The printed figures of the tables, each with the words of its cell."""
+    with PAPERS.open(newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["experiment"] in ("table2", "table3", "table5")]
+    return tuple((row, dict(word.split("=") for word in row["cell"].split())) for row in rows)

@@ -1,0 +1,125 @@
+"""Reader of Kineto's Chrome traces (torch.profiler).
+
+Tried with torch 2.11 and its Kineto, and with files of 2023 (whole microseconds since 1970) and 2024 (fractions,
+since baseTimeNanoseconds).
+
+Read are the categories in KINDS, and of `cpu_op` the operators that torch.distributed started. `cuda_sync` is the
+device's view of calls that are in the trace already, `ac2g` and `fwdbwd` are arrows, `Trace` is the profiler itself.
+"""
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from multicard.observe.profiles.events import Collector, Kind, Trace
+from multicard.observe.profiles.kineto_json import Event, document
+from multicard.observe.profiles.names import GLOO
+
+KINDS = {
+    "cuda_runtime": Kind.API,
+    "cuda_driver": Kind.API,
+    "kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.COPY,
+    "gpu_memset": Kind.SET,
+    "user_annotation": Kind.RANGE,
+    "gpu_user_annotation": Kind.DEVICE_RANGE,
+}
+DISTRIBUTED = (GLOO, "c10d::")
+# Calls that Kineto drops as frequent and not interesting: isBlocklisted in CuptiCbidRegistry.cpp at 54d69b2, before
+# that isBlockListedRuntimeCbid in CuptiActivityProfiler.cpp; on ROCm in RocprofLogger.cpp, where versions add others
+NOT_RECORDED = (
+    "cudaEventDestroy",
+    "cudaEventCreate",
+    "cudaEventCreateWithFlags",
+    "cudaGetDevice",
+    "cudaSetDevice",
+    "cudaGetLastError",
+    "hipGetDevice",
+    "hipSetDevice",
+    "hipGetLastError",
+)
+
+
+def read(file: BinaryIO, where: str) -> Trace:
+    """The trace in an open file.
+
+    Args:
+        where: the file's name in messages.
+
+    Raises:
+        ValueError: if it is cut off, damaged, without events, or no such trace.
+    """
+    collector = Collector()
+    threads: dict[Any, int] = {}
+    rank = None
+    for key, value in document(file, where):
+        if key == "traceEvents":
+            _collect(value, collector, threads)
+        elif key == "distributedInfo" and isinstance(value, dict) and isinstance(value.get("rank"), int):
+            rank = value["rank"]
+    return collector.trace(where, rank)
+
+
+def _collect(events: Sequence[Event], collector: Collector, threads: dict[Any, int]) -> None:
+    """Add a record batch of the events that count."""
+    timed = [event for event in events if event.ph == "X" and event.cat != "Trace"]
+    start_ns = _ns([event.ts for event in timed])
+    end_ns = start_ns + np.maximum(_ns([event.dur for event in timed]), 0)
+    collector.extend_span(start_ns, end_ns)
+    kinds = np.array([_kind(event) for event in timed], np.int8)
+    index = np.flatnonzero(kinds >= 0)
+    counted = [timed[i] for i in index]
+    if not counted:
+        return
+    on_host = np.isin(kinds[index], (Kind.API, Kind.RANGE))
+    lanes = [threads.setdefault((event.pid, event.tid), len(threads)) for event in counted]
+    collector.add(
+        kind=kinds[index],
+        name=np.array([collector.code(event.name) for event in counted], np.int32),
+        start_ns=start_ns[index],
+        end_ns=end_ns[index],
+        device=np.where(on_host, -1, [_device(event) for event in counted]),
+        thread=np.where(on_host, lanes, 0),
+        bytes=np.array([_bytes(event) for event in counted], np.int64),
+        correlation=np.array([_correlation(event) for event in counted], np.int64),
+    )
+
+
+def _kind(event: Event) -> int:
+    kind = KINDS.get(event.cat)
+    if kind is not None:
+        return kind
+    return Kind.RANGE if event.cat == "cpu_op" and event.name.startswith(DISTRIBUTED) else -1
+
+
+def _device(event: Event) -> int:
+    """The device; the records of annotations have it as `pid` only."""
+    device = event.pid if event.args is None or event.args.device is None else event.args.device
+    return device if isinstance(device, int) else 0
+
+
+def _bytes(event: Event) -> int:
+    """The bytes; -1 for none. On ROCm a copy itself has none, and the call that started it has them as text."""
+    if event.args is None:
+        return -1
+    count = event.args.size if event.args.bytes is None else event.args.bytes
+    if isinstance(count, str) and count.isdecimal():
+        return int(count)
+    return int(count) if isinstance(count, (int, float)) else -1
+
+
+def _correlation(event: Event) -> int:
+    """The correlation; CUPTI writes 0 (CUPTI_CORRELATION_ID_UNKNOWN) where it knows none."""
+    correlation = None if event.args is None else event.args.correlation
+    return correlation if isinstance(correlation, int) and correlation > 0 else -1
+
+
+def _ns(times_us: list[Any]) -> np.ndarray:
+    """Microseconds as integer ns. The whole part is exact in a float64, so that only the fraction is rounded."""
+    if times_us and isinstance(times_us[0], Decimal):
+        return np.array([int(time * 1000) for time in times_us], np.int64)
+    times = np.array(times_us, np.float64)
+    whole = np.floor(times)
+    return whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)

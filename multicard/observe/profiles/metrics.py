@@ -1,0 +1,110 @@
+"""Makes one table of metrics from the events of all ranks, the same for either profiler."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from multicard.observe.profiles.events import Trace
+from multicard.observe.profiles.names import COPIES, HIP_APIS, LAUNCH, MEMSET, always_listed, metric
+from multicard.observe.profiles.profile_data import GROUPS, Derived, Profile, RankProfile, Row
+from multicard.observe.profiles.rank_events import RankEvents
+
+
+def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Profile:
+    """The profile of traces whose ranks are known.
+
+    Args:
+        omitted: API calls that this profiler does not record by design.
+    """
+    ranks, rows, apis = [], [], set()
+    for trace in traces:
+        assert trace.rank is not None
+        events = RankEvents(trace)
+        derived = events.derived()
+        ranks.append(RankProfile(trace.rank, trace.where, events.window_s, events.steps, events.devices, derived))
+        rows += _rank_rows(trace.rank, events, derived, omitted)
+        apis |= events.apis
+    rows += _sum_over_ranks(rows, sum(rank.window_s for rank in ranks))
+    runtime = "hip" if always_listed(apis) == HIP_APIS else "cuda"
+    not_recorded = tuple(name for name in omitted if apis and name not in apis and name.startswith(runtime))
+    return Profile(source, ranks, rows, not_recorded)
+
+
+@dataclass
+class _Total:
+    """Sums of one metric over all event names that count towards it."""
+
+    calls: int = 0
+    ns: int = 0
+    bytes: int | None = None
+    details: set[str] = field(default_factory=set)
+
+
+def _rank_rows(rank: int, events: RankEvents, derived: Derived, omitted: Sequence[str]) -> list[Row]:
+    """All metrics of a rank. Where a GPU was used, some calls and all COPIES have rows with 0 calls too."""
+    always = [("api", name) for name in always_listed(events.apis) if name not in omitted]
+    always += [("copy", name) for name in (*COPIES.values(), MEMSET)] if events.devices else []
+    totals = {key: _Total() for key in always}
+    for kind, name, calls, ns, size in events.counts():
+        counted = metric(kind, name)
+        if counted is None:
+            continue
+        total = totals.setdefault((counted.group, counted.name), _Total())
+        total.calls += calls
+        total.ns += ns
+        total.details.add(counted.detail)
+        if size is not None:
+            total.bytes = (total.bytes or 0) + size
+    rows = [
+        Row(rank, group, name, t.calls, t.ns / 1e9, events.share(t.ns), t.bytes, _joined(t.details))
+        for (group, name), t in totals.items()
+    ]
+    return sorted(_derived_rows(rank, events, derived, rows) + rows, key=_order)
+
+
+def _derived_rows(rank: int, events: RankEvents, derived: Derived, rows: list[Row]) -> list[Row]:
+    metrics: list[tuple[str, int | None, float | None, str]] = []
+    if events.apis:
+        launches = [row for row in rows if row.group == "api" and row.calls and LAUNCH.fullmatch(row.metric)]
+        calls, total_s = sum(row.calls or 0 for row in launches), sum(row.total_s for row in launches)
+        metrics.append(("launches", calls, total_s, _joined({row.metric for row in launches})))
+    busy = derived.gpu_busy_share
+    metrics += [
+        ("GPU busy", None, None if busy is None else busy * events.window_s * len(events.devices), ""),
+        ("GPU computing", None, derived.compute_s, ""),
+        ("communication", None, derived.communication_s, ""),
+        ("communication, exposed", None, derived.exposed_communication_s, ""),
+        ("launch gaps", None, derived.launch_gap_s, ""),
+        ("blocked in synchronisation", None, derived.blocked_s, ""),
+    ]
+    return [
+        Row(rank, "derived", name, calls, total_s, events.share(total_s * 1e9), detail=detail)
+        for name, calls, total_s, detail in metrics
+        if total_s is not None
+    ]
+
+
+def _sum_over_ranks(rows: Sequence[Row], windows_s: float) -> list[Row]:
+    """The rows of all ranks summed, metric by metric."""
+    by_metric: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        by_metric.setdefault((row.group, row.metric), []).append(row)
+    sums = []
+    for (group, name), members in by_metric.items():
+        calls = [row.calls for row in members if row.calls is not None]
+        sizes = [row.bytes for row in members if row.bytes is not None]
+        total_s = sum(row.total_s for row in members)
+        share = total_s / windows_s if windows_s else 0.0
+        details = {detail for row in members for detail in row.detail.split(", ")}
+        size = sum(sizes) if sizes else None
+        sums.append(Row(None, group, name, sum(calls) if calls else None, total_s, share, size, _joined(details)))
+    return sorted(sums, key=_order)
+
+
+def _joined(details: set[str]) -> str:
+    return ", ".join(sorted(details - {""}))
+
+
+def _order(row: Row) -> tuple[int, float, str]:
+    """By group, the longest first; derived rows stay in their order."""
+    group = GROUPS.index(row.group)
+    return (group, 0.0, "") if row.group == "derived" else (group, -row.total_s, row.metric)

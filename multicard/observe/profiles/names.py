@@ -1,0 +1,123 @@
+"""The metric that each kind and name of event counts for."""
+
+import re
+from collections.abc import Set
+from typing import NamedTuple
+
+from multicard.measure import timing
+from multicard.observe.profiles.events import Kind
+
+PHASES = (*timing.PHASES, "evaluate")
+GLOO = "gloo:"  # prefix of torch.distributed's ranges around gloo's work
+STEP = "ProfilerStep#"  # prefix of torch.profiler's step markers
+WINDOW = "ProfilerWindow"  # around all that counts, where that is more than steps
+RUN = "run"  # what ended a window that lasted to the end of the training
+
+# Calls that have a row in every profile of a GPU, with 0 calls too
+CUDA_APIS = (
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cuLaunchKernel",  # of the driver: by these two Triton launches, and so whatever is compiled
+    "cuLaunchKernelEx",
+    "cudaMemcpyAsync",
+    "cudaStreamSynchronize",
+    "cudaEventSynchronize",
+    "cudaEventDestroy",
+    "cudaDeviceSynchronize",
+)
+HIP_APIS = (
+    "hipLaunchKernel",
+    "hipModuleLaunchKernel",
+    "hipExtModuleLaunchKernel",
+    "hipMemcpyAsync",
+    "hipMemcpyWithStream",
+    "hipStreamSynchronize",
+    "hipEventSynchronize",
+    "hipDeviceSynchronize",
+)
+# A call that launches a kernel, several, or a graph: cudaLaunchKernel, cuLaunchKernelEx, hipExtModuleLaunchKernel
+LAUNCH = re.compile(r"(cuda|cu|hip)(Ext|Hcc|Drv)?(Module)?(Graph)?Launch(?!HostFunc)\w*")
+# Calls in which a host thread only waits for the device. Synchronous copies wait too, but move bytes meanwhile
+BLOCKING = (
+    "cudaStreamSynchronize",
+    "cudaEventSynchronize",
+    "cudaDeviceSynchronize",
+    "cuStreamSynchronize",
+    "cuEventSynchronize",
+    "cuCtxSynchronize",
+    "hipStreamSynchronize",
+    "hipEventSynchronize",
+    "hipDeviceSynchronize",
+)
+COPIES = {
+    "HtoD": "memcpy Host-to-Device",
+    "DtoH": "memcpy Device-to-Host",
+    "DtoD": "memcpy Device-to-Device",
+    "PtoP": "memcpy Peer-to-Peer",
+}
+MEMSET = "memset"
+
+
+class Metric(NamedTuple):
+    group: str  # api, copy, collective, kernel, phase, annotation
+    name: str
+    detail: str = ""  # algorithm and protocol of a collective, memory of a copy
+
+
+def metric(kind: Kind, name: str) -> Metric | None:
+    """The metric of an event; None for step markers."""
+    if kind is Kind.API:
+        return Metric("api", api(name))
+    if kind is Kind.KERNEL:
+        return collective(name) or Metric("kernel", name)
+    if kind is Kind.COPY:  # `Memcpy HtoD (Pinned -> Device)`: Kineto's form, which the reader of nsys writes too
+        way, _, memory = name.removeprefix("Memcpy ").partition(" ")
+        host = [word for word in ("pageable", "pinned", "managed") if word in memory.lower()]
+        return Metric("copy", COPIES.get(way, f"memcpy {way}"), " to ".join(host))
+    if kind is Kind.SET:
+        return Metric("copy", MEMSET)
+    return None if name.startswith(STEP) or name == WINDOW else _range_metric(kind, name)
+
+
+def _range_metric(kind: Kind, name: str) -> Metric:
+    if kind is Kind.RANGE and name.startswith(GLOO):
+        return Metric("collective", f"gloo {name.removeprefix(GLOO)}")
+    group = "phase" if name in PHASES else "annotation"
+    return Metric(group, f"{name} (device)" if kind is Kind.DEVICE_RANGE else name)
+
+
+def always_listed(apis: Set[str]) -> tuple[str, ...]:
+    """The calls that have a row with 0 calls too, of the runtime that these calls are of; none without calls."""
+    if not apis:
+        return ()
+    return HIP_APIS if any(name.startswith("hip") for name in apis) else CUDA_APIS
+
+
+def api(name: str) -> str:
+    """The call's name without CUPTI's version, `_v7000`.
+
+    A version has four digits or more: the 2 of `cudaStreamGetCaptureInfo_v2_v11030` belongs to the function's name.
+    """
+    return re.sub(r"_v\d{4,}$", "", name)
+
+
+# ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) since NCCL 2.19, ncclKernel_AllReduce_RING_LL_Sum_float(...) before,
+# ncclAllReduceRingLLKernel_sum_f32(...) before 2.8; ncclDevKernel_Generic_4(...) runs several fused operations
+_NCCL = re.compile(r"nccl\w*?Kernel_(?P<name>[A-Z][A-Za-z]*)(?P<rest>[^(<]*)")
+_OLD_NCCL = re.compile(r"nccl(?P<name>[A-Z][A-Za-z]*?)(?P<algorithm>Ring|Tree|CollNet)?(?P<protocol>LL128|LL)?Kernel")
+_ALGORITHMS = {"RING", "TREE", "COLLNET", "DIRECT", "CHAIN", "NVLS", "PAT"}
+_PROTOCOLS = {"LL", "LL128", "SIMPLE"}
+
+
+def collective(kernel: str) -> Metric | None:
+    """The collective of an NCCL kernel, its algorithm and protocol as detail; None for any other kernel."""
+    bare = kernel.removeprefix("void ")
+    if not bare.startswith("nccl"):
+        return None
+    if match := _NCCL.match(bare):
+        words = [word for word in match["rest"].split("_") if word in _ALGORITHMS | _PROTOCOLS]
+    elif match := _OLD_NCCL.match(bare):
+        words = [word.upper() for word in (match["algorithm"], match["protocol"]) if word]
+    else:
+        return Metric("collective", "nccl other")
+    return Metric("collective", f"nccl {match['name']}", " ".join(words))

@@ -1,0 +1,172 @@
+"""Reader of Nsight Systems' SQLite export (schema 3.x); `.nsys-rep` goes through `nsys export`.
+
+A file may hold several processes. Each that used a GPU is a rank, in order of its first device, then of its process
+id: under CUDA_VISIBLE_DEVICES all of them call theirs 0. Processes that only made CUDA calls (a launcher that asked
+for the number of devices) are ranks only where no process did more.
+"""
+
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from multicard.observe.profiles.events import ON_DEVICE, Collector, Kind, Trace
+from multicard.observe.profiles.names import PHASES, STEP, WINDOW
+
+ROWS = 1 << 17  # a record batch
+PROCESS = ~0xFFFFFF  # a globalTid without its lowest 24 bits, the thread, is the globalPid
+# CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind, which the columns copyKind, srcKind and dstKind hold
+WAYS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
+WAYS |= {11: "unified-HtoD", 12: "unified-DtoH", 13: "unified-DtoD"}
+MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static"}
+RANGES = (59, 60)  # eventType of NVTX ranges, pushed and popped or started and ended
+
+CUPTI = "CUPTI_ACTIVITY_KIND_"
+TABLES = {
+    Kind.API: f"{CUPTI}RUNTIME",
+    Kind.KERNEL: f"{CUPTI}KERNEL",
+    Kind.COPY: f"{CUPTI}MEMCPY",
+    Kind.SET: f"{CUPTI}MEMSET",
+    Kind.RANGE: "NVTX_EVENTS",
+}
+# Columns: start, end, device, process or thread, bytes, correlation (0: CUPTI knows none), text of the name. In place
+# of {process} comes globalPid, or a number where an export has no such column
+CORRELATION = "ifnull(nullif(correlationId, 0), -1)"
+QUERIES = {
+    Kind.API: f"""SELECT start, "end", -1, globalTid, -1, {CORRELATION}, s.value FROM {TABLES[Kind.API]}
+        JOIN StringIds s ON s.id = nameId""",
+    Kind.KERNEL: f"""SELECT start, "end", deviceId, {{process}}, -1, {CORRELATION}, s.value FROM {TABLES[Kind.KERNEL]}
+        JOIN StringIds s ON s.id = demangledName""",
+    Kind.COPY: f"""SELECT start, "end", deviceId, {{process}}, bytes, {CORRELATION},
+        copyKind || ' ' || ifnull(srcKind, '') || ' ' || ifnull(dstKind, '') FROM {TABLES[Kind.COPY]}""",
+    Kind.SET: f"""SELECT start, "end", deviceId, {{process}}, bytes, {CORRELATION}, 'Memset'
+        FROM {TABLES[Kind.SET]}""",
+    Kind.RANGE: f"""SELECT start, "end", -1, globalTid, -1, -1, coalesce(text, s.value) AS name
+        FROM {TABLES[Kind.RANGE]} LEFT JOIN StringIds s ON s.id = textId
+        WHERE eventType IN {RANGES} AND "end" IS NOT NULL AND name IS NOT NULL""",
+}
+DbRow = tuple[int, int, int, int, int, int, str]
+
+
+def read(path: Path) -> list[Trace]:
+    """The traces of all ranks in an export, without their numbers.
+
+    Raises:
+        ValueError: if it is damaged, no export of nsys, or without CUDA.
+    """
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            return _read(database, str(path))
+    except sqlite3.OperationalError as error:
+        if not str(error).startswith("no such column"):
+            raise ValueError(f"{path}: SQLite cannot read it: {error}") from None
+        remedy = "profile again with Nsight Systems 2021.4 or later, or use profile=kineto"
+        raise ValueError(f"{path}: an export of nsys in a form that is not known ({error}); {remedy}") from None
+    except sqlite3.Error as error:
+        raise ValueError(f"{path}: SQLite cannot read it: {error}") from None
+
+
+def export(report: Path, folder: Path) -> Path:
+    """Export an `.nsys-rep` as SQLite into a folder with the program nsys.
+
+    Raises:
+        ValueError: if nsys is not on PATH, or fails.
+    """
+    program = shutil.which("nsys")
+    if program is None:
+        remedy = f"export it where Nsight Systems is: nsys export --type sqlite {report.name}"
+        raise ValueError(f"{report}: reading it takes the program nsys, which is not on PATH; {remedy}")
+    target = Path(tempfile.mkdtemp(dir=folder)) / f"{report.stem}.sqlite"
+    line = [program, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(target), str(report)]
+    ended = subprocess.run(line, capture_output=True, text=True, check=False)
+    if ended.returncode or not target.exists():
+        output = (ended.stderr or ended.stdout).strip().splitlines()
+        raise ValueError(f"{report}: nsys export failed: {output[-1] if output else f'exit code {ended.returncode}'}")
+    return target
+
+
+def _read(database: sqlite3.Connection, where: str) -> list[Trace]:
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    if "StringIds" not in tables or not any(table in tables for table in TABLES.values() if table.startswith(CUPTI)):
+        raise ValueError(f"{where}: no CUPTI tables: no export of nsys, or profiled without --trace=cuda")
+    collectors: dict[int, Collector] = {}
+    devices: dict[int, int] = {}
+    for kind, table in TABLES.items():
+        if table in tables:
+            process = _process(database, tables, table, where) if kind in ON_DEVICE else ""
+            cursor = database.execute(QUERIES[kind].replace("{process}", process))
+            while rows := cursor.fetchmany(ROWS):
+                _collect(rows, kind, collectors, devices)
+    if not collectors:
+        raise ValueError(f"{where}: no events in it; was anything run while the profiler was on?")
+    ranks = [process for process in collectors if process in devices] or list(collectors)
+    ranks.sort(key=lambda process: (devices.get(process, 0), process))
+    if len(ranks) == 1:
+        return [collectors[ranks[0]].trace(where, None)]
+    return [collectors[process].trace(f"{where} (process {process >> 24 & 0xFFFFFF})", None) for process in ranks]
+
+
+def _process(database: sqlite3.Connection, tables: set[str], table: str, where: str) -> str:
+    """SQL for the process of a row of a device's table: its column, or the number of the only process there is.
+
+    Raises:
+        ValueError: if nothing says which of several processes a row is of.
+    """
+    if "globalPid" in {column[1] for column in database.execute(f"PRAGMA table_info({table})")}:
+        return "globalPid"
+    processes: set[int] = set()
+    for host_table in tables & {TABLES[Kind.API], TABLES[Kind.RANGE]}:
+        rows = database.execute(f"SELECT DISTINCT globalTid & {PROCESS} FROM {host_table}")
+        processes |= {process for (process,) in rows}
+    if len(processes) > 1:
+        problem = f"{len(processes)} processes in one export, and {table} does not say which ran what (no globalPid)"
+        raise ValueError(f"{where}: {problem}; profile each rank to a report of its own, as profile=nsys does")
+    return str(processes.pop()) if processes else "0"
+
+
+def _collect(rows: list[DbRow], kind: Kind, collectors: dict[int, Collector], devices: dict[int, int]) -> None:
+    """Give each row to the collector of its process; `devices` gets the lowest device of each process."""
+    start, end, device, owner, size, launch, text = zip(*rows, strict=True)
+    start_ns, end_ns = np.array(start, np.int64), np.array(end, np.int64)
+    owners, device_ids = np.array(owner, np.int64), np.array(device, np.int32)
+    names = [_name(kind, entry) for entry in text]
+    counts = np.array([name is not None for name in names])
+    sizes, correlations = np.array(size, np.int64), np.array(launch, np.int64)
+    for process in np.unique(owners & PROCESS).tolist():
+        of_process = owners & PROCESS == process
+        collector = collectors.setdefault(process, Collector())
+        collector.extend_span(start_ns[of_process], end_ns[of_process])
+        lowest = int(device_ids[of_process].min())
+        if lowest >= 0:
+            devices[process] = min(lowest, devices.get(process, lowest))
+        index = np.flatnonzero(of_process & counts)
+        collector.add(
+            kind=np.full(len(index), kind, np.int8),
+            name=np.array([collector.code(names[i] or "") for i in index], np.int32),
+            start_ns=start_ns[index],
+            end_ns=end_ns[index],
+            device=device_ids[index],
+            thread=np.where(device_ids[index] < 0, owners[index], 0),
+            bytes=sizes[index],
+            correlation=correlations[index],
+        )
+
+
+def _name(kind: Kind, text: str) -> str | None:
+    """The name as Kineto has it; None for ranges that no metric counts.
+
+    Under torch's emit_nvtx every operator is a range, `aten::mul, op_id = 3` (getNvtxStr in torch/csrc/profiler): of
+    these only phases and steps count.
+    """
+    if kind is Kind.COPY:
+        way, *kinds = text.split(" ")
+        memory = [MEMORY.get(int(number), "Unknown") if number else "Unknown" for number in kinds]
+        return f"Memcpy {WAYS.get(int(way), f'kind-{way}')} ({' -> '.join(memory)})"
+    if kind is not Kind.RANGE:
+        return text
+    name = text.partition(", seq = ")[0].partition(", op_id = ")[0]
+    return name if name == text or name in (*PHASES, WINDOW) or name.startswith(STEP) else None

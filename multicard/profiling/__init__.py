@@ -1,4 +1,0 @@
-"""Reads what Kineto (torch.profiler) and Nsight Systems wrote, into one table of metrics.
-
-python -m multicard.profiling FILE...
-"""

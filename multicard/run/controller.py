@@ -1,0 +1,138 @@
+"""One run, from its composed configuration to `result.json`: check, start the ranks, wait for them, record."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from multicard.config.job import count
+from multicard.config.placement import CROWDED
+from multicard.config.race import pauses
+from multicard.machine import environment
+from multicard.machine.allocation import Allocation
+from multicard.measure.timing import clock_s, process_started_s
+from multicard.observe.energy.sampler import Sampler
+from multicard.ranks import elastic, failures
+from multicard.ranks.failures import Failure, Interrupted
+from multicard.records import run_folder
+from multicard.records.progress import Board
+from multicard.run import attempts, outcome
+from multicard.run.machine_sampler import MachineSampler
+from multicard.run.outcome import Record
+from multicard.run.peers import Peers
+from multicard.run.preemption import StopOnWarning
+from multicard.run.prepare import Predict, PreparedRun, job_of, prepare
+from multicard.run.progress_bar import ProgressBar
+from multicard.run.session import SESSION, say
+from multicard.run.workload import Workload
+from multicard.tracking.mirror import Mirror
+
+
+def measure(
+    workload: Workload,
+    cfg: DictConfig,
+    folder: Path,
+    keep_refused: bool,
+    allocation: Allocation | None = None,
+    requeue: Callable[[Failure], bool] = lambda _: False,
+    predict: Predict = lambda *_: None,
+) -> Record:
+    """Measure one configuration into `folder`, or say why not; whatever ends the run, the record says it.
+
+    Args:
+        keep_refused: leave a record of a refusal too, as a sweep does.
+        allocation: the nodes of the run, of which this process is on the first; None for this machine alone.
+        requeue: called when something has stopped the run before it was measured; where it says that the job is in
+            the queue again, nothing is recorded yet.
+        predict: makes the record's `prediction`; it does not raise.
+
+    Returns:
+        The record, as in result.json, and its `folder`.
+    """
+    started_s = clock_s() if SESSION.begun else process_started_s() + SESSION.foreseen_s
+    SESSION.begun = True
+    allocation = allocation or Allocation()
+    record = outcome.begin(workload, cfg, folder, allocation.job)
+    peers = Peers(allocation)
+    claimed = False
+    try:
+        with failures.interruptible():
+            try:
+                run = prepare(workload, cfg, folder, started_s, allocation, peers, predict)
+            except ValueError as refusal:
+                return outcome.refuse(record, str(refusal), keep_refused)
+            claimed = True
+            mirror = Mirror(run.config, workload.name, folder, workload.axes(run.config, run.placement.device))
+            try:
+                failure = _train(run, mirror, peers)
+                if failure is not None and outcome.status_of(failure) not in run_folder.DONE and requeue(failure):
+                    claimed = False  # the requeued job keeps its claim
+                    return record | {"status": "requeued"}
+                record = outcome.complete(run, record, mirror)
+            except Exception as error:
+                record = outcome.not_recorded(record, error)
+    except Interrupted as interruption:  # before or after the ranks ran: what was written by then stays
+        record = outcome.fail(record, interruption.failure)
+    finally:
+        peers.close()
+        if claimed:
+            run_folder.release(folder)
+    say(outcome.line(record))
+    return record
+
+
+def _train(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None:
+    """Run the ranks, unless an earlier start did, and note how they ended. Returns what ended the run early."""
+    failure, load, beside = None, None, None
+    if run.load is None:
+        say(f"{SESSION.label}trained before, and cut off before its record was written: {run.folder}")
+    else:
+        say(f"{SESSION.label}{run.workload.describe(run.config, run.placement)} -> {run.folder}")
+        cores = environment.cores()
+        if run.placement.crowded(cores):
+            say(f"  {CROWDED}: {run.placement.processes} ranks on {count(cores, 'core')}")
+        failure = _run_ranks(run, mirror, peers)
+        load, beside = run.load.end(), run_folder.beside(run.folder, set(run.allocation.hosts), run.others)
+        if pauses(run.config):
+            load, beside = None, None  # what others of the race did while it paused
+    peers.close()  # the other nodes need not wait for the record
+    if attempts.last(run.folder)["end"] is None:
+        attempts.end(run.folder, failure, load, beside)
+    return failure
+
+
+def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None:
+    """Start the ranks of this node and wait for all. Returns what ended the run early."""
+    config, placement, workload, folder = run.config, run.placement, run.workload, run.folder
+    try:
+        if mirror.live:
+            mirror.reach()
+        elastic.warm_up(placement.device, workload.preloaded(placement.device))
+        if mirror.live:
+            mirror.open()
+    except RuntimeError as error:
+        remedy = "see that there is network and you are logged in (wandb login), or use tracker.mode=offline"
+        return Failure("tracker", f"tracker.mode={config.tracker.mode.value}: {error}; {remedy}")
+    try:
+        board = Board(folder, placement.world_size, create=True)
+    except OSError as error:
+        return Failure("disk", f"hydra.run.dir: cannot write to {folder} ({error.strerror}); free some space")
+    try:
+        resumable = workload.resumable and not config.probe.enabled
+        stop = StopOnWarning(run.allocation, board, placement.world_size, folder, resumable, peers)
+        tick = mirror.update if mirror.live else None
+        progress = ProgressBar(board, placement.world_size, config.epochs, workload.unit, tick)
+        attempt = attempts.current(folder)
+        gpus = Sampler.of_run(config, placement, folder, attempt)
+        machine = MachineSampler(folder, attempt, enabled=not pauses(config))
+        with progress, stop, gpus, machine:
+            job = job_of(workload, config, placement, folder, run.allocation)
+            failure = elastic.launch(workload.work, run.arguments, placement, job)
+        gpus.write()
+        machine.write()
+        return peers.outcome(stop.outcome(failure))
+    except Interrupted as interruption:
+        # outside of `launch`, which returns its own: a signal, or another node, ended the run
+        return interruption.failure
+    finally:
+        board.remove()

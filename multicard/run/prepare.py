@@ -1,0 +1,210 @@
+"""What comes before the ranks: the checks of a run, and its folder."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from multicard.config.base import ProfileName, RunConfig, plain
+from multicard.config.job import Numa
+from multicard.config.keys import require
+from multicard.config.placement import Placement, place
+from multicard.machine import devices, environment
+from multicard.machine.allocation import Allocation
+from multicard.machine.load import Load
+from multicard.measure.timing import clock_s
+from multicard.observe.profiles import nsys_launch
+from multicard.ranks import checkpoint
+from multicard.ranks.process import Job
+from multicard.records import content, run_folder
+from multicard.run import attempts
+from multicard.run.peers import Peers
+from multicard.run.session import say
+from multicard.run.workload import Workload
+
+# The record's `prediction` of a run that is about to start in a folder, on the code that `environment.git` describes
+Predict = Callable[[RunConfig, Path, dict[str, Any] | None], dict[str, Any] | None]
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A validated run whose folder is claimed, ready to launch.
+
+    load: of the machine, from here on; None where an earlier start trained the run, and only its record is missing.
+    others: the records of the sweep by now (`run_folder.results`).
+    arguments: what the workload's function is called with, after its `Rank`.
+    """
+
+    workload: Workload
+    config: RunConfig
+    placement: Placement
+    folder: Path
+    allocation: Allocation
+    load: Load | None = None
+    others: dict[str, tuple[int, int]] = field(default_factory=dict)
+    arguments: tuple[Any, ...] = ()
+
+
+def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
+    """The composed configuration as dataclasses, of which nothing needs a machine to be refused.
+
+    Raises:
+        ValueError: what can never work, with the key and the remedy.
+    """
+    try:
+        config = OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    assert isinstance(config, RunConfig)
+    workload.refuse(config)
+    return config
+
+
+def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Placement:
+    """Check all that can be checked before anything starts, on the machine that is to run it.
+
+    Raises:
+        ValueError: what cannot work, with the key and the remedy.
+    """
+    placement = place(config, len(devices.visible_gpus()), allocation.nodes, workload.processes(config))
+    if config.profile.name is ProfileName.nsys:
+        nsys_launch.check(placement.device)
+    workload.fits(config, placement)
+    workload.has_room(config, placement)
+    workload.check(config)
+    return placement
+
+
+def problem(workload: Workload, cfg: DictConfig) -> str | None:
+    """Why this machine would refuse a run, by the same checks; None where it would not."""
+    try:
+        check(workload, typed(workload, cfg), Allocation())
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def changed_data(
+    workload: Workload, config: RunConfig, record: dict[str, Any], known: dict[str, Any] | None = None
+) -> str | None:
+    """Why the record of this configuration is of other data than lies there now; None where it is not, or where that
+    cannot be told: an older record, or a machine that does not hold the data.
+
+    Args:
+        known: fingerprints by the configuration of the data, for a sweep whose cells have the same data; added to.
+    """
+    if record.get("data") is None:
+        return None
+    values, known = plain(config), {} if known is None else known
+    key = json.dumps([values.get(group) for group in ("dataset", "tokenizer", "model")])
+    if key not in known:
+        try:
+            known[key] = content.fingerprint(workload.data(config))
+        except (ValueError, OSError):
+            known[key] = None
+    changed = content.difference(record["data"], known[key])
+    remedy = "put that data back, measure again with rerun=true, or choose another name="
+    return changed and f"the data is no longer that of the record ({changed}); {remedy}"
+
+
+def prepare(
+    workload: Workload,
+    cfg: DictConfig,
+    folder: Path,
+    started_s: float,
+    allocation: Allocation,
+    peers: Peers,
+    predict: Predict = lambda *_: None,
+) -> PreparedRun:
+    """Check a run on all its nodes, claim its folder and write there what is known before the ranks start.
+
+    Raises:
+        ValueError: what cannot work, with the key and the remedy.
+        Interrupted: another node is gone or did not come up.
+    """
+    peers.meet()
+    config = typed(workload, cfg)
+    placement = check(workload, config, allocation)
+    config = _with_profiler(config, placement)
+    try:
+        trained = attempts.is_trained(folder, placement.world_size)
+        restarted = run_folder.claim(folder, allocation.job, keep=trained and not cfg.rerun)
+        try:
+            run_folder.remove_partial(folder)
+            if restarted and trained:
+                problem = changed_data(workload, config, attempts.last(folder))
+                require(problem is None, problem or "")
+                return PreparedRun(workload, config, placement, folder, allocation)
+            if restarted and checkpoint.latest(folder) is None:
+                run_folder.clear(folder)  # nothing to resume from: start over
+            data, load, others, taken_s = _untimed(workload, config, folder.parent)
+            attempts.require_same_data(folder, data)
+            machine = environment.collect()
+            run_folder.write_environment(folder, machine)
+            run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+            predicting_s = clock_s()
+            prediction = predict(config, folder, machine["git"])
+            taken_s += clock_s() - predicting_s
+            # identifying the data, reading the load and predicting are no part of starting
+            attempts.begin(folder, allocation, machine["git"], data, started_s + taken_s, prediction)
+            arguments = workload.arguments(config, placement, folder)
+            # without configuration and folder, which every node has itself
+            peers.begin(attempts.current(folder), arguments[2:])
+        except BaseException:
+            if restarted:
+                run_folder.release(folder)  # keep what the job left, to start from again
+            else:
+                run_folder.disclaim(folder)
+            raise
+    except OSError as error:
+        remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
+        raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
+    return PreparedRun(workload, config, placement, folder, allocation, load, others, arguments)
+
+
+def _with_profiler(config: RunConfig, placement: Placement) -> RunConfig:
+    """The configuration with the profiler that `profile=auto` is here, and a line where it is the lesser one."""
+    own = nsys_launch.chosen(config, placement.device)
+    if own is not config and own.profile.name is ProfileName.kineto and placement.device == "cuda":
+        lacks = "which does not record cudaEventDestroy, and holds all events in memory"
+        say(f"profile=auto: no nsys on the PATH (Nsight Systems): torch's own profiler (kineto) instead, {lacks}")
+    return own
+
+
+def _untimed(
+    workload: Workload, config: RunConfig, sweep: Path
+) -> tuple[dict[str, Any], Load, dict[str, tuple[int, int]], float]:
+    """The fingerprint of a run's data, the machine's load from now on, the records of the sweep, and the seconds that
+    all of it took."""
+    began_s = clock_s()
+    try:
+        data = content.fingerprint(workload.data(config))
+    except OSError as error:
+        raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that it is there") from None
+    others, load = run_folder.results(sweep), Load()
+    return data, load, others, clock_s() - began_s
+
+
+def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:
+    """What the ranks of this node need to know to start."""
+    return Job(
+        folder,
+        placement.device,
+        workload.nccl if placement.backend == "nccl" else placement.backend,
+        devices=len(devices.visible_gpus()),
+        threads=max(1, environment.cores() // placement.processes),
+        malloc=config.malloc.value,
+        numa=binds(config, placement),
+        allocation=allocation,
+        wrapper=nsys_launch.command(folder) if config.profile.name is ProfileName.nsys else (),
+    )
+
+
+def binds(config: RunConfig, placement: Placement) -> bool:
+    """Whether torch binds ranks to the NUMA node of their GPU, by the program `numactl`."""
+    return config.numa is Numa.node and placement.device == "cuda" and shutil.which("numactl") is not None

@@ -1,0 +1,204 @@
+"""`compare`, `claims`, `best`, tables, figures and the report, of the same runs: they say the same."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis import report
+from analysis.claims import judge, measures, named
+from analysis.claims.readings import Readings
+from analysis.claims.sides import log
+from analysis.commands import best, compare, compare_table, table
+from analysis.commands.better import Better
+from analysis.figures import chart_data, draw
+from analysis.papers import experiments
+from analysis.papers.experiments import Panel
+from analysis.report import settings_section
+from analysis.report.blocks import ClaimTable, PlainTable, Plot
+from analysis.report.run_details import read
+from analysis.runs import load
+from analysis.runs.load import Found, Run
+from multicard.measure import formulas
+from tests.helpers import grids, records
+
+TIMES_S = {"fp64": 400.0, "fp32": 392.0, "fp16": 180.0}  # fp32 and fp64 are not told apart
+SEEDS = (0, 1, 2)
+Sides = tuple[list[Run], list[Run]]
+
+
+def timed(record: dict[str, Any], total_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The record of a run of this time, each of whose steps takes a thousandth of it, and its steps."""
+    steps_s = np.full(20, total_s / 1000)
+    return record | {"total_s": total_s, "step_s": formulas.statistics(steps_s, 1)}, records.steps(steps_s)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Table 2 on 1 and 2 GPUs, three times, of runs that differ by 1 %; one failed, one has no accuracy, and another
+    setting was repeated that differs more."""
+    folder, experiment, random = tmp_path_factory.mktemp("runs"), experiments.load("table2"), np.random.default_rng(3)
+    for precision, time_s in TIMES_S.items():
+        for gpus in (1, 2):
+            for seed in SEEDS:
+                record = grids.record(experiment, {"precision": precision, "gpus": gpus, "seed": seed})
+                content, steps = timed(record, time_s / gpus * math.exp(0.01 * random.normal()))
+                peak = 10**9 * (4 + seed)
+                content["peak_memory_bytes"] = {"max": peak, "per_rank": [peak], "kind": "cuda_allocated"}
+                if (precision, gpus, seed) == ("fp16", 1, 2):
+                    content |= {"status": "failed", "cause": {"message": "boom"}, "total_s": 1.0}
+                if (precision, gpus, seed) == ("fp16", 2, 2):
+                    content["test_accuracy"] = None
+                records.write(folder / f"{precision}-{gpus}-{seed}", content, steps)
+    for seed in range(4):
+        content, steps = timed(records.vision(lr=0.077, seed=seed), 90.0 * (1 + 0.05 * seed))
+        records.write(folder / f"other-{seed}", content, steps)
+    return load.read([folder])
+
+
+@pytest.fixture(scope="module")
+def panel(found: Found) -> Panel:
+    (own,) = experiments.panels(experiments.load("table2"), found.runs)
+    return own
+
+
+def ok(found: Found, precision: str, gpus: int) -> list[Run]:
+    of_cell = [run for run in found.runs if (run["precision"], run["gpus"]) == (precision, gpus)]
+    return [run for run in of_cell if run["status"] == "ok" and run["lr"] != 0.077]
+
+
+def drawn(panel: Panel, measure: str, precision: str, gpus: int) -> list[dict[str, Any]]:
+    rows = chart_data.measured(panel, measure)
+    return [row for row in rows if (row["precision"], row["gpus"]) == (precision, gpus)]
+
+
+def test_verdicts_and_intervals_of_ratios_are_the_same(found: Found):
+    cells = compare.compare(found.runs, found.runs, ["precision"], common=True, mix=False)
+    better, readings, verdicts = Better.of(found.runs, "total_s"), Readings(found.runs), set()
+    for cell in cells:
+        if dict(cell.cell)["lr"] == 0.077:
+            continue
+        sides: Sides = compare.ok_runs(cell.a), compare.ok_runs(cell.b)
+        assert cell.step is not None
+        of_claims = measures.time(measures.Sides(sides[1], sides[0], 0.95, readings))
+        assert of_claims.estimate == pytest.approx(cell.step.ratio)
+        assert [of_claims.low, of_claims.high] == pytest.approx(cell.step.bounds())
+        steps = measures.iteration(measures.Sides(sides[1], sides[0], 0.95, readings))
+        assert [steps.low, steps.high] == pytest.approx(cell.step.bounds())
+        assert better.cheaper(*sides) == (cell.verdict == compare.SLOWER)
+        assert better.cheaper(*reversed(sides)) == (cell.verdict == compare.FASTER)
+        verdicts.add(cell.verdict)
+    assert len(cells) == 6 and verdicts > {compare.SLOWER}
+    assert len(verdicts) > 1  # fp32 and fp64 are not told apart
+
+
+def test_a_claim_has_the_interval_of_compare_at_its_own_confidence(found: Found):
+    (verdict,) = judge(found.runs, claims=named(["fp16-over-fp64"]))
+    cells = compare.compare(found.runs, found.runs, ["precision"], common=True, mix=False)
+    assert len(verdict.figures) == 2
+    for figure in verdict.figures:
+        (cell,) = [
+            cell
+            for cell in cells
+            if figure.where == f"gpus={dict(cell.cell)['gpus']}" and {"fp64", "fp16"} == _precisions(cell)
+        ]
+        assert cell.step is not None
+        bounds = cell.step.bounds(figure.confidence)
+        assert bounds is not None
+        ratios = [ratio if cell.sides[0] == "precision=fp16" else 1 / ratio for ratio in (cell.step.ratio, *bounds)]
+        assert figure.estimate == pytest.approx(100 * (ratios[0] - 1))
+        assert [figure.low, figure.high] == pytest.approx(sorted(100 * (ratio - 1) for ratio in ratios[1:]))
+
+
+def _precisions(cell: compare.Compared) -> set[str]:
+    return {side.removeprefix("precision=") for side in cell.sides}
+
+
+@pytest.mark.parametrize("precision", TIMES_S)
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_means_and_their_intervals_are_the_same(found: Found, panel: Panel, precision: str, gpus: int):
+    runs = ok(found, precision, gpus)
+    mean_s = sum(run["total_s"] for run in runs) / len(runs)
+    (of_table,) = [
+        row
+        for row in table.tables(panel.experiment, [panel])[0].rows
+        if (row["precision"], row["gpus"]) == (precision, gpus)
+    ]
+    bounds = [of_table["total_s_low"], of_table["total_s_high"]]
+    (of_figure,) = [row for row in drawn(panel, "total_s", precision, gpus) if row["status"] == "ok"]
+    settings = settings_section.by_setting(read(found.runs), mix=False)
+    (of_report,) = [one for one in settings if {run.folder for run in one.runs} == {run.folder for run in runs}]
+    rankings = best.rankings(found.runs, "time", best.Limits(), mix=False)
+    (ranking,) = [one for one in rankings if runs[0] in one.runs]
+    places = [ranking.headings.index(name) for name in ("gpus", "precision")]
+    costs = [row for row in ranking.rows if [row[place] for place in places] == [str(gpus), precision]]
+    for value in (of_table["total_s"], of_figure["mean"], of_report.mean("total_s")):
+        assert value == pytest.approx(mean_s)
+    assert len(costs) == 1 and f"{mean_s:.1f} s" in costs[0]
+    spread = Readings(found.runs).machines(measures.TIME, log, 0.02).of(runs[0])
+    half = measures.intervals.student_quantile(0.95, spread.term.degrees) * math.sqrt(spread.variance / len(runs))
+    assert bounds == pytest.approx([mean_s * math.exp(-half), mean_s * math.exp(half)])
+    assert [of_figure["low"], of_figure["high"]] == pytest.approx(bounds)
+    assert (
+        len(runs)
+        == of_table["runs"]
+        == of_figure["n"]
+        == len(of_report.runs)
+        == (3 - (precision == "fp16") * (gpus == 1))
+    )
+
+
+def test_who_is_left_out_is_the_same(found: Found, panel: Panel):
+    cells = compare.compare(found.runs, found.runs, ["precision"], common=True, mix=False)
+    of_fp16 = [cell for cell in cells if dict(cell.cell)["gpus"] == 1 and "fp16" in _precisions(cell)]
+    assert [*map(len, map(compare.ok_runs, (of_fp16[0].a, of_fp16[0].b)))].count(2) == 1
+    (line,) = [line for line in compare_table.lines(of_fp16[:1], None) if line.startswith("left out of")]
+    assert line.endswith(": 1 failed")
+    assert "not ranked: 1 failed" in best.lines(found.runs, "time", best.Limits(), mix=False, width=None)
+    rows = table.tables(panel.experiment, [panel])[0].rows
+    assert [row["status"] for row in rows if (row["precision"], row["gpus"]) == ("fp16", 1)] == ["2 ok, 1 failed"]
+    assert [row["status"] for row in drawn(panel, "total_s", "fp16", 1)] == ["ok", "failed"]
+
+
+def test_a_setting_has_no_figure_where_one_of_its_runs_has_none(found: Found, panel: Panel):
+    runs = ok(found, "fp16", 2)
+    (row,) = [
+        row for row in table.tables(panel.experiment, [panel])[0].rows if (row["precision"], row["gpus"]) == ("fp16", 2)
+    ]
+    settings = settings_section.by_setting(read(found.runs), mix=False)
+    (setting,) = [one for one in settings if {run.folder for run in one.runs} == {run.folder for run in runs}]
+    assert len(runs) == 3 and row["test_accuracy"] is None and setting.mean("test_accuracy") is None
+    assert drawn(panel, "test_accuracy", "fp16", 2) == []
+    assert not best.Limits(accuracy=0.01).keep(runs) and best.Limits(accuracy=0.01).keep(ok(found, "fp32", 2))
+    with pytest.raises(ValueError, match="a record has no test_accuracy"):
+        measures.accuracy(measures.Sides(runs, ok(found, "fp32", 2), 0.95, Readings(found.runs)))
+
+
+def test_peak_memory_is_the_highest_everywhere(found: Found, panel: Panel):
+    runs, others = ok(found, "fp16", 1), ok(found, "fp32", 1)  # one of the former's failed, which held most
+    assert panel.repeated.figure(runs, "peak_memory_bytes") == measures.Interval(5e9, None, None)
+    (setting,) = [one for one in settings_section.by_setting(read(found.runs), mix=False) if one.runs[0] in runs]
+    assert setting.mean("peak_memory_bytes") == 5e9
+    claimed = measures.peak_memory(measures.Sides(others, runs, 0.95, Readings(found.runs)))
+    assert claimed.estimate == pytest.approx(6 / 5) and claimed.low is not None and claimed.low < 6 / 5
+
+
+def test_the_report_has_the_same_tables_figures_and_claims(found: Found, panel: Panel):
+    built = report.build(found, "Runs", mix=False)
+    blocks = list(built.blocks())
+    (own,) = table.tables(panel.experiment, [panel])
+    assert own.texts in [block.rows for block in blocks if isinstance(block, PlainTable)]
+    (figure,) = draw.experiment_figures(panel.experiment, [panel])
+    (plot,) = [block for block in blocks if isinstance(block, Plot) and block.name == "table2"]
+    means = [
+        [(row["mean"], row["low"], row["high"]) for row in rows if row["of"] == chart_data.MEASURED and "mean" in row]
+        for rows in (plot.rows, figure.rows)
+    ]
+    assert means[0] == means[1] and len(means[0]) > 6
+    (verdict,) = judge(found.runs, claims=named(["fp16-over-fp64"]))
+    claims = [row for block in blocks if isinstance(block, ClaimTable) for row in block.rows]
+    (card,) = [row for row in claims if row.says == verdict.claim.says]
+    assert card.verdict == verdict.verdict and [text for _, text in card.figures] == [
+        one.text for one in verdict.figures
+    ]

@@ -1,0 +1,299 @@
+"""`best`: which runs are ranked together, the trade-off front, and the sentences."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.__main__ import main
+from analysis.commands import best
+from analysis.commands.best import Limits
+from analysis.runs import load
+from analysis.stats import between_runs, shares
+from analysis.stats.between_runs import Spread
+from analysis.stats.shares import Share
+from analysis.stats.trade_off import front
+from tests.helpers import records
+
+PRECISIONS = ("fp32", "fp16")
+
+
+def accurate(share: float, samples: int = 10_000, epochs: int = 2) -> dict[str, Any]:
+    epoch = {"samples": 1000, "samples_trained": 1000, "test_samples": samples, "test_accuracy": share}
+    return {"test_accuracy": share, "epochs": [{"epoch": index, "train_s": 9.0, **epoch} for index in range(epochs)]}
+
+
+def write(folder: Path, *contents: dict[str, Any]) -> Path:
+    for index, record in enumerate(contents):
+        records.write(folder / f"{index:02d}", record)
+    return folder
+
+
+def ranked(folder: Path, goal: str = "time", limits: Limits | None = None, mix: bool = False) -> list[str]:
+    return best.lines(load.read([folder]).runs, goal, limits or Limits(), mix, None)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    return write(
+        tmp_path / "s",
+        records.vision(precision="bf16", gpus=4, total_s=96.0) | accurate(0.991),
+        records.vision(precision="bf16", gpus=2, total_s=163.0) | accurate(0.991),
+        records.vision(precision="fp32", gpus=4, total_s=150.0) | accurate(0.9905),
+        records.vision(precision="fp32", gpus=2, total_s=240.0) | accurate(0.999),
+        records.vision(precision="fp64", gpus=4, total_s=1.0, status="failed"),
+    )
+
+
+def test_the_fastest_setting_is_named_with_the_cost_of_fewer_gpus_and_more_accuracy(sweep: Path):
+    lines = ranked(sweep)
+    assert lines[:3] == [
+        "Fastest: gpus=4 precision=bf16: 96.0 s, 99.1%.",
+        "Half the GPUs: 1.7 times slower (gpus=2 precision=bf16: 163.0 s, 99.1%).",
+        "Half the GPUs: 2.5 times slower, 0.8 points more accurate (gpus=2 precision=fp32: 240.0 s, 99.9%).",
+    ]
+    assert [line.split()[1:3] for line in lines[4:8]] == [["4", "bf16"], ["4", "fp32"], ["2", "bf16"], ["2", "fp32"]]
+    assert ["yes" in line for line in lines[4:8]] == [True, False, True, True]
+    assert lines[8].startswith("nothing was repeated on NVIDIA H200 (vision), and 2% is assumed: repeat=3")
+    assert lines[9] == "not ranked: 1 failed"
+
+
+def test_settings_of_equal_cost_are_equally_good(tmp_path: Path):
+    equal = [records.vision(precision=precision, total_s=50.0) for precision in ("fp32", "fp16")]
+    lines = ranked(write(tmp_path / "s", *equal))
+    assert lines[:2] == ["Fastest: precision=fp32: 50.0 s, 98.0%.", "Equally good: precision=fp16: 50.0 s, 98.0%."]
+
+
+def test_accuracies_within_the_error_of_the_test_set_are_equal(tmp_path: Path):
+    exact = Spread(0.0, 3)  # seeds that do not differ
+    assert shares.differ(Share(0.99, 10_000), Share(0.98, 10_000), exact)
+    assert not shares.differ(Share(0.99, 100), Share(0.98, 100), exact)
+    # by hand: (0.6 - 0.4) of 50 each: 31/52 - 21/52 = 0.1923, 1.96 sqrt(2 (31/52)(21/52)/52) = 0.1885
+    assert shares.differ(Share(0.6, 50), Share(0.4, 50), exact)
+    assert not shares.differ(Share(0.6, 48), Share(0.4, 46), exact)
+    close = [
+        records.vision(precision="bf16", total_s=10.0) | accurate(0.980, 100),
+        records.vision(precision="fp32", total_s=20.0) | accurate(0.985, 100),
+    ]
+    assert sum("yes" in line for line in ranked(write(tmp_path / "s", *close))) == 1
+
+
+def test_accuracies_that_seeds_explain_are_equal():
+    """Seeds that differ by 0.2 points, on 10,000 answers at 99 %: the answers alone call 40 % of them different."""
+    random, trials = np.random.default_rng(4), 1000
+    rights = random.binomial(10_000, np.clip(0.99 + 0.002 * random.normal(size=(trials, 2, 3)), 0, 1)) / 10_000
+    by_answers, by_all, repeated = 0, 0, 0
+    for (a, *more_a), (b, *more_b) in rights.tolist():
+        single = Share(a, 10_000), Share(b, 10_000)
+        by_answers += shares.differ(*single, Spread(0.0, 3))
+        by_all += shares.differ(*single, Spread(shares.PRIOR_SD**2))
+        seeds = [[(value, 0.0) for value in (first, *rest)] for first, rest in ((a, more_a), (b, more_b))]
+        means = [Share(float(np.mean([value for value, _ in side])), 30_000, 3) for side in seeds]
+        repeated += shares.differ(means[0], means[1], between_runs.pooled(seeds, shares.PRIOR_SD))
+    assert by_answers / trials > 0.3 and by_all / trials <= 0.06 and repeated / trials <= 0.06
+
+
+def test_limits_hold_for_the_mean_of_a_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """One of three seeds is lucky; another needs more memory."""
+    lucky = [
+        records.vision(seed=seed, peak_memory_bytes={"max": peak}) | accurate(share)
+        for seed, (share, peak) in enumerate([(0.9905, 4 * 10**9), (0.985, 4 * 10**9), (0.984, 6 * 10**9)])
+    ]
+    steady = [records.vision(precision="fp16", seed=seed, total_s=150.0) | accurate(0.991) for seed in range(3)]
+    folder = write(tmp_path / "s", *lucky, *steady)
+    assert ranked(folder)[0].startswith("Fastest: precision=fp32: 100.0 s")
+    within = ranked(folder, limits=Limits(accuracy=0.99))
+    assert within[0] == "Fastest: the only setting: 150.0 s, 99.1%, n=3."
+    assert within[-1] == "not ranked: 3 beyond the limits"
+    assert ranked(folder, limits=Limits(memory_bytes=5e9))[-1] == "not ranked: 3 beyond the limits"
+    alone = write(tmp_path / "lucky", *lucky)
+    assert main(["best", "--goal", "time", "--accuracy", "0.99", str(alone)]) == 1
+    assert "the highest accuracy is 98.65%" in capsys.readouterr().err
+
+
+def test_a_setting_that_no_member_of_the_front_beats_is_on_it():
+    """Of cost and accuracy: the first beats the second, and that the third, which is more accurate than the first."""
+    settings = [(1.0, 0.970), (2.0, 0.974), (3.0, 0.978), (4.0, 0.974)]
+    better = [lambda a, b: a[0] < b[0], lambda a, b: a[1] > b[1] + 0.005]
+    assert front(settings, better) == [(1.0, 0.970), (3.0, 0.978)]
+    circle = [lambda a, b: (a - b) % 3 == 1]
+    assert front([0, 1, 2], circle) == [0, 1, 2]
+
+
+def test_costs_that_runs_explain_are_equal(tmp_path: Path):
+    close = [records.vision(precision=precision, total_s=s) for precision, s in (("fp32", 50.0), ("fp16", 51.5))]
+    lines = ranked(write(tmp_path / "single", *close))
+    assert lines[:2] == ["Fastest: precision=fp32: 50.0 s, 98.0%.", "Equally good: precision=fp16: 51.5 s, 98.0%."]
+    repeated = [
+        records.vision(precision=precision, total_s=s + 0.1 * seed, seed=seed)
+        for precision, s in (("fp32", 50.0), ("fp16", 51.5))
+        for seed in range(4)
+    ]
+    assert sum("Equally good" in line for line in ranked(write(tmp_path / "repeated", *repeated))) == 0
+    # half the GPUs in the same time: the cheapest stays the best, and what is as fast with less is named beside it
+    halved = [records.vision(gpus=gpus, total_s=s) for gpus, s in ((4, 50.0), (2, 51.0))]
+    lines = ranked(write(tmp_path / "halved", *halved))
+    assert (
+        lines[0].startswith("Fastest: gpus=4")
+        and lines[1] == "Half the GPUs: no slower as far as the runs tell (gpus=2: 51.0 s, 98.0%)."
+    )
+
+
+def test_a_large_difference_that_the_runs_do_not_tell_from_chance_is_not_called_none(tmp_path: Path):
+    """Two runs of one setting that differ by 6 % leave one degree of freedom."""
+    best = [records.vision(gpus=4, seed=seed, total_s=s) for seed, s in ((0, 50.0), (1, 53.2))]
+    lines = ranked(write(tmp_path / "fewer", *best, records.vision(gpus=2, total_s=77.0)))
+    assert lines[1].startswith(
+        "Half the GPUs: 1.5 times slower, which these runs do not tell from chance (gpus=2: 77.0 s"
+    )
+    lines = ranked(write(tmp_path / "equal", *best, records.vision(gpus=4, precision="fp16", total_s=77.0)))
+    assert lines[1] == "Not told from the best by these runs: precision=fp16: 77.0 s, 98.0%."
+
+
+def test_the_same_settings_are_told_apart_in_5_percent_of_the_cases(tmp_path: Path):
+    """`best` on A = A: of two settings that are the same, the cheaper one alone is on the front."""
+    random, apart = np.random.default_rng(8), 0
+    runs = load.read(
+        [write(tmp_path / "s", *(records.vision(precision=p, seed=s) for p in PRECISIONS for s in range(3)))]
+    ).runs
+    for _ in range(300):
+        for run in runs:
+            run.columns["total_s"] = 100.0 * float(np.exp(0.02 * random.normal()))
+        (ranking,) = best.rankings(runs, "time", Limits(), False)
+        apart += not ranking.others
+    assert apart / 300 <= 0.06
+
+
+def test_limits_leave_settings_out(sweep: Path, capsys: pytest.CaptureFixture[str]):
+    assert ranked(sweep, limits=Limits(gpus=2))[0].startswith("Fastest: precision=bf16: 163.0 s")
+    assert ranked(sweep, limits=Limits(accuracy=0.995))[0].startswith("Fastest: the only setting: 240.0 s")
+    assert ranked(sweep, limits=Limits(accuracy=0.995))[-1] == "not ranked: 1 failed, 3 beyond the limits"
+    limits = ["--accuracy", "0.9999", "--memory", "4.9GB", "--gpus", "1"]
+    assert main(["best", "--goal", "time", *limits, str(sweep)]) == 1
+    why = "the highest accuracy is 99.90%, the least memory is 5 GB, the fewest GPUs are 2"
+    assert capsys.readouterr().err == f"refused: of 4 runs none keeps to the limits ({why})\n"
+    assert main(["best", "--goal", "time", "--memory", "5GB", "--accuracy", "99%", str(sweep)]) == 0
+
+
+def test_nodes_count_as_gpus(tmp_path: Path):
+    folder = write(tmp_path / "s", records.vision(nodes=2, gpus=2), records.vision(gpus=2, total_s=200.0))
+    assert ranked(folder, limits=Limits(gpus=3))[0].startswith("Fastest: the only setting: 200.0 s")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("--memory", "80", "80 is no size; write 80GB, 80GiB or 500MB"),
+        ("--memory", "80iB", "80iB is no size"),
+        ("--accuracy", "99", "99 is no accuracy; write 0.99 or 99%"),
+        ("--accuracy", "much", "much is no number"),
+        ("--gpus", "0", "0 is no number of GPUs"),
+        ("--goal", "fun", "invalid choice"),
+    ],
+)
+def test_a_bad_value_is_one_line(option: str, value: str, why: str, sweep: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="1"):
+        main(["best", "--goal", "time", option, value, str(sweep)])
+    error = capsys.readouterr().err
+    assert why in error and error.startswith("refused: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("memory", "fits"), [("5GB", True), ("4.99 GB", False), ("4.6GiB", False), ("5000MB", True)])
+def test_memory_has_units(memory: str, fits: bool, sweep: Path):
+    assert main(["best", "--goal", "time", "--memory", memory, str(sweep)]) == (0 if fits else 1)  # peaks are 5e9 bytes
+
+
+def test_energy_is_ranked_where_it_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    spent = [records.vision(gpus=gpus, gpu=records.gpu(joules)) for gpus, joules in ((1, 9e4), (2, 6e4), (4, None))]
+    lines = ranked(write(tmp_path / "s", *spent), "energy")
+    assert lines[0] == "Least energy: gpus=2: 60 kJ, 98.0%."
+    assert lines[1] == "Half the GPUs: 1.5 times the energy (gpus=1: 90 kJ, 98.0%)."
+    assert lines[-1] == "not ranked: 1 without the figure"
+    on_cpu = write(tmp_path / "c", records.vision(device="cpu"))
+    assert main(["best", "--goal", "energy", str(on_cpu)]) == 1
+    why = "refused: of 1 run none has energy_joules; energy is measured on GPUs with NVML, not on CPU ranks\n"
+    assert capsys.readouterr().err == why
+
+
+def test_memory_of_repetitions_is_the_highest_and_time_their_mean_with_its_n(tmp_path: Path):
+    peaks = [records.vision(seed=s, total_s=10.0 + s, peak_memory_bytes={"max": 10**9 * (s + 1)}) for s in range(3)]
+    folder = write(tmp_path / "s", *peaks)
+    assert ranked(folder, "memory")[0] == "Least memory: the only setting: 3 GB, 98.0%, n=3."
+    assert ranked(folder, "time")[0] == "Fastest: the only setting: 11.0 s, 98.0%, n=3."
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"epochs": 5},
+        {"dataset__train_limit": 96},
+        {"dataset__image_size": 64},
+        {"model__width": 0.5},
+        {"commit": "f" * 40},
+        {"hardware": "A100"},
+        {"dirty": True},
+    ],
+)
+def test_runs_that_did_other_work_are_not_ranked_against_one_another(other: dict[str, Any], tmp_path: Path):
+    folder = write(tmp_path / "s", records.vision(precision="fp16", total_s=50.0), records.vision(**other))
+    lines = ranked(folder)
+    assert lines[0] == "2 different works, each ranked by itself:"
+    assert sum(line.startswith("Fastest: the only setting") for line in lines) == 2
+    rankings = sum(line.startswith("Fastest") for line in ranked(folder, mix=True))
+    assert rankings == (1 if set(other) & {"commit", "hardware", "dirty"} else 2)
+
+
+def test_training_tuning_and_different_amounts_of_tuning_are_ranked_apart(tmp_path: Path):
+    limited = [records.llm(gpus=gpus, max_steps=50) for gpus in (1, 2)]
+    for gpus, record in zip((1, 2), limited, strict=True):
+        record["epochs"][0]["samples"] = 100 * gpus
+    contents = [records.vision(), records.llm(gpus=1), records.llm(gpus=2), records.llm(method="dpo"), *limited]
+    lines = ranked(write(tmp_path / "s", *contents))
+    assert sum(line.startswith("Fastest") for line in lines) == 5
+    assert "runs of 100 rows:" in lines and "runs of 200 rows:" in lines and "preference pairs of all rows:" in lines
+    assert any("loss 2.500" in line for line in lines)
+    packed = [records.llm(max_steps=50, packed=packed, lr=lr) for packed in (False, True) for lr in (0.1, 0.2)]
+    lines = ranked(write(tmp_path / "packed", *packed))
+    assert "runs of 500 packed sequences:" in lines and "runs of 500 rows:" in lines
+    whole = [records.llm(packed=packed) for packed in (False, True)]  # of all rows, however they are laid out
+    assert sum(line.startswith("Fastest") for line in ranked(write(tmp_path / "whole", *whole))) == 1
+
+
+def test_marks_follow_the_figures(tmp_path: Path):
+    lines = ranked(write(tmp_path / "s", records.vision(device="cpu", dirty=True)))
+    assert lines[0] == "Fastest: the only setting: 100.0 s, 98.0% [cd]."
+    assert lines[-2:] == ["c  CPU ranks, not GPUs", "d  of changed code, not of the commit alone"]
+
+
+def test_a_diverged_run_is_never_the_fastest(tmp_path: Path):
+    fast = records.vision(precision="fp16", status="diverged", total_s=10.0, cause={"message": "the loss is NaN"})
+    write(tmp_path / "s" / "fast", fast)
+    lines = ranked(write(tmp_path / "s", records.vision()))
+    assert lines[0].startswith("Fastest: the only setting: 100.0 s") and "not ranked: 1 diverged" in lines
+
+
+@pytest.mark.parametrize("status", ["oom", "diverged"])
+def test_failed_runs_alone_are_refused(status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = write(tmp_path / "s", records.vision(status=status))
+    assert main(["best", "--goal", "time", str(folder)]) == 1
+    assert capsys.readouterr().err == "refused: of 1 run none ended ok\n"
+
+
+def test_sentences_say_what_less_costs_and_what_it_loses(tmp_path: Path):
+    """Of three CPU ranks, two and one: a few percent, many times, and points of accuracy in either direction."""
+    found = [(3, 100.0, 0.90), (2, 106.0, 0.80), (1, 820.0, 0.983)]
+    of_cpus = [
+        records.vision("cpu", gpus=n, total_s=s, seed=seed) | accurate(a) for n, s, a in found for seed in range(4)
+    ]
+    lines = ranked(write(tmp_path / "cpus", *of_cpus))
+    assert lines[1:3] == [
+        "2 CPU ranks instead of 3: 6 % slower, 10.0 points less accurate (gpus=2: 106.0 s, 80.0%, n=4 [c]).",
+        "1 CPU rank instead of 3: 8.2 times slower, 8.3 points more accurate (gpus=1: 820.0 s, 98.3%, n=4 [c]).",
+    ]
+    better = [
+        records.vision(precision=p, total_s=s) | accurate(a) for p, s, a in (("bf16", 10, 0.9), ("fp64", 150, 0.99))
+    ]
+    assert ranked(write(tmp_path / "gpus", *better))[1].startswith(
+        "9.0 points more accurate: 15 times slower (precision="
+    )

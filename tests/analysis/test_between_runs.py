@@ -1,0 +1,267 @@
+"""How runs differ from one another, in every interval: closed forms, and simulations of what is called a difference."""
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.runs import load
+from analysis.stats import between_runs
+from analysis.stats.between_runs import PRIOR_SD, Ratio, Spread
+from multicard.measure.repeated_runs import Term, combined
+from tests.conftest import ROOT
+from tests.helpers import records
+from tests.measure.test_series import autocorrelated
+
+Random = np.random.Generator
+
+
+def run_steps(random: Random, sd: float, steps: int = 60, mean_s: float = 0.1) -> np.ndarray:
+    """Steps (steps,) of a run whose mean lies off by `sd`, each by 4 %."""
+    return mean_s * math.exp(sd * random.normal()) * (1 + 0.04 * random.normal(size=steps))
+
+
+def spread_of(settings: Sequence[Sequence[np.ndarray]]) -> Spread:
+    """The pooled spread of settings of several runs, as `by_machine` takes it from their records."""
+    return between_runs.pooled(
+        [[(math.log(run.mean()), (run.std(ddof=1) / run.mean()) ** 2 / len(run)) for run in runs] for runs in settings]
+    )
+
+
+def compared(
+    random: Random, sd: float, runs: int = 3, cells: int = 4, steps: int = 60, factor: float = 1.0
+) -> list[Ratio]:
+    """The ratios of all cells of two sweeps, B's of which take `factor` times as long."""
+    sweep = [[[run_steps(random, sd, steps) for _ in range(runs)] for _ in range(cells)] for _ in range(2)]
+    spread = spread_of([setting for side in sweep for setting in side])
+    return [between_runs.ratio(a, [factor * run for run in b], (spread, spread)) for a, b in zip(*sweep, strict=True)]
+
+
+def share(verdicts: Sequence[str], *wanted: str) -> float:
+    return sum(verdict in wanted for verdict in verdicts) / len(verdicts)
+
+
+@pytest.mark.parametrize(("sd", "steps"), [(0.005, 500), (0.01, 100), (0.01, 2000), (0.02, 100), (0.03, 60)])
+def test_the_same_program_is_called_different_in_5_percent_of_the_cells(sd: float, steps: int):
+    random = np.random.default_rng(1)
+    verdicts = [
+        one.verdict() for _ in range(150 if steps == 2000 else 400) for one in compared(random, sd, steps=steps)
+    ]
+    assert share(verdicts, between_runs.ABOVE, between_runs.BELOW) <= 0.06
+
+
+def test_intervals_of_the_steps_alone_would_be_wrong_in_most_cases_so_nothing_is_decided_by_them():
+    random = np.random.default_rng(7)
+    ratios = [
+        between_runs.ratio([run_steps(random, 0.01, 2000)], [run_steps(random, 0.01, 2000)], (Spread(), Spread()))
+        for _ in range(200)
+    ]
+    apart = [one.bounds() for one in ratios]
+    assert np.mean([bounds is not None and not bounds[0] <= 1 <= bounds[1] for bounds in apart]) > 0.7
+    assert {one.verdict() for one in ratios} == {between_runs.UNDECIDED}
+    assert all(one.least_difference() is None for one in ratios)
+
+
+@pytest.mark.parametrize("sd", [0.005, 0.01, 0.03])
+def test_few_repetitions_are_drawn_to_the_prior_and_no_oftener_wrong(sd: float):
+    """One cell, of two and of three runs a side: 2 and 4 degrees of freedom."""
+    random = np.random.default_rng(3)
+    for runs in (2, 3):
+        verdicts = [compared(random, sd, runs, cells=1)[0].verdict() for _ in range(800)]
+        assert share(verdicts, between_runs.ABOVE, between_runs.BELOW) <= 0.065
+
+
+@pytest.mark.parametrize("runs", [2, 3])
+def test_runs_that_refute_the_prior_are_not_drawn_to_it(runs: int):
+    """One cell on a machine whose runs differ by 30 %: drawn to 2 %, 12 and 8 % were called different."""
+    random, wrong = np.random.default_rng(3), 0
+    for _ in range(2000):
+        logs = 0.3 * random.normal(size=(2, runs))
+        spread = between_runs.pooled([[(float(log), 0.0) for log in side] for side in logs])
+        one = between_runs.of_values(*np.exp(logs).tolist(), (spread, spread))
+        wrong += one.verdict() in (between_runs.ABOVE, between_runs.BELOW)
+    assert 0.04 <= wrong / 2000 <= 0.06
+
+
+@pytest.mark.parametrize(("sd", "runs"), [(0.01, 3), (0.02, 5)])
+def test_the_least_difference_is_seen_in_4_of_5_cases(sd: float, runs: int):
+    random = np.random.default_rng(11)
+    pilot = [one.least_difference() for _ in range(50) for one in compared(random, sd, runs, cells=8)]
+    least = float(np.mean([one for one in pilot if one is not None]))
+    verdicts = [one.verdict() for _ in range(100) for one in compared(random, sd, runs, cells=8, factor=1 + least)]
+    assert 0.75 <= share(verdicts, between_runs.ABOVE) <= 0.85
+
+
+def test_no_difference_needs_an_interval_within_the_margin():
+    """Of settings that differ by the margin, few are called equal; of equal ones, most are where runs differ little."""
+    random = np.random.default_rng(5)
+    differing = [one.verdict(0.03) for _ in range(250) for one in compared(random, 0.01, factor=1.03)]
+    assert share(differing, between_runs.WITHIN) <= 0.03  # 2.5 %: one of the two bounds
+    equal = [one.verdict(0.03) for _ in range(100) for one in compared(random, 0.01)]
+    assert share(equal, between_runs.WITHIN) > 0.65
+    wide = Ratio(1.13, 0.4, 10, True, 3, 0.5)
+    assert wide.verdict() == between_runs.UNDECIDED
+
+
+def test_as_many_runs_as_it_says_decide():
+    random = np.random.default_rng(9)
+    few = [one for _ in range(40) for one in compared(random, 0.01, runs=2, factor=1.03)]
+    needed = [one.runs_to_decide(0.01) for one in few if 1.025 < one.ratio < 1.035]
+    runs = round(float(np.median([count for count in needed if count is not None])))
+    verdicts = [one.verdict(0.01) for _ in range(100) for one in compared(random, 0.01, runs=runs, factor=1.03)]
+    assert 2 < runs < 10 and 0.7 <= share(verdicts, between_runs.ABOVE) <= 0.95
+    assert Ratio(1.05, 0.03, 10, True, 3, 0.0027).runs_to_decide() is not None
+    assert Ratio(1.025, 0.3, 10, True, 3, 0.27).runs_to_decide() is None  # over 50
+
+
+def test_runs_of_more_scatter_than_the_repeated_ones_add_theirs():
+    """The repeated cells have runs of 1000 steps, those compared of 30, which correlate."""
+    random, verdicts = np.random.default_rng(13), []
+    for _ in range(400):
+        spread = spread_of([[run_steps(random, 0.002, 1000) for _ in range(4)] for _ in range(5)])
+        short = [[autocorrelated(random, 30, 0.1, 0.5, 0.2)] for _ in range(2)]
+        verdicts.append(between_runs.ratio(short[0], short[1], (spread, spread)).verdict())
+    assert share(verdicts, between_runs.ABOVE, between_runs.BELOW) <= 0.06
+
+
+def test_steps_of_the_same_batches_are_paired():
+    """Rows of many lengths, which both runs had in the same order."""
+    random = np.random.default_rng(17)
+    rows = random.lognormal(0.0, 0.6, 60)
+    a, b = ([rows * (1 + 0.02 * random.normal(size=60))] for _ in range(2))
+    apart, together = (between_runs.ratio(a, b, (Spread(), Spread()), paired=paired).error for paired in (False, True))
+    assert apart is not None and together is not None and apart > 4 * together
+    misses = 0
+    for _ in range(300):
+        a, b = ([rows * (1 + 0.02 * random.normal(size=60))] for _ in range(2))
+        bounds = between_runs.ratio(a, b, (Spread(), Spread()), paired=True).bounds()
+        misses += bounds is None or not bounds[0] <= 1 <= bounds[1]
+    assert misses / 300 <= 0.07
+
+
+def test_runs_by_turns_are_not_moved_by_a_drift():
+    """A machine that slows down by 2 % over 24 runs of two settings that are the same; runs differ by 0.3 %."""
+    orders = {"blocks": 12 * "A" + 12 * "B", "turns": 4 * "ABBABA"}
+    wrong = {}
+    for name, order in orders.items():
+        random, verdicts = np.random.default_rng(19), []
+        for _ in range(300):
+            logs = 0.02 * np.linspace(0, 1, len(order)) + 0.003 * random.normal(size=len(order))
+            sides = [[float(log) for log, side in zip(logs, order, strict=True) if side == one] for one in "AB"]
+            spread = between_runs.pooled([[(log, 0.0) for log in side] for side in sides])
+            verdicts.append(between_runs.of_values(*np.exp(sides).tolist(), (spread, spread)).verdict())
+        wrong[name] = share(verdicts, between_runs.ABOVE, between_runs.BELOW)
+    assert wrong["blocks"] > 0.9 and wrong["turns"] <= 0.06
+
+
+def test_the_pooled_variance_and_the_interval_have_their_closed_forms():
+    settings = [[(0.00, 1e-6), (0.02, 3e-6)], [(1.00, 5e-6), (1.01, 5e-6), (1.02, 5e-6)]]
+    spread = between_runs.pooled(settings)
+    assert spread.degrees == 3
+    assert spread.variance == pytest.approx((PRIOR_SD**2 + 0.0002 + 0.0002) / 4)
+    assert spread.within == pytest.approx((1 * 2e-6 + 2 * 5e-6) / 3)
+    a, b = [np.full(20, 1.0)] * 2, [np.full(20, 1.1)] * 3
+    one = between_runs.ratio(a, b, (spread, spread))
+    half = 2.7764451 * math.sqrt(spread.variance * (1 / 2 + 1 / 3))  # Student's t of 4 degrees of freedom
+    assert one.bounds() == pytest.approx((1.1 * math.exp(-half), 1.1 * math.exp(half)))
+    other = Spread(4e-4, 9)
+    mixed = between_runs.ratio(a, b, (spread, other))
+    parts = [Term(spread.variance / 2, 4), Term(4e-4 / 3, 10)]
+    assert (mixed.error, mixed.degrees) == pytest.approx((combined(parts).variance ** 0.5, combined(parts).degrees))
+
+
+def test_degrees_of_freedom_are_satterthwaites():
+    assert combined([Term(1.0, 5), Term(1.0, 5)]) == Term(2.0, 10)
+    assert combined([Term(3.0, 4), Term(0.0, 9)]).degrees == pytest.approx(4)
+    assert combined([Term(4.0, 2), Term(1.0, 10)]).degrees == pytest.approx(25 / (16 / 2 + 1 / 10))
+    assert combined([Term(0.0, 3)]) == Term(0.0, 3)
+
+
+def test_the_least_difference_is_that_of_the_noncentral_t():
+    many = Ratio(1.0, 0.01, 10**6, True, 3, 1.0).least_difference()
+    assert many == pytest.approx(math.expm1(0.01 * (1.959964 + 0.841621)), rel=1e-4)
+    few = Ratio(1.0, 0.01, 4, True, 3, 1.0).least_difference()
+    random = np.random.default_rng(1)
+    assert few is not None
+    t = (random.normal(size=200_000) + math.log1p(few) / 0.01) / np.sqrt(random.chisquare(4, 200_000) / 4)
+    assert np.mean(np.abs(t) > 2.7764451) == pytest.approx(0.8, abs=0.005)
+
+
+def runs_needed(sd: float, difference: float) -> int | None:
+    """Runs a side with which two sweeps of six cells, of runs that differ by `sd`, show a difference."""
+    for runs in range(2, between_runs.MAX_RUNS + 1):
+        values = np.resize([-1.0, 1.0], runs)
+        logs = (values - values.mean()) / values.std(ddof=1) * sd
+        spread = between_runs.pooled([[(float(log), 0.0) for log in logs]] * 12)
+        least = between_runs.of_values([1.0] * runs, [1.0] * runs, (spread, spread)).least_difference()
+        if least is not None and least <= difference:
+            return runs
+    return None
+
+
+def test_the_pages_table_of_repetitions_is_right():
+    lines = (ROOT / "docs" / "measuring.md").read_text().splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("| runs of a setting differ by"))
+    table = [re.findall(r"over 50|[\d.]+", line) for line in lines[first : first + 7]]
+    differences = [float(number) / 100 for number in table[0]]
+    assert len(differences) == 5 and len(table[2:]) == 5 and table[1] == []
+    for sd, *runs in table[2:]:
+        needed = [runs_needed(float(sd) / 100, difference) for difference in differences]
+        assert [f"over {between_runs.MAX_RUNS}" if count is None else str(count) for count in needed] == runs, sd
+
+
+@pytest.mark.parametrize("difference", [0.0, 0.025, 0.05])
+def test_as_many_runs_as_it_says_decide_one_way_or_the_other(difference: float):
+    """Of no difference, one between 0 and the margin, and one of the margin; of runs that differ by 2 %."""
+    sd, degrees = 0.02, 40
+    once = Ratio(1 + difference, sd, degrees, True, 2, 2 * sd**2)
+    count = once.runs_to_decide()
+    assert count is not None
+    random, decided = np.random.default_rng(3), {}
+    for runs in (count - 1, count):
+        error = sd * math.sqrt(2 / runs)
+        estimates = np.log1p(difference) + error * random.normal(size=3000)
+        errors = error * np.sqrt(random.chisquare(degrees + 2 * (runs - 2), 3000) / (degrees + 2 * (runs - 2)))
+        ratios = [
+            Ratio(math.exp(estimate), estimated, degrees + 2 * (runs - 2), True, runs, 2 * sd**2)
+            for estimate, estimated in zip(estimates, errors, strict=True)
+        ]
+        decided[runs] = 1 - share([one.verdict() for one in ratios], between_runs.UNDECIDED)
+    assert decided[count - 1] < 0.82 and 0.78 < decided[count], decided
+
+
+def by_step(*sweeps: Sequence[load.Run]) -> between_runs.Machines:
+    return between_runs.by_machine(between_runs.repeated(*sweeps), between_runs.log_of("step_s"))
+
+
+def test_spreads_are_of_a_machine_and_a_kind_of_run(tmp_path: Path):
+    for index, (kind, hardware, factor) in enumerate(
+        [("vision", "H200", 1.0), ("vision", "H200", 1.02), ("vision", "A100", 2.0), ("llm", "H200", 1.0)]
+    ):
+        record = getattr(records, kind)(hardware=hardware, seed=index)
+        record["step_s" if kind == "vision" else "iteration_s"]["mean"] = 0.1 * factor
+        records.write(tmp_path / str(index), record)
+    failed = records.vision(hardware="H200", seed=9, status="failed")
+    failed["step_s"]["mean"] = 9.0
+    records.write(tmp_path / "failed", failed)
+    runs = load.read([tmp_path]).runs
+    machines = by_step(runs)
+    by_run = {(run["kind"], run["hardware"]): machines.of(run) for run in runs}
+    assert {key: spread.degrees for key, spread in by_run.items()} == {
+        ("vision", "H200"): 1,
+        ("vision", "A100"): 0,
+        ("llm", "H200"): 0,
+    }
+    halves = by_step(runs[:1], runs[1:])  # of two sweeps that may differ
+    assert all(halves.of(run).degrees == 0 for run in runs)
+    assert by_run["vision", "H200"].variance == pytest.approx((PRIOR_SD**2 + math.log(1.02) ** 2 / 2) / 2)
+
+
+def test_samples_that_took_no_time_or_were_not_taken_have_no_ratio():
+    with pytest.raises(ValueError, match="none beyond the warm-up"):
+        between_runs.ratio([np.empty(0)], [np.ones(9)], (Spread(), Spread()))
+    with pytest.raises(ValueError, match="took no time"):
+        between_runs.ratio([np.zeros(9)], [np.ones(9)], (Spread(), Spread()))

@@ -1,0 +1,327 @@
+"""Intervals of ratios, and `compare`: two sweeps cell by cell."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.__main__ import main
+from analysis.commands import compare, compare_table, environment_diff
+from analysis.runs import load
+from analysis.stats.between_runs import Ratio
+from multicard.measure import formulas
+from multicard.records import steps as record_steps
+from tests.helpers import records
+from tests.measure.test_series import autocorrelated
+
+
+def write(folder: Path, record: dict[str, Any], steps_s: np.ndarray) -> Path:
+    """A run of these steps, the first of which is its warm-up."""
+    record["step_s"] = formulas.statistics(steps_s, 1)
+    return records.write(folder, record, records.steps(np.stack([steps_s, steps_s / 2], 1)))
+
+
+def sweep(
+    folder: Path, factor: float = 1.0, seed: int = 0, runs: int = 1, differ: float = 0.01, **changes: Any
+) -> Path:
+    """Four cells of some runs, whose steps take `factor` times as long; runs of a cell differ by 1 %."""
+    random = np.random.default_rng(seed)
+    for precision in ("fp32", "fp16"):
+        for gpus in (1, 2):
+            for run in range(runs):
+                mean_s = 0.1 * factor / gpus * math.exp(differ * random.normal())
+                record = records.vision(precision=precision, gpus=gpus, seed=run, **changes)
+                steps_s = autocorrelated(random, 201, mean_s, 0.4, 0.05)
+                write(folder / (f"{precision}-{gpus}" + f"-{run}" * (run > 0)), record, steps_s)
+    return folder
+
+
+def compared(a: Path, b: Path, *by: str, common: bool = False, mix: bool = False) -> list[compare.Compared]:
+    return compare.compare(load.read([a]).runs, load.read([b]).runs, by, common, mix)
+
+
+def test_equal_runs_do_not_differ_and_a_slow_down_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    a, same, twin = (sweep(tmp_path / name, seed=seed, runs=3) for name, seed in (("a", 0), ("same", 1), ("twin", 0)))
+    slow = sweep(tmp_path / "slow", 1.1, seed=2, runs=3)
+    fast = sweep(tmp_path / "fast", 1 / 1.1, seed=3, runs=3)
+    assert {one.verdict for one in compared(a, twin)} == {"no difference"}
+    assert [one.verdict for one in compared(a, same)].count("no difference") >= 3
+    cells = compared(a, slow)
+    assert {one.verdict for one in cells} == {"slower"}
+    assert all(one.step is not None and one.step.ratio == pytest.approx(1.1, rel=0.03) for one in cells)
+    assert {one.verdict for one in compared(a, fast)} == {"faster"}
+    command = ["compare", str(a)]
+    assert main([*command, str(slow), "--gate", "5%"]) == 1
+    assert "gate 5%: 4 of 4 cells slower by more" in capsys.readouterr().out
+    assert main([*command, str(slow), "--gate", "10%"]) == 0
+    assert main([*command, str(slow)]) == 0 and main([*command, str(fast), "--gate", "0.5%"]) == 0
+
+
+def test_without_a_repetition_nothing_is_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Steps are sure that the runs differ by 5 %, but so may two runs of the same program."""
+    a, b = sweep(tmp_path / "a", differ=0), sweep(tmp_path / "b", 1.05, seed=1, differ=0)
+    cells = compared(a, b)
+    assert {one.verdict for one in cells} == {"undecided: one run a side"}
+    bounds = [one.step.bounds() for one in cells if one.step is not None]
+    assert len(bounds) == 4 and all(of_one is not None and of_one[0] > 1.005 for of_one in bounds)
+    assert main(["compare", str(a), str(b), "--gate", "0.1%"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "passed; 4 with too few runs or steps to judge" in printed and "nothing was repeated" in printed
+    assert printed.count("runs a side") == 4
+    # One repeated cell tells how runs of the machine differ, and decides in all of them
+    for seed in range(1, 6):
+        write(tmp_path / "a" / str(seed), records.vision(precision="fp32", seed=seed), 0.1 * np.ones(50))
+    assert {one.step.repeated for one in compared(a, b) if one.step is not None} == {True}
+
+
+def test_more_steps_do_not_make_runs_differ(tmp_path: Path):
+    """Runs that differ by 1 %, with steps enough to be sure of their means."""
+    verdicts = []
+    for seed in range(12):
+        a, b = (sweep(tmp_path / f"{side}{seed}", seed=2 * seed + side, runs=3) for side in (0, 1))
+        verdicts += [one.verdict for one in compared(a, b)]
+    assert sum(verdict in ("faster", "slower") for verdict in verdicts) <= 5  # 2.4 of 48 are expected
+    assert verdicts.count("no difference") > 40
+
+
+def test_tuning_runs_of_one_seed_are_paired_step_by_step(tmp_path: Path):
+    """Rows of many lengths, in the order that the seed gives them."""
+    random = np.random.default_rng(3)
+    rows = random.lognormal(0.0, 0.6, 61)
+    for side, seed in (("a", 0), ("same", 0), ("other", 1)):
+        step_s = rows * (1 + 0.02 * random.normal(size=61))
+        records.write(tmp_path / side, records.llm(seed=seed), records.steps(step_s))
+    widths = []
+    for side in ("same", "other"):
+        (one,) = compared(tmp_path / "a", tmp_path / side)
+        assert one.step is not None
+        bounds = one.step.bounds()
+        assert bounds is not None
+        widths.append(bounds[1] - bounds[0])
+    a, same, other = (load.read([tmp_path / side]).runs for side in ("a", "same", "other"))
+    said = "other seeds in A than in B: their rows, of other lengths, count as a difference"
+    assert said in environment_diff.lines(a, other) and said not in environment_diff.lines(a, same)
+    assert widths[1] > 4 * widths[0]
+
+
+def test_what_was_not_measured_by_turns_is_said(tmp_path: Path):
+    for side, days in (("a", (1, 3)), ("b", (2, 4)), ("c", (5, 6))):
+        for day in days:
+            record = records.vision(seed=day, started_at=f"2026-11-{day:02d}T09:41:29Z")
+            write(tmp_path / side / str(day), record, np.full(50, 0.1))
+    a, b, c = (load.read([tmp_path / side]).runs for side in "abc")
+    older, drift = "all runs of A are older than those of B", ": a drift of the machine counts as a difference"
+    assert environment_diff.lines(a, b) == [] and environment_diff.lines(a, c) == [older + drift]
+    assert environment_diff.lines(c, a) == ["all runs of B are older than those of A" + drift]
+
+
+def test_the_gate_keeps_5_percent_over_all_cells():
+    """Twelve cells that are all slower by the gate exactly, of runs that differ by 3 %."""
+    random, failed = np.random.default_rng(2), 0
+    run = load.Run(Path("x"), {"status": "ok"})
+    for _ in range(200):
+        error, degrees = 0.03 * math.sqrt(2 / 3), 48
+        deviation = math.sqrt(random.chisquare(degrees) / degrees)
+        ratios = np.exp(math.log(1.05) + error * random.normal(size=12))
+        steps = [Ratio(float(ratio), error * deviation, degrees, True, 3, 1.0) for ratio in ratios]
+        cells = [compare.Compared((), [run], [run], step, None, "") for step in steps]
+        failed += not compare.gated(cells, 0.05)[0]
+        assert compare.gated(cells, 0.25)[0]
+    assert 0.01 <= failed / 200 <= 0.06
+
+
+def test_a_step_is_by_the_slowest_ranks_clock_and_warm_up_is_left_out(tmp_path: Path):
+    steps_s = np.array([[9.0, 8.0], [1.0, 3.0], [4.0, 1.0], [9.0, 1.0], [1.0, 1.0]])
+    segments = [records.segment(), records.segment(3)]
+    record = records.vision(segments=segments)
+    records.write(tmp_path / "a", record, records.steps(steps_s, per_epoch=2))
+    (run,) = load.read([tmp_path]).runs
+    assert compare.steps.measured_s(run).tolist() == [
+        2.0,
+        4.0,
+        1.0,
+    ]  # ends: 9 and 11, 4 and 13, 1
+    anew = [records.segment() | {"steps": 0, "first_step": 4}, records.segment()]  # the first one's work was lost
+    records.write(tmp_path / "a", records.vision(segments=anew), records.steps(steps_s, per_epoch=2))
+    assert compare.steps.measured_s(load.read([tmp_path]).runs[0]).tolist() == [2.0, 4.0, 9.0, 1.0]
+
+
+def test_the_steps_of_older_records_are_derived_anew(tmp_path: Path):
+    columns = records.steps(np.array([[9.0, 8.0], [1.0, 3.0], [4.0, 1.0]]))
+    for name, build, key in (("vision", records.vision, "step_s"), ("llm", records.llm, "iteration_s")):
+        older = build(gpus=2)
+        older[key] = {"mean": 3.5, "count": 2, "warmup_count": 1}
+        folder = records.write(tmp_path / name, older, columns)
+        (run,) = load.read([folder]).runs
+        assert (run["step_s"], run["step_std_s"], run["steps"]) == (2.5, pytest.approx(math.sqrt(0.5)), 2)
+        assert record_steps.mean_s(older | {"folder": str(folder)}) == 2.5
+        (folder / "steps.parquet").unlink()
+        (run,) = load.read([folder]).runs
+        assert run["step_s"] is None and run["steps"] == 2  # figures of two definitions are not to be mixed
+        records.write(folder, older | {"axes": older["axes"] | {"gpus": 1}})
+        assert load.read([folder]).runs[0]["step_s"] == 3.5
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"layout": "nhwc"}, "layout is nchw in A and nhwc in B (--by layout if"),
+        ({"malloc": "system"}, "malloc is tuned in A and system in B (--by malloc if"),
+        ({"epochs": 5}, "epochs is 2 in A and 5 in B"),
+    ],
+)
+def test_other_axes_are_refused_unless_they_are_compared(
+    change: dict[str, Any], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    a, b = sweep(tmp_path / "a"), sweep(tmp_path / "b", **change)
+    assert main(["compare", str(a), str(b)]) == 1
+    error = capsys.readouterr().err
+    assert text in error and error.count("\n") == 1
+    assert main(["compare", str(a), str(b), "--by", next(iter(change))]) == 0
+    assert main(["compare", str(a), str(b), "--by", "nothing"]) == 1
+
+
+def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    seconds = {"fp32": 0.1, "fp16": 0.05, "bf16": 0.04}
+    for precision, step_s in seconds.items():
+        for gpus in (1, 2):
+            record = records.vision(precision=precision, gpus=gpus)
+            records.write(tmp_path / f"{precision}-{gpus}", record, records.steps(np.full(50, step_s / gpus)))
+    by_precision = compared(tmp_path, tmp_path, "precision")
+    assert len(by_precision) == 3 * 2  # each pair of values, in each cell
+    for one in by_precision:
+        assert one.step is not None and {run["precision"] for run in one.a} == {one.sides[0].removeprefix("precision=")}
+        a_s, b_s = (seconds[side.removeprefix("precision=")] for side in one.sides)
+        assert one.step.ratio == pytest.approx(b_s / a_s)
+    assert [one.sides for one in compared(tmp_path, tmp_path, "gpus")] == [("gpus=1", "gpus=2")] * 3
+    assert main(["compare", str(tmp_path), "--by", "precision"]) == 0
+    alone = capsys.readouterr().out
+    assert main(["compare", str(tmp_path), str(tmp_path), "--by", "precision"]) == 0
+    assert capsys.readouterr().out == alone
+    assert alone.startswith(f"A, B: {tmp_path}, by precision\n")
+    assert any(line.split()[1:3] == ["precision=bf16", "precision=fp32"] for line in alone.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["a"], "B is missing: name another sweep as B, or --by KEY"),
+        (["a", "a"], "A and B are the same runs"),
+        ([".", "a"], "4 runs in both A and B"),
+        (["a", "--by", "layout"], "--by layout: all runs have layout=nchw, and no other value to compare it with"),
+        (["b", "--by", "precision"], "precision=fp16 has no gpus=2 (--common"),
+        (["a", "--by", "epochs,nothing"], 'no column "nothing"'),
+        (["a", "--by", "dataset.root"], "dataset.root says where data lie, not what they are; --by data compares"),
+        (["a", "--by", "total_s"], "total_s is no setting; name an axis or a key of the configuration"),
+    ],
+)
+def test_runs_are_not_compared_with_themselves(
+    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    sweep(tmp_path / "a")
+    b = sweep(tmp_path / "b")
+    for name in ("result.json", "config.yaml"):
+        (b / "fp16-2" / name).unlink()
+    assert main(["compare", *words]) == 1
+    error = capsys.readouterr().err
+    assert text in error and error.count("\n") == 1
+
+
+def test_missing_cells_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    a, b = sweep(tmp_path / "a"), sweep(tmp_path / "b")
+    for name in ("result.json", "config.yaml"):
+        (b / "fp16-2" / name).unlink()
+    assert main(["compare", str(a), str(b)]) == 1
+    text = "refused: B has no gpus=2 precision=fp16 (--common compares the cells that both have)\n"
+    assert capsys.readouterr().err == text
+    assert len(compared(a, b, common=True)) == 3 and len(compared(b, a, common=True)) == 3
+
+
+def test_cells_that_failed_are_shown_and_fail_the_gate(tmp_path: Path):
+    a, b = sweep(tmp_path / "a"), sweep(tmp_path / "b")
+    records.write(b / "fp16-2", records.vision(precision="fp16", gpus=2, status="oom"))
+    refused = records.vision(precision="fp16", gpus=1, status="refused")
+    del refused["config"]
+    records.write(b / "fp16-1", refused)
+    cells = compared(a, b)
+    assert sorted(one.verdict for one in cells if one.step is None) == ["A ok, B oom", "A ok, B refused"]
+    assert not compare.gated(cells, 0.5)[0] and compare.gated(compared(b, a), 0.5)[0]
+
+
+def test_seeds_are_repetitions_and_commits_are_not_mixed(tmp_path: Path):
+    random = np.random.default_rng(0)
+    for side in "ab":
+        for seed in range(3):
+            steps_s = autocorrelated(random, 50, 0.1, 0.3)
+            records.write(tmp_path / side / str(seed), records.vision(seed=seed), records.steps(steps_s))
+    (one,) = compared(tmp_path / "a", tmp_path / "b")
+    assert len(one.a) == len(one.b) == 3 and one.step is not None and one.step.repeated
+    assert any("3 and 3" in line for line in compare_table.lines([one], None))
+    records.write(tmp_path / "b" / "3", records.vision(seed=3, commit="f" * 40), records.steps(np.full(50, 0.1)))
+    with pytest.raises(ValueError, match=r"B mixes commits, machines, .* in one cell: 8fdd49003 on .*fffffffff"):
+        compared(tmp_path / "a", tmp_path / "b")
+    assert len(compared(tmp_path / "a", tmp_path / "b", mix=True)[0].b) == 4
+
+
+def test_epochs_have_an_interval_of_their_own(tmp_path: Path):
+    for side, train_s in (("a", 10.0), ("b", 12.0)):
+        record = records.vision(epochs=5)
+        for index, epoch in enumerate(record["epochs"]):
+            epoch["train_s"] = 99.0 if index == 0 else train_s + 0.01 * index
+        records.write(tmp_path / side, record, records.steps(np.full(50, 0.1)))
+    (one,) = compared(tmp_path / "a", tmp_path / "b")
+    assert one.epoch is not None and one.epoch.ratio == pytest.approx(12.025 / 10.025)
+    bounds = one.epoch.bounds()
+    assert bounds is not None and bounds[0] > 1.19
+
+
+def test_few_or_no_steps_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    records.write(tmp_path / "a", records.vision(), records.steps(np.full(5, 0.1)))
+    records.write(tmp_path / "b", records.vision())
+    records.write(tmp_path / "twin", records.vision(), records.steps(np.full(5, 0.1)))
+    few, none = compared(tmp_path / "a", tmp_path / "twin")[0], compared(tmp_path / "a", tmp_path / "b")[0]
+    assert few.verdict == "undecided: too few steps" and few.step is not None and few.step.ratio == 1.0
+    assert none.step is None and none.verdict.startswith("no steps: ")
+    (tmp_path / "b" / "steps.parquet").write_bytes(b"PAR1 and no more")
+    assert compared(tmp_path / "a", tmp_path / "b")[0].verdict.startswith("no steps: ")
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "twin"), "--gate", "5%"]) == 0
+    assert "passed; 1 with too few runs or steps to judge" in capsys.readouterr().out
+
+
+def test_other_circumstances_are_said(tmp_path: Path):
+    records.write(tmp_path / "a", records.vision(dataset__root="/data"))
+    other = records.vision(
+        dataset__root="/mnt", commit="f" * 40, hardware="A100", gpu=records.gpu(sm_clock_mhz=1500.0, by="solve")
+    )
+    other["config"]["added"] = 1
+    machine = records.environment(
+        packages={"torch": "2.12.0", "torchvision": "0.26.0"}, gpus=[{"driver": "570"}], flags={}, python="3.12"
+    )
+    records.write(tmp_path / "b", other, machine=machine)
+    ours, theirs = (load.read([tmp_path / side]).runs for side in "ab")
+    assert environment_diff.lines(ours, ours) == []
+    text = "\n".join(environment_diff.lines(ours, theirs))
+    for line in (
+        "commit: 8fdd49003 in A, fffffffff in B",
+        "hardware: NVIDIA H200 in A, A100 in B",
+        "torch: 2.11.0 in A, 2.12.0 in B",
+        "driver: 580.1 in A, 570 in B",
+        "cudnn_allow_tf32: True in A, nothing in B",
+        "dataset.root: /data in A, /mnt in B",
+        "SM clock during the runs: 1,900 MHz in A, 1,500 MHz in B (means)",
+        "others used its GPUs meanwhile: 0 of A's 1 run, 1 of B's 1",
+        "only B has added",
+    ):
+        assert line in text
+    assert "torchvision" not in text
+
+
+@pytest.mark.parametrize("gate", ["5", "x%", "-1%"])
+def test_a_gate_is_a_share(gate: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="1"):
+        main(["compare", str(tmp_path), str(tmp_path), f"--gate={gate}"])
+    error = capsys.readouterr().err
+    assert "is no share; write 5%" in error and error.count("\n") == 1

@@ -1,0 +1,376 @@
+"""What is read of run folders, and what `list` says of it."""
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.__main__ import RUNS, main
+from analysis.commands import list_runs
+from analysis.runs import load, sql, steps
+from analysis.runs.caveats import MARKS
+from tests.conftest import ROOT, calls_of
+from tests.helpers import records
+
+
+def keys(value: Any, depth: int) -> Any:
+    """The keys of a record's objects; with all of those within it, `depth` levels down."""
+    return {k: keys(v, depth - 1) for k, v in value.items()} if isinstance(value, dict) and depth else None
+
+
+@pytest.mark.parametrize(("fixture", "words", "build"), [("measured", ["gpus=2"], "vision"), ("tuned", [], "llm")])
+def test_the_builder_makes_records_as_the_entries_leave_them(
+    fixture: str, words: list[str], build: str, request: pytest.FixtureRequest
+):
+    real = request.getfixturevalue(fixture)(*words)
+    folder, made = Path(real.pop("folder")), getattr(records, build)(device="cpu")
+    assert keys(made, 1) == keys(real, 1)
+    assert keys(made["axes"], 1) == keys(real["axes"], 1)
+    assert set(made["config"]) == set(real["config"])
+    assert set(made["epochs"][0]) <= set(real["epochs"][0])
+    assert set(made["segments"][0]) == set(real["segments"][0])
+    (run,) = load.read([folder]).runs
+    statistics = real["step_s" if build == "vision" else "iteration_s"]
+    measured_s = steps.measured_s(run)
+    assert run["step_s"] == statistics["mean"] == pytest.approx(measured_s.mean(), rel=1e-12)
+    assert len(measured_s) == statistics["count"] == run["steps"] > 0
+
+
+def test_a_record_becomes_columns(tmp_path: Path):
+    records.write(tmp_path / "v", records.vision(precision="fp16", gpus=2, dataset__train_limit=96))
+    records.write(tmp_path / "w", records.llm(device="cpu", method="dpo"))
+    vision, llm = load.read([tmp_path]).runs
+    assert vision["precision"] == "fp16" and vision["gpus"] == 2 and vision["dataset.train_limit"] == 96
+    assert vision["test_accuracy"] == 0.98 and vision["peak_memory_bytes"] == 5e9 and vision["energy_joules"] == 50_000
+    assert vision["samples_trained"] == 2000 and vision["loss_last_tenth"] is None
+    assert llm["method"] == "dpo" and llm["tokens_per_s"] == 500.0 and llm["loss_last_tenth"] == 2.5
+    assert llm["energy_joules"] is None and llm["device"] == "cpu" and llm["test_accuracy"] is None
+
+
+def test_energy_of_more_than_the_training_is_none(tmp_path: Path):
+    records.write(tmp_path / "v", records.vision(gpu=records.gpu() | {"covers": "sampled"}))
+    assert load.read([tmp_path]).runs[0]["energy_joules"] is None
+
+
+def test_broken_and_future_records_are_named_and_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    text = json.dumps(records.vision())
+    broken = {
+        "cut": text[: len(text) // 2],
+        "empty": "",
+        "list": "[]",
+        "bytes": b"\xff\xfe\x00{",
+        "typed": json.dumps(records.vision(total_s="[red]many[/red]")),
+        "counted": json.dumps(records.vision(gpus="two")),
+        "surrogate": text.replace("NVIDIA", "\\ud800"),
+        "deep": "[" * 100_000,
+        "future": json.dumps({"schema_version": 2, "kind": 7}),
+        "nothing": "{}",
+    }
+    for name, content in broken.items():
+        records.write(tmp_path / "bad" / name, {})
+        path = tmp_path / "bad" / name / "result.json"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match="can be read"):
+        load.read([tmp_path])
+    records.write(tmp_path / "good", records.vision())
+    (records.write(tmp_path / "running", {}) / "result.json").unlink()
+    records.write(tmp_path / ".good.before", records.vision())
+    found = load.read([tmp_path])
+    assert [run.folder.name for run in found.runs] == ["good"]
+    why = {one.folder.name: one.why for one in found.skipped}
+    assert set(why) == {*broken, "running"}
+    assert why["future"] == "schema_version 2 is newer than this program's 1: update multicard"
+    assert "$.total_s" in why["typed"] and "still being measured" in why["running"]
+    assert main(["list", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "1 run" in printed and "skipped 6 more" in printed and f"skipped {tmp_path}/bad/bytes: " in printed
+
+
+def test_only_future_records_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for name in "ab":
+        records.write(tmp_path / name, {"schema_version": 9})
+    assert main(["list", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "schema_version 9 is newer than this" in error and "(and 1 more)" in error
+
+
+def test_no_folder_and_no_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["list", str(tmp_path / "no")]) == 1 and "is no folder" in capsys.readouterr().err
+    assert main(["list", str(tmp_path)]) == 1 and "no run under" in capsys.readouterr().err
+
+
+def test_a_run_found_twice_counts_once(tmp_path: Path):
+    records.write(tmp_path / "s" / "a", records.vision())
+    assert len(load.read([tmp_path, tmp_path / "s", tmp_path / "s" / "a"]).runs) == 1
+
+
+def test_records_of_other_ages_are_read_together(tmp_path: Path):
+    old = records.vision()
+    for key in ("gpu", "hardware", "segments", "joules_per_image", "identity"):
+        del old[key]
+    del old["axes"]["layout"]
+    refused = {key: old[key] for key in ("schema_version", "kind", "name", "axes")} | {
+        "status": "refused",
+        "cause": {"kind": "refused", "message": "gpus: 8 is too many"},
+    }
+    records.write(tmp_path / "a", old)
+    records.write(tmp_path / "b", refused)
+    records.write(tmp_path / "c", records.llm() | {"added_later": 1})
+    records.write(tmp_path / "d", records.vision())
+    runs = load.read([tmp_path]).runs
+    assert [run["status"] for run in sql.select(runs, "cause is not null")] == ["refused"]
+    assert [run["kind"] for run in sql.select(runs, "layout is null", "kind")] == ["llm", "vision", "vision"]
+
+
+def test_where_and_sort_are_sql(tmp_path: Path):
+    for index, (precision, gpus) in enumerate([("fp16", 1), ("fp16", 2), ("fp32", 2), ("fp16", 4)]):
+        limit = 96 if index == 1 else None
+        record = records.vision(precision=precision, gpus=gpus, total_s=9.5 - index, dataset__train_limit=limit)
+        records.write(tmp_path / str(index), record)
+    runs = load.read([tmp_path]).runs
+
+    def found(where: str | None, sort: str | None = None) -> str:
+        return "".join(run.folder.name for run in sql.select(runs, where, sort))
+
+    assert found("precision='fp16' and gpus>=2") == "13"
+    assert found("PRECISION = 'fp16' and total_s / 2 < 4") == "3"
+    assert found('"dataset.train_limit" = 96') == "1"
+    assert found("true -- a comment") == "0123"
+    assert found("COLUMNS('gpus$') = 2 and true") == "12"
+    assert found(None, "gpus desc, total_s") == "3210"
+    assert found(None, "dataset.train_limit") == "1023"
+    message = r'^--sort: no column "gpu"; did you mean gpus, gpus_auto or cpus_per_gpu\? \(list --csv'
+    with pytest.raises(ValueError, match=message):
+        found(None, "gpu")
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("presicion='fp16'", 'no column "presicion"; did you mean precision'),
+        ("nothing_alike=1", 'no column "nothing_alike" (list --csv FILE writes all columns)'),
+        ("train_limit=1", 'did you mean "dataset.train_limit"'),
+        ("precision=bf16 and gpus=1", """text needs single quotes, and the shell double ones"""),
+        ("precision != bf16", """: "precision!='bf16'"\n"""),
+        ('("dataset.crop" = my-data)', """'my-data'"""),
+        ("gpus ==", "Parser Error: syntax error"),
+        ("gpus = 'two'", "Conversion Error"),
+        ("1=1); drop table runs; select (1", "one expression"),
+        ("1=1) union all (select 99", "one expression"),
+        ("1=1 union all select 99", "Parser Error"),
+        ("select 1", "one expression"),
+        ("1=1 limit 1", "Parser Error"),
+        (" ", "is empty"),
+        ("1 + " * 800 + "1 > 2", "has 3,205 characters; give at most 2,000"),
+        ("precision = '\udc80' and nothing", 'no column "nothing"'),
+        ("exists(select * from read_text('/etc/hostname'))", "Permission Error"),
+        ("exists(select * from '/etc/hostname.csv')", "Error"),
+        ("exists(select * from loaded)", "Error"),  # no Python variable either
+    ],
+)
+def test_a_bad_expression_is_one_line(where: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    records.write(tmp_path / "a", records.vision())
+    assert main(["list", str(tmp_path), "--where", where]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("refused: --where: ") and error.count("\n") == 1 and told in error
+
+
+def test_columns_of_several_types_and_spellings_can_be_asked_for(tmp_path: Path):
+    values = [True, None, "auto", 3, 2.5, [1, 2], 10**30]
+    for index, value in enumerate(values):
+        record = records.vision()
+        record["config"] |= {"odd": value, "GPUS": 7, 'a"b': index}
+        records.write(tmp_path / str(index), record)
+    runs = load.read([tmp_path]).runs
+    assert len(sql.select(runs, "odd = 'true' or odd = '[1, 2]' or odd = '3'")) == 3
+    assert len(sql.select(runs, "gpus = 1", 'a"b desc')) == 7
+
+
+def test_text_of_a_run_is_shown_as_it_is_and_drives_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    name = "[red]x[/red]\x1b[2J\nnext\u202e"
+    records.write(tmp_path / "a", records.vision(hardware="[link=file:///]y") | {"name": name})
+    assert main(["list", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "[red]x[/red]�[2J next�" in printed and "[link=file:///]y" in printed
+    assert "\x1b" not in printed and "\u202e" not in printed
+
+
+def test_the_list_says_what_differs_and_leaves_out_figures_of_what_failed(tmp_path: Path):
+    records.write(tmp_path / "a", records.vision(precision="fp16"))
+    records.write(tmp_path / "b", records.vision(gpus=2, dataset__train_limit=96))
+    records.write(tmp_path / "c", records.vision(gpus=4, status="failed", total_s=7.25))
+    found = load.read([tmp_path])
+    lines = list_runs.lines(found, found.runs, None, None)
+    assert lines[0] == "all: name sweep, kind vision, commit 8fdd49003, hardware NVIDIA H200, hosts node1"
+    assert lines[1].split()[:4] == ["precision", "gpus", "dataset.train_limit", "status"]
+    assert lines[2].split() == ["fp16", "1", "-", "ok", "100.0", "1,234", "98.00%", "5", "GB"]
+    assert lines[4].split() == ["fp32", "4", "-", "failed", "-", "-", "-", "-"]
+    assert lines[5:] == ["3 runs, of these 1 failed: their figures are left out", "failed: no cause recorded"]
+
+
+def test_an_interrupted_command_ends_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(load, "read", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    assert main(["list", str(tmp_path)]) == 1
+    assert capsys.readouterr() == ("", "interrupted by SIGINT\n")
+
+
+def test_headings_are_the_names_that_columns_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    records.write(tmp_path / "a", records.vision(precision="fp16"))
+    records.write(tmp_path / "b", records.vision(gpus=2, hardware="NVIDIA H100", dirty=True))
+    records.write(tmp_path / "c", records.llm())
+    assert main(["list", str(tmp_path)]) == 0
+    headings = [line.split() for line in capsys.readouterr().out.splitlines() if " status  total_s  " in line]
+    assert len(headings) == 2  # a table for each kind
+    names = list(dict.fromkeys(name for line in headings for name in line))
+    assert {"images_per_s", "tokens_per_s", "hardware", "marks"} <= set(names)
+    assert main(["list", str(tmp_path), "--columns", ",".join(names)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == names
+
+
+def test_a_line_is_as_wide_as_the_terminal_and_shows_why_runs_failed(tmp_path: Path):
+    message = "rank 0: batch_size=16: leaves a batch of one image, " + 20 * "which cannot be trained on "
+    failed: dict[str, Any] = {"status": "failed", "cause": {"kind": "exception", "message": message}}
+    for index in range(4):
+        more = {"precision": f"fp{index}", "dataset__train_limit": index, "hardware": f"NVIDIA H20{index}"}
+        record = records.vision(**more, **(failed if index > 1 else {}), segments=[records.segment(host=f"n{index}")])
+        records.write(tmp_path / str(index), record | {"name": f"a name {index} of many words"})
+    found = load.read([tmp_path])
+    for width in (120, 80):
+        lines = list_runs.lines(found, found.runs, None, width)
+        assert max(len(line) for line in lines if not line.startswith("no room")) <= width
+        assert "total_s" in lines[1] and [line.split()[-2] for line in lines[2:4]] != ["-", "-"]
+        assert any(line.startswith("no room for: ") for line in lines)
+        assert any(line.startswith("failed (2 runs): rank 0: batch_size=16: leaves a batch of one") for line in lines)
+    whole = list_runs.lines(found, found.runs, None, None)
+    assert f"failed (2 runs): {message}" in whole and not any("no room" in line for line in whole)
+
+
+def test_causes_beyond_the_first_few_are_counted(tmp_path: Path):
+    for index in range(7):
+        record = records.vision(seed=index, status="failed", cause={"kind": "exit", "message": f"reason {index}"})
+        records.write(tmp_path / str(index), record)
+    found = load.read([tmp_path])
+    lines = list_runs.lines(found, found.runs, None, 120)
+    assert lines[-6:] == [*(f"failed: reason {index}" for index in range(5)), "2 more causes (--columns folder,cause)"]
+
+
+def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
+    marked = {
+        "*": records.vision(oversubscribed=True),
+        "c": records.vision(device="cpu"),
+        "!": records.vision(gpu=records.gpu(by="solve")),
+        "&": records.vision(load=records.load(1.7)),
+        ">": records.vision(device="cpu", gpus=4, cores=2),
+        "p": records.vision(beside=1),
+        "r": records.llm(),
+        "s": records.vision() | {"config": records.vision()["config"] | {"scale": "smoke"}},
+        "t": records.vision(profile__window="start"),
+        "+": records.vision(segments=[records.segment(), records.segment(6)]),
+        "d": records.vision(dirty=True),
+    }
+    assert list(marked) == [mark.sign for mark in MARKS]
+    for index, record in enumerate(marked.values()):
+        records.write(tmp_path / f"{index:02d}", record)
+    records.write(tmp_path / "plain", records.llm(model__weights="models/llama") | {"scale": "full"})
+    found = load.read([tmp_path])
+    assert [run["marks"] for run in found.runs] == [*[sign.replace(">", "c>") for sign in marked], ""]
+    lines = list_runs.lines(found, found.runs, None, None)
+    assert lines[-len(MARKS) :] == [f"{mark.sign}  {mark.meaning}" for mark in MARKS]
+    assert [run["marks"] for run in sql.select(found.runs, "disturbed or smoke")] == ["!", "s"]
+
+
+def test_csv_and_json_have_all_columns_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    records.write(tmp_path / "r" / "a", records.vision(total_s=1.23456789))
+    records.write(tmp_path / "r" / "b", {})
+    written = [tmp_path / "o.csv", tmp_path / "o.json"]
+    assert main(["list", str(tmp_path / "r"), "--csv", str(written[0]), "--json", str(written[1])]) == 0
+    (row,) = csv.DictReader(io.StringIO(written[0].read_text()))
+    content = json.loads(written[1].read_text())
+    assert row["total_s"] == "1.23456789" and row["commit"] == records.COMMIT
+    assert content["runs"][0]["total_s"] == 1.23456789 and content["skipped"][0]["folder"] == str(tmp_path / "r" / "b")
+    assert main(["list", str(tmp_path / "r"), "--columns", "gpus,Total_s", "--csv", str(written[0])]) == 0
+    assert written[0].read_text().splitlines() == ["gpus,total_s", "1,1.23456789"]
+    assert "gpus  total_s\n   1    1.235" in capsys.readouterr().out
+    assert main(["list", str(tmp_path / "r"), "--columns", "gpus,nothing"]) == 1
+    nothing = ["list", str(tmp_path / "r"), "--where", "gpus=9", "--columns", "gpus,Total_s", "--csv", str(written[0])]
+    assert main(nothing) == 0
+    assert written[0].read_text() == "gpus,total_s\n" and "0 of 1 run\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        *((["claims", ".", option, "no/o"], "there is no folder no") for option in ("--json", "--markdown")),
+        *((["list", ".", option, "no/o"], "there is no folder no") for option in ("--json", "--csv")),
+        (["report", ".", "--out", "no/o"], "there is no folder no"),
+        (["table", "table2", ".", "--out", "no/o"], "there is no folder no"),
+        (["list", ".", "--columns", ""], "--columns: '' has an empty name"),
+        (["compare", ".", "--by", "gpus,"], "--by: 'gpus,' has an empty name"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_make_no_folder(
+    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    records.write(tmp_path / "r", records.vision())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(words)
+    error = capsys.readouterr().err
+    assert text in error and error.count("\n") == 1 and not (tmp_path / "no").exists()
+
+
+def test_the_help_names_each_command_once(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert [len(re.findall(rf"(?:^|analysis) +{name}(?: |$)", printed, re.MULTILINE)) for name in RUNS] == [1] * len(
+        RUNS
+    )
+
+
+def test_a_query_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    records.write(tmp_path / "a", records.vision())
+    monkeypatch.setattr(sql, "LIMIT_S", 0.1)
+    endless = "(with recursive t as (select 1 as x union all select x from t) select count(*) from t) > 0"
+    with pytest.raises(ValueError, match=r"--where: not done after 0\.1 s; give a simpler condition"):
+        sql.select(load.read([tmp_path]).runs, endless)
+
+
+def test_the_work_of_a_list_grows_no_faster_than_its_runs(tmp_path: Path):
+    text = json.dumps(records.vision())
+
+    def list_half(number: int) -> None:
+        found = load.read([tmp_path / str(number)])
+        runs = sql.select(found.runs, "gpus >= 3", "folder")
+        lines = list_runs.lines(found, runs, None, 140)
+        assert len(runs) == number / 2 and len(lines) > number / 2
+
+    for number in (80, 320):
+        for index in range(number):
+            folder = tmp_path / str(number) / str(index)
+            folder.mkdir(parents=True)
+            (folder / "result.json").write_text(text.replace('"gpus": 1', f'"gpus": {1 + index % 4}'))
+    list_half(80)  # imports
+    few, many = (calls_of(lambda number=number: list_half(number)) for number in (80, 320))
+    assert many < 5 * few
+
+
+def test_the_command_starts_without_torch_and_ends_with_its_reader(tmp_path: Path):
+    records.write(tmp_path / "a", records.vision())
+    code = "import sys; from analysis.__main__ import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    line = [sys.executable, "-c", code, "list", str(tmp_path)]
+    ended = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ})
+    assert ended.stdout.splitlines()[-1] == "False"
+    piped = f"{sys.executable} -m analysis list {tmp_path} | true"
+    ended = subprocess.run(piped, shell=True, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not ended.stderr

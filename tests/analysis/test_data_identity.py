@@ -1,0 +1,182 @@
+"""Runs on other data, on other cores or beside others are no repetitions, wherever runs are grouped or compared."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.__main__ import main
+from analysis.claims import render, verdicts
+from analysis.commands import best, compare, list_runs
+from analysis.commands.best import Limits
+from analysis.figures import draw
+from analysis.papers import experiments
+from analysis.report import settings_section
+from analysis.report.run_details import read as details
+from analysis.runs import grouping, load
+from analysis.runs.load import Run
+from tests.helpers import records
+
+
+def write(folder: Path, *contents: dict[str, Any]) -> list[Run]:
+    for index, record in enumerate(contents):
+        records.write(folder / f"{index:02d}", record, records.steps([[0.1]] * 40, per_epoch=20))
+    return load.read([folder]).runs
+
+
+def on(data: str | None = "aaa", **changes: Any) -> dict[str, Any]:
+    return records.vision(**changes) | {"data": data and records.data(data)}
+
+
+def sizes(groups: dict[grouping.Cell, list[Run]]) -> list[int]:
+    return sorted(len(runs) for runs in groups.values())
+
+
+PHOTOS = {"dataset": "images", "dataset__root": "a"}
+
+
+def test_the_content_makes_a_setting_and_its_place_does_not(tmp_path: Path):
+    runs = write(
+        tmp_path,
+        on(**PHOTOS),
+        on(**PHOTOS | {"dataset__root": "elsewhere"}, seed=1),
+        on("bbb", **PHOTOS, seed=2),
+    )
+    assert sizes(grouping.by_setting(runs)) == sizes(grouping.by_setting(runs, mix=True)) == [1, 2]
+    assert [len(ranking.runs) for ranking in best.rankings(runs, "time", Limits(), mix=True)] == [2, 1]
+    assert "data" in list_runs.differing(runs)
+    refused = records.vision(status="refused") | {"data": None, "config": {}}
+    (pair,) = compare.compare(*[write(tmp_path, on(), on("bbb"), refused)] * 2, ["data"], common=False, mix=False)
+    assert pair.sides == ("data=aaa", "data=bbb")  # what was refused has no data
+    assert len(draw.GENERAL["phases"](runs)[0].rows) // 4 >= 2
+
+
+def test_older_records_group_as_before(tmp_path: Path):
+    older = [on(None, **PHOTOS | {"dataset__root": str(seed)}, seed=seed) for seed in (0, 1)]
+    for record in older:
+        del record["data"], record["cores"], record["load"], record["beside"]
+    runs = write(tmp_path, *older, status_refused())
+    assert sizes(grouping.by_setting([run for run in runs if run["status"] == "ok"])) == [2]
+    assert "data" not in list_runs.differing(runs)
+
+
+def status_refused() -> dict[str, Any]:
+    whole = records.vision()
+    kept = ("schema_version", "kind", "name", "axes")
+    return {key: whole[key] for key in kept} | {"status": "refused", "cause": {"kind": "refused", "message": "no"}}
+
+
+def test_two_sweeps_on_other_data_are_refused_or_compared_by_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write(tmp_path / "a", on("aaa"))
+    write(tmp_path / "b", on("bbb"))
+    write(tmp_path / "old", on(None))
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert "data is aaa in A and bbb in B (--by data if that is what you compare)" in capsys.readouterr().err
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--by", "data"]) == 0
+    assert "warning: data: aaa in A, bbb in B" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "old"), str(tmp_path / "b")]) == 0  # it does not say: as before
+    assert "data: nothing in A, bbb in B" in capsys.readouterr().out
+
+
+def test_a_data_set_is_compared_by_its_name_without_a_word_of_its_content(tmp_path: Path):
+    a, b = write(tmp_path / "a", on("aaa")), write(tmp_path / "b", on("bbb", dataset="mnist"))
+    (cell,) = compare.compare(a, b, ["dataset"], False, False)
+    assert cell.step is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"threads": 8}, "threads=1 or 8"), ({"beside": 2}, "beside_others=false or true")],
+)
+def test_cores_and_company_make_other_settings(change: dict[str, Any], says: str, tmp_path: Path):
+    runs = write(tmp_path / "a", on(), on(seed=1), on(seed=2) | change)
+    assert sizes(grouping.by_setting(runs)) == [1, 2]
+    assert sizes(grouping.by_setting(runs, without=grouping.RANKS)) == [1, 2]
+    assert sizes(grouping.by_setting(runs, mix=True)) == [3]
+    (ranking,) = best.rankings(runs, "time", Limits(), mix=False)
+    assert len(ranking.rows) == 2
+    with pytest.raises(ValueError, match=f"mixes commits, machines, data or cores in one cell: {says}"):
+        compare.compare(runs, write(tmp_path / "b", on()), [], False, False)
+
+
+def test_more_ranks_with_other_threads_are_one_setting(tmp_path: Path):
+    machine = [on(gpus=gpus, threads=8 // gpus, total_s=80.0 / gpus) for gpus in (1, 2, 4)]
+    runs = write(tmp_path / "machine", *machine)
+    assert sizes(grouping.by_setting(runs, without=grouping.RANKS)) == [3]
+    cluster = [on(gpus=gpus, threads=2, total_s=90.0 / gpus) for gpus in (1, 2, 4)]
+    both = write(tmp_path / "both", *machine[:2], *cluster[:1], *cluster[2:])
+    by_total = grouping.by_setting(both, without=grouping.RANKS)
+    assert sizes(by_total) == [1, 3]  # 8 threads in all, and the run with 2
+    per_rank = [on(gpus=gpus, threads=threads, seed=threads) for gpus in (1, 2, 4) for threads in (2, 4)]
+    assert sizes(grouping.by_setting(write(tmp_path / "c", *per_rank), without=grouping.RANKS)) == [3, 3]
+    (table,) = [settings_section.scaling(settings_section.by_setting(details(runs), mix=False))]
+    assert table is not None
+    columns = {column.key: column.values for column in table.columns}
+    assert columns["speedup"] == [2.0, 4.0]
+
+
+def test_the_base_has_the_share_of_the_machine_most_like_the_runs(tmp_path: Path):
+    runs = write(
+        tmp_path,
+        on(total_s=100.0, threads=8),
+        on(total_s=300.0, threads=3, seed=1),
+        on(total_s=900.0, threads=8, seed=2, beside=1),
+        on(gpus=4, total_s=25.0, threads=2),
+    )
+    grid = settings_section.scaling(settings_section.by_setting(details(runs), mix=False))
+    assert grid is not None
+    assert next(column.values for column in grid.columns if column.key == "speedup") == [4.0]
+
+
+def panels(runs: list[Run], name: str = "table2") -> list[list[int]]:
+    return [
+        [len(of_cell) for of_cell in panel.cells.values()] for panel in experiments.panels(experiments.load(name), runs)
+    ]
+
+
+def test_a_panel_of_an_experiment_has_one_data_set_and_no_mixed_cell(tmp_path: Path):
+    grid = [{"precision": precision, "gpus": gpus} for precision in ("fp32", "fp16") for gpus in (1, 2)]
+    runs = write(
+        tmp_path / "data", *(on(data, **cell, seed=seed) for seed, data in enumerate(("aaa", "bbb")) for cell in grid)
+    )
+    assert panels(runs) == [[1] * 4, [1] * 4]
+    packed = write(tmp_path / "cores", *(on(**cell, threads=n, seed=n) for n in (1, 4) for cell in grid))
+    assert panels(packed) == [[1] * 4, [1] * 4]
+    apart = [panel.apart for panel in experiments.panels(experiments.load("table2"), packed)]
+    assert apart == ["threads=1", "threads=4"]
+    scaled = write(
+        tmp_path / "scaled", *(on(**cell, threads=4 // cell["gpus"], seed=n) for n in (1, 4) for cell in grid)
+    )
+    assert panels(scaled) == [[2] * 4]
+
+
+def test_an_efficiency_that_cannot_be_is_marked_in_figures_reports_and_tables(tmp_path: Path):
+    cells = [("fp32", 1, 100.0), ("fp32", 2, 40.0), ("fp16", 1, 80.0), ("fp16", 2, 41.0)]
+    runs = write(tmp_path / "r", *(on(precision=p, gpus=n, total_s=s) for p, n, s in cells))
+    (figure,) = draw.GENERAL["efficiency"](runs)
+    assert [row["signs"] for row in figure.rows] == ["", "?", "", ""]
+    assert "above 110% of the ideal" in figure.caption
+    grid = settings_section.scaling(settings_section.by_setting(details(runs), mix=False))
+    assert grid is not None and any("above 110%" in note for note in grid.notes)
+    (efficiency,) = [column for column in grid.columns if column.key == "parallel_efficiency"]
+    assert sorted(efficiency.texts) == ["125%?", "98%"]
+    assert main(["table", "table2", str(tmp_path / "r"), "--out", str(tmp_path / "t.csv"), "--format", "csv"]) == 0
+    rows = [line.split(",") for line in (tmp_path / "t.csv").read_text().splitlines()]
+    marks = {(row[0], row[1]): row[-1] for row in rows[1:] if row[2] == "ok"}
+    assert {cell for cell, sign in marks.items() if sign.endswith("?")} == {("fp32", "2")}
+
+
+def test_a_claim_says_which_figure_cannot_be(tmp_path: Path):
+    times_s = {("ddp_ds", 1): 100.0, ("ddp_ds", 2): 30.0, ("ddp_rr", 1): 100.0, ("ddp_rr", 2): 55.0}
+    runs = write(
+        tmp_path,
+        *(
+            on(gpus=gpus, strategy=strategy, seed=seed, total_s=total_s + seed / 100)
+            for (strategy, gpus), total_s in times_s.items()
+            for seed in range(8)
+        ),
+    )
+    judged = {verdict.claim.name: verdict for verdict in verdicts.judge(runs)}
+    figures = [judged[name].figures[0] for name in ("ddp-ds-scales", "ddp-rr-does-not")]
+    assert [(figure.doubtful, figure.text[-1]) for figure in figures] == [(True, "?"), (False, ")")]
+    assert any(line.startswith("?  above 110%") for line in render.table(list(judged.values()), 120))

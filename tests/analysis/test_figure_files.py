@@ -1,0 +1,291 @@
+"""Figures of any runs; specifications, files and the command."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import jsonschema
+import pytest
+import vl_convert
+
+from analysis.__main__ import main
+from analysis.figures import draw as figures
+from analysis.figures import losses_phases, setting_groups, vega
+from analysis.papers import experiments
+from analysis.papers.printed import HARDWARE
+from analysis.runs import load
+from tests.helpers import grids, papers_records, records
+from tests.helpers.grids import drawn, svg, texts
+
+TITLES = {  # of the axes of each figure, as it has them from records of GPUs
+    "table2": ("time of training and evaluation (s)", "test accuracy (%)", "GPUs"),
+    "table3": ("time of training and evaluation", "GPUs"),
+    "strategies": ("time of training and evaluation", "images trained a second", "GPUs"),
+    "image_size": ("time of training and evaluation (s)", "parallel efficiency (%)", "image size (px)"),
+    "vision_metrics": ("Time of a step and rank (ms)", "500 px, 2 GPUs", "memcpy Host-to-Device"),
+    "precision_metrics": ("Share of the profiled time (%)", "4 GPUs", "cudaMemcpyAsync"),
+    "loss_curves": ("training loss, mean of the epoch", "test accuracy (%)", "epoch"),
+    "loaders": (
+        "time of training and evaluation",
+        "images trained a second",
+        "GPUs",
+        "image size (px)",
+        "torch, nchw, cache process",
+    ),
+    "layout": (
+        "time of training and evaluation",
+        "images trained a second",
+        "GPUs",
+        "torch, nhwc, cache process",
+        "dali, nhwc",
+    ),
+    "datasets": ("time of an iteration (s)", "GPUs"),
+    "table5": ("time of tuning (s)", "time of an iteration (s)", "GPUs"),
+    "dataset_metrics": ("Share of the profiled time (%)", "alpaca_cleaned", "memcpy Host-to-Device"),
+    "llm_metrics": ("Share of the profiled time (%)", "1 GPU", "NCCL AllGather"),
+    "templates": ("time of an iteration (s)", "template", "GPUs"),
+    "template_scaling": ("time of an iteration (s)", "GPUs", "template"),
+    "llm_api_share": ("share of the profiled time (%)", "method", "GPUs", "cudaLaunchKernel"),
+    "peak_memory": ("peak memory of the rank that holds most (GB)", "GPUs", "template", "n/a"),
+    "transfer_volume": ("In a step, all ranks together (bytes)", "memcpy Device-to-Device", "qat", "summarize", "GPUs"),
+}
+OTHERS = len(experiments.names()) - 1  # experiments but one
+
+
+@cache
+def vega_lite() -> jsonschema.Draft7Validator:
+    """Of the version that is drawn."""
+    return jsonschema.Draft7Validator(alt.load_schema())
+
+
+# Figures of any runs
+
+
+def write(folder: Path, *run_records: dict[str, Any]) -> list[load.Run]:
+    for index, record in enumerate(run_records):
+        records.write(folder / f"{index:02d}", record)
+    return load.read([folder]).runs
+
+
+def test_efficiency_is_against_one_gpu(tmp_path: Path):
+    trained = [
+        records.vision(precision=p, gpus=n, total_s=s) for p, n, s in (("fp32", 1, 80), ("fp32", 4, 40), ("bf16", 2, 9))
+    ]
+    tuned = [records.llm(gpus=n, tokens_per_s={"non_padding": r}) for n, r in ((1, 100.0), (2, 150.0))]
+    vision, llm = figures.efficiency(write(tmp_path, *trained, *tuned))
+    assert [(r["ranks"], r["speedup"], r["efficiency"]) for r in vision.rows] == [(1, 1, 1), (4, 2.0, 0.5)]
+    assert [(r["ranks"], r["speedup"], r["efficiency"]) for r in llm.rows] == [(1, 1, 1), (2, 1.5, 0.75)]
+    assert "1 setting not measured on one and on several" in vision.caption
+    assert "parallel efficiency (%)" in texts(vision)
+
+
+def test_phases_add_up_to_the_step(tmp_path: Path):
+    known = {"data": 0.01, "h2d": 0.0, "forward": 0.03, "backward": 0.05, "optimizer": 0.005}
+    runs = write(
+        tmp_path, records.vision(phases_s=known), records.llm(data_s=0.02), records.vision(gpus=2, status="oom")
+    )
+    vision, llm = figures.phases(runs)
+    assert {row["phase"]: row["mean"] for row in vision.rows} == pytest.approx(known | {"rest of the step": 0.005})
+    assert {row["phase"]: row["mean"] for row in llm.rows} == pytest.approx({"data": 0.02, "rest of the step": 0.08})
+    assert "Not in it: 1 run that did not end" in vision.caption and vision.title.endswith(": training on digits")
+
+
+def test_the_front_has_what_no_other_beats(tmp_path: Path):
+    def run(precision: str, total_s: float, peak: int, share: float) -> dict[str, Any]:
+        epochs = [{"epoch": 0, "test_samples": 10_000, "test_accuracy": share}]
+        memory = {"max": peak, "per_rank": [peak], "kind": "cuda_allocated"}
+        figured = {"epochs": epochs, "test_accuracy": share, "peak_memory_bytes": memory}
+        return records.vision(precision=precision, total_s=total_s) | figured
+
+    (figure,) = figures.trade_off(
+        write(
+            tmp_path,
+            run("fp16", 10.0, 3_000, 0.950),
+            run("bf16", 12.0, 2_000, 0.951),  # no more accurate than 10,000 images can tell
+            run("fp32", 30.0, 5_000, 0.990),
+            run("fp64", 90.0, 9_000, 0.990),
+        )
+    )
+    front = {(r["against"], r["colour"]): r["front"] for r in figure.rows}
+    assert [front["test_accuracy", p] for p in ("fp16", "bf16", "fp32", "fp64")] == [1, None, 2, None]
+    assert [front["peak_memory_bytes", p] for p in ("fp16", "bf16", "fp32", "fp64")] == [1, 2, None, None]
+    assert "1 precision=fp16 (10.0 s, 95.00%); 2 precision=fp32 (30.0 s, 99.00%)" in figure.caption
+
+
+def test_runs_that_did_other_work_are_not_traded_off(tmp_path: Path):
+    done = [records.vision(dataset__name=name, precision=p) for name in ("digits", "mnist") for p in ("fp32", "fp16")]
+    assert [figure.name for figure in figures.trade_off(write(tmp_path, *done))] == ["trade_off", "trade_off-2"]
+
+
+def test_no_figure_mixes_two_data_sets_or_draws_a_lone_dot(tmp_path: Path):
+    several = [records.vision(dataset__name=name, lr=lr) for name in ("digits", "mnist") for lr in (0.1, 0.2)]
+    single = records.vision(dataset__name="mnist", epochs=1)
+    runs = write(tmp_path, *several, single)
+    digits, mnist = figures.losses(runs)
+    assert digits.title.endswith(": training on digits") and mnist.title.endswith(": training on mnist")
+    assert {row["setting"] for row in digits.rows} == {row["setting"] for row in mnist.rows} == {"lr=0.1", "lr=0.2"}
+    assert "Not in it: 1 setting of a single epoch, which makes no curve" in mnist.caption
+    assert [figure.title.rpartition(" ")[2] for figure in figures.phases(runs)] == ["digits", "mnist"]
+    assert figures.losses(write(tmp_path / "one", single)) == []
+
+
+def test_a_legend_does_not_repeat_what_all_have(tmp_path: Path):
+    """Two settings on one and two GPUs, which differ in the precision alone, and one with nhwc on one GPU."""
+    scaled = [records.vision(precision=p, gpus=n, total_s=9.0 / n) for p in ("fp32", "fp16") for n in (1, 2)]
+    (figure,) = figures.efficiency(write(tmp_path / "two", *scaled, records.vision(precision="fp32", layout="nhwc")))
+    assert {row["setting"] for row in figure.rows} == {"precision=fp32", "precision=fp16"}
+    assert "nchw" in figure.caption and "Not in it: 1 setting not measured on one and on several" in figure.caption
+    (alone,) = figures.efficiency(write(tmp_path / "one", *scaled[:2]))
+    assert "legend" not in grids.svg(alone) and "fp32" in alone.caption
+
+
+def test_no_axis_of_times_begins_below_0(tmp_path: Path):
+    (figure,) = figures.trade_off(write(tmp_path, records.vision(total_s=2.0), records.vision(lr=1.0, total_s=900.0)))
+    assert not re.search(">[-\N{MINUS SIGN}]\\d", grids.svg(figure))
+
+
+def test_losses_of_tuning_are_by_step(tmp_path: Path):
+    steps = records.steps([0.1] * 100, per_epoch=100) | {"loss": [float(step) for step in range(100)]}
+    records.write(tmp_path / "a", records.llm(), steps)
+    (figure,) = figures.losses(load.read([tmp_path]).runs)
+    assert len(figure.rows) == losses_phases.WINDOWS
+    assert [(r["step"], r["mean"]) for r in figure.rows[:2]] == [(2, 0.5), (4, 2.5)]
+
+
+def test_many_settings_are_several_figures(tmp_path: Path):
+    run_records = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_groups.MOST_SERIES + 1)]
+    drawn_losses = figures.losses(write(tmp_path, *run_records))
+    assert [figure.name for figure in drawn_losses] == ["losses", "losses-2"]
+    assert [len({row["setting"] for row in figure.rows}) for figure in drawn_losses] == [setting_groups.MOST_SERIES, 1]
+
+
+# Specifications and files
+
+
+@pytest.mark.parametrize("name", experiments.names())
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: str, device: str):
+    def change(cell: dict[str, Any]) -> dict[str, Any]:
+        return grids.oom() if cell.get("gpus") == 2 and cell["seed"] == 1 else {}
+
+    grids.fill(tmp_path, name, (0, 1), device, change)
+    figure, *all_metrics = drawn(tmp_path, name)
+    form = experiments.load(name).view.form
+    assert len(all_metrics) == (form == "shares" or (form in ("calls", "copies") and device == "cuda"))
+    assert device == "cpu" or vega_lite().is_valid(figure.spec)
+    assert not re.search(r"#[0-9a-fA-F]{6}\b|black|white", json.dumps(figure.spec))  # a theme's alone
+    words = texts(figure)
+    assert figure.title in words and f"{name}: " in words and "commit 8fdd49003" in words
+    ranks = "CPU ranks" if device == "cpu" else "GPUs"
+    if device == "cuda":
+        assert all(title in words for title in TITLES[name])
+    elif "gpus" in experiments.load(name).swept and name != "llm_metrics":
+        assert ranks in words
+    if any(row["status"] != "ok" for row in figure.rows):
+        assert "oom" in words
+
+
+@pytest.mark.parametrize("draws", [figures.losses, figures.phases, figures.efficiency, figures.trade_off])
+def test_general_figures_are_valid(tmp_path: Path, draws: Any):
+    grids.fill(tmp_path, "table2", (0, 1))
+    (figure, *_) = draws(load.read([tmp_path]).runs)
+    assert vega_lite().is_valid(figure.spec)
+    assert figure.title in texts(figure) and not re.search(r"#[0-9a-fA-F]{6}\b", json.dumps(figure.spec))
+
+
+def test_themes_have_all_that_figures_name():
+    light, dark = vega.theme("light"), vega.theme("dark")
+    assert light.keys() == dark.keys() and light["style"].keys() == dark["style"].keys() and light != dark
+    with pytest.raises(ValueError, match="no theme blue; there are light, dark"):
+        vega.theme("blue")
+
+
+def test_text_of_runs_cannot_break_a_figure(tmp_path: Path):
+    bad = "\x1b[31m<script>alert(1)</script>' + datum.n \u202e{signal}"
+    grids.fill(tmp_path, "table2", change=lambda _: {"hardware": bad})
+    grids.fill(tmp_path / "named", "table2", change=lambda _: {"status": bad, "hardware": "x"})
+    for figure in drawn(tmp_path, "table2"):
+        content = svg(figure)
+        assert "<script" not in content and "\x1b" not in content and "\u202e" not in content
+        assert "\x1b" not in json.dumps(figure.spec, ensure_ascii=False)
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    grids.fill(tmp_path / "runs", "table3")
+    (figure,) = drawn(tmp_path / "runs", "table3")
+    starts = {"svg": b"<svg", "pdf": b"%PDF", "png": b"\x89PNG"}
+    for kind, start in starts.items():
+        vega.save(figure, tmp_path / "out" / f"a.{kind}")
+        assert (tmp_path / "out" / f"a.{kind}").read_bytes().startswith(start)
+    assert 'fill="white"' in (tmp_path / "out" / "a.svg").read_text()[:600]
+    before = sorted((tmp_path / "out").iterdir())
+    with pytest.raises(ValueError, match=r"written as \.svg, \.pdf, \.png"):
+        vega.save(figure, tmp_path / "out" / "a.gif")
+    monkeypatch.setattr(vl_convert, "vegalite_to_svg", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        vega.save(figure, tmp_path / "out" / "b.svg")
+    assert sorted((tmp_path / "out").iterdir()) == before
+
+
+# The command
+
+
+def test_all_draws_what_there_is_and_lists_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    grids.fill(tmp_path / "runs", "table3", device="cpu")
+    out = tmp_path / "out"
+    assert main(["figure", "all", str(tmp_path / "runs"), "--out", str(out), "--format", "svg,png"]) == 0
+    printed_lines = capsys.readouterr().out.splitlines()
+    assert (
+        printed_lines[0]
+        == f"{out}/table3.svg {out}/table3.png: Training time and test accuracy by CPU ranks and pinned memory [c]"
+    )
+    assert sorted(path.name for path in out.iterdir()) == ["table3.png", "table3.svg"]
+    assert "table2: not measured: python train_vision.py experiment=table2 name=table2" in printed_lines
+    assert "table5: not measured: python tune_llm.py experiment=table5 name=table5" in printed_lines
+    assert sum(": not measured: " in line for line in printed_lines) == OTHERS
+    assert printed_lines[-1] == "c  CPU ranks, not GPUs"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["table9"], "no figure table9; there are all, table2"),
+        (["../x"], "no figure ../x"),
+        (["table2"], "table2: not measured: python train_vision.py experiment=table2 name=table2"),
+        (
+            ["all"],
+            f"table2: not measured: python train_vision.py experiment=table2 name=table2 (nor any of {OTHERS} others)",
+        ),
+        (["efficiency"], "efficiency: of 1 run none has what it shows"),
+        (["phases", "--format", "svg,gif"], "--format: no gif; there are svg, pdf, png"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+):
+    records.write(tmp_path / "runs" / "a", records.vision())
+    name, *rest = words
+    assert main(["figure", name, str(tmp_path / "runs"), "--out", str(tmp_path / "out"), *rest]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"refused: {message}") and not (tmp_path / "out").exists()
+
+
+def test_general_figures_are_drawn_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    grids.fill(tmp_path / "runs", "table3")
+    assert main(["figure", "efficiency", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "efficiency.svg").is_file() and "What more GPUs are worth" in capsys.readouterr().out
+
+
+def test_the_papers_printed_figures_stand_beside_those_of_gpus(tmp_path: Path):
+    papers_records.write(tmp_path / "runs", "table2")
+    assert main(["figure", "table2", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
+    assert f"paper ({HARDWARE})" in (tmp_path / "table2.svg").read_text()
+
+
+def test_sizes_of_files_stay_small(tmp_path: Path):
+    grids.fill(tmp_path, "loss_curves", (0, 1))
+    (figure,) = drawn(tmp_path, "loss_curves")
+    assert len(json.dumps(figure.spec)) - len(json.dumps(figure.rows)) < 15_000  # marks and words; the data is once

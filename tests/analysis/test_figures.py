@@ -1,0 +1,390 @@
+"""Figures of the experiments: the rows that are drawn, and what is said around them."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.figures import chart_data, profile_bars
+from analysis.figures.draw import experiment_figures
+from analysis.figures.vega import Figure
+from analysis.papers import experiments
+from analysis.runs import grouping, load
+from analysis.stats import intervals
+from analysis.stats.between_runs import PRIOR_SD
+from tests.helpers import grids, papers_records, records
+from tests.helpers.grids import drawn, svg, texts
+
+
+def measured(figure: Figure, measure: str, **where: Any) -> list[dict[str, Any]]:
+    wanted = {"measure": measure, "of": chart_data.MEASURED, **where}
+    return [row for row in figure.rows if all(row.get(key) == value for key, value in wanted.items())]
+
+
+# Rows
+
+
+def test_points_are_means_over_seeds_with_their_interval(tmp_path: Path):
+    grids.fill(tmp_path, "table2", (0, 1, 2), change=lambda cell: {"total_s": 100.0 / cell["gpus"] + cell["seed"]})
+    (figure,) = drawn(tmp_path, "table2")
+    (row,) = measured(figure, "total_s", precision="fp32", gpus=4)
+    logs = [np.log(100.0 / gpus + np.arange(3)) for gpus in (1, 2, 3, 4)]  # in each of three precisions
+    variance = (PRIOR_SD**2 + 3 * sum(2 * of_one.var(ddof=1) for of_one in logs)) / (1 + 12 * 2)
+    half = 2.0595386 * math.sqrt(variance / 3)  # Student's t of 25 degrees of freedom
+    assert (row["mean"], row["n"], row["bar"]) == (26.0, 3, chart_data.T_INTERVAL)
+    assert [row["low"], row["high"]] == pytest.approx([26 * math.exp(-half), 26 * math.exp(half)], rel=1e-7)
+    assert len(measured(figure, "total_s")) == len(measured(figure, "test_accuracy")) == 12
+    assert "Means of 3 runs with their 95 % t interval" in texts(figure)
+    assert figure.spec["datasets"]["rows"] == figure.rows  # what is downloaded is what is shown
+
+
+def test_a_single_run_has_no_bar_but_that_of_its_steps(tmp_path: Path):
+    grids.fill(tmp_path, "table5")
+    (figure,) = drawn(tmp_path, "table5")
+    assert {row["low"] for row in measured(figure, "total_s")} == {None}
+    runs = load.read([tmp_path]).runs
+    for row in measured(figure, "step_s"):
+        (run,) = [r for r in runs if r["gpus"] == row["gpus"] and grouping.typed(r["pin_memory"]) == row["pin_memory"]]
+        assert row["high"] - row["mean"] == pytest.approx(run["step_std_s"]) and run["step_std_s"] > 0
+    words = texts(figure)
+    assert "Tuning time: single runs without a bar" in words
+    assert "Time of an iteration: single runs with the standard deviation of their steps" in words
+
+
+def test_what_did_not_end_is_a_labelled_cross_and_in_no_mean(tmp_path: Path):
+    grids.fill(tmp_path, "peak_memory", (0, 1), change=lambda c: grids.oom() if c["method"] == "qat" else {})
+    (figure,) = drawn(tmp_path, "peak_memory")
+    crossed = measured(figure, "peak_memory_bytes", method="qat")
+    assert [(row["status"], row["n"], row.get("mean")) for row in crossed] == [("oom", 2, None)] * 12
+    assert texts(figure).count("oom x2") == 12 and "Crosses: runs that did not end (oom)" in figure.caption
+    assert all(row["status"] == "ok" for row in measured(figure, "peak_memory_bytes", method="lora"))
+
+
+def test_of_a_cell_with_a_failed_seed_the_others_are_the_mean(tmp_path: Path):
+    failed = {"status": "failed", "cause": {"message": "boom"}, "total_s": 1.0}
+
+    def change(cell: dict[str, Any]) -> dict[str, Any]:
+        return failed if cell["seed"] == 2 and cell["gpus"] == 1 else {"total_s": 9.0}
+
+    grids.fill(tmp_path, "image_size", (0, 1, 2), change=change)
+    (figure,) = drawn(tmp_path, "image_size")
+    at = measured(figure, "total_s", gpus="1", **{"dataset.image_size": 500})
+    assert [(row["status"], row.get("mean"), row["n"]) for row in at] == [("ok", 9.0, 2), ("failed", None, 1)]
+    assert texts(figure).count("GPUs 1 failed") == 5
+
+
+def test_a_cell_that_cannot_be_is_told_from_one_that_is_missing(tmp_path: Path):
+    grids.fill(tmp_path, "peak_memory", where=lambda cell: cell["template"] != "grammar" or cell["gpus"] < 4)
+    (figure,) = drawn(tmp_path, "peak_memory")
+    holes = {(row["method"], row["gpus"]) for row in figure.rows if row["of"] == chart_data.EXCLUDED}
+    assert holes == {("qlora", 3)} and not measured(figure, "peak_memory_bytes", method="qlora", gpus=3)
+    assert texts(figure).count("n/a") == 4 and "n/a: cannot be, and is not in the grid: method=qlora gpus=3" in texts(
+        figure
+    )
+    assert figure.caption.count("template=grammar gpus=4") == 4 and "gpus=3;" not in figure.caption
+
+
+def test_missing_cells_are_named(tmp_path: Path):
+    grids.fill(tmp_path, "table3", where=lambda cell: cell["gpus"] < 3)
+    (figure,) = drawn(tmp_path, "table3")
+    assert len(measured(figure, "total_s")) == 4
+    missing = "pin_memory=true gpus=3; pin_memory=true gpus=4; pin_memory=false gpus=3; pin_memory=false gpus=4"
+    assert f"Not measured: {missing}" in texts(figure)
+
+
+def test_runs_of_two_commits_are_two_figures_but_where_they_are_mixed(tmp_path: Path):
+    grids.fill(tmp_path / "a", "table3", change=lambda _: {"total_s": 10.0})
+    grids.fill(tmp_path / "b", "table3", change=lambda _: {"total_s": 30.0, "commit": "f" * 40})
+    apart = drawn(tmp_path, "table3")
+    assert [figure.name for figure in apart] == ["table3", "table3-2"]
+    assert [{row["mean"] for row in measured(figure, "total_s")} for figure in apart] == [{10.0}, {30.0}]
+    assert "commit=8fdd49003" in apart[0].title and "commit=fffffffff" in apart[1].title
+    (mixed,) = drawn(tmp_path, "table3", mix=True)
+    assert {row["mean"] for row in measured(mixed, "total_s")} == {20.0}
+    assert "8fdd49003 and fffffffff (2 commits averaged, as asked)" in mixed.caption
+
+
+def test_marks_stand_below_where_all_have_them_and_else_at_the_points(tmp_path: Path):
+    def change(cell: dict[str, Any]) -> dict[str, Any]:
+        return {"oversubscribed": cell["gpus"] == 4}
+
+    grids.fill(tmp_path, "table2", device="cpu", change=change)
+    (figure,) = drawn(tmp_path, "table2")
+    signs = {row["gpus"]: row["signs"] for row in measured(figure, "total_s")}
+    assert signs == {1: "", 2: "", 3: "", 4: "*"} and set(figure.marks) == {"*", "c"}
+    words = texts(figure)
+    assert "All runs here: CPU ranks, not GPUs" in words and "At a point: *: ranks shared a GPU" in words
+    assert svg(figure).count(">*</text>") == 6  # three precisions, two charts
+    assert "CPU ranks" in figure.title and "GPUs" not in figure.title
+
+
+def test_the_ideal_is_of_one_gpu(tmp_path: Path):
+    grids.fill(tmp_path / "v", "strategies", change=lambda _: {"total_s": 60.0, "trained_images_per_s": 50.0})
+    (figure,) = drawn(tmp_path / "v", "strategies")
+    ideal = {(r["measure"], r["gpus"]): r["mean"] for r in figure.rows if r["of"] == chart_data.IDEAL}
+    assert [ideal["total_s", n] for n in (1, 2, 3, 4)] == [60.0, 30.0, 20.0, 15.0]
+    assert [ideal["trained_images_per_s", n] for n in (1, 2, 3, 4)] == [50.0, 100.0, 150.0, 200.0]
+
+
+def test_efficiency_stands_beside_the_time(tmp_path: Path):
+    times_s = {1: 80.0, 2: 50.0, 3: 40.0, 4: 20.0}
+    grids.fill(tmp_path, "image_size", change=lambda cell: {"total_s": times_s[cell["gpus"]]})
+    (figure,) = drawn(tmp_path, "image_size")
+    shares = {row["gpus"]: row["mean"] for row in measured(figure, "efficiency", **{"dataset.image_size": 300})}
+    assert shares == pytest.approx({"1": 1.0, "2": 0.8, "3": 2 / 3, "4": 1.0})
+    assert [len(chart["hconcat"]) for chart in figure.spec["vconcat"]] == [2]
+    assert "Parallel efficiency: the time on one GPU / (GPUs x the time)" in figure.caption
+
+
+def test_the_ideal_of_tuning_counts_the_rows(tmp_path: Path):
+    def change(cell: dict[str, Any]) -> dict[str, Any]:  # max_steps: as many steps, so n times the rows
+        epochs = [{"epoch": 0, "steps": 50, "samples": 100 * cell["gpus"], "train_loss": 1.0}]
+        return {"total_s": 80.0, "epochs": epochs}
+
+    grids.fill(tmp_path / "steps", "table5", change=change)
+    grids.fill(tmp_path / "rows", "table5", change=lambda _: {"total_s": 80.0})
+    for folder, expected in (("steps", [80.0] * 4), ("rows", [80.0, 40.0, 80 / 3, 20.0])):
+        (figure,) = drawn(tmp_path / folder, "table5")
+        ideal = [row for row in figure.rows if row["of"] == chart_data.IDEAL and row["pin_memory"] == "true"]
+        assert [row["mean"] for row in ideal if row["measure"] == "total_s"] == pytest.approx(expected)
+        assert len({row["mean"] for row in ideal if row["measure"] == "step_s"}) == 1
+
+
+def test_wide_intervals_do_not_dwarf_the_means(tmp_path: Path):
+    grids.fill(tmp_path, "table3", (0, 1), change=lambda c: {"total_s": 10.0 + 5 * c["seed"]})
+    (figure,) = drawn(tmp_path, "table3")
+    (row,) = measured(figure, "total_s", pin_memory="true", gpus=1)
+    assert row["high"] > 19 > chart_data.CUT * row["mean"]
+    assert chart_data.axis_limits(figure.rows)[1] < 20
+    assert "Intervals are cut where they reach beyond the axis" in figure.caption
+
+
+def test_more_values_than_dashes_can_show_are_charts_of_their_own(tmp_path: Path):
+    grids.fill(tmp_path, "template_scaling")
+    grids.fill(tmp_path, "loaders")
+    (faceted,), (dashed,) = drawn(tmp_path, "template_scaling"), drawn(tmp_path, "loaders")
+    assert faceted.spec["vconcat"][0]["vconcat"][0]["facet"]["field"] == "template"
+    assert "strokeDash" in json.dumps(dashed.spec) and "facet" not in json.dumps(dashed.spec)
+
+
+def test_columns_of_which_few_combinations_are_measured_are_one_series(tmp_path: Path):
+    for name in ("loaders", "layout"):
+        grids.fill(tmp_path / name, name)
+    (figure,), (of_layout,) = (drawn(tmp_path / name, name) for name in ("loaders", "layout"))
+    field = "loader, layout, dataset.cache"
+    expected = ["torch, nchw, cache process", "torch, nhwc, cache process", "dali, nhwc, cache none"]
+    assert {(row[field], row["loader"], row["layout"]) for row in figure.rows} == {
+        ("torch, nchw, cache process", "torch", "nchw"),
+        ("dali, nhwc, cache none", "dali", "nhwc"),
+    }
+    assert [row[field] for row in measured(of_layout, "total_s", gpus=4)] == expected
+    at = [row["mean"] for row in measured(figure, "total_s", loader="dali", gpus=1)]
+    assert len(at) == 2 and len(set(at)) == 2  # of two image sizes, in lines of their own
+    assert "loader, memory layout, cache" in texts(figure) and "image size (px)" in texts(figure)
+
+
+def test_columns_that_a_chart_has_no_room_for_are_charts_of_their_own(tmp_path: Path):
+    experiment = grids.fill(tmp_path, "loaders")
+    free = replace(experiment, excluded=())
+    (panel,) = experiments.panels(free, load.read([tmp_path]).runs)
+    (figure,) = experiment_figures(free, [panel])
+    rest = {row["dataset.cache, layout, dataset.image_size"] for row in figure.rows}
+    assert rest == {
+        f"cache {cache}, {layout}, {size} px"
+        for cache, layout in (("process", "nchw"), ("none", "nhwc"))
+        for size in (300, 500)
+    }
+    field = figure.spec["vconcat"][0]["vconcat"][0]["facet"]["field"]
+    assert field == r"dataset\.cache, layout, dataset\.image_size"
+
+
+# The papers' figures
+
+
+def hollow(figure: Figure, measure: str) -> dict[tuple[str, Any], float]:
+    """The papers' figures that are drawn, by the values of colour and x."""
+    view = experiments.load(figure.name).view
+    rows = [row for row in figure.rows if row["of"] == chart_data.PAPER and row["measure"] == measure]
+    return {(row[view.subject], row[view.x]): row["mean"] for row in rows}
+
+
+def test_the_papers_figures_are_hollow_points_beside_the_same_setting(tmp_path: Path):
+    papers_records.write(tmp_path, "table2")
+    (figure,) = drawn(tmp_path, "table2")
+    times, shares = (hollow(figure, measure) for measure in ("total_s", "test_accuracy"))
+    assert len(times) == len(shares) == 12 and (times["fp16", 2], shares["fp16", 2]) == (1445, 0.9794)
+    words = texts(figure).replace("&apos;", "'")
+    assert "paper (NVIDIA H100)" in words and "Hollow: the papers' own figures" in words
+    assert "Papers: torch 2.2.2" in words and "Misprint: the text has fp16" in words
+
+
+def test_the_papers_figures_are_not_beside_another_setting(tmp_path: Path):
+    papers_records.write(tmp_path, "table2", batch_size=64)
+    (figure,) = drawn(tmp_path, "table2")
+    assert not hollow(figure, "total_s")
+    assert "figures are of another setting: batch_size=64" in figure.caption
+
+
+@pytest.mark.parametrize(("window", "shown"), [("start", True), ("after", False)])
+def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_path: Path, window: str, shown: bool):
+    setting = papers_records.setting("vision_metrics")
+    setting |= {"profile": {"name": "nsys", "window": window, "steps": None, "seconds": None}}
+    setting = {key: value for key, value in setting.items() if not key.startswith("profile__")}
+    for size, gpus, pin in ((500, 2, True), (500, 4, True), (500, 2, False), (100, 2, True)):
+        cell = {"dataset__image_size": size, "gpus": gpus, "pin_memory": pin}
+        record = records.vision(**setting | cell) | {"profile": grids.profile(gpus, 1.0)}
+        records.write(tmp_path / f"{size}-{gpus}-{pin}", record)
+    figure, _ = drawn(tmp_path, "vision_metrics")
+    rows = [row for row in figure.rows if row["of"] == chart_data.PAPER]
+    found = {(row["at"], row["pin_memory"]): (row["low"], row["high"]) for row in rows}
+    expected = {
+        ("500 px, 2 GPUs", "true"): (16, 16),
+        ("500 px, 4 GPUs", "true"): (16, 16),
+        ("500 px, 2 GPUs", "false"): (85, 101),  # printed as the range of 2 and 4 GPUs
+        ("100 px, 2 GPUs", "true"): (0.66, 0.66),
+    }
+    assert found == (expected if shown else {}) and {row["metric"] for row in rows} <= {"memcpy Host-to-Device"}
+
+
+# Profiles and curves
+
+
+def test_metrics_of_steps_are_in_time_of_a_step_and_in_percent(tmp_path: Path):
+    experiment = grids.fill(tmp_path, "llm_metrics", change=lambda c: {"profile": grids.profile(c["gpus"], 2.0)})
+    figure, _ = drawn(tmp_path, "llm_metrics")
+    cells = len(list(grids.cells(experiment)))
+    for measure, expected in (("step_s", 2 * 3.0e-3), ("share", 3.0 / 40)):
+        copied = measured(figure, measure, metric="memcpy Host-to-Device")
+        assert [row["mean"] for row in copied] == pytest.approx([expected] * cells)
+    nccl = measured(figure, "step_s", metric="nccl", pin_memory="true", gpus="2")
+    assert [row["mean"] for row in nccl] == pytest.approx([2 * 8.5e-3])  # AllReduce, AllGather and Broadcast
+    words = texts(figure)
+    assert "Time of a step and rank (ms)" in words and "Share of the profiled time (%)" in words
+    assert words.count("NCCL, all collectives") == 2 and "Profiled: 10 steps after the run" in words
+
+
+def test_metrics_of_a_run_from_its_start_are_in_seconds_of_all_ranks(tmp_path: Path):
+    def change(cell: dict[str, Any]) -> dict[str, Any]:
+        return {"profile": grids.profile(cell["gpus"], 2.0, steps=4000)}
+
+    grids.fill(tmp_path, "vision_metrics", change=change)
+    for path in tmp_path.rglob("result.json"):
+        record = json.loads(path.read_text())
+        record["config"]["profile"] |= {"window": "start", "seconds": 720.0}
+        path.write_text(json.dumps(record))
+    (figure,) = [figure for figure in drawn(tmp_path, "vision_metrics") if not figure.name.endswith("_all")]
+    rows = measured(figure, "window_s", metric="memcpy Host-to-Device", gpus="4")
+    assert [row["mean"] for row in rows] == pytest.approx([4 * 4000 * 2 * 3.0e-3] * 4)
+    assert {row["at"] for row in rows} == {"100 px, 4 GPUs", "500 px, 4 GPUs"}
+    words = texts(figure)
+    assert "all ranks together (s)" in words and "Profiled: the run's first 720 s" in words.replace("&apos;", "'")
+
+
+def test_a_metric_that_is_nowhere_is_named_and_not_drawn(tmp_path: Path):
+    profile = grids.profile(2, 1.0)
+    profile["rows"] = [row for row in profile["rows"] if row["metric"] != "nccl AllGather"]
+    grids.fill(tmp_path, "llm_metrics", change=lambda _: {"profile": profile})
+    figure, _ = drawn(tmp_path, "llm_metrics")
+    assert "In none of these profiles: NCCL AllGather" in figure.caption
+    assert "NCCL AllGather" not in {row["named"] for row in figure.rows}
+
+
+def test_all_metrics_are_by_step_and_rank(tmp_path: Path):
+    experiment = grids.fill(tmp_path, "llm_metrics", change=lambda c: {"profile": grids.profile(c["gpus"], 2.0)})
+    _, figure = drawn(tmp_path, "llm_metrics")
+    assert figure.name == "llm_metrics_all"
+    cells = len(list(grids.cells(experiment)))
+    copied = [row for row in figure.rows if row["metric"] == "memcpy Host-to-Device"]
+    assert [row["mean"] for row in copied] == pytest.approx([2 * 3.0e-3] * cells)
+    metrics = {row["metric"] for row in figure.rows if row["group"] == "api"}
+    assert len(metrics) == profile_bars.MOST_METRICS < len(grids.CALLS) and "cudaStreamIsCapturing" not in metrics
+    assert "Of 10 CUDA API calls the 8 that took longest are shown" in figure.caption
+    assert "Not recorded by kineto: cudaEventDestroy" in figure.caption
+
+
+def test_shares_are_of_the_profiled_time(tmp_path: Path):
+    grids.fill(
+        tmp_path,
+        "llm_api_share",
+        change=lambda c: grids.oom() if (c["method"], c["template"]) == ("qat", "summarize") else {},
+    )
+    figure, _ = drawn(tmp_path, "llm_api_share")
+    mine = [row for row in figure.rows if row["method"] == "lora" and row["template"] == "grammar"]
+    assert {row["metric"]: row["mean"] for row in mine} == pytest.approx(  # of a step of 40 ms
+        {
+            "cudaLaunchKernel": 9.1 / 40,
+            "cudaStreamSynchronize": 20.5 / 40,
+            "cudaEventSynchronize": 0.4 / 40,
+            "memcpy Host-to-Device": 3.0 / 40,
+            "NCCL AllGather": 2.0 / 40,
+        }
+    )
+    assert "oom" in texts(figure) and texts(figure).count("51") == 11  # 20.5 / 40
+    assert "share of the profiled time (%)" in texts(figure)
+
+
+def test_copies_are_by_kind_and_in_bytes(tmp_path: Path):
+    grids.fill(tmp_path, "transfer_volume")
+    figure, counted = drawn(tmp_path, "transfer_volume")
+    rows = measured(figure, "copied_in_a_step", method="qat", template="grammar")
+    expected = {name: size * 4 / 10 for name, size in grids.COPIED.items()}  # 10 steps were profiled on 4 ranks
+    expected["all three kinds"] = sum(expected.values())
+    assert {row["named"]: row["mean"] for row in rows} == pytest.approx(expected)
+    words = texts(figure)
+    assert "In a step, all ranks together (bytes)" in words and "4.8G" in words and "320" in words
+    assert counted.name == "transfer_volume_counted" and len(measured(counted, "received_bytes")) == 12
+
+
+def test_bytes_are_counted_where_nothing_was_profiled(tmp_path: Path):
+    grids.fill(tmp_path, "transfer_volume", change=lambda _: {"profile": None})
+    assert [figure.name for figure in drawn(tmp_path, "transfer_volume")] == ["transfer_volume_counted"]
+
+
+def test_a_failed_run_leaves_the_stack_of_its_cell(tmp_path: Path):
+    def change(cell: dict[str, Any]) -> dict[str, Any]:
+        return grids.oom() if cell["seed"] == 1 and cell["method"] == "lora" else {}
+
+    grids.fill(tmp_path, "llm_api_share", (0, 1), change=change)
+    figure, _ = drawn(tmp_path, "llm_api_share")
+    bars = re.findall(r'aria-label="[^"]*metric: cudaStreamSynchronize[^"]*"[^>]*d="([^"]+)"', svg(figure))
+    assert len(bars) == 12 and not any("NaN" in bar or "v0h" in bar for bar in bars)
+    assert texts(figure).count("51") == 12 and texts(figure).count("oom") >= 2
+
+
+def test_cpu_ranks_show_phases_and_say_what_is_missing(tmp_path: Path):
+    grids.fill(tmp_path, "llm_api_share", device="cpu")
+    figure, _ = drawn(tmp_path, "llm_api_share")
+    assert {row["group"] for row in figure.rows} == {"phase"}
+    assert "share of the profiled time (%)" in texts(figure) and "CPU ranks make no CUDA calls" in texts(figure)
+
+
+def test_curves_are_means_by_epoch(tmp_path: Path):
+    grids.fill(tmp_path, "loss_curves", (0, 1))
+    (figure,) = drawn(tmp_path, "loss_curves")
+    runs = [r for r in load.read([tmp_path]).runs if r["precision"] == "fp16" and r["pin_memory"]]
+    losses = [run.record()["epochs"][4]["train_loss"] for run in runs]
+    (row,) = measured(figure, "train_loss", precision="fp16", pin_memory="true", epoch=5)
+    expected = intervals.mean(losses)
+    assert (row["mean"], row["low"]) == (pytest.approx(expected.estimate), pytest.approx(expected.low))
+    assert row["n"] == 2
+    assert len(measured(figure, "test_accuracy")) == 6 * 20
+
+
+def test_a_loss_that_is_no_number_is_told(tmp_path: Path):
+    experiment = grids.fill(tmp_path, "loss_curves")
+    path = next(tmp_path.rglob("result.json"))
+    record = json.loads(path.read_text())
+    record["epochs"][3]["train_loss"] = None  # as a record has NaN
+    path.write_text(json.dumps(record))
+    (figure,) = drawn(tmp_path, experiment.name)
+    assert len(measured(figure, "train_loss")) == 119 and "The loss of 1 of 120 epochs" in figure.caption
+
+
+def test_one_epoch_makes_no_curve(tmp_path: Path):
+    grids.fill(tmp_path, "loss_curves", change=lambda _: {"epochs": [{"epoch": 0, "train_s": 9.0, "train_loss": 2.0}]})
+    assert drawn(tmp_path, "loss_curves") == []

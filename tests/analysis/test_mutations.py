@@ -1,0 +1,193 @@
+"""Every command of `analysis` on records in which a key became anything: read, or left out in a line that names it."""
+
+import copy
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from analysis.__main__ import main
+from analysis.figures import vega
+from analysis.runs import load
+from multicard.llm.data import row_files
+from multicard.observe.profiles import load as profiles
+from multicard.records import run_folder
+from multicard.records.run_folder import finite
+from tests.helpers import records
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "records_v1"  # measured by an early version
+GONE = "gone"  # instead of a value: the key is removed
+COUNT = 60  # mutations at a time
+DEEP: Any = json.loads("[" * 300 + "]" * 300)
+VALUES = [None, True, -1, 0, 3, -0.5, 5e-324, 1e17, 1e308, 10**30, "", "x", "\x1b[2J\n\u202e", "2026", [], {}, [None]]
+VALUES += [["a", 1], {"name": "x"}, {"a": {"b": [1]}}, [[[0]]], DEEP, GONE]
+Place = tuple[str | int, ...]
+
+
+def profiled(**changes: Any) -> dict[str, Any]:
+    """A training run's record with every key that one may have."""
+    rows = {("api", "cudaLaunchKernel"): 0.1, ("copy", "memcpy Host-to-Device"): 0.1, ("phase", "forward"): 0.3}
+    measured: dict[str, Any] = {"saves_s": {"input": 0.1}, "saves_spread_s": {"input": 0.1}, "step_s": {"whole": 0.1}}
+    diagnosis = {"bound": "input", "sentence": "The input.", **measured, "spread": 0.1, "rounds_s": {"whole": [0.1]}}
+    own = {"profile": records.profile([rows] * 2, [0.1, 0.2]), "diagnosis": diagnosis, "gpu": records.gpu(by="other")}
+    record = records.vision(gpus=2, epochs=3, **changes) | own
+    record["config"]["profile"] = {"name": "kineto"}
+    return record | {"prediction": records.prediction(fits="yes")}
+
+
+def whole() -> dict[str, dict[str, Any]]:
+    measured = {
+        path.parent.parent.name: json.loads(path.read_text()) for path in sorted(FIXTURES.glob("*/*/result.json"))
+    }
+    cause = {"kind": "exception", "message": "an error", "rank": 0, "log_tail": ["a line"]}
+    failed = records.vision(precision="bf16", status="failed", cause=cause)
+    return measured | {"all": profiled(), "llm": records.llm(prediction=records.prediction()), "failed": failed}
+
+
+WHOLE = whole()
+OTHERS = {"one": records.vision(epochs=3), "fp64": profiled(precision="fp64"), "llm2": records.llm(gpus=2)}
+ENVIRONMENT = records.environment()
+
+
+def places(value: Any, at: Place = ()) -> Iterator[Place]:
+    """The keys of a record, and the first and last item of each list."""
+    keys = (
+        value if isinstance(value, dict) else sorted({0, len(value) - 1}) if isinstance(value, list) and value else ()
+    )
+    for key in keys:
+        yield (*at, key)
+        yield from places(value[key], (*at, key))
+
+
+def at(value: Any, place: Place) -> Any:
+    for key in place:
+        value = value[key]
+    return value
+
+
+def mutated(record: dict[str, Any], place: Place, value: Any) -> dict[str, Any]:
+    record = copy.deepcopy(record)
+    holder = at(record, place[:-1])
+    if value is GONE:
+        del holder[place[-1]]
+    else:
+        holder[place[-1]] = value
+    return record
+
+
+def must_be_left_out(record: dict[str, Any], place: Place, value: Any) -> bool:
+    """Whether a number of the schema became something else."""
+    number = isinstance(before := at(record, place), int | float) and not isinstance(before, bool)
+    free = place[0] in ("config", "axes", "input")
+    return number and not free and value is not GONE and isinstance(value, bool | str | list | dict)
+
+
+MUTATIONS = [(name, place) for name, record in WHOLE.items() for place in places(record)]
+OF_ENVIRONMENT = list(places(ENVIRONMENT))
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made whole, and not drawn."""
+    monkeypatch.setattr(vega, "save", lambda figure, path: json.dumps(finite(figure.spec), allow_nan=False))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, record in (WHOLE | OTHERS).items():
+        records.write(tmp_path / "whole" / name, record, records.steps([0.1 + 0.01 * (step % 3) for step in range(20)]))
+    return tmp_path
+
+
+def drawn(places_of_it: list[Any]) -> st.SearchStrategy[list[Any]]:
+    """Places, and the numbers of the values that they get."""
+    one = st.tuples(st.sampled_from(places_of_it), st.integers(0, len(VALUES) - 1))
+    return st.lists(one, min_size=COUNT, max_size=COUNT, unique=True)
+
+
+@settings(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=3,
+    phases=[Phase.generate],  # to make an example smaller takes minutes
+    suppress_health_check=list(HealthCheck),
+)
+@given(drawn(MUTATIONS), drawn(OF_ENVIRONMENT))
+def test_every_command_survives_every_mutation(
+    root: Path, undrawn: None, capsys: pytest.CaptureFixture[str], of_records: list[Any], of_environment: list[Any]
+):
+    shutil.rmtree(root / "mutated", ignore_errors=True)
+    shutil.copytree(root / "whole", root / "mutated" / "whole")
+    steps, wrong = records.steps([0.1 + 0.01 * (step % 4) for step in range(20)]), set()
+    for number, (((name, place), value), (place_there, other)) in enumerate(
+        zip(of_records, of_environment, strict=True)
+    ):
+        record = mutated(WHOLE[name], place, VALUES[value])
+        records.write(root / "mutated" / str(number), record, steps, mutated(ENVIRONMENT, place_there, VALUES[other]))
+        wrong |= {str(number)} if must_be_left_out(WHOLE[name], place, VALUES[value]) else set()
+    found = load.read([root / "whole", root / "mutated"])
+    assert not wrong & {run.folder.name for run in found.runs}
+    for skipped in found.skipped:
+        assert skipped.folder.parent.name == "mutated" and skipped.why.startswith(
+            ("result.json is broken (", "schema_")
+        )
+        assert "$" in skipped.why or "nested" in skipped.why or "schema_version" in skipped.why, skipped.why
+    both = [str(root / "whole"), str(root / "mutated")]
+    out = str(root / "out")
+    for words in (
+        ["list", *both, "--where", "total_s > 1 or gpus = 2", "--sort", "total_s desc, gpus", "--csv", f"{out}.csv"],
+        ["best", "--goal", "time", "--accuracy", "0.1", *both],
+        ["compare", *both, "--common", "--mix", "--gate", "5%"],
+        ["table", "table2", *both, "--all"],
+        ["predictions", *both, "--json", f"{out}.json", "--csv", f"{out}.csv"],
+        ["claims", *both, "--json", f"{out}.json", "--markdown", f"{out}.md"],
+        ["figure", "all", *both, "--all", "--out", out],
+        ["figure", "losses", *both, "--out", out],
+        ["figure", "predicted", *both, "--out", out],
+        ["report", *both, "--out", f"{out}.html"],
+    ):
+        ended, printed = main(words), capsys.readouterr()
+        assert printed.err == "" and (ended == 0 or words[0] == "compare"), (words[0], printed.err)
+
+
+def test_a_key_that_its_kind_of_run_lacks_counts_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    records.write(tmp_path / "a", records.llm() | {"phases_s": "broken", "input": [1]})
+    wrong: dict[str, Any] = {"phases_s": {"data": "long"}, "test_accuracy": 1.5, "total_s": 1e19}
+    for key, value in wrong.items():
+        records.write(tmp_path / key, records.vision() | {key: value})
+    records.write(tmp_path / "gpus", records.vision(gpus=-2))
+    assert main(["report", str(tmp_path)]) == 0
+    found = load.read([tmp_path])
+    assert [run.record().get("phases_s") for run in found.runs] == [None]
+    why = {skipped.folder.name: skipped.why for skipped in found.skipped}
+    assert set(why) == {*wrong, "gpus"} and "`$.axes.gpus`" in why["gpus"]
+    assert all(f"`$.{key}" in why[key] for key in wrong) and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("depth", [300, 100_000])
+def test_nested_json_is_one_line_wherever_it_stands(depth: int, tmp_path: Path):
+    nested = "[" * depth + "]" * depth
+    records.write(tmp_path / "runs" / "good", records.vision())
+    (tmp_path / "runs" / "good" / "environment.json").write_text(f'{{"python": {nested}}}')
+    bad = records.write(tmp_path / "runs" / "bad", records.vision() | {"config": {"seed": "here"}}) / "result.json"
+    bad.write_text(bad.read_text().replace('"here"', nested))
+    found = load.read([tmp_path / "runs"])
+    assert [run.environment() for run in found.runs] == [{}]
+    assert [skipped.why[:23] for skipped in found.skipped] == ["result.json is broken ("]
+    if depth > 1000:
+        for name in ("rows.jsonl", "rows.json"):
+            (tmp_path / name).write_text(nested)
+            with pytest.raises(ValueError, match=r"^dataset\.data_files=.*nested too deep"):
+                row_files.read(str(tmp_path / name))
+        event = '{"ph": "X", "name": "k", "ts": 1, "dur": 1, "args": {"size": %s}}'
+        for text in (f'{{"a": {nested}, "traceEvents": []}}', f'{{"traceEvents": [{event % nested}]}}'):
+            (tmp_path / "trace.json").write_text(text)
+            with pytest.raises(ValueError, match=r"trace\.json: not a trace of Kineto: .*nested too deeply"):
+                profiles.read([tmp_path / "trace.json"])
+        assert run_folder.read_json(bad) is None

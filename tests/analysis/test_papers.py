@@ -1,0 +1,217 @@
+"""What the papers print: the figures, what to know of them, and which runs they may stand beside."""
+
+import csv
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from analysis.__main__ import main
+from analysis.papers import experiments, printed, same_setting
+from analysis.papers.experiments import Panel
+from analysis.papers.printed import PrintedFigure
+from analysis.runs import load
+from analysis.runs.columns import FIGURES, flat
+from multicard.config.llm import DATASETS
+from tests.conftest import composed
+from tests.helpers import papers_records, records
+
+BASES = {"table2": {"precision": "fp64"}, "table3": {"pin_memory": False}, "table5": {"pin_memory": False}}
+UNITS = {"s", "%", "share", "px", "GB", "MB", "kB", "rows", "tokens", "epochs", "x"}
+MISPRINTS = {
+    *("of_cut_times", "upper_gain", "up_to_210", "threefold", "in_proportion", "upper_pinned_gain"),
+    *("pinned_gain_as_saved", "socket_link", "several_nodes", "figure_11", "extension_of_dpo"),
+}
+COMPARISONS = {printed.SPEEDUP_1GPU, printed.SPEEDUP, printed.GAIN, printed.SAVED}
+ROUNDED_S = 0.5  # printed times are whole seconds
+
+
+def panel(name: str, folder: Path) -> Panel:
+    (only,) = experiments.panels(experiments.load(name), load.read([folder]).runs)
+    return only
+
+
+def test_of_panels_as_full_the_one_that_is_as_the_experiment_comes_first(tmp_path: Path):
+    for size, strategy in product((100, 700), ("ddp_ds", "ddp_rr")):
+        record = records.vision(strategy=strategy, gpus=2, dataset__image_size=size)
+        records.write(tmp_path / f"{size}-{strategy}", record)
+    found = experiments.panels(experiments.load("strategies"), load.read([tmp_path]).runs)
+    assert [dict(each.setting)["dataset.image_size"] for each in found] == [700, 100]
+
+
+def ratio(figure: PrintedFigure, base: dict[str, Any]) -> tuple[float, float]:
+    """The least and the most that the printed times give for the time of the base / the time of a figure's cell."""
+    times = printed.figures(figure.experiment, "total_s")
+    own, other = printed.at(times, figure.cell), printed.at(times, figure.cell | base)
+    assert own and other
+    return (other.value - ROUNDED_S) / (own.value + ROUNDED_S), (other.value + ROUNDED_S) / (own.value - ROUNDED_S)
+
+
+def test_all_figures_are_there_and_each_names_what_there_is():
+    assert len(printed.everything()) == 164
+    assert {figure.unit for figure in printed.everything()} == UNITS
+    for figure in printed.everything():
+        assert 0 < figure.low <= figure.high or figure.measure == printed.SAVED, figure
+        if figure.experiment != printed.DATASETS:
+            experiment = experiments.load(figure.experiment)
+            assert set(figure.cell) <= {*experiment.swept, *same_setting.settings(experiment).all}, figure
+    measures = {
+        figure.measure for figure in printed.everything() if figure.experiment in BASES and len(figure.cell) > 1
+    }
+    assert measures <= {*FIGURES, printed.SPEEDUP_1GPU, printed.SPEEDUP, printed.GAIN, printed.SAVED}
+    with printed.FILE.open() as lines:
+        assert set(csv.DictReader(lines).fieldnames or ()) <= set(PrintedFigure.__dataclass_fields__)
+
+
+def test_every_percentage_follows_from_the_times_but_the_known_misprints():
+    exceptions, seen = [], 0
+    for figure in printed.everything():
+        if figure.measure not in COMPARISONS or len(figure.cell) < 2 or figure.experiment not in BASES:
+            continue
+        seen += 1
+        base = {"gpus": 1} if figure.measure == printed.SPEEDUP_1GPU else BASES[figure.experiment]
+        least, most = ratio(figure, base)
+        low, high = {
+            printed.GAIN: (100 * least - 100, 100 * most - 100),
+            printed.SAVED: (100 - 100 / least, 100 - 100 / most),
+        }.get(figure.measure, (100 * least, 100 * most))
+        if not low - 0.005 <= figure.value <= high + 0.005:  # printed to two digits
+            exceptions.append((figure.cell, figure.value, figure.note))
+    assert seen == 20 + 8 + 12 + 4 + 4
+    assert exceptions == [
+        ({"pin_memory": False, "gpus": gpus}, value, "of_cut_times") for gpus, value in ((3, 240.01), (4, 279.08))
+    ]
+
+
+def test_ranges_of_the_text_against_the_tables():
+    """Whole percents: all but the upper bounds of fp16 and of pinned memory are those of the tables."""
+    for name, cell, least, most in (
+        ("table2", {"precision": "fp32"}, 54, 68),
+        ("table2", {"precision": "fp16"}, 110, 152),
+        ("table3", {"pin_memory": True}, 16, 30),
+    ):
+        (text,) = [one for one in printed.figures(name, printed.GAIN) if one.cell == cell]
+        gains = [
+            one.value
+            for one in printed.figures(name, printed.GAIN)
+            if one.cell != cell and cell.items() <= one.cell.items()
+        ]
+        assert (text.low, text.high) == (least, most) and len(gains) == 4
+        assert int(min(gains)) == least and round(max(gains)) == most + (most == 152)
+
+
+def test_every_note_stands_under_what_it_is_of():
+    notes = printed.notes()
+    assert {name for note in notes.values() for name in note.under} <= set(experiments.names())
+    for figure in printed.everything():
+        if figure.note:
+            assert figure.experiment in notes[figure.note].under, figure
+    misprints = {code for code, note in notes.items() if note.misprint}
+    assert misprints == MISPRINTS
+
+
+def test_figures_stand_beside_the_same_setting_alone(tmp_path: Path):
+    same = panel("table2", papers_records.write(tmp_path / "same", "table2"))
+    assert not same_setting.differences(same) and len(same_setting.beside(same, "total_s")) == 12
+    other = panel("table2", papers_records.write(tmp_path / "other", "table2", epochs=2, batch_size=64))
+    assert not same_setting.beside(other, "total_s")
+    (line,) = same_setting.notes(other, [])
+    assert line == "the papers' figures are of another setting: batch_size=64 (experiment: 32), epochs=2 (papers: 20)"
+
+
+def test_nothing_is_said_of_the_papers_beside_what_was_shrunk(tmp_path: Path):
+    shrunk = panel("table2", papers_records.write(tmp_path, "table2", scale="smoke"))
+    assert not same_setting.beside(shrunk, "total_s") and not same_setting.notes(shrunk, [])
+
+
+def test_times_of_table_5_are_of_all_rows(tmp_path: Path):
+    made = papers_records.write(tmp_path / "made", "table5", dataset="synthetic", dataset__rows=500)
+    assert not same_setting.beside(panel("table5", made), "total_s")
+    (line,) = same_setting.notes(panel("table5", made), [])
+    assert "dataset=synthetic (papers: alpaca_cleaned), dataset.rows=500 (papers: null)" in line
+
+
+def test_iteration_times_of_table_5_are_some_of_figure_10_too(tmp_path: Path):
+    for gpus, (dataset, template) in product((1, 2), {"alpaca_cleaned": "instruct", "samsum": "summarize"}.items()):
+        keys = papers_records.setting("table5") | papers_records.setting("datasets") | {"max_steps": 25_880}
+        record = records.llm(**keys | {"dataset": dataset, "template": template, "gpus": gpus})
+        records.write(tmp_path / f"{dataset}-{gpus}", record)
+    beside = same_setting.beside(panel("datasets", tmp_path), "step_s")
+    times = {(dict(cell)["dataset"], dict(cell)["gpus"]): figure.value for cell, figure in beside.items()}
+    assert times == {("alpaca_cleaned", gpus): s for gpus, s in ((1, 0.77), (2, 0.93), (3, 0.90), (4, 0.94))}
+    assert {figure.source for figure in beside.values()} == {"Table 5 of both papers"}
+
+
+def test_versions_and_machines_of_both_sides_are_named(tmp_path: Path):
+    line = same_setting.versions(panel("table2", papers_records.write(tmp_path, "table2")))
+    assert line.startswith("papers: torch 2.2.2, torchvision 0.17.2, CUDA 12.4; 4 x NVIDIA H100-94 SXM5")
+    assert line.endswith("Here: torch 2.11.0, torchvision 0.26.0, CUDA ?; NVIDIA H200")
+    for environment in tmp_path.rglob("environment.json"):
+        changed = environment.read_text().replace('"torchvision"', '"nvidia-cuda-runtime": "13.0.96", "torchvision"')
+        environment.write_text(changed)
+    assert "CUDA 13.0.96; NVIDIA H200" in same_setting.versions(panel("table2", tmp_path))
+
+
+@pytest.mark.parametrize("name", ["table2", "templates", "precision_metrics", "loaders"])
+def test_what_is_printed_elsewhere_is_a_line_a_source(name: str):
+    lines = printed.elsewhere(name, printed.figures(name, "total_s"))
+    sources = {figure.source for figure in printed.everything() if figure.experiment == name} - {
+        "Table 2 of both papers"
+    }
+    named = [line for line in lines if not re.search(r"Table 2 of", line)]
+    assert not any(re.search(r"ram 35 \(|epochs 20 epochs", line) for line in lines)  # a unit, once
+    assert len(named) == len(sources) and all(any(source in line for line in named) for source in sources)
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_each_experiment_is_as_printed_but_for_what_is_said(name: str):
+    """Key by key: what the papers print, what they do not and the experiment chose, and `instead` with its reason."""
+    experiment = experiments.load(name)
+    known = same_setting.settings(experiment)
+    content = yaml.safe_load((experiments.FOLDER / f"{name}.yaml").read_text())
+    params = {key: str(value) for key, value in content["hydra"]["sweeper"]["params"].items()}
+    first = [f"{key}={value.partition(',')[0]}" for key, value in params.items()]  # an option brings keys with it
+    entry = {"vision": "train_vision", "llm": "tune_llm"}[experiment.kind]
+    config = OmegaConf.to_container(composed(f"experiment={name}", *first, entry=entry))
+    assert isinstance(config, dict)
+    own = flat({str(key): value for key, value in config.items()})
+    own = {key.removesuffix(".name") if key != "profile.name" else key: value for key, value in own.items()}
+    own = {key: str(value) if isinstance(value, list) else value for key, value in own.items()}  # as in a column
+    own |= {key: [*values] for key, values in experiment.swept.items()}
+    if own.get("template", "") is None:
+        own["template"] = DATASETS[own["dataset"]].template
+    of_machine = {"device"}  # auto: the GPUs that are there
+    differ = {key: own[key] for key, value in known.all.items() if key not in of_machine and not same(own[key], value)}
+    assert differ == {key: other.value for key, other in known.instead.items()}
+
+
+def same(value: Any, wanted: Any) -> bool:
+    """Whether two settings are alike; of axes, in any order."""
+    both_lists = isinstance(value, list) and isinstance(wanted, list)
+    return sorted(value, key=str) == sorted(wanted, key=str) if both_lists else value == wanted
+
+
+def test_table_4_has_the_papers_sizes_beside_those_of_whole_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    whole = {"dataset": {"name": "samsum", "rows": None}, "template": "summarize"}
+    read = {"text_rows": {"read": 14_731, "cut": 0, "left_out": 0}}
+    records.write(tmp_path / "whole", records.llm(**whole, **read))
+    records.write(tmp_path / "part", records.llm(dataset={"name": "alpaca_cleaned", "rows": 500}))
+    assert main(["table", "table4", str(tmp_path), "--format", "csv"]) == 0
+    rows = {row["dataset"]: row for row in csv.DictReader(capsys.readouterr().out.splitlines())}
+    assert {name: (row["paper rows"], row["paper size_mb"]) for name, row in rows.items()} == {
+        "alpaca_cleaned": ("51760", "24.1"),
+        "grammar": ("185000000", "3710.5"),
+        "samsum": ("16369", "10.71"),
+        "slimorca": ("363491", "307.0"),
+    }
+    assert (rows["samsum"]["rows"], rows["samsum"]["size_mb"]) == ("14731", "0.129384")
+    assert not rows["alpaca_cleaned"]["rows"] and rows["slimorca"]["paper template"] == "instruct"
+    assert all(
+        rows[name]["template"] == rows[name]["paper template"] for name in ("alpaca_cleaned", "grammar", "samsum")
+    )
+    assert main(["table", "table4", str(tmp_path)]) == 0
+    assert "no run here read the whole set" in capsys.readouterr().out

@@ -1,0 +1,172 @@
+"""Predicted against measured: errors, coverage, verdicts on memory, the report's section and its figure."""
+
+import csv
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.__main__ import main
+from analysis.figures import predictions as figures
+from analysis.report import page, predictions_section
+from analysis.report.blocks import Fold, PlainTable, Plot
+from analysis.runs import load, predicted
+from tests.analysis.test_figure_files import vega_lite
+from tests.analysis.test_report import build
+from tests.helpers import records
+from tests.helpers.grids import texts
+
+ERRORS = (0.1, -0.2, 0.05, 0.25)  # with half-widths of 15 %, the second and the fourth lie outside
+HALF_WIDTH = 0.15
+
+
+def write(folder: Path, *run_records: dict[str, Any]) -> Path:
+    for index, record in enumerate(run_records):
+        records.write(folder / f"{index:02d}", record)
+    return folder
+
+
+def scaled(folder: Path, **changes: Any) -> Path:
+    """Four runs whose figures were all predicted too high by ERRORS."""
+    of_runs = [records.prediction("scaled", error, HALF_WIDTH, fits="yes") for error in ERRORS]
+    return write(folder, *(records.vision(seed=seed, prediction=of) | changes for seed, of in enumerate(of_runs)))
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
+    """The cells of each line that the command prints."""
+    assert main(["predictions", *words]) == 0
+    return [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_errors_bias_and_coverage_are_those_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write(tmp_path / "probed", records.vision(prediction=records.prediction("probed", 0.02, 0.1)))
+    runs = str(scaled(tmp_path / "scaled"))
+    by_hand = ["4", "15.0%", "15.0%", "+5.0%", "50%", "15% to 85%", "±15.0%"]
+    lines = printed(capsys, runs)
+    for figure in ("step", "total", "energy"):
+        assert [figure, "scaled", *by_hand] in lines
+    assert ["memory", "computed", *by_hand] in lines
+    worst = lines[lines.index(["worst:"]) + 2 :]
+    assert [(row[5], row[6], row[-1]) for row in worst[:2]] == [
+        ("+25.0%", "no", f"{runs}/03"),
+        ("-20.0%", "no", f"{runs}/01"),
+    ]
+    assert len(worst[3]) == 8 and worst[4] == [""]  # a line for each run
+
+    known = records.prediction(memory_basis="measured in 2 of this cell's runs")
+    write(tmp_path / "known", records.vision(prediction=known))
+    assert ["memory", "measured", "1", "10.0%"] in [line[:4] for line in printed(capsys, str(tmp_path / "known"))]
+    shutil.rmtree(tmp_path / "known")
+
+    both = printed(capsys, str(tmp_path))
+    assert ["step", "probed", "1", "2.0%", "2.0%", "+2.0%", "100%", "21% to 100%", "±10.0%"] in both
+    assert ["step", "all", "5", "10.0%", "12.4%", "+4.4%", "60%", "23% to 88%", "±15.0%"] in both
+
+
+def test_files_have_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    scaled(tmp_path / "runs")
+    printed(capsys, str(tmp_path / "runs"), "--csv", str(tmp_path / "p.csv"), "--json", str(tmp_path / "p.json"))
+    with (tmp_path / "p.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 4 and {row["column"] for row in rows} == {*predicted.PREDICTED}
+    assert float(rows[0]["predicted"]) == pytest.approx(0.11) and float(rows[0]["measured"]) == pytest.approx(0.1)
+    content = json.loads((tmp_path / "p.json").read_text())
+    assert content["accuracies"][0]["bias"] == pytest.approx(0.05) and len(content["figures"]) == 16
+    assert content["verdicts"] == [{"fits": "yes", "ran_out": False, "runs": 4}]
+
+
+def test_what_says_nothing_of_a_prediction_is_left_out_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    own = {"prediction": records.prediction(fits="no")}
+    write(
+        tmp_path,
+        records.vision(**own, seed=0),
+        records.vision(**own, seed=1, gpu=records.gpu(by="python")),
+        records.vision(**own, seed=2, load=records.load(others_cores=8.0)),
+        records.vision(**own, seed=3, status="diverged"),
+        records.vision(seed=4, prediction={"basis": "unknown", "about": "no record like it"}),
+        records.vision(seed=5),
+        records.vision(**own, device="cpu", seed=6),
+    )
+    compared = predicted.compare(load.read([tmp_path]).runs)
+    assert [each.column for each in compared.figures if each.run["seed"] in (1, 2)] == ["peak_memory_bytes"] * 2
+    assert {each.run["seed"] for each in compared.figures if each.column == "step_s"} == {0, 6}
+    assert {each.run["seed"] for each in compared.figures if each.column == "peak_memory_bytes"} == {0, 1, 2}
+    notes = [note for line in printed(capsys, str(tmp_path)) for note in line]
+    for reason in ("others used its GPUs meanwhile", "others kept over a tenth of its cores busy", "ended diverged"):
+        assert f"times and energy of 1 run left out: {reason}" in notes
+    assert "times of 1 run not known: no record like it" in notes and "no prediction is in 1 run" in notes
+    assert any(note.startswith("memory of CPU ranks is resident") for note in notes)
+
+
+def test_verdicts_stand_beside_what_ran_out_of_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    ends = [("yes", "ok"), ("yes", "ok"), ("yes", "oom"), ("tight", "ok"), ("no", "oom"), ("no", "oom")]
+    runs = [
+        records.vision(seed=seed, status=status, prediction=records.prediction(fits=fits))
+        for seed, (fits, status) in enumerate(ends)
+    ]
+    on_cpu = records.vision(device="cpu", prediction=records.prediction(fits="yes"))
+    shared = records.vision(gpu=records.gpu(by="python"), prediction=records.prediction(fits="yes"), status="oom")
+    lines = printed(capsys, str(write(tmp_path, *runs, on_cpu, shared)))
+    assert ["yes", "2", "1"] in lines and ["tight", "1", "0"] in lines and ["no", "0", "2"] in lines
+
+
+@pytest.mark.parametrize("prediction", [None, {"basis": "unknown", "about": "all records were disturbed"}])
+def test_runs_without_a_prediction_are_refused_with_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prediction: dict[str, Any] | None
+):
+    write(tmp_path, records.vision(prediction=prediction))
+    assert main(["predictions", str(tmp_path), "--csv", str(tmp_path / "p.csv")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"refused: nothing was predicted of the runs under {tmp_path}") and "gpus=1,2" in line
+    assert ("all records were disturbed" in line) == (prediction is not None) and not (tmp_path / "p.csv").exists()
+
+
+def test_the_section_is_there_where_a_run_was_predicted(tmp_path: Path):
+    report = build(scaled(tmp_path / "with"))
+    (section,) = [section for section in report.sections if section.name == "predictions"]
+    plot, fold, verdicts = section.blocks
+    assert isinstance(plot, Plot) and isinstance(fold, Fold) and isinstance(verdicts, PlainTable)
+    errors, poorest = fold.blocks
+    assert isinstance(errors, PlainTable) and isinstance(poorest, PlainTable)
+    assert [row[0] for row in errors.rows] == ["step", "total", "energy", "memory"] and len(poorest.rows) == 4
+    grids = json.dumps([page._grid(block) for block in report.blocks() if type(block).__name__ == "Grid"])
+    assert "predict" not in grids  # nor 0.11 s, 110 s: tables of results have what was measured alone
+
+
+def test_the_section_is_absent_without_a_prediction_and_says_why_nothing_is_compared(tmp_path: Path):
+    slowed = {"device": "cpu", "load": records.load(others_cores=8.0)}
+    runs = load.read([write(tmp_path, records.vision(**slowed, prediction=records.prediction()))]).runs
+    (paragraph,) = predictions_section.section(runs).blocks
+    assert "others kept over a tenth of its cores busy" in str(paragraph)
+    assert not predictions_section.section([replace(run, prediction=None) for run in runs]).blocks
+
+
+def test_predictions_are_hollow_and_measurements_filled(tmp_path: Path):
+    scaled(tmp_path)
+    wide = records.prediction("published", 0.5, 0.9)
+    write(tmp_path / "wide", records.vision(seed=9, total_s=3.0, prediction=wide))
+    (figure,) = figures.predicted(load.read([tmp_path]).runs)
+    assert vega_lite().is_valid(figure.spec) and not re.search(r"#[0-9a-fA-F]{6}\b", json.dumps(figure.spec))
+    assert {row["basis"] for row in figure.rows} == {"scaled", "published", "computed"}
+    charts = [chart for row in figure.spec["vconcat"][0]["vconcat"] for chart in row["hconcat"]]
+    assert len(charts) == 2 * 4
+    for chart in charts:
+        equality, interval, measured, prediction = chart["layer"]
+        assert (measured["mark"]["filled"], prediction["mark"]["filled"]) == (True, False)
+        assert interval["encoding"]["y"]["field"] == "shown_low" and equality["mark"]["style"] == "ideal"
+    words = texts(figure)
+    assert "measured step (ms)" in words and "measured energy (kJ)" in words and "Hollow: predictions" in words
+    assert figures.predicted([]) == []
+
+
+def test_of_many_runs_the_last_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(figures, "MOST_RUNS", 3)
+    scaled(tmp_path)
+    (figure,) = figures.predicted(load.read([tmp_path]).runs)
+    assert [row["run"] for row in figure.rows] == [1, 2, 3] * 4 and "step: the last 3 of 4 runs" in figure.caption

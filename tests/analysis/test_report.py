@@ -1,0 +1,327 @@
+"""`report`: what the page holds, read from its HTML."""
+
+import json
+import re
+import shlex
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import report as analysis_report
+from analysis.__main__ import main
+from analysis.commands.list_runs import lines
+from analysis.figures.vega import Figure
+from analysis.report import page, rerun_commands, runs_section, settings_section
+from analysis.report.blocks import ClaimRow, ClaimTable, Fold, Paragraph, PlainTable, Plot, Report, Section, Tiles
+from analysis.report.run_details import read
+from analysis.runs import load
+from multicard.config.base import plain
+from tests.conftest import typed, typed_llm
+from tests.helpers import grids, records
+
+EVIL = "<img src=x onerror=document.title='run'></script><script>document.title='run'</script>&lt;"
+
+
+ROWS = [{"gpus": n, "total_s": 100.0 / n, "label": f'a "{n}", b{EVIL if n == 1 else ""}'} for n in (1, 2, 4)]
+THEMES = {name: {"axis": {"labelColor": ink}} for name, ink in (("light", "#111"), ("dark", "#eee"))}
+
+
+def plot(name: str) -> Plot:
+    """A figure of two charts side by side, with a stranger's text in its rows."""
+    encoding = {"x": {"field": "gpus", "type": "ordinal"}, "y": {"field": "total_s", "type": "quantitative"}}
+    in_s = {"calculate": "datum.total_s * 1", "as": "shown_s"}  # an expression, which must not need eval
+    chart = {"mark": "bar", "transform": [in_s], "encoding": encoding | {"tooltip": {"field": "label"}}}
+    title = {"text": "below the chart", "style": "notes"}
+    spec = {"title": "Time", "data": {"name": "rows"}, "vconcat": [{"hconcat": [chart, chart], "title": title}]}
+    return Plot.of(Figure(name, "Time by precision", spec, ROWS, "c", "Time by precision. How to read it."), ["run me"])
+
+
+def strangers_section() -> Section:
+    """A figure, a table and a claim each, with a stranger's text in all of them."""
+    row = ClaimRow(
+        EVIL, "holds", "good", [("gpus=2", f"1.8 {EVIL}")], "n=2", "1.9", ["Table 2"], EVIL, "c", [(EVIL, EVIL)]
+    )
+    claim = ClaimTable(EVIL, [row])
+    table = PlainTable(f"Table of {EVIL}", ["precision", "total s"], [["fp32", "1.5"], [EVIL, "-"]], ["a note"])
+    return Section("others", "Others", "?", [plot("bars"), Fold("more", [plot("more_bars")]), table, claim])
+
+
+def sweep(folder: Path, **changes: Any) -> Path:
+    """Runs of GPUs: precisions and GPUs, one failed, one with a name of a stranger, and a broken record."""
+    for precision in ("fp64", "fp32", "fp16"):
+        for gpus in (1, 2, 4):
+            total_s = {"fp64": 400.0, "fp32": 160.0, "fp16": 100.0}[precision] / gpus**0.9
+            record = records.vision(precision=precision, gpus=gpus, total_s=total_s, **changes)
+            steps = records.steps([total_s / 40 * (1 + step % 3 / 100) for step in range(40)])
+            records.write(folder / "grid" / f"{precision}-{gpus}", record, steps)
+    cause = {"rank": 0, "host": "node1", "message": f"out of memory {EVIL}"}
+    records.write(folder / "grid" / "failed", records.vision(precision="bf16", status="oom", cause=cause))
+    named = records.vision(precision="tf32", total_s=90.0) | {"name": EVIL}
+    measured: dict[str, Any] = {"saves_s": {}, "step_s": {}, "spread": 0.0, "rounds_s": {}}
+    diagnosis = {"bound": "input", "sentence": f"bound {EVIL}", **measured}
+    path = EVIL.replace("/", "").replace("\n", "")
+    records.write(folder / "other" / path, named | {"diagnosis": diagnosis})
+    broken = records.write(folder / "grid" / "broken", record) / "result.json"
+    broken.write_text("{")
+    return folder
+
+
+def build(folder: Path) -> Report:
+    return analysis_report.build(load.read([folder]), "Runs", mix=False)
+
+
+class Elements(HTMLParser):
+    """Tags with their attributes, and the text of each script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self.tags and self.tags[-1][0] == "script" else self.texts).append(data)
+
+
+def inlined(text: str) -> dict[str, Any]:
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(data)
+
+
+def unpacked(packed: dict[str, Any]) -> list[Any]:
+    return packed.get("all") or [packed["of"][at] for at in packed["at"]]
+
+
+def test_the_page_holds_every_run_and_nothing_of_a_run_is_html(tmp_path: Path):
+    report = build(sweep(tmp_path))
+    text = page.html(replace(report, sections=[*report.sections, strangers_section()]))
+    elements = Elements(text)
+    tags = [tag for tag, _ in elements.tags]
+    assert "img" not in tags and tags.count("script") == 3  # the data, Vega, and the page's own
+    assert not [name for _, attributes in elements.tags for name in attributes if name.startswith("on")]
+    assert any(EVIL in part for part in elements.texts)  # whole, as text
+    titles = [attributes["id"] for tag, attributes in elements.tags if tag == "section" and "id" in attributes]
+    assert titles == ["answers", "machine", "runs", "settings", "papers", "claims", "gaps", "others"]
+
+    grids = inlined(text)["grids"]
+    columns = {column["key"]: unpacked(column["texts"]) for column in grids["runs"]["columns"]}
+    assert grids["runs"]["rows"] == 11 and len(columns["total_s"]) == 11
+    assert sorted(columns["precision"]) == sorted(["fp64", "fp32", "fp16"] * 3 + ["bf16", "tf32"])
+    failed = columns["status"].index("oom")
+    assert columns["total_s"][failed] == "-"
+    details = {column["key"]: unpacked(column["texts"]) for column in grids["runs"]["details"]}
+    assert details["cause"][failed] == f"out of memory {EVIL}"
+    assert unpacked(grids["skipped"]["columns"][0]["texts"]) == [str(tmp_path / "grid/broken")]
+
+
+def test_the_columns_have_those_of_the_list(tmp_path: Path):
+    found = load.read([sweep(tmp_path)])
+    printed = lines(found, found.runs, None, None)
+    headings = next(line for line in printed if line.startswith("name"))
+    grid = runs_section.grid(read(found.runs))
+    assert {*re.split(r"\s{2,}", headings)} < {column.key for column in grid.columns}
+
+
+def test_speedups_and_shares_of_a_step(tmp_path: Path):
+    phases = {"data": 0.01, "h2d": 0.0, "forward": 0.03, "backward": 0.05, "optimizer": 0.01}
+    for seed in (0, 1):
+        for precision, one_s in (("fp64", 300.0), ("fp32", 100.0)):
+            for gpus, total_s in ((1, one_s + seed), (4, one_s / 2 + seed)):
+                record = records.vision(precision=precision, gpus=gpus, seed=seed, total_s=total_s, phases_s=phases)
+                records.write(tmp_path / f"{precision}-{gpus}-{seed}", record)
+    settings = settings_section.by_setting(read(load.read([tmp_path]).runs), mix=False)
+    assert [len(setting.runs) for setting in settings] == [2, 2, 2, 2]
+    scaling = settings_section.scaling(settings)
+    assert scaling is not None
+    columns = {column.key: column for column in scaling.columns}
+    at = columns["setting"].texts.index("precision=fp32")
+    four = next(
+        row
+        for row, (setting, gpus) in enumerate(zip(columns["setting"].texts, columns["gpus"].texts, strict=True))
+        if setting == "precision=fp32" and gpus == "4"
+    )
+    assert columns["speedup"].values is not None and columns["parallel_efficiency"].values is not None
+    assert columns["speedup"].values[four] == pytest.approx(100.5 / 50.5)  # of the means over seeds
+    assert columns["parallel_efficiency"].values[four] == pytest.approx(100.5 / 50.5 / 4)
+    assert columns["speedup_fp64"].texts[at] == f"{300.5 / 100.5:.2f}"
+    shares = settings_section.phases(settings)
+    assert shares is not None
+    texts = {column.key: column.texts for column in shares.columns}
+    assert set(texts["backward_share"]) == {"50.0%"} and set(texts["h2d_share"]) == {"0.0%"}
+
+
+def test_several_commits_are_settings_apart_unless_they_are_mixed(tmp_path: Path):
+    for index, commit in enumerate(("a" * 40, "b" * 40)):
+        records.write(tmp_path / str(index), records.vision(total_s=100.0 + index, commit=commit))
+    details = read(load.read([tmp_path]).runs)
+    assert [len(setting.runs) for setting in settings_section.by_setting(details, mix=False)] == [1, 1]
+    (mixed,) = settings_section.by_setting(details, mix=True)
+    assert mixed.mean("total_s") == 100.5
+
+
+@pytest.mark.parametrize("kind", ["vision", "llm"])
+def test_the_command_of_a_run_measures_the_same(kind: str):
+    words = {
+        "vision": "dataset=mnist precision=fp16 loader=dali lr=0.25 optimizer=adamw gpus=3 profile=kineto "
+        "profile.skip=1 dataset.mean=[0.5,0.5,0.25] dataset.root='/data/photos\\ of\\'24'",
+        "llm": "method=qat template=grammar model=llama3_8b precision=bf16 max_steps=7 epochs=2",
+    }[kind]
+    asked = [word.replace("_", " ") if "photos" in word else word for word in words.replace("\\ ", "_").split()]
+    compose = typed if kind == "vision" else typed_llm
+    meant = compose(*asked)
+    command = rerun_commands.rerun(kind, plain(meant))
+    assert command is not None
+    _, entry, *again = shlex.split(command)
+    assert entry == {"vision": "train_vision.py", "llm": "tune_llm.py"}[kind]
+    assert compose(*again).identity() == meant.identity()
+    assert len(again) == len(asked) + 1  # nothing but what was asked for, and the name
+
+
+def test_a_configuration_of_another_version_has_no_command():
+    assert rerun_commands.rerun("vision", {"gpus": 2, "warp": 9}) is None
+    assert rerun_commands.rerun("other", {"gpus": 2}) is None
+
+
+def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sweep(tmp_path)
+    assert main(["report", str(tmp_path), "--title", "A & B"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f"{tmp_path / 'report.html'}: 11 runs, 1 of them did not end ok, measured 2026-11-21; ")
+    text = (tmp_path / "report.html").read_text()
+    assert "<title>A &amp; B</title>" in text and not list(tmp_path.glob(".report*"))
+    assert main(["report", str(tmp_path), "--out", str(tmp_path)]) == 1
+    assert "is a folder; name a file" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "absent")]) == 1
+
+
+def test_text_cannot_end_the_data():
+    text = page.in_script({"a": "</script><!--&", "b": [float("nan")]})
+    assert not set("<>&") & set(text) and json.loads(text) == {"a": "</script><!--&", "b": [None]}
+
+
+def test_a_report_of_several_folders_is_beside_what_they_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("runs/a/x", "runs/b", "elsewhere/c"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    runs, path = Path("runs"), analysis_report.default_path
+    assert path([runs / "a"]) == Path("runs/a/report.html")
+    assert path([runs / "a", runs / "b"]) == path([runs / "a", runs]) == Path("runs/report.html")
+    assert path([runs / "a", Path("elsewhere/c")]) == Path("report.html")  # they share the working directory
+    assert path([runs / "a", Path("/usr")]) == Path("report.html")  # or a folder above it
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert path([tmp_path / "runs" / "a", tmp_path / "runs" / "b"]) == tmp_path / "runs" / "report.html"
+
+
+def test_commands_are_quoted_as_a_person_would():
+    assert rerun_commands.quoted("precision=fp32,bf16") == "precision=fp32,bf16"
+    assert rerun_commands.quoted("dataset.mean=[0.5,0.5]") == "'dataset.mean=[0.5,0.5]'"
+    assert rerun_commands.quoted("dataset.root='/data/my photos'") == "\"dataset.root='/data/my photos'\""
+    for word in ("a='$HOME'", "a='b\"c'", "a='it\\'s'", "a='c:\\\\d'", "name=x y", "~", "a='`id`'"):
+        assert shlex.split(rerun_commands.quoted(word)) == [word]
+
+
+@pytest.mark.parametrize("name", ["table2", "2026-11-23_02-11-22", "12", "1e5", "null", "it's"])
+def test_the_command_of_a_run_has_its_name(name: str):
+    meant = replace(typed("precision=bf16"), name=name)
+    command = rerun_commands.rerun("vision", plain(meant))
+    assert command is not None
+    assert typed(*shlex.split(command)[2:]).name == name
+    assert ("'" in command) == (name in ("12", "1e5", "null", "it's"))
+
+
+def test_a_folder_of_both_entries_has_both_commands(tmp_path: Path):
+    words = ["precision=fp32,bf16", "gpus=1,2", "rerun=true", "tracker.mode=disabled"]
+    swept = {"hydra": {"overrides": {"task": words}, "job": {"config_name": "train_vision"}}}
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "multirun.yaml").write_text(json.dumps(swept))
+    for precision in ("fp32", "bf16"):
+        for gpus in (1, 2):
+            meant = plain(typed(f"precision={precision}", f"gpus={gpus}"))
+            own = records.vision(precision=precision, gpus=gpus) | {"config": meant}
+            records.write(tmp_path / "sweep" / f"{precision}-{gpus}", own)
+    for method, rows in (("lora", 500), ("lora", 40), ("qlora", 500), ("qlora", 40)):
+        tuned = plain(typed_llm(f"method={method}", f"dataset.rows={rows}"))
+        records.write(tmp_path / "sweep" / f"{method}-{rows}", records.llm(method=method) | {"config": tuned})
+    runs = load.read([tmp_path]).runs
+    trained, tuned = rerun_commands.of_sweeps(runs)
+    assert trained == "python train_vision.py -m precision=fp32,bf16 gpus=1,2 name=sweep"
+    assert tuned == "python tune_llm.py -m method=lora,qlora dataset.rows=40,500 name=sweep"
+    shutil.rmtree(tmp_path / "sweep" / "qlora-40")  # three cells are no product of two axes
+    _, *single = rerun_commands.of_sweeps(load.read([tmp_path]).runs)
+    assert len(single) == 3 and "python tune_llm.py method=qlora name=sweep" in single
+
+
+def blocks_of(report: Report, kind: type) -> list[Any]:
+    return [block for block in report.blocks() if isinstance(block, kind)]
+
+
+def test_the_headlines_are_the_fastest_what_it_cost_what_bounds_it_and_what_to_try(tmp_path: Path):
+    sweep(tmp_path)
+    (headlines,) = blocks_of(build(tmp_path), Tiles)
+    assert headlines.about.startswith("The fastest of 10 settings")
+    told = {tile.name: (tile.figure, tile.text, tile.code) for tile in headlines.tiles}
+    assert told["Fastest"] == ("28.7 s", "98.0% accuracy", "gpus=4 precision=fp16")
+    assert told["What it cost"] == ("4 GPUs", "115 GPU seconds, 50 kJ, 5 GB of memory on the fullest", "")
+    assert told["What bounds it"] == ("Waiting for data", "20% of a step's time. It was not diagnosed.", "")
+    assert told["What to try next"][::2] == ("Diagnose it", "diagnose=true")
+
+    sentence = "bound by input: waiting for input is 62% of a step of 30.0 ms. To try next: loader=device"
+    slow = {"bound": "input", "sentence": sentence, "saves_s": {}, "step_s": {}, "spread": 0.0, "rounds_s": {}}
+    records.write(tmp_path / "fast", records.vision(precision="bf16", gpus=8, total_s=9.0) | {"diagnosis": slow})
+    (headlines,) = blocks_of(build(tmp_path), Tiles)
+    assert [(tile.figure, tile.text) for tile in headlines.tiles[2:]] == [
+        ("Input", "Waiting for input is 62% of a step of 30.0 ms."),
+        ("loader=device", ""),
+    ]
+    shutil.rmtree(tmp_path)
+    records.write(tmp_path / "oom", records.vision(status="oom"))
+    assert blocks_of(build(tmp_path), Tiles) == []
+
+
+def test_why_nothing_is_ranked_is_said(tmp_path: Path):
+    for number in (1, 2):
+        records.write(tmp_path / "profiled" / str(number), records.vision(gpus=number, profile__window="start"))
+        records.write(tmp_path / "failed" / str(number), records.vision(gpus=number, status="failed"))
+    for name, why in (
+        ("profiled", "Nothing can be ranked: of 2 runs none ended ok without being profiled meanwhile."),
+        ("failed", "Nothing can be ranked: of 2 runs none ended ok. The causes are below."),
+    ):
+        section = next(section for section in build(tmp_path / name).sections if section.name == "answers")
+        assert why in [block.text for block in section.blocks if isinstance(block, Paragraph)]
+
+
+def test_what_the_papers_have_and_no_run_does_is_folded_away(tmp_path: Path):
+    grids.fill(tmp_path, "table2", where=lambda cell: cell["gpus"] == 1 and cell["precision"] != "fp16")
+    report = build(tmp_path)
+    (papers,) = [section for section in report.sections if section.name == "papers"]
+    tables = [block for block in papers.blocks if isinstance(block, PlainTable)]
+    folds = {block.title: block for block in papers.blocks if isinstance(block, Fold)}
+    (places,) = [table for table in tables if table.headings[0] == "in the papers"]
+    assert places.rows and all("not measured" not in row[3] or ";" in row[3] for row in places.rows)
+    (others,) = [title for title in folds if title.endswith("of both papers, not measured here")]
+    assert int(others.split()[0]) == len(folds[others].blocks[0].rows) > len(places.rows)
+    missing = folds["10 cells of this table not measured"]
+    cells = papers.blocks[papers.blocks.index(missing) - 1]
+    assert isinstance(cells, PlainTable) and len(cells.rows) == 2 and len(missing.blocks[0].rows) == 10
+
+
+def test_columns_are_the_figures_then_the_settings_that_tell_runs_apart(tmp_path: Path):
+    for index, (precision, lr) in enumerate((("fp32", 0.1), ("fp32", 0.2), ("fp16", 0.1))):
+        records.write(tmp_path / str(index), records.vision("cpu", precision=precision, lr=lr, gpus=2))
+    grid = runs_section.grid(read(load.read([tmp_path]).runs))
+    shown = [column.heading for column in grid.columns if column.shown]
+    assert shown == ["status", "time, s", "accuracy", "images/s", "peak memory", "precision", "lr"]
+    assert [column.heading for column in grid.columns if column.names] == ["precision", "lr"]
+    hidden = {column.key: column.group for column in grid.columns if not column.shown}
+    assert (hidden["step_s"], hidden["gpus"], hidden["commit"]) == ("Result", "Settings", "About the run")
+    assert "marks c" in grid.notes[0] and "hardware AMD EPYC" in grid.notes[0]  # the same for all

@@ -1,0 +1,105 @@
+"""The page of `report` for those who use a keyboard or a screen reader, and by axe-core's rules."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.report import page
+from tests.analysis.test_predictions import scaled
+from tests.analysis.test_report import build, sweep
+from tests.helpers.report_view import View
+
+SEVERE = ("serious", "critical")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    path = sweep(scaled(folder)) / "report.html"
+    page.write(path, build(folder))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(1300, "light"), (390, "dark")])
+def test_axe_finds_no_serious_fault(browser: Any, report: Path, width: int, scheme: str):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install -r requirements-dev.txt")
+    view = View(browser, report, width, scheme)
+    view.draw_all()
+    view.page.locator("[data-grid=runs] .opens").first.click()
+    view.page.locator("[data-grid=runs] button", has_text="Filter columns").click()
+    view.page.locator("[data-grid=runs] .menu summary").click()
+    found = axe.Axe().run(view.page).response
+    assert len(found["passes"]) > 25  # it looked
+    severe = [rule for rule in found["violations"] if rule["impact"] in SEVERE]
+    assert [(rule["id"], [node["html"] for node in rule["nodes"]][:3]) for rule in severe] == []
+
+
+def test_rows_and_the_menu_of_columns_need_no_mouse(browser: Any, report: Path):
+    view = View(browser, report)
+    keyboard, opener = view.page.keyboard, view.page.locator("[data-grid=runs] .opens").first
+    opener.focus()
+    for key in ("Enter", "Space"):
+        keyboard.press(key)
+        assert opener.get_attribute("aria-expanded") == "true" and view.page.locator(".detail").is_visible()
+        assert view.page.locator(f"#{opener.get_attribute('aria-controls')}").count() == 1
+        keyboard.press(key)
+        assert opener.get_attribute("aria-expanded") == "false" and not view.page.locator(".detail").count()
+
+    before, menu = view.headings(), view.page.locator("[data-grid=runs] .menu summary")
+    menu.focus()
+    keyboard.press("Enter")
+    keyboard.press("Tab")
+    assert view.page.evaluate("document.activeElement.type") == "checkbox"
+    keyboard.press("Space")
+    assert view.headings() == before[1:]  # without the status
+    keyboard.press("Escape")
+    assert not view.page.locator(".choices").is_visible()
+    assert view.page.evaluate("document.activeElement.className") == "plain"
+    assert re.fullmatch(rf"Columns: {len(before) - 1} of \d+", menu.inner_text())
+
+    view.page.locator("#theme").focus()
+    keyboard.press("Enter")
+    assert view.page.inner_text("#theme") == "Light theme"
+    view.sound()
+
+
+def test_a_click_anywhere_opens_a_row_unless_text_is_selected(browser: Any, report: Path):
+    view = View(browser, report)
+    cell = view.page.locator("[data-grid=runs] tr.run").first.locator("td").nth(2)
+    cell.click()
+    assert "Settings" in view.page.inner_text(".detail")
+    view.page.locator(".detail dd").first.click()
+    assert view.page.locator(".detail").count() == 1  # an opened row stays open while it is read
+    cell.click()
+    assert not view.page.locator(".detail").count()
+    cell.evaluate("each => document.getSelection().selectAllChildren(each)")
+    cell.dispatch_event("click")
+    assert not view.page.locator(".detail").count()
+    view.sound()
+
+
+def test_everything_has_a_name_that_can_be_said(browser: Any, report: Path):
+    view = View(browser, report)
+    view.page.locator(".menu summary").click()
+    named = view.page.get_by_role
+    for role, name in (
+        ("navigation", "Sections"),
+        ("region", "Headlines"),
+        ("region", "Table: all runs"),
+        ("columnheader", "accuracy"),
+        ("checkbox", "peak memory"),
+        ("group", "Settings"),
+        ("searchbox", "Filter rows by text"),
+        ("img", "Predicted against measured"),
+        ("button", "Dark theme"),
+    ):
+        assert named(role, name=name).count() >= 1, (role, name)
+    openers = named("button", name=re.compile("^Details: ")).all()
+    names = [opener.get_attribute("aria-label") for opener in openers]
+    assert len(names) == len(view.rows()) and any("precision fp64" in name and "gpus 4" in name for name in names)
+    unnamed = "all => all.filter(each => !each.textContent.trim() && !each.ariaLabel).length"
+    assert view.page.eval_on_selector_all("button, summary, a, th", unnamed) == 0
+    view.sound()

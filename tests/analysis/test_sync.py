@@ -1,0 +1,223 @@
+"""Records are brought to W&B once each, by a small server that stands in for it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import wandb
+
+from analysis.__main__ import main
+from analysis.commands import sync
+from multicard.records import run_folder
+from multicard.run import controller as run
+from multicard.tracking import identity, keys, upload, uploaded
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import SMALL, composed, warm_up
+from tests.helpers import records
+from tests.helpers.wandb_stand_in import SUMMARY, Server, Stored
+
+
+def written(sweep: Path) -> list[Path]:
+    """A sweep of a vision run, one that ran out of memory, and a tuning run, measured without W&B."""
+    made = [
+        records.vision(gpus=1),
+        records.vision(gpus=2, status="oom", cause={"kind": "oom", "message": "CUDA out of memory"}),
+        records.llm(),
+    ]
+    return [
+        records.write(sweep / f"gpus={number}-0000000{number}", record, records.steps([1.0] * 4, per_epoch=2))
+        for number, record in enumerate(made)
+    ]
+
+
+def ids(folders: list[Path]) -> list[str]:
+    return [identity.run_id(json.loads((folder / "result.json").read_text())) for folder in folders]
+
+
+def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, capsys: pytest.CaptureFixture[str]):
+    folders = written(tmp_path / "sweep")
+    assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "uploaded 4\n" and not printed.err  # the sweep's own, too
+    assert not wandb_server.unknown and set(ids(folders)) < set(wandb_server.runs) and len(wandb_server.runs) == 4
+
+    vision, memory, tuning = (wandb_server.runs[name] for name in ids(folders))
+    assert (vision.exit_code, memory.exit_code, tuning.exit_code) == (0, 0, 0)
+    assert vision.variables["project"] == "trial" and vision.variables["groupName"] == "sweep"
+    assert (vision.variables["jobType"], tuning.variables["jobType"]) == ("vision", "llm")
+    assert memory.variables["tags"] == ["oom"] and memory.summary["cause.message"] == "CUDA out of memory"
+    steps = [row for row in vision.history if keys.STEP in row]
+    assert [row[keys.STEP] for row in steps] == [0, 1, 2, 3] and len(vision.history) == 6
+    assert [row["_step"] for row in vision.history] == list(range(6))
+    assert [row["_runtime"] for row in vision.history if "epoch/train_s" in row] == [50.9, 100.9]
+    assert vision.summary["_wandb"]["runtime"] == 100.9 and vision.summary["total_s"] == 100.0
+    assert len(wandb_server.used) == 3 and len(wandb_server.artifacts) > 3
+
+    calls = len(wandb_server.calls)
+    assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
+    assert "uploaded 0; W&B had 4 already" in capsys.readouterr().out
+    assert len(wandb_server.calls) == calls
+
+
+def test_another_project_is_another_place(tmp_path: Path, wandb_server: Server, capsys: pytest.CaptureFixture[str]):
+    written(tmp_path / "sweep")
+    assert main(["sync", str(tmp_path), "--project", "trial"]) == main(["sync", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("uploaded 4\n") == 2
+    assert {stored.variables["project"] for stored in wandb_server.runs.values()} == {"multicard"}
+
+
+def test_the_sweeps_own_run_has_its_table_and_report_and_grows_with_it(tmp_path: Path, wandb_server: Server):
+    sweep = tmp_path / "sweep"
+    folders = written(sweep)
+    assert main(["sync", str(tmp_path)]) == 0
+    (name,) = (name for name in wandb_server.runs if name.startswith(keys.SWEEP))
+    stored = wandb_server.runs[name]
+    assert stored.variables["jobType"] == keys.SWEEP and stored.variables["displayName"] == "sweep: all runs"
+    assert stored.summary[keys.SWEEP_TABLE]["nrows"] == 3
+    assert stored.summary[keys.SWEEP_REPORT]["_type"] == "html-file"
+    assert (stored.summary["runs"], stored.summary["runs.ok"], stored.summary["runs.oom"]) == (3, 2, 1)
+
+    more = records.vision(gpus=4, started_at="2026-11-22T09:41:29Z")
+    records.write(sweep / "gpus=4-00000004", more, records.steps([1.0] * 4, per_epoch=2))
+    assert main(["sync", str(tmp_path)]) == 0
+    assert sweeps_of(wandb_server) == [name] and stored.summary[keys.SWEEP_TABLE]["nrows"] == 4
+    assert configured(stored)["precision"] == "fp32" and configured(stored)["gpus"] is None
+
+    # the first cell and the one that had failed are measured again
+    for folder, gpus in zip(folders, (1, 2), strict=False):
+        again = records.vision(gpus=gpus, precision="fp16", started_at="2026-11-22T10:41:29Z")
+        records.write(folder, again, records.steps([1.0] * 4, per_epoch=2))
+    assert main(["sync", str(tmp_path)]) == 0
+    assert sweeps_of(wandb_server) == [name] and configured(stored)["precision"] is None
+    assert (stored.summary["runs"], stored.summary["runs.ok"], stored.summary["runs.oom"]) == (4, 4, 0)
+
+
+def test_a_part_of_a_sweep_has_the_table_of_the_whole(tmp_path: Path, wandb_server: Server):
+    first, second, third = written(tmp_path / "sweep")
+    assert main(["sync", str(second), str(third)]) == 0
+    (name,) = sweeps_of(wandb_server)
+    assert len(wandb_server.runs) == 3 and wandb_server.runs[name].summary[keys.SWEEP_TABLE]["nrows"] == 3
+    assert main(["sync", str(first)]) == main(["sync", str(tmp_path)]) == 0
+    assert sweeps_of(wandb_server) == [name] and len(wandb_server.runs) == 4
+
+
+def test_a_sweep_of_probes_has_a_table_and_no_report(
+    tmp_path: Path, wandb_server: Server, capsys: pytest.CaptureFixture[str]
+):
+    for gpus in (1, 2):
+        record = records.vision(gpus=gpus)
+        record["config"]["probe"]["enabled"] = True
+        records.write(tmp_path / "sweep" / f"gpus={gpus}-0000000{gpus}-probe", record, records.steps([1.0] * 4))
+    assert main(["sync", str(tmp_path)]) == 0, capsys.readouterr().out
+    (name,) = sweeps_of(wandb_server)
+    summary = wandb_server.runs[name].summary
+    assert summary[keys.SWEEP_TABLE]["nrows"] == 2 and keys.SWEEP_REPORT not in summary
+
+
+def test_what_has_no_configuration_goes_where_most_of_its_sweep_goes(tmp_path: Path, wandb_server: Server):
+    for gpus in (8, 2):
+        record = records.vision(gpus=gpus)
+        record["config"]["tracker"] |= {"project": "my-node"}
+        records.write(tmp_path / "sweep" / f"gpus={gpus}-0000000{gpus}", record, records.steps([1.0] * 4))
+    known = ("schema_version", "kind", "name", "axes", "started_at", "repetition")
+    refused = {name: record[name] for name in known} | {"status": "refused"}
+    records.write(
+        tmp_path / "sweep" / "gpus=16-refused", refused | {"cause": {"kind": "refused", "message": "gpus=16"}}
+    )
+    assert main(["sync", str(tmp_path)]) == 0
+    assert [stored.variables["project"] for stored in wandb_server.runs.values()] == ["my-node"] * 4
+
+
+@pytest.mark.parametrize("words", [["--project", "a/b"], ["--entity", ""]])
+def test_a_name_that_wandb_does_not_take_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as refused:
+        main(["sync", *words])
+    assert refused.value.code == 1 and "W&B takes names of" in capsys.readouterr().err
+
+
+def sweeps_of(server: Server) -> list[str]:
+    return [name for name in server.runs if name.startswith(keys.SWEEP)]
+
+
+def configured(stored: Stored) -> dict[str, Any]:
+    """The configuration as W&B shows it."""
+    return {key: entry["value"] for key, entry in json.loads(stored.variables["config"]).items() if "value" in entry}
+
+
+def test_what_fails_is_tried_again_and_named(
+    tmp_path: Path, wandb_server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    first, second, _ = written(tmp_path / "sweep")
+    whole, tries = upload.record, list[Path]()
+
+    def flaky(folder: Path, *told: Any) -> None:
+        tries.append(folder)
+        if folder == first or (folder == second and tries.count(second) == 1):
+            raise RuntimeError("CommError: no answer\nand more")
+        whole(folder, *told)
+
+    monkeypatch.setattr(sync, "WAIT_S", 0.0)
+    monkeypatch.setattr(upload, "record", flaky)
+    assert main(["sync", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert f"not uploaded: {first}: CommError: no answer\n" in printed and "uploaded 3" in printed
+    assert tries.count(first) == 3 and tries.count(second) == 2
+    assert ids([second])[0] in wandb_server.runs and ids([first])[0] not in wandb_server.runs
+
+    monkeypatch.setattr(upload, "record", whole)
+    assert main(["sync", str(tmp_path)]) == 0
+    assert "uploaded 1; W&B had 3 already" in capsys.readouterr().out
+
+
+def test_an_upload_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, wandb_server: Server):
+    folder, *_ = written(tmp_path / "sweep")
+    assert main(["sync", str(folder)]) == 0
+    stored = wandb_server.runs[ids([folder])[0]]
+    whole = list(stored.history)
+    del stored.history[3:], stored.lines[SUMMARY]  # which comes last
+    (folder / uploaded.NOTE).unlink()
+    assert main(["sync", str(folder)]) == 0
+    assert [row["_step"] for row in stored.history] == list(range(6))
+    assert [row["_runtime"] for row in stored.history] == [row["_runtime"] for row in whole]
+
+
+def test_samples_are_sent_once(tmp_path: Path, wandb_server: Server):
+    folder, *_ = written(tmp_path / "sweep")
+    sampled = [{"start": 0, "time_s": float(second), "cpu": 0.5, "memory": 0.25} for second in range(3)]
+    pq.write_table(pa.Table.from_pylist(sampled), folder / run_folder.MACHINE)
+    for _ in range(2):
+        assert main(["sync", str(folder)]) == 0
+        (stored,) = wandb_server.runs.values()
+        assert len(stored.samples) == 3
+        (folder / uploaded.NOTE).unlink()
+
+
+def test_without_a_server_nothing_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    written(tmp_path / "sweep")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    wandb.teardown()
+    assert main(["sync", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("refused: cannot reach http://127.0.0.1:9") and error.count("\n") == 1
+    wandb.teardown()
+
+
+def test_a_run_that_is_followed_online_is_the_one_that_its_record_names(tmp_path: Path, wandb_server: Server):
+    warm_up()
+    cfg = composed(*SMALL, "tracker.mode=online", "tracker.project=trial", "epochs=2")
+    result = run.measure(WORKLOAD, cfg, tmp_path / "sweep" / "1", keep_refused=True)
+    assert result["status"] == "ok" and "tracker_error" not in result, result
+    ((name, stored),) = wandb_server.runs.items()
+    assert name == identity.run_id(result) and stored.exit_code == 0
+    steps = run_folder.read_steps(Path(result["folder"])).num_rows
+    assert [row["_step"] for row in stored.history] == list(range(steps + 2))
+    rows = [row for row in stored.history if "epoch/test_accuracy" in row]
+    assert [row["epoch/train_loss"] for row in rows] == [epoch["train_loss"] for epoch in result["epochs"]]
+    assert stored.summary["test_accuracy"] == result["test_accuracy"]
+    assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
+    assert list(wandb_server.runs) == [name]

@@ -1,0 +1,247 @@
+"""`table`: the papers' tables from your own runs, and what the papers printed."""
+
+import csv
+import io
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.__main__ import main
+from analysis.commands import table as tables
+from analysis.formatting import seconds
+from analysis.papers import experiments
+from analysis.papers import printed as papers
+from analysis.runs import load
+from analysis.runs.columns import FIGURES
+from analysis.stats.between_runs import PRIOR_SD
+from multicard.observe.profiles.profile_data import Derived, Profile, RankProfile, Row
+from tests.conftest import ROOT
+from tests.helpers import grids, papers_records, records
+
+PRECISIONS = ("fp64", "fp32", "fp16")
+SETTING = papers_records.setting("table2")
+
+
+def table2(folder: Path, times_s: dict[tuple[str, int], float], **changes: Any) -> Path:
+    for (precision, gpus), total_s in times_s.items():
+        settings = SETTING | changes
+        record = records.vision(precision=precision, gpus=gpus, total_s=total_s, **settings)
+        records.write(folder / f"{precision}-{gpus}", record)
+    return folder
+
+
+def printed(*names: str, folder: Path) -> list[tables.Table]:
+    (name,) = names
+    experiment = experiments.load(name)
+    return tables.tables(experiment, experiments.panels(experiment, load.read([folder]).runs))
+
+
+def row(table: tables.Table, **cell: Any) -> dict[str, Any]:
+    (found,) = (one for one in table.rows if all(one[key] == value for key, value in cell.items()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio"), [("table2", "x fp64"), ("table3", "x pin_memory=false"), ("table5", "saved")]
+)
+def test_the_papers_own_times_give_their_tables_back(name: str, ratio: str, tmp_path: Path):
+    (table,) = printed(name, folder=papers_records.write(tmp_path, name))
+    columns = {papers.SPEEDUP_1GPU: "x 1 GPU", papers.SPEEDUP: ratio, papers.SAVED: ratio}
+    figures = [one for one in papers.figures(name) if one.exact and len(one.cell) == 2 and one.how == "printed"]
+    assert len(figures) == {"table2": 44, "table3": 28, "table5": 20}[name]
+    for figure in figures:
+        column, factor = columns.get(figure.measure, figure.measure), 100 if figure.measure in columns else 1
+        found = row(table, **figure.cell)
+        assert found[f"paper {column}"] == pytest.approx(figure.value / factor)
+        rounded = {"rel": 1 / 900, "abs": 2e-4} if column in columns.values() else {}  # times are whole seconds
+        assert found[column] == pytest.approx(figure.value / factor, **rounded)
+    assert not any("another setting" in note for note in table.notes)
+
+
+def test_what_is_not_measured_is_marked_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    table2(tmp_path, {("fp64", 1): 100.0, ("fp16", 1): 50.0, ("fp16", 2): 30.0})
+    records.write(tmp_path / "oom", records.vision(**SETTING, precision="fp64", gpus=2, status="oom", total_s=None))
+    (table,) = printed("table2", folder=tmp_path)
+    assert len(table.rows) == 12
+    assert [one["status"] for one in table.rows].count("not measured") == 8
+    assert row(table, precision="fp64", gpus=2)["status"] == "oom"
+    assert row(table, precision="fp64", gpus=2)["total_s"] is None
+    assert row(table, precision="fp16", gpus=2)["x 1 GPU"] == pytest.approx(5 / 3)
+    assert row(table, precision="fp16", gpus=2)["x fp64"] is None
+    assert row(table, precision="fp16", gpus=1)["x fp64"] == 2.0
+    assert main(["table", "table2", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert "8 cells not measured: python train_vision.py experiment=table2 name=table2" in output
+    assert re.search(r"fp64 +3 +not measured +-", output)
+
+
+def test_a_cell_is_the_mean_of_its_runs_and_says_how_many(tmp_path: Path):
+    times_s = (98.0, 100.0, 102.0)
+    for seed, total_s in enumerate(times_s):
+        table2(tmp_path / str(seed), {("fp64", 1): total_s, ("fp32", 1): total_s / 2}, seed=seed)
+    failed = records.vision(precision="fp64", gpus=1, **SETTING, seed=7, status="failed", total_s=1.0)
+    records.write(tmp_path / "failed", failed | {"cause": {"message": "a\x1b[31m rank died"}})
+    (table,) = printed("table2", folder=tmp_path)
+    found = row(table, precision="fp64", gpus=1)
+    assert (found["total_s"], found["runs"]) == (100.0, 3)
+    variance = (PRIOR_SD**2 + 2 * 2 * np.log(times_s).var(ddof=1)) / 5  # of two cells that were measured three times
+    half = 2.5705818 * math.sqrt(variance / 3)  # Student's t of 5 degrees of freedom
+    assert [found["total_s_low"], found["total_s_high"]] == pytest.approx([100 * math.exp(-half), 100 * math.exp(half)])
+    assert any(f"± {seconds(100 * math.sinh(half))}" in text for texts in table.texts for text in texts)
+    assert found["status"] == "3 ok, 1 failed"
+    assert row(table, precision="fp32", gpus=1)["x fp64"] == 2.0
+    assert any("failed: a�[31m rank died" in note for note in table.notes)
+
+
+def test_machines_commits_and_sizes_stand_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    times_s = {(precision, 1): 100.0 for precision in PRECISIONS}
+    table2(tmp_path / "a", times_s)
+    table2(tmp_path / "b", dict.fromkeys(times_s, 300.0), commit="f" * 40)
+    table2(tmp_path / "c", times_s, dataset__image_size=224)
+    found = printed("table2", folder=tmp_path)
+    assert len(found) == 3
+    assert {one.rows[0]["total_s"] for one in found} == {100.0, 300.0}
+    assert (
+        {re.search(r"\((.*)\)$", one.title)[1] for one in found}
+        == {  # pyright: ignore[reportOptionalSubscript]
+            f"image_size=500 commit={records.COMMIT[:9]}",
+            f"image_size=500 commit={'f' * 9}",
+            f"image_size=224 commit={records.COMMIT[:9]}",
+        }
+    )
+    assert main(["table", "table2", str(tmp_path), "--mix"]) == 0
+    output = capsys.readouterr().out
+    assert "200.0" in output and "±" not in output  # the two commits' mean; neither was measured twice
+    assert f"{records.COMMIT[:9]} on NVIDIA H200 on node1, {'f' * 9} on" in output
+
+
+def test_other_sweeps_do_not_bury_the_experiments_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    table2(tmp_path / "a", {(precision, gpus): 10.0 for precision in PRECISIONS for gpus in (1, 2, 3, 4)})
+    table2(tmp_path / "b", {("fp32", 1): 9.0, ("fp16", 1): 8.0}, batch_size=64)
+    table2(tmp_path / "c", {("fp32", gpus): 9.0 for gpus in (1, 2, 3, 4)}, batch_size=128)  # one precision: no Table 2
+    assert main(["table", "table2", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert "--all shows 1 more setting with" in output and "batch_size=64" not in output
+    assert main(["table", "table2", str(tmp_path), "--all"]) == 0
+    output = capsys.readouterr().out
+    assert "batch_size=64" in output and "batch_size=128" not in output
+
+
+def test_a_profile_taken_afterwards_is_the_same_setting_but_nsys_is_around_it_all(tmp_path: Path):
+    for profiler, precision in {"none": "fp64", "kineto": "fp32"}.items():
+        table2(tmp_path, {(precision, 1): 10.0}, profile={"name": profiler})
+    assert len(printed("table2", folder=tmp_path)) == 1
+    table2(tmp_path, {("fp16", 1): 10.0, ("fp64", 2): 10.0}, profile={"name": "nsys"})
+    (found,) = printed("table2", folder=tmp_path)  # of nsys alone: of the others none has two precisions
+    measured = {(one["precision"], one["gpus"]) for one in found.rows if one["status"] == "ok"}
+    assert measured == {("fp16", 1), ("fp64", 2)}
+
+
+def test_marks_follow_their_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    table2(tmp_path, {("fp64", 1): 9.0, ("fp32", 1): 5.0}, scale="smoke", device="cpu")
+    assert main(["table", "table2", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"fp64 +1 +ok .* cs\n", output)
+    assert "c  CPU ranks" in output and "s  smoke scale" in output and "not what the papers measured" in output
+
+
+def test_two_nodes_are_not_taken_for_one_gpu(tmp_path: Path):
+    table2(tmp_path, {("fp32", 1): 55.0, ("fp32", 4): 16.0, ("fp16", 1): 40.0}, nodes=2)
+    (table,) = printed("table2", folder=tmp_path)
+    assert "x 1 GPU" not in table.headings and row(table, precision="fp32", gpus=4)["total_s"] == 16.0
+
+
+def test_bytes_are_compared_by_how_many_times(tmp_path: Path):
+    for method, held in {"lora": 20_000_000_000, "dpo": 40_000_000_000}.items():
+        memory = {"max": held, "per_rank": [held], "kind": "cuda_allocated"}
+        records.write(tmp_path / method, records.llm(method={"name": method}, peak_memory_bytes=memory))
+    (table,) = printed("peak_memory", folder=tmp_path)
+    assert row(table, method="dpo", template="instruct", gpus=1)["x lora"] == 2.0
+    assert "x 1 GPU" not in table.headings
+
+
+def test_the_formats_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    table2(tmp_path / "runs", {("fp64", 1): 100.25, ("fp16", 1): 50.0})
+    runs = str(tmp_path / "runs")
+    assert main(["table", "table2", runs, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == 12
+    assert (rows[0]["precision"], rows[0]["total_s"], rows[0]["paper total_s"]) == ("fp64", "100.25", "6266.0")
+    assert main(["table", "table2", runs, "--format", "markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    bars = {len(re.findall(r"(?<!\\)\|", line)) for line in lines if line.startswith("|")}
+    assert len(bars) == 1 and any(re.match(r"\| fp64 +\| +1 \| ok +\| +100.2 \|", line) for line in lines)
+    out = tmp_path / "table2.tex"
+    assert main(["table", "table2", runs, "--format", "latex", "--out", str(out)]) == 0
+    content = out.read_text()
+    body = content[content.index(r"\toprule") : content.index(r"\bottomrule")]
+    counts = {len(re.findall(r"(?<!\\)&", line)) for line in body.splitlines() if line.endswith(r"\\")}
+    assert counts == {len(printed("table2", folder=tmp_path / "runs")[0].headings) - 1}
+    assert r"total\_s" in content and not re.search(r"(?<!\\)[_%#]", content)
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "table2.tex"}  # and no part of it
+
+
+def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    records.write(tmp_path / "run", records.vision())
+    assert main(["table", "table9", str(tmp_path)]) == 1
+    assert re.fullmatch(r"refused: no experiment table9; there are table2, .*\n", capsys.readouterr().err)
+    assert main(["table", "table5", str(tmp_path)]) == 1
+    output = capsys.readouterr().err
+    assert (
+        output
+        == "refused: table5 is not measured; this measures it: python tune_llm.py experiment=table5 name=table5\n"
+    )
+
+
+def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
+    nothing = Derived(None, None, None, None, None, None, None)
+    for pinned, copies_s in {True: 0.4, False: 1.6}.items():
+        rows = [
+            Row(rank, group, name, 10, total_s * (1 if rank is None else 0.5), 0.1)
+            for rank in (0, 1, None)
+            for group, name, total_s in (
+                ("api", "cudaMemcpyAsync", copies_s),
+                ("api", "cudaLaunchKernel", 0.4),
+                ("copy", "memcpy Host-to-Device", copies_s / 2),
+                ("kernel", "gemm", 5.0),
+            )
+        ]
+        profile = Profile("kineto", [RankProfile(rank, "", 1.0, 10, [rank], nothing) for rank in (0, 1)], rows, ())
+        recorded = profile.as_dict() | {"steps": 10}
+        settings = {"pin_memory": pinned, "gpus": 2, "dataset__image_size": 100, "profile": recorded}
+        record = records.vision(**{key: value for key, value in settings.items() if key != "profile"})
+        record["profile"], record["config"]["profile"] = recorded, {"name": "kineto"}
+        records.write(tmp_path / str(pinned), record)
+    (table,) = printed("vision_metrics", folder=tmp_path)
+    found = row(table, metric="memcpy Host-to-Device")
+    assert found["pin_memory=false"] == pytest.approx(1.6 / 2 / (10 * 2))
+    assert found["pin_memory=true"] == pytest.approx(0.4 / 2 / (10 * 2))
+    assert not any(one["metric"] == "gemm" for one in table.rows)
+    assert table.headings == ["group", "metric", "pin_memory=true", "pin_memory=false"]
+
+
+def test_shares_are_of_the_profiled_time(tmp_path: Path):
+    grids.fill(tmp_path / "gpu", "llm_api_share", (0,))
+    grids.fill(tmp_path / "cpu", "llm_api_share", (0,), device="cpu")
+    (table,), (on_cpu,) = (printed("llm_api_share", folder=tmp_path / device) for device in ("gpu", "cpu"))
+    names = {"cudaLaunchKernel", "cudaStreamSynchronize", "cudaEventSynchronize", "memcpy Host-to-Device"}
+    assert names < {one["metric"] for one in table.rows} and {one["group"] for one in on_cpu.rows} == {"phase"}
+    assert all(0 <= share <= 1 for one in table.rows for share in one.values() if isinstance(share, float))
+    assert "share of the profiled time of all ranks" in table.notes[0]
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_every_experiment_has_a_view_that_its_file_can_fill(name: str):
+    experiment = experiments.load(name)
+    assert experiment.view.subject in experiment.swept and experiment.view.x in experiment.swept
+    assert set(experiment.view.measures) <= {*FIGURES, experiments.EFFICIENCY}
+    assert all(value in experiment.swept[column] for column, value in experiment.view.base_values.items())
+    assert experiment.title and not experiment.title.startswith("@")
+
+
+def test_every_file_of_the_experiments_is_known():
+    assert {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} == {*experiments.names(), "all"}

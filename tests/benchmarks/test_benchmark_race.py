@@ -1,0 +1,133 @@
+"""The benchmark of races: made and measured grids, their time, and when a goal counts as met."""
+
+import json
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from benchmarks import race
+from benchmarks.race_grid import GRIDS, SHORT, STRETCH_S, MeasuredGrid
+from benchmarks.race_replays import BLOCK_S, Kind, MadeGrid, Replay, correlated, replay, swept
+from multicard.decide.race.standings import Verdict
+
+
+def test_a_made_grid_is_as_it_is_described():
+    grid = MadeGrid(Kind(equal=3, interaction=0.1), seed=3)
+    assert len(grid.settings) == len({tuple(setting.items()) for setting in grid.settings}) == 96
+    assert np.ptp(np.sort(grid.truth)[-3:]) == 0 and grid.full_s.mean() == pytest.approx(60)
+    assert np.ptp(np.log(grid.full_s) + grid.truth) == pytest.approx(0, abs=1e-9)  # the same work for all
+
+
+def test_processes_differ_and_blocks_of_one_do_so_less():
+    grid = MadeGrid(Kind(between_runs=0.05, drift=0.0), seed=0)
+    means = [[grid.steps_s(0, process, 60, now).mean() for now in (0, 100)] for process in range(30)]
+    logs = np.log(means)
+    assert logs.mean(axis=1).std() == pytest.approx(0.05, rel=0.4)
+    assert np.abs(np.diff(logs)).max() < 0.02
+
+
+def test_steps_are_correlated_as_they_are_described():
+    series = correlated(np.random.default_rng(0).normal(0, 1, 20_000), 0.6)
+    assert series.std() == pytest.approx(1, abs=0.05)
+    assert np.corrcoef(series[1:], series[:-1])[0, 1] == pytest.approx(0.6, abs=0.03)
+
+
+def test_a_race_takes_the_time_of_its_starts_blocks_and_full_runs():
+    grid = MadeGrid(Kind(drift=0.0, between_steps=0.0), seed=1)
+    race_of_it = replay(grid, seed=1)
+    grid_s = (grid.start_s + grid.full_s).sum()
+    least = race_of_it.started * grid.start_s + race_of_it.blocks * BLOCK_S * 0.95
+    assert (race_of_it.share - race_of_it.finals) * grid_s >= least
+    assert race_of_it.finals * grid_s >= 2.9 * race_of_it.finalists * (grid.start_s + grid.full_s.min() * 0.9)
+
+
+def test_the_measured_grid_replays_its_own_steps():
+    for kept in GRIDS.values():
+        grid = MeasuredGrid(kept, seed=0, between_runs=0.0)
+        assert len(grid.settings) == 96 and len({tuple(setting.items()) for setting in grid.settings}) == 96
+        step_s = grid.samples[5] * math.exp(-grid.truth[5])
+        series_s = grid.steps_s(5, 0, 10_000.0, 0.0)
+        assert len(series_s) == round(10_000 / step_s) > len(np.unique(series_s))
+        assert series_s.mean() == pytest.approx(step_s, rel=0.03)
+        block_s = grid.steps_s(5, 1, STRETCH_S, 7.0)  # as it was measured, from some step on
+        twice = np.tile(grid._steps_s[5], 2)
+        places = range(len(twice) - len(block_s))
+        assert any(np.array_equal(twice[place : place + len(block_s)], block_s) for place in places)
+
+
+def test_a_sweep_misses_the_best_where_runs_differ():
+    """By hand: of two cells 3 % apart, whose runs differ by 3 %, each the better one in 1 of 4.2 sweeps."""
+    assert all(swept(MadeGrid(Kind(between_runs=0.0, between_steps=0.0, drift=0.0), seed)) == 0 for seed in range(5))
+    losses = [swept(Pair(seed)) for seed in range(2000)]
+    wrong = 1 - NormalDist().cdf(0.03 / (0.03 * math.sqrt(2)))
+    assert np.mean(np.array(losses) > 0) == pytest.approx(wrong, abs=0.03)
+    assert max(losses) == pytest.approx(-math.expm1(-0.03))
+
+
+class Pair:
+    """Two cells 3 % apart, whose runs differ by 3 %."""
+
+    truth, samples, full_s, start_s = np.array([0.0, 0.03]), np.ones(2), np.ones(2), 0.0
+
+    def __init__(self, seed):
+        self._seed = seed
+
+    def steps_s(self, cell, process, seconds, now_s):
+        return np.exp(-self.truth[cell] + 0.03 * np.random.default_rng((self._seed, cell)).normal(size=1))
+
+
+def test_races_on_the_measured_grid_end_near_its_best():
+    races = [replay(MeasuredGrid(SHORT, seed, times=4), seed=seed) for seed in range(4)]
+    assert sum(one.loss <= 0.02 for one in races) >= 3
+    assert np.mean([one.share for one in races]) <= race.SHARE
+
+
+def test_a_grid_with_a_cell_that_did_not_end_is_refused(tmp_path):
+    (tmp_path / "cell").mkdir()
+    (tmp_path / "cell" / "result.json").write_text(json.dumps({"status": "failed"}))
+    with pytest.raises(ValueError, match="96 of 96 cells have no finished run"):
+        SHORT.write(tmp_path)
+
+
+def test_a_missed_goal_is_said():
+    def ended(loss, share, dropped_wrongly=False, sure=0.98):
+        return Replay(loss, share, 0.02, share, 1, 20, 30, 5, dropped_wrongly, not dropped_wrongly, Verdict(0, sure))
+
+    near, far, long, unsure = ended(0.0, 0.1), ended(0.03, 0.1, True), ended(0.0, 0.2), ended(0.0, 0.1, sure=0.9)
+    sweeps = [0.01, 0.02, 0.03, 0.0]
+    assert race.row("grid", [near] * 9 + [unsure] * 10 + [far], sweeps, 0.15) == (
+        *("grid", "95.0% (76-99)", "75.0%", "3.0%", "10.0%", "10.0%", "20", "30", "5.0%", "95.0%", "50%", "90%", "yes"),
+    )
+    assert race.row("grid", [unsure], sweeps, 0.15)[-3:] == ("0%", "-", "yes")
+    assert race.row("grid", [near] * 18 + [far] * 2, sweeps, 0.15)[-1] == "no"
+    assert race.row("grid", [long] * 20, sweeps, 0.15)[-1] == "no"
+    assert race.row("grid", [long] * 20, sweeps, None)[-1] == "-"
+
+
+def test_the_interval_of_a_share_is_wilsons():
+    z, share, count = 1.959964, 0.9, 10
+    middle = (share + z**2 / 2 / count) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / 4 / count**2)
+    assert race.wilson(9, 10) == pytest.approx((middle - half, middle + half), rel=1e-6)
+
+
+def test_a_cell_that_drops_out_and_is_better_than_the_winner_is_counted():
+    """The cell that is in fact the best by far is slow for as long as the race lasts."""
+    grid = MadeGrid(Kind(between_runs=0.0), seed=2)
+    best = int(grid.truth.argmax())
+    honest = replay(grid, seed=2)
+    assert honest.covered and not honest.dropped_wrongly
+    steps_s = grid.steps_s
+    grid.steps_s = lambda cell, *rest: steps_s(cell, *rest) * (1.5 if cell == best else 1.0)
+    wrong = replay(grid, seed=2)
+    assert wrong.loss > 0 and wrong.dropped_wrongly
+
+
+def test_the_table_has_a_row_of_each_kind_and_of_the_measured_grid(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["race", "--races", "1"])
+    monkeypatch.setattr(race, "KINDS", {"a kind": Kind(start_s=3.0)})
+    race.main()
+    printed = capsys.readouterr().out
+    assert "a kind" in printed and all(name in printed for name in race.MEASURED) and "1 races each" in printed

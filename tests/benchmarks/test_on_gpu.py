@@ -1,0 +1,294 @@
+"""`benchmarks.on_gpu`: the order of its steps, what it keeps of them, how it goes on, and a pass on CPU ranks."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from benchmarks import gpu_findings, on_gpu, stand_in_mnist
+from benchmarks.gpu_findings import Finding
+from benchmarks.gpu_steps import STEPS, Pass, Step
+from benchmarks.step import options as step_options
+from multicard.records import run_folder
+from tests.conftest import PATIENCE_S, ROOT, assert_gone, awaited, typed, typed_llm, warm_up
+from tests.helpers import own_process
+
+TUNING = ["lora", "dpo", "lora_fp32", "packed"]
+VISION = [step.name for step in STEPS if step.name not in TUNING]
+
+
+def step(name: str, code: str, **options: Any) -> Step:
+    """A step that runs Python code; it finds the last line of its log."""
+
+    def read(_: Path, log: str) -> list[Finding]:
+        return [Finding("says", log.splitlines()[-1])]
+
+    return Step(
+        name,
+        f"the step {name}",
+        options.pop("estimate_s", 1),
+        lambda run: [sys.executable, "-c", code],
+        read,
+        **options,
+    )
+
+
+def records(run: Pass, steps: list[Step]) -> dict[str, dict[str, Any]]:
+    return {step.name: on_gpu.record_of(run, step) for step in steps}
+
+
+def statuses(run: Pass, steps: list[Step]) -> list[str]:
+    return [record["status"] for record in records(run, steps).values()]
+
+
+def test_a_step_that_fails_does_not_stop_the_others_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    checked = replace(step("checked", "print(1)"), read=lambda *_: [Finding("a check", "wrong", passed=False)])
+    steps = [step("bad", "print('reason'); raise SystemExit(3)"), checked, step("good", "print(40 + 2)")]
+    run = Pass(tmp_path, cuda=False)
+    on_gpu.take_all(run, steps, minutes=10)
+    assert statuses(run, steps) == ["failed", "failed", "ok"]
+    bad, _, good = records(run, steps).values()
+    assert bad["rc"] == 3 and bad["tail"] == ["reason"] and "SystemExit(3)" in bad["command"]
+    assert good["rc"] == 0 and good["findings"][0]["value"] == "42" and good["seconds"] > 0
+    capsys.readouterr()
+    assert on_gpu.show(run, steps) == 1
+    printed = capsys.readouterr().out
+    assert f"failed: bad (exit code 3); its log: {tmp_path / 'bad.log'}" in printed
+    assert "failed: checked (check: a check)" in printed
+    assert max(map(len, printed.split("failed: bad (")[0].splitlines())) <= on_gpu.WIDTH
+
+
+def test_steps_of_different_code_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    run, steps = Pass(tmp_path, cuda=False), [step("old", "print(1)"), step("new", "print(2)")]
+    for number, each in enumerate(steps):
+        assert on_gpu.show(run, steps) == 0
+        assert "states of the code" not in capsys.readouterr().out
+        monkeypatch.setattr(on_gpu.environment, "git", lambda _, number=number: {"commit": str(number)})
+        on_gpu.take_all(run, [each], minutes=10)
+    assert on_gpu.show(run, steps) == 0
+    assert "the steps ran on 2 states of the code, so they do not compare; --again" in capsys.readouterr().out
+
+
+def test_another_call_takes_what_is_left_first_and_what_failed_again(tmp_path: Path):
+    order = tmp_path / "order"
+    code = f"print(open({str(order)!r}, 'a').write('%s ')); raise SystemExit(%d)"
+    steps = [step(name, code % (name, rc)) for name, rc in (("a", 1), ("b", 0), ("c", 0))]
+    run = Pass(tmp_path, cuda=False)
+    on_gpu.take_all(run, steps[:2], minutes=10)
+    on_gpu.take_all(run, steps, minutes=10)
+    assert order.read_text().split() == ["a", "b", "c", "a"]
+    on_gpu.forget(run, steps[1:2])
+    on_gpu.take_all(run, steps[1:], minutes=10)
+    assert order.read_text().split() == ["a", "b", "c", "a", "b"]
+
+
+def test_what_does_not_fit_waits_and_shorter_steps_are_taken(tmp_path: Path):
+    long, last = step("long", "", estimate_s=5000), step("last", "print(1)", estimate_s=200, last=True)
+    steps = [last, long, step("short", "print(1)", estimate_s=200)]
+    run = Pass(tmp_path, cuda=True)
+    on_gpu.take_all(run, steps, minutes=10)
+    assert statuses(run, steps) == ["ok", "left", "ok"]
+    assert [s.name for s in on_gpu.queue(run, steps, whole=False)] == ["long"]
+    fresh = Pass(tmp_path / "fresh", cuda=True)
+    assert [s.name for s in on_gpu.queue(fresh, steps, whole=False)] == ["long", "short", "last"]
+    assert [s.name for s in on_gpu.queue(fresh, steps, whole=True)] == ["last", "long", "short"]
+
+
+def test_a_step_that_takes_too_long_is_stopped_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    limit_s = 1234.0
+
+    class OutOfTime(subprocess.Popen[bytes]):
+        """Its limit is over once it has begun, however long that takes here."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout == limit_s:
+                awaited((tmp_path / "slow.log").read_text)
+                raise subprocess.TimeoutExpired(self.args, limit_s)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(on_gpu.subprocess, "Popen", OutOfTime)
+    slow = step("slow", "import time; print('begun', flush=True); time.sleep(600)")
+    record = on_gpu.take(Pass(tmp_path, cuda=False), slow, limit_s)
+    assert (record["status"], record["rc"], record["findings"][0]["value"]) == ("stopped", None, "begun")
+    assert record == run_folder.read_json(tmp_path / "slow.json")
+
+
+def test_a_step_may_take_twice_its_estimate_at_first_and_then_what_is_left(tmp_path: Path):
+    slow = step("slow", "import time; time.sleep(2); print('done')", estimate_s=0.5)
+    run = Pass(tmp_path, cuda=True)
+    on_gpu.take_all(run, [slow], minutes=10)
+    assert statuses(run, [slow]) == ["stopped"]
+    on_gpu.take_all(run, [slow], minutes=10)
+    record = on_gpu.record_of(run, slow)
+    assert (record["status"], record["attempts"], record["findings"][0]["value"]) == ("ok", 2, "done")
+    assert record["seconds"] > 3  # of both attempts
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_a_call_that_is_killed_leaves_a_record_and_no_process(sent: signal.Signals, tmp_path: Path):
+    code = f"""
+from pathlib import Path
+from benchmarks import on_gpu
+from tests.benchmarks.test_on_gpu import step
+on_gpu.STEPS[:] = [step("slow", "import os, time; print(os.getpid(), flush=True); time.sleep(600)")]
+import sys
+sys.argv = ["on_gpu", "--out", {str(tmp_path)!r}]
+on_gpu.main()
+"""
+    call = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL)
+    pid = int(awaited(lambda: (tmp_path / "slow.log").exists() and (tmp_path / "slow.log").read_text()))
+    slow = psutil.Process(pid)
+    call.send_signal(sent)
+    assert call.wait(PATIENCE_S) != 0
+    assert_gone([slow])
+    record = json.loads((tmp_path / "slow.json").read_text())
+    assert record["status"] == ("stopped" if sent == signal.SIGTERM else "running") and record["attempts"] == 1
+    assert [s.name for s in on_gpu.queue(Pass(tmp_path, cuda=False), [step("slow", "")], whole=False)] == ["slow"]
+
+
+def test_a_step_is_skipped_with_a_reason_until_it_can_be_taken(tmp_path: Path):
+    run, can = Pass(tmp_path, cuda=False), step("can", "print(1)")
+    on_gpu.take_all(run, [replace(can, skip=lambda _: "not installed")], minutes=1)
+    record = on_gpu.record_of(run, can)
+    assert (record["status"], record["why"], record["attempts"]) == ("skipped", "not installed", 0)
+    assert "not installed" in "\n".join(on_gpu.table([record]))
+    on_gpu.take_all(run, [can], minutes=1)
+    assert statuses(run, [can]) == ["ok"]
+
+
+def test_tests_that_passed_are_not_run_again(tmp_path: Path):
+    (tests,) = [step for step in STEPS if step.name == "tests"]
+    run = Pass(tmp_path, cuda=True)
+    passed = "tests/gpu/test_a.py::test_x[fp64-a b]"
+    lines = [f"{passed} PASSED [ 1%]", "tests/gpu/test_a.py::test_y FAILED [ 2%]"]
+    run.log("tests").write_text("\n".join([*lines, "tests/gpu/test_a.py::test_z ", ""]))
+    assert [word for word in tests.command(run) if "deselect" in word] == [f"--deselect={passed}"]
+    assert [finding.passed for finding in tests.read(tmp_path, run.log("tests").read_text())] == [False, False]
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step.name != "tests"], ids=lambda step: step.name)
+def test_the_commands_for_a_gpu_compose(step: Step, tmp_path: Path):
+    for name in ("MNIST/raw", "text/alpaca_500.jsonl", "tokenizer/tokenizer.model"):
+        (tmp_path / name).mkdir(parents=True)
+    command = step.command(Pass(tmp_path, cuda=True, data=tmp_path))
+    assert (ROOT / command[1]).exists() or find_spec(command[2])
+    if command[2] == "benchmarks.step":
+        assert step_options().parse_args(command[3:]).image_size == 500
+    words = [word.partition(",")[0] for word in command if "=" in word and not word.startswith("hydra.")]
+    config = typed_llm(*words) if command[1] == "tune_llm.py" else typed(*words)
+    if "dataset=mnist" in words:
+        assert config.dataset.root == str(tmp_path)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_extrapolation_is_exact_where_images_take_the_same_time():
+    once_s, epoch_s, image_s, test_s = 7.0, 0.5, 0.002, 0.0005
+    train_s, evaluate_s = epoch_s + 600 * image_s, 100 * test_s
+    last = {"train_s": train_s, "evaluate_s": evaluate_s, "samples": 600, "test_samples": 100}
+    record = {"images_per_s": 1 / image_s, "epochs": [last | {"train_s": train_s + once_s}, last]}
+    total_s, formula = gpu_findings.extrapolated_s(record)
+    assert total_s == pytest.approx(once_s + 20 * (epoch_s + 60_000 * image_s + 10_000 * test_s))
+    assert formula == "7.0 + 20 (0.50 + 60,000 / 500 + 10,000 / 2,000)"
+
+
+@pytest.mark.parametrize(("shift", "passed"), [(0.0, True), (0.01, True), (0.1, False), (np.nan, False)])
+def test_fused_losses_are_compared_with_unfused_ones(shift: float, passed: bool, tmp_path: Path):
+    for fused in (True, False):
+        folder = tmp_path / str(fused)
+        run_folder.write_json(folder / "result.json", {"config": {"optimizer": {"fused": fused}}})
+        losses = np.linspace(2, 1, 40)
+        losses[7] *= 1 + shift * fused
+        steps = {"epoch": np.zeros(40, int), "rank": np.zeros(40, int), "step": np.arange(40), "loss": losses}
+        run_folder.write_parquet(folder / "steps.parquet", steps)
+    (finding,) = gpu_findings.of_fused(tmp_path, "")
+    assert finding.passed is passed
+    if passed:
+        assert finding.value == f"apart by {shift:.1%} at most in the first 30 of 40 steps"
+
+
+@pytest.mark.parametrize("read", [gpu_findings.of_goal, gpu_findings.of_papers, gpu_findings.of_whole])
+def test_a_run_that_diverged_is_no_pass(read: gpu_findings.Read, tmp_path: Path):
+    cause = {"message": "rank 0: the loss is not finite from step 5 on"}
+    record = {"status": "diverged", "cause": cause, "axes": {"precision": "fp16"}}
+    run_folder.write_json(tmp_path / "a" / "result.json", record)
+    (finding,) = read(tmp_path, "")
+    assert (finding.what, finding.passed) == ("fp16", False) and finding.value == f"diverged: {cause['message']}"
+
+
+def test_the_table_of_the_step_is_read():
+    log = """machine
+| precision | layout | compiled | pointwise | step, ms | quartiles | images/s | memory's ceiling, images/s |
+|---|---|---|---|---|---|---|---|
+| fp16 | nhwc | no | linear | 20.0 | 19.0 to 21.0 | 3,200.0 | 3,390 |
+"""
+    assert gpu_findings.of_step(Path(), log) == [
+        Finding("fp16, nhwc, compiled no, linear", "3,200.0 images/s, 20.0 ms", "3,390 images/s (memory's ceiling)")
+    ]
+
+
+def test_images_in_the_form_of_mnist_are_a_data_set(tmp_path: Path):
+    from multicard.vision.data import mnist
+
+    config = typed("dataset=mnist", f"dataset.root={stand_in_mnist.written(tmp_path)}").dataset
+    mnist.check(config)  # pyright: ignore[reportArgumentType]
+    data = mnist.read(config)  # pyright: ignore[reportArgumentType]
+    assert data.train.images.shape == (60_000, 28, 28) and data.train.images.max() > 200
+    assert np.bincount(data.test.labels, minlength=10).min() > 500
+    assert len(np.unique(data.train.images[:1000], axis=0)) > 950
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [VISION, TUNING], ids=["vision", "tuning"])
+def test_a_pass_on_cpu_ranks(
+    names: list[str], tmp_path: Path, called: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+):
+    """Its commands run where torch is imported already."""
+
+    def run_command(command: list[str], output: Any, _: float) -> int | None:
+        first, *words = command[1:]
+        if first == "-m" and words[0] in ("benchmarks.step", "benchmarks.bandwidth"):  # they change settings of torch's
+            return own_process.run(words[0], words[1:], Path(output.name))
+        code, printed = called(*words[1:], entry=words[0]) if first == "-m" else called(*words, entry=first)
+        output.write(printed)
+        output.flush()
+        return code
+
+    warm_up()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(on_gpu, "run_command", run_command)
+    run, steps = Pass(tmp_path, cuda=False), [step for step in STEPS if step.name in names]
+    on_gpu.take_all(run, steps, minutes=600)
+    for record in records(run, steps).values():
+        assert record["status"] in ("ok", "skipped"), record
+        assert record["findings"] if record["status"] == "ok" else record["why"]
+    assert on_gpu.show(run, steps) == 0 and "skipped" in statuses(run, steps)
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "."])
+def test_a_folder_without_data_is_refused(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["on_gpu", "--list", "--data", str(tmp_path / folder)])
+    with pytest.raises(SystemExit, match="2"):
+        on_gpu.main()
+    (tmp_path / "texts" / "tokenizer.model").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["on_gpu", "--list", "--data", str(tmp_path), "--only", "goal", "lora"])
+    capsys.readouterr()
+    on_gpu.main()
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["goal", "lora"]
+
+
+def test_a_machine_without_the_libraries_of_the_analysis_can_run_it():
+    code = "import sys, benchmarks.on_gpu; print({'analysis', 'duckdb', 'torch'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "set()"

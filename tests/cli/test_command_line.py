@@ -1,0 +1,136 @@
+"""Words of a command that cannot work: one line with the key and the remedy, and nothing left behind."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from multicard.cli import command_line
+from multicard.config import callbacks
+from multicard.llm import workload as llm
+from multicard.sweep import dry_run, plan
+from multicard.sweep.plan import Cell, Pace
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import typed_llm
+
+WORDS = [
+    (["name=žluť"], "name=žluť: Hydra cannot read this value; close its brackets, or quote it: 'name=\"žluť\"'"),
+    (["gpus=range(1,2"], "gpus=range(1,2: Hydra cannot read this value; close its brackets"),
+    (["name=a\nb"], "name=a\nb: has a character that cannot be printed; leave it out"),
+    (["gpus==2"], "gpus==2: has a second equals sign; use gpus=2"),
+    (["gpus"], "gpus: is no key=value; --help lists the keys"),
+    (["--gpus", "2"], "unrecognized arguments: --gpus; flags come first, keys are set as key=value"),
+    (["~gpus"], "~gpus: a key cannot be taken away; write gpus=VALUE, or leave it out"),
+    (["+gpus=2"], "+gpus=2: the key is there already; write it without +"),
+    (["+epoch=2"], "epoch: no such key here; nearest: epochs"),
+    (["stop_on_divergence=3"], "stop_on_divergence=3: must be true or false"),
+    (["-m", "exclusive=true,2"], "exclusive=true,2: must be true or false"),
+    (["-m", "lr=interval(1,3)"], "lr=interval(1,3): name the values, as lr=1,2,3"),
+    (["-m", "experiment=table2,table3"], "experiment=table2,table3: takes one value, not a sweep"),
+    (["precision=null"], "precision=null: is no option; leave it out for the default"),
+    (["dataset=digits,samsum"], "dataset=samsum: belongs to tune_llm.py; train_vision.py has digits"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), WORDS, ids=[" ".join(words) for words, _ in WORDS])
+def test_what_no_command_takes_is_refused_before_it_is_composed(words: list[str], line: str):
+    with pytest.raises(ValueError, match=r".+") as refusal:
+        command_line.check(command_line.overrides(words), WORKLOAD)
+    assert str(refusal.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "gpus=1,2", "rerun=true,false", "++seed=3", "hydra/launcher=submitit_local", "hydra.verbose=true"],
+        ["diagnose=1", "exclusive=null", "stop_on_divergence=no", "compile=true", "+hydra.job.env_set.A=b"],
+        ['name="žluť"', "tracker.tags=[a,b]", "dataset=mnist", "dataset.root=/a b"],
+    ],
+)
+def test_what_a_command_takes_is_not_refused(words: list[str]):
+    command_line.check(command_line.overrides(words), WORKLOAD)
+
+
+COMPOSED = [
+    (["gpus=1.5"], "gpus=1.5: must be a whole number"),
+    (["lr=abc"], "lr=abc: must be a number"),
+    (["gpus=null"], "gpus=null: must not be null"),
+    (["rerun=maybe"], "rerun=maybe: must be true or false"),
+    (["tracker.tags=3"], "tracker.tags=3: must be a list, as [a,b]"),
+    (["compile=3"], "compile=3: must be true, false or a word"),
+    (["hydra/launcher=nope"], "hydra/launcher=nope: no such option; choose one of local, submitit_local, submitit_slu"),
+    (["gpus=${nope}"], "gpus: Interpolation key 'nope' not found; write the value, or the name of a key"),
+    (["name=${nope:1}"], "name: Unsupported interpolation type nope; write the value, or the name of a key"),
+    (["-m", "gpus=${nope},1"], "${nope} is not there; write the value"),
+    (["-m", "gpus=1,two"], "gpus=two: must be a whole number"),
+    (['name="a\nb"'], r"name='a\nb': is the name of a folder under multirun/"),
+    (["dry_run=true", "name=.."], "name='..': is the name of a folder under multirun/"),
+    (["dry_run=true", "gpus=0"], "gpus=0: must be 1 or more"),
+    (["dry_run=true", "seed=99999999999999999999"], "seed=99999999999999999999: must be below 2^63"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), COMPOSED, ids=[" ".join(words) for words, _ in COMPOSED])
+def test_what_hydra_refuses_is_a_line_and_leaves_nothing(
+    words: list[str],
+    line: str,
+    called: Callable[..., tuple[int, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.chdir(tmp_path)
+    code, printed = called(*words)
+    assert code == 1 and printed.startswith(f"refused: {line}") and printed.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_was_there_before_or_holds_a_record_stays(tmp_path: Path):
+    (tmp_path / "there").mkdir()
+    for name in ("there", "measured", "made/empty"):
+        callbacks._make(tmp_path / name, "hydra.sweep.dir", "x")
+    (tmp_path / "measured" / "cell").mkdir()
+    (tmp_path / "made" / "empty" / "multirun.yaml").write_text("")
+    callbacks.remove_unused()
+    assert {path.name for path in tmp_path.iterdir()} == {"there", "measured"}
+
+
+def test_help_of_a_sweep_shows_its_first_cell(called: Callable[..., tuple[int, str]]):
+    code, printed = called("-m", "gpus=3,4", "precision=fp16,bf16", "--help")
+    assert code == 0 and "  gpus=3 " in printed and "  precision=fp16 " in printed
+
+
+def test_a_recipe_that_torchtune_does_not_have_is_refused_before_a_rank_starts():
+    for kind in ("single_device", "distributed"):
+        for name in ("foo", "quantize", f"foo_{kind}"):
+            with pytest.raises(ValueError, match=rf"^method\.{kind}={name}: torchtune has no such recipe; .*lora_"):
+                llm.WORKLOAD.refuse(typed_llm(f"method.{kind}={name}"))
+    llm.WORKLOAD.refuse(typed_llm("method.single_device=full_finetune_single_device"))
+
+
+def cell(number: int, status: str = "", problem: str = "") -> Cell:
+    folder = Path("multirun/sweep") / f"seed={number}-12345678"
+    result = {"status": status} if status else None
+    return Cell(number, f"[{number}/4] ", DictConfig({}), DictConfig({}), folder, problem=problem, result=result)
+
+
+def test_cells_that_are_refused_alike_are_one_line_of_a_dry_run(capsys: pytest.CaptureFixture[str]):
+    problems = ["a=1: no", "", "b=2: no", "a=1: no"]
+    cells = [cell(number, problem=problem) for number, problem in enumerate(problems, 1)]
+    dry_run.show(cells, [("-", cells[1:2])], "runs")
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == ["[1/4] and 1 more refused: a=1: no", "[3/4] refused: b=2: no"]
+    assert "refused: 3" in printed.out
+
+
+def test_refused_cells_tell_nothing_of_the_time_that_is_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    now_s = [0.0]
+    monkeypatch.setattr(plan, "clock_s", lambda: now_s[0])
+    pace = Pace(4)
+    pace.say_progress([cell(1, "refused"), cell(2, "refused")])
+    assert pace.left_s() is None and capsys.readouterr().out == ""
+    now_s[0] = 60.0
+    pace.say_progress([cell(3, "ok")])
+    assert "  1 of 2 cells ended in 0:01:00; about 0:01:00 left" in capsys.readouterr().out

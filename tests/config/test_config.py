@@ -1,0 +1,331 @@
+"""Every option composes, every closed set is whole, and what cannot work is refused by name."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.errors import HydraException
+
+from multicard import workloads
+from multicard.config import base
+from multicard.config.base import TrackerMode
+from multicard.config.llm import DATASETS as TEXT_DATASETS
+from multicard.config.llm import MODELS, LlmConfig
+from multicard.config.placement import Placement, place
+from multicard.config.vision import LayoutName, VisionConfig
+from multicard.llm import workload as llm
+from multicard.measure import memory
+from multicard.records import identity
+from multicard.run.workload import Workload
+from multicard.vision.data.datasets import DATASETS
+from multicard.vision.data.loaders import LOADERS
+from multicard.vision.optim import OPTIMIZERS
+from multicard.vision.precision import PRECISIONS, choose
+from multicard.vision.strategy import STRATEGIES
+from multicard.vision.workload import WORKLOAD
+from multicard.workloads import WORKLOADS
+from tests.conftest import ROOT, composed, typed, typed_llm
+
+GROUPS = {
+    "precision": PRECISIONS,
+    "strategy": STRATEGIES,
+    "loader": LOADERS,
+    "layout": LayoutName,
+    "dataset": {*DATASETS, *TEXT_DATASETS},
+    "optimizer": OPTIMIZERS,
+    "model": {"mobilenet_v2", *MODELS},
+    "method": llm.SCHEMAS["method"],
+    "template": llm.SCHEMAS["template"],
+    "tokenizer": llm.SCHEMAS["tokenizer"],
+}
+
+
+def options(group: str) -> set[str]:
+    return {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_each_option_has_its_function(group: str):
+    assert options(group) == set(GROUPS[group])
+
+
+def test_the_controller_reads_the_objects_without_torch():
+    line = "import sys; from multicard import workloads; workloads.register(); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", line], check=True, cwd=ROOT)
+
+
+def vision_options() -> list[tuple[str, str]]:
+    accepted = workloads.groups(WORKLOAD)
+    return [(group, option) for group in accepted if group != "experiment" for option in accepted[group]]
+
+
+@pytest.mark.parametrize(("group", "option"), vision_options())
+def test_each_option_composes(group: str, option: str):
+    root = ["dataset.root=x"] if option in ("mnist", "images") else []
+    chosen = getattr(typed(f"{group}={option}", *root), group, None)  # a preset is of several groups
+    if hasattr(chosen, "name"):
+        assert chosen.name == option
+
+
+def test_a_preset_changes_what_was_not_chosen():
+    fast = typed("preset=fast")
+    assert (fast.loader.name, fast.layout.name, fast.precision.name) == ("device", "nhwc", "half")
+    assert (fast.compile, fast.cudnn_benchmark, fast.optimizer.fused) == (None, True, True)
+    mine = typed("preset=fast", "precision=fp32", "layout=nchw", "compile=false", "optimizer=adam")
+    assert (mine.loader.name, mine.layout.name, mine.precision.name) == ("device", "nchw", "fp32")
+    assert (mine.compile, mine.optimizer.name, mine.optimizer.fused) == (False, "adam", True)
+    assert typed("preset=papers").identity() == typed().identity()
+
+
+def test_half_is_bf16_where_there_is_bf16(monkeypatch: pytest.MonkeyPatch):
+    assert choose("half", torch.device("cpu")).autocast == "bfloat16"
+    for there, expected in ((True, "bfloat16"), (False, "float16")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda there=there, **_: there)
+        assert choose("half", torch.device("cuda", 0)).autocast == expected
+
+
+def test_an_option_brings_its_own_learning_rate_and_the_users_wins():
+    assert typed("optimizer=adamw").lr == 4e-3
+    assert typed("optimizer=adamw", "lr=0.5").lr == 0.5
+    assert typed().optimizer.name == "sgd"
+
+
+REFUSED = [
+    (["gpus=0"], "gpus=0"),
+    (["nodes=0"], "nodes=0"),
+    (["epochs=0"], "epochs=0"),
+    (["batch_size=0"], "batch_size=0"),
+    (["seed=-1"], "seed=-1"),
+    (["warmup_steps=-1"], "warmup_steps=-1"),
+    (["lr=0"], "lr=0"),
+    (["num_workers=-1"], "num_workers=-1"),
+    (["loader=dali", "loader.threads=0"], "loader.threads=0"),
+    (["loader=dali", "loader.prefetch_queue_depth=0"], "loader.prefetch_queue_depth=0"),
+    (["dataset.crop=0"], "dataset.crop=0"),
+    (["dataset.device_budget_bytes=-1"], "dataset.device_budget_bytes=-1"),
+    (["dataset=images", "dataset.root=x", "dataset.cache=none", "dataset.skip_broken=true"], "dataset.skip_broken"),
+    (["target_accuracy=97"], "target_accuracy=97"),
+    (["stop_at_target=true"], "stop_at_target=true"),
+    (["name=a/b"], "name='a/b'"),
+    (["lr=inf"], "lr=inf"),
+    (["seed=9223372036854775808"], "seed=9223372036854775808"),
+    (["epochs=2147483648"], "epochs=2147483648: must be below 2^31"),
+    (["dataset.image_size=99999999999999999999"], "dataset.image_size=99999999999999999999: must be below 2^31"),
+    (["dataset.image_size=31"], "dataset.image_size=31"),
+    (["dataset.train_limit=0"], "dataset.train_limit=0"),
+    (["dataset.test_limit=0"], "dataset.test_limit=0"),
+    (["dataset.mean=[0.1]"], "dataset.mean"),
+    (["dataset.std=[1,1,0]"], "dataset.std"),
+    (["dataset=images"], "dataset.root"),
+    (["model.width=0"], "model.width=0"),
+    (["model.name=resnet18", "model.width=2"], "model.width=2"),
+    (["optimizer.momentum=1"], "optimizer.momentum=1"),
+    (["optimizer.momentum=0"], "optimizer.nesterov=true"),
+    (["optimizer.weight_decay=-1"], "optimizer.weight_decay=-1"),
+    (["optimizer=adam", "optimizer.betas=[1,0]"], "optimizer.betas"),
+    (["optimizer=adam", "optimizer.eps=0"], "optimizer.eps=0"),
+    (["strategy.bucket_cap_mb=0"], "strategy.bucket_cap_mb=0"),
+    (["tracker.project=a/b"], "tracker.project=a/b"),
+    (["tracker.entity=a/b"], "tracker.entity=a/b"),
+    ([f"tracker.tags=[short,{'x' * 65}]"], "tracker.tags="),
+    (["loader.prefetch_factor=0"], "loader.prefetch_factor=0"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "key"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
+def test_what_can_never_work_is_refused_by_its_key(overrides: list[str], key: str):
+    with pytest.raises(ValueError, match=r".+") as refusal:
+        typed(*overrides)
+    assert str(refusal.value).startswith(key)
+    assert "\n" not in str(refusal.value)
+
+
+UNPLACED = [
+    (["device=cuda"], 0, "device=cuda"),
+    (["gpus=5"], 4, "gpus=5"),
+    (["nodes=2"], 0, "nodes=2"),
+    (["backend=nccl"], 0, "backend=nccl"),
+    (["gpus=3", "oversubscribe=true", "backend=nccl"], 2, "backend=nccl"),
+    (["strategy=dp"], 0, "strategy=dp"),
+    (["strategy=dp", "gpus=2", "oversubscribe=true"], 1, "strategy=dp"),
+    (["strategy.sync_batchnorm=true"], 0, "strategy.sync_batchnorm=true"),
+    (["strategy=ddp_rr", "strategy.sync_batchnorm=true", "gpus=2"], 2, "strategy.sync_batchnorm=true"),
+    (["gpus=2", "strategy.bucket_cap_mb=0.5", "compile=true"], 0, "strategy.bucket_cap_mb"),
+    (["strategy=dp", "compile=max-autotune"], 1, "compile=max-autotune: does not go with strategy=dp"),
+    (["precision=tf32"], 0, "precision=tf32"),
+    (["dataset=images", "dataset.root=x", "dataset.cache=none", "loader=device"], 0, "loader=device"),
+    (["strategy.name=fsdp"], 0, "strategy.name=fsdp: no such strategy; use strategy= with one of ddp_ds, ddp_rr"),
+    (["precision.name=fp8"], 0, "precision.name=fp8"),
+]
+
+
+def placed(config: VisionConfig, cuda_devices: int) -> Placement:
+    """As the controller places a run, refusals included."""
+    WORKLOAD.refuse(config)
+    placement = place(config, cuda_devices, processes=WORKLOAD.processes(config))
+    WORKLOAD.fits(config, placement)
+    WORKLOAD.check(config)
+    return placement
+
+
+@pytest.mark.parametrize(
+    ("words", "devices", "least", "most", "value_bytes"),
+    [
+        (["num_workers=3", "loader.prefetch_factor=5"], 0, 3 * 5 + 1, 3 * 5 + 2, 4),
+        (["num_workers=3", "loader.prefetch_factor=5", "precision=fp64", "gpus=2"], 0, 2 * 16, 2 * 17, 8),
+        (["gpus=4", "num_workers=8"], 4, 1, 4 * (8 * 2 + 2), 4),  # page-locked, two of each worker ahead
+        (["gpus=4", "num_workers=8", "precision=fp16", "pin_memory=false"], 4, 4 * 17, 4 * 18, 2),
+        (["gpus=2", "num_workers=8", "strategy=dp"], 2, 2, 2 * (8 * 2 + 2), 4),  # one process with twice the batch
+        (["num_workers=8", "dataset.train_limit=100"], 0, 2, 2, 4),  # there are no more
+    ],
+)
+def test_batches_of_workers_must_fit_into_shared_memory(
+    words: list[str],
+    devices: int,
+    least: int,
+    most: int,
+    value_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    config = typed("dataset=mnist", "dataset.image_size=100", "batch_size=64", *words)
+    placement = place(config, devices, processes=WORKLOAD.processes(config))
+    batch_bytes = 64 * (3 * 100 * 100 * value_bytes + 8)
+
+    def said(free_bytes: int | None, limited: VisionConfig = config) -> str:
+        monkeypatch.setattr(memory, "free_shared_memory_bytes", lambda: free_bytes)
+        WORKLOAD.has_room(limited, placement)
+        return capsys.readouterr().err
+
+    assert said(most * batch_bytes) == said(None) == ""
+    if least < most:
+        assert said(least * batch_bytes).startswith(f"num_workers={config.num_workers}: ")
+        assert "may need" in said(most * batch_bytes - 1)
+    with pytest.raises(ValueError, match=rf"^num_workers={config.num_workers}: .* need .*none \(0\).*--shm-size"):
+        said(least * batch_bytes - 1)
+    assert said(0, replace(config, num_workers=0)) == ""
+    assert said(0, typed("loader=device", "num_workers=8")) == ""
+
+
+def test_a_run_whose_workers_do_not_fit_is_refused_before_it_starts(
+    measured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(memory, "free_shared_memory_bytes", lambda: 64 << 20)  # Docker's
+    result = measured("num_workers=2", "dataset.image_size=500", "dataset.train_limit=null", "batch_size=64")
+    assert result["status"] == "refused"
+    assert "the workers of 1 rank need 960 MB in /dev/shm, which has 67.1 MB free" in result["cause"]["message"]
+
+
+@pytest.mark.parametrize(("overrides", "devices", "key"), UNPLACED)
+def test_what_the_machine_cannot_do_is_refused_by_its_key(overrides: list[str], devices: int, key: str):
+    with pytest.raises(ValueError, match=r".+") as refusal:
+        placed(typed(*overrides), devices)
+    assert str(refusal.value).startswith(key)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "devices", "expected"),
+    [
+        ([], 0, ("cpu", "gloo", 1, False)),
+        (["gpus=16"], 0, ("cpu", "gloo", 16, False)),
+        (["gpus=4"], 4, ("cuda", "nccl", 4, False)),
+        (["gpus=4", "backend=gloo"], 4, ("cuda", "gloo", 4, False)),
+        (["gpus=4", "oversubscribe=true"], 2, ("cuda", "gloo", 4, True)),
+        (["gpus=2", "oversubscribe=true"], 2, ("cuda", "nccl", 2, False)),
+        (["gpus=3", "strategy=dp"], 4, ("cuda", "nccl", 1, False)),
+        (["gpus=3", "device=cpu"], 1, ("cpu", "gloo", 3, False)),
+    ],
+)
+def test_placement(overrides: list[str], devices: int, expected: tuple[str, str, int, bool]):
+    placement = placed(typed(*overrides), devices)
+    assert (placement.device, placement.backend, placement.processes, placement.oversubscribed) == expected
+
+
+def test_the_identity_is_what_is_measured():
+    one = typed("name=a").identity()
+    assert one == typed("name=b", "rerun=true", "tracker.mode=disabled").identity()
+    others = [typed("precision=fp64"), typed("gpus=2"), typed("dataset.train_limit=5"), typed("lr=0.1")]
+    assert len({one, *(other.identity() for other in others)}) == 5
+    assert len(one) == 8
+
+
+@pytest.mark.parametrize("compose_typed", [typed, typed_llm])
+def test_compile_is_a_switch_and_a_mode_in_one(compose_typed: Callable[..., VisionConfig | LlmConfig]):
+    values = [compose_typed(f"compile={word}").compile for word in ("true", "false", "reduce-overhead", "default")]
+    assert values == [True, False, "reduce-overhead", True]
+    by_word = {word: compose_typed(f"compile={word}").identity() for word in ("true", "default", "max-autotune")}
+    assert by_word["true"] == by_word["default"] != by_word["max-autotune"]
+    with pytest.raises(ValueError, match=r"compile=fast: .* use true, false or one of default, reduce-overhead"):
+        compose_typed("compile=fast")
+
+
+def test_the_folder_says_what_was_changed(tmp_path: Path):
+    words = ["gpus=2", "dataset.image_size=96", "name=x", "tracker.mode=disabled", "hydra.verbose=true"]
+    name = identity.folder_name(composed(*words), words)
+    assert name == f"gpus=2,image_size=96-{typed(*words).identity()}"
+    assert identity.folder_name(composed(), []) == f"default-{typed().identity()}"
+    assert identity.folder_name(composed("gpus=0"), ["gpus=0"]) == "gpus=0-00000000"
+
+
+def test_a_cell_keeps_its_folder_however_it_is_typed(tmp_path: Path):
+    typed_out = identity.folder_name(composed("gpus=1"), ["gpus=1"])
+    (tmp_path / typed_out).mkdir()
+    assert identity.find(tmp_path, identity.folder_name(composed(), [])) == tmp_path / typed_out
+    assert identity.find(tmp_path, "gpus=0-00000000") == tmp_path / "gpus=0-00000000"
+
+
+def test_a_repetition_has_a_folder_of_its_own_and_the_same_identity(tmp_path: Path):
+    first, second = (identity.folder_name(composed(f"repetition={n}"), [f"repetition={n}"]) for n in (1, 2))
+    assert (first, second) == (f"default-{typed().identity()}", f"default-{typed().identity()}-r2")
+    (tmp_path / first).mkdir()
+    assert identity.find(tmp_path, second) == tmp_path / second
+    typed_out = tmp_path / second.replace("default", "gpus=1")
+    typed_out.mkdir()
+    assert identity.find(tmp_path, second) == typed_out and identity.find(tmp_path, first) == tmp_path / first
+
+
+@pytest.mark.parametrize("words", [["precison=fp32"], ["dataset.downlod=true"], ["precision=fp8"], ["device=tpu"]])
+def test_misspelt_words_are_hydras_to_refuse(words: list[str]):
+    with pytest.raises(HydraException):
+        composed(*words)
+
+
+def test_an_option_has_only_the_keys_it_reads():
+    with pytest.raises(HydraException):
+        composed("dataset.download=true")  # digits downloads nothing
+    with pytest.raises(HydraException):
+        composed("optimizer=adam", "optimizer.momentum=0.9")
+
+
+def described(schema: type, prefix: str) -> Iterator[tuple[str, str | None]]:
+    for field in fields(schema):
+        if isinstance(field.type, type) and is_dataclass(field.type) and field.name not in entry_groups():
+            yield from described(field.type, f"{prefix}{field.name}.")
+        elif not (prefix and field.name == "name" and "help" not in field.metadata):  # the option's own
+            yield prefix + field.name, field.metadata.get("help")
+
+
+def entry_groups() -> set[str]:
+    return {group for workload in WORKLOADS for group in workloads.groups(workload)}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.entry)
+def test_each_key_has_a_line_of_help(workload: Workload):
+    keys = dict(described(workload.schema, ""))
+    for group, options in workload.options.items():
+        for schema in options.values():
+            keys |= dict(described(schema, f"{group}."))
+    assert {"gpus", "dataset", "model", "profile.steps"} <= set(keys)
+    assert not [key for key, description in keys.items() if not description]
+    assert all(len(description or "") <= 160 for description in keys.values())
+
+
+def test_plain_is_json_ready():
+    content = base.plain(typed("precision=bf16"))
+    assert content["precision"] == {"name": "bf16"} and type(content["gpus"]) is int
+    assert content["tracker"]["mode"] == TrackerMode.offline

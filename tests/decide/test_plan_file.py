@@ -1,0 +1,165 @@
+"""The file of a plan: what it may hold, and what is refused."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multicard.decide.plan import command, jobs_file
+from multicard.decide.plan.jobs_file import Goal, Node
+from multicard.records.schema_parts import Interval
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "jobs.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_has_a_node_and_jobs(tmp_path: Path):
+    file = jobs_file.read(written(tmp_path, """
+node: {gpus: 4}
+slowdown: [1.05, 1.0, 1.2]
+jobs:
+  big: {run: python train_vision.py precision=bf16 'model.name=mobilenet_v2', gpus: [4, 1, 2], repeat: 2}
+  table: {seconds: {1: 6266, 2: [3339, 3200, 3500]}, joules: {1: 10}, after: big, deadline: 1.5h}
+"""))  # fmt: skip
+    big, table = file.jobs
+    assert big.run == ("train_vision.py", "precision=bf16", "model.name=mobilenet_v2")
+    assert (big.gpus, big.repeat, big.after, big.deadline_s) == ((1, 2, 4), 2, (), None)
+    assert table.seconds == {1: Interval(6266, 6266, 6266), 2: Interval(3339, 3200, 3500)} and table.joules == {1: 10}
+    assert (table.after, table.deadline_s, table.gpus) == (("big",), 5400, None)
+    assert (file.node, file.goal, file.is_slowdown_known) == (Node(4), Goal.makespan, True)
+    assert file.slowdown == Interval(1.05, 1.0, 1.2)
+    least = jobs_file.parsed({"jobs": {"a": {"seconds": {1: 1}}}, "goal": None, "node": None, "slowdown": None})
+    assert (least.slowdown, least.goal, least.node) == (jobs_file.SLOWDOWN, Goal.makespan, Node())
+
+
+GOOD = {"seconds": {1: 10}}
+RUN = {"run": "train_vision.py"}
+REFUSED: list[tuple[Any, str]] = [
+    (None, "the file: must have keys: node, goal, slowdown, jobs"),
+    ({"jbos": {}}, "jbos: no such key; there are node, goal, slowdown, jobs"),
+    ({"jobs": {}}, "jobs: names no job"),
+    ({"jobs": [1]}, "jobs: must have keys"),
+    ({"jobs": {"a": 3}}, "jobs.a: must have keys: run, seconds"),
+    ({"jobs": {"a b": GOOD}}, "jobs.a b: a name has letters"),
+    ({"jobs": {"a": GOOD | {"gpu": 1}}}, "jobs.a.gpu: no such key; there are run, "),
+    ({"jobs": {"a": {}}}, "jobs.a: needs run or seconds"),
+    ({"jobs": {"a": RUN | {"joules": {1: 2}}}}, "jobs.a.joules: are predicted for a run"),
+    ({"jobs": {"a": {"seconds": 10}}}, "jobs.a.seconds: must be values by number of GPUs"),
+    ({"jobs": {"a": {"seconds": {0: 10}}}}, "jobs.a.seconds: number of GPUs=0: must be a whole number from 1"),
+    ({"jobs": {"a": {"seconds": {1: -1}}}}, "jobs.a.seconds.1=-1: must be a number above 0"),
+    ({"jobs": {"a": {"seconds": {1: math.nan}}}}, "jobs.a.seconds.1=nan: must be a number above 0"),
+    ({"jobs": {"a": {"seconds": {1: 10**400}}}}, r"jobs.a.seconds.1=10+\.\.\.0+: must be a number above 0, and below"),
+    ({"jobs": {"a": {"seconds": {"1": 5}}}}, "jobs.a.seconds: number of GPUs='1': must be a whole number from 1"),
+    ({"jobs": {1: GOOD}}, "jobs.1: is not text; put the name in quotation marks"),
+    ({"jobs": {True: GOOD}}, "jobs.True: is not text"),
+    ({"jobs": {"a": {"seconds": {1: True}}}}, "jobs.a.seconds.1=True: must be a number above 0"),
+    ({"jobs": {"a": {"seconds": {1: [1, 2]}}}}, r"jobs.a.seconds.1: must be a number, or \[value, low, high\]"),
+    ({"jobs": {"a": {"seconds": {1: [1, 2, 3]}}}}, "jobs.a.seconds.1: .* with low <= value <= high"),
+    ({"jobs": {"a": GOOD | {"repeat": 150}, "b": GOOD | {"repeat": 51}}}, "jobs: are 201 runs; plan 200 at a time"),
+    ({"jobs": {"a": GOOD | {"repeat": 0}}}, "jobs.a.repeat=0: must be a whole number"),
+    ({"jobs": {"a": GOOD | {"gpus": [1, "x"]}}}, "jobs.a.gpus='x': must be a whole number"),
+    ({"jobs": {"a": GOOD | {"gpus": []}}}, "jobs.a.gpus: names no number"),
+    ({"jobs": {"a": GOOD | {"deadline": "soon"}}}, "jobs.a.deadline=soon: must be a time above 0, as 90s"),
+    ({"jobs": {"a": GOOD | {"after": ["b"]}}}, "jobs.a.after: b: no such job; there are a"),
+    ({"jobs": {"a": GOOD | {"after": "a"}}}, "jobs.a.after: waits for itself"),
+    (
+        {"jobs": {"a": GOOD | {"after": "b"}, "b": GOOD | {"after": "a"}, "c": GOOD}},
+        "jobs.a.after: waits for itself, by way of a, b",
+    ),
+    ({"jobs": {"a": {"run": "sleep 3"}}}, "jobs.a.run: begins with train_vision.py or tune_llm.py"),
+    ({"jobs": {"a": {"run": "train_vision.py 'x"}}}, "jobs.a.run: no closing quotation"),
+    ({"jobs": {"a": {"run": "train_vision.py -m"}}}, "jobs.a.run: -m: a job is one run"),
+    ({"jobs": {"a": {"run": "train_vision.py gpus=2"}}}, "jobs.a.run: gpus=2: the job's gpus: "),
+    ({"jobs": {"a": {"run": "train_vision.py predict.gpu=t4"}}}, "jobs.a.run: predict.gpu=t4: a plan predicts"),
+    ({"jobs": {"a": {"run": "train_vision.py hydra/launcher=local"}}}, "jobs.a.run: hydra/launcher=local: "),
+    ({"jobs": {"a": GOOD}, "goal": "speed"}, "goal=speed: must be makespan or energy or deadline"),
+    ({"jobs": {"a": GOOD}, "goal": "energy"}, "goal=energy: jobs.a has no joules"),
+    ({"jobs": {"a": GOOD}, "goal": "deadline"}, "goal=deadline: no job has a deadline"),
+    ({"jobs": {"a": GOOD}, "slowdown": 0.9}, "slowdown=0.9: must be 1 or more"),
+    ({"jobs": {"a": GOOD}, "node": {"gpu": "h100-80gb"}}, "node.gpu: needs node.gpus"),
+    (
+        {"jobs": {"a": GOOD}, "node": {"gpus": 2, "gpu": "nonsense"}},
+        "node.gpu=nonsense: no such GPU; choose one",
+    ),
+    ({"jobs": {"a": GOOD}, "node": {"cores": 2}}, "node.cores: no such key"),
+    ({"jobs": {"a": GOOD}, "node": {"gpus": 2, "partition": "gpu"}}, "node.partition: is SLURM's; write slurm: true"),
+    ({"jobs": {"a": GOOD}, "node": {"slurm": True, "partition": "a b"}}, "node.partition=a b: must be a name"),
+    ({"jobs": {"a": GOOD}, "node": {"slurm": "yes"}}, "node.slurm=yes: must be true or false"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED)
+def test_a_mistake_is_one_line_with_the_key(content: Any, message: str):
+    with pytest.raises(ValueError, match=message) as refused:
+        jobs_file.parsed(content)
+    assert "\n" not in str(refused.value)
+
+
+NO_YAML = [
+    "jobs: {a: {",
+    "jobs: {a: 1, a: 2}",
+    "jobs: ${nothing}",
+    "\x00",
+    "- 1",
+    "3",
+    "",
+    "jobs: {a: {seconds: {1: 5, 1: 6}}}",
+    "jobs: {a: {seconds: {1: 5}, deadline: 1:30}}",
+    "&a [*a]",
+    "jobs: {[a]: 3}",
+]
+
+
+def test_what_yaml_reads_otherwise_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for text, message in (
+        ("seconds: {1: 5, 1: 6}", "line 1: found duplicate key 1"),
+        ("seconds: {1: 5}, deadline: 1:30", "line 1: 1:30: write a time as 90s, 30min or 2h"),
+        ("run: train_vision.py precision=fp32,bf16", "jobs.a.bf16: .*; a value with a comma needs quotation marks"),
+    ):
+        assert command.main([str(written(tmp_path, f"{{node: {{gpus: 1}}, jobs: {{a: {{{text}}}}}}}"))]) == 1
+        assert re.search(message, capsys.readouterr().err)
+    for text, message in (
+        ('jobs: {1: {seconds: {1: 5}}, "1": {seconds: {1: 5}}}', "line 1: found duplicate key 1"),
+        ("null: 3", "line 1: a key is a name or a number"),
+        ("jobs: 3\n---\njobs: 4", "line 2: expected a single document in the stream, but found another document"),
+        ("3", "has no keys; write jobs:"),
+    ):
+        assert command.main([str(written(tmp_path, text))]) == 1
+        assert message in capsys.readouterr().err
+    assert command.main([str(tmp_path / "nowhere.yaml")]) == 1
+    assert capsys.readouterr().err == f"refused: {tmp_path}/nowhere.yaml: no such file or directory\n"
+
+
+@pytest.mark.parametrize("text", NO_YAML)
+def test_what_is_no_yaml_is_refused_in_a_line(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]):
+    assert command.main([str(written(tmp_path, text))]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"refused: {tmp_path}") and printed.err.count("\n") == 1 and not printed.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--svg", "."], "argument --svg: . is a folder; name a file"),
+        (["--json", "/"], "argument --json: / is a folder; name a file"),
+        (["--seed", "-1"], "argument --seed: -1 is not from 0 to 2147483647"),
+        (["--seconds", "0"], "argument --seconds: 0 is not from 1 to 3600"),
+    ],
+)
+def test_what_the_command_cannot_do_is_refused_before_it_plans(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit):
+        command.main([str(tmp_path / "nowhere.yaml"), *words])
+    assert message in capsys.readouterr().err
+
+
+def test_words_of_a_run_are_checked_where_its_times_are_known_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    text = "{node: {gpus: 2}, jobs: {a: {run: train_vision.py btach_size=3, seconds: {1: 4}}}}"
+    assert command.main([str(written(tmp_path, text))]) == 1
+    assert capsys.readouterr().err == "refused: jobs.a.run: btach_size: no such key here; nearest: batch_size\n"

@@ -1,0 +1,351 @@
+"""Races on this machine: blocks as they are read, what a race keeps, cells that end, and a small race to its end."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from multicard.config.base import plain
+from multicard.decide.race import grid, live, priors, processes, readings, view
+from multicard.decide.race.live import LiveRace
+from multicard.decide.race.processes import CellEndedError
+from multicard.decide.race.readings import BlockReader
+from multicard.decide.race.state import State
+from multicard.ranks.pausing import blocks_file
+from multicard.records import run_folder
+from multicard.records.schema_parts import Interval, Prediction
+from multicard.sweep.plan import Cell
+from multicard.sweep.predictions import Predicted
+from multicard.sweep.streak import SameFailureError
+from tests.conftest import PATIENCE_S, ROOT, SMALL, composed, typed
+from tests.helpers.race_fakes import SHARE, Process, Rules, faked, measured
+
+Called = Callable[..., tuple[int, str]]
+CPU = ("device=cpu", "race.figure=images_per_s")
+
+
+def write_line(folder: Path, rank: int, end: str = "\n", **values: Any) -> None:
+    line = {"step": 5, "ranks": 2, "skips": 3, "steps_per_epoch": 100, "step_s": [0.5, 0.7], "samples": [8.0, 8.0]}
+    path = blocks_file(folder, rank)
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(line | {"peak_memory_bytes": 10, "loss": 0.5} | values) + end)
+
+
+def test_a_block_is_read_once_all_ranks_have_written_it(tmp_path: Path):
+    reader = BlockReader(tmp_path)
+    assert reader.next() is None
+    write_line(tmp_path, 0)
+    assert reader.next() is None
+    write_line(tmp_path, 1, end="", step_s=[0.7, 0.9], samples=[8.0, 4.0])
+    assert reader.next() is None  # its line is not whole
+    with blocks_file(tmp_path, 1).open("a") as file:
+        file.write("\n")
+    block = reader.next()
+    assert block is not None and reader.next() is None
+    assert block.step_s == pytest.approx([0.6, 0.8]) and block.samples.tolist() == [16.0, 12.0]
+    assert (
+        block.log_figure("images_per_s")[0] == pytest.approx(math.log(28 / 1.4))
+        and block.peaks_bytes == [10, 10]
+        and not block.diverged
+    )
+    for rank in range(2):
+        write_line(tmp_path, rank, loss=None)
+    after = reader.next()
+    assert after is not None and after.diverged
+    whole = readings.joined(block, after)
+    assert whole.seconds == pytest.approx(1.4 + 1.2) and len(whole.samples) == 4
+
+
+def test_the_error_of_a_block_is_that_of_its_rate():
+    random = np.random.default_rng(0)
+    errors, rates = [], []
+    for _ in range(200):
+        tokens = random.integers(50, 150, 100).astype(float)
+        block = measured(tokens * 1e-3 * (1 + 0.05 * random.normal(size=100)), tokens)
+        rate, error = block.log_figure("images_per_s")
+        errors.append(error)
+        rates.append(rate)
+    # 5 % a step over 100 steps; the tokens themselves, which differ by a third, are no error of the rate
+    assert np.median(errors) == pytest.approx(0.005, rel=0.3) and np.std(rates) == pytest.approx(0.005, rel=0.3)
+
+
+def test_a_block_is_as_long_as_asked_for():
+    assert readings.steps_for(5.0, 0.1, skips=3, steps_per_epoch=1000) == 50 + 3
+    assert readings.steps_for(5.0, 0.1, skips=3, steps_per_epoch=11) == 50 + 3 + 5  # each epoch's first
+    assert readings.steps_for(5.0, 0.1, skips=1, steps_per_epoch=1) == 50 + 1
+    assert readings.steps_for(5.0, 60.0, skips=1, steps_per_epoch=100) == readings.LEAST_STEPS + 1
+
+
+def test_what_a_race_knows_is_kept_to_the_last_whole_line(tmp_path: Path):
+    state = State(tmp_path, "images_per_s", {"code": ["a", ""]})
+    state.add(cell="1", out="beaten")
+    state.close()
+    with state.path.open("a") as file:
+        file.write('{"cell": "2", "ou')
+    again = State(tmp_path, "images_per_s", {"code": ["a", ""]})
+    assert again.lines == [{"cell": "1", "out": "beaten"}]
+    again.add(cell="3", out="diverged")
+    again.close()
+    assert [line["cell"] for line in State(tmp_path, "images_per_s", {"code": ["a", ""]}).lines] == ["1", "3"]
+    assert State(tmp_path, "tokens_per_s", {"code": ["a", ""]}).lines == []
+    with pytest.raises(ValueError, match="cut off with another code; choose another name=, or remove"):
+        State(tmp_path, "images_per_s", {"code": ["b", ""]})
+
+
+def test_a_group_of_which_options_are_swept_is_one_axis():
+    words = [("loader=batched",), ("loader=device", "batch_size=8"), ("loader=torch", "dataset.image_size=32")]
+    first, second, third = grid.settings([plain(typed(*own)) for own in words])
+    assert first.keys() == second.keys() == third.keys() == {"loader", "batch_size", "dataset.image_size"}
+    assert len({own["loader"] for own in (first, second, third)}) == 3
+    assert first["batch_size"] == third["batch_size"] != second["batch_size"]
+
+
+def test_predictions_of_images_are_priors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cells = [
+        Cell(number, "", *[composed(*CPU, *words)] * 2, tmp_path / str(number), typed(*CPU, *words))
+        for number, words in enumerate([("gpus=2", "batch_size=10"), ("strategy=ddp",)])
+    ]
+    scaled = Prediction(basis="scaled", step_s=Interval(0.1, 0.08, 0.125))
+    answers = [scaled, Prediction(basis="published", step_s=Interval(0.1, 0.08, 0.125))]
+    monkeypatch.setattr(
+        "multicard.sweep.predictions.of",
+        lambda cells, targets, memory: [Predicted(*each) for each in zip(cells, targets, answers, strict=True)],
+    )
+    first, second = priors.of(cells)
+    assert second is None and first is not None
+    # two ranks of 10 images in 0.1 s; the interval is 1.25 times to either side
+    assert first[0] == pytest.approx(math.log(200.0)) and first[1] == pytest.approx(math.log(1.25) / 1.645)
+
+
+@pytest.fixture
+def race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LiveRace, Rules]]:
+    """A race of cells of these batch sizes, by rules that end it after some rounds."""
+
+    def make(*sizes: int, rounds: int = 2) -> tuple[LiveRace, Rules]:
+        monkeypatch.setattr(live, "Race", rules := Rules(rounds))
+        return LiveRace(faked(sizes, tmp_path, monkeypatch)), rules
+
+    return make
+
+
+def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(
+    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    ran, rules = race(8, 16, 32)
+    Process.statuses = {("block", 8): ["ok", "diverged"]}
+    ran.run(SHARE)
+    known = [(block.round, block.cell, block.process) for block in rules.blocks]
+    assert known == [(0, 0, 1), (0, 1, 2), (0, 2, 3), (1, 1, 2), (1, 2, 3)]
+    assert Process.log[:5] == [("start", 8), ("block", 8), ("quiet", 8), ("start", 16), ("block", 16)]
+    assert Process.log[-2:] == [("end", 16), ("end", 32)] and not ran.alive
+    assert rules.blocks[0].log_figure == pytest.approx(math.log(8 / 0.1008))
+    printed = capsys.readouterr().out
+    assert "[1/3] out: diverged: of its own" in printed and "2 in, 1 out; ahead: [3/3]" in printed
+    finals = ran.finals()
+    assert [cell.cfg.batch_size for cell in finals] == [32, 16] * 3
+    assert [cell.cfg.repetition for cell in finals] == [1, 1, 2, 2, 3, 3] and finals[0].folder == ran.cells[2].folder
+    assert all(cell.cfg.race.figure is None and not cell.cfg.probe.enabled for cell in finals)
+    assert all(cell.folder.name.endswith(f"-r{cell.cfg.repetition}") for cell in finals[2:])
+    monkeypatch.setattr(view.text_table, "terminal_width", lambda: 120)
+    said = "\n".join(view.end(ran, finals))
+    assert "winner: [3/3] 310.1 images/s (307.1 to 313.1), within 2% of the best with a probability of 97%" in said
+    assert "as good, within 2%: [2/3]" in said
+    assert "vouch for accuracy, which batch_size may change" in said and said.endswith("batch_size=32")
+    assert "\n  [2/3]: 49% slower, 16 MB, 1 CPU rank\nit took" in said  # and none that diverged
+    ran.close()
+
+
+def test_the_memory_of_a_cell_is_that_of_a_rank_and_its_need_that_of_all(
+    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Process, "run_block", lambda *_: replace(measured([0.1] * 10), peaks_bytes=[600, 700]))
+    ran, _ = race(8, 16)
+    ran.run(SHARE)
+    assert ran.peaks == {0: 700, 1: 700} and ran.needed == {0: 1300, 1: 1300}
+    monkeypatch.setattr(live.gpus, "free_bytes", lambda _: 1000)
+    assert not ran._has_room(0)
+    ran.close()
+    again, _ = race(16, 8, 32)
+    assert (again.peaks, again.needed) == (ran.peaks, ran.needed)
+    again.close()
+
+
+@pytest.mark.parametrize("status", ["oom", "killed"])  # as the host's out-of-memory killer does
+def test_a_cell_without_memory_beside_others_is_tried_alone(race: Callable[..., tuple[LiveRace, Rules]], status: str):
+    ran, rules = race(8, 16, 32)
+    Process.statuses = {("start", 16): [status, "ok"], ("start", 32): [status, status]}
+    ran.run(SHARE)
+    assert rules.reasons == {2: "oom: of its own" if status == "oom" else "failed: rank 0 was killed by SIGKILL"}
+    assert [block.cell for block in rules.blocks] == [0, 1, 0, 1]
+    assert Process.log[:6] == [
+        ("start", 8),
+        ("block", 8),
+        ("quiet", 8),
+        ("start", 16),  # beside another
+        ("end", 8),
+        ("start", 16),
+    ]
+    ran.close()
+
+
+def test_those_that_have_waited_longest_end_where_memory_runs_short(
+    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch
+):
+    ran, _ = race(8, 16, 32, rounds=1)
+    ran.needed = {place: size * 10**6 for place, size in enumerate((8, 16, 32))}
+    monkeypatch.setattr(live.gpus, "free_bytes", lambda _: (60 - 16 * len(ran.alive)) * 10**6)
+    ran.run(SHARE)
+    assert [size for what, size in Process.log if what == "end"] == [8, 16, 32]
+    started = Process.log.index(("start", 32))
+    assert Process.log.index(("block", 16)) < Process.log.index(("end", 8)) < started
+    ran.close()
+
+
+def test_those_that_have_started_and_not_trained_still_take_their_memory(
+    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch
+):
+    ran, _ = race(8, 16, 32, 64)
+    ran.share, ran.needed = SHARE, {0: 300}
+    monkeypatch.setattr(live.gpus, "free_bytes", lambda _: 1000)
+    ran._start_all(None, range(4))
+    assert [*ran.alive] == [0, 1, 2]  # 300 each, of 900
+    ran.alive[1].run_block(0.0)
+    ran._start_all(None, range(4))
+    assert [*ran.alive] == [0, 1, 2, 3]
+    ran.close()
+
+
+def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(
+    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch
+):
+    ran, _ = race(8, 16)
+    ended: list[Any] = []
+    monkeypatch.setattr(live.local, "interrupt", lambda running, _: ended.extend(running))
+
+    def fill(process: Process) -> None:
+        ran.state._file.close()
+        ran.state._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+
+    monkeypatch.setattr(Process, "wait_until_quiet", fill)
+    with pytest.raises(SameFailureError, match=r"cannot write to .*images_per_s\.jsonl: No space left on device"):
+        ran.run(SHARE)
+    assert len(ended) == 2  # both that had started
+    ran.close()
+    again, _ = race(8, 16)  # the lock was let go
+    again.close()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_data_that_is_gone_ends_a_race_only_where_all_cells_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+):
+    monkeypatch.setattr(live, "Race", rules := Rules(2))
+    cells = faked([8, 16], tmp_path, monkeypatch)
+    if not shared:
+        cells[0].cfg.dataset.name = "another"
+    record = {"status": "failed", "cause": {"kind": "refused", "message": "dataset.root=elsewhere: no such folder"}}
+    start = live.processes.start
+
+    def gone(executor: Any, cell: Any, *rest: Any) -> Any:
+        if cell.cfg.batch_size == 8:
+            raise CellEndedError(record)
+        return start(executor, cell, *rest)
+
+    monkeypatch.setattr(live.processes, "start", gone)
+    ran = LiveRace(cells)
+    with pytest.raises(SameFailureError) if shared else nullcontext():
+        ran.run(SHARE)
+    assert rules.reasons == ({} if shared else {0: "failed: dataset.root=elsewhere: no such folder"})
+    ran.close()
+
+
+def test_a_race_that_was_cut_off_goes_on(
+    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    ran, _ = race(8, 16)
+    ended: list[Any] = []
+    monkeypatch.setattr(live.local, "interrupt", lambda running, _: ended.extend(running))
+    Process.statuses = {("block", 8): ["ok", "interrupted"]}
+    with pytest.raises(KeyboardInterrupt):
+        ran.run(SHARE)
+    ran.close()
+    assert len(ended) == 1  # that of the other cell
+    capsys.readouterr()
+    again, rules = race(16, 8, 32, rounds=1)
+    assert "goes on after 2 blocks" in capsys.readouterr().out
+    assert [(block.cell, block.round, block.process) for block in rules.blocks] == [(1, 0, 1), (0, 0, 2)]
+    assert again.used_s == {0: 3.0, 1: 3.0} and again.peaks == {0: 16 * 10**6, 1: 8 * 10**6}
+    again.run(SHARE)
+    assert [(block.cell, block.round, block.process) for block in rules.blocks[2:]] == [(0, 1, 3), (1, 1, 4), (2, 1, 5)]
+    again.close()
+
+
+def test_a_process_takes_a_folder_without_a_finished_record(
+    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch
+):
+    ran, _ = race(8, rounds=1)
+    first = processes.folder_of(ran.cells[0], 1, probe=True)
+    assert first.name.endswith("-probe")
+    first.mkdir()
+    monkeypatch.setattr(run_folder, "finished", lambda folder: {} if folder == first else None)
+    ran.share = SHARE
+    ran._start(None, 0)
+    assert ran.alive[0].cell.folder.name.endswith("-r2-probe") and ran.alive[0].cell.cfg.probe.enabled
+    assert ran.alive[0].cell.config is not None and plain(ran.alive[0].cell.config)["probe"]["enabled"]
+    ran.close()
+
+
+@pytest.mark.slow
+def test_a_race_on_cpu_ranks(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Three processes: two cells, and one final run; within an allocation of SLURM, as by srun."""
+    for name, value in {"JOB_ID": "17", "NTASKS": "1", "PROCID": "0", "NODEID": "0", "JOB_NODELIST": "n[1-2]"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr(live, "FINALISTS", 1)
+    monkeypatch.setattr(live, "FINAL_RUNS", 1)
+    words = [word for word in SMALL if not word.startswith("batch_size")]
+    words += ["model.width=0.35", "batch_size=4,16", f"hydra.sweep.dir={tmp_path}", "race=images_per_s"]
+    code, printed = called("-m", *words, "race.block=0.5")
+    assert code == 0 and "winner: [" in printed, printed
+    results = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")}
+    assert {record["probe"]["ended_by"] for name, record in results.items() if name.endswith("-probe")} == {"race"}
+    (final,) = [record for name, record in results.items() if not name.endswith("-probe")]
+    assert final["status"] == "ok" and final["config"]["race"]["figure"] is None
+    (path,) = [path for path in tmp_path.glob("*/environment.json") if not path.parent.name.endswith("-probe")]
+    assert json.loads(path.read_text())["slurm"]["SLURM_JOB_ID"] == "17"
+    assert (tmp_path / ".race" / "images_per_s.jsonl").read_text().count("log_figure") >= 1
+
+
+def test_a_race_is_a_sweep_on_this_machine(called: Called, tmp_path: Path):
+    code, printed = called("race=images_per_s", *SMALL, f"hydra.run.dir={tmp_path / 'a'}")
+    assert code == 1 and "race=images_per_s: needs cells to choose from, a sweep; add -m" in printed
+    for word, remedy in {
+        "hydra/launcher=submitit_slurm": "leave out hydra/launcher=submitit_slurm",
+        "probe=true": "leave out probe=true",
+    }.items():
+        code, printed = called("-m", "race=images_per_s", word, *SMALL, f"hydra.sweep.dir={tmp_path / 'b'}")
+        assert code == 1 and remedy in printed, printed
+    code, printed = called("-m", "race=tokens_per_s", "seed=0,1", *SMALL, f"hydra.sweep.dir={tmp_path / 'c'}")
+    assert code == 1 and "race=tokens_per_s: train_vision.py has race=images_per_s" in printed
+    code, printed = called("-m", "race=images_per_s,tokens_per_s", *SMALL)
+    assert code == 1 and "race.figure=images_per_s,tokens_per_s: takes one value, not a sweep" in printed
+
+
+def test_a_cells_process_ends_when_the_race_is_killed():
+    race = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    lines = f"from multicard.ranks import os_calls; os_calls.die_with({race.pid}); print(flush=True); input()"
+    cell = subprocess.Popen([sys.executable, "-c", lines], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+    assert cell.stdout is not None and cell.stdout.readline() == b"\n" and cell.poll() is None
+    race.kill()
+    race.wait()  # a zombie is not gone
+    assert cell.wait(PATIENCE_S) == -signal.SIGKILL

@@ -1,0 +1,418 @@
+"""Predicted memory: closed forms, what must not fall back in silence, and the truth on the CPU."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from benchmarks import prediction_memory as truth
+from multicard.config.base import NOT_IDENTITY
+from multicard.config.placement import Placement
+from multicard.estimate import memory
+from multicard.estimate.memory import (
+    answers,
+    checks,
+    cuda_autocast,
+    extras,
+    fake_device,
+    nf4,
+    requests,
+    row_lengths,
+    simulate,
+    tuning_step,
+    wrappers,
+)
+from multicard.estimate.memory.facts import ImageFacts, Machine, TextFacts, image_facts, text_facts
+from multicard.estimate.memory.result import Active, Extra, PeakMemory
+from multicard.estimate.memory.tracker import Tracker
+from multicard.llm import torchtune_config
+from multicard.ranks.process import Rank
+from multicard.records.progress import Board
+from multicard.records.schema import SCHEMA_VERSION, VisionRecord
+from multicard.records.schema_parts import Cause, Memory, Prediction
+from tests.conftest import typed, typed_llm
+
+IMAGES, TEXT = ImageFacts(96, 16, 10, 8, 1), TextFacts(2304, 64)
+TINY = ("dataset=digits", "model.width=0.25", "batch_size=4", "gpus=1")
+LLAMA = ("model=llama3_tiny", "model.num_kv_heads=4", "batch_size=2")
+MIB = 1 << 20
+# Keys on which a step's tensors do not depend, or only through the ranks, the loader and the sizes of the data
+IRRELEVANT = """
+    backend compile cpus_per_gpu cudnn_benchmark dataset device diagnose epochs gpus loader lr malloc max_seq_len
+    max_steps nodes num_workers numa oversubscribe pin_memory profile scale schedule seed skip_steps stop_at_target
+    target_accuracy template tokenizer warmup_steps weight_decay
+"""
+
+
+def linear_step(dtype: torch.dtype, low: torch.dtype | None = None, wide: int = 256, batch: int = 32) -> Tracker:
+    """Forward and backward of one linear layer, without values."""
+    with fake_device.fake(fake_device.CPU):
+        tracker = Tracker("cpu", 1)
+        model, images = nn.Linear(wide, wide, dtype=dtype), torch.randn(batch, wide, dtype=dtype)
+        tracker.note_model(model)
+        tracker.note(images, "batch")
+        with tracker:
+            tracker.phase = "forward"
+            with torch.autocast("cpu", dtype=low) if low else nullcontext():
+                loss = model(images).sum()
+            tracker.phase = "backward"
+            loss.backward()
+    return tracker
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bytes_of_a_linear_model(dtype):
+    """(256 + 1) x 256 weights and gradients, and 32 x 256 inputs; the outputs are gone by then, the loss and its
+    gradient are a number each."""
+    tracker, size = linear_step(dtype), dtype.itemsize
+    weights, inputs = 257 * 256 * size, 32 * 256 * size
+    assert (tracker.peak_now["weights"], tracker.peak_now["batch"]) == (weights, inputs)
+    assert tracker.peak_bytes == 2 * weights + inputs + 2 * size
+
+
+def test_bytes_of_a_linear_model_under_autocast():
+    """Weights and inputs in float32, and the gradient of the weights in both types while it is cast."""
+    tracker = linear_step(torch.float32, torch.bfloat16)
+    expected = (257 * 256 + 32 * 256) * 4 + 256 * 256 * (2 + 4)
+    assert 0 <= tracker.peak_bytes - expected <= 32 * 256 * 2 + 256 * 8 + 16
+    assert tracker.operators["aten::addmm"] == {torch.bfloat16}
+
+
+def test_states_of_adamw():
+    """Two moments of each parameter, and a number for each tensor."""
+    with fake_device.fake(fake_device.CPU):
+        tracker, model = Tracker("cpu", 1), nn.Linear(64, 32)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with tracker:
+            model(torch.randn(2, 64)).sum().backward()
+            optimizer.step()
+            tracker.note_states(optimizer)
+    assert tracker.now["optimizer"] == 2 * 4 * 65 * 32 + 2 * 4
+
+
+def test_buckets_of_ddp():
+    """Filled from the last parameter on: the first to 1 MiB, the others to the cap."""
+    parameters = [torch.empty(MIB // 4) for _ in range(4)]
+    assert wrappers.bucket_sizes(parameters, 2.0) == [[3], [2, 1], [0]]
+    config = typed(*TINY[:-1], "gpus=2", "strategy=ddp_ds")
+    apart = simulate.simulate(config, IMAGES, "cpu")
+    config.strategy.gradient_as_bucket_view = True  # pyright: ignore[reportAttributeAccessIssue]
+    shared = simulate.simulate(config, IMAGES, "cpu")
+    alone = simulate.simulate(typed(*TINY), IMAGES, "cpu")
+    gradients = 4 * sum(p.numel() for p in truth.models_of(config).parameters())
+    assert apart.by_kind["buckets"] == shared.by_kind["buckets"] == gradients
+    assert apart.active_bytes - alone.active_bytes == pytest.approx(gradients, abs=1024)  # losses of fewer steps
+    assert shared.by_kind.get("gradients", 0) < 0.1 * gradients
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_shards_of_fsdp(ranks):
+    """Each rank has its part of weights and states; the gathered ones are buckets."""
+    config = typed_llm("method=full", *LLAMA, f"gpus={ranks}")
+    seen = simulate.simulate(config, TEXT, "cpu")
+    weights = 4 * (2 * 2304 * 256 + 2 * (4 * 256 * 256 + 3 * 256 * 768 + 2 * 256) + 256)
+    rope = 4096 * 32 * 2 * 4  # of one layer; all layers share it
+    assert seen.by_kind["weights"] == pytest.approx(weights / ranks + rope, rel=0.01)
+    assert seen.by_kind["optimizer"] == pytest.approx(2 * weights / ranks, rel=0.01)
+    assert seen.by_kind["buckets"] > 0
+    assert (
+        seen.phase == "backward"
+    )  # not where DTensor tries AdamW on tensors of the whole shapes, which have no memory
+
+
+def test_nf4_has_the_sizes_of_torchaos():
+    from torchao.dtypes.nf4tensor import to_nf4
+
+    weight = torch.randn(128, 256)
+    real, made = to_nf4(weight), nf4.nf4_like(weight)
+    for name in ("quantized_scalers", "quantization_factor", "scaler_mean", "quantized_data", "nf4"):
+        assert getattr(made, name).shape == getattr(real, name).shape, name
+        assert getattr(made, name).dtype == getattr(real, name).dtype, name
+
+
+def test_autocast_for_a_gpu_that_is_not_there():
+    fp32, fp16 = (simulate.simulate(typed(*TINY, f"precision={name}"), IMAGES, "cuda") for name in ("fp32", "fp16"))
+    assert fp16.by_kind["activations"] < 0.6 * fp32.by_kind["activations"]
+    policies = cuda_autocast.operators()
+    assert (policies["conv2d"], policies["layer_norm"], policies["softmax.int"]) == ("lower", "fp32", "fp32 result")
+
+
+def test_what_falls_back_in_silence_is_an_error():
+    without = mock.patch.object(cuda_autocast, "emulated", nullcontext)
+    with without, pytest.raises(checks.FellBackError, match="not torch"):
+        simulate.simulate(typed(*TINY, "precision=fp16"), IMAGES, "cuda")
+    config = typed_llm("method=lora", *LLAMA, "precision=bf16", "gpus=1")
+    math = torch.ops.aten._scaled_dot_product_attention_math
+    fallen = mock.patch("multicard.estimate.memory.attention.of_torchtune", lambda q, k, v, **_: math(q, k, v)[0])
+    with fallen, pytest.raises(checks.FellBackError, match="attention"):
+        simulate.simulate(config, TEXT, "cuda")
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora", "dpo", "qat"])
+def test_methods_on_two_gpus_that_are_not_there(method):
+    config = typed_llm(f"method={method}", *LLAMA, "precision=bf16", "gpus=2")
+    seen = simulate.simulate(config, TEXT, "cuda")
+    if method == "dpo":
+        config.activation_checkpointing = True
+        assert simulate.simulate(config, TEXT, "cuda").active_bytes < seen.active_bytes
+    assert seen.phase in ("forward", "backward", "optimizer") and seen.by_phase[seen.phase] == seen.active_bytes
+
+
+def test_pairs_hold_the_references_output_of_the_step_before():
+    config = typed_llm("method=dpo", *LLAMA, "gpus=1")
+    every = simulate.simulate(config, TEXT, "cpu")
+    with mock.patch.object(tuning_step, "step_count", lambda _: 1):
+        first = simulate.simulate(config, TEXT, "cpu")
+    logits = 2 * config.batch_size * TEXT.length * TEXT.vocabulary * 4
+    assert every.by_phase["forward"] - first.by_phase["forward"] == pytest.approx(logits, abs=1024)
+
+
+def test_what_training_adds_on_a_gpu():
+    """DataParallel's first GPU has all of the batch; a resident data set is as large as its images, labels and order;
+    a fused optimiser takes what another does."""
+    alone, fused, parallel, resident = (
+        simulate.simulate(typed(*TINY[:-1], *words), IMAGES, "cuda")
+        for words in (
+            ("gpus=1",),
+            ("gpus=1", "optimizer.fused=true"),
+            ("gpus=2", "strategy=dp"),
+            ("gpus=2", "strategy=ddp", "loader=device"),
+        )
+    )
+    assert fused.active_bytes == alone.active_bytes
+    images = 2 * 4 * 3 * 64 * 64 * 4  # two GPUs' batches
+    assert parallel.by_kind["batch"] == images + 512
+    assert parallel.by_kind["activations"] == alone.by_kind["activations"]
+    blocks = (96 * 64, 96 * 8, 96 * 8, 8 * 64, 8 * 8, 8 * 8)  # training images, half of the test images
+    assert resident.by_kind["resident"] == sum(-(-size // 512) * 512 for size in blocks)
+
+
+def test_what_torch_cannot_do_without_values_has_no_prediction():
+    with pytest.raises(checks.FellBackError, match=r"strategy\.sync_batchnorm=true"):
+        simulate.simulate(typed(*TINY[:-1], "gpus=2", "strategy.sync_batchnorm=true"), IMAGES, "cuda")
+
+
+def test_options_of_tuning_change_what_they_should():
+    plain, apart, packed, summed = (
+        simulate.simulate(typed_llm("method=lora", *LLAMA, "gpus=2", *words), TEXT, "cuda")
+        for words in (
+            (),
+            ("custom_sharded_layers=[tok_embeddings,output]",),
+            ("packed=true", "max_seq_len=64"),
+            ("gradient_accumulation_steps=2",),
+        )
+    )
+    assert apart.by_kind["buckets"] < plain.by_kind["buckets"]
+    assert apart.active_bytes < plain.active_bytes
+    positions = row_numbers = 2 * 64 * 8
+    assert packed.by_kind["batch"] >= row_numbers
+    assert packed.active_bytes - plain.active_bytes >= positions
+    adapters = plain.by_kind["optimizer"] / 2
+    assert summed.by_kind["gradients"] == pytest.approx(adapters, rel=0.05)  # kept for the second batch
+
+
+def test_sharded_output_pads_batches_to_as_many_chunks():
+    config = typed_llm("method=full", *LLAMA, "gpus=2", "custom_sharded_layers=[output]")
+    tracker = Tracker("cpu")
+    (rows, chunks), device = (41, 8), torch.device("cpu")
+    sharded = tuning_step.batch(config, TextFacts(2304, rows), device, tracker, chunks)["tokens"]
+    config.custom_sharded_layers = []
+    whole = tuning_step.batch(config, TextFacts(2304, rows), device, tracker, chunks)["tokens"]
+    assert (sharded.shape, whole.shape) == ((2, 43), (2, rows))
+
+
+def real_rank(tmp_path: Path) -> Rank:
+    Board(tmp_path, 1, create=True)
+    return Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
+
+
+@pytest.mark.parametrize("words", [(), ("precision=bf16",), ("precision=fp64", "layout=nhwc")])
+def test_real_steps_on_the_cpu_take_what_is_predicted(tmp_path, words):
+    config, peaks = typed(*TINY, *words), truth.Peaks()
+    truth.train_vision(config, real_rank(tmp_path), tmp_path, peaks)
+    assert simulate.simulate(config, IMAGES, "cpu").active_bytes == pytest.approx(peaks.tracked_bytes, rel=0.02)
+
+
+def test_a_request_keeps_the_configuration():
+    for config, facts in ((typed(*TINY, "optimizer=adamw"), IMAGES), (typed_llm("method=qlora", *LLAMA), TEXT)):
+        request = requests.request(config, facts, Machine())
+        assert requests.config_of(request) == config
+        config.seed += 1
+        assert requests.identity(requests.request(config, facts, Machine())) == requests.identity(request)
+        config.batch_size += 1
+        assert requests.identity(requests.request(config, facts, Machine())) != requests.identity(request)
+
+
+def test_cells_that_take_the_same_share_an_answer():
+    def identities(*cells: tuple[str, ...]) -> int:
+        configs = [typed(*TINY[:-1], *words) for words in cells]
+        return len({requests.identity(requests.request(config, IMAGES, Machine())) for config in configs})
+
+    ranks = [f"gpus={count}" for count in (2, 3, 4)]
+    assert identities(*((count, "num_workers=1") for count in ranks), ("gpus=2", "fit=off", "repeat=2")) == 1
+    assert identities(("gpus=1",), ("gpus=2",)) == 2
+    assert identities(*((count, "loader=device") for count in ranks)) == 3  # each has a share of the data set
+    assert identities(*((count, "strategy=dp") for count in ranks)) == 3
+    assert identities(("loader=torch", "pin_memory=true"), ("loader=torch", "pin_memory=false")) == 1
+    assert identities(("loader=batched", "pin_memory=true"), ("loader=batched", "pin_memory=false")) == 2
+
+
+def test_every_key_either_matters_to_memory_or_does_not():
+    """A new key has to be put into one of the two."""
+    irrelevant = {*NOT_IDENTITY, *IRRELEVANT.split()}
+    for workload, config in (("vision", typed(*TINY)), ("llm", typed_llm(*LLAMA))):
+        assert {*requests.request(config, TEXT, Machine()).config} <= {
+            *requests.RELEVANT[workload],
+            *NOT_IDENTITY,
+            *irrelevant,
+        }
+
+
+def active(length: int) -> Active:
+    return Active(1000 * length, {"activations": 1000 * length}, "forward", "aten::mm", {"forward": 1000 * length}, 1.0)
+
+
+def test_like_row_lengths_share_answers(tmp_path, monkeypatch):
+    """On a GPU a few lengths are computed, and what lies between them is interpolated."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    computed: list[int] = []
+
+    def compute(asked: Sequence[requests.Request]) -> list[Active | str]:
+        lengths = [request.facts["length"] for request in asked]
+        computed.extend(lengths)
+        return [active(length) for length in lengths]
+
+    monkeypatch.setattr(answers, "computed", compute)
+    config = typed_llm(*LLAMA)
+    asked = [requests.request(config, TextFacts(2304, length), Machine()) for length in (64, 100, 512, 103, 30)]
+    assert [answer.active_bytes for answer in answers.of(asked) if isinstance(answer, Active)] == [
+        *(64_000, 100_000, 512_000, 103_000, 30_000)
+    ]
+    assert computed == [64, 512, 30]
+    on_cpu = requests.request(config, TextFacts(2304, 100), Machine("cpu"))
+    assert answers.of([on_cpu], compute=False) == [answers.NOT_COMPUTED]
+    (answer,) = answers.of([on_cpu])
+    assert isinstance(answer, Active) and computed[3:] == [100]
+
+
+def test_a_peak_is_linear_in_the_length_of_rows():
+    config = typed_llm("method=lora", *LLAMA, "gpus=2", "custom_sharded_layers=[output]")
+    low, middle, high = (
+        simulate.simulate(config, TextFacts(2304, length), "cuda").active_bytes for length in (64, 200, 512)
+    )
+    assert middle == pytest.approx(low + (200 - 64) / (512 - 64) * (high - low), rel=0.005)
+
+
+def test_files_of_a_tokenizer_that_cannot_be_read_are_named(tmp_path):
+    files = [tmp_path / "vocab.json", tmp_path / "merges.txt"]
+    files[0].write_text('{"a": 0, "b": 1}')
+    files[1].write_text("#version: 0.2\na b c\n")
+    with pytest.raises(ValueError, match=r"tokenizer\.merges_file=.*merges\.txt: .*line 1; give the paths"):
+        row_lengths._qwen(*map(str, files))
+
+
+def test_rows_that_are_not_at_hand_give_an_interval(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(answers, "computed", lambda asked: [active(request.facts["length"]) for request in asked])
+    hub = ("dataset=alpaca_cleaned", "model.max_seq_len=2048")
+    facts = text_facts(typed_llm(*LLAMA, *hub))
+    assert (facts.length, facts.low, facts.high) == (1024, 256, 2048) and facts.vocabulary > 2048
+    (peak,) = memory.predict_all([typed_llm(*LLAMA, *hub)], Machine("cpu"))
+    assert isinstance(peak, PeakMemory) and "between 256 and 2048" in peak.basis
+    assert (peak.low_bytes, peak.total_bytes) == (round(0.98 * 256_000), 1_024_000)
+    assert peak.high_bytes == round(1.02 * 2_048_000)
+    short = text_facts(typed_llm(*LLAMA, *hub, "max_seq_len=512"))
+    assert (short.length, short.low, short.high) == (512, 256, 512)
+    assert text_facts(typed_llm(*LLAMA, *hub, "max_seq_len=512", "packed=true")).lengths == (512,)
+    old = memory.predict_all(
+        [typed_llm(*LLAMA, "packed=true", "max_seq_len=64")], Machine("cuda", "Tesla V100-SXM2-16GB")
+    )
+    assert isinstance(old[0], str) and "packed=true" in old[0]
+
+
+@pytest.mark.parametrize("words", [("method=lora",), ("method=dpo", "template=grammar")])
+def test_the_longest_row_is_as_torchtunes(tmp_path, words):
+    from torchtune import config as components
+
+    config = typed_llm("model=llama3_tiny", "max_seq_len=4000", "dataset.rows=50", *words)
+    cfg = OmegaConf.create(torchtune_config.write(config, Placement("cpu", "gloo", 1, False), tmp_path))
+    rows = components.instantiate(cfg.dataset, components.instantiate(cfg.tokenizer), cache_dir=str(tmp_path))
+    columns = ("tokens", "chosen_input_ids", "rejected_input_ids")
+    longest = max(len(rows[number].get(column, ())) for number in range(len(rows)) for column in columns)
+    assert longest <= text_facts(config).length <= longest + 3
+
+
+def test_predictions_are_made_in_another_process_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config, machine = typed(*TINY), Machine("cuda", "NVIDIA H100 NVL", 94 * 10**9)
+    first = memory.predict(config, machine)
+    assert image_facts(config).train == 1438 and first.active_bytes == sum(first.by_kind.values())
+    monkeypatch.setattr(answers, "computed", lambda _: pytest.fail("computed again"))
+    assert memory.predict(config, machine) == first
+    assert first.fits(94 * 10**9) == "yes" and first.fits(first.total_bytes) == "tight" and first.fits(10**8) == "no"
+
+
+def test_a_run_that_cannot_be_predicted_says_why(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(answers, "computed", lambda asked: ["FellBackError: attention"])
+    with pytest.raises(memory.UnpredictableError, match="FellBackError: attention"):
+        memory.predict(typed(*TINY))
+
+
+def test_extras_of_a_gpu():
+    alone = extras.Situation(10**9, 5 * 10**8, (2, 11), "NVIDIA H100 80GB HBM3", 1, convolutions=False)
+    assert set(extras.of(alone)) == {"cublas", "slack", "context"}
+    assert extras.of(alone)["cublas"].bytes == 32 * MIB
+    assert extras.of(alone._replace(gpu="NVIDIA A100"))["cublas"].bytes == 8_519_680
+    together = extras.of(alone._replace(ranks=4, compiled=True, convolutions=True))
+    assert together["nccl"].bytes == 688 * MIB
+    assert together["compile"].low_bytes < together["compile"].bytes < 0 < together["compile"].high_bytes
+    for extra in together.values():
+        assert extra.low_bytes <= extra.bytes <= extra.high_bytes
+
+
+def test_deviations_add_as_squares():
+    assert extras.summed([Extra(100, 100, 100), Extra(10, 7, 14), Extra(20, 16, 23)]) == (130, 125, 135)
+
+
+def record(active_bytes: int, peak: int | None, held: int | None = None, kind: str = "cuda_allocated") -> VisionRecord:
+    return VisionRecord(
+        schema_version=SCHEMA_VERSION,
+        status="ok" if held is None else "oom",
+        cause=None if held is None else Cause("oom", memory_bytes=held),
+        axes={},
+        peak_memory_bytes=Memory(peak, kind=kind),
+        prediction=Prediction("unknown", active_bytes=active_bytes),
+    )
+
+
+def test_extras_are_learned_from_three_records_on(monkeypatch):
+    """Of CPU ranks nothing, and of a run without a prediction neither; one out of memory raises the upper end alone."""
+    ended = [record(1000, 1000 + beyond) for beyond in (100, 110, 120)]
+    others = [record(1000, 5000, kind="rss"), record(0, 5000)]
+    runs = extras.learn([*ended, *others])
+    assert runs == [extras.Measured(1000, 1000 + beyond) for beyond in (100, 110, 120)]
+    assert extras.learned(runs[:2], 1000) is None
+    assert extras.learned(runs, 1000) == Extra(110, 90, 130)
+    (failed,) = extras.learn([record(900, None, held=1200)])
+    assert failed == extras.Measured(900, 1200, ran_out=True)
+    assert extras.learned([*runs, failed], 1000) == Extra(110, 90, 300)
+    # which has fewer tensors than that one; and maybe less beyond them
+    assert extras.learned([*runs, failed], 800) == Extra(110, 88 - 20, 130)
+    assert extras.learned(runs, 2000, compiled=True) == Extra(110, 110 - 100, 220 + 100)
+    assert extras.learned([*runs[:2], failed], 1000) is None
+
+    whole = Active(2 * 10**9, {"weights": 2 * 10**9}, "forward", "aten::mm", {}, 1.0)
+    monkeypatch.setattr(answers, "of", lambda asked, compute=True: [whole])
+    wide = [extras.Measured(10**9, 11 * 10**8)] * 3
+    plain, informed = (memory.predict(typed(*TINY), known=IMAGES, measured=some) for some in ((), wide))
+    assert informed.allocated_bytes == 21 * 10**8 and "runs on this GPU" in informed.basis
+    assert plain.allocated_bytes != informed.allocated_bytes
+    assert informed.total_bytes - informed.allocated_bytes == sum(
+        extra.bytes for name, extra in informed.extras.items() if name in ("slack", "context", "nccl")
+    )

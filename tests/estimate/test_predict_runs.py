@@ -1,0 +1,405 @@
+"""What is predicted of runs from the records of others."""
+
+import json
+import math
+import random
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multicard.config.base import LATER, plain
+from multicard.estimate import before_run, gpus, history, memory, run, totals
+from multicard.estimate.history import History
+from multicard.estimate.memory import result
+from multicard.estimate.run import Predictor, Target
+from multicard.machine import environment
+from multicard.machine.allocation import Allocation
+from multicard.measure import formulas
+from multicard.ranks.failures import Failure
+from multicard.records import comparable
+from multicard.records.schema_parts import Interval, Prediction
+from multicard.run import attempts, outcome, prepare
+from multicard.run.peers import Peers
+from multicard.tracking.mirror import Mirror
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import SMALL, composed, typed, typed_llm
+from tests.helpers import records
+from tests.helpers.nvml_stand_in import Gpu, Nvml, install
+from tests.helpers.past_runs import (
+    CPU,
+    H200,
+    config,
+    missed,
+    past,
+    predicted,
+    probe,
+    vision,
+)
+
+# ---- the history
+
+
+def test_only_finished_records_that_can_be_read_are_in_the_history(tmp_path: Path):
+    sweep = tmp_path / "multirun" / "sweep"
+    for name, record in {
+        "ok": vision(),
+        "probe-probe": probe(),
+        "oom": vision(status="oom"),
+        "refused": vision(status="refused"),
+        ".aside.before": vision(),
+        "newer": vision(schema_version=99),
+    }.items():
+        records.write(sweep / name, record)
+    for name, text in {"broken": "{", "empty": "", "list": "[]", "types": '{"kind": "vision", "status": 3}'}.items():
+        records.write(sweep / name, {})
+        (sweep / name / "result.json").write_text(text)
+    (sweep / "unfinished").mkdir()
+    known = history.read([sweep, tmp_path / "absent"])
+    assert sorted(run.record.status for run in known.runs) == ["ok", "ok", "oom"]
+    assert (sum(run.is_probe for run in known.runs), known.unread) == (1, 5)
+
+
+def test_a_record_is_decoded_once_for_each_state_of_its_file(tmp_path: Path):
+    records.write(tmp_path / "run", vision(0.1))
+    (first,) = history.read([tmp_path]).runs
+    assert history.read([tmp_path]).runs[0] is first
+    path = tmp_path / "run" / "result.json"
+    path.with_name("new").write_text(json.dumps(vision(0.2)))
+    path.with_name("new").replace(path)
+    assert history.read([tmp_path]).runs[0].step_s == pytest.approx(0.2)
+
+
+def test_no_figure_of_a_record_stops_a_prediction():
+    """Records with one value replaced, anywhere: they are left out, or something is predicted all the same."""
+    chance = random.Random(0)
+    plain_records = [vision(), vision(gpus=2, precision="fp64"), probe(batch_size=32), missed(1.0)]
+    numbers = (0, 0, -1, 1, 7, 0.5, 1e-300, 1e300, 10**15, None)
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, dict | list) and value:
+            key = chance.choice(list(value) if isinstance(value, dict) else range(len(value)))
+            copied = dict(value) if isinstance(value, dict) else list(value)
+            copied[key] = replaced(copied[key])
+            return copied
+        return chance.choice(numbers if isinstance(value, int | float) else (None, "x", [], {}, *numbers))
+
+    wanted = [config(vision()), config(vision(gpus=2, precision="fp64")), config(vision(batch_size=32, epochs=4))]
+    read, predictor = 0, Predictor(CPU, History(), None)
+    for _ in range(800):
+        known = plain_records.copy()
+        place = chance.randrange(len(known))
+        known[place] = replaced(known[place])
+        with suppress(ValueError):
+            predictor = Predictor(CPU, past(*known), records.COMMIT)
+            read += 1
+        for prediction in predictor.predict_all(wanted, memory=False):
+            assert prediction.step_s is None or 0 <= prediction.step_s.low < math.inf
+            ends = prediction.total_s or Interval(0.0, 0.0, 0.0)
+            assert 0 <= ends.low <= ends.value <= ends.high < math.inf
+    assert read > 150
+    assert totals.evaluation_share(past(vision(batch_size=0)).runs[0]) is None
+
+
+def test_a_root_of_sweeps_teaches_all_of_them_and_another_folder_itself(tmp_path: Path):
+    root = tmp_path / "multirun"
+    for name in ("b", "a", "published", ".hidden"):
+        (root / name / "cell").mkdir(parents=True)
+    (root / "file").write_text("")
+    assert history.history_folders(root / "b" / "cell") == [root / "a", root / "b"]
+    assert history.history_folders(tmp_path / "other" / "b" / "cell") == [tmp_path / "other" / "b"]
+
+
+def test_older_records_are_read(tmp_path: Path):
+    known = history.read(sorted(Path("tests/fixtures/records_v1").iterdir()))
+    assert (len(known.runs), known.unread) == (8, 0)
+    assert sum(run.left_out is None for run in known.runs) == 5
+
+
+def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """No rank had written anything by then."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install(monkeypatch, Nvml(Gpu("GPU-a")))
+    folder, alone = tmp_path / "sweep" / "run", Allocation()
+    cfg = composed(*SMALL, "gpus=1", "device=cuda")
+    prepared = prepare.prepare(WORKLOAD, cfg, folder, 0.0, alone, Peers(alone), lambda *_: None)
+    assert isinstance(prepared, prepare.PreparedRun)
+    attempts.end(folder, Failure("oom", "CUDA out of memory"))
+    mirror = Mirror(prepared.config, "vision", folder, {})
+    record = outcome.complete(prepared, outcome.begin(WORKLOAD, cfg, folder), mirror)
+    assert (record["status"], record["hardware"]) == ("oom", "H200")
+    (run,) = history.read([tmp_path / "sweep"]).runs
+    assert run.is_of("H200", None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("disturbed", {"load": records.load(8.0)}),
+        ("disturbed", {"device": "cuda", "gpu": records.gpu(by="other")}),
+        ("more ranks than cores", {"gpus": 32}),
+        ("profiled", {"profile": {"name": "kineto", "window": "start"}}),
+        ("diverged", {"status": "diverged"}),
+        ("ran out of memory", {"status": "oom"}),
+        ("shared a GPU", {"device": "cuda", "oversubscribed": True}),
+        ("no times", {"step_s": formulas.statistics([], 1)}),
+        ("no times", {"gpus": 2, "step_s": {"mean": 0.1}}),  # an older definition
+        ("no times", {"total_s": 1e300}),
+    ],
+)
+def test_runs_that_say_nothing_about_time_are_left_out_and_the_reason_is_said(reason: str, changes: dict[str, Any]):
+    record = vision(**changes)
+    known = past(record)
+    assert known.runs[0].left_out == reason
+    prediction = predicted(config(record), known, H200 if record["axes"]["device"] == "cuda" else CPU)
+    assert (prediction.basis, prediction.total_s) == ("unknown", None)
+    assert f"of this cell 1 run {reason}" in prediction.about
+
+
+def test_a_key_that_came_later_has_the_value_of_what_earlier_runs_did():
+    """Each key of LATER, in the records that may lack it, and in no other."""
+    assert {key.rpartition(".")[::2] for key in history.LATER_KEYS} == {
+        (group, key) for group, keys in LATER.items() for key in keys
+    }
+    words = "dataset=samsum", "template=summarize", "profile=kineto"
+    cells = [typed("layout=nhwc", "profile=kineto"), typed_llm(*words), typed_llm()]
+    filled: set[str] = set()
+    for cell in cells:
+        whole, older = history.setting(plain(cell)), plain(cell)
+        for key in history.LATER_KEYS:
+            group, _, name = key.rpartition(".")
+            (older[group] if group else older).pop(name, None)
+        assert history.setting(older) == whole
+        filled |= history.LATER_KEYS.keys() & set(whole)
+    assert filled == set(history.LATER_KEYS)
+
+    record = vision(layout="nhwc")
+    known = past(record)
+    assert predicted(config(record), known).basis == "measured"
+    assert predicted(config(record, model__pointwise="linear"), known).basis == "unknown"
+
+
+# ---- bases
+
+
+def test_a_cell_like_those_that_ran_is_scaled():
+    known = past(vision(0.1), vision(0.3, precision="fp64"), vision(0.11, gpus=2))
+    prediction = predicted(config(vision(gpus=2, precision="fp64")), known)
+    assert (prediction.basis, prediction.fits) == ("scaled", None)
+    assert prediction.step_s is not None and prediction.total_s is not None
+    assert prediction.step_s.low < 0.33 < prediction.step_s.high
+    measured = predicted(config(vision()), known).step_s
+    assert measured is not None
+    assert prediction.step_s.high / prediction.step_s.value > measured.high / measured.value
+
+
+def test_another_commit_widens_and_another_machine_says_nothing():
+    record = vision()
+    same, other = (predicted(config(record), past(record), commit=commit) for commit in (records.COMMIT, "0" * 40))
+    assert same.total_s is not None and other.total_s is not None
+    assert other.total_s.high > same.total_s.high
+    assert "another commit" in other.about
+    changed = predicted(config(record), past(record | {"changes": "12345678"}))
+    assert "another commit" in changed.about  # than the commit with those changes
+    for elsewhere in ({"hardware": "Intel Xeon"}, {"cores": 8}):
+        unknown = predicted(config(record), past(record | elsewhere))
+        assert unknown.basis == "unknown"
+        assert "measured on" in unknown.about
+    on_gpu = vision(device="cuda", cores=4)
+    assert predicted(config(on_gpu), past(on_gpu), H200).basis == "measured"  # in a job with fewer cores
+    nothing = predicted(config(record), History())
+    assert (nothing.basis, nothing.about) == ("unknown", "no run like it on AMD EPYC")
+
+
+def test_a_total_is_of_all_epochs_and_says_so_where_the_run_may_stop():
+    record = vision()
+    stopping = config(record | {"config": record["config"] | {"target_accuracy": 0.9, "stop_at_target": True}})
+    assert "all epochs, and the run stops at its target" in predicted(stopping, past(record)).about
+
+
+def test_a_gpu_that_others_measured_has_a_published_basis():
+    wanted = typed("dataset=mnist", "dataset.image_size=500", "gpus=1", "precision=fp32", "predict.gpu=h100-94gb")
+    wanted.batch_size, wanted.pin_memory = 32, False
+    prediction = predicted(wanted, History(), run.target(wanted))
+    assert (prediction.basis, prediction.step_s is None) == ("published", False)
+    assert predicted(wanted, History(), Target(None, None, "cuda")).basis == "unknown"
+
+
+# ---- the machine
+
+
+def test_a_target_is_a_gpu_by_name_a_memory_or_this_machine(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ValueError, match=r"predict\.gpu=h1000: .*h100-94gb"):
+        run.target(typed("predict.gpu=h1000"))
+    named = run.target(typed("predict.gpu=h100-94gb"))
+    assert (named.hardware, named.cores, named.device_type) == ("h100-94gb", None, "cuda")
+    assert named.memory_bytes == gpus.GPUS["h100-94gb"].memory_bytes
+    stated = run.target(typed("predict.gpu=h100-94gb", "predict.memory=80GB"))
+    assert stated.memory_bytes == 80 * 10**9
+    monkeypatch.setattr(environment, "gpus", list)
+    assert run.target(typed("predict.memory=80GiB")) == Target(None, None, "cuda", None, 80 * 2**30)
+    here = run.target(typed())
+    assert (here.device_type, here.hardware) == ("cpu", environment.cpu_model())
+    assert here.cores == f"{environment.cores()} cores"
+    assert run.target(typed("device=cuda")) == Target(None, None, "cuda")
+    monkeypatch.setattr(environment, "cores", lambda: 16)
+    beside = typed("gpus=2", "cpus_per_gpu=3", "exclusive=false")
+    assert [run.target(each).cores for each in (typed("gpus=2"), beside)] == ["16 cores", "3 cores a rank"]
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")  # within a job, which has so many
+    assert run.target(typed("gpus=2")).cores == "8 cores a rank"
+
+
+def test_jobs_of_cpu_ranks_are_of_one_machine_where_a_rank_has_as_many_cores():
+    target = replace(CPU, cores="2 cores a rank")
+    in_jobs = [vision(gpus=gpus, cores=2 * gpus) | {"job": "7"} for gpus in (1, 2)]
+    beside = vision(cores=2)
+    beside["config"]["exclusive"] = False
+    others = [vision(cores=2), vision(cores=4) | {"job": "8"}]
+    known = past(*in_jobs, beside, *others)
+    assert [history_run.is_of(target.hardware, target.cores) for history_run in known.runs] == [True] * 3 + [False] * 2
+    of_four = predicted(config(vision(gpus=4)), past(*in_jobs), target)
+    assert of_four.basis == "scaled" and predicted(config(vision()), past(beside), target).basis == "measured"
+    assert (
+        "of this cell 1 run measured on AMD EPYC, 2 cores" in predicted(config(vision()), past(others[0]), target).about
+    )
+
+
+def test_the_gpus_of_this_machine_are_the_target(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install(monkeypatch, Nvml(Gpu("GPU-a"), Gpu("GPU-b", bus=1)))
+    here = run.target(typed())
+    assert (here.hardware, here.gpu, here.gpus, here.device_type) == ("H200", "H200", 2, "cuda")
+    assert here.memory_bytes == gpus.usable_bytes("H200", 150_000_000_000)
+    assert run.target(typed("device=cpu")).device_type == "cpu"
+
+
+def test_the_machine_is_asked_once_for_all_cells(monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+    monkeypatch.setattr(environment, "gpus", lambda: asked.append(1) or [{"name": "H200", "memory_bytes": 10**11}])
+    cells = [typed("gpus=1"), typed("gpus=2"), typed("device=cpu"), typed("predict.gpu=a10")]
+    assert [each.device_type for each in run.targets(cells)] == ["cuda", "cuda", "cpu", "cuda"]
+    assert [each.gpu for each in run.targets(cells, here=True)] == ["H200", "H200", None, "H200"]
+    assert len(asked) == 2 and run.targets(cells[2:3])[0].device_type == "cpu" and len(asked) == 2
+
+
+# ---- memory
+
+
+def answer(total_bytes: int) -> result.PeakMemory:
+    allocated = total_bytes - 10 * 10**9
+    return result.PeakMemory(
+        active_bytes=allocated - 10**9,
+        by_kind={},
+        phase="forward",
+        operator="",
+        by_phase={},
+        extras={},
+        allocated_bytes=allocated,
+        allocated_low_bytes=allocated - 2 * 10**9,
+        allocated_high_bytes=allocated + 2 * 10**9,
+        total_bytes=total_bytes,
+        low_bytes=total_bytes - 5 * 10**9,
+        high_bytes=total_bytes + 5 * 10**9,
+        basis="steps without values",
+        seconds=1.0,
+    )
+
+
+def of_memory(monkeypatch: pytest.MonkeyPatch, known: History, total_gb: int, compute: bool = True) -> Prediction:
+    calls: list[bool] = []
+
+    def predict_all(configs: Any, machine: Any, sizes: Any, measured: Any = (), compute: bool = True) -> list[Any]:
+        calls.append(compute)
+        assert (machine.gpu, machine.memory_bytes) == (H200.gpu, H200.memory_bytes)
+        return [answer(total_gb * 10**9)] * len(configs)
+
+    monkeypatch.setattr(memory, "predict_all", predict_all)
+    wanted = config(vision(device="cuda"))
+    (prediction,) = Predictor(H200, known, None).predict_all([wanted], memory=compute)
+    assert any(calls) == compute
+    return prediction
+
+
+def test_memory_is_that_of_steps_without_values(monkeypatch: pytest.MonkeyPatch):
+    verdicts = {size: of_memory(monkeypatch, History(), size).fits for size in (100, 148, 200)}
+    assert verdicts == {100: "yes", 148: "tight", 200: "no"}
+    prediction = of_memory(monkeypatch, History(), 100, compute=False)
+    assert prediction.memory_bytes == Interval(100e9, 95e9, 105e9)
+    assert (prediction.active_bytes, prediction.gpu_memory_bytes) == (89 * 10**9, H200.memory_bytes)
+    assert prediction.basis == "unknown"  # of its times
+
+
+def test_memory_that_was_measured_replaces_what_was_predicted(monkeypatch: pytest.MonkeyPatch):
+    peak = {"max": 100 * 10**9, "per_rank": [100 * 10**9], "kind": "cuda_allocated"}
+    ok = of_memory(monkeypatch, past(vision(device="cuda", peak_memory_bytes=peak)), 148)
+    assert (ok.fits, ok.memory_basis) == ("yes", "measured in 1 of this cell's runs")
+    assert ok.allocated_bytes is not None and ok.allocated_bytes.value == 100 * 10**9
+    assert ok.memory_bytes is not None and ok.memory_bytes.value == 110 * 10**9
+    oom = of_memory(monkeypatch, past(vision(device="cuda", status="oom")), 148)
+    assert (oom.fits, oom.memory_basis) == ("no", "a run of this cell ran out of memory before")
+    other = of_memory(monkeypatch, past(vision(device="cuda", status="oom", hardware="Tesla T4")), 100)
+    assert other.fits == "yes"
+
+
+def test_data_that_is_not_there_is_the_reason_for_no_memory():
+    wanted = typed("dataset=images", "dataset.root=/nowhere", "predict.gpu=h100-94gb")
+    (prediction,) = Predictor(run.target(wanted), History(), None).predict_all([wanted])
+    assert prediction.memory_bytes is None
+    assert "/nowhere" in prediction.memory_basis
+
+
+# ---- before a run
+
+
+def test_a_requeued_run_keeps_its_first_prediction(tmp_path: Path):
+    attempts.begin(tmp_path, Allocation(), prediction={"basis": "scaled"})
+    attempts.end(tmp_path, Failure("preempted", ""))
+    attempts.begin(tmp_path, Allocation(), prediction={"basis": "measured"})
+    assert attempts.last(tmp_path)["prediction"] == {"basis": "scaled"}
+    attempts.end(tmp_path, None)
+    assert "prediction" not in attempts.merge(tmp_path, [{"steps": 1, "trained_s": 1.0}])[0]
+
+
+def test_the_time_of_a_prediction_is_no_part_of_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now_s = [0.0]
+    monkeypatch.setattr(prepare, "clock_s", lambda: now_s[0])
+
+    def predict(*_: Any) -> dict[str, Any]:
+        now_s[0] += 1000.0
+        return {"basis": "scaled"}
+
+    folder, alone = tmp_path / "sweep" / "run", Allocation()
+    prepare.prepare(WORKLOAD, composed(*SMALL), folder, 7.0, alone, Peers(alone), predict)
+    attempt = attempts.last(folder)
+    assert (attempt["started_s"], attempt["prediction"]) == (1007.0, {"basis": "scaled"})
+
+
+def test_an_error_of_a_prediction_stops_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fails(_: Any) -> History:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(history, "read", fails)
+    with pytest.raises(KeyError):
+        before_run.prediction(typed(), tmp_path / "sweep" / "cell", None)
+    monkeypatch.delenv("MULTICARD_STRICT")
+    assert before_run.prediction(typed(), tmp_path / "sweep" / "cell", None) is None
+    assert "no prediction (KeyError: 'a defect')" in capsys.readouterr().err
+
+
+def test_a_run_has_the_prediction_that_was_made_before_it(tmp_path: Path, called: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(comparable, "BUSY_SHARE", math.inf)  # other tests are at work too
+    words = ["-m", *SMALL, "gpus=1", f"hydra.sweep.dir={tmp_path / 'multirun' / 'sweep'}", "name=sweep"]
+    for more in (["probe=true"], ["epochs=1,2"]):
+        code, printed = called(*words, *more)
+        assert code == 0, printed
+    written = [json.loads(path.read_text()) for path in tmp_path.glob("multirun/sweep/*/result.json")]
+    probed, first, second = sorted(written, key=lambda record: (record["probe"] is None, record["config"]["epochs"]))
+    assert probed["prediction"] is None
+    assert (first["prediction"]["basis"], first["prediction"]["runs"]) == ("probed", 1)
+    assert (second["prediction"]["basis"], second["prediction"]["runs"]) == ("scaled", 1)
+    assert second["prediction"]["total_s"]["low"] < second["prediction"]["total_s"]["value"]
+    assert second["prediction"]["memory_bytes"] is None  # of CPU ranks it is not computed before a run

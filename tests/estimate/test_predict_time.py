@@ -1,0 +1,327 @@
+"""Predicted steps: how they grow with GPUs, their intervals, and what each prediction rests on."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from multicard.config.base import plain
+from multicard.estimate import history, published
+from multicard.estimate.time import conformal, estimate, scaling
+from multicard.estimate.time.defects import Series, reasons
+from multicard.estimate.time.observations import StepObservation, differences
+from multicard.estimate.time.scaling import Case, Growth
+from multicard.measure import repeated_runs
+from tests.conftest import typed, typed_llm
+
+CELL = {"gpus": "1", "precision.name": '"fp32"', "batch_size": "32", "loader.name": '"torch"', "device": '"cuda"'}
+CELL |= {"loader.prefetch_factor": "2", "dataset.image_size": "64", "seed": "0"}
+HERE = "NVIDIA H100 NVL"
+
+
+def seen(step_s, *words, error=0.0, probe=False, machine=HERE, commit: str | None = "a", published=False):
+    setting = CELL | dict(word.split("=", 1) for word in words)
+    return StepObservation(setting, step_s, error, probe, machine, commit, published)
+
+
+def predicted(*words, of=(), machine=HERE, commit: str | None = "a"):
+    return estimate.step(CELL | dict(word.split("=", 1) for word in words), machine, commit, of)
+
+
+def spread(result):
+    return math.log(result.high / result.low)
+
+
+def test_a_rank_of_a_ring_sends_twice_the_bytes_but_one_share():
+    assert [scaling.ring(gpus) for gpus in (1, 2, 4, 8)] == [0, 1, 1.5, 1.75]
+
+
+@pytest.mark.parametrize(("gpus", "share"), [(2, 0.0), (4, 0.5 / 0.75), (8, 1.0), (1, -1 / 0.75)])
+def test_growth_is_what_the_second_gpu_cost_and_a_rings_share_of_what_exceeds_the_threshold(gpus, share):
+    growth = Growth(threshold=0.1, slope=0.75, constant=0.01, low=-2.0, high=3.0)
+    assert math.exp(growth.log_ratio(0.3, gpus)) == pytest.approx(1.3 + share * (0.75 * 0.2 + 0.01))
+    assert math.exp(growth.log_ratio(0.05, gpus)) == pytest.approx(1.05 + share * 0.01)
+    if gpus == 8:
+        assert growth.bounds(0.3, gpus) == pytest.approx((-2 * 0.08, 3 * 0.08))
+    if gpus == 2:
+        assert growth.bounds(0.3, gpus) == (0, 0)
+
+
+def simulated(families, rng, workloads=6):
+    """Cases of a known growth, with an error of a family and of a case that grow with d."""
+    cases = []
+    for family in range(families):
+        shift = rng.normal(0, 0.5)
+        for workload in range(workloads):
+            d = rng.gamma(0.6, 0.12)
+            error = (scaling.NOISE + scaling.NOISE_SLOPE * d) * (shift + rng.normal(0, 1))
+            far = math.exp(Growth(0.1, 1.0, 0.01).log_ratio(d, 8) + error) - 1
+            cases.append(Case(f"family {family}", f"workload {workload}", d, far))
+    return cases
+
+
+def test_a_known_growth_is_recovered():
+    cases = simulated(40, np.random.default_rng(0))
+    exact = [replace(case, growth_8=math.expm1(Growth(0.1, 1.0, 0.01).log_ratio(case.growth_2, 8))) for case in cases]
+    fitted = scaling.fit(exact)
+    assert (fitted.threshold, fitted.slope, fitted.constant) == pytest.approx((0.1, 1.0, 0.01), abs=1e-3)
+
+
+def test_intervals_cover_families_that_were_left_out_in_simulation():
+    rng = np.random.default_rng(1)
+    inside = []
+    for _ in range(12):
+        model = scaling.calibrated(simulated(8, rng))
+        inside += [model.low <= scaling.score(model, case) <= model.high for case in simulated(6, rng)]
+    assert len(inside) == 12 * 36 and 0.83 <= np.mean(inside) <= 0.97
+
+
+def test_each_group_counts_once_in_a_conformal_quantile():
+    scores = {"a": [0.0] * 1000, "b": [-1.0, 1.0], "c": [-2.0, 2.0]}
+    assert conformal.quantiles(scores, 0.9) == (-2.0, 2.0)
+    assert conformal.quantiles(scores, 0.6) == (-1.0, 1.0)
+    with pytest.raises(ValueError, match="at least two groups"):
+        conformal.quantiles({"a": [1.0]}, 0.9)
+
+
+def test_the_stated_growth_follows_from_the_published_table():
+    follows = scaling.calibrated(published.cases(published.sound()))
+    for name in ("threshold", "slope", "constant", "low", "high"):
+        assert getattr(scaling.PUBLISHED, name) == pytest.approx(getattr(follows, name), abs=2e-3), name
+
+
+def test_a_whole_run_lies_between_a_serial_part_and_a_cost_of_each_doubling():
+    total_s, sd = scaling.whole_run({1: 100.0, 2: 60.0}, 4)
+    assert total_s == pytest.approx(math.sqrt(100 * (0.2 + 0.8 / 4) * 100 * 0.6**2)) and sd > repeated_runs.PRIOR_SD
+    assert scaling.whole_run({1: 100.0, 2: 50.0}, 4)[0] == pytest.approx(25.0)
+
+
+def row(rates, workload="resnet50", node="node", batches=None, model="GPU"):
+    by_count = {count: rate for count, rate in zip((1, 2, 4, 8), rates, strict=False) if rate}
+    of_a_gpu = dict(zip(by_count, batches or (), strict=False))
+    return Series("source", node, model, model, "", workload, "fp16", by_count, of_a_gpu)
+
+
+@pytest.mark.parametrize(
+    ("rates", "batches", "words"),
+    [
+        ((100, 199, 390, 1200), None, "beyond linear: 1.54 times as fast a GPU on 8 as on 4"),
+        ((100, 199, 390, 70), None, "several GPUs are slower than one"),
+        ((100, 199), (12, 16), "the batch of a GPU is 12 to 16"),
+        ((12, 23, 44, 90), None, "printed as 12: rounding"),
+    ],
+)
+def test_a_row_that_cannot_be_is_left_out_with_the_reason(rates, batches, words):
+    good, bad = row((100, 199, 390, 770), "other"), row(rates, batches=batches)
+    assert {key: reason[: len(words)] for key, reason in reasons([good, bad]).items()} == {bad: words}
+
+
+def test_a_workload_is_not_believed_where_many_nodes_are_beyond_linear_or_equal_ones_differ():
+    fine = row((100, 199, 390, 770), node="c")
+    wrong = reasons([row((100, 300), node="a"), row((100, 300), node="b"), fine])
+    assert wrong[fine] == "beyond linear on 2 of 3 nodes: the workload is not believed"
+    erratic = reasons([row((100, 199), node="a"), row((100, 140), node="b")])
+    assert {*erratic.values()} == {"erratic: nodes with GPU differ by 1.42 times on 2"}
+    assert reasons([row((0, 199, 390)), row((0, 199, 390), node="a")]) == {}
+
+
+def test_the_known_defects_of_the_published_tables_are_detected():
+    wrong = reasons(published.table())
+    left_out = {(entry.source, entry.workload, entry.precision) for entry in wrong}
+    assert {("lambda", name, "fp16") for name in ("bert_base_squad", "ncf", "tacotron2")} <= left_out
+    nvidia = {(entry.model, entry.workload) for entry in wrong if entry.source == "nvidia"}
+    names = ("efficientnet-b4", "efficientnet-widese-b0", "efficientnet-widese-b4")
+    assert nvidia == {("V100 32GB", name) for name in names}
+    lambda_fp16 = [entry for entry in published.sound() if (entry.source, entry.precision) == ("lambda", "fp16")]
+    assert len(published.cases(lambda_fp16)) == 58
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("DellTexas H100 80GB SXM5", "H100 SXM"),
+        ("8x H100 80GB PCIe Gen5", "H100 PCIe"),
+        ("LambdaCloud A100 40GB PCIe", "A100"),
+        ("A100 80GB SXM4", "A100"),
+        ("RTX 6000 Ada", "RTX 6000 Ada"),
+        ("A stranger's GPU", "A stranger's GPU"),
+    ],
+)
+def test_near_duplicates_are_one_family(name, family):
+    assert published.family(name) == family
+
+
+def test_what_is_published_of_a_gpu():
+    papers = {(total.series, total.gpus): total.total_s for total in published.paper_totals()}
+    assert len(papers) == 20 and papers[("table2", "fp16"), 4] == 919
+    of_papers = [entry for entry in published.observations("h100-94gb") if entry.machine == published.PAPERS_NODE]
+    fp64 = [entry for entry in of_papers if entry.setting.get("precision.name") == '"fp64"']
+    step_s = {entry.setting["gpus"]: entry.step_s for entry in fp64}
+    assert step_s["1"] == pytest.approx(6266 / (20 * (1875 + 0.35 * 313))) and len(of_papers) == 28
+    nodes = {name: {seen.machine for seen in published.observations(name)} for name in ("h100-pcie", "h100-80gb")}
+    assert nodes["h100-pcie"] and nodes["h100-80gb"] and not nodes["h100-pcie"] & nodes["h100-80gb"]
+    assert not published.observations("no such gpu")
+
+
+def test_differences_count_another_option_of_a_group_once():
+    known = CELL | {"loader.name": '"batched"', "seed": "7"}
+    assert differences(known, CELL) == ("loader.name", "seed")
+    assert differences({}, CELL) == () and differences({"workload": "x"}, CELL) == ("workload",)
+
+
+def test_a_cell_that_ran_is_measured_and_several_runs_narrow_it():
+    one, four = predicted(of=[seen(0.1)]), predicted(of=[seen(0.1), seen(0.101), seen(0.1), seen(0.099, "seed=4")])
+    assert (one.basis, one.runs, one.about) == (estimate.MEASURED, 1, "1 run of this cell")
+    assert one.value == pytest.approx(0.1) and spread(one) == pytest.approx(2 * 1.645 * 0.02 * math.sqrt(2), rel=1e-3)
+    assert four.runs == 4 and spread(four) < spread(one)
+
+
+def test_runs_on_cpu_ranks_differ_by_more_until_some_were_repeated():
+    on_cpu = 'device="cpu"'
+    once = predicted(on_cpu, of=[seen(0.1, on_cpu)])
+    assert spread(once) == pytest.approx(2 * 1.645 * 0.08 * math.sqrt(2), rel=1e-3)
+    steady = [seen(0.1, on_cpu, f"batch_size={size}") for size in range(20) for _ in range(5)]
+    assert spread(predicted(on_cpu, of=[*steady, seen(0.1, on_cpu)])) < spread(once) / 5
+
+
+def test_a_probe_is_wider_than_a_run_and_gives_way_to_it():
+    probe = predicted(of=[seen(0.1, probe=True, error=0.005)])
+    assert probe.basis == estimate.PROBED and spread(probe) > spread(predicted(of=[seen(0.1)]))
+    both = predicted(of=[seen(0.2, probe=True), seen(0.1)])
+    assert both.basis == estimate.MEASURED and both.value == pytest.approx(0.1)
+    since = predicted(of=[seen(0.2, probe=True), seen(0.1, commit="b")])
+    assert since.basis == estimate.PROBED and since.value == pytest.approx(0.2)
+
+
+def test_another_commit_is_wider_and_said_and_another_machine_says_nothing():
+    other = predicted(of=[seen(0.1, commit="b")])
+    assert "another commit" in other.about and spread(other) > spread(predicted(of=[seen(0.1)]))
+    assert predicted(of=[seen(0.1, commit="b"), seen(0.2)]).value == pytest.approx(0.2)
+    assert predicted(of=[seen(0.1, machine="another")]) is None
+    assert predicted(of=[]) is None
+    broken = [seen(math.nan), seen(0.0), seen(0.1, error=math.inf), seen(0.1, "gpus=null"), seen(0.1, "gpus=0")]
+    assert predicted(of=broken) is None and predicted("gpus=2", of=broken) is None
+    assert predicted("batch_size=null", of=[seen(0.1)]) is None
+
+
+def test_more_gpus_are_scaled_from_one_and_two_in_an_interval_that_holds_the_noise_of_both():
+    far = predicted("gpus=8", of=[seen(0.1), seen(0.103, "gpus=2")])
+    growth = scaling.PUBLISHED
+    assert far.basis == estimate.SCALED and far.runs == 2 and far.about == "T(1), T(2) of gpus"
+    assert far.value == pytest.approx(0.1 * math.exp(growth.log_ratio(0.03, 8)))
+    sides = [math.log(end / far.value) for end in (far.low, far.high)]
+    assert sides == pytest.approx(growth.bounds(0.03, 8))  # what runs differ by is in it
+    near = predicted("gpus=4", of=[seen(0.1), seen(0.103, "gpus=2")])
+    assert spread(predicted(of=[seen(0.1)])) < spread(near) < spread(far)
+    noisy = predicted("gpus=8", of=[seen(0.1, error=0.03), seen(0.103, "gpus=2", error=0.03)])
+    assert spread(noisy) > spread(far)
+    assert predicted("gpus=8", of=[seen(0.1)]) is None
+    known_4 = predicted("gpus=8", of=[seen(0.1), seen(0.103, "gpus=2"), seen(0.104, "gpus=4")])
+    assert spread(known_4) < spread(far) and "T(4)" in known_4.about
+
+
+def test_without_one_and_two_gpus_the_line_over_a_rings_bytes_is_carried_on():
+    far = predicted("gpus=8", of=[seen(0.1, "gpus=2"), seen(0.11, "gpus=4")])
+    assert far.value == pytest.approx(0.11 + 0.01 * (1.75 - 1.5) / (1.5 - 1)) and far.about == "T(2), T(4) of gpus"
+    between = predicted("gpus=2", of=[seen(0.1), seen(0.13, "gpus=4")])
+    assert between.value == pytest.approx(0.1 + 0.03 / 1.5)
+    assert spread(far) > spread(predicted("gpus=4", of=[seen(0.11, "gpus=4")]))
+
+
+def test_cpu_ranks_share_their_cores_so_that_a_step_grows_as_a_power_of_their_number():
+    on_cpu = 'device="cpu"'
+    known = [seen(0.1, on_cpu), seen(0.2, on_cpu, "gpus=2")]
+    four, eight = (predicted(on_cpu, f"gpus={gpus}", of=known) for gpus in (4, 8))
+    assert four.value == pytest.approx(0.4) and eight.value == pytest.approx(0.8) and spread(eight) > spread(four)
+    assert math.log(eight.high / eight.value) > 1.645 * 0.25 * math.log(4)
+
+
+def test_printed_growth_with_gpus_counts_as_a_ratio_for_its_times_may_be_of_a_sample():
+    printed = [
+        StepObservation({"workload": "resnet50", "gpus": gpus}, step_s, 0.01, False, "their node", None, True)
+        for gpus, step_s in (("1", 0.001), ("2", 0.0011), ("8", 0.0013))
+    ]
+    assert predicted("gpus=8", of=[seen(0.1), *printed]).value == pytest.approx(0.13)
+    assert predicted("gpus=2", of=[seen(0.1), *printed]).value == pytest.approx(0.11)
+
+
+@pytest.mark.parametrize(
+    ("entry", "experiment", "change"),
+    [
+        ("train_vision", "table2", ["model.width=0.25"]),
+        ("train_vision", "table3", ["layout=nhwc"]),
+        ("train_vision", "table2", ["compile=true"]),
+        ("tune_llm", "table5", ["gradient_accumulation_steps=8"]),
+        ("tune_llm", "table5", ["packed=true", "max_seq_len=512"]),
+        ("tune_llm", "table5", ["activation_checkpointing=true"]),
+    ],
+)
+def test_a_cell_of_the_papers_is_known_from_print_and_none_that_differs(entry, experiment, change):
+    with_words, words = {"train_vision": typed, "tune_llm": typed_llm}[entry], (f"experiment={experiment}", "gpus=2")
+    theirs, another = (history.setting(plain(with_words(*words, *more))) for more in ([], change))
+    printed = published.observations("h100-94gb")
+    same = estimate.step(theirs, "h100-94gb", "a", printed)
+    assert same is not None and same.basis == estimate.PUBLISHED and "printed figure" in same.about
+    assert estimate.step(another, "h100-94gb", "a", printed) is None
+
+
+def test_a_precision_is_scaled_by_another_cells_and_adds_the_seconds_of_the_exchange_on_gpus():
+    half, two = 'precision.name="fp16"', "gpus=2"
+    known = [seen(0.1), seen(0.11, two), seen(0.04, half)]
+    assert predicted(half, two, of=known).value == pytest.approx(0.04 + 0.01)
+    cpu = [replace(item, setting={**item.setting, "device": '"cpu"'}) for item in known]
+    shared = predicted(half, two, 'device="cpu"', of=cpu)
+    assert shared.value == pytest.approx(0.04 * 1.1)
+    assert "by 1 pair of cells" in shared.about and shared.basis == estimate.SCALED
+    assert predicted('precision.name="fp64"', of=known) is None
+
+
+def test_each_axis_that_is_crossed_widens_the_interval():
+    known = [seen(0.1), seen(0.05, 'precision.name="fp16"'), seen(0.08, 'loader.name="batched"')]
+    one = predicted('precision.name="fp16"', "dataset.image_size=128", of=known)
+    two = predicted('precision.name="fp16"', "dataset.image_size=128", 'loader.name="batched"', of=known)
+    assert one.value == pytest.approx(0.05 * 4) and two.value == pytest.approx(0.05 * 4 * 0.8)
+    assert spread(known_cell := predicted(of=known)) < spread(one) < spread(two) and known_cell.basis == "measured"
+
+
+def test_a_batch_is_in_proportion_until_a_pair_of_cells_tells():
+    assert predicted("batch_size=64", of=[seen(0.1)]).value == pytest.approx(0.2)
+    pair = [seen(0.1), seen(0.3, 'precision.name="fp64"'), seen(0.45, 'precision.name="fp64"', "batch_size=64")]
+    assert predicted("batch_size=64", of=pair).value == pytest.approx(0.15)
+
+
+def test_printed_figures_of_the_same_gpu_are_published_and_their_ratios_lead_on():
+    names = {"loader.name": '"torch"', "batch_size": "32"}
+
+    def printed(step_s, **more):
+        setting = {"gpus": "1", "precision.name": '"fp32"', **names} | more
+        return StepObservation(setting, step_s, 0.05, False, "their node", None, True)
+
+    figures = [printed(0.1), printed(0.05, **{"precision.name": '"fp16"'})]
+    same = predicted(of=figures)
+    assert (same.basis, same.value) == (estimate.PUBLISHED, pytest.approx(0.1)) and "their node" in same.about
+    own = predicted('precision.name="fp16"', of=[*figures, seen(0.2, "loader.prefetch_factor=4")])
+    assert own.basis == estimate.PUBLISHED and own.value == pytest.approx(0.05)
+    ratio = [replace(figure, setting={**figure.setting, "workload": "resnet50"}) for figure in figures]
+    led = predicted('precision.name="fp16"', of=[*ratio, seen(0.2)])
+    assert led.basis == estimate.PUBLISHED and led.value == pytest.approx(0.1) and "printed" in led.about
+    assert spread(led) > spread(predicted(of=[seen(0.2)]))
+
+
+def test_intervals_of_steps_cover_in_simulation():
+    """Cells whose effects add but for an interaction, of which two are to be predicted, and two to be run again."""
+    rng = np.random.default_rng(2)
+    inside: dict[str, list[bool]] = {estimate.MEASURED: [], estimate.SCALED: []}
+    for _ in range(60):
+        truth = rng.normal(0, 0.5, (3, 1)) + rng.normal(0, 0.5, (1, 3)) + rng.normal(-3, 0.035, (3, 3))
+        words = {(a, b): (f"precision.name={a}", f"batch_size={b + 1}") for a in range(3) for b in range(3)}
+        unknown = [(2, 2), (1, 1)]
+        ran = [cell for cell in words if cell not in unknown]
+        known = [seen(math.exp(truth[cell] + rng.normal(0, 0.02)), *words[cell]) for cell in ran]
+        for cell in (*unknown, (0, 0), (0, 1)):
+            result = predicted(*words[cell], of=known)
+            again_s = math.exp(truth[cell] + rng.normal(0, 0.02))
+            inside[result.basis].append(result.low <= again_s <= result.high)
+    assert 0.84 <= np.mean(inside[estimate.MEASURED]) <= 0.96
+    assert 0.84 <= np.mean(inside[estimate.SCALED]) <= 0.99

@@ -1,0 +1,368 @@
+"""Predictions on the command line: `predict=true`, the fewest probes, and `fit=`."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multicard.config.base import RunConfig, plain
+from multicard.estimate import peaks
+from multicard.estimate import run as predict_run
+from multicard.estimate.memory import progress
+from multicard.estimate.run import Predictor, Target
+from multicard.machine import devices
+from multicard.records import run_folder
+from multicard.records.schema_parts import Interval, Prediction
+from multicard.run import controller as run
+from multicard.run import session
+from multicard.sweep import fewest_probes, prediction_table, slurm_submit
+from multicard.sweep.plan import Cell
+from multicard.sweep.prediction_table import PredictedCell
+from tests.conftest import typed
+from tests.helpers import records
+
+Called = Callable[..., tuple[int, str]]
+H100 = Target("h100-nvl", None, "cuda", "NVIDIA H100 NVL", 94 * 10**9)
+
+
+def within(value: float, share: float) -> Interval:
+    return Interval(value, value * (1 - share), value * (1 + share))
+
+
+def test_intervals_read_as_figures_of_one_unit():
+    column = prediction_table.column
+    steps = [within(0.0123, 0.08), within(0.25, 0.12), None, Interval(0.1, 0.07, 0.2), within(0.004, 0.004)]
+    assert column(steps, prediction_table.STEP) == [
+        "12.3 ms   ±8%",
+        "250 ms  ±12%",
+        "",
+        "70..200 ms",
+        "4 ms ±0.4%",
+    ]
+    assert column([None, None], prediction_table.STEP) == ["", ""]
+    assert column([within(7200, 0.1)], prediction_table.TOTAL) == ["2 h ±10%"]
+    assert column([Interval(20e9, 19e9, 25e9)], prediction_table.MEMORY) == ["19..25 GB"]
+
+
+def cells() -> list[PredictedCell]:
+    """Of precisions and GPUs: measured, scaled, published, and unknown."""
+    made = {
+        ("fp64", "1"): Prediction("measured", 3, "3 runs of this cell", within(1.0, 0.01), within(7200, 0.02)),
+        ("fp64", "2"): Prediction("scaled", 4, "T(1) and ring", within(0.5, 0.08), within(3600, 0.1)),
+        ("fp32", "1"): Prediction("published", 0, "Table 2", Interval(0.2, 0.1, 0.5), Interval(720, 360, 1800)),
+        ("fp32", "2"): Prediction("unknown", about="no run of this machine"),
+    }
+    for (precision, gpus), prediction in made.items():
+        size = 90e9 / int(gpus) * (2 if precision == "fp64" else 1)
+        prediction.memory_bytes = within(size, 0.05)
+        prediction.fits = {90e9: "tight", 180e9: "no", 45e9: "yes"}[size]
+        prediction.memory_basis = "steps without values"
+    return [
+        PredictedCell({"precision": precision, "gpus": gpus}, int(gpus), prediction, left=0 if index == 0 else 1)
+        for index, ((precision, gpus), prediction) in enumerate(made.items())
+    ]
+
+
+def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
+    assert prediction_table.rows(cells(), 120) == [
+        "precision  gpus  fits   peak memory          step       total  basis",
+        "fp64       1     no      180 GB ±5%  1,000 ms ±1%    2 h  ±2%  measured (3)",
+        "fp64       2     tight    90 GB ±5%    500 ms ±8%    1 h ±10%  scaled (4)",
+        "fp32       1     tight    90 GB ±5%   100..500 ms  0.1..0.5 h  published",
+        "fp32       2     yes      45 GB ±5%             -           -  unknown",
+    ]
+    notes = "\n".join(prediction_table.notes(cells()))
+    assert "unknown: no run of this machine" in notes
+    assert "likely to run out of memory: 1 cell: precision=fp64 gpus=1\n" in notes
+    assert "may run out of memory: 2 cells: precision=fp64 gpus=2; precision=fp32 gpus=1" in notes
+    assert max(map(len, prediction_table.rows(cells(), 60))) <= 72  # figures are never cut
+
+
+def test_the_sum_is_of_what_is_left():
+    assert prediction_table.sums(cells(), on_gpus=True) == (
+        "3 runs to measure, 1 measured before: 1.2 h (1 to 1.6) one after the other, 2.2 h (1.9 to 2.7) of GPUs; "
+        "without 1 run whose time is unknown"
+    )
+    unfit = cells()
+    unfit[1].prediction.fits = unfit[3].prediction.fits = "no"
+    assert prediction_table.sums(unfit, on_gpus=True) == (
+        "1 run to measure, 1 measured before: 12 min (6 to 30) one after the other, 0.2 h (0.1 to 0.5) of GPUs; "
+        "without 2 runs that will not fit"
+    )
+    assert prediction_table.sums([unfit[3]], True) == "nothing to measure; without 1 run that will not fit"
+    (unknown,) = (cell for cell in cells() if cell.prediction.basis == "unknown")
+    assert prediction_table.sums([unknown], on_gpus=True) == "1 run to measure; their times are unknown"
+
+
+PRECISIONS, COUNTS = ("fp64", "fp32", "fp16"), ("1", "2", "4", "8")
+GRID = [{"precision": precision, "gpus": gpus} for precision in PRECISIONS for gpus in COUNTS]
+WORDS = ["python", "train_vision.py", "-m"]
+
+
+def probed(swept: Sequence[dict[str, str]], known: Sequence[int] = (), unfit: Sequence[int] = ()) -> list[str]:
+    """The commands of the fewest probes."""
+    is_known = [place in known for place in range(len(swept))]
+    wanted = [place not in (*known, *unfit) for place in range(len(swept))]
+    machines = [H100.hardware or ""] * len(swept)
+    return fewest_probes.commands(swept, fewest_probes.fewest(swept, machines, is_known, wanted), WORDS)
+
+
+def test_the_fewest_probes_see_every_value_once_and_two_counts_of_gpus():
+    assert probed(GRID) == [
+        "python train_vision.py -m precision=fp64,fp32,fp16 gpus=1 probe=true",
+        "python train_vision.py -m precision=fp64 gpus=2 probe=true",
+    ]
+    assert probed(GRID, known=[0, 1]) == ["python train_vision.py -m precision=fp32,fp16 gpus=1 probe=true"]
+    assert probed(GRID, known=[0, 1, 4, 8]) == []  # every precision, and two counts
+    assert probed(GRID, known=[0, 1, 4, 11]) == ["python train_vision.py -m precision=fp16 gpus=1 probe=true"]
+    from_two = [cell for cell in GRID if cell["gpus"] != "1"]
+    assert probed(from_two) == [
+        "python train_vision.py -m precision=fp64,fp32,fp16 gpus=2 probe=true",
+        "python train_vision.py -m precision=fp64 gpus=4 probe=true",
+    ]
+    nodes = [{"nodes": count, "gpus": "4"} for count in ("1", "2", "4")]  # nothing tells of more nodes
+    assert probed(nodes) == ["python train_vision.py -m nodes=1,2,4 gpus=4 probe=true"]
+    assert probed(GRID, known=[0, 4, 8], unfit=[1, 5, 9]) == [
+        "python train_vision.py -m precision=fp64 gpus=4 probe=true"
+    ]
+    of_seeds = [{"seed": seed, "lr": "0.1"} for seed in ("0", "1", "2")]
+    assert probed(of_seeds) == ["python train_vision.py -m probe=true"]
+    assert probed([{}]) == ["python train_vision.py -m probe=true"] and probed([{}], known=[0]) == []
+
+
+class Node:
+    """A node with GPUs, and predictions by batch size: 64 does not fit, 32 may not, 8 ran out of memory before. `asked`
+    and `started` are the batch sizes that were predicted, and the runs that were started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked, self.started = list[int](), list[int]()
+        monkeypatch.setattr(devices, "visible_gpus", lambda: [f"GPU-{number}" for number in range(8)])
+        monkeypatch.setattr(predict_run, "this_machine", lambda *_: H100)
+        monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, memory=True: [*map(self.predict, configs)])
+        monkeypatch.setattr(run, "measure", self.measure)
+
+    def predict(self, config: RunConfig) -> Prediction:
+        self.asked.append(config.batch_size)
+        fits = {64: "no", 32: "tight"}.get(config.batch_size, "yes")
+        memory = within(config.batch_size * 2e9, 0.1)
+        if config.batch_size == 8:
+            return Prediction("unknown", fits="no", memory_basis=peaks.RAN_OUT)
+        return Prediction("unknown", memory_bytes=memory, fits=fits, gpu_memory_bytes=H100.memory_bytes)
+
+    def measure(self, _: Any, cfg: Any, folder: Path, *__: Any, **___: Any) -> dict[str, Any]:
+        self.started.append(cfg.batch_size)
+        return records.vision(batch_size=cfg.batch_size) | {"folder": str(folder)}
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(monkeypatch)
+
+
+def swept(folder: Path) -> list[str]:
+    return ["-m", "batch_size=16,32,64", f"hydra.sweep.dir={folder}"]
+
+
+def test_a_sweep_names_the_cells_that_will_not_fit(node: Node, called: Called, tmp_path: Path):
+    _, printed = called(*swept(tmp_path / "s"))
+    assert node.started == [16, 32, 64]
+    (line,) = [line for line in printed.splitlines() if "will not fit" in line]
+    assert line.startswith("1 cell will not fit: [3/3] batch_size=64-") and "[2/3]" not in line
+    needs = "needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 94 GB"
+    assert f"{needs}; use a smaller batch_size or dataset.image_size, or fit=off" in line
+    (line,) = [line for line in printed.splitlines() if "may not fit" in line]
+    assert line.startswith("1 cell may not fit: [2/3] batch_size=32-")
+
+
+def test_cells_that_will_not_fit_are_refused_before_the_first_starts(node: Node, called: Called, tmp_path: Path):
+    code, printed = called(*swept(tmp_path / "s"), "fit=refuse")
+    assert code == 1 and node.started == [16, 32]
+    assert "[3/3] refused: fit=refuse: needs 128 GB (115 GB to 141 GB) of memory" in printed
+    (folder,) = (tmp_path / "s").glob("batch_size=64-*")
+    record = run_folder.read_json(folder / "result.json") or {}
+    assert record["status"] == "refused" and record["cause"]["message"].startswith("fit=refuse: needs 128 GB")
+    code, printed = called(*swept(tmp_path / "dry"), "fit=refuse", "dry_run=true")
+    assert code == 1 and "[3/3] refused: fit=refuse" in printed and not (tmp_path / "dry").exists()
+
+
+def test_a_race_leaves_out_what_will_not_fit(
+    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    raced: list[int] = []
+    monkeypatch.setattr(
+        "multicard.decide.race.live.run", lambda cells, _: raced.extend(cell.cfg.batch_size for cell in cells)
+    )
+    code, printed = called(*swept(tmp_path), "race=images_per_s")
+    assert code == 0 and raced == [16, 32] and node.started == []
+    out = "[3/3] out: needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 94 GB; fit=off"
+    assert out in printed
+    code, printed = called(*swept(tmp_path / "dry"), "race=images_per_s", "dry_run=true")
+    assert code == 0 and out in printed and "2 cells, to be measured as cells of race=images_per_s" in printed
+    assert "refused: 0" in printed and not (tmp_path / "dry").exists()
+
+
+def test_nothing_is_predicted_where_nobody_asks_for_it(node: Node, called: Called, tmp_path: Path):
+    for words in (["fit=off"], ["scale=smoke"], ["device=cpu"], ["hydra/launcher=submitit_slurm", "dry_run=true"]):
+        called("-m", "batch_size=64", f"hydra.sweep.dir={tmp_path / 's'}", *words)
+        assert node.asked == [], words
+    assert node.started == [64] * 3
+
+
+def test_a_single_run_is_checked_too(node: Node, called: Called, tmp_path: Path):
+    words = ["batch_size=64", f"hydra.run.dir={tmp_path / 's'}"]
+    assert "1 cell will not fit: batch_size=64-" in called(*words)[1] and node.started == [64]
+    assert session.SESSION.foreseen_s > 0  # is no part of the run's start
+    code, printed = called(*words, "fit=refuse")
+    assert code == 1 and printed.startswith("refused: fit=refuse: needs 128 GB") and node.started == [64]
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_cell_that_ran_out_of_memory_on_this_gpu_is_named(node: Node, called: Called, tmp_path: Path):
+    _, printed = called("-m", "batch_size=8,64", f"hydra.sweep.dir={tmp_path}")
+    assert "2 cells will not fit: [1/2] batch_size=8-" in printed
+    assert "ran out of memory on NVIDIA H100 NVL before; [2/2] batch_size=64-" in printed
+
+
+def test_runs_here_are_checked_for_this_gpu_whatever_another_would_hold(node: Node, called: Called, tmp_path: Path):
+    _, printed = called(*swept(tmp_path), "predict.gpu=t4", "predict.memory=1GB", "fit=refuse")
+    assert (
+        "[3/3] refused: fit=refuse: needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 94 GB" in printed
+    )
+
+
+SLURM = ("hydra/launcher=submitit_slurm", "dry_run=true")
+
+
+def test_cells_whose_jobs_are_in_the_queue_are_not_refused(
+    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    words = (*swept(tmp_path), *SLURM, "predict.gpu=h100-94gb", "fit=refuse")
+    code, printed = called(*words)
+    assert code == 1 and "in the queue: 0; refused: 1\n" in printed
+
+    def queued(left: Sequence[Cell]) -> dict[int, str]:
+        return {cell.number: "7_0" for cell in left if cell.cfg.batch_size == 64}
+
+    monkeypatch.setattr(slurm_submit, "queued_jobs", queued)
+    code, printed = called(*words)
+    assert code == 0 and "in the queue: 1; refused: 0\n" in printed and 64 not in node.asked[3:]
+
+
+def test_a_prediction_that_fails_stops_no_sweep(
+    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("MULTICARD_STRICT")
+    monkeypatch.setattr(node, "predict", lambda config: 1 // 0)
+    code, printed = called(*swept(tmp_path), "fit=refuse")
+    assert code == 0 and node.started == [16, 32, 64]
+    assert "no prediction (ZeroDivisionError: integer division or modulo by zero); please report" in printed
+
+
+def test_nodes_of_slurm_are_not_taken_for_this_machine(
+    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    words = ("-m", "gpus=1,2", "predict=true", SLURM[0], f"hydra.sweep.dir={tmp_path / 's'}")
+    code, printed = called(*words)
+    first, second, *_ = printed.splitlines()
+    assert code == 0 and first.startswith("SLURM's nodes are not known here: name their GPU with predict.gpu")
+    assert second.startswith("predict=true: nothing is started. Predicted for a GPU, ") and "probe" not in printed
+    code, printed = called(*words, "predict.gpu=h100-94gb")
+    assert code == 0 and "not known here" not in printed and "gpus=1,2 probe=true" in printed
+    assert "not known here" not in called(*words, "predict.memory=80GB")[1]
+    monkeypatch.setattr(predict_run, "this_machine", lambda *_: Target("AMD EPYC", "2 cores", "cpu"))
+    first, second, *_ = called(*words, "device=cpu")[1].splitlines()
+    assert first.startswith("SLURM's nodes are taken to have") and "Predicted for CPU ranks on AMD EPYC" in second
+
+
+def probes_named(printed: str) -> list[str]:
+    return [line.strip() for line in printed.splitlines() if line.startswith("  python ")]
+
+
+def test_commands_of_probes_name_every_value_that_they_need(
+    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    where = f"hydra.sweep.dir={tmp_path / 's'}"
+    entry = "python train_vision.py -m"
+    _, printed = called("-m", "batch_size=0,16", "rerun=True", "lr=1e-3", where, "predict=true")
+    assert probes_named(printed) == [f"{entry} lr=1e-3 {where} batch_size=16 probe=true"]
+    monkeypatch.setattr(devices, "visible_gpus", lambda: ["GPU-0"])  # more are refused
+    _, printed = called("-m", "experiment=table2", "precision=fp32", "dataset=digits", where, "predict=true")
+    assert "gpus=2" in printed and probes_named(printed) == [
+        f"{entry} experiment=table2 precision=fp32 dataset=digits {where} gpus=1 probe=true"
+    ]
+
+
+def test_a_probe_that_says_nothing_is_to_be_measured_again(node: Node, called: Called, tmp_path: Path):
+    config = typed("batch_size=16")
+    record = records.vision(batch_size=16) | {"config": plain(config), "identity": config.identity()}
+    records.write(tmp_path / f"gpus=1-{config.identity()}-probe", record)
+    _, printed = called("-m", "batch_size=16", "gpus=1,2", f"hydra.sweep.dir={tmp_path}", "predict=true")
+    entry = f"python train_vision.py -m batch_size=16 hydra.sweep.dir={tmp_path}"
+    assert probes_named(printed) == [f"{entry} gpus=2 probe=true", f"{entry} rerun=true gpus=1 probe=true"]
+
+
+def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp_path: Path):
+    words = ["-m", "batch_size=16,64,0", "gpus=1,2", "predict=true", "predict.gpu=h100-94gb", "repeat=2"]
+    code, printed = called(*words, f"hydra.sweep.dir={tmp_path / 's'}")
+    assert code == 1 and "[5/12] and 3 more refused: batch_size=0: must be 1 or more" in printed
+    lines = [line.rstrip() for line in printed.splitlines()]
+    assert lines[0].startswith("predict=true: nothing is started. Predicted for NVIDIA H100 of 99.9 GB, with 90% ")
+    table = [line.split() for line in lines if line.startswith(("fp32 ", "precision "))]
+    assert table[0] == ["precision", "gpus", "batch_size", "runs", "fits", "peak", "memory", "basis"]
+    assert table[1] == ["fp32", "1", "16", "2", "yes", "32", "GB", "±10%", "unknown"]
+    assert [row[:5] for row in table[2:]] == [
+        ["fp32", "2", "16", "2", "yes"],
+        ["fp32", "1", "64", "2", "no"],
+        ["fp32", "2", "64", "2", "no"],
+    ]
+    assert "to know the times of 2 cells, probe 2 on such a node (each trains for 60 s at most):" in lines
+    assert f"  python train_vision.py -m hydra.sweep.dir={tmp_path / 's'} batch_size=16 gpus=1,2 probe=true" in lines
+    assert "4 runs to measure; their times are unknown; without 4 runs that will not fit" in lines
+    assert node.started == [] and not list(tmp_path.iterdir())
+
+
+def test_a_prediction_leaves_a_sweep_of_the_same_name_as_it_is(node: Node, called: Called, tmp_path: Path):
+    called(*swept(tmp_path))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert any(path.name == "multirun.yaml" for path in before)
+    code, printed = called(*swept(tmp_path), "lr=0.1", "predict=true", "dry_run=true")
+    assert code == 0 and "predict=true" in printed and len(node.started) == 3
+    called(*swept(tmp_path), "lr=0.2", "probe=true")  # the command of the results stays that of the sweep
+    assert len(node.started) == 6
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_single_run_is_predicted(node: Node, called: Called, tmp_path: Path):
+    words = [f"hydra.run.dir={tmp_path / 's'}", "predict=true"]
+    code, printed = called(*words, "batch_size=32")
+    assert code == 0 and "\nfp32       1     tight   64 GB ±10%  unknown\n" in printed
+    assert f"  python train_vision.py hydra.run.dir={tmp_path / 's'} batch_size=32 probe=true" in printed
+    code, printed = called(*words, "batch_size=0")
+    assert (code, printed) == (1, "refused: batch_size=0: must be 1 or more\n")
+    assert node.started == [] and not list(tmp_path.iterdir())
+
+
+def test_a_gpu_that_is_not_known_is_refused_with_the_names(called: Called, tmp_path: Path):
+    for words in (["-m", "gpus=1,2", "predict=true"], ["gpus=2", "predict=true"], ["-m", "gpus=1,2"]):
+        more = [f"hydra.{mode}.dir={tmp_path / 's'}" for mode in ("run", "sweep")]
+        code, printed = called(*words, *more, "predict.gpu=nonsense")
+        assert code == 1 and printed.startswith("refused: predict.gpu=nonsense: no such GPU; choose one of b200, ")
+        assert printed.count("\n") == 1 and not list(tmp_path.iterdir())
+    for key, words in (("device", ["device=cpu"]), ("scale", ["scale=smoke"])):
+        for asked in ("predict.gpu=h100-80gb", "predict.memory=80GB"):
+            message = f"{asked}: {key}={words[0].partition('=')[2]} has no GPU; leave one of them out"
+            with pytest.raises(ValueError, match=message):
+                typed(asked, *words)
+
+
+def test_what_takes_seconds_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    now_s = [0.0]
+    monkeypatch.setattr(progress, "clock_s", lambda: now_s[0])
+    shown = progress.Progress(4)
+    for done, seconds in enumerate((1.0, 6.0, 7.0, 8.0), start=1):
+        now_s[0] = seconds
+        shown.show(done)
+    shown.end()
+    printed = capsys.readouterr()
+    assert printed.err == "predicting the memory of 4 settings: 2 done, about 10 s left\n" and not printed.out

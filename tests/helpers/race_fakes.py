@@ -1,0 +1,170 @@
+"""Races without processes: cells that train as their batch size says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from multicard.decide.race import processes
+from multicard.decide.race.posterior import Block
+from multicard.decide.race.processes import CellEndedError
+from multicard.decide.race.readings import Measured
+from multicard.decide.race.rules import SURE
+from multicard.decide.race.standings import RaceOptions, Standing, Verdict
+from multicard.run.session import SESSION
+from multicard.sweep.plan import Cell
+from multicard.sweep.shares import MachineShare
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import SMALL, composed, typed
+
+SHARE = MachineShare(None, (0,))
+
+
+def measured(step_s: Sequence[float] | np.ndarray, samples: Any = 8.0, peak: int = 10**6, step: int = 5) -> Measured:
+    seconds = np.asarray(step_s)
+    return Measured(step, 1, 100, seconds, samples * np.ones(len(seconds)), [peak], False)
+
+
+@dataclass
+class Rules:
+    """Of a race that ends after some rounds of all that are in."""
+
+    rounds: int = 2
+    blocks: list[Block] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
+    full: dict[int, list[float]] = field(default_factory=dict)
+    cells: int = 0
+    round: int = -1
+    fresh: frozenset[int] = frozenset()
+    options: RaceOptions = RaceOptions()
+    full_s: float | None = None
+    raced_s: float = 0.0
+    ending: str = SURE
+
+    def costs(self, _: float, __: float, full_s: float, raced_s: float) -> None:
+        self.full_s, self.raced_s = full_s, raced_s
+
+    def __call__(self, settings: Sequence[Any], *_: Any, **__: Any) -> "Rules":
+        self.cells = len(settings)
+        return self
+
+    def next_round(self) -> list[int]:
+        self.rounds, self.round = self.rounds - 1, self.round + 1
+        return [cell for cell in range(self.cells) if cell not in self.reasons] if self.rounds >= 0 else []
+
+    def replay_round(self) -> None:
+        self.next_round()
+
+    def add(self, block: Block) -> None:
+        self.blocks.append(block)
+        self.round = max(self.round, block.round)
+
+    def add_full(self, block: Block, is_alike: bool = True) -> None:
+        if is_alike:
+            self.add(block)
+        self.full.setdefault(block.cell, []).append(block.log_figure)
+
+    def out(self, cell: int, reason: str) -> None:
+        self.reasons[cell] = reason
+
+    @property
+    def standings(self) -> list[Standing]:
+        known = {block.cell: block.log_figure for block in self.blocks}
+        return [
+            Standing(
+                cell,
+                "out" if cell in self.reasons else "in" if cell in known else "not started",
+                self.reasons.get(cell, ""),
+                cell in known,
+                known.get(cell, 0.0),
+                0.005,
+                0.0,
+                0.0,
+                0.5,
+            )
+            for cell in range(self.cells)
+        ]
+
+    @property
+    def finalists(self) -> list[int]:
+        names = [each for each in self.standings if each.state == "in"]
+        return [each.cell for each in sorted(names, key=lambda each: -each.log_figure)]
+
+    @property
+    def final_runs(self) -> list[tuple[int, int]]:
+        return [(turn, cell) for turn in (7, 8, 9) for cell in self.finalists]
+
+    def verdict(self) -> Verdict:
+        best, *others = self.finalists or [None]
+        return Verdict(best, 0.97, equal=tuple(cell for cell in others if cell is not None))
+
+
+class Process:
+    """A process of a cell that trains as its step says, or ends with a status."""
+
+    log: list[tuple[str, int]]
+    statuses: dict[tuple[str, int], list[str]]  # by batch size
+    rates: dict[int, float]  # images/s by batch size, with noise; else the time of a step is nearly the same
+
+    def __init__(self, cell: Cell, number: int) -> None:
+        self.cell, self.number, self.ran_at_s = cell, number, float(number)
+        self.start_s, self.block_s, self.ended, self.diverged = 2.0, 1.0, False, False
+        self.step_s: float | None = None
+        self.size = cell.cfg.batch_size
+        self.running = SimpleNamespace(job=SimpleNamespace(done=lambda: self.ended))
+
+    def end_with(self, when: str) -> None:
+        Process.log.append((when, self.size))
+        statuses = Process.statuses.get((when, self.size))
+        status = statuses.pop(0) if statuses else "ok"
+        self.diverged = status == "not finite"
+        if status not in ("ok", "not finite"):
+            self.ended = True
+            message = "rank 0 was killed by SIGKILL" if status == "killed" else "of its own"
+            status = "failed" if status == "killed" else status
+            raise CellEndedError({"status": status, "cause": {"message": message}})
+
+    def run_block(self, _: float) -> Measured:
+        self.end_with("block")
+        self.step_s = 0.1
+        if self.diverged:
+            return replace(measured([0.1]), diverged=True)
+        if self.size in Process.rates:
+            noise = 1 + 0.04 * np.random.default_rng([self.number, len(Process.log)]).normal(size=50)
+            return measured(self.size / Process.rates[self.size] * noise, self.size, peak=self.size * 10**6)
+        return measured([0.1 + 1e-4 * self.size] * 10, self.size, peak=self.size * 10**6)
+
+    def end(self) -> None:
+        Process.log.append(("end", self.size))
+
+    def wait_until_quiet(self) -> None:
+        Process.log.append(("quiet", self.size))
+
+
+def faked(
+    sizes: Sequence[int], folder: Path, monkeypatch: pytest.MonkeyPatch, figure: str = "images_per_s", *more: str
+) -> list[Cell]:
+    """Cells of these batch sizes, whose processes are `Process`."""
+
+    def start(_: Any, cell: Cell, number: int, __: Any, running: list[Any]) -> Process:
+        process = Process(cell, number)
+        process.end_with("start")
+        running.append(process.running)
+        return process
+
+    monkeypatch.setattr(SESSION, "workload", WORKLOAD)
+    monkeypatch.setattr(processes, "start", start)
+    Process.log, Process.statuses, Process.rates = [], {}, {}
+    cells = []
+    for number, size in enumerate(sizes, 1):
+        words = [*(word for word in SMALL if not word.startswith("batch_size")), f"batch_size={size}"]
+        words += [f"race.figure={figure}", *more]
+        config, label = typed(*words), f"[{number}/{len(sizes)}] "
+        task = SimpleNamespace(hydra=SimpleNamespace(overrides=SimpleNamespace(task=words)))
+        place = folder / f"batch_size={size}-{config.identity()}"
+        cells.append(Cell(number, label, task, composed(*words), place, config))  # type: ignore[arg-type]
+    return cells

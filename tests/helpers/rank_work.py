@@ -1,0 +1,415 @@
+"""What tests have ranks do; each writes what it saw to `folder/<rank>.pt`."""
+
+import os
+import time
+from collections.abc import Callable
+from copy import copy, deepcopy
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import psutil
+import torch
+import torch._dynamo.utils
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Sampler
+
+from multicard.config.vision import VisionConfig
+from multicard.machine.load import own_cpu_s
+from multicard.observe import ablations
+from multicard.ranks.process import Rank
+from multicard.vision import compiling, models, optim, replicas
+from multicard.vision.data import datasets, splits
+from multicard.vision.data.batch import Input, Source
+from multicard.vision.data.host_loader import Samples
+from multicard.vision.data.loaders import LOADERS
+from multicard.vision.data.samplers import Remaining, Strided
+from multicard.vision.loop import Loop
+from multicard.vision.precision import PRECISIONS
+from multicard.vision.strategy import STRATEGIES, Share
+from multicard.vision.train import train
+
+
+def save(rank: Rank, folder: Path, value: Any) -> None:
+    torch.save(value, folder / f"{rank.rank}.pt")
+
+
+def reads(rank: Rank, configs: list[VisionConfig], folder: Path, samples: int) -> None:
+    """For each strategy and loader: the samples' numbers in each batch of two epochs, and which are trained on."""
+    images = np.random.default_rng(0).integers(0, 256, (samples, 8, 8), np.uint8)
+    numbered = splits.Split(images, np.arange(samples))
+    seen: dict[str, Any] = {}
+    for name in ("ddp_ds", "ddp_rr", "ddp"):
+        sharded = STRATEGIES[name].shards and rank.world_size > 1
+        for config in configs:
+            loader = config.loader.name
+            strategy = replace(config.strategy, name=name)
+            share = STRATEGIES[name].share(nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
+            sampler = Remaining(share.sampler, samples)
+            source = Source(numbered, sampler, config.batch_size, 0, config, torch.float32, sharded=sharded)
+            batches = LOADERS[loader].load(source)
+            epochs = []
+            for epoch in range(2):
+                sampler.set_epoch(epoch)
+                epochs.append([batch.labels.tolist() for batch in batches])
+            trained = [
+                [number for batch in epoch[share.turn :: share.batches_per_step] for number in batch]
+                for epoch in epochs
+            ]
+            seen[f"{name} {loader}"] = {"batches": epochs, "trained": trained, "facts": batches.facts}
+    save(rank, folder, seen)
+
+
+def shares(rank: Rank, config: VisionConfig, folder: Path, sizes: list[int]) -> None:
+    """For each size and strategy: the samples that this rank loads in an epoch, and those that it trains on."""
+    seen = {}
+    for samples, name in product(sizes, ("ddp_ds", "ddp_rr", "ddp")):
+        strategy = replace(config.strategy, name=name)
+        share = STRATEGIES[name].share(nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
+        share.sampler.set_epoch(1)
+        loaded = list(share.sampler)
+        size = share.batch_size
+        batches = [loaded[i : i + size] for i in range(0, len(loaded), size)]
+        trained = [i for batch in batches[share.turn :: share.batches_per_step] for i in batch]
+        seen[samples, name] = {"loaded": loaded, "trained": trained, "steps": share.steps}
+    save(rank, folder, seen)
+
+
+def feed(
+    split: splits.Split, sampler: Sampler[int], config: VisionConfig, transfer: torch.dtype = torch.float32
+) -> Input:
+    return LOADERS[config.loader.name].load(Source(split, sampler, config.batch_size, 0, config, transfer))
+
+
+def quiet_model(config: VisionConfig) -> nn.Module:
+    """The model with BatchNorm in evaluation mode and no dropout: a step depends on nothing but the batch."""
+    torch.manual_seed(0)
+    model = models.build(config.model, 10, config.dataset.image_size)
+    model = model.to(PRECISIONS[config.precision.name].model_dtype)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d | nn.Dropout):
+            module.eval()
+            module.train = lambda mode=True, module=module: module  # pyright: ignore[reportAttributeAccessIssue]
+    return model
+
+
+def loop_of(rank: Rank, config: VisionConfig, folder: Path, model: nn.Module, samples: int) -> tuple[Loop, Share]:
+    share = STRATEGIES[config.strategy.name].share(model, samples, config, rank)
+    scale_loss = PRECISIONS[config.precision.name].scale_loss
+    optimisation = optim.build(share.model, config, config.epochs * share.steps, scale_loss, rank.device)
+    return Loop(rank, config, share, optimisation, folder), share
+
+
+def train_quietly(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    """Train `epochs` with the quiet model; parameters and momentum of this rank."""
+    content = datasets.load(config.dataset, config.seed)
+    loop, share = loop_of(rank, config, folder, quiet_model(config), len(content.train))
+    precision = PRECISIONS[config.precision.name]
+    batches = feed(content.train, share.sampler, config, precision.transfer_dtype)
+    for epoch in range(config.epochs):
+        share.sampler.set_epoch(epoch)
+        loop.train_epoch(epoch, batches)
+    parameters = [p.detach() for p in share.plain.parameters()]
+    momentum = [state["momentum_buffer"] for state in loop.optim.optimizer.state.values()]
+    save(rank, folder, {"parameters": parameters, "momentum": momentum, "scale": loop.optim.scaler.get_scale()})
+
+
+def train_and_record_pixels(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    """The 8 x 8 pixels of every image that the loop runs the model on, in an epoch."""
+    content = datasets.load(config.dataset, config.seed)
+    loop, share = loop_of(rank, config, folder, quiet_model(config), len(content.train))
+    plain = copy(config.dataset)  # the set as it is: no upsampling, no normalising
+    plain.image_size, plain.mean, plain.std = 8, [0.0] * 3, [1.0] * 3
+    config = replace(config, dataset=plain)
+    batches = feed(content.train, share.sampler, config)
+    seen: list[bytes] = []
+    outputs = loop.outputs
+
+    def note(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        pixels = (images[:, 0] * 255).round().to(torch.uint8).numpy()
+        seen.extend(image.tobytes() for image in pixels)
+        return outputs(model, nn.functional.interpolate(images, size=64))
+
+    loop.outputs = note  # pyright: ignore[reportAttributeAccessIssue]
+    loop.train_epoch(0, batches)
+    save(rank, folder, seen)
+
+
+def evaluate_only(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    """Evaluate the same weights; rank 0 alone has the BatchNorm statistics that all must use."""
+    content = datasets.load(config.dataset, config.seed)
+    torch.manual_seed(0)
+    model = models.build(config.model, 10, config.dataset.image_size)
+    generator = torch.Generator().manual_seed(rank.rank)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None
+            module.running_mean.normal_(0, 0.05, generator=generator)
+    loop, share = loop_of(rank, config, folder, model, len(content.train))
+    test = Strided(len(content.test), rank.rank, rank.world_size)
+    batches = feed(content.test, test, config)
+    save(rank, folder, {**loop.evaluate(batches), "mode": share.plain.training})
+
+
+def buckets(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    """The sizes of DDP's own buckets after a few steps."""
+    content = datasets.load(config.dataset, config.seed)
+    loop, share = loop_of(rank, config, folder, models.build(config.model, 10, 32), len(content.train))
+    batches = feed(content.train, share.sampler, config)
+    loop.train_epoch(0, batches)
+    logged = share.model._get_ddp_logging_data()  # pyright: ignore[reportCallIssue]
+    sizes = [int(size) for size in str(logged["rebuilt_bucket_sizes"]).split(",")]
+    save(rank, folder, sum(sizes))
+
+
+class Small(nn.Module):
+    """A model with all that compiling must leave alone; torch does not compile a bare Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten())
+        self.classifier = nn.Linear(4 * 30 * 30, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(images))
+
+
+def compile_and_compare(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    """What compiling leaves behind, and what the compiled model gives for a full and for an odd batch."""
+    torch.manual_seed(0)
+    model = Small()
+    before = [value.clone() for value in model.state_dict().values()]
+    eager = deepcopy(model).eval()
+    compiling.compile_model(model, config)
+    loop, share = loop_of(rank, config, folder, model, 64)
+    random = torch.get_rng_state()
+    compiled = compiling.compile_now(loop, 10)
+    left = {
+        "state": all(torch.equal(a, b) for a, b in zip(before, share.plain.state_dict().values(), strict=True)),
+        "random": torch.equal(random, torch.get_rng_state()),
+        "gradients": all(parameter.grad is None for parameter in share.model.parameters()),
+    }
+    counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    model.eval()
+    with torch.no_grad():
+        images = [torch.randn(size, 3, 32, 32) for size in (config.batch_size, config.batch_size - 1)]
+        differ = [(loop.outputs(model, batch) - eager(batch)).abs().max().item() for batch in images]
+    again = torch._dynamo.utils.counters["stats"]["unique_graphs"] - counted
+    save(rank, folder, {**compiled, "left": left, "differ": differ, "graphs": counted, "again": again})
+
+
+def warm_up_and_train(rank: Rank, config: VisionConfig, folder: Path, samples: int, evaluated: int) -> None:
+    """The shapes that the model is run on before training, and those of an epoch with its evaluation: the size of the
+    batch, whether the model trains, and whether autograd records it. Nothing is compiled."""
+    seen: list[tuple[int, bool, bool]] = []
+    model = Small()
+    model.register_forward_pre_hook(
+        lambda module, inputs: seen.append((len(inputs[0]), module.training, torch.is_grad_enabled()))
+    )
+    loop, share = loop_of(rank, config, folder, model, samples)
+    before = [value.clone() for value in share.plain.state_dict().values()]
+    scale = loop.optim.scaler.state_dict()
+    random = torch.get_rng_state()
+    split = splits.Split(np.zeros((samples, 8, 8), np.uint8), np.zeros(samples, np.int64))
+    test = Strided(evaluated, rank.rank, rank.world_size)
+    compiling.compile_now(loop, len(test))
+    after = share.plain.state_dict().values()
+    traceless = {
+        "state": all(torch.equal(a, b) for a, b in zip(before, after, strict=True)),
+        "random": torch.equal(random, torch.get_rng_state()),
+        "gradients": all(parameter.grad is None for parameter in share.plain.parameters()),
+        "scale": loop.optim.scaler.state_dict() == scale,
+    }
+    warmed = {*seen}
+    seen.clear()
+    transfer = PRECISIONS[config.precision.name].transfer_dtype
+    loop.train_epoch(0, feed(split, share.sampler, config, transfer))
+    loop.evaluate(feed(split, test, config, transfer))
+    save(rank, folder, {"warmed": warmed, "seen": {*seen}, "traceless": traceless})
+
+
+def run_as_with_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    """How often the model is run before training, and how often CUDA graphs are told so. Nothing is compiled."""
+    model, calls = Small(), []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    loop, _ = loop_of(rank, config, folder, model, 19)
+    loop.cuda_graphs = True  # which CPU ranks have not
+    with mock.patch.object(torch.compiler, "cudagraph_mark_step_begin") as mark:
+        compiled = compiling.compile_now(loop, 9)
+    save(rank, folder, {**compiled, "marks": mark.call_count, "calls": len(calls)})
+
+
+def compile_without_a_compiler(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    import os
+
+    from torch._inductor import config as inductor
+
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # where nothing was compiled before
+    inductor.cpp.cxx = ("/nowhere/g++",)  # pyright: ignore[reportAttributeAccessIssue]
+    compile_and_compare(rank, config, folder)
+
+
+def fail(rank: Rank, how: str) -> None:
+    """Rank 1 ends in the given way while the others wait for it in a collective."""
+    import signal
+
+    import torch.distributed as dist
+
+    print(f"rank {rank.rank} was here", flush=True)
+    if rank.rank == 1:
+        if how == "raise":
+            raise KeyError("no such thing")
+        if how == "refuse":
+            raise ValueError("photo.jpg: cannot be decoded")
+        if how == "oom":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        if how == "exit":
+            os._exit(7)
+        os.kill(os.getpid(), getattr(signal, how))
+    dist.all_reduce(torch.ones(1))
+    dist.barrier()
+
+
+SLOW_S = 0.3  # the slow part of a step
+
+
+def train_slowly(*work: Any, model: Callable[[], nn.Module] = Small) -> None:
+    """Train a model whose own steps take some ms even on a busy machine, with few rounds of ablations."""
+    torch.set_num_threads(1)  # threads that wait for one another are slow on a busy machine
+    with mock.patch.object(ablations, "ROUNDS", 3), mock.patch.object(models, "build", lambda *_: model()):
+        train(*work)
+
+
+def train_with_bad_losses(
+    rank: Rank, config: VisionConfig, folder: Path, workers: int, bad: list[tuple[int, int]]
+) -> None:
+    """As `train`, with NaN in place of some losses.
+
+    Args:
+        bad: rank, and step of the run from 0.
+    """
+    step = Loop.step
+
+    def step_badly(loop: Loop, batches: Any) -> Any:
+        counts, loss = step(loop, batches)
+        return counts, torch.tensor(torch.nan) if (rank.rank, loop.steps) in bad else loss
+
+    with mock.patch.object(Loop, "step", step_badly):
+        train_slowly(rank, config, folder, workers)
+
+
+def train_on_slow_data(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    """As `train`, with SLOW_S for each batch to read."""
+    read = Samples.__getitem__
+
+    def read_slowly(samples: Samples, draw: int) -> tuple[torch.Tensor, int]:
+        time.sleep(SLOW_S / config.batch_size)
+        return read(samples, draw)
+
+    with mock.patch.object(Samples, "__getitem__", read_slowly):
+        train_slowly(rank, config, folder, workers)
+
+
+def train_a_slow_model(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    """As `train`, with SLOW_S for each batch to compute, and half of it for half a batch."""
+
+    def build_slow() -> nn.Module:
+        model = Small()
+        model.register_forward_pre_hook(lambda _, inputs: time.sleep(SLOW_S / config.batch_size * len(inputs[0])))
+        return model
+
+    train_slowly(rank, config, folder, workers, model=build_slow)
+
+
+def train_with_a_slow_optimiser(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    """As `train`, with SLOW_S for each step of the optimiser, however small the batch; no step may run uncompiled, by
+    TorchDynamo, without Inductor."""
+    build = optim.build
+
+    def build_slow(*arguments: Any) -> optim.Optimisation:
+        optimisation = build(*arguments)
+        optimisation.optimizer.register_step_pre_hook(lambda *_: time.sleep(SLOW_S))
+        return optimisation
+
+    eager = AssertionError("a step ran uncompiled")
+    quickly = lambda model, _: model.compile(dynamic=False, backend="aot_eager")  # noqa: E731
+    with (
+        mock.patch.object(compiling, "compile_model", quickly),
+        mock.patch.object(optim, "build", build_slow),
+        mock.patch.object(torch.compiler, "set_stance", side_effect=eager),
+    ):
+        train_slowly(rank, config, folder, workers)
+
+
+class SlowDdp(DistributedDataParallel):
+    """Its all-reduces take SLOW_S longer than gloo's."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.register_comm_hook(None, self.slowly)
+
+    @staticmethod
+    def slowly(
+        _: Any,
+        bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage] - DDP insists on this annotation
+    ) -> torch.futures.Future[torch.Tensor]:
+        time.sleep(SLOW_S)
+        return allreduce_hook(dist.distributed_c10d._get_default_group(), bucket)
+
+
+def train_over_slow_gloo(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    """As `train`, with a network that is slow to exchange gradients."""
+    with mock.patch.object(replicas, "DistributedDataParallel", SlowDdp):
+        train_slowly(rank, config, folder, workers)
+
+
+def says_hello(rank: Rank, folder: Path, word: str) -> None:
+    print(f"rank {rank.rank} of {rank.world_size}: {word}", flush=True)
+    (folder / f"{rank.rank}.txt").write_text(word)
+
+
+def print_to_a_full_disk(_: Rank) -> None:
+    import sys
+
+    sys.stdout = sys.stderr = open("/dev/full", "w", buffering=1)  # noqa: SIM115, PTH123
+    print("hello")
+
+
+def compile_in_workers(_: Rank, folder: Path) -> None:
+    """Have a process of Inductor's, as Triton's kernels are compiled in, compute; leave the CPU seconds of all."""
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+
+    with config.patch(compile_threads=2):
+        AsyncCompile.process_pool()
+        AsyncCompile.wakeup()
+        AsyncCompile.wait_pool_ready()
+    (folder / "cpu_s.txt").write_text(str(own_cpu_s()))
+
+
+def leave_listeners(rank: Rank, folder: Path) -> None:
+    """The addresses at which the controller, and all processes below it, listen while both ranks are here."""
+    dist.barrier()
+    if rank.rank == 0:
+        controller = psutil.Process().parents()[1]  # the parent is the fork server
+        processes = [controller, *controller.children(recursive=True)]
+        sockets = [socket for process in processes for socket in process.net_connections("tcp")]
+        addresses = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
+        (folder / "listeners.txt").write_text("\n".join(addresses))
+    dist.barrier()
+
+
+def train_and_leave_listeners(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    train(rank, config, folder, workers)
+    leave_listeners(rank, folder)
+
+
+def leave_environment(_: Rank, folder: Path) -> None:
+    lines = [f"{name}={value}" for name, value in os.environ.items()]
+    (folder / "environment.txt").write_text("\n".join(lines))

@@ -1,0 +1,115 @@
+"""The rank's part in tests of tuning: each rank writes its results to `folder/<rank>.pt`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo.utils
+import torch.distributed as dist
+from omegaconf import OmegaConf
+from torchao.dtypes.nf4tensor import NF4Tensor
+
+from multicard.config.llm import LlmConfig
+from multicard.llm import after_tuning, precompile, recipes, tune
+from multicard.llm.rank_report import TuningReport
+from multicard.llm.step_probe import Probe
+from multicard.observe import ablations
+from multicard.ranks.process import Rank
+from tests.helpers.rank_work import leave_listeners
+
+
+def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    """Set a recipe up as a run does, and save what it built: its loader's pinning, and its weights and their kinds."""
+    if config.distributed and rank.world_size == 1:
+        recipes.join_alone("gloo")
+    module, recipe_class = recipes.load(config.recipe_name)
+    probe = Probe(rank, config, TuningReport(rank, folder, {}))
+    with recipes.patched(module, rank.device):
+        ours = tune.run_configuration(cfg, folder / ".datasets")
+        recipe: Any = recipes.measured(recipe_class, probe, lambda scheduler, _: scheduler)(cfg=OmegaConf.create(ours))
+        recipe.setup(cfg=ours)
+    kinds, weights = {}, {}
+    for name, parameter in recipe._model.named_parameters():
+        local = getattr(parameter, "_local_tensor", parameter).detach()
+        weights[name] = local.get_original_weight() if isinstance(local, NF4Tensor) else local
+        kinds[name] = (type(local).__name__, str(parameter.dtype), bool(parameter.requires_grad))
+    linears = {n: type(m).__name__ for n, m in recipe._model.named_modules() if isinstance(m, torch.nn.Linear)}
+    built = {"pin_memory": recipe._dataloader.loader.pin_memory, "kinds": kinds, "linears": linears, "weights": weights}
+    torch.save(built, folder / f"{rank.rank}.pt")
+
+
+def tune_in_few_rounds(rank: Rank, *work: Any) -> None:
+    """As `tune.tune`, with a single round of ablations of a step each."""
+    with mock.patch.object(ablations, "ROUNDS", 1), mock.patch.object(ablations, "MOST_STEPS", 1):
+        tune.tune(rank, *work)
+
+
+def tune_and_leave_listeners(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    with mock.patch.object(after_tuning, "after_tuning", lambda *_: leave_listeners(rank, folder)):
+        tune.tune(rank, config, folder, cfg)
+
+
+def tune_and_count_exchanges(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    """As `tune_in_few_rounds`; the calls of FSDP's collectives within the ablations' steps without exchange and in all,
+    and whether the weights changed in those steps, by nothing but the optimiser's decay and momentum."""
+    calls: dict[str, int] = {"alone": 0, "all": 0, "blocks": 0}
+    alone, without_exchange = [False], after_tuning.without_exchange
+    changes: list[float] = []
+
+    def counting(collective: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            calls["all"] += 1
+            calls["alone"] += alone[0]
+            return collective(*arguments, **keywords)
+
+        return call
+
+    def weights(model: torch.nn.Module) -> list[torch.Tensor]:
+        return [getattr(p, "_local_tensor", p).detach().clone() for p in model.parameters() if p.requires_grad]
+
+    @contextmanager
+    def watched(model: torch.nn.Module) -> Iterator[None]:
+        before, alone[0] = weights(model), True
+        calls["blocks"] += 1
+        with without_exchange(model):
+            yield
+        alone[0] = False
+        changes.append(max(float((a - b).abs().max()) for a, b in zip(weights(model), before, strict=True)))
+
+    with (
+        mock.patch.object(dist, "all_gather_into_tensor", counting(dist.all_gather_into_tensor)),
+        mock.patch.object(dist, "reduce_scatter_tensor", counting(dist.reduce_scatter_tensor)),
+        mock.patch.object(after_tuning, "without_exchange", watched),
+    ):
+        tune_in_few_rounds(rank, config, folder, cfg)
+    torch.save(calls | {"most_changed": max(changes)}, folder / f"{rank.rank}.pt")
+
+
+def tune_and_count_graphs(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    """As `tune.tune`, without Inductor; the graphs that were compiled before training, and in all."""
+    compile_now, graphs = precompile.compile_now, []
+
+    def counted(*arguments: Any) -> dict[str, Any]:
+        result = compile_now(*arguments)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        return result
+
+    with (
+        mock.patch.dict("os.environ", TORCH_COMPILE_BACKEND="aot_eager"),
+        mock.patch.object(precompile, "compile_now", counted),
+    ):
+        tune.tune(rank, config, folder, cfg)
+    torch.save([*graphs, torch._dynamo.utils.counters["stats"]["unique_graphs"]], folder / f"{rank.rank}.pt")
+
+
+def tune_without_a_compiler(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    import os
+
+    from torch._inductor import config as inductor
+
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # where nothing was compiled before
+    inductor.cpp.cxx = ("/nowhere/g++",)  # pyright: ignore[reportAttributeAccessIssue]
+    tune.tune(rank, config, folder, cfg)

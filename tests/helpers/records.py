@@ -1,0 +1,375 @@
+"""Run folders as the entries leave them, for tests of what reads them: every key of a real record, figures as told.
+
+tests/analysis/test_data.py holds these against records that were measured.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from multicard.measure import formulas, timing
+from multicard.observe.profiles.profile_data import Derived, Profile, RankProfile, Row
+
+COMMIT = "8fdd49003961b229ab73624738c1943cc72646c1"
+JOB = {
+    "gpus": 1,
+    "nodes": 1,
+    "device": "auto",
+    "numa": "node",
+    "cpus_per_gpu": 2,
+    "memory_gb": None,
+    "time_min": 60,
+    "max_requeues": 3,
+    "exclusive": None,
+    "max_jobs": None,
+    "code": "submitted",
+    "dry_run": False,
+    "repeat": "1",
+    "repeat_error": "1%",
+    "repeat_max": 10,
+    "repeat_compare": None,
+    "repetition": 1,
+    "name": "sweep",
+    "backend": "auto",
+    "oversubscribe": False,
+    "seed": 0,
+    "epochs": 2,
+    "batch_size": 16,
+    "pin_memory": True,
+    "lr": 0.05,
+    "malloc": "tuned",
+    "rerun": False,
+    "stop_on_divergence": True,
+    "profile": {"name": "none"},
+    "diagnose": False,
+    "predict": {"enabled": False, "gpu": None, "memory": None},
+    "probe": {"enabled": False, "error": "1%", "seconds": 60.0},
+    "gpus_auto": False,
+    "race": {"figure": None, "confidence": 0.95, "tolerance": "2%", "block": 5.0},
+    "fit": "warn",
+    "objective": None,
+    "scale": "full",
+    "tracker": {"mode": "disabled", "project": "multicard", "entity": None, "tags": []},
+    "precision": {"name": "fp32"},
+}
+VISION = JOB | {
+    "strategy": {"name": "ddp_ds", "bucket_cap_mb": 25.0, "gradient_as_bucket_view": False, "sync_batchnorm": False},
+    "loader": {"name": "torch", "prefetch_factor": 2, "persistent_workers": True},
+    "layout": {"name": "nchw"},
+    "dataset": {
+        "name": "digits",
+        "image_size": 32,
+        "train_limit": None,
+        "test_limit": None,
+        "mean": [0.305, 0.305, 0.305],
+        "std": [0.376, 0.376, 0.376],
+        "augment": False,
+        "crop": 0.875,
+        "flip": False,
+        "device_budget_bytes": None,
+    },
+    "model": {"name": "mobilenet_v2", "width": 1.0},
+    "optimizer": {"name": "sgd", "weight_decay": 0.0005, "fused": False, "momentum": 0.9, "nesterov": True},
+    "schedule": "onecycle",
+    "compile": False,
+    "cudnn_benchmark": False,
+    "warmup_steps": 1,
+    "num_workers": None,
+    "target_accuracy": None,
+    "stop_at_target": False,
+}
+LLM = JOB | {
+    "epochs": 1,
+    "batch_size": 2,
+    "lr": 0.0003,
+    "method": {"name": "lora", "lora_rank": 8, "lora_alpha": 16.0, "apply_lora_to_mlp": True},
+    "template": {"name": "instruct"},
+    "dataset": {"name": "synthetic", "rows": 500},
+    "model": {"name": "llama3_tiny", "weights": "random", "num_layers": 2},
+    "tokenizer": {"name": "embedded", "vocab_size": 2048},
+    "recipe": "auto",
+    "weight_decay": 0.01,
+    "warmup_steps": None,
+    "skip_steps": 1,
+    "max_steps": None,
+    "gradient_accumulation_steps": 1,
+    "activation_checkpointing": False,
+    "compile": False,
+    "packed": False,
+    "max_seq_len": None,
+    "optimizer_in_bwd": False,
+    "custom_sharded_layers": [],
+}
+AXES = {
+    "vision": {
+        **dict.fromkeys(("precision", "gpus", "nodes", "strategy", "loader", "layout", "pin_memory", "dataset")),
+        "image_size": "dataset.image_size",
+        **dict.fromkeys(("model", "batch_size", "epochs", "seed", "scale", "device")),
+    },
+    "llm": {
+        **dict.fromkeys(("method", "recipe", "template", "dataset")),
+        "rows": "dataset.rows",
+        "model": None,
+        "weights": "model.weights",
+        **dict.fromkeys(("tokenizer", "precision", "gpus", "nodes", "pin_memory", "batch_size")),
+        **dict.fromkeys(("gradient_accumulation_steps", "max_seq_len", "max_steps", "packed")),
+        **dict.fromkeys(("activation_checkpointing", "optimizer_in_bwd", "compile", "lr", "epochs", "seed")),
+        **dict.fromkeys(("scale", "device")),
+    },
+}
+
+
+def vision(device: str = "cuda", **changes: Any) -> dict[str, Any]:
+    """A training run's record.
+
+    Args:
+        changes: keys of the configuration (`precision="fp16"`, `dataset__train_limit=96`) or of the record.
+    """
+    return _record("vision", VISION, device, changes)
+
+
+def llm(device: str = "cuda", **changes: Any) -> dict[str, Any]:
+    """A tuning run's record."""
+    return _record("llm", LLM, device, changes)
+
+
+def _record(kind: str, defaults: dict[str, Any], device: str, changes: dict[str, Any]) -> dict[str, Any]:
+    config = json.loads(json.dumps(defaults)) | {"device": device}
+    own: dict[str, Any] = {}
+    for key, value in changes.items():
+        group, _, inner = key.partition("__")
+        if inner:
+            config[group] |= {inner: value}
+        elif key not in config:
+            own[key] = value
+        elif isinstance(config[key], dict) and not isinstance(value, dict):
+            config[key] |= {"name": value}
+        else:
+            config[key] = value
+    axes = {name: _at(config, path or name) for name, path in AXES[kind].items()} | {"device": device}
+    record = {
+        "schema_version": 1,
+        "kind": kind,
+        "name": "sweep",
+        "job": None,
+        "status": "ok",
+        "cause": None,
+        "started_at": "2026-11-21T09:41:29Z",
+        "axes": axes,
+        "repetition": config["repetition"],
+        "identity": "fff61eda",
+        "config": config,
+        "ended_at": "2026-11-21T09:41:33Z",
+        "startup_s": 0.9,
+        "total_s": 100.0,
+        "non_finite_losses": 0,
+        "divergence": None,
+        **(_trained(config) if kind == "vision" else _tuned(config)),
+        "compile_s": None,
+        "compile_cache": None,
+        "cuda_graphs": None,
+        "peak_memory_bytes": {"max": 5_000_000_000, "per_rank": [5_000_000_000], "kind": "cuda_allocated"},
+        "transfer_bytes": {"h2d": 1_796_384, "d2h": None, "d2d": None, "source": "counted"},
+        "communication_bytes": {"all_reduce": 0, "broadcast": 0, "per": "rank", "source": "computed"},
+        "parameters": 2_236_682,
+        "threads": 1,
+        "segments": [segment()],
+        "oversubscribed": False,
+        "gpu": None if device == "cpu" else gpu(),
+        "profile": None,
+        "diagnosis": None,
+        "probe": None,
+        "prediction": None,
+        "data": data(),
+        "cores": 16,
+        "load": load(),
+        "beside": 0,
+        "hardware": "AMD EPYC" if device == "cpu" else "NVIDIA H200",
+        "commit": COMMIT,
+        "dirty": False,
+        "changes": None,
+    }
+    return record | own
+
+
+def data(fingerprint: str = "9b990dc14fcc") -> dict[str, Any]:
+    return {"fingerprint": fingerprint, "parts": {"dataset": fingerprint}, "bytes": 129_384, "hashed_bytes": 129_384}
+
+
+def load(others_cores: float = 0.0) -> dict[str, Any]:
+    """The record's `load`, with so many of the run's cores busy for others."""
+    cores = {"others_cores": others_cores, "stolen_cores": 0.0, "machine_others_cores": others_cores}
+    return {"seconds": 101.0, **cores, "average_before": 0.1, "average_after": 1.0}
+
+
+def _at(config: dict[str, Any], path: str) -> Any:
+    value: Any = config
+    for key in path.split("."):
+        value = value[key]
+    return value["name"] if isinstance(value, dict) else value
+
+
+def _trained(config: dict[str, Any]) -> dict[str, Any]:
+    epochs = config["epochs"]
+    told = {
+        "steps": 10,
+        "samples": 1000,
+        "samples_trained": 1000,
+        "test_samples": 1000,
+        "test_right": 980,
+        "test_accuracy": 0.98,
+    }
+    train_s = 90.0 / epochs
+    return {
+        "train_s": 90.0,
+        "evaluate_s": 10.0,
+        "epochs": [
+            {"epoch": epoch, "train_s": train_s, "ended_s": 100.0 * (epoch + 1) / epochs, **epoch_waits(epoch), **told}
+            for epoch in range(epochs)
+        ],
+        "step_s": formulas.statistics([0.1] * 10, 1),
+        "images_per_s": 1234.5,
+        "trained_images_per_s": 1234.5,
+        "phases_s": dict.fromkeys(timing.PHASES, 0.02),
+        "joules_per_image": None,
+        "test_accuracy": 0.98,
+        "time_to_target_s": None,
+        "input": {"loader": "torch", "train": {"workers": 0}, "test": {"workers": 0}},
+        "num_workers": 0,
+    }
+
+
+def epoch_waits(epoch: int, first_batch_s: float = 0.5) -> dict[str, Any]:
+    """What an epoch's record has beside its times and answers."""
+    gap_s = None if epoch == 0 else first_batch_s + 0.1
+    return {"first_batch_s": first_batch_s, "gap_s": gap_s, "train_loss": 2.0 * 0.9**epoch}
+
+
+def _tuned(config: dict[str, Any]) -> dict[str, Any]:
+    rewards = {"chosen": 0.2, "rejected": -0.1, "accuracy": 0.9, "margin": 0.3}
+    return {
+        **({"rewards": rewards} if config["method"]["name"] == "dpo" else {}),
+        "epochs": [{"epoch": 0, "steps": 250, "train_s": 90.0, "ended_s": 100.0, "train_loss": 2.0, "samples": 500}],
+        "iteration_s": formulas.statistics([0.1] * 10, config["skip_steps"]),
+        "data_s": 0.001,
+        "tokens": {"all": 60_000, "non_padding": 50_000, "loss_bearing": 40_000},
+        "tokens_per_s": {"all": 600.0, "non_padding": 500.0, "loss_bearing": 400.0},
+        "joules_per_token": None,
+        "loss": {"first": 7.0, "last": 2.0, "mean_of_last_tenth": 2.5},
+        "text_rows": {"read": 500, "cut": 0, "left_out": 0},
+        "trainable_parameters": 71_680,
+        "nf4_tensors": 0,
+        "fake_quantised_linears": 0,
+        "warmup_steps": 1,
+        "flops_per_token": 8.9e6,
+        "mfu": None,
+    }
+
+
+def prediction(basis: str = "scaled", error: float = 0.1, half_width: float = 0.2, **changes: Any) -> dict[str, Any]:
+    """The record's `prediction`, too high by `error`, of a run of GPUs as `vision` builds it.
+
+    Args:
+        half_width: of each interval, relative to its middle.
+        changes: further keys, such as `fits`.
+    """
+
+    def interval(measured: float) -> dict[str, float]:
+        value = measured * (1 + error)
+        return {"value": value, "low": value * (1 - half_width), "high": value * (1 + half_width)}
+
+    figures = {"step_s": 0.1, "total_s": 100.0, "energy_joules": 50_000.0, "allocated_bytes": 5e9, "memory_bytes": 6e9}
+    about = {"basis": basis, "runs": 2, "about": "T(1), T(2) of gpus", "memory_basis": "steps without values"}
+    return about | {name: interval(measured) for name, measured in figures.items()} | changes
+
+
+def segment(first_step: int = 0, host: str = "node1", commit: str = COMMIT) -> dict[str, Any]:
+    times = {"started_at": "2026-11-21T09:41:29Z", "ended_at": "2026-11-21T09:41:33Z", "end": "ok", "job": None}
+    return {**times, "hosts": [host], "commit": commit, "first_step": first_step, "steps": 12, "trained_s": 100.0}
+
+
+def gpu(energy_joules: float | None = 50_000.0, sm_clock_mhz: float = 1900.0, by: str | None = None) -> dict[str, Any]:
+    """The record's `gpu`; `by` names a process of somebody else on it."""
+    clocks = {"sm_clock_mean_mhz": sm_clock_mhz, "memory_clock_mean_mhz": 2600.0}
+    return {
+        "energy_joules": energy_joules,
+        "covers": "training",
+        "sampling_s": 1.0,
+        "parts": [],
+        "devices": [{"host": "node1", "uuid": "GPU-1", "name": "NVIDIA H200", **clocks}],
+        "disturbed_by": [] if by is None else [{"host": "node1", "name": by, "pid": 7, "gpu": "GPU-1"}],
+        "problem": None,
+    }
+
+
+def profile(
+    rank_rows: list[dict[tuple[str, str], float]], communication_s: list[float], steps: int = 10
+) -> dict[str, Any]:
+    """The record's `profile`, of torch's own profiler.
+
+    Args:
+        rank_rows: seconds of each metric, by group and name, for every rank.
+        communication_s: of every rank.
+    """
+    ranks, rows = [], []
+    for rank, found in enumerate(rank_rows):
+        derived = Derived(0.9, 0.8, communication_s[rank], 0.1, 0.5, 0.01, 0.2)
+        ranks.append(RankProfile(rank, f"profile/r{rank:02d}.json.gz", 1.0, steps, [rank], derived))
+        rows += [Row(rank, group, name, steps, total_s, total_s) for (group, name), total_s in found.items()]
+    told = Profile("kineto", ranks, rows, ()).as_dict()
+    copies = dict.fromkeys(("counted_bytes", "profiled_bytes", "disagreement", "whole_run_bytes"))
+    return told | {
+        "files": [rank.where for rank in ranks],
+        "first_step": 1,
+        "steps": steps,
+        "step_s": {"inside": 0.1, "outside": 0.1, "ratio": 1.0},
+        "h2d": copies | {"source": "the profiler's window, scaled by steps"},
+    }
+
+
+def environment(**changes: Any) -> dict[str, Any]:
+    driver = {"uuid": "GPU-1", "name": "NVIDIA H200", "sm_clock_max_mhz": 1980, "driver": "580.1"}
+    base = {
+        "recorded_at": "2026-11-21T09:41:29Z",
+        "host": "node1",
+        "git": {"commit": COMMIT, "dirty": False, "changes": None},
+        "python": "3.11.7",
+        "packages": {"torch": "2.11.0", "torchvision": "0.26.0"},
+        "platform": "Linux-6.18",
+        "cpu": {"model": "AMD EPYC", "cores": 2, "cores_online": 2, "memory_bytes": 25_276_502_016},
+        "gpus": [driver],
+        "flags": {"cudnn_allow_tf32": True},
+    }
+    return base | changes
+
+
+def steps(step_s: Any, per_epoch: int | None = None) -> dict[str, Any]:
+    """Columns of steps.parquet.
+
+    Args:
+        step_s: seconds (steps, ranks), or (steps,) of a single rank.
+        per_epoch: steps an epoch; all are of one where it is not given.
+    """
+    seconds = np.asarray(step_s, dtype=float)
+    seconds = seconds.reshape(len(seconds), -1)
+    number, rank = (index.ravel() for index in np.indices(seconds.shape))
+    epoch, step = np.divmod(number, per_epoch or max(len(seconds), 1))
+    whole = {"epoch": epoch, "rank": rank, "step": step}
+    return {name: values.astype(np.int32) for name, values in whole.items()} | {"step_s": seconds.ravel()}
+
+
+def write(
+    folder: Path, record: dict[str, Any], step_columns: dict[str, Any] | None = None, machine: Any = None
+) -> Path:
+    """Write a run folder; its environment is `machine`'s, or the builder's own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text("")
+    (folder / "environment.json").write_text(json.dumps(environment() if machine is None else machine))
+    if step_columns is not None:
+        pq.write_table(pa.table(step_columns), folder / "steps.parquet")
+    (folder / "result.json").write_text(json.dumps(record, indent=1))
+    return folder

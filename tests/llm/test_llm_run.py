@@ -1,0 +1,366 @@
+"""Tuning runs of the tiny model, from words to record, on CPU ranks."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from multicard.config.placement import Placement
+from multicard.llm import torchtune_config
+from multicard.llm.data.templates import TEMPLATES
+from multicard.llm.methods import METHODS
+from multicard.observe.energy import gpu_record
+from multicard.ranks import elastic
+from multicard.ranks.process import Job
+from multicard.records import run_folder
+from multicard.records.progress import Board
+from tests.conftest import typed_llm, warm_up
+
+Tuned = Callable[..., dict[str, Any]]
+FIXED = "model.vocab_size=1600"  # an even vocabulary: FSDP pads no shard
+QWEN = "model=qwen2_5_tiny"
+ALL_ADAPTED = "method.lora_attn_modules=[q_proj,k_proj,v_proj,output_proj]"
+
+
+def ok(result: dict[str, Any]) -> dict[str, Any]:
+    assert result["status"] == "ok", result["cause"]
+    return result
+
+
+def validate_yaml(result: dict[str, Any]) -> None:
+    from omegaconf import OmegaConf
+    from torchtune import config
+
+    file = Path(result["folder"]) / "torchtune.yaml"
+    config.validate(OmegaConf.load(file))
+    first = file.read_text().splitlines()[0]
+    assert first.startswith("# PYTHONPATH=. tune run ") and first.endswith("torchtune.yaml")
+
+
+def steps(result: dict[str, Any], column: str, rank: int = 0) -> np.ndarray:
+    table = run_folder.read_steps(Path(result["folder"]))
+    return table[column].to_numpy()[table["rank"].to_numpy() == rank]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_reads_every_template(tuned: Tuned, method: str, template: str):
+    result = ok(tuned(f"method={method}", f"template={template}", "dataset.rows=40"))
+    assert result["kind"] == "llm"
+    validate_yaml(result)
+    axes = result["axes"]
+    assert (axes["method"], axes["template"], axes["rows"], axes["gpus"]) == (method, template, 40, 1)
+    assert axes["recipe"] == typed_llm(f"method={method}").recipe_name
+    assert result["iteration_s"]["count"] == 3 and result["iteration_s"]["warmup_count"] == 1
+    assert len(steps(result, "step_s")) == 4 and (steps(result, "step_s") > 0).all()
+    vocabulary = len((Path(result["folder"]) / "inputs" / "tokenizer.tiktoken").read_text().splitlines()) + 10
+    loss = result["loss"]["first"]  # of random weights: of a uniform guess, or of DPO's equal models
+    assert loss == np.float32(math.log(2)) if method == "dpo" else abs(loss - math.log(vocabulary)) < 0.3
+    assert result["peak_memory_bytes"]["max"] > 100e6 and result["total_s"] > 0
+    tokens = result["tokens"]
+    assert tokens["all"] >= tokens["non_padding"] > tokens["loss_bearing"] > 0
+    assert result["transfer_bytes"]["h2d"] == tokens["all"] * 16 * (2 if method == "dpo" else 1)
+    assert result["communication_bytes"]["all_gather"] == 0
+
+
+@pytest.mark.parametrize(("method", "gpus"), [*((method, 2) for method in METHODS), ("lora", 4)])
+def test_communication_bytes_in_closed_form(tuned: Tuned, method: str, gpus: int):
+    result = ok(tuned(f"method={method}", f"gpus={gpus}", "dataset.rows=80", FIXED, "max_steps=3"))
+    assert len(result["peak_memory_bytes"]["per_rank"]) == gpus
+    assert result["axes"]["recipe"] == typed_llm(f"method={method}", "gpus=2").recipe_name
+    share, parameters, trainable = (gpus - 1) / gpus, result["parameters"], result["trainable_parameters"]
+    passes = 2 + METHODS[method].reference_passes  # forward, backward, and the reference model's
+    received = result["communication_bytes"]
+    if METHODS[method].nf4:  # the base travels in NF4: half a byte a weight and its scales
+        assert received["all_gather"] < 3 * passes * share * 4 * parameters / 2
+    else:
+        assert received["all_gather"] == 3 * passes * share * 4 * parameters
+    assert received["reduce_scatter"] == 3 * share * 4 * trainable
+    per_step = 4 + 8 if method != "dpo" else 4 + 8 + 7 * 4  # the loss, the count of tokens (int64), DPO's figures
+    assert received["all_reduce"] == round(3 * 2 * share * per_step)
+
+
+@pytest.mark.parametrize("method", ["lora", "qat"])
+def test_parts_that_are_sharded_by_themselves(tuned: Tuned, method: str):
+    """Memory-efficient FSDP wrapping: the same numbers; the output is gathered for each chunk of a sequence, of which
+    short rows would have other numbers on each rank."""
+    words = (f"method={method}", "gpus=2", "dataset.rows=80", FIXED, "max_steps=5", "template=grammar")
+    usual, apart = ok(tuned(*words)), ok(tuned(*words, "custom_sharded_layers=[tok_embeddings,output]"))
+    assert apart["config"]["custom_sharded_layers"] == ["tok_embeddings", "output"]
+    assert (
+        "custom_sharded_layers:\n- tok_embeddings\n- output" in (Path(apart["folder"]) / "torchtune.yaml").read_text()
+    )
+    assert np.abs(steps(usual, "loss") - steps(apart, "loss")).max() < 1e-5
+    more = apart["communication_bytes"]["all_gather"] - usual["communication_bytes"]["all_gather"]
+    assert more > 0
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora", "qat"])
+def test_the_loss_falls(tuned: Tuned, method: str):
+    result = ok(tuned(f"method={method}", "max_steps=50", "lr=3e-3", "template=grammar"))
+    losses = steps(result, "loss")
+    assert len(losses) == 50
+    assert losses[-10:].mean() < losses[:10].mean() - 0.5
+    assert result["loss"]["mean_of_last_tenth"] == pytest.approx(losses[-5:].mean())
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_dpo_starts_at_ln_2_and_its_margin_grows(tuned: Tuned, gpus: int):
+    result = ok(tuned("method=dpo", f"gpus={gpus}", "max_steps=60", "lr=1e-3", "template=grammar", "batch_size=2"))
+    losses = steps(result, "loss")
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-6)  # not times the world size
+    margins = steps(result, "rewards_chosen") - steps(result, "rewards_rejected")
+    assert margins[-12:].mean() > margins[:12].mean()
+    rewards = result["rewards"]
+    assert rewards["margin"] == pytest.approx(margins[-6:].mean(), abs=1e-6) and 0 <= rewards["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("words", [[], [QWEN], [QWEN, "method=full"]], ids=" ".join)
+def test_two_ranks_learn_as_one_on_the_joined_batch(tuned: Tuned, words: list[str]):
+    one = ok(tuned("batch_size=2", "max_steps=20", "lr=3e-3", FIXED, *words))
+    two = ok(tuned("batch_size=1", "gpus=2", "max_steps=20", "lr=3e-3", FIXED, *words))
+    assert np.abs(steps(one, "loss") - steps(two, "loss")).max() < 1e-4
+    assert steps(one, "loss")[-1] < steps(one, "loss")[0]
+    assert one["tokens"]["loss_bearing"] == two["tokens"]["loss_bearing"]
+
+
+def test_accumulation_takes_the_same_steps_as_a_larger_batch(tuned: Tuned):
+    whole = ok(tuned("batch_size=4", "max_steps=6", "lr=3e-3", FIXED))
+    parts = ok(tuned("batch_size=2", "gradient_accumulation_steps=2", "max_steps=6", "lr=3e-3", FIXED))
+    assert len(steps(parts, "loss")) == 6
+    assert np.abs(steps(whole, "loss") - steps(parts, "loss")).max() < 1e-4
+    assert whole["tokens"]["non_padding"] == parts["tokens"]["non_padding"]
+
+
+def on_ranks(words: list[str], gpus: int, folder: Path) -> list[Any]:
+    folder.mkdir(exist_ok=True)
+    warm_up()
+    config = typed_llm(*words, f"gpus={gpus}")
+    placement = Placement("cpu", "gloo", gpus, False)
+    cfg = torchtune_config.write(config, placement, folder)
+    job = Job(folder, "cpu", "gloo", 0, 1, "tuned")
+    Board(folder, placement.processes, create=True)
+    failure = elastic.launch("tests.helpers.rank_work_llm:build", (config, folder, cfg), placement, job)
+    if failure is not None:
+        pytest.fail("\n".join([failure.message, *failure.log_tail]))
+    return [torch.load(folder / f"{rank}.pt") for rank in range(gpus)]
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("words", [[], [QWEN, ALL_ADAPTED]], ids=["llama", "qwen"])
+def test_qloras_base_is_nf4(words: list[str], gpus: int, tmp_path: Path):
+    for rank in on_ranks(["method=qlora", "dataset.rows=20", *words], gpus, tmp_path):
+        for name, (kind, _, trained) in rank["kinds"].items():
+            base = ".weight" in name and ("attn." in name or "mlp." in name) and "lora_" not in name
+            assert (kind == "NF4Tensor") is base, name
+            assert trained is ("lora_" in name)
+        assert sum(kind == "NF4Tensor" for kind, *_ in rank["kinds"].values()) == 2 * 7
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize(
+    ("words", "outputs"), [([], 1), ([QWEN], 0)], ids=["llama", "qwen"]
+)  # Qwen's is its embeddings
+def test_qats_linears_are_all_fake_quantised(words: list[str], outputs: int, gpus: int, tmp_path: Path):
+    for rank in on_ranks(["method=qat", "dataset.rows=20", *words], gpus, tmp_path):
+        assert len(rank["linears"]) == 2 * 7 + outputs  # the tied embeddings of the Qwen are no linear
+        assert all("Int8DynActInt4WeightQATLinear" in kind for kind in rank["linears"].values())
+        assert all(trained for _, _, trained in rank["kinds"].values())
+
+
+@pytest.mark.parametrize("words", [["method=lora"], ["method=dpo"], ["method=full"]])
+@pytest.mark.parametrize("pin", [True, False])
+def test_pin_memory_reaches_the_loader(pin: bool, words: list[str], tmp_path: Path):
+    (rank,) = on_ranks([*words, "dataset.rows=20", f"pin_memory={str(pin).lower()}"], 1, tmp_path)
+    assert rank["pin_memory"] is pin
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["precision=bf16"],
+        ["precision=bf16", "method=qlora", "gpus=2"],
+        ["precision=bf16", "method=dpo"],
+        ["precision=bf16", "method=qat"],
+        ["activation_checkpointing=true", "gpus=2"],
+        ["max_seq_len=128", "method=dpo"],
+        ["optimizer_in_bwd=true", "method=full"],
+        ["optimizer_in_bwd=true", "method=qat", "activation_checkpointing=true"],
+        ["model.tied=true", "method=full"],
+        ["model.tied=true", "gpus=2"],
+        ["epochs=2", "batch_size=3"],
+        ["recipe=distributed"],
+        ["method.lora_attn_modules=[q_proj,k_proj]", "method.apply_lora_to_mlp=false"],
+        [QWEN, "method=dpo", "precision=bf16"],
+        [QWEN, "method=qlora", ALL_ADAPTED, "gpus=2"],
+        [QWEN, "method=qat"],
+    ],
+    ids=" ".join,
+)
+def test_other_options_tune_too(tuned: Tuned, words: list[str]):
+    result = ok(tuned("dataset.rows=40", *words))
+    assert math.isfinite(result["loss"]["last"])
+    validate_yaml(result)
+    assert len(result["epochs"]) == result["axes"]["epochs"]
+
+
+def test_packed_rows_fill_their_sequences(tuned: Tuned):
+    result = ok(tuned("dataset.rows=60", "packed=true", "max_seq_len=256", "batch_size=1"))
+    assert set(steps(result, "tokens")) == {256}
+    assert 0.6 < result["tokens"]["non_padding"] / result["tokens"]["all"] < 1  # rows are not split over sequences
+    yaml = (Path(result["folder"]) / "torchtune.yaml").read_text()
+    assert f"num_warmup_steps: {result['warmup_steps']}" in yaml  # which only torchtune knows beforehand
+
+
+# ---- tokens, counted by hand on ten rows
+
+
+class ByHand:
+    """Token ids of a chat in Llama 3's form, put together from tiktoken's own encoder."""
+
+    def __init__(self, folder: Path) -> None:
+        import base64
+
+        import tiktoken
+
+        from multicard.llm.data.tokenizer import PATTERN
+
+        lines = (folder / "inputs" / "tokenizer.tiktoken").read_text().splitlines()
+        ranks = {base64.b64decode(line.split()[0]): int(line.split()[1]) for line in lines}
+        self.encoder = tiktoken.Encoding("test", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+
+    def text(self, *parts: str) -> int:
+        return sum(len(self.encoder.encode(part.strip())) for part in parts)
+
+    def header(self, role: str) -> int:
+        return 2 + len(self.encoder.encode(role)) + len(self.encoder.encode("\n\n"))
+
+    def row(self, prompt: tuple[str, ...], answer: str) -> tuple[int, int]:
+        """All tokens of a row and those that bear loss: the answer with its header and its end of turn."""
+        bearing = self.header("assistant") + self.text(answer) + 1
+        return 1 + self.header("user") + self.text(*prompt) + 1 + bearing + 1, bearing
+
+
+def order(rows: int) -> list[int]:
+    """How torch's DistributedSampler shuffles in epoch 0, at torchtune's fixed seed of 0."""
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(0)).tolist()
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_tokens_by_hand_for_supervised_rows(tuned: Tuned, gpus: int):
+    result = ok(
+        tuned("template=grammar", "dataset.rows=10", "max_steps=null", f"gpus={gpus}", f"batch_size={2 // gpus}")
+    )
+    folder = Path(result["folder"])
+    hand = ByHand(folder)
+    rows = [json.loads(line) for line in (folder / "inputs" / "rows.jsonl").read_text().splitlines()]
+    before, after = "Correct this to standard English: ", "\n---\nCorrected: "
+    counted = [hand.row((before, row["input"], after), row["output"]) for row in rows]
+    assert result["tokens"]["non_padding"] == sum(length for length, _ in counted)
+    assert result["tokens"]["loss_bearing"] == sum(bearing for _, bearing in counted)
+    shuffled = [counted[index][0] for index in order(10)]
+    padded = [2 * max(pair) for pair in zip(shuffled[::2], shuffled[1::2], strict=True)]
+    assert result["tokens"]["all"] == (sum(padded) if gpus == 1 else sum(shuffled))
+    assert sum(len(steps(result, "step_s", rank)) for rank in range(gpus)) == 5 * gpus
+
+
+def test_tokens_by_hand_for_pairs(tuned: Tuned):
+    result = ok(tuned("method=dpo", "template=summarize", "dataset.rows=10", "max_steps=null"))
+    folder = Path(result["folder"])
+    hand = ByHand(folder)
+    rows = [json.loads(line) for line in (folder / "inputs" / "rows.jsonl").read_text().splitlines()]
+    before, after = "Summarize this dialogue:\n", "\n---\nSummary:\n"
+    counted = [
+        [hand.row((before, row[name][0]["content"], after), row[name][1]["content"]) for name in ("chosen", "rejected")]
+        for row in rows
+    ]
+    assert result["tokens"]["non_padding"] == sum(length for pair in counted for length, _ in pair)
+    assert result["tokens"]["loss_bearing"] == sum(bearing for pair in counted for _, bearing in pair)
+    shuffled = [max(length for length, _ in counted[index]) for index in order(10)]
+    padded = [4 * max(pair) for pair in zip(shuffled[::2], shuffled[1::2], strict=True)]
+    assert result["tokens"]["all"] == sum(padded)
+    assert steps(result, "samples").tolist() == [2] * 5
+
+
+def test_rates_are_tokens_over_the_time_of_the_same_steps(tuned: Tuned, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        gpu_record, "training_joules", lambda gpu: 5e3 if gpu is None else None
+    )  # as if GPUs had been there
+    result = ok(tuned("gpus=2", "dataset.rows=28", "max_steps=null"))
+    assert result["joules_per_token"] == 5e3 / sum(steps(result, "non_padding", rank).sum() for rank in (0, 1))
+    times = [steps(result, "step_s", rank)[1:] for rank in (0, 1)]
+    ends_s = np.maximum(*(steps(result, "step_s", rank).cumsum() for rank in (0, 1)))
+    assert result["iteration_s"]["mean"] == pytest.approx(np.diff(ends_s).mean())
+    assert ends_s[-1] <= result["epochs"][0]["train_s"] + 1e-6  # which goes on until the recipe ends
+    for name, column in (("all", "tokens"), ("non_padding", "non_padding"), ("loss_bearing", "loss_bearing")):
+        counted = sum(steps(result, column, rank)[1:].sum() for rank in (0, 1))
+        assert result["tokens_per_s"][name] == pytest.approx(counted / max(time.sum() for time in times))
+
+
+def test_a_seed_repeats_and_another_differs(tuned: Tuned):
+    first, again, other = (ok(tuned("dataset.rows=40", f"seed={seed}")) for seed in (0, 0, 1))
+    assert steps(first, "loss").tolist() == steps(again, "loss").tolist()
+    assert steps(first, "loss").tolist() != steps(other, "loss").tolist()
+    assert_only_the_record_is_left(Path(first["folder"]))
+
+
+def assert_only_the_record_is_left(folder: Path) -> None:
+    assert not (folder / ".datasets").exists()
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "config.yaml",
+        "environment.json",
+        "inputs",
+        "logs",
+        "machine.parquet",
+        "result.json",
+        "steps.parquet",
+        "torchtune.yaml",
+    }
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["packages"]["torchtune"] == "0.6.1" and environment["flags"]["matmul_allow_tf32"] is False
+
+
+def test_the_mirror_takes_the_loss_of_the_rank_that_knows_it(tuned: Tuned):
+    from multicard.tracking import history
+
+    result = ok(tuned("gpus=2", "dataset.rows=40"))
+    table = run_folder.read_steps(Path(result["folder"]))
+    *rows, _ = (row.values for row in history.rows(history.Training.of(result), table))
+    assert [row["train/loss"] for row in rows] == steps(result, "loss").tolist()
+    ends_s = np.maximum(steps(result, "step_s").cumsum(), steps(result, "step_s", 1).cumsum())
+    assert [row["train/step_s"] for row in rows] == pytest.approx(np.diff(ends_s, prepend=0.0))
+    assert np.isnan(steps(result, "loss", 1)).all()
+
+
+def test_the_table_shows_what_tuning_measures(tuned: Tuned):
+    from multicard.records import table
+
+    same = ("dataset.rows=40", "device=cpu")  # a refused one knows no better than auto
+    results = [ok(tuned(f"gpus={gpus}", *same)) for gpus in (1, 2)]
+    refused = tuned("gpus=0", *same)
+    assert refused["status"] == "refused" and refused["axes"]["method"] == "lora"
+    lines = [line.split() for line in table.lines([*results, refused])]
+    assert lines[0][:4] == ["method", "template", "gpus", "status"] and "recipe" not in lines[0]
+    assert {"s/iteration", "tokens/s", "collectives"} <= set(lines[0]) and "accuracy" not in lines[0]
+    # without the marks of a machine that others use too
+    assert [[*line[:3], line[3].rstrip("&>p")] for line in lines[1:4]] == [
+        ["lora", "instruct", "1", "ok"],
+        ["lora", "instruct", "2", "ok"],
+        ["lora", "-", "0", "refused"],
+    ]
+    one, two = (result["tokens_per_s"]["non_padding"] for result in results)
+    assert f"{two / one:.2f}" in lines[2]  # against one GPU, though that ran another recipe
+
+
+def test_what_a_rank_holds_is_its_resident_set():
+    from multicard.measure import memory
+
+    before = memory.held_memory_bytes("cpu")
+    block = np.ones(30_000_000)
+    assert memory.held_memory_bytes("cpu") - before == pytest.approx(block.nbytes, rel=0.1)

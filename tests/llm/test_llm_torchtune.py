@@ -1,0 +1,210 @@
+"""The same run by torchtune's own command, real rows and tokenizer, checkpoints, and memory running out."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from multicard.records import run_folder
+from tests.conftest import ROOT, command, shared
+from tests.llm.test_llm_run import ok, steps
+
+Tuned = Callable[..., dict[str, Any]]
+VOCABULARY = 1600
+
+
+def tune(*words: str) -> subprocess.CompletedProcess[str]:
+    """torchtune's `tune`, as a user types it in the project's root."""
+    line = [str(Path(sys.executable).with_name("tune")), *words]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "."}
+    return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False, timeout=300, env=offline)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["template=grammar"], ["method=dpo", "template=instruct"]], ids=" ".join)
+def test_tune_run_gives_the_same_losses(tuned: Tuned, words: list[str]):
+    result = ok(tuned(*words, "dataset.rows=20", "max_steps=5", "lr=3e-3"))
+    folder = Path(result["folder"])
+    yaml = folder / "torchtune.yaml"
+    if "dpo" not in words[0]:  # it takes as long as a run
+        checked = tune("validate", str(yaml))
+        assert checked.returncode == 0 and "well-formed" in checked.stdout, checked.stdout + checked.stderr
+    done = tune("run", result["axes"]["recipe"], "--config", str(yaml))
+    assert done.returncode == 0, done.stderr[-2000:]
+    (log,) = (folder / "tune_run" / "logs").glob("*.txt")
+    losses = [float(loss) for loss in re.findall(r"loss:([\d.]+)", log.read_text())]
+    assert losses == pytest.approx(steps(result, "loss").tolist(), abs=1e-5)
+    assert losses[-1] != losses[0]
+
+
+REAL = [
+    (["dataset=alpaca_cleaned"], "alpaca_cleaned_500.jsonl", "instruct"),
+    (["dataset=grammar", "method=qlora"], "jfleg_500.jsonl", "grammar"),
+    (["dataset=preference", "method=dpo"], "hh_helpful_500.jsonl", None),
+]
+
+
+@pytest.mark.parametrize("tokenizer", ["embedded", "llama3"])
+@pytest.mark.parametrize(("words", "name", "template"), REAL)
+def test_real_rows(tuned: Tuned, words: list[str], name: str, template: str | None, tokenizer: str):
+    chosen = ["tokenizer=embedded", "tokenizer.vocab_size=1024"]
+    if tokenizer == "llama3":
+        chosen = ["tokenizer=llama3", f"tokenizer.path={shared('tokenizer') / 'tokenizer.model'}", "max_seq_len=256"]
+    rows = [f"dataset.data_files={shared('text') / name}", "dataset.rows=60"]
+    result = ok(tuned(*words, *rows, *chosen, "max_steps=3"))
+    assert result["axes"]["template"] == template and result["axes"]["tokenizer"] == tokenizer
+    assert np.isfinite(steps(result, "loss")).all()
+    vocabulary = 128_256 if tokenizer == "llama3" else 1034
+    embeddings = 2 * 256 * vocabulary
+    assert embeddings < result["parameters"] < embeddings + 3e6
+
+
+def test_made_dialogues_in_samsums_columns(tuned: Tuned, tmp_path: Path):
+    rows = [
+        {"id": str(i), "dialogue": f"A: {i}?\r\nB: Yes, {i}.", "summary": f"A and B speak of {i}."} for i in range(20)
+    ]
+    (tmp_path / "samsum.json").write_text(json.dumps(rows))
+    result = ok(tuned("dataset=samsum", f"dataset.data_files={tmp_path / 'samsum.json'}", "max_steps=2"))
+    assert result["axes"]["template"] == "summarize" and result["axes"]["rows"] is None
+
+
+def test_conversations_in_slimorcas_columns(tuned: Tuned, tmp_path: Path):
+    turn = lambda who, said: {"from": who, "value": said}  # noqa: E731
+    rows = [
+        {"conversations": [turn("system", "Be brief."), turn("human", f"{i}?"), turn("gpt", "Yes")]} for i in range(9)
+    ]
+    (tmp_path / "orca.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    result = ok(tuned("dataset=slimorca", f"dataset.data_files={tmp_path / 'orca.jsonl'}", "max_steps=2"))
+    assert result["axes"]["template"] is None
+
+
+def test_conversations_in_alpacas_text(tmp_path: Path):
+    """SlimOrca as 2503.15252 has it: what torchtune makes of Alpaca's columns."""
+    from omegaconf import OmegaConf
+    from torchtune import config as torchtune_config
+
+    from multicard.config.placement import Placement
+    from multicard.llm import torchtune_config as inputs
+    from tests.conftest import typed_llm
+
+    says = lambda **said: {"conversations": [{"from": who, "value": text} for who, text in said.items()]}  # noqa: E731
+    rows = {
+        "slimorca": [says(system="Be brief.", human="Is it?", gpt="Yes"), says(human="Is it?", gpt="No")],
+        "alpaca_cleaned": [
+            {"instruction": "Be brief.", "input": "Is it?", "output": "Yes"},
+            {"instruction": "Is it?", "input": "", "output": "No"},
+        ],
+    }
+    read = {}
+    for name, of_set in rows.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "rows.json").write_text(json.dumps(of_set))
+        words = (f"dataset={name}", "template=instruct", f"dataset.data_files={folder / 'rows.json'}")
+        cfg = OmegaConf.create(inputs.write(typed_llm(*words), Placement("cpu", "gloo", 1, False), folder))
+        tokenizer = torchtune_config.instantiate(cfg.tokenizer)
+        data = torchtune_config.instantiate(cfg.dataset, tokenizer=tokenizer, cache_dir=str(folder / "cache"))
+        read[name] = sorted((tokenizer.decode(row["tokens"]), len(row["labels"])) for row in data)
+    assert [text for text, _ in read["slimorca"]] == [text for text, _ in read["alpaca_cleaned"]]
+    assert "### Input:\nIs it?" in read["slimorca"][0][0] + read["slimorca"][1][0]
+
+
+CHECKPOINTS: dict[str, list[str]] = {"hugging_face": [], "meta": [], "qwen": ["model=qwen2_5_tiny"]}
+
+
+def write_checkpoint(folder: Path, form: str) -> None:
+    """The weights that a run of seed 0 generates, in Hugging Face's form or in Meta's."""
+    import torch
+    from safetensors.torch import save_file
+    from torchtune.models import convert_weights
+    from torchtune.models.qwen2 import qwen2_tune_to_hf
+
+    from multicard.llm.methods import model_component
+    from multicard.llm.random_weights import random_weights
+    from tests.conftest import typed_llm
+
+    folder.mkdir()
+    component = model_component(typed_llm("method=full", *CHECKPOINTS[form]), VOCABULARY)
+    state = {name: weight.to("cpu") for name, weight in random_weights(component, 0).items()}
+    if form != "meta":
+        to_hugging_face = convert_weights.tune_to_hf if form == "hugging_face" else qwen2_tune_to_hf
+        renamed = to_hugging_face(state, num_heads=4, num_kv_heads=2, dim=256)
+        save_file({name: tensor.contiguous() for name, tensor in renamed.items()}, folder / "model.safetensors")
+        sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256}
+        sizes |= {"tie_word_embeddings": form == "qwen"}
+        (folder / "config.json").write_text(json.dumps(sizes))
+    else:
+        torch.save(convert_weights.tune_to_meta(state), folder / "consolidated.00.pth")
+        sizes = {"dim": 256, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": VOCABULARY}
+        (folder / "params.json").write_text(json.dumps(sizes))
+
+
+@pytest.mark.parametrize("words", [["method=full"], ["method=lora", "gpus=2"]], ids=" ".join)
+@pytest.mark.parametrize("form", CHECKPOINTS)
+def test_a_checkpoint_is_what_is_tuned(tuned: Tuned, form: str, words: list[str], tmp_path: Path):
+    write_checkpoint(tmp_path / "weights", form)
+    before = sorted(path.name for path in (tmp_path / "weights").iterdir())
+    words = [*CHECKPOINTS[form], *words, f"model.vocab_size={VOCABULARY}", "dataset.rows=20", "max_steps=2"]
+    own = ok(tuned(*words))
+    read = ok(tuned(*words, f"model.weights={tmp_path / 'weights'}"))
+    assert read["loss"]["first"] == pytest.approx(own["loss"]["first"], abs=1e-5)
+    assert own["axes"]["weights"] == "random" and read["axes"]["weights"] == str(tmp_path / "weights")
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == before
+    assert not (Path(read["folder"]) / "tune_run").exists()  # nothing is saved
+
+
+def test_qwens_own_tokenizer(tuned: Tuned, tmp_path: Path):
+    """With files in its form and of its size, and two merges."""
+    from multicard.llm.data.tokenizer import QWEN25_TOKENS, QWEN25_VOCABULARY, byte_level_alphabet
+
+    tokens = [*byte_level_alphabet(), "th", "the"]
+    tokens += [f"unused {i}" for i in range(QWEN25_TOKENS - len(tokens))]
+    (tmp_path / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
+    files = [f"tokenizer.path={tmp_path / 'vocab.json'}", f"tokenizer.merges_file={tmp_path / 'merges.txt'}"]
+    result = ok(tuned("model=qwen2_5_tiny", "tokenizer=qwen2_5", *files, "dataset.rows=20", "max_steps=2"))
+    assert result["axes"]["tokenizer"] == "qwen2_5"
+    embeddings = 256 * QWEN25_VOCABULARY  # shared with the output
+    assert embeddings < result["parameters"] < embeddings + 3e6
+    assert result["tokens"]["all"] > result["tokens"]["non_padding"] > result["tokens"]["loss_bearing"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["model.intermediate_dim=512"], "mlp.gate_proj.weight has shape [768, 256], not [512, 256]"),
+        (["model.num_layers=3"], "lacks 9 tensors"),
+        (["model.num_heads=8", "model.num_kv_heads=4"], "config.json says num_attention_heads 4, not 8"),
+        (["model.vocab_size=1700"], "model.embed_tokens.weight has shape [1600, 256], not [1700, 256]"),
+    ],
+)
+def test_a_checkpoint_of_other_sizes_is_refused(tuned: Tuned, words: list[str], says: str, tmp_path: Path):
+    write_checkpoint(tmp_path / "weights", "hugging_face")
+    result = tuned(f"model.vocab_size={VOCABULARY}", f"model.weights={tmp_path / 'weights'}", *words)
+    assert result["status"] == "refused"
+    assert result["cause"]["message"].startswith(f"model.weights={tmp_path / 'weights'}: ")
+    assert says in result["cause"]["message"]
+
+
+@pytest.mark.slow
+def test_running_out_of_memory_is_recorded_and_the_sweep_goes_on(tmp_path: Path):
+    limit = 12 * 2**30  # of address space: the first cell's feed-forward layers alone take 48 GB
+    bounded = lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))  # noqa: E731
+    words = [f"hydra.sweep.dir={tmp_path / 's'}", "tracker.mode=disabled", "max_steps=2", "method=full", "gpus=2"]
+    done = command("-m", *words, "model.intermediate_dim=8000000,512", entry="tune_llm.py", preexec_fn=bounded)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [json.loads(path.read_text()) for path in sorted((tmp_path / "s").glob("*/result.json"))]
+    assert sorted(result["status"] for result in results) == ["ok", "oom"]
+    (oom,) = (result for result in results if result["status"] == "oom")
+    assert oom["cause"]["rank"] in (0, 1)
+    assert 2e8 < oom["cause"]["memory_bytes"] < limit
+    assert "oom: rank" in done.stdout and "Traceback" not in done.stdout + done.stderr
+    assert run_folder.finished(Path(next((tmp_path / "s").glob("*8000000*")))) is not None  # not tried again

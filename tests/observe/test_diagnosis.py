@@ -1,0 +1,266 @@
+"""What bounds a run: the formulas on the ablations' times, and runs with one slow part."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torchtune.training
+
+from multicard.config.placement import Placement
+from multicard.llm import after_tuning, preflight, recipes
+from multicard.llm import workload as llm
+from multicard.observe import ablations, diagnosis
+from multicard.ranks.process import Rank
+from multicard.run import controller as run
+from multicard.run import outcome
+from multicard.vision import after_training
+from multicard.vision import workload as vision
+from multicard.vision.data.batch import Batch
+from tests.conftest import SMALL, composed, typed, typed_llm, warm_up
+from tests.helpers import rank_work
+
+ALONE = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
+CPU, CUDA = Placement("cpu", "gloo", 1, False), Placement("cuda", "nccl", 1, False)
+
+
+def test_what_each_cost_would_save():
+    # 100 ms: 40 of waiting, 10 of copying, 20 of exchanging; of the core's 30, 6 do not shrink with the batch
+    step_s = {"whole": 0.1, "host": 0.06, "device": 0.05, "alone": 0.08, "core": 0.03, "half": 0.018, "input": 0.05}
+    expected = {"input": 0.04, "copy": 0.01, "communication": 0.02, "launch": 0.006, "compute": 0.024}
+    assert diagnosis.saved_s(step_s) == pytest.approx(expected)
+
+
+def test_no_step_is_shorter_than_preparing_its_batches():
+    # workers prepare batches during the step, and take longer: a free core would save next to nothing
+    saved = diagnosis.saved_s({"whole": 0.1, "device": 0.06, "half": 0.03, "input": 0.098})
+    assert saved == pytest.approx({"input": 0.04, "copy": None, "communication": None, "launch": 0.0, "compute": 0.002})
+
+
+def test_noise_makes_no_cost_negative():
+    step_s = {"whole": 0.1, "host": 0.11, "device": 0.12, "alone": 0.13, "core": 0.1, "half": 0.04, "input": 0.0}
+    saved = diagnosis.saved_s(step_s)
+    assert saved == {"input": 0, "copy": 0, "communication": 0, "launch": 0, "compute": 0.1}
+
+
+def test_a_step_is_its_slowest_ranks_and_the_median_of_the_rounds():
+    ranks = [
+        {"whole": [0.1, 0.5, 0.2], "device": [0.1, 0.1, 0.1]},
+        {"whole": [0.3, 0.1, 0.2], "device": [0.2, 0.0, 0.1]},
+    ]
+    assert diagnosis.slowest(ranks) == {"whole": [0.3, 0.5, 0.2], "device": [0.2, 0.1, 0.1]}
+    result = diagnosis.diagnose([rank | {"input": [0.25] * 3} for rank in ranks], "try {}".format)
+    assert result["step_s"] == {"whole": 0.3, "device": 0.1, "input": 0.25}
+    assert result["bound"] == "input" and result["spread"] == pytest.approx(1.0)
+    assert result["sentence"] == (
+        "bound by input: waiting for batches is 67% of a step of 300.0 ms. To try next: try input"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cost", "without"),
+    [
+        ("input", {"host": 0.03, "device": 0.03, "half": 0.016}),
+        ("copy", {"device": 0.03, "half": 0.016}),
+        ("communication", {"alone": 0.03}),
+        ("launch", {"core": 0.1, "half": 0.09}),
+        ("compute", {"core": 0.1, "half": 0.05}),
+    ],
+)
+def test_the_bound_is_the_cost_whose_ablation_is_fast(cost: str, without: dict[str, float]):
+    rest = ("whole", "host", "device", "alone", "core", "half", "input")
+    slow = dict.fromkeys(rest, 0.1) | {"core": 0.03, "half": 0.016, "input": 0.08 if cost == "input" else 0.01}
+    rounds = {name: [seconds * factor for factor in (0.9, 1.0, 1.3)] for name, seconds in (slow | without).items()}
+    result = diagnosis.diagnose([rounds], "try {}".format)
+    assert result["bound"] == cost and result["saves_s"][cost] >= 0.07, result
+
+
+def test_ablations_take_turns_and_their_first_round_warms_up():
+    blocks: list[tuple[str, int]] = []
+
+    def ablation(name: str) -> ablations.Ablation:
+        return lambda count: blocks.append((name, count)) or count * len(blocks)  # returns seconds
+
+    refill = {"a": lambda count: blocks.append(("refill", count))}
+    both = {"a": ablation("a"), "b": ablation("b")}
+    step_s = ablations.interleaved(both, refill, ALONE, 0.1, 4, lambda: False)
+    assert blocks == [("refill", 4), ("a", 1), ("b", 1), *[("refill", 4), ("a", 3), ("b", 3)] * ablations.ROUNDS]
+    assert step_s == {"a": [5, 8, 11, 14, 17], "b": [6, 9, 12, 15, 18]}
+    assert ablations.interleaved({"a": ablation("a")}, {}, ALONE, 0.1, 0, lambda: True) is None
+    blocks.clear()
+    graphs = ablations.interleaved(both, {}, ALONE, 0.1, 0, lambda: False, warm_up=3)
+    assert graphs is not None and blocks[:4] == [("a", 3), ("b", 3)] * 2 and len(graphs["a"]) == ablations.ROUNDS
+
+
+@pytest.mark.parametrize(("has_graphs", "steps"), [(True, 3), (False, 1)])
+def test_every_ablation_is_warm_where_cuda_graphs_take_three_steps(
+    has_graphs: bool, steps: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Half a batch has graphs of its own: after one step they would be recorded in the first round that counts."""
+    asked: list[int] = []
+    monkeypatch.setattr(ablations, "interleaved", lambda *arguments: asked.append(arguments[6]))
+    batch = Batch(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64), 0, 0)
+    share = SimpleNamespace(batches_per_step=1, batch_size=4, devices=[ALONE.device])
+    loop = SimpleNamespace(
+        share=share,
+        rank=ALONE,
+        cuda_graphs=has_graphs,
+        timer=SimpleNamespace(start=lambda: None, stop=lambda: None),
+        move=lambda batch, _: (batch.images, batch.labels),
+        board=SimpleNamespace(stop_at=0),
+    )
+    after_training.measured(loop, cycle([batch]), 0.1, 0)  # pyright: ignore[reportArgumentType]
+    assert asked == [steps]
+
+
+@pytest.mark.parametrize(
+    ("words", "placement", "bound", "advice"),
+    [
+        ((), CPU, "input", "loader=device"),
+        (("loader=device",), CPU, "input", "a smaller dataset.image_size"),
+        (("dataset=images", "dataset.root=x", "dataset.cache=none"), CPU, "input", "dataset.cache=mmap"),
+        (("loader=device", "pin_memory=false"), CUDA, "copy", "pin_memory=true"),
+        (("strategy=ddp_rr", "gpus=2"), CUDA, "communication", "strategy=ddp_ds"),
+        (("gpus=2",), CUDA, "communication", "a larger batch_size"),
+        ((), CUDA, "launch", "compile=true"),
+        (("preset=fast",), CUDA, "launch", "compile=reduce-overhead"),  # which compiles on CUDA
+        (("compile=max-autotune",), CUDA, "launch", "a larger batch_size"),
+        (("strategy=dp",), CUDA, "launch", "a larger batch_size"),
+        ((), CPU, "launch", "a larger batch_size"),
+        (("precision=fp64",), CUDA, "compute", "precision=half"),
+        (("precision=fp64",), CPU, "compute", "precision=fp32"),
+        (("layout=nhwc",), CPU, "compute", "gpus=2"),
+    ],
+)
+def test_the_option_to_try_next(words: tuple[str, ...], placement: Placement, bound: str, advice: str):
+    assert vision.advise(typed(*words), placement, bound) == advice
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ((), "compile=true"),
+        (("compile=true",), "packed=true"),
+        (("compile=true", "packed=true", "max_seq_len=64"), "compile=reduce-overhead"),
+        (("compile=true", "packed=true", "max_seq_len=64", "gpus=2"), "a larger batch_size"),
+    ],
+)
+def test_cuda_graphs_are_advised_where_tuning_takes_them(words: tuple[str, ...], advice: str):
+    config = typed_llm(*words)
+    preflight.refuse(config)
+    assert llm.advise(config, CUDA, "launch") == advice
+
+
+def test_every_bound_has_its_words_and_its_advice():
+    bounds = {"input", "copy", "communication", "launch", "compute"}
+    assert set(diagnosis.DESCRIPTIONS) == bounds
+    for bound in bounds:
+        for placement in (CPU, CUDA):
+            assert vision.advise(typed("preset=fast"), placement, bound)
+            assert llm.advise(typed_llm("method=dpo"), placement, bound)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("work", "bound", "word"),
+    [
+        (rank_work.train_on_slow_data, "input", "gpus=1"),
+        (rank_work.train_over_slow_gloo, "communication", "gpus=2"),
+        (rank_work.train_a_slow_model, "compute", "gpus=1"),
+        (rank_work.train_with_a_slow_optimiser, "launch", "compile=true"),
+    ],
+)
+def test_a_run_is_bound_by_its_slow_part(work: Callable[..., None], bound: str, word: str, tmp_path: Path):
+    """The slow part sleeps, so that other load on the machine makes it no faster, and the rest takes some ms."""
+    warm_up()
+    tiny = ("dataset.train_limit=48", "dataset.test_limit=16", "num_workers=0")
+    cfg = composed(*SMALL, *tiny, word, "diagnose=true")
+    workload = replace(vision.WORKLOAD, work=f"{work.__module__}:{work.__name__}")
+    result = run.measure(workload, cfg, tmp_path / "run", keep_refused=True)
+    assert result["status"] == "ok", result["cause"]
+    judgement = result["diagnosis"]
+    assert judgement["bound"] == bound, judgement
+    assert judgement["saves_s"][bound] >= 0.8 * rank_work.SLOW_S
+    assert judgement["sentence"] in outcome.line(result)
+    counted = result["step_s"]["count"] + result["step_s"]["warmup_count"]
+    assert counted == result["segments"][0]["steps"]  # no step of an ablation counts
+
+
+@pytest.mark.slow
+def test_a_tuning_run_is_profiled_and_diagnosed(tuned: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch):
+    plain = tuned("gpus=2", "method=qat")
+    monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_in_few_rounds"))
+    result = tuned("gpus=2", "method=qat", "profile=kineto", "profile.steps=3", "diagnose=true")
+    assert result["status"] == "ok", result["cause"]
+    rows = [row for row in result["profile"]["rows"] if row["rank"] is None]
+    phases = {row["metric"]: row["calls"] for row in rows if row["group"] == "phase"}
+    assert {"data", "h2d", "forward", "backward", "optimizer"} <= set(phases)
+    assert phases["backward"] == phases["optimizer"] == 3 * 2
+    assert "gloo all_reduce" in {row["metric"] for row in rows if row["group"] == "collective"}
+    step_s = result["diagnosis"]["step_s"]
+    assert set(step_s) == {"whole", "device", "input", "alone", "core", "half"}
+    assert step_s["input"] < step_s["whole"]
+    assert result["segments"][0]["steps"] == 4
+    for key in ("transfer_bytes", "communication_bytes", "loss"):
+        assert result[key] == plain[key]  # no step of the window or of an ablation counts
+    assert plain["diagnosis"] is None and plain["profile"] is None
+
+
+def test_steps_alone_exchange_neither_weights_nor_gradients(
+    tuned: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_and_count_exchanges")
+    )
+    result = tuned("gpus=2", "method=lora", "diagnose=true")
+    assert result["status"] == "ok", result["cause"]
+    for rank in range(2):
+        calls = torch.load(Path(result["folder"]) / f"{rank}.pt")
+        assert calls["blocks"] == 3 * 2  # alone, core and half, in the round that warms up and the other
+        assert calls["alone"] == 0 and calls["all"] > 0, calls
+        assert calls["most_changed"] < 0.01  # gradients are zero, and the steps' own numbers get nowhere
+
+
+def test_the_core_takes_no_longer_than_steps_that_do_more():
+    step_s = {"whole": 0.135, "device": 0.13, "alone": 0.12, "core": 0.16, "half": 0.07, "input": 0.001}
+    saved = diagnosis.saved_s(step_s)
+    assert saved["launch"] == pytest.approx(2 * 0.07 - 0.12) and saved["compute"] == pytest.approx(0.12 - 0.02)
+
+
+@pytest.mark.parametrize(("gains_s", "bound"), [((5, 6, 7), "communication"), ((0.1, 6, 12), None)])
+def test_a_bound_is_named_where_rounds_agree_on_it(gains_s: tuple[float, ...], bound: str | None):
+    """Steps of a second that communicate for 5 s and more; the machine slows down from round to round."""
+    rounds: dict[str, list[float]] = {name: [] for name in ("whole", "device", "alone", "core", "half", "input")}
+    for slowdown, gain_s in zip((1.0, 1.2, 1.4), gains_s, strict=True):
+        times = {"whole": 1 + gain_s, "device": 1 + gain_s, "alone": 1.0, "core": 1.0, "half": 0.5, "input": 0.0}
+        for name, seconds in times.items():
+            rounds[name].append(seconds * slowdown)
+    result = diagnosis.diagnose([rounds], "try {}".format)
+    assert result["bound"] == bound, result
+    assert result["sentence"].startswith("no bound is clear: " if bound is None else "bound by communication: ")
+
+
+DISTRIBUTED = ("lora_finetune_distributed", "full_finetune_distributed", "lora_dpo_distributed", "qat_distributed")
+
+
+@pytest.mark.parametrize("name", DISTRIBUTED)
+def test_steps_after_the_run_keep_the_memory(name: str, monkeypatch: pytest.MonkeyPatch):
+    """The recipes hand back free memory as they enter `train`, where this replaces it; not so the ablations' blocks."""
+    module, recipe_class = recipes.load(name)
+    tidied: list[str] = []
+    monkeypatch.setattr(torchtune.training, "cleanup_before_training", lambda: tidied.append(name))
+
+    def train_until_the_optimiser(recipe: Any) -> None:
+        with pytest.raises(AttributeError, match="_optimizer"):  # this recipe has none: it gets as far as that
+            recipe_class.train(recipe)
+
+    recipe = SimpleNamespace(_is_rank_zero=True)
+    train_until_the_optimiser(recipe)
+    assert tidied == [name] and module.training is torchtune.training
+    recipe.train = lambda: train_until_the_optimiser(recipe)
+    after_tuning.train_on(recipe, SimpleNamespace(substitute=None), iter([]))  # pyright: ignore[reportArgumentType]
+    assert tidied == [name]

@@ -1,0 +1,195 @@
+"""Energy and state in a span of time, in closed form."""
+
+from typing import Any
+
+import numpy as np
+import pynvml
+import pytest
+
+from multicard.machine import devices
+from multicard.observe.energy import gpu_record, integrals, parts
+from multicard.observe.energy.counters import Counters
+from multicard.observe.energy.readings import COLUMNS
+from tests.helpers.nvml_stand_in import Gpu, Nvml, install
+
+NAN = float("nan")
+
+
+def rows(times_s: list[float], **columns: list[float]) -> dict[str, np.ndarray]:
+    """The samples of one GPU; columns that are not passed are NaN."""
+    blank = [NAN] * len(times_s)
+    return {name: np.array(columns.get(name, blank)) for name in COLUMNS} | {"time_s": np.array(times_s)}
+
+
+@pytest.mark.parametrize(
+    ("span", "joules"),
+    [
+        ((0, 4), 1000),  # the whole
+        ((1, 2), 100),  # from sample to sample
+        ((0.5, 1.5), 50 + 50),  # 100 W, then 100 W
+        ((2.25, 3), 0.75 * 300),
+        ((1.5, 3.5), 50 + 300 + 250),
+        ((2, 2), 0),
+        ((-0.1, 2), None),  # not watched by then
+        ((2, 4.1), None),
+    ],
+)
+def test_joules_between_samples_are_those_of_steady_power(span: tuple[float, float], joules: float | None):
+    times, counter = np.arange(5.0), np.array([50.0, 150, 250, 550, 1050])
+    expected = None if joules is None else pytest.approx(joules)
+    assert integrals.between(times, counter, span) == expected
+    gaps = np.array([0, 0.5, 1, 2, 3, 4]), np.array([50, NAN, 150, 250, 550, 1050])  # a sample that failed
+    assert integrals.between(*gaps, span) == expected
+
+
+def test_the_error_is_at_most_an_intervals_energy_at_each_end():
+    def counter(t: Any) -> Any:  # 400 W from 1.0 s on, before that nothing
+        return np.maximum(0.0, 400 * (t - 1.0))
+
+    times = np.array([0.5, 1.5, 2.5, 3.5])
+    for start in np.linspace(0.5, 1.5, 11):
+        energy = integrals.between(times, counter(times), (start, 3.0))
+        assert energy is not None and abs(energy - (counter(3.0) - counter(start))) <= 400 * 1.0
+
+
+def test_power_is_integrated_by_trapezoids():
+    times = np.array([0.0, 1, 3, 4])
+    assert integrals.integrated(times, np.array([100.0, 200, 200, 0])).tolist() == [0, 150, 550, 650]
+    assert integrals.integrated(times, np.array([NAN, 200, NAN, 0]))[[1, 3]].tolist() == [0, 300]
+    assert np.isnan(integrals.integrated(times, np.full(4, NAN))).all()
+
+
+def test_the_counter_goes_before_samples_of_power_and_says_so():
+    times, power = [0.0, 1, 2], [100.0, 100, 100]
+    assert integrals.joules_of(rows(times, energy_joules=[7, 107.5, 208], power_w=power), (0, 2)) == (201, "counter")
+    assert integrals.joules_of(rows(times, power_w=power), (0, 2)) == (200, "power_samples")
+    again = rows(times, energy_joules=[900, 1000, 50], power_w=power)  # the driver was loaded again
+    assert integrals.joules_of(again, (0, 2)) == (200, "power_samples")
+    assert integrals.joules_of(rows(times), (0, 2)) == (None, None)
+
+
+def test_reasons_are_nvmls_own():
+    bits = {
+        name: getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in ("GpuIdle", "SwPowerCap", "Reliability")
+    }
+    bits["HwThermalSlowdown"] = pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    mask = sum(bits.values())
+    assert integrals.decode(mask) == {1: "gpu_idle", 4: "sw_power_cap", 64: "hw_thermal_slowdown", 1024: "reliability"}
+    assert sum(integrals.REASONS) == pynvml.nvmlClocksThrottleReasonAll | pynvml.nvmlClocksEventReasonAll
+    assert integrals.decode(1 << 40 | 8) == {8: "hw_slowdown", 1 << 40: "bit_40"} and integrals.decode(0) == {}
+
+
+def test_throttling_is_told_by_its_share_of_the_samples():
+    assert integrals.shares(np.array([0, 4, 4 | 32, 4, NAN])) == {"sw_power_cap": 0.75, "sw_thermal_slowdown": 0.25}
+    assert integrals.shares(np.zeros(3)) == {}
+    assert integrals.shares(np.array([NAN])) is None and integrals.shares(np.empty(0)) is None
+
+
+def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
+    samples = rows(
+        [0.0, 1, 2, 3],
+        energy_joules=[0, 50, 350, 750],
+        power_w=[50, 200, 500, 900],
+        sm_clock_mhz=[300, 1900, 1500, 210],
+        memory_clock_mhz=[100, 2600, 2600, 100],
+        temperature_c=[30, 55, 60, 99],
+        utilisation=[0, 1, 0.5, 0],
+        reasons=[1, 0, 4, 1],
+    )
+    assert integrals.device([(samples, (0.5, 2.5))]) == {
+        "samples": 2,
+        "energy_joules": 25 + 300 + 200,
+        "energy_source": "counter",
+        "power_mean_w": 525 / 2,
+        "power_max_w": 500,
+        "sm_clock_mean_mhz": 1700,
+        "sm_clock_min_mhz": 1500,
+        "memory_clock_mean_mhz": 2600,
+        "temperature_max_c": 60,
+        "utilisation_mean": 0.75,
+        "throttle": {"sw_power_cap": 0.5},
+    }
+    short = integrals.device([(samples, (1.25, 1.75))])  # between two samples
+    assert (short["samples"], short["energy_joules"], short["power_mean_w"]) == (0, 150, 300)
+    assert short["power_max_w"] is short["utilisation_mean"] is short["throttle"] is None
+
+
+def test_spans_of_several_starts_add_up():
+    first = rows([0.0, 1, 2], energy_joules=[0, 100, 200], temperature_c=[40, 50, 60])
+    second = rows([0.0, 4], power_w=[300, 300], temperature_c=[70, NAN])
+    energy = integrals.device([(first, (0, 1)), (second, (0, 4))])
+    assert (energy["energy_joules"], energy["power_mean_w"]) == (1300, 260)
+    assert (energy["energy_source"], energy["temperature_max_c"], energy["samples"]) == ("power_samples", 70, 4)
+    at_once = integrals.device([(first, (1, 1))])
+    assert at_once["energy_joules"] is at_once["power_mean_w"] is None  # not a figure, and not 0
+    lost = integrals.device([(first, (0, 1)), (integrals.NO_ROWS, (0, 4))])
+    assert lost["energy_joules"] is lost["energy_source"] is lost["power_mean_w"] is None
+
+
+LOAD_S, IDLE_W, LOAD_W, RISE_S = 5.3, 80.0, 600.0, 0.5  # power rises and falls by exp(-t / RISE_S)
+
+
+def joules_at(times_s: np.ndarray, end_s: float) -> np.ndarray:
+    """The integral of the power up to `times_s`, of a load from LOAD_S to `end_s`."""
+
+    def loaded(since_s: np.ndarray) -> np.ndarray:
+        since_s = np.maximum(since_s, 0.0)
+        return (LOAD_W - IDLE_W) * (since_s - RISE_S * (1 - np.exp(-since_s / RISE_S)))
+
+    return IDLE_W * times_s + loaded(times_s - LOAD_S) - loaded(times_s - end_s)
+
+
+def recorded(seconds: float, read: bool) -> dict[str, Any]:
+    """The record of a run of a single GPU that trained `seconds`, sampled once a second, whose ranks `read` too."""
+    end_s = LOAD_S + seconds
+    times_s = np.arange(0.0, end_s + 3)
+    samples = np.full((len(times_s), len(COLUMNS)), NAN)
+    samples[:, 0], samples[:, 1] = times_s, joules_at(times_s, end_s)
+    readings = [[100 + at_s, joules_at(np.array(at_s), end_s)] for at_s in (LOAD_S, end_s)] if read else []
+    earlier = [[1.0, 1e9]]  # of a start before
+    joined = parts.with_readings(samples, readings + earlier, (100.0, 100 + times_s[-1]))
+    part = {"start": 0, "node": 0, "host": "a", "trained_s": [(LOAD_S, end_s)], "processes": [], "problem": None}
+    part["devices"] = [{"uuid": "GPU-a", "index": 0, "missing": {}}]
+    return gpu_record.summarise([part], {(0, 0, "GPU-a"): dict(zip(COLUMNS, joined.T, strict=True))}, [])
+
+
+@pytest.mark.parametrize("seconds", [2.5, 3, 10, 60])
+def test_energy_by_readings_at_the_ends_is_that_of_the_power_curve(seconds: float):
+    start_s, end_s = np.array(LOAD_S), np.array(LOAD_S + seconds)
+    expected = float(joules_at(end_s, float(end_s)) - joules_at(start_s, float(end_s)))
+    record, by_samples = recorded(seconds, read=True), recorded(seconds, read=False)
+    assert record["energy_joules"] == pytest.approx(expected, rel=1e-9) and record["problem"] is None
+    assert record["devices"][0]["power_mean_w"] == pytest.approx(expected / seconds)
+    if seconds <= 3:  # it would be off by 6 % and more
+        assert by_samples["energy_joules"] is None and "too short for energy" in by_samples["problem"]
+    else:
+        assert by_samples["energy_joules"] == pytest.approx(expected, rel=0.03)
+
+
+def test_a_short_run_has_no_energy():
+    record = recorded(1.5, read=True)  # the counter may lag by 0.1 s at each end
+    (gpu,) = record["devices"]
+    assert record["energy_joules"] is gpu["energy_joules"] is gpu["power_mean_w"] is None
+    assert gpu["energy_source"] == gpu_record.TOO_SHORT and "too short" in record["problem"]
+
+
+def test_pauses_between_epochs_leave_little_in_doubt():
+    samples = rows([0.0, 1, 1.01, 2, 2.01, 3], energy_joules=[0, 1, 1, 2, 2, 3])
+    epochs = [(samples, (0.0, 1.0)), (samples, (1.01, 2.0)), (samples, (2.01, 3.0))]
+    assert integrals.doubtful_share(epochs) == pytest.approx((2 * 0.1 + 2 * 0.01) / 2.98)
+
+
+def test_ranks_read_the_counters_of_their_gpus(monkeypatch: pytest.MonkeyPatch):
+    gpus = [Gpu("GPU-a", energy_mj=7000), Gpu("GPU-b", lacks=("TotalEnergyConsumption",))]
+    install(monkeypatch, Nvml(*gpus))
+    monkeypatch.setattr(devices, "used_gpu", lambda device: device)
+    counters = Counters(["GPU-a", "GPU-b", "GPU-unknown"])
+    counters.read()
+    gpus[0].energy_mj = 9000
+    counters.read()
+    assert [(uuid, joules) for _, uuid, joules in counters.readings] == [("GPU-a", 7.0), ("GPU-a", 9.0)]
+    assert counters.readings[0][0] < counters.readings[1][0]
+    install(monkeypatch, Nvml(driver=False))
+    for none in (Counters(["GPU-a"]), Counters([None])):
+        none.read()
+        assert none.readings == []

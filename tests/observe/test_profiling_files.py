@@ -1,0 +1,375 @@
+"""Which files the reader of profiles takes, what it says of those it does not, and the command around it."""
+
+import csv
+import gzip
+import json
+import os
+import shutil
+import sqlite3
+import tarfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from benchmarks import profile_reader
+from multicard.observe.profiles import kineto_json
+from multicard.observe.profiles.command import main
+from multicard.observe.profiles.load import read
+from multicard.observe.profiles.text import profile_lines
+from tests.helpers.profiler_files import BASE_US, Event, kineto_events, write_kineto, write_nsys
+from tests.observe.test_profiling import MADE, figures, rows_of
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    """The one line that the command says, having failed."""
+    assert main([str(word) for word in words]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1, said.err
+    return said.err.strip()
+
+
+def made_by_torch(path: Path) -> Path:
+    """A trace of two steps on CPU, by torch.profiler itself."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+    with profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=1, warmup=1, active=2)) as profiler:
+        for _ in range(4):
+            with record_function("forward"):
+                torch.ones(8, 8).mm(torch.ones(8, 8))
+            profiler.step()
+    profiler.export_chrome_trace(str(path))
+    return path
+
+
+def test_a_trace_of_a_cpu_has_phases_and_steps_and_no_cuda(tmp_path: Path):
+    profile = read([made_by_torch(tmp_path / "cpu.json")])
+    (rank,) = profile.ranks
+    assert (rank.steps, rank.devices) == (2, [])
+    assert rows_of(profile)["phase", "forward"].calls == 2
+    assert set(vars(rank.derived).values()) == {None}
+    assert profile.not_recorded == ()
+    assert not {row.group for row in profile.rows} & {"api", "copy", "kernel", "derived"}
+
+
+def test_gloo_is_told_as_communication_on_cpu(tmp_path: Path):
+    """Two collectives that overlap on two threads, as c10d starts them from a third."""
+    ranges = [Event("range", "ProfilerStep#1", 0, 1000, 1), Event("range", "gloo:all_reduce", 100, 300, 2)]
+    calls = [{"ph": "X", "cat": "cpu_op", "name": "c10d::allreduce_", "pid": 7, "tid": 1, "ts": BASE_US + 90, "dur": 5}]
+    profile = read([write_kineto(tmp_path / "a", [*ranges, Event("range", "gloo:all_reduce", 200, 300, 3), *calls])])
+    rows = rows_of(profile)
+    reduce = rows["collective", "gloo all_reduce"]
+    assert (reduce.calls, reduce.total_s) == (2, pytest.approx(600e-6))
+    assert rows["annotation", "c10d::allreduce_"].calls == 1
+    derived = profile.ranks[0].derived
+    assert derived.communication_s == pytest.approx(400e-6)
+    assert derived.exposed_communication_s is None
+
+
+AWKWARD = [
+    *MADE,
+    {
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": 'a},{"ph": "X"}] \\" \u00e9 \u4e2d',
+        "pid": 1,
+        "tid": 1,
+        "ts": BASE_US + 1,
+        "dur": 1,
+    },
+    {
+        "args": {"device": 0, "nested": [{"a": [1, 2]}, {"b": "}, {"}]},
+        "ph": "X",
+        "cat": "kernel",
+        "name": "k",
+        "ts": BASE_US + 3.5,
+        "dur": 2,
+        "pid": 0,
+        "tid": 7,
+    },
+    {"ph": "s", "id": 3, "cat": "ac2g", "name": "ac2g", "pid": 1, "tid": "x", "ts": 1.5},
+    {"name": "process_name", "ph": "M", "ts": 0, "pid": 1, "tid": 0, "args": {"name": "python"}},
+]
+
+
+@pytest.mark.parametrize("chunk_bytes", [64, 501, 4096])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_what_is_read_does_not_depend_on_where_chunks_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, indent: int | None
+):
+    path = write_kineto(tmp_path / "a.json", AWKWARD, distributedInfo={"rank": 3})
+    whole = read([path])
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=indent, ensure_ascii=False))
+    monkeypatch.setattr(kineto_json, "CHUNK_BYTES", chunk_bytes)
+    assert read([path]) == whole
+    assert ("annotation", 'a},{"ph": "X"}] \\" \u00e9 \u4e2d') in rows_of(whole)
+    assert rows_of(whole)["kernel", "k"].calls == 1
+    assert [one.rank for one in whole.ranks] == [3]
+
+
+def test_a_bare_list_and_what_only_python_calls_json_are_read(tmp_path: Path):
+    path = write_kineto(tmp_path / "a.json", MADE)
+    whole = read([path])
+    content = json.loads(path.read_text())
+    content["traceEvents"][0]["args"]["bandwidth"] = float("nan")
+    path.write_text(json.dumps(content["traceEvents"]))
+    assert "NaN" in path.read_text()
+    assert figures(read([path])) == figures(whole)
+
+
+def as_gz(path: Path) -> Path:
+    packed = path.with_suffix(".json.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    return packed
+
+
+def test_a_file_is_told_by_its_content(tmp_path: Path):
+    whole = figures(read([write_kineto(tmp_path / "a.json", MADE)]))
+    assert figures(read([as_gz(tmp_path / "a.json")])) == whole
+    for name in ("b.sqlite", "b.json"):
+        assert read([write_nsys(tmp_path / name, {1: MADE})]).source == "nsys"
+
+
+def test_ranks_come_from_a_folder_an_archive_or_several_files(tmp_path: Path):
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    longer = [Event("range", f"ProfilerStep#{7 + index}", 2000, 100 * index, 1) for index in range(12)]
+    for index, event in enumerate(longer):
+        path = write_kineto(folder / f"worker{index}.json", [*MADE, event])
+        if index % 2:
+            as_gz(path)
+            path.unlink()
+    (folder / "notes.txt").write_text("nothing")
+    profile = read([folder])
+    assert [one.rank for one in profile.ranks] == list(range(12))
+    assert [one.window_s for one in profile.ranks] == pytest.approx([2e-3 + index * 1e-4 for index in range(12)])
+    with tarfile.open(tmp_path / "ranks.tar.gz", "w:gz") as archive:
+        archive.add(folder, "ranks")
+    for paths in ([tmp_path / "ranks.tar.gz"], sorted(folder.glob("*.json*"))):
+        assert figures(read(paths)) == figures(profile)
+
+
+def test_the_rank_is_the_files_own_then_its_names_then_its_place(tmp_path: Path):
+    said = write_kineto(tmp_path / "rank7.json", MADE, distributedInfo={"backend": "nccl", "rank": 2, "world_size": 4})
+    named = write_kineto(tmp_path / "trace_r01.json", MADE)
+    silent = [write_kineto(tmp_path / name, MADE) for name in ("first.json", "second.json")]
+    ranks = read([silent[0], said, named, silent[1]]).ranks
+    assert [(one.rank, Path(one.where).name) for one in ranks] == [
+        (0, "first.json"),
+        (1, "trace_r01.json"),
+        (2, "rank7.json"),
+        (3, "second.json"),
+    ]
+
+
+def test_exports_of_nsys_one_a_rank(tmp_path: Path):
+    other = [event._replace(device=0) for event in MADE]
+    paths = [write_nsys(tmp_path / f"job_rank{rank}.sqlite", {50: other}) for rank in (1, 0)]
+    assert [Path(one.where).name for one in read(paths).ranks] == ["job_rank0.sqlite", "job_rank1.sqlite"]
+
+
+def test_a_process_that_used_no_gpu_is_no_rank(tmp_path: Path):
+    launcher = [Event("api", "cudaGetDeviceCount_v3020", 0, 10, 1)]
+    profile = read([write_nsys(tmp_path / "a.sqlite", {5: launcher, 9: MADE})])
+    assert len(profile.ranks) == 1
+    assert ("api", "cudaGetDeviceCount") not in rows_of(profile)
+    assert [one.devices for one in read([write_nsys(tmp_path / "b.sqlite", {5: launcher})]).ranks] == [[]]
+
+
+def without_column(path: Path, column: str, *tables: str) -> Path:
+    with closing(sqlite3.connect(path)) as database:
+        for table in tables:
+            database.execute(f"ALTER TABLE CUPTI_ACTIVITY_KIND_{table} DROP COLUMN {column}")
+        database.commit()
+    return path
+
+
+def test_exports_without_the_process_of_a_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    device_tables = ("KERNEL", "MEMCPY", "MEMSET")
+    whole = read([write_nsys(tmp_path / "whole.sqlite", {9: MADE})])
+    alone = without_column(write_nsys(tmp_path / "alone.sqlite", {9: MADE}), "globalPid", *device_tables)
+    assert figures(read([alone])) == figures(whole)
+    two = without_column(write_nsys(tmp_path / "two.sqlite", {8: MADE, 9: MADE}), "globalPid", *device_tables)
+    line = refused(capsys, two)
+    assert "2 processes in one export" in line
+    assert "report of its own" in line
+    lacks = without_column(write_nsys(tmp_path / "lacks.sqlite", {9: MADE}), "correlationId", "KERNEL")
+    assert "a form that is not known (no such column: correlationId)" in refused(capsys, lacks)
+
+
+def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    whole = write_kineto(tmp_path / "whole.json", MADE)
+    content = whole.read_bytes()
+
+    def written(name: str, data: bytes) -> Path:
+        (tmp_path / name).write_bytes(data)
+        return tmp_path / name
+
+    packed = gzip.compress(content)
+    sqlite = write_nsys(tmp_path / "a.sqlite", {1: MADE})
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as database:
+        database.execute("CREATE TABLE StringIds (id INTEGER)")
+    cases = {
+        tmp_path / "absent.json": "no such file",
+        written("empty.json", b""): "an empty file",
+        written("space.json", b" \n"): "an empty file",
+        written("text.json", b"hello"): "neither a Kineto trace",
+        written("binary", os.urandom(64) + b"\xff\x00"): "neither a Kineto trace",
+        written("object.json", b'{"a": [1, {"b": 2}]}'): "no traceEvents",
+        written("wrong.json", content.replace(b'"dur": 400', b'"dur": four', 1)): "not valid JSON after",
+        written("comma.json", content.replace(b'"cat"', b'"cat" 1', 1)): "not valid JSON after",
+        written("types.json", content.replace(b'"dur": 400', b'"dur": "4"', 1)): "not a trace of Kineto",
+        write_kineto(tmp_path / "none.json", []): "no events",
+        write_kineto(tmp_path / "instants.json", [{"ph": "i", "name": "a", "ts": 1}]): "no events",
+        written("cut.json.gz", packed[: len(packed) // 2]): "damaged or cut off",
+        written("bad.json.gz", packed[:100] + b"\0" * 50 + packed[150:]): "damaged or cut off",
+        written("cut.tar.gz", packed[: len(packed) // 2]): "damaged or cut off",
+        tmp_path / "other.sqlite": "no CUPTI tables",
+        written("cut.sqlite", sqlite.read_bytes()[:9000]): "SQLite cannot read it",
+        write_nsys(tmp_path / "idle.sqlite", {}): "no events",
+    }
+    for path, why in cases.items():
+        line = refused(capsys, path)
+        assert line.startswith(f"refused: {path}: "), line
+        assert why in line, line
+    (tmp_path / "folder").mkdir()
+    assert "no trace in this folder" in refused(capsys, tmp_path / "folder")
+    assert "are of nsys" in refused(capsys, sqlite, whole) or "is of nsys" in refused(capsys, sqlite, whole)
+    (tmp_path / "elsewhere").mkdir()
+    again = shutil.copy(write_kineto(tmp_path / "rank1.json", MADE), tmp_path / "elsewhere")
+    assert "of rank 1, as" in refused(capsys, tmp_path / "rank1.json", again)
+    assert "--rank 5" in refused(capsys, whole, "--rank", "5")
+    assert "No such file" in refused(capsys, whole, "--json", tmp_path / "no" / "a.json")
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.95, 0.999])
+@pytest.mark.parametrize("chunk_bytes", [256, 1 << 20])
+def test_a_trace_cut_off_anywhere_is_known_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, share: float, chunk_bytes: int
+):
+    monkeypatch.setattr(kineto_json, "CHUNK_BYTES", chunk_bytes)
+    path = write_kineto(tmp_path / "a.json", AWKWARD)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    line = refused(capsys, path)
+    assert f"cut off after {path.stat().st_size:,} bytes" in line
+
+
+@pytest.mark.parametrize("width", [100, 140])
+def test_the_table_fits_and_says_what_it_must(tmp_path: Path, width: int):
+    name = "void at::native::vectorized_elementwise_kernel<4, at::native::Functor<float>, at::detail::Array<int> >(int)"
+    paths = [write_kineto(tmp_path / f"r{i}.json", [*MADE, Event("kernel", name, 10, 5 + i, 7)]) for i in range(2)]
+    lines = profile_lines(read(paths), top=3, width=width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    for words in ("cudaEventDestroy: not recorded by kineto", "nccl AllReduce  RING LL", "Kernels", "exposed"):
+        assert words in text
+    launches = next(line for line in lines if line.startswith("  cudaLaunchKernel  "))
+    assert launches.split()[1:6] == ["4", "24", "us", "6.001", "us"]
+    assert ("least" in text) == (width == 140)
+    kernel = next(line for line in lines if line.startswith("  at::native"))  # its name gives way to its figures
+    assert kernel.partition("…")[2].split()[:5] == ["2", "11", "us", "5.5", "us"]
+    alone = profile_lines(read(paths), top=2, rank=1, width=width)
+    assert next(line for line in alone if line.startswith("  cudaLaunchKernel  ")).split()[1] == "2"
+    assert "Kernels, 2 of 3" in alone
+    assert "(int)" not in text
+
+
+def test_json_and_csv_hold_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    paths = [write_kineto(tmp_path / f"r{rank}.json", MADE) for rank in range(2)]
+    words = [*map(str, paths), "--json", str(tmp_path / "out.json"), "--csv", str(tmp_path / "out.csv"), "--top", "1"]
+    assert main(words) == 0
+    assert "API calls" in capsys.readouterr().out
+    profile = read(paths)
+    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps(profile.as_dict(1)))
+    with (tmp_path / "out.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert list(lines[0]) == ["rank", "metric", "calls", "total_s", "bytes"]
+    by_row = {(line["rank"], line["metric"]): line for line in lines}
+    for row in profile.rows:
+        line = by_row["all" if row.rank is None else str(row.rank), row.metric]
+        assert line["calls"] == ("" if row.calls is None else str(row.calls))
+        assert float(line["total_s"]) == row.total_s
+        assert line["bytes"] == ("" if row.bytes is None else str(row.bytes))
+    dropped = by_row["all", "cudaEventDestroy"]
+    assert (dropped["calls"], dropped["total_s"]) == ("", "")
+
+
+def test_two_profiles_are_compared_metric_by_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    slower = [event._replace(us=3 * event.us) if event.name == "relu" else event for event in MADE]
+    more = [*slower, Event("range", "ProfilerStep#7", 2000, 2000, 1), Event("api", "cudaEventDestroy_v3020", 1, 1, 1)]
+    first, second = write_kineto(tmp_path / "a.json", MADE), write_nsys(tmp_path / "b.sqlite", {1: more})
+    words = ["--json", str(tmp_path / "out.json"), "--csv", str(tmp_path / "out.csv"), "--against", str(second)]
+    assert main([str(first), *words]) == 0
+    text = capsys.readouterr().out
+    assert "1 rank, 2 steps (kineto) against 1 rank, 3 steps (nsys)" in text
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["against"] == json.loads(json.dumps(read([second]).as_dict(10)))
+    ratios = {entry["metric"]: entry for entry in record["ratios"]}
+    assert ratios["relu"]["ratio"] == pytest.approx(1 / 3)
+    assert ratios["relu"]["ratio_per_step"] == pytest.approx(1 / 3 * 3 / 2)
+    assert ratios["memcpy Peer-to-Peer"]["ratio"] is None  # nothing / nothing
+    destroyed = ratios["cudaEventDestroy"]
+    assert (destroyed["total_s"], destroyed["against_total_s"], destroyed["ratio"]) == (None, pytest.approx(1e-6), None)
+    assert "not recorded" in next(line for line in text.splitlines() if line.startswith("  cudaEventDestroy   "))
+    with (tmp_path / "out.csv").open() as file:
+        lines = {(line["rank"], line["metric"]): line for line in csv.DictReader(file)}
+    assert float(lines["all", "relu"]["ratio"]) == pytest.approx(1 / 3)
+    assert lines["0", "relu"]["ratio"] == ""
+
+
+def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program `nsys` on PATH."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "nsys"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_a_report_is_exported_by_nsys_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    export = write_nsys(tmp_path / "made", {1: MADE})
+    report = tmp_path / "job_rank3.nsys-rep"
+    report.write_bytes(b"NVTX")
+    line = refused(capsys, report)
+    assert "not on PATH" in line
+    assert "nsys export --type sqlite" in line
+    # its arguments: export --type sqlite --force-overwrite true -o TARGET REPORT
+    checks = f'[ "$1 $2 $3 $6" = "export --type sqlite -o" ] && [ "$8" = "{report}" ]'
+    stand_in(tmp_path / "bin", f'{checks} && cp "{export}" "$7"', monkeypatch)
+    profile = read([report])
+    assert [(one.rank, one.where) for one in profile.ranks] == [(3, str(report))]
+    assert profile.ranks[0].derived == read([export]).ranks[0].derived
+    assert not report.with_suffix(".sqlite").exists()  # nothing is left beside it
+    stand_in(tmp_path / "bin", 'echo "FATAL: no such report format" >&2; exit 1', monkeypatch)
+    assert "nsys export failed: FATAL: no such report format" in refused(capsys, report)
+    folder = tmp_path / "both"
+    folder.mkdir()
+    shutil.copy(report, folder / "a.nsys-rep")
+    shutil.copy(export, folder / "a.sqlite")
+    assert len(read([folder]).ranks) == 1  # the export that is there already
+
+
+def test_the_benchmark_reads_what_it_writes(tmp_path: Path):
+    path = tmp_path / "made.json"
+    events = profile_reader.write(path, 2_000_000)
+    assert 2_000_000 <= path.stat().st_size < 2_200_000
+    assert len(json.loads(path.read_text())["traceEvents"]) == events
+    figures = profile_reader.measured(path)
+    assert figures["rows"] > 20
+    assert 0 < figures["peak_memory_bytes"] < 1 << 30
+
+
+def test_a_trace_made_here_has_the_fields_of_torchs(tmp_path: Path):
+    """So that the made files do not drift from what they stand for."""
+    real = json.loads(made_by_torch(tmp_path / "cpu.json").read_text())
+    entry = next(event for event in real["traceEvents"] if event.get("cat") == "user_annotation")
+    (ours,) = kineto_events([Event("range", "forward", 0, 1, 1)])
+    assert set(ours) == set(entry)
+    assert type(entry["ts"]) is float
+    assert BASE_US / 10 < entry["ts"] < kineto_json.EXACT_BELOW_US

@@ -1,0 +1,107 @@
+"""What profilers call things, and the exact times and unions of what they saw."""
+
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from multicard.observe.profiles import kineto, nsys
+from multicard.observe.profiles.events import SCHEMA, Kind
+from multicard.observe.profiles.intervals import covered, covered_by_group, union
+from multicard.observe.profiles.names import Metric, api, collective, metric
+from tests.helpers.profiler_files import ALL_REDUCE, BASE_US
+
+
+@pytest.mark.parametrize(
+    ("name", "bare"),
+    [
+        ("cudaLaunchKernel_v7000", "cudaLaunchKernel"),
+        ("cudaLaunchKernelExC_v11060", "cudaLaunchKernelExC"),
+        ("cudaStreamGetCaptureInfo_v2_v11030", "cudaStreamGetCaptureInfo_v2"),
+        ("cudaStreamGetCaptureInfo_v2", "cudaStreamGetCaptureInfo_v2"),
+        ("cudaMemcpyAsync_ptsz_v7000", "cudaMemcpyAsync_ptsz"),
+        ("cuMemAlloc_v2", "cuMemAlloc_v2"),
+        ("cudaDeviceGetAttribute", "cudaDeviceGetAttribute"),
+        ("my_v7000_call", "my_v7000_call"),
+    ],
+)
+def test_of_a_call_only_cuptis_version_is_left_out(name: str, bare: str):
+    assert api(name) == bare
+
+
+@pytest.mark.parametrize(
+    ("name", "does", "detail"),
+    [
+        (ALL_REDUCE, "AllReduce", "RING LL"),
+        (
+            "ncclDevKernel_AllReduce_Sum_f32_TREE_LL128(ncclDevKernelArgsStorage<(unsigned long)4096>)",
+            "AllReduce",
+            "TREE LL128",
+        ),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "AllReduce", "RING LL"),
+        ("ncclKernel_AllReduce_COLLNET_DIRECT_SIMPLE_Sum_half(ncclDevComm*)", "AllReduce", "COLLNET DIRECT SIMPLE"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_SIMPLE(x)", "ReduceScatter", "RING SIMPLE"),
+        ("ncclDevKernel_AllGather_RING_LL(x)", "AllGather", "RING LL"),
+        ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclDevComm*)", "Broadcast", "RING LL"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "SendRecv", ""),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork", "SendRecv", "RING SIMPLE"),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "Generic", ""),
+        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", "Generic", ""),
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "AllReduce", "RING LL"),
+        ("ncclSomethingNew", "other", ""),
+    ],
+)
+def test_nccl_kernels_are_known_by_their_collective(name: str, does: str, detail: str):
+    assert collective(name) == Metric("collective", f"nccl {does}", detail)
+
+
+def test_a_kernel_counts_for_one_metric():
+    assert metric(Kind.KERNEL, "void at::native::reduce_kernel<ncclFake>(int)") == Metric(
+        "kernel", "void at::native::reduce_kernel<ncclFake>(int)"
+    )
+    assert metric(Kind.KERNEL, ALL_REDUCE) == Metric("collective", "nccl AllReduce", "RING LL")
+    assert metric(Kind.RANGE, "nccl:all_reduce") == Metric("annotation", "nccl:all_reduce")  # the call, not the work
+    assert metric(Kind.RANGE, "gloo:all_reduce") == Metric("collective", "gloo all_reduce")
+
+
+def test_unions_of_intervals_equal_those_counted_one_by_one():
+    random = np.random.default_rng(0)
+    start = random.integers(0, 1000, 60)
+    end = start + random.integers(0, 40, 60)
+    group = random.integers(0, 5, 60)
+
+    def marked(chosen: np.ndarray) -> int:
+        line = np.zeros(2000, bool)
+        for first, last in zip(start[chosen], end[chosen], strict=True):
+            line[first:last] = True
+        return int(line.sum())
+
+    assert covered(start, end) == marked(np.arange(60))
+    assert covered_by_group(start, end, group).tolist() == [marked(np.flatnonzero(group == one)) for one in range(5)]
+    first, last = union(start, end)
+    assert (first[1:] > last[:-1]).all()
+    assert covered(start[:0], end[:0]) == 0
+
+
+def test_times_are_exact_to_the_nanosecond(tmp_path: Path):
+    """Microseconds with three digits behind the point, at sizes where a float64 of them is off."""
+    random = np.random.default_rng(1)
+    for base_us in (BASE_US, 8_000_000_000_000, 1_711_964_646_123_456):
+        ns = base_us * 1000 + np.sort(random.integers(0, 10**9, 500))
+        same = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "dur": 0.001, "ts": '
+        lines = [f"{same}{Decimal(int(time_ns)) / 1000}}}" for time_ns in ns]
+        path = tmp_path / "a.json"
+        path.write_text(f'{{"traceEvents": [{",".join(lines)}]}}')
+        with path.open("rb") as file:
+            events = kineto.read(file, "a").events
+        assert events.schema == SCHEMA
+        assert events["start_ns"].to_pylist() == ns.tolist()
+        assert events["end_ns"].to_pylist() == (ns + 1).tolist()
+
+
+def test_names_of_nvtx_ranges_lose_what_emit_nvtx_adds():
+    assert nsys._name(Kind.RANGE, "forward, op_id = 17") == "forward"
+    assert nsys._name(Kind.RANGE, "ProfilerStep#3, seq = 4, op_id = 1") == "ProfilerStep#3"
+    assert nsys._name(Kind.RANGE, "aten::mul, op_id = 322567") is None
+    assert nsys._name(Kind.RANGE, "my range") == "my range"

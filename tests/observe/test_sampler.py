@@ -1,0 +1,371 @@
+"""Sampling of GPUs by the controller, with a stand-in for NVML: samples, files and the record."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from multicard.config.placement import Placement
+from multicard.machine.allocation import Allocation
+from multicard.measure.timing import clock_s, pause
+from multicard.observe.energy import gpu_record, integrals, neighbours, parts, sampler
+from multicard.observe.energy.neighbours import Neighbours
+from multicard.observe.energy.sampler import Sampler
+from multicard.ranks import elastic
+from multicard.ranks.failures import Failure
+from multicard.ranks.process import Job
+from multicard.records import run_folder
+from multicard.sweep import job
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import PATIENCE_S, SMALL, awaited, composed, typed
+from tests.helpers.nvml_stand_in import Gpu, Nvml, install, process
+
+HIDDEN = 5_000_000  # above what Linux gives to any process
+CUDA = Placement("cuda", "nccl", 2, False)
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(sampler, "ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr(gpu_record, "MOST_DOUBTFUL", float("inf"))  # samples come late where the machine is busy
+    for lag in ("COUNTER_LAG_S", "POWER_LAG_S"):
+        monkeypatch.setattr(integrals, lag, 0.0)  # the stand-in has none
+
+
+def rank_file(folder: Path, rank: int, *spans_s: tuple[float, float]) -> None:
+    run_folder.write_json(run_folder.rank_file(folder, rank), {"rank": rank, "spans_s": spans_s})
+
+
+def drain(gpu: Gpu, watts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the counter of a GPU run on, as it does under load: by the time of the sample that reads it."""
+    began_s, before = clock_s(), gpu.energy_mj
+
+    def read() -> float:
+        now_s = clock_s()
+        gpu.energy_mj = before + round(1e3 * watts * (now_s - began_s))
+        return now_s
+
+    monkeypatch.setattr(sampler, "clock_s", read)
+
+
+def sampled(
+    folder: Path, uuids: list[str], ranks: int, started: bool = True, first: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Sample while ranks start, do what is to be done `first`, and "train" for 0.4 s and 4 samples at least; merge."""
+    with Sampler(folder, uuids, range(ranks)) as watched:
+        first()
+        pause(0.1)
+        start_s, before = clock_s(), len(watched._values[uuids[0]])
+        pause(0.4)
+        more = 5 * len(sampler.COLUMNS) if watched._problem is None else 0  # of which the first may have begun before
+        awaited(lambda: len(watched._values[uuids[0]]) >= before + more or not watched._thread.is_alive())
+        for rank in range(ranks if started else 0):
+            rank_file(folder, rank, (start_s, clock_s()))
+        pause(0.1)
+    watched.write()
+    return gpu_record.merge(folder, [(0, 0)], wait=False)
+
+
+def test_gpus_with_different_support_are_sampled_while_their_counters_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole = Gpu("GPU-a", bus=3, energy_mj=10**9, power_mw=200_000, reasons=4)
+    lacks = ("TotalEnergyConsumption", "ClockInfo", "CurrentClocksEventReasons", "TemperatureV", "UtilizationRates")
+    poor = Gpu(
+        "GPU-b", bus=4, power_mw=70_500, lacks=(*lacks, "CurrentClocksThrottleReasons", "GraphicsRunningProcesses")
+    )
+    nvml = install(monkeypatch, Nvml(whole, poor))
+    drain(whole, 200, monkeypatch)
+    record = sampled(tmp_path, ["GPU-a", "GPU-b"], ranks=2)
+    assert nvml.open == 0 and record["problem"] is None
+    ((part,), (first, second)) = record["parts"], record["devices"]
+    ((start_s, end_s),) = part.pop("spans_s")
+    assert part == {"start": 0, "node": 0, "host": first["host"], "covers": "training"}
+    assert 0.1 <= start_s < start_s + 0.4 <= end_s and record["covers"] == "training"
+    seconds = end_s - start_s
+    assert (first["uuid"], first["index"], first["energy_source"]) == ("GPU-a", 3, "counter")
+    assert first["energy_joules"] == pytest.approx(200 * seconds, rel=1e-3)
+    assert first["power_mean_w"] == first["energy_joules"] / seconds and first["power_max_w"] == 200
+    assert (first["sm_clock_mean_mhz"], first["sm_clock_min_mhz"], first["memory_clock_mean_mhz"]) == (1980, 1980, 2619)
+    assert (first["temperature_max_c"], first["utilisation_mean"], first["throttle"]) == (40, 0.5, {"sw_power_cap": 1})
+    assert second["energy_source"] == "power_samples" and second["energy_joules"] == pytest.approx(70.5 * seconds)
+    assert second["temperature_max_c"] == 40  # of the older function
+    assert second["sm_clock_min_mhz"] is second["utilisation_mean"] is second["throttle"] is None
+    assert first["missing"] == {}
+    columns = ("energy_joules", "sm_clock_mhz", "memory_clock_mhz", "utilisation", "reasons")
+    assert second["missing"] == dict.fromkeys(columns, "Not Supported")
+    assert (
+        record["energy_joules"]
+        == first["energy_joules"] + second["energy_joules"]
+        == gpu_record.training_joules(record)
+    )
+
+    parts.remove(tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "ranks"] == ["gpu.parquet"]
+    table = pq.read_table(tmp_path / "gpu.parquet").to_pylist()
+    assert list(table[0]) == ["start", "node", "gpu", *sampler.COLUMNS]
+    inside = [row for row in table if row["gpu"] == "GPU-a" and start_s <= row["time_s"] <= end_s]
+    assert len(inside) == first["samples"] > 3
+    assert {row["energy_joules"] for row in table if row["gpu"] == "GPU-b"} == {None}  # null, and not 0
+
+
+def test_what_is_not_known_of_the_training_is_not_passed_off_as_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, Nvml(Gpu("GPU-a")))
+    record = sampled(tmp_path, ["GPU-a"], ranks=1, started=False)
+    assert record["covers"] == record["parts"][0]["covers"] == "sampled" and gpu_record.training_joules(record) is None
+    assert record["devices"][0]["power_max_w"] == 100 and record["energy_joules"] == 0
+
+
+def test_the_gpus_of_a_run_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, Nvml(*(Gpu(uuid) for uuid in ("GPU-a", "GPU-b", "GPU-c"))))
+
+    def uuids(placement: Placement, *words: str) -> list[str]:
+        return Sampler.of_run(typed("strategy=ddp_ds", *words), placement, tmp_path, 0)._uuids
+
+    assert uuids(CUDA, "gpus=2") == ["GPU-a", "GPU-b"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    assert uuids(CUDA, "gpus=2", "oversubscribe=true") == ["GPU-c"]  # both ranks are on it
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0,1")
+    assert uuids(Placement("cuda", "nccl", 1, False), "gpus=2", "strategy=dp") == ["GPU-c", "GPU-a"]
+    assert uuids(Placement("cpu", "gloo", 2, False), "gpus=2") == []
+    assert Sampler.of_run(typed("gpus=2"), CUDA, tmp_path, 0, node=3)._ranks == range(6, 8)
+
+
+def test_on_cpu_ranks_nothing_is_asked_nor_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sampler.nvml, "opened", lambda: pytest.fail("NVML was asked"))
+    with Sampler(tmp_path, [], range(2)) as watched:
+        pause(0.05)
+    watched.write()
+    assert not list(tmp_path.iterdir()) and gpu_record.training_joules(None) is None
+
+
+def test_a_sampler_that_fails_says_why_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, Nvml(driver=False))
+    record = sampled(tmp_path, ["GPU-a"], ranks=1)
+    assert record["problem"] == "node 0, start 0: RuntimeError: NVML is not there"
+    assert (
+        record["energy_joules"] is record["devices"][0]["energy_joules"] is record["devices"][0]["power_max_w"] is None
+    )
+
+    install(monkeypatch, Nvml(Gpu("GPU-a")))
+    record = sampled(tmp_path, ["GPU-a", "GPU-gone"], ranks=1)
+    assert (
+        record["problem"] == "node 0, start 0: NVML does not give GPU-gone (Not Found)"
+        and record["energy_joules"] is None
+    )
+    assert [device["power_max_w"] for device in record["devices"]] == [100, None]
+
+    nvml = install(monkeypatch, Nvml(Gpu("GPU-a")))
+    looks = iter(range(5))
+    monkeypatch.setattr(nvml, "nvmlDeviceGetClockInfo", lambda *_: next(looks), raising=False)  # StopIteration
+    record = sampled(tmp_path, ["GPU-a"], ranks=1)
+    assert "StopIteration" in record["problem"] and record["energy_joules"] is None
+
+
+def test_what_nvml_does_not_allow_is_missing_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    forbidden = ("TotalEnergyConsumption", "PowerUsage", "ComputeRunningProcesses", "GraphicsRunningProcesses")
+    once = Gpu("MIG-a", lacks=("UtilizationRates",), forbids=forbidden)
+    install(monkeypatch, Nvml(Gpu("GPU-a", instances=[once])))
+    record = sampled(tmp_path, ["MIG-a"], ranks=1, first=lambda: setattr(once, "forbids", (*forbidden, "ClockInfo")))
+    (device,) = record["devices"]
+    assert record["problem"] is None and record["energy_joules"] is device["power_max_w"] is None
+    assert device["missing"] == {  # clocks were there at first
+        "energy_joules": "Insufficient Permissions",
+        "power_w": "Insufficient Permissions",
+        "utilisation": "Not Supported",
+        "processes": "Insufficient Permissions",
+    }
+    install(monkeypatch, Nvml(Gpu("GPU-b", forbids=("HandleByUUID",))))
+    record = sampled(tmp_path / "b", ["GPU-b"], ranks=1)
+    assert record["problem"] == "node 0, start 0: NVML does not give GPU-b (Insufficient Permissions)"
+
+
+def test_energy_of_other_gpus_than_the_ranks_used_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, Nvml(Gpu("GPU-a"), Gpu("GPU-b")))
+
+    def record(used: str | None, sampled_uuid: str = "GPU-a") -> dict[str, Any]:
+        folder = tmp_path / f"{used}{sampled_uuid}"
+        with Sampler(folder, [sampled_uuid], range(1)) as watched:
+            start_s = clock_s()
+            pause(0.1)
+            file = {"rank": 0, "spans_s": [(start_s, clock_s())], "gpu": used}
+            run_folder.write_json(run_folder.rank_file(folder, 0), file)
+        watched.write()
+        return gpu_record.merge(folder, [(0, 0)], wait=False)
+
+    assert record("GPU-a")["problem"] is record(None)["problem"] is None
+    assert record("GPU-a")["energy_joules"] == 0
+    assert record("GPU-c", "MIG-a")["problem"] == "node 0, start 0: NVML does not give MIG-a (Not Found)"
+    wrong = record("GPU-b")
+    assert wrong["energy_joules"] is None and [device["uuid"] for device in wrong["devices"]] == ["GPU-a", "GPU-b"]
+    assert "ranks used GPU-b" in wrong["problem"] and "leave CUDA_DEVICE_ORDER unset" in wrong["problem"]
+
+
+def test_a_run_on_gpus_records_what_they_took(measured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch):
+    """All of a run but its ranks' devices: those compute on CPU."""
+    gpus = [Gpu("GPU-a", power_mw=150_000, compute=[process(1, 7)]), Gpu("GPU-b")]
+    gpus[0].lacks = ("TotalEnergyConsumption",)
+    install(monkeypatch, Nvml(*gpus))
+    start = elastic.launch
+
+    def on_cpu(work: str, arguments: Any, placement: Placement, launched: Job) -> Failure | None:
+        launched = replace(launched, device="cpu", backend="gloo", numa=False, threads=1)
+        return start(work, arguments, replace(placement, device="cpu"), launched)
+
+    monkeypatch.setattr(elastic, "launch", on_cpu)
+    result = measured("device=cuda", "backend=gloo", "epochs=2", "num_workers=0", "dataset.train_limit=32")
+    assert result["status"] == "ok", result["cause"]
+    gpu = result["gpu"]
+    assert gpu["covers"] == "training" and gpu["problem"] is None
+    (device,), (part,) = gpu["devices"], gpu["parts"]
+    assert device["uuid"] == "GPU-a" and len(part["spans_s"]) == 2
+    assert sum(end_s - start_s for start_s, end_s in part["spans_s"]) == pytest.approx(result["total_s"])
+    assert gpu["energy_joules"] == pytest.approx(150 * result["total_s"])
+    assert result["joules_per_image"] == gpu["energy_joules"] / (2 * 32)
+    assert [other["pid"] for other in gpu["disturbed_by"]] == [1]
+    folder = Path(result["folder"])
+    assert pq.read_table(folder / "gpu.parquet").num_rows > 2 and not (folder / "gpu").exists()
+    machine = run_folder.read_json(folder / "environment.json")
+    assert machine is not None and [gpu["uuid"] for gpu in machine["topology"]["gpus"]] == ["GPU-a", "GPU-b"]
+
+
+@pytest.mark.parametrize("failure", [None, Failure("node", "node 0 ended the run")])
+def test_another_node_leaves_its_part_unless_the_run_is_recorded_by_then(
+    failure: Failure | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    install(monkeypatch, Nvml(Gpu("GPU-a"), Gpu("GPU-b")))
+    words = (*SMALL, "device=cuda", "gpus=1", "nodes=2")
+    left: list[list[str]] = []
+
+    def end(_: Failure | None) -> None:
+        left.append(sorted(path.name for path in tmp_path.glob("gpu/*")))
+
+    guest = SimpleNamespace(wait_for_start=lambda: (2, ()), listen=lambda _: None, finish=end)
+    monkeypatch.setattr(job, "Guest", lambda *_: guest)
+    monkeypatch.setattr(elastic, "launch", lambda *_: failure)
+    cell = job.SlurmJob(WORKLOAD, composed(*words), tmp_path, None)
+    assert cell._run_ranks(Allocation(("n1", "n2"), 1, "7")) == failure
+    assert left == [["s02_n01.json", "s02_n01.parquet"] if failure is None else []]  # before node 0 hears of the end
+
+
+def test_a_driver_that_hangs_does_not_hang_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sampler, "ANSWER_S", 0.2)
+    nvml, answer = install(monkeypatch, Nvml(Gpu("GPU-a"))), threading.Event()
+    monkeypatch.setattr(nvml, "nvmlInit", lambda: answer.wait(PATIENCE_S))
+    watched = Sampler(tmp_path, ["GPU-a"], range(1))
+    try:
+        with watched:
+            rank_file(tmp_path, 0, (clock_s(), clock_s() + 1e-6))
+        watched.write()
+    finally:
+        answer.set()
+        watched._thread.join(PATIENCE_S)
+    record = gpu_record.merge(tmp_path, [(0, 0)], wait=False)
+    assert "NVML did not answer within 0 s" in record["problem"] and record["energy_joules"] is None
+
+
+def test_starts_and_nodes_add_up_and_a_missing_one_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gpus = [Gpu("GPU-a", power_mw=100_000, lacks=("TotalEnergyConsumption",)), Gpu("GPU-b", power_mw=300_000)]
+    gpus[1].lacks = gpus[0].lacks
+    install(monkeypatch, Nvml(*gpus))
+    joules = []
+    for start, node, host in ((0, 0, "n1"), (1, 0, "n1"), (0, 1, "n2"), (1, 1, "n2")):
+        monkeypatch.setattr(sampler.environment, "host", lambda host=host: host)
+        with Sampler(tmp_path, ["GPU-a" if node == 0 else "GPU-b"], range(node, node + 1), start, node) as watched:
+            start_s = clock_s()
+            pause(0.1)
+            rank_file(tmp_path, node, (start_s, middle_s := clock_s()), (middle_s + 0.1, middle_s + 0.2))
+            pause(0.2)
+            joules.append((middle_s - start_s + 0.1) * (300 if node else 100))
+        watched.write()
+    record = gpu_record.merge(tmp_path, [(start, node) for start in (0, 1) for node in (0, 1)], wait=False)
+    assert [(device["host"], device["uuid"]) for device in record["devices"]] == [("n1", "GPU-a"), ("n2", "GPU-b")]
+    assert record["devices"][0]["energy_joules"] == pytest.approx(joules[0] + joules[1])
+    assert gpu_record.training_joules(record) == pytest.approx(sum(joules))
+    assert len(pq.read_table(tmp_path / "gpu.parquet").group_by(["start", "node"]).aggregate([])) == 4
+
+    expected = [(start, node) for start in (0, 1) for node in (0, 1)]
+    assert gpu_record.merge(tmp_path, expected, wait=False) == record  # by a start after one that was cut off
+    for path in (tmp_path / "gpu").glob("s01_n01.*"):
+        path.unlink()
+    record = gpu_record.merge(tmp_path, expected, wait=False)
+    assert record["problem"] == "no samples of start 1 on node 1" and record["energy_joules"] is None
+    assert record["devices"][0]["energy_joules"] == pytest.approx(joules[0] + joules[1])
+
+
+def test_the_training_is_all_that_any_rank_did_of_what_all_came_to_the_end_of():
+    def ranks(*spans: list[tuple[float, float]]) -> list[dict[str, Any]]:
+        return [{"spans_s": spans_s} for spans_s in spans]
+
+    opened = (0.0, 9.0)
+    assert parts.training_spans(ranks([(2, 4), (5, 7)], [(2.5, 4), (5, 8)]), 2, opened) == [(2, 4), (5, 8)]
+    assert parts.training_spans(ranks([(2, 4), (5, 7)], [(3, 4.5)]), 2, opened) == [
+        (2, 4.5)
+    ]  # cut short: 1 epoch counts
+    assert parts.training_spans(ranks([(2, 4), (4, 7)], [(2, 5), (5, 8)]), 2, opened) == [
+        (2, 5),
+        (5, 8),
+    ]  # nothing twice
+    for missing in (ranks([(2, 7)]), ranks([(2, 7)], []), [*ranks([(2, 7)]), {}], []):
+        assert parts.training_spans(missing, 2, opened) == []
+    raced = [rank | {"probe": {"ended_by": "race"}} for rank in ranks([(2, 7)])]  # others trained in its pauses
+    assert parts.training_spans(raced, 1, opened) == []
+    for earlier in ((3.0, 9.0), (0.0, 6.0)):  # a file of an earlier start
+        assert parts.training_spans(ranks([(2, 7)]), 1, earlier) == []
+
+
+def noted(ranks: int, *pids: int, before: tuple[int, ...] = ()) -> list[int]:
+    seen = Neighbours(ranks, lambda _: None)
+    for pid in before:
+        seen.note(0.0, "GPU-a", pid, None, before_ranks=True)
+    for pid in pids:
+        seen.note(1.0, "GPU-a", pid, None)
+    return [other["pid"] for other in seen.foreign()]
+
+
+def test_processes_are_told_apart_by_descent():
+    child = subprocess.Popen(["sh", "-c", "sleep 60 & echo $! && wait"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        assert neighbours.identify(child.pid) == (True, "sh") and neighbours.identify(grandchild)[0]
+        assert noted(2, child.pid, grandchild, os.getpid(), 1) == [1]
+        assert noted(2, child.pid, HIDDEN, HIDDEN + 1) == [HIDDEN + 1]  # one of the two ranks was seen otherwise
+    finally:
+        subprocess.run(["kill", str(grandchild)], check=False)
+        child.wait()
+    assert neighbours.identify(child.pid) == (None, None)
+
+
+def test_processes_that_cannot_be_seen_are_ours_up_to_the_number_of_ranks():
+    assert noted(2, HIDDEN, HIDDEN + 1) == []
+    assert noted(2, HIDDEN, HIDDEN + 1, HIDDEN + 2) == [HIDDEN + 2]
+    assert noted(2, HIDDEN, HIDDEN + 1, before=(HIDDEN,)) == [HIDDEN]
+
+
+def test_others_on_the_gpus_are_recorded_once_with_their_most_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gpu = Gpu("GPU-a", compute=[process(HIDDEN, 9)], graphics=[process(1, 7)])
+    install(monkeypatch, Nvml(gpu, names={HIDDEN: "/opt/solver/solve"}))
+    later = [process(HIDDEN, 5), process(os.getpid(), 1)]
+    threading.Timer(0.3, lambda: setattr(gpu, "compute", later)).start()
+    record = sampled(tmp_path, ["GPU-a"], ranks=1)
+    init = Path("/proc/1/comm").read_text().strip()
+    host = record["devices"][0]["host"]
+    assert record["disturbed_by"] == [
+        {"host": host, "gpu": "GPU-a", "pid": HIDDEN, "name": "solve", "memory_bytes": 9},
+        {"host": host, "gpu": "GPU-a", "pid": 1, "name": init, "memory_bytes": 7},
+    ]
+
+
+def test_who_had_gone_before_the_training_did_not_disturb_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gpu = Gpu("GPU-a", compute=[process(1, 5)])
+    install(monkeypatch, Nvml(gpu))
+    assert sampled(tmp_path, ["GPU-a"], ranks=1, first=gpu.compute.clear)["disturbed_by"] == []

@@ -1,0 +1,196 @@
+"""Profiled runs: the steps of the window only, and the profile in the record."""
+
+import gzip
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from multicard.config.base import ProfileName, WindowConfig
+from multicard.config.placement import Placement
+from multicard.measure import timing
+from multicard.measure.ranges import Ranges
+from multicard.measure.timing import PHASES
+from multicard.observe.profiles import nsys_launch, run_profile
+from multicard.observe.profiles.capture import Window
+from multicard.observe.profiles.load import read
+from multicard.observe.profiles.profile_data import Profile
+from multicard.ranks import elastic, failures
+from multicard.ranks.process import Job, Rank
+from multicard.records import comparable
+from multicard.run import session
+from tests.conftest import warm_up
+from tests.helpers.profiler_files import Event, write_nsys
+
+Measured = Callable[..., dict[str, Any]]
+ALONE = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
+
+
+def rows(result: dict[str, Any], group: str) -> dict[str, dict[str, Any]]:
+    """The rows of a group, summed over ranks."""
+    return {row["metric"]: row for row in result["profile"]["rows"] if row["group"] == group and row["rank"] is None}
+
+
+def test_a_profiled_run_on_cpu_ranks(measured: Measured, capsys: pytest.CaptureFixture[str]):
+    words = ("gpus=2", "profile=kineto", "profile.skip=1", "profile.warmup=1", "profile.steps=4")
+    result = measured(*words)
+    assert result["status"] == "ok", result["cause"]
+    profile = result["profile"]
+    assert [rank["steps"] for rank in profile["ranks"]] == [4, 4]
+    assert (profile["first_step"], profile["steps"], profile["source"]) == (2, 4, "kineto")
+    phases = rows(result, "phase")
+    assert set(phases) == set(PHASES)
+    assert phases["forward"]["calls"] == phases["backward"]["calls"] == 4 * 2
+    assert sum(row["total_s"] for row in phases.values()) <= sum(rank["window_s"] for rank in profile["ranks"])
+    collectives = rows(result, "collective")
+    assert set(collectives) == {"gloo all_reduce", "gloo broadcast"}
+    assert collectives["gloo all_reduce"]["calls"] == 4 * 2  # a bucket a step
+    assert not rows(result, "api") and not rows(result, "copy") and not rows(result, "kernel")  # nothing is invented
+    assert profile["h2d"]["profiled_bytes"] is None
+    assert profile["h2d"]["counted_bytes"] == 4 * 2 * 16 * (3 * 32 * 32 * 4 + 8)
+    inside, outside = profile["step_s"]["inside"], profile["step_s"]["outside"]
+    assert outside == result["step_s"]["mean"] and profile["step_s"]["ratio"] == inside / outside
+    assert result["step_s"]["count"] == 2 and len(result["epochs"]) == 1  # 3 steps, one of them warm-up
+    folder = Path(result["folder"])
+    assert read([folder / "profile"]).as_dict()["rows"] == profile["rows"]
+    assert Profile.from_dict(profile).as_dict()["rows"] == profile["rows"]
+    assert not (folder / "wandb").exists()  # tracker.mode=disabled
+    capsys.readouterr()
+    session.show_profiles([result])
+    printed = capsys.readouterr().out
+    assert "gloo all_reduce" in printed and "Phases" in printed and "Summed over ranks" in printed
+    session.show_profiles([result, result])
+    assert "Profiles: python -m multicard profile FOLDER/profile" in capsys.readouterr().out
+
+
+def test_a_window_in_seconds_has_as_many_steps_as_fit(tmp_path: Path):
+    config = WindowConfig(ProfileName.kineto, skip=0, warmup=1, steps=99, seconds=0.5)
+    window = Window(config, ALONE, tmp_path, Ranges(ALONE.device), step_s=0.15)
+    assert (window.steps, window.total) == (4, 5)
+
+
+def test_the_trace_holds_only_the_steps_of_the_window(tmp_path: Path):
+    ranges = Ranges(ALONE.device)
+    window = Window(WindowConfig(ProfileName.kineto, skip=2, warmup=1, steps=3), ALONE, tmp_path, ranges, 1.0)
+    steps, started_s = 0, timing.clock_s()
+    while window.boundary():
+        timing.pause(0.1 if steps == 4 else 0.01)
+        ranges.open("forward")
+        torch.ones(8).add(steps)
+        window.count(10**steps)
+        steps += 1
+    assert steps == 6
+    result = window.result()
+    assert result["counted_h2d_bytes"] == 111000 and 0.12 <= result["window_s"] <= timing.clock_s() - started_s
+    with gzip.open(window.file) as file:
+        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+    assert sorted(name for name in names if name.startswith("ProfilerStep#")) == [
+        f"ProfilerStep#{i}" for i in (1, 2, 3)
+    ]
+    assert names.count("forward") == names.count("data") == names.count("aten::add") == 3
+
+
+def test_nsys_brackets_the_window_and_marks_its_steps(tmp_path: Path, nsys_calls: list[str]):
+    config = WindowConfig(ProfileName.nsys, skip=1, warmup=1, steps=1)
+    window = Window(config, ALONE, tmp_path, Ranges(ALONE.device, nvtx=True), 1.0)
+    while window.boundary():
+        pass
+    step = lambda number: [f"ProfilerStep#{number}", "data", "pop", "pop"]  # noqa: E731
+    assert nsys_calls == [*step(0), *step(1), "start", *step(2), "stop"]
+
+
+def test_nsys_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ValueError, match=r"^profile=nsys: Nsight Systems is not installed .* or use profile=kineto$"):
+        nsys_launch.check("cuda")
+    with pytest.raises(ValueError, match=r"^profile=nsys: profiles CUDA devices.*; use profile=kineto$"):
+        nsys_launch.check("cpu")
+
+
+STAND_IN = """#!/bin/sh
+# profile: run the command and leave a report; export: the export that was made before
+if [ "$1" = profile ]; then
+  out=$(echo "$2" | sed s/--output=//)
+  while [ "${1#/}" = "$1" ]; do shift; done
+  "$@" || exit $?
+  echo report > "$out.nsys-rep"
+else
+  for last; do :; done
+  while [ "$1" != -o ]; do shift; done
+  cp "$(dirname "$last")/../$(basename "$last" .nsys-rep).made" "$2"
+fi
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program `nsys` on the PATH."""
+    program = tmp_path / "bin" / "nsys"
+    program.parent.mkdir()
+    program.write_text(STAND_IN)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return program
+
+
+def wrapped(folder: Path, work: str, ranks: int) -> failures.Failure | None:
+    """Launch ranks, each under nsys."""
+    warm_up()
+    (folder / "profile").mkdir(parents=True)
+    job = Job(folder, "cpu", "gloo", 0, 1, "system", wrapper=nsys_launch.command(folder))
+    return elastic.launch(work, (folder, "hello"), Placement("cpu", "gloo", ranks, False), job)
+
+
+def test_ranks_start_as_commands_under_a_profiler(stand_in: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    assert wrapped(folder, "tests.helpers.rank_work:says_hello", 2) is None
+    assert [(folder / f"{rank}.txt").read_text() for rank in (0, 1)] == ["hello", "hello"]
+    assert (folder / "logs" / "r01.log").read_text() == "rank 1 of 2: hello\n"
+    assert sorted(path.name for path in (folder / "profile").iterdir()) == ["r00.nsys-rep", "r01.nsys-rep"]
+    assert sorted(path.name for path in folder.iterdir()) == ["0.txt", "1.txt", "logs", "profile", "ranks"]
+
+
+def test_a_rank_that_fails_under_a_profiler_says_why(stand_in: Path, tmp_path: Path):
+    (tmp_path / "run" / "ranks").mkdir(parents=True)
+    failure = wrapped(tmp_path / "run", "tests.helpers.rank_work:no_such_function", 1)
+    assert failure is not None and "no_such_function" in failure.message and failure.kind == "exception"
+
+
+def test_reports_of_nsys_join_the_record(stand_in: Path, tmp_path: Path):
+    step = Event("range", "ProfilerStep#3", 0, 100, 1)
+    copy = Event("copy", "Memcpy HtoD (Pinned -> Device)", 10, 20, 7, 1000)
+    within = Event("copy", "Memcpy DtoD (Device -> Device)", 40, 20, 7, 70)
+    (tmp_path / "profile").mkdir()
+    for rank in (0, 1):
+        write_nsys(tmp_path / f"r0{rank}.made", {1: [step, copy, within]})
+        (tmp_path / "profile" / f"r0{rank}.nsys-rep").write_text("report")
+    ranks = [{"first_step": 3, "steps": 1, "window_s": 2e-4, "counted_h2d_bytes": counted} for counted in (990, 960)]
+    result = {"step_s": {"mean": 1e-4, "count": 8, "warmup_count": 2}}
+    profile = run_profile.of_run(tmp_path, ranks, result)
+    assert profile["step_s"] == pytest.approx({"inside": 2e-4, "outside": 1e-4, "ratio": 2.0})
+    assert profile["h2d"] == {
+        "counted_bytes": 1950,
+        "profiled_bytes": 2000,
+        "disagreement": pytest.approx(50 / 1950),
+        "whole_run_bytes": 20000,
+        "source": "the profiler's window, scaled by steps",
+    }
+    assert profile["files"] == ["profile/r00.nsys-rep", "profile/r01.nsys-rep"]
+    moved = run_profile.whole_run_copies(profile, result | {"transfer_bytes": {"source": "counted"}})
+    source = "counted; d2h and d2d: the profiler's window, scaled by steps"
+    assert moved == {"d2h": 0, "d2d": 2 * 70 * 10, "source": source}
+    assert run_profile.whole_run_copies({"error": "nothing readable"}, result) == {}
+    assert comparable.profiled_off({"profile": profile}) == pytest.approx(50 / 1950)
+
+
+def test_a_trace_of_other_steps_is_an_error_in_the_record(stand_in: Path, tmp_path: Path):
+    (tmp_path / "profile").mkdir()
+    write_nsys(tmp_path / "r00.made", {1: [Event("range", "ProfilerStep#3", 0, 100, 1), Event("kernel", "k", 5, 1, 7)]})
+    (tmp_path / "profile" / "r00.nsys-rep").write_text("report")
+    ranks = [{"first_step": 3, "steps": 2, "window_s": 1.0, "counted_h2d_bytes": 0}]
+    assert "holds [1] steps, by rank, not the window's [2]" in run_profile.of_run(tmp_path, ranks, {})["error"]

@@ -1,0 +1,157 @@
+"""The pages: every link leads somewhere, and every command runs, shrunk to seconds."""
+
+import re
+import shlex
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from analysis.__main__ import main
+from analysis.cli import COMMANDS
+from tests.analysis.test_compare import sweep
+from tests.conftest import ROOT, SHARED, has_dali
+from tests.helpers import records
+
+Called = Callable[..., tuple[int, str]]
+
+FILES_OF_PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES_OF_PAGES}
+MAKEFILE = (ROOT / "Makefile").read_text()
+FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def commands(start: str) -> list[str]:
+    """The commands in fenced blocks of all pages that begin with `start`, each once; what a command printed is
+    indented."""
+    joined = "\n".join(block for text in PAGES.values() for block in FENCED.findall(text)).replace("\\\n", " ")
+    lines = (" ".join(line.partition("  #")[0].split()) for line in joined.splitlines() if not line[:1].isspace())
+    return list(dict.fromkeys(line for line in lines if line.startswith(start)))
+
+
+DEMO = re.findall(r"^\t\$\(BIN\)/(python train_vision.py .*)$", MAKEFILE, re.MULTILINE)
+VISION = list(dict.fromkeys([*commands("python train_vision.py"), *DEMO]))
+TUNING = commands("python tune_llm.py")
+ANALYSIS = commands("python -m analysis")
+
+# What a documented command may name that this machine does not have, and what stands in for it
+SHRUNK = {
+    "device": "cpu",
+    "dataset.train_limit": "64",
+    "dataset.test_limit": "8",
+    "model.width": "0.35",
+    "dataset.image_size": "32",
+    "epochs": "1",
+    "batch_size": "16",
+    "tracker.mode": "disabled",
+    "repeat_max": "2",
+}
+DATA = {"mnist": SHARED / "mnist", "images": SHARED / "clothing"}
+TUNING_SHRUNK = {"device": "cpu", "max_steps": "2", "dataset.rows": "12", "tracker.mode": "disabled"}
+TINY = {"model=llama3_8b": "model=llama3_tiny"}
+FILES = {
+    "rows.jsonl": SHARED / "text" / "alpaca_cleaned_500.jsonl",
+    "pairs.jsonl": SHARED / "text" / "hh_helpful_500.jsonl",
+    "Meta-Llama-3-8B/original/tokenizer.model": SHARED / "tokenizer" / "tokenizer.model",
+}
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str):
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", PAGES[page])):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (ROOT / page).parent / path if path else ROOT / page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked.read_text()), target
+
+
+def test_the_readme_is_short_and_names_every_page():
+    assert len(PAGES["README.md"].split()) <= 1500
+    assert {f"docs/{path.name}" for path in ROOT.glob("docs/*.md")} <= set(
+        re.findall(r"\]\(([^)#]+)\)", PAGES["README.md"])
+    )
+
+
+def test_make_targets_and_modules_that_are_named_exist():
+    text = "\n".join(PAGES.values())
+    code = "\n".join([*FENCED.findall(text), *re.findall(r"`([^`\n]+)`", text)])
+    for target in set(re.findall(r"^make ([a-z-]+)", code, re.MULTILINE)):
+        assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
+    for module in set(re.findall(r"python -m ((?:benchmarks|multicard|analysis)[a-z_.]*[a-z])", text)):
+        assert find_spec(module) is not None, module
+    for path in set(re.findall(r"`((?:multicard|analysis|conf|tests|benchmarks)/[\w/.-]+)`", text)):
+        assert (ROOT / path).exists(), path
+
+
+def run(words: list[str], replaced: dict[str, str], folder: Path, called: Called, entry: str) -> None:
+    """Run a command with these replacements; of a sweep plan all cells, and run those of its first axis where the
+    others have their last value: each value by itself is for other tests."""
+    chosen = [word for word in words if word.partition("=")[0] not in replaced]
+    small = [*(f"{key}={value}" for key, value in replaced.items()), f"hydra.run.dir={folder}"]
+    small += [f"hydra.sweep.dir={folder}"]
+    swept = [word for word in chosen if re.fullmatch(r"[\w.]+=\w+(,\w+)+", word)] * ("dry_run=true" not in words)
+    # tests/sweep/test_pack.py and tests/decide/test_race_live.py run one, in processes that import torch
+    packed = "hydra/launcher=submitit_local" in words or any(word.startswith("race=") for word in words)
+    if len(swept) > 1 or packed:
+        code, printed = called(*chosen, *small, "dry_run=true", entry=entry)
+        assert code == 0 and "nothing is started" in printed, printed
+    if packed:
+        return
+    for word in swept[1:]:
+        key, _, values = word.partition("=")
+        chosen[chosen.index(word)] = f"{key}={values.split(',')[-1]}"
+    code, printed = called(*chosen, *small, entry=entry)
+    if "--help" in words:
+        assert "precision" in printed
+        return
+    assert code == 0, printed
+    assert ("dry_run=true" if "dry_run=true" in words else f"Records: {folder}") in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", VISION)
+def test_a_documented_command_runs(line: str, tmp_path: Path, called: Called):
+    words = shlex.split(line)[2:]
+    data_set = next((word.partition("=")[2] for word in words if word.startswith("dataset=")), None)
+    if "loader=dali" in words and not has_dali():
+        pytest.skip("no DALI (make dali)")
+    replaced = dict(SHRUNK)
+    if data_set in DATA:
+        if not DATA[data_set].exists():
+            pytest.skip(f"no {DATA[data_set]}")
+        replaced |= {"dataset.root": str(DATA[data_set])}
+        replaced |= {"dataset.download": "false"} if data_set == "mnist" else {"dataset.cache_dir": str(tmp_path)}
+    run(words, replaced, tmp_path, called, "train_vision.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", TUNING)
+def test_a_documented_tuning_command_runs(line: str, tmp_path: Path, called: Called):
+    words = []
+    for word in shlex.split(line)[2:]:
+        key, _, value = word.partition("=")
+        if value in FILES and not FILES[value].exists():
+            pytest.skip(f"no {FILES[value]}")
+        words.append(f"{key}={FILES[value]}" if value in FILES else TINY.get(word, word))
+    run(words, TUNING_SHRUNK, tmp_path, called, "tune_llm.py")
+
+
+@pytest.mark.usefixtures("wandb_server")
+def test_the_documented_analysis_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("before", "after"):
+        sweep(tmp_path / "multirun" / name, test_accuracy=0.995, prediction=records.prediction())
+    monkeypatch.chdir(tmp_path)
+    lines = [shlex.split(line)[3:] for line in ANALYSIS]
+    assert {words[0] for words in lines} == {*COMMANDS}
+    assert [main(words) for words in lines] == [0] * len(lines)
+    assert (tmp_path / "multirun" / "report.html").exists()
+    assert list((tmp_path / "outputs" / "figures").glob("*.pdf"))

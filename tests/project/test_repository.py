@@ -1,0 +1,98 @@
+"""The repository: the layers of imports, an installation, and files that repeat what others say."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+
+BIN = Path(sys.executable).parent
+
+
+def copy_of_the_project(folder: Path) -> Path:
+    """What git tracks, with the changes of the working tree."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode != 0:
+        pytest.skip("no git checkout")
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "planted", "contract"),
+    [
+        ("multicard/measure/formulas.py", "import multicard.run.controller", "folders of multicard import downward"),
+        ("multicard/records/run_folder.py", "import analysis.runs.load", "packages import downward"),
+        ("analysis/stats/shares.py", "import analysis.commands.best", "folders of analysis import downward"),
+        ("multicard/vision/models.py", "import multicard.vision.train", "No circles between files or folders"),
+    ],
+)
+def test_an_upward_import_breaks_the_contract(file: str, planted: str, contract: str, tmp_path: Path):
+    for name in ("multicard", "analysis", "hydra_plugins", "benchmarks"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / file).write_text(f"{(tmp_path / file).read_text()}\n{planted}\n")
+    checked = subprocess.run([BIN / "lint-imports"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert checked.returncode == 1
+    assert re.search(rf"{contract} BROKEN", checked.stdout)
+
+
+@pytest.mark.slow
+def test_it_installs_into_an_empty_environment_and_runs_from_another_folder(tmp_path: Path):
+    project = copy_of_the_project(tmp_path / "project")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    install = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "install",
+        "-q",
+        "--python",
+        python,
+        "-c",
+        project / "requirements.lock",
+    ]
+    installed = subprocess.run([*install, "-e", project], capture_output=True, text=True, check=False)
+    if re.search(r"error sending request|dns error|Network is unreachable", installed.stderr):
+        pytest.skip("no package index")
+    assert installed.returncode == 0, installed.stderr
+    small = ["device=cpu", "tracker.mode=disabled", "hydra.run.dir=runs/one"]
+    vision = ["dataset.train_limit=64", "dataset.test_limit=8", "dataset.image_size=32", "epochs=1"]
+    for entry, words in (("train_vision", vision), ("tune_llm", ["max_steps=2", "dataset.rows=12"])):
+        line = [python, "-m", entry, *small, *words]
+        run = subprocess.run(line, cwd=elsewhere, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stdout + run.stderr
+    listed = subprocess.run(
+        [python, "-m", "analysis", "list", "runs"], cwd=elsewhere, capture_output=True, text=True, check=True
+    )
+    assert "2 runs" in listed.stdout or listed.stdout.count(" ok ") == 2, listed.stdout
+
+
+def test_what_runs_before_a_commit_is_what_make_lint_runs():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    tools = re.findall(r"\$\(BIN\)/([\w-]+(?: \w+)?)", recipe[1])
+    assert tools == [hook["entry"].removeprefix(".venv/bin/").removesuffix(" --check") for hook in hooks]
+
+
+def test_the_workflow_tries_every_python_that_the_package_allows():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    allowed = re.search(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert allowed is not None
+    tried = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert tried == [f"3.{minor}" for minor in range(int(allowed[1]), int(allowed[2]))]

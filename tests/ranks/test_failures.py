@@ -1,0 +1,157 @@
+"""Errors that end a rank: which of them mean that memory ran out."""
+
+import errno
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from multicard.config.placement import Placement
+from multicard.measure import memory
+from multicard.measure.memory import DeviceMemory
+from multicard.ranks import elastic, failures, process
+from multicard.ranks.failures import Failure
+from multicard.ranks.process import Job
+from tests.conftest import warm_up
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (torch.distributed.DistBackendError("NCCL error ... Cuda failure 2 'out of memory'"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"), True),
+        (RuntimeError("OOM trying to allocate workspace for cublaslt"), True),
+        (MemoryError(), True),
+        (RuntimeError("Connection closed by peer"), False),
+        (ValueError("out of memory is only a word here"), False),
+    ],
+)
+def test_out_of_memory_errors_are_recognised(error: BaseException, expected: bool):
+    assert failures.is_oom(error) is expected
+    assert failures.is_oom(error, DeviceMemory(0, 80 << 30, 1)) is expected  # these need no memory to be told
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "GET was unable to find an engine to execute this computation",
+        "FIND was unable to find an engine to execute this computation",
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+    ],
+)
+def test_an_engine_that_is_not_there_is_oom_where_memory_was_full(message: str):
+    error, total = RuntimeError(message), 80 << 30
+    assert not failures.is_oom(error)
+    assert not failures.is_oom(error, DeviceMemory(40 << 30, total, 0))  # bf16 on an old GPU, say
+    assert failures.is_oom(error, DeviceMemory(1 << 30, total, 0))  # under 2 % of 80 GiB
+    assert not failures.is_oom(error, DeviceMemory(1 << 30, 24 << 30, 0))
+    assert failures.is_oom(error, DeviceMemory((1 << 30) - 1, 24 << 30, 0))
+    assert failures.is_oom(error, DeviceMemory(40 << 30, total, 1))  # torch could not allocate the workspace
+
+
+def test_a_rank_reports_an_engine_that_is_not_there_by_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    error = RuntimeError("GET was unable to find an engine to execute this computation")
+    job = Job(tmp_path, "cuda", "nccl", 1, 1, "system")
+    (tmp_path / "ranks").mkdir()
+    monkeypatch.setattr(process, "held_memory_bytes", lambda _: 79 << 30)
+    reports = []
+    for held in (DeviceMemory(250_000_000, 80_000_000_000, 0), DeviceMemory(40 << 30, 80 << 30, 0), None):
+        monkeypatch.setattr(process, "device_memory", lambda _, held=held: held)
+        process._report(job, 0, error)
+        reports.append(json.loads(process.error_file(tmp_path, 0).read_text()))
+    full, roomy, unknown = reports
+    assert (full["kind"], full["memory_bytes"]) == ("oom", 79 << 30)
+    assert full["message"] == f"RuntimeError: {error} (250 MB of 80 GB free)"
+    assert roomy == unknown == {"kind": "exception", "message": f"RuntimeError: {error}", "memory_bytes": None}
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_a_full_disk_as_ranks_start_is_one_line_that_names_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], opens: bool
+):
+    """A rank whose log cannot be opened, and one that cannot print: without a report, and with one."""
+    warm_up()
+    folder = tmp_path / "cell"
+    (folder / "logs").mkdir(parents=True)
+    if not opens:
+        process.log_file(folder, 0).mkdir()
+    job, placement = Job(folder, "cpu", "gloo", 0, 1, "system"), Placement("cpu", "gloo", 1, False)
+    capfd.readouterr()
+    failure = elastic.launch("tests.helpers.rank_work:print_to_a_full_disk", (), placement, job)
+    assert failure is not None and failure.kind == "disk"
+    named = "No space left on device); free some" if opens else f"cannot write to {folder}; free some space"
+    assert failure.message.endswith(named) and len(failure.message.splitlines()) == 1
+    assert "".join(capfd.readouterr()) == ""
+
+
+def test_a_full_disk_that_its_error_does_not_name_is_the_fullest_of_those_that_ranks_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Tensors of a loader's workers do not fit /dev/shm, and the error names no file."""
+    shared, job = tmp_path / "shm", Job(tmp_path / "cell", "cpu", "gloo", 1, 1, "system")
+    shared.mkdir()
+    (job.folder / "ranks").mkdir(parents=True)
+    free = {job.folder: 10**9, shared: 0}
+    monkeypatch.setattr(process, "SHARED_MEMORY", shared)
+    monkeypatch.setattr(process.shutil, "disk_usage", lambda path: SimpleNamespace(free=free.get(Path(path), 10**10)))
+    process._report(job, 0, OSError(errno.ENOSPC, "No space left on device"))
+    report = json.loads(process.error_file(job.folder, 0).read_text())
+    said = f"no space left on the disk of {shared} (No space left on device); free some"
+    assert (report["kind"], report["message"]) == ("disk", said)
+
+
+def test_a_full_disk_is_found_behind_other_errors():
+    full = OSError(errno.ENOSPC, "No space left on device", "/data/r00.pt")
+    try:
+        try:
+            raise full
+        finally:
+            raise RuntimeError("unexpected pos 64 vs 0")  # torch.save's writer, as it is closed
+    except RuntimeError as error:
+        assert failures.disk_full(error) is full
+    assert failures.disk_full(OSError(errno.ENOENT, "No such file")) is failures.disk_full(RuntimeError()) is None
+
+
+GROUPS = {
+    "version 2": ("0::/job_7/step_0", "job_7/memory.events", "low 0\nmax 9\noom 3\noom_kill {}\n"),
+    "version 2 in a container": ("0::/", "memory.events", "oom_kill {}\noom_group_kill 0\n"),
+    "version 1": ("9:cpu:/\n4:memory:/slurm/job_7", "memory/slurm/job_7/memory.oom_control", "oom_kill {}\n"),
+    "version 1 in a container": ("4:memory:/docker/0a1b\n0::/", "memory/memory.oom_control", "oom_kill {}\n"),
+}
+
+
+@pytest.mark.parametrize(("own", "file", "text"), GROUPS.values(), ids=GROUPS)
+def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_oom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, file: str, text: str
+):
+    (tmp_path / "own").write_text(own + "\n")
+    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    assert memory.oom_kills() is None
+    count = tmp_path / file
+    count.parent.mkdir(parents=True, exist_ok=True)
+    count.write_text(text.format(2))
+    assert memory.oom_kills() == 2
+
+    def judged(message: str) -> Failure | None:
+        return elastic._oom_if_killed(Failure("signal", message, rank=1), 2)
+
+    killed = "rank 1 was killed by SIGKILL"
+    assert judged(killed) == Failure("signal", killed, rank=1)
+    count.write_text(text.format(3))
+    for message in (killed, "rank 0: RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. "):
+        failure = judged(message)
+        assert failure is not None and (failure.kind, failure.rank) == ("oom", 1)
+        assert failure.message.startswith(message) and "memory_gb" in failure.message
+    assert judged("rank 1 was killed by SIGSEGV") == Failure("signal", "rank 1 was killed by SIGSEGV", rank=1)
+    assert elastic._oom_if_killed(None, 2) is None

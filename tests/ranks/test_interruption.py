@@ -1,0 +1,150 @@
+"""Signals that ask the command to end: one line or record in each case, no process left, and none is lost."""
+
+import importlib
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import psutil
+import pytest
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+from multicard.config.placement import Placement
+from multicard.ranks import elastic, failures, interruption
+from multicard.ranks.failures import Interrupted
+from multicard.ranks.process import Job
+from multicard.sweep import local, plan
+from tests.conftest import ROOT, warm_up
+
+DEADLINE_S = 60.0
+
+
+def wait_for_interruption() -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", interruption.SIGNALS, ids=lambda number: number.name)
+def test_while_a_command_imports_a_signal_ends_it_with_a_line(number: signal.Signals, tmp_path: Path):
+    interrupted = f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep({DEADLINE_S})\n"
+    (tmp_path / "hydra.py").write_text(interrupted)  # what the entry imports next
+    for entry in ("train_vision.py", "tune_llm.py"):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / entry)],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # it may be ignored here
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"interrupted by {number.name}\n")
+
+
+def test_while_a_sweep_is_composed_it_is_a_line(
+    called: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(plan, "plan", lambda *_: signal.raise_signal(signal.SIGTERM) or wait_for_interruption())
+    code, printed = called("-m", "gpus=1,2", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    assert (code, printed) == (1, "interrupted by SIGTERM\n")
+
+
+def test_an_interruption_that_python_drops_is_raised_again():
+    class Target:
+        pass
+
+    target = Target()
+    reference = weakref.ref(target, lambda _: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Interrupted, match="SIGINT"), failures.interruptible():
+        del target  # what the callback raises is printed and dropped
+        assert reference() is None
+        wait_for_interruption()
+
+
+def test_an_import_is_not_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines = "import signal\nfor _ in range(2):\n    signal.raise_signal(signal.SIGHUP)\nwhole = True\n"
+    (tmp_path / "interrupted_module.py").write_text(lines)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(Interrupted, match="SIGHUP"), failures.interruptible():
+            importlib.import_module("interrupted_module")
+            wait_for_interruption()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert sys.modules.pop("interrupted_module").whole
+
+
+def test_a_second_signal_does_not_disturb_what_follows_the_first():
+    before = [signal.getsignal(number) for number in interruption.SIGNALS]
+    with failures.interruptible():
+        with pytest.raises(Interrupted, match="SIGINT"):
+            signal.raise_signal(signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+            signal.raise_signal(number)
+    assert [signal.getsignal(number) for number in interruption.SIGNALS] == before
+
+
+def test_a_hang_up_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with failures.interruptible():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_ranks_that_are_being_started_are_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    warm_up()
+    assert interruption.WAITS_IN >= {LocalElasticAgent._start_workers.__name__, local.start_job.__name__}
+    server = psutil.Process(multiprocessing.forkserver._forkserver._forkserver_pid)  # pyright: ignore[reportAttributeAccessIssue]
+    before = {child.pid for child in server.children()}
+    started, start = [], ForkServerProcess.start
+
+    def interrupted_start(process: ForkServerProcess) -> None:
+        start(process)
+        started.append(process.pid)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ForkServerProcess, "start", interrupted_start)
+    job = Job(tmp_path, "cpu", "gloo", 0, 1, "system")
+    with failures.interruptible():
+        failure = elastic.launch(
+            "tests.helpers.rank_work:leave_environment", (tmp_path,), Placement("cpu", "gloo", 2, False), job
+        )
+    assert failure is not None and failure.message == "interrupted by SIGINT"
+    assert len(started) == 2
+    left = [child for child in server.children() if child.pid not in before]
+    assert not psutil.wait_procs(left, timeout=DEADLINE_S)[1]
+
+
+# Ends by SIGKILL while a semaphore of it is registered; before, its helpers get every signal that a terminal sends
+HELPERS = """
+import multiprocessing, os, signal
+from multiprocessing import forkserver, resource_tracker
+from multicard.ranks import elastic
+elastic.warm_up("cpu", [])
+for pid in (resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        os.kill(pid, number)
+context = multiprocessing.get_context("forkserver")
+lock = context.Lock()
+child = context.Process(target=print, args=("alive",))
+child.start()
+child.join()
+assert resource_tracker._resource_tracker._check_alive()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_terminals_signals_leave_the_helpers_alone_and_a_killed_command_says_nothing():
+    done = subprocess.run([sys.executable, "-c", HELPERS], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGKILL, "alive\n", "")

@@ -1,0 +1,273 @@
+"""`probe=true`: when it stops, that all ranks stop after the same step, and that no table holds it."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.runs import load
+from multicard.config.base import plain
+from multicard.machine.allocation import Allocation
+from multicard.measure.stop_rule import GROWTH, LEAST_STEPS, StopRule
+from multicard.measure.timing import StepEnds
+from multicard.ranks import probing
+from multicard.ranks.probing import LEAD, Probing
+from multicard.ranks.process import Rank
+from multicard.records import comparable, probe_table, probes
+from multicard.records.progress import Board
+from multicard.run import preemption
+from multicard.run.preemption import StopOnWarning
+from tests.conftest import SMALL, awaited, typed
+from tests.helpers import records, wandb_file
+from tests.measure.test_series import autocorrelated
+from tests.tracking.test_tracker import OFFLINE
+
+Measured = Callable[..., dict[str, Any]]
+
+
+def stopped(steps_s: Sequence[float] | np.ndarray, error: float = 0.01, seconds: float = 60.0) -> tuple[int, str]:
+    """After how many of these steps, of one epoch, a probe stops, and why."""
+    rule = StopRule(error, seconds, len(steps_s))
+    for number, step_s in enumerate(steps_s, 1):
+        rule.add(float(step_s))
+        if (reason := rule.reason()) is not None:
+            return number, reason
+    return len(steps_s), "run"
+
+
+def test_a_probe_stops_on_its_error():
+    random = np.random.default_rng(1)
+    ends = [stopped(autocorrelated(random, 5000, 0.1, phi, 0.05), seconds=300.0) for phi in [0.0] * 40 + [0.5] * 40]
+    assert all(reason == "error" for _, reason in ends)
+    independent, correlated = (np.median([steps for steps, _ in part]) for part in (ends[:40], ends[40:]))
+    # 1.96^2 (0.05 / 0.01)^2 = 96 independent steps, but not before a tenth of the time; correlated, three times as many
+    assert 300 <= independent <= 96 * 4 and correlated >= independent
+    fast = autocorrelated(random, 20_000, 0.01, 0.5, 0.2)
+    steps, reason = stopped(fast, error=0.05)
+    assert reason == "error" and fast[:steps].sum() >= 6.0  # a tenth of the time
+    slow, reason = stopped(np.concatenate([[30.0, 9.0], np.tile([2.0, 2.001], 30)]), seconds=1000.0)
+    assert reason == "error" and LEAST_STEPS < slow <= 100 / 2 + 2
+
+
+def test_a_probe_stops_on_its_time():
+    random = np.random.default_rng(1)
+    noisy = autocorrelated(random, 1000, 0.1, 0.9, 0.5)
+    steps, reason = stopped(noisy, seconds=20.0)
+    assert reason == "seconds" and noisy[: steps - 1].sum() < 20.0 <= noisy[:steps].sum()
+    drift = 0.1 * (1 + np.linspace(0.0, 0.5, 600) + 0.01 * random.normal(size=600))
+    assert stopped(drift)[1] == "seconds"
+    assert stopped([100.0, 1.0]) == (1, "seconds")
+    assert stopped([0.1] * 100, seconds=2.05) == (21, "error")  # late, but known
+
+
+def test_steps_ahead_count_and_the_first_of_an_epoch_is_no_part_of_the_mean():
+    ahead = StopRule(0.01, 10.0, 100)
+    ahead.add(5.0)
+    assert ahead.reason(ahead=99) is None  # the first step says nothing of the others
+    ahead.add(0.5)
+    assert ahead.reason(ahead=8) is None and ahead.reason(ahead=9) == "seconds"
+
+    def known(steps_per_epoch: int) -> bool:
+        rule = StopRule(0.01, 37.0, steps_per_epoch)
+        for step in range(50):
+            if step % 3 == 0:
+                rule.start_epoch()
+            rule.add(2.0 if step % 3 == 0 else 0.1)
+        return rule.reason() == "error"
+
+    assert known(3) and not known(1)
+
+
+def test_the_mean_is_looked_at_ever_more_rarely(monkeypatch: pytest.MonkeyPatch):
+    looks = []
+    monkeypatch.setattr(StopRule, "_is_known", lambda self, mean: looks.append(mean.steps) or False)
+    assert stopped([0.01] * 5000, seconds=100.0) == (5000, "run")
+    assert len(looks) < 20 and all(b >= a * GROWTH - 1 for a, b in pairwise(looks))
+
+
+class Event:
+    """A CUDA event that its device passes at `passed_s`; None: not yet."""
+
+    waited: list["Event"]
+
+    def __init__(self, **_: Any) -> None:
+        self.passed_s: float | None = None
+
+    def record(self) -> None:
+        self.passed_s = None
+
+    def query(self) -> bool:
+        return self.passed_s is not None
+
+    def synchronize(self) -> None:
+        Event.waited.append(self)
+        self.passed_s = self.passed_s or 0.0
+
+    def elapsed_time(self, later: "Event") -> float:
+        assert self.passed_s is not None and later.passed_s is not None
+        return (later.passed_s - self.passed_s) * 1e3
+
+
+def test_on_cuda_the_device_times_steps_and_only_a_host_far_ahead_waits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    Event.waited = []
+    ends = StepEnds(torch.device("cuda"), lead=3)
+    ends.start()
+    marks = ends._ends
+    for _ in range(2):
+        ends.add()
+    assert ends.seconds() == [] and ends.pending == 2 and not Event.waited
+    start, first = marks[:2]
+    start.passed_s, first.passed_s = 10.0, 10.5
+    assert ends.seconds() == [0.5] and ends.pending == 1  # by the device's clock, of what it has passed
+    ends.add()
+    assert not Event.waited
+    ends.add()
+    assert Event.waited == [first]  # the end of the step 3 ago
+    for number, event in enumerate(marks[1:], 1):
+        event.passed_s = 10.5 + number
+    assert ends.seconds() == [1.0, 1.0, 1.0]
+    ends.start()
+    assert ends.pending == 0 and ends._ends[0] in (start, first, *marks)  # used again
+
+
+def rank_of(rank: int, world_size: int) -> Rank:
+    return SimpleNamespace(rank=rank, world_size=world_size)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "nodes", "ahead"), [("cpu", 2, 1, 1), ("cuda", 1, 1, 1), ("cuda", 2, 1, LEAD + 1)]
+)
+def test_rank_0_names_a_step_that_no_rank_can_have_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, ranks: int, nodes: int, ahead: int
+):
+    class Ends:
+        pending = 0
+
+        def __init__(self, *_: object) -> None: ...
+
+        def start(self) -> None: ...
+
+        add = start
+
+        def seconds(self) -> list[float]:
+            return [1.0]
+
+    monkeypatch.setattr(probing, "StepEnds", Ends)
+    board = Board(tmp_path, ranks, create=True)
+    config = typed("probe.enabled=true", "probe.seconds=40.0", "epochs=9", f"gpus={ranks}")
+    first, *others = (
+        Probing(config, rank_of(number, ranks), torch.device(device), board, 100) for number in range(ranks)
+    )
+    steps = 0
+    while not board.stop_at:
+        steps += 1
+        for other in others:
+            other.step_ended(steps)
+            assert not board.stop_at
+        first.step_ended(steps)
+    assert board.stop_at == steps + ahead and first.ended_by == "error"
+    assert steps == 1 + math.ceil(GROWTH * LEAST_STEPS)  # two looks
+    assert [board.stops(step) for step in (steps, steps + ahead)] == [False, True]
+    with pytest.raises(RuntimeError, match=f"asked to stop after step {steps + ahead}, but {steps + ahead + 1}"):
+        board.stops(steps + ahead + 1)
+    first.step_ended(steps + 1)
+    assert board.stop_at == steps + ahead  # it stands
+    board.remove()
+
+
+def test_the_other_nodes_hear_of_it_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        probing, "StepEnds", lambda *_: SimpleNamespace(add=lambda: None, seconds=lambda: [0.5], pending=0)
+    )
+    monkeypatch.setattr(preemption, "POLL_S", 0.01)
+    heard: list[int] = []
+    board = Board(tmp_path, 4, create=True)
+    peers: Any = SimpleNamespace(tell_stop=heard.append)
+    allocation = Allocation(job="7", hosts=("a", "b"))
+    with StopOnWarning(allocation, board, 4, tmp_path, False, peers) as stop:
+        config = typed("probe.enabled=true", "probe.seconds=0.4", "nodes=2", "gpus=2")
+        Probing(config, rank_of(0, 4), torch.device("cpu"), board, 100).step_ended(12)
+        assert board.stop_at == 12 + 1 + 4  # 2 s of steps of 0.5 s
+        awaited(lambda: heard)
+    assert heard == [17] and stop.outcome(None) is None
+    board.remove()
+
+
+def written(record: dict[str, Any]) -> dict[str, Any]:
+    return json.loads((Path(record["folder"]) / "result.json").read_text())
+
+
+def test_a_probe_of_training_and_the_full_run_stand_side_by_side(
+    called: Callable[..., tuple[int, str]], tmp_path: Path
+):
+    words = [*SMALL, "gpus=2", "epochs=2", "model.width=0.35", "dataset.train_limit=256"]
+    words += [f"hydra.run.dir={tmp_path / 'sweep'}"]
+    code, printed = called(*words, "probe=true", "probe.seconds=0.001")
+    assert code == 0 and "[probe] step " in printed and "ended by seconds" in printed and probe_table.NOTE in printed
+    (folder,) = (tmp_path / "sweep").iterdir()
+    probe = json.loads((folder / "result.json").read_text())
+    assert folder.name.endswith(f"-{probe['identity']}-probe") and probe["status"] == "ok"
+    end = probe["probe"]
+    assert (end["ended_by"], end["steps_per_epoch"], end["half_width"]) == ("seconds", 8, None)
+    (epoch,) = probe["epochs"]
+    assert epoch["steps"] == 2 and epoch["samples"] == epoch["samples_trained"] == 64 and epoch["evaluate_s"] > 0
+    assert epoch["images_per_s"] == pytest.approx(64 / epoch["train_s"]) and epoch["first_batch_s"] is not None
+    assert [segment["end"] for segment in probe["segments"]] == ["ok"] and not (folder / "checkpoint").exists()
+    with pytest.raises(ValueError, match="but 1 probe: measure without probe=true"):
+        load.read([tmp_path])
+
+    code, printed = called(*words, "probe=true")
+    assert code == 0 and "measured before (ok)" in printed and probe_table.NOTE in printed
+
+    code, printed = called(*words)
+    assert code == 0 and "measured before" not in printed and "images/s" in printed
+    (run,) = load.read([tmp_path]).runs
+    assert run.folder.name == folder.name.removesuffix("-probe") and run["identity"] == probe["identity"]
+    assert [found.folder for found in load.read([tmp_path], probes=True).runs] == [run.folder, folder]
+    assert (whole := json.loads((run.folder / "result.json").read_text()))["probe"] is None
+    assert [epoch["steps"] for epoch in whole["epochs"]] == [8, 8]
+    assert not any("probe" in column or column == "fit" for column in run.columns)
+
+
+def test_a_probe_whose_epochs_end_first_has_them_all(measured: Measured):
+    words = ("probe.enabled=true", "probe.error=0.0001%", "probe.seconds=1e6", "epochs=3", "model.width=0.35")
+    record = measured(*words, *OFFLINE)
+    assert record["status"] == "ok" and len(record["epochs"]) == 3 and record["epochs"][1]["gap_s"] > 0
+    end = written(record)["probe"]
+    assert (end["ended_by"], end["steps_per_epoch"]) == ("run", 6)
+    assert end["steps"] + end["warmup_steps"] == 3 * 5  # without the first of each epoch
+    assert "ended by run" in probes.sentence(record)
+    assert list(wandb_file.read(Path(record["folder"]))["run"].tags) == ["a", "b", "probe"]
+
+
+def test_a_probe_of_tuning_stops_all_ranks_after_the_same_step(tuned: Measured):
+    record = tuned("gpus=2", "probe.enabled=true", "probe.seconds=0.001", "max_steps=null", "epochs=3")
+    assert record["status"] == "ok", record["cause"]
+    end = written(record)["probe"]
+    assert (end["ended_by"], end["steps"], end["half_width"]) == ("seconds", 1, None) and end["steps_per_epoch"] > 10
+    assert [epoch["steps"] for epoch in record["epochs"]] == [2]
+    whole = tuned("probe.enabled=true", "probe.seconds=1e6", "max_steps=2", "epochs=2")
+    assert whole["probe"]["ended_by"] == "run" and [epoch["steps"] for epoch in whole["epochs"]] == [2, 2]
+
+
+@pytest.mark.parametrize("word", ["repeat=auto", "profile=kineto", "diagnose=true"])
+def test_what_a_probe_cannot_be_is_refused(word: str):
+    with pytest.raises(ValueError, match=f"probe=true: measures a short run as it is.*; leave out {word}"):
+        typed("probe.enabled=true", word)
+
+
+def test_no_run_is_compared_with_a_probe():
+    run = records.vision() | {"folder": "a"}
+    probe = run | {"config": run["config"] | {"probe": plain(typed("probe.enabled=true"))["probe"]}}
+    assert comparable.reference(run, [run]) is run and comparable.reference(run, [probe]) is None
+    assert probes.is_probe({}, "x-1a2b3c4d-probe") and not probes.is_probe(run["config"], "x-1a2b3c4d")
+    refused = {key: run[key] for key in ("kind", "name", "axes", "folder")} | {"status": "refused"}
+    assert [line.split()[2] for line in probe_table.lines([refused])[:2]] == ["status", "refused"]

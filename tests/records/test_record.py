@@ -1,0 +1,231 @@
+"""Files are whole or absent, and what a run left is found again."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from multicard.records import run_folder, schema_page
+from tests.conftest import ROOT
+from tests.helpers import records
+
+
+def test_json_has_no_nan(tmp_path: Path):
+    run_folder.write_json(tmp_path / "a" / "r.json", {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": 2}})
+    assert json.loads((tmp_path / "a" / "r.json").read_text()) == {"a": None, "b": [1.0, None], "c": {"d": 2}}
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
+    path = tmp_path / "r.json"
+    run_folder.write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        run_folder.write_json(path, {"a": object()})
+    with pytest.raises(UnicodeEncodeError):
+        run_folder.write_text(path, "\ud800")
+    assert run_folder.read_json(path) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
+def test_what_is_not_a_whole_object_reads_as_none(tmp_path: Path, text: str):
+    (tmp_path / "r.json").write_text(text)
+    assert run_folder.read_json(tmp_path / "r.json") is None
+    assert run_folder.read_json(tmp_path / "absent.json") is None
+
+
+def step_columns(rank: int) -> dict[str, np.ndarray]:
+    """Two steps of a training run on images."""
+    seconds = ("data_s", "h2d_s", "forward_s", "backward_s", "optimizer_s", "loss")
+    counts = ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")
+    figures = {"step_s": np.array([0.1 * rank, 0.2])} | {name: np.zeros(2) for name in seconds}
+    return figures | {name: np.zeros(2, dtype=int) for name in counts}
+
+
+def test_steps_are_read_alike_before_and_after_merging(tmp_path: Path):
+    assert run_folder.read_steps(tmp_path) is None
+    for epoch, rank in [(1, 0), (0, 1), (1, 1), (0, 0)]:
+        run_folder.write_steps(tmp_path, rank, epoch, step_columns(rank))
+    before = run_folder.read_steps(tmp_path)
+    merged = run_folder.merge_steps(tmp_path)
+    assert not (tmp_path / "steps").exists()
+    assert merged.equals(before) and run_folder.read_steps(tmp_path).equals(before)
+    assert merged["epoch"].to_pylist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert merged["rank"].to_pylist() == [0, 0, 1, 1] * 2
+    assert merged["step"].to_pylist() == [0, 1] * 4
+
+
+def test_steps_merged_before_and_steps_since_then_are_one_table(tmp_path: Path):
+    for rank in (0, 1):
+        run_folder.write_steps(tmp_path, rank, 0, step_columns(rank))
+    run_folder.merge_steps(tmp_path)
+    again = step_columns(1) | {"loss": np.full(2, 7.0)}
+    run_folder.write_steps(tmp_path, 1, 0, again)  # trained again from an earlier checkpoint
+    run_folder.write_steps(tmp_path, 0, 1, step_columns(0))
+    before = run_folder.read_steps(tmp_path)
+    assert before["epoch"].to_pylist() == [0, 0, 0, 0, 1, 1]
+    assert before["rank"].to_pylist() == [0, 0, 1, 1, 0, 0]
+    assert before["loss"].to_pylist() == [0, 0, 7, 7, 0, 0]
+    assert run_folder.merge_steps(tmp_path).equals(before) and run_folder.read_steps(tmp_path).equals(before)
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.parquet"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"odd": np.zeros(2)}, {"loss": np.zeros(2, dtype=int)}, {"samples": np.array(["a", "b"])}]
+)
+def test_steps_that_the_schema_does_not_have_are_not_written(tmp_path: Path, change: dict[str, np.ndarray]):
+    with pytest.raises(TypeError, match=r"not the columns of steps\.parquet"):
+        run_folder.write_steps(tmp_path, 0, 0, step_columns(0) | change)
+    columns = step_columns(0)
+    del columns["samples"]
+    with pytest.raises(TypeError, match=r"not the columns of steps\.parquet"):
+        run_folder.write_steps(tmp_path, 0, 0, columns)
+    assert not (tmp_path / "steps").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"total_s": "many"}, r"Expected `float \| null`, got `str` - at `\$.total_s`"),
+        ({"total_time_s": 1.0}, r"not in the record's schema: \$\.total_time_s"),
+        ({"epochs": [{"epoch": 0, "loss": 1.0}]}, r"not in the record's schema: \$\.epochs\[0\]\.loss"),
+        ({"kind": "other"}, "Invalid value 'other'"),
+        ({"segments": None}, "Expected `array`, got `null`"),
+    ],
+)
+def test_a_record_that_the_schema_does_not_have_is_not_written(tmp_path: Path, change: dict[str, Any], message: str):
+    run_folder.write_result(tmp_path, records.vision() | {"folder": "not recorded"})
+    before = (tmp_path / "result.json").read_text()
+    assert "not recorded" not in before
+    with pytest.raises(TypeError, match=message):
+        run_folder.write_result(tmp_path, records.vision() | change)
+    assert (tmp_path / "result.json").read_text() == before
+
+
+def test_a_record_that_ended_ok_has_every_key(tmp_path: Path):
+    for record in (records.vision(), records.llm()):
+        del record["total_s"], record["segments"]
+        with pytest.raises(TypeError, match=f"{record['kind']} record lacks segments, total_s"):
+            run_folder.write_result(tmp_path, record)
+        run_folder.write_result(tmp_path, record | {"status": "failed"})
+
+
+def test_an_environment_is_checked_when_it_is_written(tmp_path: Path):
+    run_folder.write_environment(tmp_path, records.environment())
+    with pytest.raises(TypeError, match=r"\$\.cpu\.core"):
+        run_folder.write_environment(tmp_path, records.environment(cpu={"core": 2}))
+    assert json.loads((tmp_path / "environment.json").read_text()) == records.environment()
+
+
+def test_the_page_of_the_record_is_up_to_date():
+    remedy = "python -m multicard.records.schema_page > docs/record.md"
+    assert (ROOT / "docs/record.md").read_text() == schema_page.page(), remedy
+
+
+def test_rank_files_come_by_rank(tmp_path: Path):
+    for rank in (2, 0, 1):
+        run_folder.write_json(run_folder.rank_file(tmp_path, rank), {"rank": rank})
+    run_folder.rank_file(tmp_path, 3).write_text('{"rank":')  # cut off
+    assert [r["rank"] for r in run_folder.read_ranks(tmp_path)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("late", ["rank", "steps"])
+def test_what_another_node_wrote_may_be_seen_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str):
+    for rank in (0, 1):
+        run_folder.write_json(run_folder.rank_file(tmp_path, rank), {"rank": rank, "epochs": [{"epoch": 0}]})
+        run_folder.write_steps(tmp_path, rank, 0, step_columns(rank))
+    path = {"rank": run_folder.rank_file(tmp_path, 1), "steps": run_folder.steps_file(tmp_path, 1, 0)}[late]
+    hidden = path.rename(tmp_path / "hidden")
+    monkeypatch.setattr(run_folder, "pause", lambda _: hidden.exists() and hidden.rename(path))
+    assert len(run_folder.read_ranks(tmp_path, expected=2)) == 2
+    assert sorted(run_folder.merge_steps(tmp_path)["rank"].to_pylist()) == [0, 0, 1, 1]
+    assert len(run_folder.read_ranks(tmp_path, expected=2)) == 2  # merged: nothing is waited for
+
+
+def test_cells_are_found_by_identity(tmp_path: Path):
+    (tmp_path / "gpus=1-0a1b2c3d").mkdir()
+    assert run_folder.find_cell(tmp_path, "0a1b2c3d") == tmp_path / "gpus=1-0a1b2c3d"
+    assert run_folder.find_cell(tmp_path, "ffffffff") is None
+    assert run_folder.find_cell(tmp_path / "absent", "0a1b2c3d") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "done"),
+    [("ok", True), ("oom", True), ("diverged", True), ("failed", False), ("timeout", False), ("refused", False)],
+)
+def test_only_measurements_are_kept(tmp_path: Path, status: str, done: bool):
+    run_folder.write_json(tmp_path / "result.json", {"status": status})
+    assert (run_folder.finished(tmp_path) is not None) is done
+
+
+def test_a_folder_is_measured_into_by_one_process(tmp_path: Path):
+    folder = tmp_path / "sweep" / "cell"
+    run_folder.claim(folder)
+    (folder / "result.json").write_text("{}")
+    run_folder.claim(folder)  # the same process starts it again
+    assert [path.name for path in folder.iterdir()] == [run_folder.RUNNING]
+
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        run_folder.write_json(folder / run_folder.RUNNING, {"host": socket.gethostname(), "pid": other.pid})
+        with pytest.raises(ValueError, match=f"name=sweep: process {other.pid} is measuring cell"):
+            run_folder.claim(folder)
+        assert (folder / run_folder.RUNNING).exists()
+    finally:
+        other.kill()
+        other.wait()
+    run_folder.claim(folder)  # what a dead process was measuring is free
+    run_folder.write_json(folder / run_folder.RUNNING, {"host": "another", "pid": 1})
+    with pytest.raises(ValueError, match=r"process 1 on another is measuring cell; .*remove .*/\.running\.json"):
+        run_folder.claim(folder)
+    run_folder.release(folder)
+    assert not list(folder.iterdir())
+
+
+def test_a_job_owns_what_it_began_before_it_was_requeued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "cell"
+    monkeypatch.setattr(run_folder.slurm, "is_alive", lambda job: job == "7")
+    assert run_folder.claim(folder, "7") is False
+    assert run_folder.claim(folder, "7") is True
+    assert (run_folder.owner(folder), run_folder.owner(folder, "7")) == ("job 7", None)
+    with pytest.raises(ValueError, match="job 7 is measuring cell"):
+        run_folder.claim(folder, "8")
+
+
+def test_a_claim_that_came_to_nothing_leaves_things_as_they_were(tmp_path: Path):
+    folder = tmp_path / "cell"
+    run_folder.claim(folder)
+    run_folder.disclaim(folder)
+    assert not list(tmp_path.iterdir())
+    run_folder.write_json(folder / "result.json", {"status": "ok"})
+    run_folder.claim(folder)
+    run_folder.disclaim(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["cell"]
+    assert run_folder.finished(folder) == {"status": "ok"}
+
+
+def test_a_measurement_is_kept_until_the_next_one_has_finished(tmp_path: Path):
+    folder = tmp_path / "cell-0a1b2c3d"
+    folder.mkdir()
+    run_folder.write_json(folder / "result.json", {"status": "ok", "which": 1})
+    for status, left in (("failed", 2), ("failed", 2), ("ok", 1)):
+        run_folder.claim(folder)
+        run_folder.write_json(folder / "result.json", {"status": status, "which": 2})
+        run_folder.release(folder)
+        assert len(list(tmp_path.iterdir())) == left
+        assert run_folder.find_cell(tmp_path, "0a1b2c3d") == folder
+
+
+def test_outside_the_tests_a_mismatch_is_reported_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("MULTICARD_STRICT")
+    run_folder.write_result(tmp_path, records.vision() | {"total_time_s": 1.0})
+    run_folder.write_environment(tmp_path, records.environment(cpu={"core": 2}))
+    assert run_folder.read_json(tmp_path / "result.json") == records.vision() | {"total_time_s": 1.0}
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.endswith("please report this error of multicard") for line in lines] == [True, True]

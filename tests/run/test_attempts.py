@@ -1,0 +1,96 @@
+"""Attempts of a run, and the folder that they share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from multicard.machine import slurm
+from multicard.machine.allocation import Allocation
+from multicard.ranks.failures import Failure
+from multicard.records import run_folder
+from multicard.run import attempts
+
+JOB = Allocation(("n1", "n2"), job="12_3")
+PREEMPTED = Failure("preempted", "SLURM preempted the job")
+
+
+def save(folder: Path, step: int) -> None:
+    run_folder.write_json(folder / "checkpoint" / "latest.json", {"steps": step, "world_size": 1})
+
+
+def test_attempts_are_listed_with_what_each_trained(tmp_path: Path):
+    attempts.begin(tmp_path, JOB)
+    save(tmp_path, 10)
+    attempts.end(tmp_path, PREEMPTED)
+    assert attempts.moved_on(tmp_path)
+    attempts.begin(tmp_path, JOB)  # killed without a word: what it did is lost
+    attempts.begin(tmp_path, JOB)
+    attempts.end(tmp_path, None)
+    trained = [{"first_step": 0, "steps": 10, "trained_s": 1.0}, {"first_step": 10, "steps": 5, "trained_s": 0.5}]
+    first, lost, last = attempts.merge(tmp_path, trained)
+    assert (first["end"], first["first_step"], first["steps"], first["trained_s"]) == ("preempted", 0, 10, 1.0)
+    assert (lost["end"], lost["first_step"], lost["steps"], lost["trained_s"]) == (None, 10, 0, None)
+    assert (last["end"], last["first_step"], last["steps"], last["trained_s"]) == ("ok", 10, 5, 0.5)
+    assert (last["job"], last["hosts"]) == ("12_3", ["n1", "n2"])
+    assert attempts.requeues(tmp_path) == 1
+
+
+def test_what_an_attempt_saved_before_it_was_killed_without_a_word_is_its_own(tmp_path: Path):
+    attempts.begin(tmp_path, JOB)
+    save(tmp_path, 10)
+    attempts.begin(tmp_path, JOB)
+    attempts.end(tmp_path, None)
+    trained = [{"first_step": 0, "steps": 10, "trained_s": 1.0}, {"first_step": 10, "steps": 5, "trained_s": 0.5}]
+    killed, last = attempts.merge(tmp_path, trained)
+    assert (killed["end"], killed["first_step"], killed["steps"], killed["trained_s"]) == (None, 0, 10, 1.0)
+    assert (last["end"], last["first_step"], last["steps"], last["trained_s"]) == ("ok", 10, 5, 0.5)
+    assert attempts.parts(tmp_path) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_the_parts_of_a_result_are_of_attempts_whose_work_is_in_it(tmp_path: Path):
+    attempts.begin(tmp_path, JOB)
+    save(tmp_path, 10)
+    attempts.end(tmp_path, PREEMPTED)
+    attempts.begin(tmp_path, JOB)
+    attempts.end(tmp_path, PREEMPTED)  # too slow to save
+    attempts.begin(tmp_path, Allocation(("n3",), job="12_3"))
+    assert attempts.current(tmp_path) == 2
+    assert attempts.parts(tmp_path) == [(0, 0), (0, 1), (2, 0)]
+
+
+def test_an_attempt_that_saved_nothing_new_did_not_move_on(tmp_path: Path):
+    attempts.begin(tmp_path, JOB)
+    attempts.end(tmp_path, Failure("timeout", "the job reached its time limit"))
+    assert not attempts.moved_on(tmp_path)
+    save(tmp_path, 10)
+    attempts.begin(tmp_path, JOB)
+    attempts.end(tmp_path, Failure("timeout", "the job reached its time limit"))
+    assert not attempts.moved_on(tmp_path)  # still the checkpoint that it began from
+
+
+def test_a_requeued_job_finds_its_folder_again(tmp_path: Path):
+    folder = tmp_path / "sweep" / "cell"
+    assert run_folder.claim(folder, "12_3") is False
+    (folder / "kept").write_text("")
+    assert run_folder.claim(folder, "12_3") is True
+    assert (folder / "kept").exists()
+    attempts.begin(folder, JOB)
+    run_folder.clear(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [run_folder.RUNNING, run_folder.SEGMENTS]
+
+
+def test_a_folder_is_not_taken_from_another_job_that_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "sweep" / "cell"
+    run_folder.claim(folder, "12_3")
+    monkeypatch.setattr(slurm, "is_alive", lambda job: job == "12_3")
+    for other in ("13", None):
+        with pytest.raises(ValueError, match=r"name=sweep: job 12_3 is measuring cell; wait for it"):
+            run_folder.claim(folder, other)
+    monkeypatch.setattr(slurm, "is_alive", lambda _: False)
+    assert run_folder.claim(folder, "13") is False
+    assert run_folder.read_json(folder / run_folder.RUNNING) == {
+        "host": os.uname().nodename,
+        "pid": os.getpid(),
+        "job": "13",
+    }

@@ -1,0 +1,129 @@
+"""Runs whose losses are not finite: status, cause and count; what goes on after one, and what does not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from multicard.llm import summary
+from multicard.measure import losses
+from multicard.records import run_folder
+from multicard.run import controller as run
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import SMALL, composed, warm_up
+
+Measured = Callable[..., dict[str, Any]]
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "count", "place"),
+    [
+        ([[1.0, 1.0, 1.0, 1.0]], 0, None),
+        ([[NAN, 1.0, INF, 1.0]], 2, None),  # it got over them
+        ([[1.0, NAN, 1.0, NAN]], 2, (1, 1, 0)),
+        ([[NAN, NAN, NAN, NAN]], 4, (0, 0, 0)),
+        ([[1.0, 1.0, NAN, -INF], [1.0, 1.0, 1.0, 1.0]], 2, (1, 0, 0)),
+        ([[1.0, 1.0, NAN, NAN], [NAN, NAN, NAN, NAN]], 6, (0, 0, 1)),  # the first of all ranks
+        ([[1.0, NAN, NAN, NAN], [1.0, NAN, NAN, NAN]], 6, (0, 1, 0)),
+    ],
+)
+def test_a_run_diverged_where_its_last_losses_are_not_finite(by_rank: Any, count: int, place: Any):
+    loss = np.array(by_rank)
+    rank, number = np.indices(loss.shape)
+    order = np.random.default_rng(0).permutation(loss.size)  # rows come in any order
+    table = {"rank": rank, "epoch": number // 2, "step": number % 2, "loss": loss}
+    table = {name: column.ravel()[order] for name, column in table.items()}
+    judged = losses.judge(table, np.isfinite(table["loss"]))
+    assert judged["non_finite_losses"] == count
+    assert judged["divergence"] == (place and dict(zip(("epoch", "step", "rank"), place, strict=True)))
+    assert [losses.end_finite(row) for row in by_rank] == [bool(np.isfinite(row[-1])) for row in by_rank]
+
+
+def test_infinite_rewards_are_a_divergence_of_dpo():
+    columns = {"rank": [0, 1, 0, 1], "epoch": [0] * 4, "step": [0, 0, 1, 1], "loss": [0.7, NAN, 0.0, NAN]}
+    rewards = {"rewards_chosen": [0.1, NAN, 5.0, NAN], "rewards_rejected": [0.1, NAN, -INF, NAN]}
+    table = {name: np.array(values) for name, values in (columns | rewards).items()}
+    assert summary._judged(table, ranks=2, pairs=False) == {"non_finite_losses": 0, "divergence": None}
+    judged = summary._judged(table, ranks=2, pairs=True)
+    assert judged == {"non_finite_losses": 1, "divergence": {"epoch": 0, "step": 1, "rank": None}}
+
+
+def trained(folder: Path, *words: str, bad: list[tuple[int, int]]) -> dict[str, Any]:
+    """Two epochs of three steps on two ranks, with NaN in place of the losses of `bad`: rank and step of the run."""
+    warm_up()
+
+    def arguments(*given: Any) -> tuple[Any, ...]:
+        return *WORKLOAD.arguments(*given), bad
+
+    workload = replace(WORKLOAD, work="tests.helpers.rank_work:train_with_bad_losses", arguments=arguments)
+    cfg = composed(*SMALL, "gpus=2", "epochs=2", *words)
+    return run.measure(workload, cfg, folder / "sweep" / "1", keep_refused=True)
+
+
+def test_all_ranks_stop_after_the_epoch_in_which_one_diverged(tmp_path: Path):
+    record = trained(tmp_path, "diagnose=true", "profile=kineto", bad=[(0, 0), (1, 2)])
+    assert (record["status"], len(record["epochs"]), record["non_finite_losses"]) == ("diverged", 1, 2)
+    assert record["divergence"] == {"epoch": 0, "step": 2, "rank": 1}
+    cause, message = record["cause"], "the loss is not finite from epoch 0, step 2 on (from 0), first on rank 1"
+    assert (cause["kind"], cause["rank"], cause["message"]) == ("diverged", 1, message)
+    assert record["profile"] is None and record["diagnosis"] is None
+    assert record["segments"][-1]["end"] == "diverged" and record["total_s"] > 0
+    folder = Path(record["folder"])
+    assert run_folder.finished(folder) is not None  # not measured again
+    assert len(run_folder.read_steps(folder)) == 2 * 3
+    assert run_folder.read_json(folder / "result.json")["status"] == "diverged"  # pyright: ignore[reportOptionalSubscript]
+
+
+def test_a_diverged_run_can_train_on_for_its_timing(tmp_path: Path):
+    bad = [(1, 2), (1, 3), (1, 4), (1, 5), (0, 4)]
+    record = trained(tmp_path, "stop_on_divergence=false", "profile=kineto", "profile.steps=1", bad=bad)
+    assert (record["status"], len(record["epochs"]), record["non_finite_losses"]) == ("diverged", 2, 5)
+    assert record["divergence"] == {"epoch": 0, "step": 2, "rank": 1}
+    assert record["step_s"]["mean"] > 0 and record["profile"]["steps"] == 1
+
+
+def test_what_a_run_got_over_is_counted(tmp_path: Path):
+    record = trained(tmp_path, bad=[(0, 0), (1, 1), (0, 4)])
+    assert (record["status"], record["cause"], record["non_finite_losses"]) == ("ok", None, 3), record["cause"]
+    assert record["divergence"] is None and record["segments"][-1]["end"] == "ok"
+
+
+def test_a_rank_without_a_batch_in_the_last_round_has_not_diverged(measured: Measured):
+    record = measured("gpus=2", "strategy=ddp_rr", "dataset.train_limit=80")
+    rows = run_folder.read_steps(Path(record["folder"])).to_pylist()
+    assert [row["rank"] for row in rows if row["samples"] == 0] == [1]
+    assert np.isnan(rows[-1]["loss"])
+    assert (record["status"], record["non_finite_losses"]) == ("ok", 0), record["cause"]
+
+
+def test_a_sweep_goes_on_after_a_divergence_and_ends_well(called: Callable[..., tuple[int, str]], tmp_path: Path):
+    words = ("-m", *SMALL, "epochs=2", "lr=1e30,0.01", "model.width=0.35", "name=s", f"hydra.sweep.dir={tmp_path}/s")
+    code, printed = called(*words)
+    assert code == 0 and "diverged: the loss is not finite from epoch 0, step 1 on (from 0), first on rank 0" in printed
+    assert "lr=1e+30: diverged: the loss is not finite" in printed
+    code, again = called(*words)
+    assert code == 0 and "measured before (diverged)" in again and "measured before (ok)" in again
+    (record,) = (run_folder.finished(path) for path in (tmp_path / "s").glob("*lr=1e+30*"))
+    assert record is not None and len(record["epochs"]) == 1 and record["epochs"][0]["train_loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "rank"),
+    [(["method=full"], 0), (["method=full", "gpus=2"], None), (["method=dpo", "gpus=2"], None), (["method=dpo"], 0)],
+    ids=str,
+)
+def test_tuning_stops_at_a_divergence(tuned: Measured, words: list[str], rank: int | None):
+    record = tuned(*words, "lr=1e30", "warmup_steps=0", "epochs=2", "dataset.rows=40", "diagnose=true")
+    assert (record["status"], len(record["epochs"])) == ("diverged", 1), record["cause"]
+    assert record["divergence"]["epoch"] == 0 and record["divergence"]["rank"] == rank
+    assert record["cause"]["rank"] == rank and record["diagnosis"] is None and record["non_finite_losses"] > 0
+
+
+def test_a_diverged_tuning_can_go_on_for_its_timing(tuned: Measured):
+    words = ("method=full", "lr=1e30", "warmup_steps=0", "epochs=2", "dataset.rows=40")
+    record = tuned(*words, "stop_on_divergence=false")
+    assert (record["status"], len(record["epochs"])) == ("diverged", 2)

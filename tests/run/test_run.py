@@ -1,0 +1,362 @@
+"""Whole runs on CPU ranks, in this process: what is recorded, and that it is right."""
+
+import errno
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multicard.config import callbacks
+from multicard.measure import formulas
+from multicard.ranks import elastic
+from multicard.ranks.failures import Failure
+from multicard.records import run_folder
+from multicard.run import attempts, outcome
+from multicard.run import controller as run
+from multicard.run.session import SESSION
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import SMALL, composed, shared
+
+Measured = Callable[..., dict[str, Any]]
+STEPS = ("epoch", "rank", "step", "samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes", "loss")
+
+
+def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return run_folder.read_steps(Path(result["folder"])).select(STEPS).to_pylist()
+
+
+def ok(result: dict[str, Any]) -> dict[str, Any]:
+    assert result["status"] == "ok", result["cause"]
+    return result
+
+
+def test_the_record_is_whole(measured: Measured):
+    result = ok(measured("gpus=2", "epochs=2", "target_accuracy=0.01"))
+    folder = Path(result["folder"])
+    record = json.loads((folder / "result.json").read_text())
+    assert record == {key: value for key, value in result.items() if key != "folder"}
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "config.yaml",
+        "environment.json",
+        "logs",
+        "machine.parquet",
+        "result.json",
+        "steps.parquet",
+    ]
+    assert (record["schema_version"], record["kind"], record["cause"]) == (1, "vision", None)
+    assert record["axes"] == {
+        "precision": "fp32",
+        "gpus": 2,
+        "nodes": 1,
+        "strategy": "ddp_ds",
+        "loader": "torch",
+        "layout": "nchw",
+        "pin_memory": True,
+        "dataset": "digits",
+        "image_size": 32,
+        "model": "mobilenet_v2",
+        "batch_size": 16,
+        "epochs": 2,
+        "seed": 0,
+        "scale": "full",
+        "device": "cpu",
+    }
+    assert [epoch["epoch"] for epoch in record["epochs"]] == [0, 1]
+    assert all(epoch["samples"] == epoch["samples_trained"] == 96 for epoch in record["epochs"])
+    assert all(epoch["test_right"] == round(50 * epoch["test_accuracy"]) for epoch in record["epochs"])
+    assert record["test_accuracy"] == record["epochs"][-1]["test_accuracy"]
+    assert record["time_to_target_s"] == record["epochs"][0]["ended_s"]
+    trained, evaluated = (sum(epoch[key] for epoch in record["epochs"]) for key in ("train_s", "evaluate_s"))
+    assert record["train_s"] == trained and record["evaluate_s"] == evaluated
+    assert max(trained, evaluated) < record["total_s"] == record["epochs"][-1]["ended_s"]  # each by its slowest rank
+    assert record["step_s"]["count"] == 5 and record["step_s"]["warmup_count"] == 1
+    assert record["startup_s"] > 0
+    assert record["gpu"] is record["joules_per_image"] is None
+    memory = record["peak_memory_bytes"]
+    assert memory["kind"] == "rss" and memory["max"] == max(memory["per_rank"]) and len(memory["per_rank"]) == 2
+    rows = [row for row in run_folder.read_steps(folder).to_pylist() if (row["epoch"], row["step"]) > (0, 0)]
+    assert sum(record["phases_s"].values()) == pytest.approx(sum(row["step_s"] for row in rows) / len(rows))
+
+
+def test_rates_are_samples_over_the_time_of_the_same_steps(measured: Measured):
+    result = ok(measured("gpus=2"))
+    rows = run_folder.read_steps(Path(result["folder"])).to_pylist()
+    counted = [row for row in rows if row["step"] >= 1]
+    slowest_s = max(sum(row["step_s"] for row in counted if row["rank"] == rank) for rank in (0, 1))
+    assert result["images_per_s"] == pytest.approx(sum(row["samples"] for row in counted) / slowest_s)
+    assert result["trained_images_per_s"] == pytest.approx(result["images_per_s"])
+    (epoch,) = result["epochs"]
+    losses = sum(row["loss"] * row["samples"] for row in rows) / sum(row["samples"] for row in rows)
+    assert epoch["train_loss"] == pytest.approx(losses)
+
+
+@pytest.mark.parametrize("gpus", [2, 3])
+def test_steps_add_up_to_the_epochs(gpus: int, measured: Measured):
+    result = ok(measured(f"gpus={gpus}", "epochs=2", "warmup_steps=0", "dataset.train_limit=192"))
+    steps, rows = result["step_s"], run_folder.read_steps(Path(result["folder"])).to_pylist()
+    assert steps["definition"] == formulas.STEP_DEFINITION
+    by_rank_s = Counter[tuple[int, int]]()
+    for row in rows:
+        by_rank_s[row["epoch"], row["rank"]] += row["step_s"]
+    slowest_s = [max(by_rank_s[epoch, rank] for rank in range(gpus)) for epoch in (0, 1)]
+    assert steps["mean"] * steps["count"] == pytest.approx(sum(slowest_s))
+    for epoch, steps_s in zip(result["epochs"], slowest_s, strict=True):
+        assert steps_s <= epoch["train_s"] + 1e-6  # which goes on until the rank has noted its last step
+
+
+def test_communication_bytes_in_closed_form(measured: Measured):
+    result = ok(measured("gpus=2", "epochs=2"))
+    parameters = 4 * result["parameters"]
+    statistics = 4 * 2 * 17056  # running mean and variance of MobileNetV2's 17,056 channels
+    buffers = statistics + 8 * 52  # and 52 batch counters
+    assert result["communication_bytes"]["all_reduce"] == 6 * parameters  # 2 (w - 1) / w = 1
+    assert result["communication_bytes"]["broadcast"] == parameters + buffers + 6 * buffers + 2 * statistics
+    alone = ok(measured())
+    assert alone["communication_bytes"]["all_reduce"] == alone["communication_bytes"]["broadcast"] == 0
+
+
+def test_one_rank_repeats_its_losses_bit_for_bit(measured: Measured):
+    first, second, other = (ok(measured("epochs=2", f"seed={seed}")) for seed in (0, 0, 1))
+    assert [row["loss"] for row in steps(first)] == [row["loss"] for row in steps(second)]
+    assert [row["loss"] for row in steps(first)] != [row["loss"] for row in steps(other)]
+    assert first["epochs"][1]["test_loss"] == second["epochs"][1]["test_loss"]
+
+
+def test_precision_decides_how_many_bytes_cross(measured: Measured):
+    few = ("dataset.train_limit=32", "dataset.test_limit=20", "model.width=0.35")  # fp16 is slow on CPU
+    moved = {p: ok(measured(f"precision={p}", *few))["transfer_bytes"] for p in ("fp64", "fp32", "fp16", "bf16")}
+    for part in ("train", "evaluate"):
+        images = {p: bytes_moved["h2d_images"][part] for p, bytes_moved in moved.items()}
+        count = 32 if part == "train" else 20
+        assert images["fp32"] == count * 3 * 32 * 32 * 4
+        assert images["fp64"] == 2 * images["fp32"] == 4 * images["fp16"] == 4 * images["bf16"]
+        assert {bytes_moved["h2d_labels"][part] for bytes_moved in moved.values()} == {8 * count}
+    fp32 = moved["fp32"]
+    assert fp32["h2d"] == sum(fp32[key][part] for key in ("h2d_images", "h2d_labels") for part in ("train", "evaluate"))
+    assert fp32["d2h"] is fp32["d2d"] is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "loaded", "trained", "rounds"),
+    [("ddp_ds", 2 * 51, 2 * 51, 4), ("ddp_rr", 2 * 101, 101, 4), ("ddp", 2 * 101, 2 * 101, 7)],
+)
+def test_strategies_load_move_and_train_as_they_say(
+    measured: Measured, strategy: str, loaded: int, trained: int, rounds: int
+):
+    # 101 samples in batches of 16 are 7 batches, the last of 5; the sampler repeats one on 2 ranks
+    result = ok(measured(f"strategy={strategy}", "gpus=2", "dataset.train_limit=101"))
+    rows = steps(result)
+    assert sum(row["loaded"] for row in rows) == loaded
+    assert sum(row["samples"] for row in rows) == trained
+    assert sum(row["h2d_images_bytes"] for row in rows) == loaded * 3 * 32 * 32 * 4
+    assert result["transfer_bytes"]["h2d_images"]["train"] == loaded * 3 * 32 * 32 * 4
+    assert len(rows) == 2 * rounds
+    (epoch,) = result["epochs"]
+    assert (epoch["samples"], epoch["samples_trained"]) == (101, trained)
+    assert result["trained_images_per_s"] / result["images_per_s"] == pytest.approx(trained / 101)
+
+
+def test_a_last_batch_that_cannot_be_trained_on_is_named(measured: Measured):
+    result = measured("dataset.train_limit=97")
+    assert result["status"] == "failed"
+    assert result["cause"]["message"].startswith("rank 0: batch_size=16: leaves a batch of one image")
+
+
+def test_the_flags_in_force_are_recorded(measured: Measured):
+    for precision, conv, matmul in [("fp32", True, False), ("fp32_ieee", False, False)]:
+        folder = Path(ok(measured(f"precision={precision}"))["folder"])
+        environment = json.loads((folder / "environment.json").read_text())
+        assert environment["flags"]["cudnn_allow_tf32"] is conv
+        assert environment["flags"]["matmul_allow_tf32"] is matmul
+        assert environment["malloc"] == "tuned" and environment["git"]["commit"]
+        assert environment["ranks"][0]["device"] == "cpu"
+
+
+def test_training_can_stop_at_its_target(measured: Measured):
+    result = ok(measured("epochs=3", "target_accuracy=0.001", "stop_at_target=true"))
+    assert len(result["epochs"]) == 1
+
+
+def test_a_target_that_is_not_reached_has_no_time(measured: Measured):
+    assert ok(measured("target_accuracy=1.0"))["time_to_target_s"] is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["layout=nhwc", "optimizer=adam", "schedule=cosine"],
+        ["optimizer=adamw", "schedule=constant", "num_workers=2", "gpus=2"],
+        ["model.width=0.5", "malloc=system", "strategy.gradient_as_bucket_view=true", "gpus=2"],
+        ["model.name=resnet18"],
+        ["model.name=vit_b_16", "dataset.train_limit=4", "dataset.test_limit=2"],
+        ["batch_size=96", "num_workers=1"],
+    ],
+    ids=" ".join,
+)
+def test_other_options_train_too(measured: Measured, words: list[str]):
+    result = ok(measured(*words))
+    assert 0 <= result["test_accuracy"] <= 1
+
+
+def test_an_unknown_model_is_refused_with_its_neighbours(measured: Measured):
+    result = measured("model.name=resnet5")
+    assert result["status"] == "refused"
+    assert "model.name=resnet5" in result["cause"]["message"] and "resnet50" in result["cause"]["message"]
+
+
+def test_a_refusal_in_a_sweep_is_recorded(measured: Measured):
+    result = measured("gpus=0")
+    record = json.loads((Path(result["folder"]) / "result.json").read_text())
+    assert record["status"] == "refused" and record["cause"]["message"].startswith("gpus=0")
+    assert record["axes"]["gpus"] == 0 and record["axes"]["precision"] == "fp32"
+
+
+def test_a_refusal_after_the_folder_was_taken_leaves_its_record_alone(
+    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object) -> None:
+        raise ValueError("batch_size=16: this cannot be")
+
+    monkeypatch.setattr(attempts, "begin", refuse)
+    result = measured()
+    assert (result["status"], result["cause"]["message"]) == ("refused", "batch_size=16: this cannot be")
+    assert [path.name for path in Path(result["folder"]).iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize(
+    ("before", "job", "written"),
+    [
+        (None, None, True),
+        ({"status": "failed", "job": "6"}, "7", True),  # of an earlier submission
+        ({"status": "failed", "job": "7"}, "7", False),  # by the controller itself, who knows more
+        ({"status": "ok", "job": "6"}, "7", False),
+    ],
+)
+def test_the_end_of_a_job_is_recorded_over_what_an_earlier_one_left(
+    tmp_path: Path, before: dict[str, Any] | None, job: str | None, written: bool
+):
+    if before is not None:
+        run_folder.write_json(tmp_path / "result.json", before)
+    outcome.fail(outcome.begin(WORKLOAD, composed(*SMALL), tmp_path, job), Failure("slurm", "gone"), "timeout")
+    record = run_folder.read_json(tmp_path / "result.json")
+    assert record is not None
+    assert (record["status"] == "timeout") is written
+
+
+def test_a_broken_photograph_ends_the_run_by_its_name(measured: Measured, tmp_path: Path):
+    for part in ("train", "validation"):
+        folder = tmp_path / "set" / part / "cat"
+        folder.mkdir(parents=True)
+        for name in ("broken.jpg", "text.jpg"):
+            (folder / name).write_bytes(b"no image")
+    for words in (["num_workers=0"], ["dataset.cache=none", "num_workers=2"], ["dataset.cache=none", "loader=batched"]):
+        result = measured("dataset=images", f"dataset.root={tmp_path / 'set'}", *words)
+        assert result["status"] == "failed"
+        assert re.fullmatch(r"rank 0: .*/(broken|text)\.jpg: cannot be decoded \(.*\); .*", result["cause"]["message"])
+        assert result["epochs"] == [] and result["total_s"] is None and result["peak_memory_bytes"]["max"] is None
+
+
+def test_real_mnist_trains(measured: Measured):
+    result = ok(measured("dataset=mnist", f"dataset.root={shared('mnist')}", "gpus=2"))
+    assert result["epochs"][0]["samples"] == 96
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("loader=torch", "num_workers=2", "dataset.cache=none", "layout=nhwc"),
+        ("loader=batched", "num_workers=2", "dataset.cache=ram", "gpus=2", "dataset.augment=true"),
+        ("loader=device", "dataset.cache=mmap", "gpus=2", "layout=nhwc", "strategy=ddp_rr"),
+    ],
+)
+def test_real_photographs_train(measured: Measured, tmp_path: Path, words: tuple[str, ...]):
+    result = ok(
+        measured("dataset=images", f"dataset.root={shared('clothing')}", f"dataset.cache_dir={tmp_path}", *words)
+    )
+    assert result["axes"]["dataset"] == "images" and result["epochs"][0]["test_samples"] == 50
+    cache = next(word for word in words if "cache" in word).partition("=")[2]
+    assert len(list(tmp_path.glob("*.u8"))) == (2 if cache == "mmap" else 0)
+    if cache != "none":
+        assert result["input"]["decoded"]["train"]["bytes"] == 96 * 32 * 32 * 3
+
+
+def test_the_input_of_a_run_is_recorded(measured: Measured):
+    result = ok(measured("loader=device", "gpus=2", "epochs=2", "dataset.device_budget_bytes=3072"))
+    test = {"mode": "resident", "bytes": 25 * 64, "budget_bytes": 3072}
+    assert result["input"] == {
+        "loader": "device",
+        "train": {"mode": "shard", "bytes": 3072, "budget_bytes": 3072},
+        "test": test,
+    }
+    moved = result["transfer_bytes"]
+    assert moved["h2d_images"] == {"train": 2 * 96 * 64, "evaluate": 2 * 50 * 8}  # an order of the test set each time
+    assert moved["h2d_labels"] == {"train": 2 * 96 * 8, "evaluate": 0}
+    assert moved["h2d_setup"] == {"train": 0, "evaluate": 50 * (64 + 8)}
+    assert moved["h2d"] == 2 * 96 * 72 + 2 * 50 * 8 + 50 * 72
+    first, second = result["epochs"]
+    assert first["gap_s"] is None and second["gap_s"] >= second["first_batch_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [["batch_size=32", "epochs=6"], ["batch_size=16", "gpus=2", "preset=fast", "precision=fp32", "epochs=6"]],
+    ids=["default", "fast at 2 ranks"],
+)
+def test_digits_are_learnt(measured: Measured, words: list[str]):
+    """By a small model in few epochs: 0.93 and more; the defaults come to 0.97."""
+    result = ok(measured("model.width=0.5", "dataset.train_limit=null", "dataset.test_limit=null", *words))
+    assert result["test_accuracy"] >= 0.85
+
+
+def test_nothing_here_counts_as_this_commands_result(measured: Measured):
+    ok(measured())
+    assert SESSION.records == []  # `measure` alone; `cell` adds to the session
+
+
+def test_start_up_counts_from_the_command_for_its_first_run_alone(measured: Measured, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run, "process_started_s", lambda: -1e6)
+    monkeypatch.setattr(SESSION, "begun", False)
+    first, second = ok(measured()), ok(measured("seed=1"))
+    assert first["startup_s"] > 1e6 > second["startup_s"]
+
+
+def test_a_folder_that_is_removed_while_the_ranks_run_ends_the_run_alone(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+):
+    def remove(_: str, arguments: tuple[Any, ...], *__: Any) -> None:
+        shutil.rmtree(arguments[1])
+
+    monkeypatch.setattr(elastic, "launch", remove)
+    record = measured()
+    assert (record["status"], record["cause"]["kind"]) == ("failed", "disk")
+    assert record["cause"]["message"].startswith("hydra.run.dir: could not record the run in ")
+    assert not Path(record["folder"]).exists()
+
+
+def test_a_failure_on_a_full_disk_is_said_where_it_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "write_result", full)
+    record = outcome.fail(outcome.begin(WORKLOAD, composed(*SMALL), tmp_path / "s" / "cell"), Failure("slurm", "gone"))
+    assert (record["status"], record["cause"]["message"]) == ("failed", "gone")
+
+
+def test_a_sweep_in_a_folder_that_cannot_be_written_to_is_refused_in_a_line(
+    called: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(callbacks.tempfile, "TemporaryFile", read_only)
+    code, printed = called("-m", f"hydra.sweep.dir={tmp_path}", *SMALL, "seed=1,2")
+    assert code == 1 and not list(tmp_path.iterdir())
+    assert printed == (
+        f"refused: hydra.sweep.dir={tmp_path}: cannot be written to (Read-only file system); choose another folder\n"
+    )

@@ -1,0 +1,209 @@
+"""`gpus=auto`: each cell's number of GPUs, by predictions."""
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multicard.cli import command_line
+from multicard.config.base import RunConfig
+from multicard.config.keys import require
+from multicard.decide.plan import packed_gpus
+from multicard.decide.plan.schedule import Option, Task, by_need, earliest, lower_bound_s
+from multicard.estimate.run import Predictor
+from multicard.machine import devices, leases
+from multicard.records import run_folder
+from multicard.records.schema_parts import Interval, Prediction
+from multicard.sweep import auto_gpus, shares
+from multicard.sweep.shares import Pool
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import SMALL, composed, typed
+from tests.helpers import records
+
+Called = Callable[..., tuple[int, str]]
+PACKED = ("hydra/launcher=submitit_local", "exclusive=false", "cpus_per_gpu=1")
+SECONDS = {"fp32": {1: 1000.0, 2: 500.0, 4: 250.0}, "bf16": {1: 480.0, 2: 470.0, 4: 490.0}}  # by precision
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine of four cores, of which some precisions' times are known."""
+
+    def predict_all(_: Predictor, configs: Sequence[RunConfig], memory: bool = True) -> list[Prediction]:
+        seconds = [SECONDS.get(config.precision.name, {}).get(config.gpus) for config in configs]
+        return [Prediction("scaled", total_s=None if s is None else Interval(s, s, s)) for s in seconds]
+
+    monkeypatch.setenv(leases.VARIABLE, str(tmp_path / "leases"))
+    monkeypatch.setattr(shares, "machine", lambda: Pool([], [0, 1, 2, 3]))
+    monkeypatch.setattr(Predictor, "predict_all", predict_all)
+
+
+@pytest.fixture
+def shown(called: Called, tmp_path: Path) -> Callable[..., tuple[str, list[str]]]:
+    """What a dry run of a sweep prints, and the numbers in the names of its cells."""
+
+    def show(*words: str) -> tuple[str, list[str]]:
+        code, printed = called("-m", *SMALL, "gpus=auto", *words, "dry_run=true", f"hydra.sweep.dir={tmp_path / 'x'}")
+        assert code == 0, printed
+        names = [part for part in printed.replace("\n", " ").split() if "gpus=" in part and "-" in part]
+        assert "auto" not in "".join(names)
+        return printed, [name.partition("gpus=")[2][0] for name in names]
+
+    return show
+
+
+Shown = Callable[..., tuple[str, list[str]]]
+
+
+def test_cells_that_are_alone_get_the_number_that_is_fastest(shown: Shown):
+    printed, numbers = shown("precision=fp32,bf16,fp64", "seed=1,2")
+    assert numbers == ["4", "2", "4"] * 2
+    assert "[1/6] [4/6] gpus=auto: 4 (the least predicted time, 0:04:10; 1: 0:16:40, 2: 0:08:20)\n" in printed
+    assert "[3/6] [6/6] gpus=auto: 4 (no time is predicted, so all there are)\n" in printed
+    assert "to choose by times, probe first: the same with gpus=1,2,4 probe=true\n" in printed
+
+
+def test_cells_beside_each_other_end_soonest_together(shown: Shown):
+    printed, numbers = shown("precision=fp32,bf16,fp64", *PACKED)
+    assert numbers == ["2", "2", "1"]  # 500 s; in turn, each at its fastest, 720 s
+    assert "[1/3] [2/3] gpus=auto: 2 (the least time for all, by predictions)\n" in printed
+    assert "[3/3] gpus=auto: 1 (no time is predicted, and cells run beside each other)\n" in printed
+    assert shown("precision=bf16,fp64", *PACKED)[1] == ["2", "1"]
+    assert shown("precision=fp32,bf16", *PACKED, "max_jobs=1")[1] == ["4", "2"]  # one at a time
+    assert shown("precision=fp64", *PACKED, "max_jobs=2")[1] == ["2"]
+
+
+def test_the_planner_picks_the_numbers_of_the_least_makespan():
+    def exact(seconds: dict[int, float]) -> dict[int, Interval]:
+        return {gpus: Interval(s, s, s) for gpus, s in seconds.items()}
+
+    serial = {1: 480.0, 2: 470.0, 4: 460.0}
+    assert packed_gpus.pick([(exact(SECONDS["fp32"]), 1), (exact(serial), 2)], 4) == ([2, 1], packed_gpus.PLANNED)
+    halves = exact({1: 400.0, 2: 210.0, 4: 120.0})
+    assert packed_gpus.pick([(halves, 2)], 4)[0] == [2] and packed_gpus.pick([(halves, 8)], 4)[0] == [1]
+
+
+def test_many_runs_are_not_planned_and_end_as_soon_as_their_work_lets_them(monkeypatch: pytest.MonkeyPatch):
+    def exact(one_s: float, exponent: float) -> dict[int, Interval]:
+        times = {gpus: one_s / gpus**exponent for gpus in (1, 2, 4, 8)}
+        return {gpus: Interval(s, s, s) for gpus, s in times.items()}
+
+    draws = random.Random(0)
+    short = [(exact(draws.uniform(50, 500), draws.uniform(0.5, 1.0)), 3) for _ in range(40)]
+    whole = (exact(40_000.0, 1.0), 1)  # on a GPU, longer than all others together
+    monkeypatch.setattr(packed_gpus.planning, "make", None)
+    chosen: list[tuple[Sequence[Task], list[Option]]] = []
+    real = packed_gpus.least_work
+    monkeypatch.setattr(
+        packed_gpus, "least_work", lambda tasks, gpus: chosen.append((tasks, real(tasks, gpus))) or chosen[-1][1]
+    )
+    numbers, why = packed_gpus.pick([*short, whole], 8)
+    assert why == packed_gpus.WORK and numbers[:-1] == [1] * 40 and numbers[-1] == 8
+    ((tasks, options),) = chosen
+    makespan_s = earliest(tasks, options, by_need(tasks, options), 8).makespan_s
+    assert makespan_s < 1.05 * lower_bound_s(tasks, 8)
+
+
+def test_runs_that_differ_in_their_seed_are_planned_as_so_many_runs(shown: Shown):
+    assert shown("precision=bf16,fp32", *PACKED)[1] == ["2", "2"]
+    assert shown("precision=bf16", "seed=1,2,3,4", *PACKED)[1] == ["1"] * 4  # 480 s; two at a time, 940 s
+
+
+def test_gpus_that_no_cell_can_use_alone_are_planned_with_all_the_same(monkeypatch: pytest.MonkeyPatch, shown: Shown):
+    real = auto_gpus.place
+
+    def refuse(config: RunConfig, *more: int) -> Any:
+        require(config.gpus < 4, "gpus=4: not of this batch")
+        return real(config, *more)
+
+    monkeypatch.setattr(auto_gpus, "place", refuse)
+    assert shown("precision=bf16", "seed=1,2", *PACKED)[1] == ["2"] * 2  # 470 s; on a machine of two, one each
+
+
+def test_a_cell_keeps_the_number_with_which_it_was_measured(shown: Shown, tmp_path: Path):
+    digits = typed(*SMALL, "gpus=1", "precision=fp32").identity()
+    run_folder.write_result(tmp_path / "x" / f"any-{digits}", records.vision(data=None))
+    assert "[1/2] gpus=auto: 1 (measured so before)" in shown("precision=fp32,bf16")[0]
+    assert shown("precision=fp32,bf16", "rerun=true")[1] == ["4", "2"]
+
+
+def test_each_seed_keeps_its_own_number_and_a_new_one_has_that_of_the_others(shown: Shown, tmp_path: Path):
+    for seed, gpus in ((2, 2), (3, 1)):
+        digits = typed(*SMALL, f"gpus={gpus}", "precision=fp32", f"seed={seed}").identity()
+        run_folder.write_result(tmp_path / "x" / f"any-{digits}", records.vision(data=None))
+    printed, numbers = shown("precision=fp32", "seed=1,2,3")
+    assert "[1/3] gpus=auto: 2 (another seed was measured so before)\n" in printed
+    assert "[2/3] gpus=auto: 2 (measured so before)\n[3/3] gpus=auto: 1 (measured so before)\n" in printed
+    assert numbers == ["2"]  # of the one that is left to be measured
+
+
+def test_a_single_run_is_named_by_its_number(called: Called, tmp_path: Path):
+    words = [*SMALL, "gpus=auto", "precision=bf16", f"hydra.run.dir={tmp_path / 'x'}"]
+    code, printed = called(*words, "dry_run=true")
+    assert code == 0 and printed.startswith("gpus=auto: 2 (the least predicted time, 0:07:50; 1: 0:08:00, 4: ")
+    own = typed(*SMALL, "gpus=2", "precision=bf16").identity()
+    assert "gpus=2" in printed.splitlines()[-1] and printed.splitlines()[-1].endswith(own)
+    assert typed("gpus_auto=true").identity() == typed().identity()
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The cores that this process was bound to, on a machine of two GPUs and four cores."""
+    calls: list[list[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
+    monkeypatch.setattr(shares, "machine", lambda: Pool(["a", "b"], [0, 1, 2, 3]))
+    monkeypatch.setenv(devices.VISIBLE, "a,b")
+    return calls
+
+
+def test_a_single_run_keeps_to_what_nobody_has_leased(bound: list[list[int]]):
+    with shares.kept_to_unleased(True):
+        assert os.environ[devices.VISIBLE] == "a,b" and not bound
+    lease = leases.share([leases.gpu("a"), leases.core(0), leases.core(1)])
+    with shares.kept_to_unleased(True):
+        assert os.environ[devices.VISIBLE] == "b" and bound == [[2, 3]]
+    everything = leases.share([leases.gpu("b")])
+    with shares.kept_to_unleased(True):
+        assert len(bound) == 1  # nothing is free: as without leases
+    lease.close()
+    everything.close()
+
+
+def test_single_runs_that_begin_at_once_choose_different_gpus(bound: list[list[int]], monkeypatch: pytest.MonkeyPatch):
+    with ExitStack() as runs, ExitStack() as first:
+        first.enter_context(shares.kept_to_unleased(True))
+
+        def choose(_: float) -> None:
+            """The first does, while the second waits for its turn."""
+            runs.callback(leases.share([leases.gpu("a"), leases.core(0)]).close)
+            first.close()
+
+        monkeypatch.setattr(leases, "pause", choose)
+        with shares.kept_to_unleased(True):
+            assert os.environ[devices.VISIBLE] == "b" and bound == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["gpus=1,auto"], "gpus=1,auto: auto stands alone, as gpus=auto"),
+        (["gpus=auto", "race=images_per_s", "precision=fp32,bf16"], "gpus=auto: a race is by what cells measure"),
+        (["gpus=auto", "probe=true"], "gpus=auto: is by predictions, which probes are made for; give the numbers"),
+        (["gpus=auto", "predict=true", "predict.gpu=h100-80gb"], "gpus=auto: is of this machine, not of predict.gpu"),
+        (["gpus=auto", "hydra/launcher=submitit_slurm"], "gpus=auto: is of this machine, not of SLURM's"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_where_it_has_no_meaning_it_is_refused(called: Called, tmp_path: Path, words: list[str], line: str):
+    code, printed = called("-m", *words, f"hydra.sweep.dir={tmp_path / 'x'}")
+    assert code == 1 and printed.startswith(f"refused: {line}") and printed.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_it_takes_the_place_of_an_axis():
+    assert command_line.switched(["gpus=auto"], WORKLOAD) == ["gpus=1", "gpus_auto=true"]
+    assert composed("gpus=1", "gpus_auto=true").gpus_auto is True

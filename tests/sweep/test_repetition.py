@@ -1,0 +1,253 @@
+"""Cells that are measured several times: in which order, in which folders, and what a later command finds."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import DictConfig
+
+from multicard.config.repetition import share
+from multicard.measure import formulas, repeated_runs
+from multicard.records import content, run_folder
+from multicard.run import controller as run
+from multicard.run import outcome
+from multicard.run.prepare import typed
+from multicard.run.session import SESSION
+from multicard.sweep import dry_run
+from multicard.sweep import until_sure as until_sure_module
+from multicard.sweep.plan import Cell
+from multicard.sweep.until_sure import Setting, UntilSure
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import composed
+from tests.helpers import records
+
+Called = Callable[..., tuple[int, str]]
+Measured = list[tuple[str, int, int]]  # precision, seed and repetition of each run, in their order
+
+
+@pytest.fixture
+def planned(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Cell]]:
+    """The cells that a sweep of these words would measure, in their order."""
+
+    def plan(*words: str) -> list[Cell]:
+        seen: list[list[Cell]] = []
+        monkeypatch.setattr(dry_run, "show", lambda cells, *_, **__: seen.append(cells))
+        code, printed = called("-m", *words, "dry_run=true", "device=cpu", f"hydra.sweep.dir={tmp_path}")
+        assert code == 0, printed
+        return seen[0]
+
+    return plan
+
+
+@pytest.fixture
+def sweep(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Runs a sweep whose runs take the step times that `step_s` of precision and repetition says, without training.
+
+    Returns the exit code, what was printed, and the runs that were measured.
+    """
+
+    def take(*words: str, step_s: Callable[[str, int], float] = lambda *_: 0.1) -> tuple[int, str, Measured]:
+        measured: Measured = []
+
+        def measure(workload: Any, cfg: Any, folder: Path, **_: Any) -> dict[str, Any]:
+            config = typed(workload, cfg)
+            measured.append((config.precision.name, config.seed, config.repetition))
+            own = outcome.begin(workload, cfg, folder) | {"status": "ok", "identity": config.identity()}
+            seconds = step_s(config.precision.name, config.repetition)
+            status = "ok" if math.isfinite(seconds) else "oom"
+            timed = {"status": status, "step_s": formulas.statistics([seconds if status == "ok" else 1.0] * 10, 1)}
+            record = records.vision("cpu") | own | timed | {"data": content.fingerprint(workload.data(config))}
+            if status != "ok":
+                record["cause"] = {"kind": "oom", "message": "out of memory"}
+            run_folder.write_result(folder, record)
+            return record
+
+        monkeypatch.setattr(run, "measure", measure)
+        code, printed = called("-m", *words, "device=cpu", f"hydra.sweep.dir={tmp_path}/s")
+        return code, printed, measured
+
+    yield take
+    SESSION.__init__()
+
+
+@pytest.mark.parametrize("words", [["precision=fp32,bf16", "seed=0,1"], ["seed=0,1", "precision=fp32,bf16"]])
+def test_seeds_are_the_outermost_axis_however_they_are_typed(words: list[str], planned: Callable[..., list[Cell]]):
+    settings = [(cell.cfg.seed, cell.cfg.precision.name) for cell in planned(*words)]
+    assert settings == [(0, "fp32"), (0, "bf16"), (1, "fp32"), (1, "bf16")]
+
+
+@pytest.mark.parametrize("launcher", ["local", "submitit_local", "submitit_slurm"])
+def test_all_cells_are_measured_before_any_is_measured_again(launcher: str, planned: Callable[..., list[Cell]]):
+    cells = planned("precision=fp32,bf16", "seed=0,1", "repeat=2", f"hydra/launcher={launcher}")
+    settings = [(cell.cfg.repetition, cell.cfg.seed, cell.cfg.precision.name) for cell in cells]
+    assert settings == [(r, s, p) for r in (1, 2) for s in (0, 1) for p in ("fp32", "bf16")]
+    assert len({cell.folder for cell in cells}) == 8
+    assert len({cell.config.identity() for cell in cells if cell.config is not None}) == 4
+
+
+def test_only_repetitions_that_are_missing_are_measured(sweep: Callable[..., Any], tmp_path: Path):
+    _, _, first = sweep("precision=fp32,bf16")
+    assert first == [("fp32", 0, 1), ("bf16", 0, 1)]
+    assert not list(tmp_path.glob("s/*-r*"))  # a cell that is measured once has the folder that it always had
+    _, printed, more = sweep("precision=fp32,bf16", "repeat=3")
+    assert more == [("fp32", 0, 2), ("bf16", 0, 2), ("fp32", 0, 3), ("bf16", 0, 3)]
+    assert printed.count("measured before (ok)") == 2
+    assert [line.split()[:3] for line in printed.splitlines() if line.startswith(("fp32", "bf16"))] == [
+        [precision, "1", repetition] for repetition in "123" for precision in ("fp32", "bf16")
+    ]
+    results = {path.parent.name: run_folder.read_json(path) for path in tmp_path.glob("s/*/result.json")}
+    assert sorted(record["repetition"] for record in results.values() if record) == [1, 1, 2, 2, 3, 3]
+    assert all(name.endswith(f"-r{r['repetition']}") == (r["repetition"] > 1) for name, r in results.items() if r)
+    _, printed, none = sweep("precision=fp32,bf16", "repeat=3", "dry_run=true")
+    assert none == [] and "measured before: 6; in the queue: 0; refused: 0" in printed
+    _, _, again = sweep("precision=fp32", "repetition=2", "rerun=true")
+    assert again == [("fp32", 0, 2)]
+
+
+def test_a_single_run_cannot_be_repeated_and_bad_counts_are_refused(called: Called, tmp_path: Path):
+    run_in = f"hydra.run.dir={tmp_path}/run"
+    for words, reason in (
+        (["repeat=3"], "refused: repeat=3: several runs are a sweep; add -m"),
+        (["repeat=no"], "refused: repeat=no: must be 1 or more, or auto"),
+        (["repetition=0"], "refused: repetition=0: must be 1 or more"),
+        (["-m", "repeat=1,2"], "refused: repeat=1,2: takes one value, not a sweep"),
+        (["-m", "precision=fp32,bf16", "repeat=0"], "refused: repeat=0: must be 1 or more, or auto"),
+        (["-m", "repeat=auto", "repeat_max=1"], "refused: repeat_max=1: must be 2 or more"),
+        (["-m", "repeat=auto", "repeat_error=0"], "refused: repeat_error=0: must be above 0% and below 100%"),
+        (["-m", "repeat=auto", "repeat.error=2%"], "refused: repeat.error=2%: write repeat_error=2%"),
+    ):
+        code, printed = called(*words, "device=cpu", run_in, f"hydra.sweep.dir={tmp_path}/run")
+        assert (code, printed.strip()) == (1, reason), words
+        assert not (tmp_path / "run").exists(), words
+
+
+def steps_of(sd: float, slower: float = 1.0) -> Callable[[str, int], float]:
+    """Runs that differ by `sd`, with a seed of their own each; those of bf16 take `slower` times as long."""
+
+    def step_s(precision: str, repetition: int) -> float:
+        random = np.random.default_rng([repetition, len(precision), ord(precision[0])])
+        return 0.1 * math.exp(sd * random.normal()) * (slower if precision == "bf16" else 1.0)
+
+    return step_s
+
+
+def test_auto_repeats_what_is_not_sure_enough_and_goes_on_where_it_was(sweep: Callable[..., Any]):
+    words = ["precision=fp32,bf16,fp64", "repeat=auto", "repeat_max=4"]
+    steady = steps_of(0.0001)
+    code, printed, runs = sweep(
+        *words, "repeat_error=4%", step_s=lambda p, r: math.inf if p == "fp64" else steady(p, r)
+    )
+    assert code == 0
+    assert runs[:6] == [(p, 0, r) for r in (1, 2) for p in ("fp32", "bf16", "fp64")]
+    more_of_two = [(p, 0, r) for r in range(3, runs[-1][2] + 1) for p in ("fp32", "bf16")]
+    assert runs[6:] == more_of_two  # what ran out of memory would do so again
+    assert f"repeat=auto: {len(runs)} runs of 3 cells; 2 are sure enough" in printed
+    assert (
+        "not repeated further, without a mean step: device=cpu,precision=fp64" in printed and "undecided" not in printed
+    )
+    _, printed, more = sweep(*words, "repeat_error=0.0001%", step_s=steps_of(0.05))
+    assert more == [(p, 0, r) for r in range(runs[-1][2] + 1, 5) for p in ("fp32", "bf16")]
+    assert printed.count("undecided after 4 runs: device=cpu,precision=") == 2 and "mean step ±" in printed
+    _, printed, none = sweep(*words, "repeat_error=0.0001%", "dry_run=true")
+    assert none == [] and printed.count("measured before (ok)") == 8
+
+
+def test_auto_stops_at_a_decided_comparison(sweep: Callable[..., Any]):
+    words = ["precision=fp32,bf16", "gpus=1,2", "repeat=auto", "repeat_error=0.01%", "repeat_compare=precision"]
+    _, printed, runs = sweep(*words, step_s=steps_of(0.001, slower=1.5))
+    assert len(runs) < 16 and "4 are sure enough" in printed
+    code, printed, none = sweep("precision=fp32,bf16", "repeat=auto", "repeat_compare=gpus")
+    reason = "refused: repeat_compare=gpus: no two cells differ in it alone; name a key that is swept"
+    assert (code, none) == (1, []) and reason in printed
+
+
+def test_a_dry_run_of_auto_shows_the_first_two_repetitions(sweep: Callable[..., Any], tmp_path: Path):
+    _, printed, none = sweep("precision=fp32,bf16", "repeat=auto", "dry_run=true")
+    assert none == [] and "nothing is started. 4 cells" in printed
+    assert "then as often as needed, at most repeat_max=10 times each" in printed
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("repeat_error=0%", "must be above 0% and below 100%"),
+        ("repeat_error=1%%", "must be above 0%"),
+        ("repeat_max=1", "must be 2 or more"),
+    ],
+)
+def test_bad_limits_of_auto_are_refused(word: str, reason: str):
+    with pytest.raises(ValueError, match=f"{word}: {reason}"):
+        typed(WORKLOAD, composed("repeat=auto", word))
+    assert share("1%") == share("0.01") == 0.01
+
+
+def until_sure(random: np.random.Generator, sd: float, compare: str | None, slower: float = 1.0) -> UntilSure:
+    """All rounds of three cells, in two values of the precision."""
+    keys = {"repeat_error": "1%", "repeat_max": 10, "repeat_compare": compare}
+    rounds = UntilSure(DictConfig(keys), [])
+    for gpus in "123":
+        for precision in ("fp32", "bf16"):
+            name = gpus + precision
+            rounds.settings[name] = Setting(name, {"gpus": gpus, "precision.name": precision}, [[name]])
+    rounds.batch = [[name, ""] for _ in range(2) for name in rounds.settings]
+    while rounds.batch:
+        for name, _ in rounds.batch:
+            seconds = 0.1 * math.exp(sd * random.normal()) * (slower if "bf16" in name else 1)
+            rounds.settings[name].add(
+                {"status": "ok", "step_s": {"mean": seconds, "definition": "wall"}, "hardware": "x"}
+            )
+        rounds.take([])
+    return rounds
+
+
+def verdicts(rounds: UntilSure) -> list[str]:
+    """What `compare` would say afterwards, which does not know that the sweep looked several times."""
+    steps = {name: setting.step_s["x"] for name, setting in rounds.settings.items()}
+    spread = repeated_runs.pooled([[(math.log(seconds), 0.0) for seconds in runs] for runs in steps.values()])
+    pairs = [(steps[f"{gpus}fp32"], steps[f"{gpus}bf16"]) for gpus in "123"]
+    return [repeated_runs.of_values(a, b, (spread, spread)).verdict() for a, b in pairs]
+
+
+def apart(all_verdicts: list[str]) -> float:
+    return sum(verdict in (repeated_runs.ABOVE, repeated_runs.BELOW) for verdict in all_verdicts) / len(all_verdicts)
+
+
+@pytest.mark.parametrize("compare", [None, "precision"])
+@pytest.mark.parametrize("sd", [0.01, 0.03])
+def test_looking_after_every_repetition_calls_equal_cells_different_no_oftener(sd: float, compare: str | None):
+    random = np.random.default_rng(1)
+    sweeps = [until_sure(random, sd, compare) for _ in range(200)]
+    assert apart([verdict for rounds in sweeps for verdict in verdicts(rounds)]) <= 0.06
+    settings = [(setting, rounds) for rounds in sweeps for setting in rounds.settings.values()]
+    right = [
+        abs(np.log(setting.step_s["x"]).mean() - math.log(0.1)) <= rounds.half_width(setting, rounds.spreads())
+        for setting, rounds in settings
+    ]
+    assert np.mean(right) >= 0.93
+
+
+def test_intervals_of_95_percent_at_every_look_would_call_more_different(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(until_sure_module, "EARLY", 0.95)
+    random = np.random.default_rng(1)
+    assert apart([verdict for _ in range(200) for verdict in verdicts(until_sure(random, 0.03, "precision"))]) > 0.075
+
+
+def test_an_undecided_mean_has_its_interval_in_percent_of_it():
+    """Of the mean, not of its logarithm, as `repeat_error` is: 79 % of it are 120 %."""
+    rounds = until_sure(np.random.default_rng(4), 0.5, None)
+    setting, spreads = rounds.settings["1fp32"], rounds.spreads()
+    half = rounds.half_width(setting, spreads)
+    assert half > 0.2 and rounds._described(setting, spreads) == f"1fp32: mean step ±{math.expm1(half):.1%}"
+
+
+def test_auto_spends_runs_where_they_are_needed():
+    random = np.random.default_rng(2)
+    runs = [
+        np.mean([one.runs for one in until_sure(random, sd, "precision", 1.05).settings.values()])
+        for sd in (0.005, 0.02)
+    ]
+    assert runs[0] < 3.5 < runs[1]

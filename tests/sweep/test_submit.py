@@ -1,0 +1,384 @@
+"""Requests to SLURM, the meaning of its answers, and how the end of a job is judged; without a SLURM."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from multicard.config.job import Resources, resources
+from multicard.machine import slurm
+from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import State
+from multicard.ranks.failures import Failure
+from multicard.records import run_folder
+from multicard.run import preemption
+from multicard.sweep import slurm_submit, slurm_wait
+from multicard.sweep.job import SlurmJob
+from multicard.sweep.plan import Cell
+from multicard.sweep.streak import SameFailureError, Streak
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import typed
+from tests.helpers import records
+
+ONE = Resources(nodes=1, gpus=2, cpus=4, memory_gb=None, time_min=60, exclusive=False)
+SITE = {
+    "_target_": "x",
+    "mode": "MULTIRUN",
+    "partition": "long",
+    "account": None,
+    "setup": ["module load cuda"],
+    "array_parallelism": 8,
+    "signal_delay_s": 30,
+    "additional_parameters": {"reservation": "mine"},
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["gpus=4"], Resources(1, 4, 8, None, 60, False)),
+        (["gpus=4", "device=cpu"], Resources(1, 0, 8, None, 60, False)),
+        (
+            ["gpus=2", "nodes=3", "cpus_per_gpu=6", "memory_gb=64", "time_min=90", "exclusive=true"],
+            Resources(3, 2, 12, 64, 90, True),
+        ),
+    ],
+)
+def test_a_job_asks_for_what_its_configuration_says(words: list[str], expected: Resources):
+    assert resources(typed(*words)) == expected
+
+
+def test_parameters_are_those_of_the_job_and_the_site():
+    assert slurm_submit.parameters("sweep-1", ONE, SITE) == {
+        "name": "sweep-1",
+        "nodes": 1,
+        "tasks_per_node": 1,
+        "cpus_per_task": 4,
+        "gpus_per_node": 2,
+        "timeout_min": 60,
+        "slurm_partition": "long",
+        "slurm_setup": ["module load cuda"],
+        "slurm_signal_delay_s": 30,
+        "slurm_array_parallelism": 8,
+        "slurm_additional_parameters": {"requeue": True, "reservation": "mine"},
+        "slurm_srun_args": ["--cpus-per-task=4"],
+    }
+    several = slurm_submit.parameters("x", Resources(2, 0, 4, 8, 5, True), SITE)
+    assert (several["nodes"], several["mem_gb"], several["slurm_exclusive"]) == (2, 8, True)
+    assert "gpus_per_node" not in several
+    assert several["slurm_additional_parameters"]["no-kill"] is True
+    assert "--kill-on-bad-exit=0" in several["slurm_srun_args"]
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (
+            "sbatch: error: invalid partition specified: long\n"
+            "sbatch: error: Batch job submission failed: Invalid partition name specified",
+            "hydra.launcher.partition=long: SLURM refuses it (Invalid partition name specified); `sinfo -s`",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+            "gpus, cpus_per_gpu, nodes or memory_gb: "
+            "no node takes a job with 1 node, 2 GPUs, 4 cores, 60 min (SLURM: Requested node",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Requested time limit is invalid",
+            "time_min=60: SLURM refuses it",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+            "hydra.launcher.account=null: SLURM refuses it",
+        ),
+        ("sbatch: error: Unable to contact slurm controller", "hydra/launcher=submitit_slurm: SLURM refuses the job"),
+    ],
+)
+def test_what_sbatch_refuses_names_the_key(output: str, line: str):
+    assert slurm_submit.explain(output, ONE, SITE).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"JobState": "RUNNING", "PreemptTime": "None", "RunTime": "00:00:10", "TimeLimit": "01:00:00"}, "timeout"),
+        ({"JobState": "RUNNING", "PreemptTime": "2026-01-01T00:00:00"}, "preempted"),
+        ({"JobState": "COMPLETING", "RunTime": "00:59:59", "TimeLimit": "1-00:00:00"}, "cancelled"),
+        ({"JobState": "COMPLETING", "RunTime": "00:01:01", "TimeLimit": "00:01:00"}, "timeout"),
+        ({"JobState": "COMPLETING", "RunTime": "00:01:01", "TimeLimit": "UNLIMITED"}, "cancelled"),
+        ({}, "timeout"),
+        # of a job whose node failed, and of one that `scontrol requeue` stopped
+        ({"JobState": "PENDING", "Restarts": "2", "RunTime": "00:00:00", "TimeLimit": "01:00:00"}, "requeued"),
+        ({"JobState": "COMPLETING", "Restarts": "2", "RunTime": "00:00:00", "TimeLimit": "01:00:00"}, "requeued"),
+        ({"JobState": "RUNNING", "Restarts": "1", "RunTime": "00:59:00", "TimeLimit": "01:00:00"}, "timeout"),
+    ],
+)
+def test_why_slurm_warns(fields: dict[str, str], reason: str):
+    assert slurm.reason_of_warning(fields, restarts=1) == reason
+
+
+@pytest.mark.parametrize(
+    ("restarts", "refuses", "kind", "expected"),
+    [
+        (1, True, "exception", False),
+        (1, True, "timeout", False),
+        (1, False, "preempted", True),
+        (2, True, "preempted", True),  # "Job is pending execution": SLURM has requeued it by itself
+        (2, True, "signal", True),
+        (2, True, "interrupt", True),
+    ],
+)
+def test_a_job_that_slurm_has_requeued_goes_on_whatever_ended_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, refuses: bool, kind: str, expected: bool
+):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+
+    def ask(*words: str, **_: float) -> str | None:
+        return f"JobId=7 Restarts={restarts} " if words[1] == "show" else None if refuses else ""
+
+    monkeypatch.setattr(slurm, "ask", ask)
+    job = SlurmJob(WORKLOAD, DictConfig({"max_requeues": 3}), tmp_path, None)
+    assert job.requeue(Failure(kind, "")) is expected
+
+
+def test_a_job_that_was_requeued_after_its_record_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """SLURM may requeue it for a node that fails in the moment between the record and the end of the job."""
+    monkeypatch.setattr(preemption, "hold_warnings", lambda: None)
+    monkeypatch.setattr(slurm, "allocation", lambda *_: Allocation(job="7"))
+    folder = tmp_path / "cell"
+    run_folder.claim(folder, "7")
+    run_folder.write_result(folder, records.vision(job="7"))
+    run_folder.write_json(folder / "checkpoint" / "latest.json", {"steps": 5, "world_size": 1})
+    assert SlurmJob(WORKLOAD, DictConfig({"code": "latest"}), folder, None)() == "ok"
+    assert [path.name for path in folder.iterdir()] == ["result.json"]
+
+
+def test_seconds_are_read_from_slurms_spans():
+    assert slurm.seconds("2-03:04:05") == 2 * 86400 + 3 * 3600 + 4 * 60 + 5
+    assert slurm.seconds("00:00:07") == 7
+    assert slurm.seconds("UNLIMITED") == float("inf")
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[tuple[str, ...]]]:
+    """Have SLURM's commands print a text. Returns the commands."""
+
+    def set_up(text: str) -> list[tuple[str, ...]]:
+        asked: list[tuple[str, ...]] = []
+        monkeypatch.setattr(slurm, "ask", lambda *words, **_: asked.append(words) or text)
+        return asked
+
+    return set_up
+
+
+def test_all_jobs_are_asked_about_in_one_call(answers: Callable[[str], list[tuple[str, ...]]]):
+    asked = answers("7_0|RUNNING|n1|None\n7_1|PENDING||Priority\n9|COMPLETED|n2|None\n")
+    states = slurm.queued(["7_0", "7_1", "7_2", "9"])
+    assert states == {"7_0": State("RUNNING", "n1", reason="None"), "7_1": State("PENDING", "", reason="Priority")}
+    assert len(asked) == 1
+    asked = answers("7_2|CANCELLED by 0|n1|0:15\n7_0|RUNNING|n1|0:0\n")
+    assert slurm.accounted(["7_0", "7_2"]) == {"7_2": State("CANCELLED", "n1", "0:15")}
+    assert len(asked) == 1
+
+
+def test_jobs_of_an_array_are_named_together():
+    assert slurm.ranges(["7_0", "7_10", "7_2", "9", "8_1"]) == ["7_[0,2,10]", "9", "8_[1]"]
+
+
+def test_of_a_cell_that_was_submitted_twice_the_queued_job_counts(
+    tmp_path: Path, answers: Callable[[str], list[tuple[str, ...]]]
+):
+    for name, job, cells in (("b", "5", ["x", "y"]), ("a", "7", ["y", "gone"]), ("c", "4", ["y"])):
+        run_folder.write_json(tmp_path / ".submitit" / f"{name}.json", {"cells": cells, "job": job})
+    (tmp_path / ".submitit" / "cut.json").write_text('{"cells":')
+    left = [Cell(number, "", DictConfig({}), DictConfig({}), tmp_path / name) for number, name in ((1, "x"), (2, "y"))]
+    answers("5_0|RUNNING|n1|None\n7_0|PENDING||None\n7_1|PENDING||None\n")
+    assert slurm_submit.queued_jobs(left) == {1: "5_0", 2: "7_0"}
+
+
+def test_no_answer_of_slurm_is_not_an_empty_queue(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(slurm, "ask", lambda *_, **__: None)
+    with pytest.raises(ValueError, match="SLURM does not answer"):
+        slurm.queued(["7"])
+    assert slurm.is_alive("7")
+
+
+@pytest.mark.parametrize("has_left", ["its folder", "the queue"])
+def test_a_cell_has_ended_once_its_job_has_tidied_up_or_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_left: str
+):
+    """A launcher that returns on the record alone leaves a checkpoint that is about to go, and a folder in use."""
+    queued = {"4_0": State("RUNNING", "", "", "")}
+    monkeypatch.setattr(slurm, "queued", lambda _: dict(queued))
+    monkeypatch.setattr(slurm_wait.SESSION, "workload", WORKLOAD)
+    cell = Cell(0, "", DictConfig({}), DictConfig({}), tmp_path)
+    queue = slurm_wait.Queue([cell], {0: "4_0"}, Streak())
+    run_folder.claim(tmp_path, "4_0")
+    run_folder.write_result(tmp_path, records.vision(job="4_0"))
+    assert queue.poll() == []
+    if has_left == "its folder":
+        run_folder.release(tmp_path)
+    else:
+        queued.clear()
+    assert queue.poll() == [cell]
+    assert (cell.result or {})["status"] == "ok"
+
+
+def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A user, an administrator or a launch that failed holds a job; it would wait for ever."""
+    held, waits = ("PENDING", "", "", "launch failed requeued held"), ("PENDING", "", "", "Resources")
+    looks = iter([(waits, held), (held, held), (waits, held), (held, held)])
+
+    def look(jobs: list[str]) -> dict[str, State]:
+        try:
+            return {job: State(*words) for job, words in zip(jobs, next(looks), strict=True)}
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(slurm, "queued", look)
+    monkeypatch.setattr(slurm_wait, "pause", lambda _: None)
+    monkeypatch.setattr(slurm_wait, "SHORTEST_POLL_S", 0.0)
+    monkeypatch.setattr(slurm_wait, "read_record", lambda _: None)
+    monkeypatch.setattr(slurm_wait.SESSION, "workload", WORKLOAD)
+    cells = [Cell(number, "", DictConfig({}), DictConfig({}), Path("x")) for number in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        slurm_wait._watch(slurm_wait.Queue(cells, {0: "4_0", 1: "4_1"}, Streak()), None)
+    line = "SLURM holds job {0} (launch failed requeued held); to let it go on: scontrol release {0}"
+    said = capsys.readouterr().err.splitlines()
+    assert [line.format(job) for job in ("4_[1]", "4_[0]", "4_[0]")] == [each for each in said if "holds" in each]
+
+
+def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Two jobs run: one of them began as it was to be cancelled."""
+    states = {f"4_{number}": "RUNNING" if number < 4 else "PENDING" for number in range(7)}
+    cells = [Cell(number, "", DictConfig({}), DictConfig({}), tmp_path / str(number)) for number in range(7)]
+    cancelled: list[tuple[str, ...]] = []
+
+    def end(job: str) -> None:
+        del states[job]
+        cause = {"kind": "disk", "message": "hydra.run.dir: no space left; free some", "host": "n1"}
+        result = records.vision(job=job, status="failed", cause=cause)
+        run_folder.write_json(tmp_path / job.removeprefix("4_") / "result.json", result)
+
+    def ask(*words: str, **_: float) -> str:
+        cancelled.append(words)
+        states["4_4"] = "RUNNING"
+        for job in [job for job, name in states.items() if name == "PENDING"]:
+            del states[job]
+        return ""
+
+    ends = iter([[], ["4_0", "4_1", "4_2"], [], ["4_3"], ["4_4"]])  # before each look; the third follows scancel
+
+    def look(jobs: list[str]) -> dict[str, State]:
+        for job in next(ends):
+            end(job)
+        return {job: State(states[job]) for job in jobs if job in states}
+
+    monkeypatch.setattr(slurm, "ask", ask)
+    monkeypatch.setattr(slurm, "queued", look)
+    monkeypatch.setattr(slurm_wait, "pause", lambda _: None)
+    monkeypatch.setattr(slurm_wait, "SHORTEST_POLL_S", 0.0)
+    monkeypatch.setattr(slurm_wait.SESSION, "workload", WORKLOAD)
+    with pytest.raises(SameFailureError, match=r"3 cells in a row failed for one cause: hydra\.run\.dir: no space"):
+        slurm_wait.wait(cells, {number: f"4_{number}" for number in range(7)}, Streak())
+    assert cancelled == [("scancel", "--state=PENDING", "4_[4,5,6]")]
+    assert [cell.result is None for cell in cells] == [False] * 5 + [True] * 2
+    assert not (tmp_path / "5").exists()
+    assert "; cancelled: 2 jobs of 3 that had not begun\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "words"),
+    [
+        (State("TIMEOUT", "n1", "0:0"), "timeout", "as TIMEOUT"),
+        (State("PREEMPTED", "n1", "0:15"), "preempted", "as PREEMPTED"),
+        (State("OUT_OF_MEMORY", "n1", "0:125"), "oom", "as OUT_OF_MEMORY"),
+        (State("NODE_FAIL", "n[1-2]", "1:0"), "failed", "on n[1-2] as NODE_FAIL (exit code 1:0)"),
+        (State("FAILED", "n1", "0:53"), "refused", "hydra.sweep.dir: node n1 cannot write to"),
+        (State("COMPLETED", "n1", "0:0"), "failed", "do all nodes share it?"),
+        (None, "failed", "does not account jobs"),
+    ],
+)
+def test_the_end_of_a_job_without_a_record_is_judged_by_accounting(
+    tmp_path: Path, state: State, status: str, words: str
+):
+    (tmp_path / ".submitit").mkdir()
+    (tmp_path / ".submitit" / "4_1_0_log.err").write_text("a\nslurmstepd: error: the end\n")
+    judged, failure = slurm_wait.judge("4_1", state, tmp_path / "cell")
+    assert judged == status
+    assert words in failure.message
+    if state is not None and status != "refused":
+        assert failure.log_tail == ("a", "slurmstepd: error: the end")
+
+
+def test_what_can_never_work_is_refused_before_it_is_submitted(called: Callable[..., tuple[int, str]], tmp_path: Path):
+    words = ["-m", "method=dpo,qat", "dataset=alpaca_cleaned", "compile=true", "hydra/launcher=submitit_slurm"]
+    code, printed = called(*words, "dry_run=true", f"hydra.sweep.dir={tmp_path}", entry="tune_llm.py")
+    assert code == 1 and "refused: 2" in printed
+
+
+@pytest.mark.parametrize(
+    ("reason", "gpus", "line"),
+    [
+        ("Invalid account or account/partition combination specified", "1,2", "hydra.launcher.account=null: SLURM "),
+        (
+            "Requested node configuration is not available",
+            "1",
+            "gpus, cpus_per_gpu, nodes or memory_gb: no node takes a job with 1 node, 0 GPUs, ",
+        ),
+    ],
+)
+def test_a_refused_submission_is_a_line_and_leaves_no_job(
+    reason: str,
+    gpus: str,
+    line: str,
+    called: Callable[..., tuple[int, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for program in ("sbatch", "srun"):
+        path = tmp_path / "bin" / program
+        path.parent.mkdir(exist_ok=True)
+        said = (f"sbatch: error: {line}" for line in (reason, f"Batch job submission failed: {reason}"))
+        path.write_text("#!/bin/sh\n" + "".join(f"echo '{row}' >&2\n" for row in said) + "exit 1\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    sweep = tmp_path / "sweep"
+    words = ["-m", f"gpus={gpus}", "seed=1,2", "device=cpu", "hydra/launcher=submitit_slurm"]
+    code, printed = called(*words, f"hydra.sweep.dir={sweep}")
+    refusals = [row for row in printed.splitlines() if "refused: " in row]
+    assert code == 1 and "sbatch:" not in printed
+    assert refusals and all(f"refused: {line}" in row and reason in row for row in refusals)
+    left = {path.name for path in sweep.rglob("*") if path.is_file()}
+    assert left <= {"multirun.yaml", "result.json", "lock"}
+    assert sweep.exists() == (not line.startswith("hydra"))  # what holds for all cells leaves nothing
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("hydra.launcher.signal_delay_s=x", "hydra.launcher.signal_delay_s=x: must be a whole number"),
+        ("hydra.launcher.array_parallelism=0", "hydra.launcher.array_parallelism=0: must be a whole number"),
+        ("hydra.launcher.setup=x", "hydra.launcher.setup=x: write it as [command,...]"),
+        ("hydra.launcher.additional_parameters=x", "hydra.launcher.additional_parameters=x: write it as {option: "),
+        ("+hydra.launcher.mail=me", "hydra.launcher.mail: submitit has no such option; use hydra.launcher.additional"),
+    ],
+)
+def test_an_option_of_the_launcher_that_is_none_is_a_line(
+    option: str,
+    line: str,
+    called: Callable[..., tuple[int, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(slurm_submit.shutil, "which", lambda _: "/bin/true")
+    words = ["device=cpu", "hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    code, printed = called(*words, option)
+    assert code == 1 and printed.startswith(f"refused: {line}") and printed.count("\n") == 1
+    assert not (tmp_path / "sweep").exists()

@@ -1,0 +1,101 @@
+"""torch.compile: its time is apart, it leaves no trace, and the compiled model computes what the plain one does."""
+
+import re
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch._inductor.config
+from torch import nn
+from torch._inductor.utils import run_and_get_code
+
+from multicard.config import compilation
+from multicard.config.vision import VisionConfig
+from multicard.vision import compiling
+from multicard.vision.strategy import compiles
+from tests.conftest import SMALL, typed
+from tests.helpers.rank_work import Small
+from tests.vision.test_strategy import on_ranks
+
+
+@pytest.mark.slow
+def test_compiling_leaves_no_trace_and_computes_the_same(tmp_path: Path):
+    config = typed(*SMALL, "compile=reduce-overhead", "batch_size=4")
+    (compiled,) = on_ranks(1, "compile_and_compare", tmp_path, config, tmp_path)
+    assert compiled["left"] == {"state": True, "random": True, "gradients": True}
+    assert compiled["compile_s"] > 0 and compiled["graphs"] == 2  # training and evaluation
+    looked_up = compiled["compile_cache"]
+    assert looked_up["hits"] + looked_up["misses"] >= 3  # forward, backward, evaluation
+    assert max(compiled["differ"]) < 1e-5
+    assert compiled["again"] == 0  # the odd batch ran as it is
+    assert compiled["cuda_graphs"] is False  # on CPU ranks
+
+
+@pytest.mark.parametrize(
+    ("world", "strategy", "precision"),
+    [(1, "ddp_ds", "fp16"), (2, "ddp_ds", "fp32"), (2, "ddp", "fp32"), (2, "ddp_rr", "fp32")],
+)
+def test_all_shapes_of_a_run_are_warm_before_it(world: int, strategy: str, precision: str, tmp_path: Path):
+    words = [f"strategy={strategy}", f"precision={precision}", f"gpus={world}", "compile=true", "batch_size=4"]
+    ranks = on_ranks(world, "warm_up_and_train", tmp_path, typed(*SMALL, *words), tmp_path, 19, 9)
+    for rank in ranks:
+        assert rank["seen"] <= rank["warmed"]
+        assert all(rank["traceless"].values()), rank["traceless"]
+    sizes = {size for rank in ranks for size, training, _ in rank["seen"] if training}
+    assert len(sizes) == 2  # some rank trains on an odd batch
+    if strategy == "ddp_rr":  # of five batches the third round has one
+        assert [max(rank["seen"]) for rank in ranks] == [(4, True, True)] * 2
+        assert [(3, True, True) in rank["warmed"] for rank in ranks] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "expected"),
+    [
+        ("compile=true", "cpu", True),
+        ("compile=reduce-overhead", "cpu", True),
+        ("compile=false", "cuda", False),
+        ("compile=null", "cpu", False),
+        ("compile=null", "cuda", True),
+        ("compile=null strategy=dp", "cuda", False),
+    ],
+)
+def test_compile_null_compiles_on_cuda(words: str, device: str, expected: bool):
+    config: VisionConfig = typed(*words.split())
+    assert compiles(config, device) is expected
+
+
+def test_nchw_stays_nchw_within_compiled_code():
+    """On a CPU Inductor would turn each convolution to channels-last."""
+    model = Small().eval()
+    with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
+        compiling.compile_model(model, typed("layout=nchw", "compile=true"))
+        _, (code,) = run_and_get_code(model, torch.zeros(2, 3, 32, 32))
+    strides = re.findall(r"assert_size_stride\(buf\d+, \(2, 4, 30, 30\), \(([\d, ]+)\)", code)
+    assert strides == ["3600, 900, 30, 1"]
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("mode", compilation.MODES)
+def test_the_modes_options_reach_inductor(mode: str, layout: str):
+    model = nn.Sequential()
+    with mock.patch.object(torch, "compile") as compiled:
+        compiling.compile_model(model, typed(f"compile={mode}", f"layout={layout}"))
+    options = compiled.call_args.kwargs["options"]
+    assert options.pop("layout_optimization", None) is (False if layout == "nchw" else None)
+    assert options == torch._inductor.list_mode_options(mode)
+    assert options.get("triton.cudagraphs", False) == compilation.has_cuda_graphs(mode)
+
+
+@pytest.mark.parametrize("mode", compilation.CUDA_GRAPHS)
+def test_cuda_graphs_have_each_batch_marked_and_are_warm_before_training(mode: str, tmp_path: Path):
+    config = typed(*SMALL, f"compile={mode}", "batch_size=4")
+    (seen,) = on_ranks(1, "run_as_with_cuda_graphs", tmp_path, config, tmp_path)
+    assert seen["marks"] == seen["calls"] == 2 * compilation.GRAPH_PASSES + 2  # and the two odd batches
+    assert seen["cuda_graphs"] is True  # nothing was compiled, so that nothing was left out
+
+
+def test_what_torch_cannot_compile_is_said(tmp_path: Path):
+    config = typed(*SMALL, "compile=true", "batch_size=4")
+    with pytest.raises(pytest.fail.Exception, match=r"compile=true: torch cannot compile the model here .*false"):
+        on_ranks(1, "compile_without_a_compiler", tmp_path, config, tmp_path)

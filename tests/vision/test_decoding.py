@@ -1,0 +1,208 @@
+"""Photographs of every mode as a viewer shows them, by Pillow's own conversions; the same from cache and loaders."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from multicard.records import content
+from multicard.vision.data import datasets, decoding
+from multicard.vision.data.samplers import Strided
+from multicard.vision.data.splits import Split
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import has_dali, typed
+from tests.vision.test_loaders import pixels, read, source
+
+SIZE = 32
+DALI = pytest.param("dali", marks=pytest.mark.skipif(not has_dali(), reason="no DALI (make dali)"))
+
+
+def picture(mode: str = "RGB", width: int = SIZE, height: int = SIZE) -> Image.Image:
+    """Smooth, as photographs are, and unlike itself turned or mirrored."""
+    down, across = np.mgrid[0:height, 0:width] / max(width, height)
+    rgb = np.stack([255 * across, 255 * down, 120 + 100 * np.sin(3 * across + down)], axis=-1).astype(np.uint8)
+    return Image.fromarray(rgb).convert(mode)
+
+
+def of_16_bits() -> Image.Image:
+    levels = np.linspace(0, 65535, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)
+    levels[0, :2] = 40_000
+    return Image.fromarray(levels)
+
+
+def half_transparent(mode: str = "RGBA") -> Image.Image:
+    """Its alpha grows from the left to the right."""
+    alpha = np.tile(np.linspace(0, 255, SIZE).astype(np.uint8), (SIZE, 1))
+    opaque = picture("LA" if mode == "LA" else "RGBA")
+    opaque.putalpha(Image.fromarray(alpha))
+    return opaque
+
+
+def over_white(image: Image.Image) -> np.ndarray:
+    rgba = image.convert("RGBA")
+    white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+    white.paste(rgba, mask=rgba)
+    return np.array(white.convert("RGB"))
+
+
+def decoded(path: Path) -> np.ndarray:
+    return decoding.decode(path, SIZE)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_grey_of_16_bits_is_scaled_to_8(suffix: str, tmp_path: Path):
+    path = tmp_path / f"grey.{suffix}"
+    of_16_bits().save(path)
+    own = Image.open(path)
+    scaled = own.convert("F").point(lambda level: level / 257 + 0.5).convert("L").convert("RGB")
+    assert np.array_equal(decoded(path), np.array(scaled))
+    assert decoded(path)[0, 0].tolist() == [156] * 3 and decoded(path)[-1, -1].tolist() == [255] * 3
+
+
+def test_a_level_of_16_bits_may_be_transparent_and_a_tiff_may_count_from_white(tmp_path: Path):
+    of_16_bits().save(tmp_path / "a.png", transparency=40_000)
+    assert (decoded(tmp_path / "a.png")[0, :3, 0]).tolist() == [255, 255, 0]
+    of_16_bits().save(tmp_path / "b.tif", tiffinfo={decoding.PHOTOMETRIC: decoding.WHITE_IS_ZERO})
+    assert decoded(tmp_path / "b.tif")[0, 0].tolist() == [255 - 156] * 3
+
+
+def test_pixels_of_32_bits_have_no_known_white(tmp_path: Path):
+    for mode in ("I", "F"):
+        picture("L").convert(mode).save(tmp_path / f"{mode}.tif")
+        with pytest.raises(ValueError, match=rf"{mode}\.tif: cannot be decoded \(32 bits a pixel.*; replace"):
+            decoded(tmp_path / f"{mode}.tif")
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "L", "1", "P"])
+def test_other_colours_are_those_of_pillow(mode: str, tmp_path: Path):
+    path = tmp_path / f"a.{'jpg' if mode in ('CMYK', 'YCbCr') else 'png'}"
+    picture(mode).save(path)
+    assert np.array_equal(decoded(path), np.array(Image.open(path).convert("RGB")))
+    assert np.abs(decoded(path).astype(int) - picture(mode).convert("RGB")).mean() < 8  # not a negative
+
+
+@pytest.mark.parametrize(("mode", "suffix"), [("RGBA", "png"), ("LA", "png"), ("RGBA", "tif"), ("RGBA", "webp")])
+def test_transparency_is_laid_over_white(mode: str, suffix: str, tmp_path: Path):
+    path = tmp_path / f"a.{suffix}"
+    half_transparent(mode).save(path, **({"lossless": True} if suffix == "webp" else {}))
+    assert np.abs(decoded(path).astype(int) - over_white(Image.open(path))).max() <= 1
+    assert decoded(path)[0, 0].tolist() == [255] * 3
+    assert not np.array_equal(decoded(path), np.array(Image.open(path).convert("RGB")))
+
+
+@pytest.mark.parametrize("transparency", [3, bytes(range(256))])
+def test_a_palette_may_be_transparent(transparency: Any, tmp_path: Path):
+    picture().quantize(256).save(tmp_path / "a.png", transparency=transparency)
+    with Image.open(tmp_path / "a.png") as own:
+        assert own.mode == "P" and own.has_transparency_data
+        assert np.abs(decoded(tmp_path / "a.png").astype(int) - over_white(own)).max() <= 1
+    assert (decoded(tmp_path / "a.png") != np.array(picture().quantize(256).convert("RGB"))).any()
+
+
+def test_a_colour_of_rgb_may_be_transparent(tmp_path: Path):
+    first = picture().getpixel((0, 0))
+    picture().save(tmp_path / "a.png", transparency=first)
+    assert decoded(tmp_path / "a.png")[0, 0].tolist() == [255] * 3 != list(first)  # pyright: ignore[reportArgumentType]
+    assert np.array_equal(decoded(tmp_path / "a.png")[5:], np.array(picture())[5:])
+
+
+@pytest.mark.parametrize("suffix", ["png", "webp", "tif"])
+def test_of_an_animation_the_first_frame_counts(suffix: str, tmp_path: Path):
+    path = tmp_path / f"a.{suffix}"
+    options = {"lossless": True} if suffix == "webp" else {}
+    others = [Image.new("RGB", (SIZE, SIZE), colour) for colour in ("red", "blue")]
+    picture().save(path, save_all=True, append_images=others, **options)
+    assert getattr(Image.open(path), "n_frames", 1) == 3
+    assert np.array_equal(decoded(path), np.array(picture()))
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photographs_are_upright(suffix: str, orientation: int, tmp_path: Path):
+    path, exif = tmp_path / f"a.{suffix}", Image.Exif()
+    exif[decoding.ORIENTATION] = orientation
+    options: dict[str, Any] = {"webp": {"lossless": True}, "jpg": {"quality": 95}}.get(suffix, {})
+    picture(width=40, height=20).save(path, exif=exif, **options)
+    with Image.open(path) as own, Image.open(path) as image:
+        upright = np.array(ImageOps.exif_transpose(own).convert("RGB"))
+        assert np.array_equal(np.array(decoding.shown(image)), upright)
+    assert upright.shape[:2] == ((40, 20) if orientation > 4 else (20, 40))
+    apart = np.abs(upright[:20, :20].astype(int) - picture(width=40, height=20).crop((0, 0, 20, 20)))
+    assert (orientation == 1) == bool(apart.max() < 30)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_broken_exif_turns_nothing(tmp_path: Path):
+    broken = (b"", b"II*\0\xff\xff\xff\xff", b"MM\0*\0\0\0\x08\0\x09" + b"\1\x12" * 9)
+    for number, block in enumerate(broken):
+        picture().save(tmp_path / f"{number}.jpg", exif=b"Exif\0\0" + block, quality=95)
+        assert np.abs(decoded(tmp_path / f"{number}.jpg").astype(int) - picture()).mean() < 4
+
+
+def odd(folder: Path) -> list[Path]:
+    """A picture of each kind above."""
+    folder.mkdir(parents=True)
+    turned = Image.Exif()
+    turned[decoding.ORIENTATION] = 6
+    kinds: dict[str, Callable[[Path], None]] = {
+        "16.png": lambda path: of_16_bits().save(path),
+        "alpha.png": lambda path: half_transparent().save(path),
+        "animated.png": lambda path: picture().save(path, save_all=True, append_images=[picture("RGB").rotate(90)]),
+        "cmyk.jpg": lambda path: picture("CMYK").save(path, quality=95),
+        "palette.png": lambda path: picture().quantize(64).save(path, transparency=3),
+        "turned.jpg": lambda path: picture().save(path, exif=turned, quality=95),
+    }
+    for name, save in kinds.items():
+        save(folder / name)
+    return [folder / name for name in kinds]
+
+
+@pytest.mark.parametrize("loader", ["torch", "batched", "device", DALI])
+def test_all_loaders_and_the_cache_show_them_alike(loader: str, tmp_path: Path):
+    paths = odd(tmp_path / "train" / "odd")
+    odd(tmp_path / "validation" / "odd")
+    expected = np.stack([decoded(path) for path in paths])
+    config = typed("dataset=images", f"dataset.root={tmp_path}", f"dataset.image_size={SIZE}").dataset
+    cached = datasets.load(config, 0).train
+    assert isinstance(cached.images, np.memmap) and np.array_equal(cached.images, expected)
+    words = ("dataset.mean=[0,0,0]", "dataset.std=[1,1,1]", f"loader={loader}")
+    by_file = Split(paths, np.arange(len(paths)))
+    each_time = {"torch": [by_file], "batched": [by_file], "device": []}.get(loader, [])
+    if loader == "dali":  # it decodes by itself
+        plain = [at for at, path in enumerate(paths) if path.name in ("animated.png", "cmyk.jpg", "turned.jpg")]
+        images = pixels(read(source(Split([paths[at] for at in plain], np.arange(3)), Strided(3, 0, 1), *words)))
+        apart = (images * 255 - torch.from_numpy(expected[plain]).permute(0, 3, 1, 2)).abs().flatten(1)
+        assert apart.mean(1).max() < 2, apart.mean(1)  # another decoder of JPEGs
+        for at in {*range(len(paths))} - {*plain}:
+            with pytest.raises(
+                ValueError, match=rf"{paths[at].name}: .* which loader=dali shows otherwise; use dataset"
+            ):
+                read(source(Split([paths[at]], np.arange(1)), Strided(1, 0, 1), *words))
+    for split in [cached, *each_time]:
+        images = pixels(read(source(split, Strided(len(paths), 0, 1), *words)))
+        assert torch.equal((images * 255).round().permute(0, 2, 3, 1).to(torch.uint8), torch.from_numpy(expected))
+
+
+def test_caches_and_fingerprints_tell_ways_of_decoding_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for part in ("train", "validation"):
+        odd(tmp_path / part / "odd")
+    config = typed("dataset=images", f"dataset.root={tmp_path}", f"dataset.image_size={SIZE}")
+    now, told = datasets.load(config.dataset, 0), content.fingerprint(WORKLOAD.data(config))
+    monkeypatch.setattr(decoding, "VERSION", 1)
+    monkeypatch.setattr(decoding, "_rgb", lambda image: image.convert("RGB"))  # the pixels of version 1
+    monkeypatch.setattr(decoding, "_turn", lambda image: None)
+    before, told_before = datasets.load(config.dataset, 0), content.fingerprint(WORKLOAD.data(config))
+    assert not np.array_equal(before.train.images, now.train.images)
+    monkeypatch.undo()
+    again = datasets.load(config.dataset, 0)
+    assert again.facts["decoded"]["train"]["built_s"] is not None
+    assert np.array_equal(again.train.images, now.train.images)
+    assert told_before["fingerprint"] != told["fingerprint"]
+    old, new = told_before["parts"], told["parts"]
+    assert old["dataset"] == new["dataset"]
+    assert content.difference(told_before, told) == f"decoding {old['decoding']}, now {new['decoding']}"
+    assert "decoding" not in content.fingerprint(WORKLOAD.data(typed()))["parts"]
