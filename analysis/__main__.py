@@ -27,7 +27,7 @@ from multicard.ranks import interruption
 if __name__ == "__main__":
     interruption.end_at_once()  # while the rest is imported
 
-from analysis import dashboard, formatting
+from analysis import dashboard, experiments, formatting
 from analysis.cli import parser
 from analysis.commands import (
     best,
@@ -43,13 +43,12 @@ from analysis.commands import (
 )
 from analysis.figures import write_files
 from analysis.formatting import counted
-from analysis.papers import experiments
-from analysis.papers.printed import DATASETS
 from analysis.runs import load, predicted, sql
 from analysis.runs.caveats import legend
 from multicard.records import text_table
 from multicard.records.run_folder import write_text
 from multicard.records.text_table import clean
+from papers.printed import DATASETS
 
 FOLDERS = (Path("multirun"),)
 

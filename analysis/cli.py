@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from analysis import dashboard
+from analysis import dashboard, experiments
 from analysis.commands import best, compare, list_runs, predictions, sync, table, table_formats
 from analysis.figures import write_files
-from analysis.papers import experiments
-from analysis.papers.printed import DATASETS
 from analysis.stats.between_runs import MARGIN
 from multicard.config.base import WANDB_NAMES, TrackerConfig, is_wandb_name
+from papers.printed import DATASETS
 
 CLAIMS = "The claims of the two papers, tested on your runs: each holds, does not hold, is undecided or not measured."
 MIX = "average runs of several commits or machines in a cell"

@@ -1,17 +1,16 @@
 """The workloads of both entries: their schemas in Hydra's store, their option groups and their experiments."""
 
 import re
-from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from multicard.config import CONF
 from multicard.config.experiment import HydraWithExperiment
 from multicard.llm import workload as llm
 from multicard.run.workload import Workload
 from multicard.vision import workload as vision
 
-CONF = Path(__file__).parents[1] / "conf"
 WORKLOADS = (vision.WORKLOAD, llm.WORKLOAD)
 ALL = "all"  # `experiment=all`: every experiment of an entry
 

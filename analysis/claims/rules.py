@@ -18,7 +18,7 @@ import msgspec
 from analysis.claims.measures import MEASURES
 from analysis.claims.readings import Readings
 from analysis.claims.sides import Sides
-from analysis.papers.experiments import Panel
+from analysis.experiments import Panel
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from analysis.claims.claim import CLAIMS, Claim
 from analysis.claims.readings import Readings
 from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED, Comparison
+from analysis.experiments import Experiment, Panel, load, panels
 from analysis.formatting import counted
-from analysis.papers.experiments import Experiment, Panel, load, panels
 from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
 from analysis.runs.load import Run

@@ -1,18 +1,18 @@
 """`table table4`: the sizes of the text data sets, as runs read them and as the papers print them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from analysis.commands.table import PAPER, Table
-from analysis.papers import printed, same_setting
 from analysis.runs.load import Run
+from multicard.config import CONF
 from multicard.config.llm import DATASETS
+from papers import printed, settings
 
 TITLE = "The papers' Table 4: the sizes of the text data sets"
-FOLDER = Path(__file__).parents[2] / "conf" / "dataset"
+FOLDER = CONF / "dataset"
 HEADINGS = ["dataset", "source", "template", PAPER, "rows", PAPER, "MB", PAPER]
 NOTES = [
     "rows, MB: of a run that read the whole set; MB of its files, which may be of another format than the papers'",
@@ -42,7 +42,7 @@ def _row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
         "dataset": name,
         "source": msgspec.yaml.decode((FOLDER / f"{name}.yaml").read_bytes())["source"],
         "template": "instruct" if facts.conversations else facts.template,  # as the experiments read it
-        "paper template": same_setting.templates()[name],
+        "paper template": settings.read().templates[name],
         "rows": (record.get("text_rows") or {}).get("read"),
         "paper rows": int(papers["rows"]),
         "size_mb": data["bytes"] / 1e6 if of_rows_alone else None,

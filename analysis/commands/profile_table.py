@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from analysis.papers.experiments import Panel
+from analysis.experiments import Panel
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run

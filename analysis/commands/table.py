@@ -13,12 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis import formatting
+from analysis import formatting, same_setting
 from analysis.commands import profile_table
+from analysis.experiments import EFFICIENCY, Experiment, Panel
 from analysis.formatting import counted
-from analysis.papers import printed, same_setting
-from analysis.papers.experiments import EFFICIENCY, Experiment, Panel
-from analysis.papers.printed import PrintedFigure
 from analysis.runs import grouping
 from analysis.runs.caveats import legend
 from analysis.runs.grouping import Cell
@@ -27,6 +25,8 @@ from analysis.runs.setting_figure import of_setting
 from multicard.measure import formulas
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.text_table import clean
+from papers import printed
+from papers.printed import PrintedFigure
 
 UNMEASURED = "not measured"
 BOUNDS = ("_low", "_high")  # of a figure's interval, in CSV

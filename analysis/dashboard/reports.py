@@ -12,11 +12,11 @@ from wandb_workspaces.reports.v2.interface import PanelTypes as Panel
 
 from analysis.dashboard import lookup, panels
 from analysis.dashboard.workspace import MOST_GPUS, PROBE
+from analysis.experiments import DEFINING, EFFICIENCY, Experiment
 from analysis.figures import captions
-from analysis.papers import printed
-from analysis.papers.experiments import DEFINING, EFFICIENCY, Experiment
-from analysis.papers.printed import PrintedFigure
 from multicard.tracking import keys
+from papers import printed
+from papers.printed import PrintedFigure
 
 OF_PROFILES = ("calls", "shares", "copies")  # forms that show what a profiler saw
 MOST_LETTERS = 128  # of a report's title

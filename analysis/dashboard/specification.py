@@ -7,8 +7,8 @@ from typing import Any
 
 from wandb_workspaces.reports.v2 import internal
 
+from analysis import experiments
 from analysis.dashboard import panels, reports, workspace
-from analysis.papers import experiments
 
 WORKSPACE, REPORT = "project-view", "runs"  # W&B's types of views
 WHOLE, WORKSPACE_NAME = "all", "workspace"  # names of parts, beside those of experiments

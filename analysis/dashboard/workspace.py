@@ -7,9 +7,9 @@ from wandb_workspaces import expr
 from wandb_workspaces.reports.v2 import interface as wr
 from wandb_workspaces.reports.v2.interface import PanelTypes as Panel
 
+from analysis import experiments
 from analysis.dashboard import lookup, panels
-from analysis.papers import experiments
-from analysis.papers.experiments import EFFICIENCY
+from analysis.experiments import EFFICIENCY
 from analysis.runs.columns import FIGURES
 from multicard.records import run_folder
 from multicard.tracking import keys

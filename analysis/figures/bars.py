@@ -5,6 +5,7 @@ from typing import Any
 
 import altair as alt
 
+from analysis.experiments import Panel
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import EXCLUDED, MEASURED, PAPER, Row
 from analysis.figures.chart_layout import Layout
@@ -19,7 +20,6 @@ from analysis.figures.panel_layout import (
     where,
 )
 from analysis.figures.vega import CROSS, Figure, Spec, escaped
-from analysis.papers.experiments import Panel
 from analysis.runs import grouping
 
 BAR, HEIGHT, MOST_WIDTH = 24, 240, 1000  # points

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
+from analysis import same_setting
+from analysis.experiments import EFFICIENCY, Experiment, Panel
 from analysis.figures import captions
-from analysis.papers import same_setting
-from analysis.papers.experiments import EFFICIENCY, Experiment, Panel
-from analysis.papers.printed import PrintedFigure
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
@@ -20,6 +19,7 @@ from analysis.runs.setting_figure import MEMORY
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas
+from papers.printed import PrintedFigure
 
 Row = dict[str, Any]
 MEASURED, IDEAL, PAPER, EXCLUDED = "measured", "ideal", "paper", "excluded"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from analysis.experiments import Panel
 from analysis.figures import captions
 from analysis.figures.chart_data import Row
-from analysis.papers.experiments import Panel
 from analysis.runs import grouping
 
 JOINT = ", "  # between the columns of one series, and between their values

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import altair as alt
 
+from analysis.experiments import Panel
 from analysis.figures import chart_data
 from analysis.figures.chart_data import MEASURED, Row
 from analysis.figures.chart_layout import Layout
 from analysis.figures.panel_layout import PanelChart, draw_measures
 from analysis.figures.vega import Figure, Spec, escaped
-from analysis.papers.experiments import Panel
 from analysis.runs import grouping
 from analysis.runs.load import Run
 from multicard.config.job import count

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from analysis.experiments import Experiment, Panel
 from analysis.figures import bars, curves, lines, metric_bars, metric_stacks, profile_bars
 from analysis.figures.losses_phases import losses, phases
 from analysis.figures.predictions import predicted
@@ -9,7 +10,6 @@ from analysis.figures.scaling import efficiency, trade_off
 from analysis.figures.timelines import NEEDS as SAMPLES
 from analysis.figures.timelines import timelines
 from analysis.figures.vega import Figure, numbered
-from analysis.papers.experiments import Experiment, Panel
 
 # What draws each form, by what follows the experiment's name in that of the figure
 FORMS = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import altair as alt
 
+from analysis.experiments import EFFICIENCY, Panel
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import IDEAL, MEASURED, PAPER, Row
 from analysis.figures.chart_layout import Layout
@@ -22,7 +23,6 @@ from analysis.figures.panel_layout import (
     where,
 )
 from analysis.figures.vega import CROSS, LETTER_POINTS, Figure, Spec, escaped
-from analysis.papers.experiments import EFFICIENCY, Panel
 
 WIDTH, HEIGHT = 340, 240  # points
 FACET_WIDTH = 220  # of a chart among several

@@ -9,6 +9,8 @@ from typing import Any
 
 import altair as alt
 
+from analysis import same_setting
+from analysis.experiments import Panel
 from analysis.figures import captions
 from analysis.figures.chart_data import MEASURED, PAPER, Row, paper_label
 from analysis.figures.chart_layout import Layout
@@ -16,11 +18,9 @@ from analysis.figures.curves import unended_note
 from analysis.figures.panel_layout import PanelChart, around, in_unit, paper_points, where
 from analysis.figures.profile_rows import Values, means_note, metric_rows
 from analysis.figures.vega import Figure, Spec, escaped, layered, only
-from analysis.papers import same_setting
-from analysis.papers.experiments import Panel
-from analysis.papers.printed import METRIC
 from analysis.runs import grouping, profile_metrics
 from multicard.observe.profiles.profile_data import Profile
+from papers.printed import METRIC
 
 SHARE, WINDOW, STEP, COPIED, COPIED_IN_A_STEP = "share", "window_s", "step_s", "copied", "copied_in_a_step"  # measures
 TITLES = {

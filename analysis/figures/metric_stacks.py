@@ -9,6 +9,7 @@ from typing import Any
 
 import altair as alt
 
+from analysis.experiments import Panel
 from analysis.figures import chart_data
 from analysis.figures.chart_data import Row
 from analysis.figures.chart_layout import Layout
@@ -16,7 +17,6 @@ from analysis.figures.metric_bars import OVERLAP
 from analysis.figures.panel_layout import ACROSS, ENDED, PanelChart, around, crosses_note
 from analysis.figures.profile_rows import absent_notes, means_note, metric_rows
 from analysis.figures.vega import CROSS, Figure, calculated, escaped, layered
-from analysis.papers.experiments import Panel
 from analysis.runs import profile_metrics
 
 WIDTH, HEIGHT = 220, 300  # points

@@ -8,14 +8,14 @@ from typing import Any
 
 import altair as alt
 
+from analysis import same_setting
+from analysis.experiments import Panel
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import PAPER, Row
 from analysis.figures.chart_layout import JOINT, Layout
 from analysis.figures.vega import DASHES, SHAPES, Figure, Spec, calculated, cycled, escaped, figure, layered, only
-from analysis.papers import same_setting
-from analysis.papers.experiments import Panel
-from analysis.papers.printed import PrintedFigure
 from analysis.runs import grouping
+from papers.printed import PrintedFigure
 
 ACROSS = 4  # charts beside each other
 MARGIN = 160  # of axes and legend, in points

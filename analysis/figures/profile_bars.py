@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import altair as alt
 
+from analysis.experiments import Panel
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import Row
 from analysis.figures.chart_layout import Layout
@@ -14,7 +15,6 @@ from analysis.figures.curves import unended_note
 from analysis.figures.panel_layout import ACROSS, PanelChart, around, in_unit
 from analysis.figures.profile_rows import Values, absent_notes, means_note, metric_rows
 from analysis.figures.vega import Figure, Spec, escaped, layered, only
-from analysis.papers.experiments import Panel
 from multicard.observe.profiles.profile_data import Profile
 
 TITLES = {

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from analysis.experiments import Panel
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import MEASURED, Row
-from analysis.papers.experiments import Panel
 from analysis.runs import grouping, profile_metrics
 from multicard.observe.profiles.profile_data import Profile
 from multicard.records.text_table import clean

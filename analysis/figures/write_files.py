@@ -8,9 +8,9 @@ machines and commits that were measured are files of their own: NAME-2, NAME-3 a
 from collections.abc import Sequence
 from pathlib import Path
 
+from analysis import experiments
+from analysis.experiments import Experiment, Panel
 from analysis.formatting import counted
-from analysis.papers import experiments
-from analysis.papers.experiments import Experiment, Panel
 from analysis.runs.caveats import legend
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis import claims
+from analysis import claims, experiments
 from analysis.claims import render
 from analysis.figures import vega
 from analysis.figures.captions import listed
 from analysis.formatting import counted
-from analysis.papers import experiments
 from analysis.report import (
     gaps_section,
     overview_section,

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from analysis.claims import Verdict, render
 from analysis.claims.verdicts import labels
 from analysis.commands import dataset_table, table
+from analysis.experiments import Experiment, Panel, in_full, measuring
 from analysis.figures import draw
 from analysis.formatting import counted
-from analysis.papers import places
-from analysis.papers.experiments import Experiment, Panel
 from analysis.report import rerun_commands
 from analysis.report.blocks import (
     Block,
@@ -25,6 +24,7 @@ from analysis.report.blocks import (
 from analysis.report.overview_section import sentences
 from analysis.runs.load import Run
 from multicard.workloads import WORKLOADS
+from papers import places
 
 TONES = {"holds": "good", "does not hold": "bad"}
 
@@ -42,7 +42,7 @@ def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]
             continue
         blocks.append(Heading(experiment.name, experiment.title))
         if not any(map(_is_full, filled)):
-            blocks.append(Commands([(f"In full: {places.in_full(experiment.name)}.", experiment.command)]))
+            blocks.append(Commands([(f"In full: {in_full(experiment.name)}.", experiment.command)]))
         blocks += first
         folded = [block for other in others for block in other]
         if folded:
@@ -64,11 +64,11 @@ def _places(panels: Mapping[str, list[Panel]]) -> list[Block]:
     here_rows: list[list[str]] = []
     other_rows: list[list[str]] = []
     for place in places.places():
-        names = place.experiments
+        names = measuring(place)
         here = {name: _measured(panels.get(name, [])) for name in names}
-        in_full = {name: places.in_full(name) for name in names}
         shows = f"{place.shows} ({place.form})"
-        row = [place.name, shows, ", ".join(names), _of_each(here) or place.where, _of_each(in_full), place.needs]
+        whole = _of_each({name: in_full(name) for name in names})
+        row = [place.name, shows, ", ".join(names), _of_each(here) or place.where, whole, place.needs]
         is_here = not names or any(panels.get(name) for name in names)
         (here_rows if is_here else other_rows).append(row)
     headings = ["in the papers", "shows", "experiment", "here", "in full, on the papers' node", "needs"]

@@ -20,13 +20,13 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from analysis.papers.experiments import ENTRIES
+from analysis.experiments import ENTRIES
 from analysis.runs.load import Run
 from multicard import workloads
+from multicard.config import CONF
 from multicard.config.base import NOT_IDENTITY
 from multicard.config.keys import flat
 
-CONF = Path(__file__).parents[2] / "conf"
 GROUPS = ("scale", *sorted(path.name for path in CONF.iterdir() if path.is_dir()))
 BARE = re.compile(r"[\w/][\w./-]*", re.ASCII)  # a text that Hydra takes without quotes, unless it is a number
 KEYWORDS = ("null", "true", "false", "nan", "inf")

@@ -27,7 +27,7 @@ SLURM = (*SWEEP, "gpus=1", "cpus_per_gpu=1", "hydra/launcher=submitit_slurm")
 SHORT = (*SLURM, "time_min=2", "max_requeues=0", "hydra.launcher.signal_delay_s=10")
 TWO_NODES = (*(word for word in SLURM if not word.startswith("seed=")), "seed=1", "nodes=2")
 LATE_S = 5.0
-COPIED = ("benchmarks", "conf", "hydra_plugins", "multicard", "train_vision.py", "tune_llm.py", ".gitignore")
+COPIED = ("benchmarks", "conf", "hydra_plugins", "multicard", "papers", "train_vision.py", "tune_llm.py", ".gitignore")
 
 
 def claim(trial: Trial) -> dict:

@@ -22,9 +22,9 @@ from multicard.estimate.time import scaling
 from multicard.estimate.time.defects import Series, reasons
 from multicard.estimate.time.observations import StepObservation
 from multicard.estimate.totals import EVALUATION
+from papers import printed
 
 FILE = Path(__file__).parent / "published.csv"
-PAPERS = Path(__file__).parents[2] / "analysis" / "papers" / "figures.csv"
 PAPERS_GPU, PAPERS_NODE = "h100-94gb", "the papers' node"
 PAPERS_ERROR = 0.05  # one setting is in two of their tables: its times differ by 1.9 to 8.1 %
 PRINTED_ERROR = 0.01  # of a throughput, from run to run
@@ -139,10 +139,10 @@ class PaperTotal(NamedTuple):
 
 @cache
 def paper_totals() -> tuple[PaperTotal, ...]:
-    rows = [row for row in _paper_rows() if row[0]["measure"] == "total_s" and row[0]["experiment"] != "table5"]
-    names = [(row["experiment"], cell.get("precision") or cell["pin_memory"]) for row, cell in rows]
+    figures = [figure for name in ("table2", "table3") for figure in printed.figures(name, "total_s")]
     return tuple(
-        PaperTotal(name, int(cell["gpus"]), float(row["low"])) for name, (row, cell) in zip(names, rows, strict=True)
+        PaperTotal((f.experiment, f.cell.get("precision") or json.dumps(f.cell["pin_memory"])), f.cell["gpus"], f.low)
+        for f in figures
     )
 
 
@@ -158,19 +158,11 @@ def papers() -> tuple[StepObservation, ...]:
         step_s = total.total_s / EPOCHS / (train + EVALUATION.value * test)
         own = {"precision.name": json.dumps(precision), "pin_memory": pinned, "gpus": str(total.gpus)}
         seen.append(_paper_step(PAPERS_VISION | own, step_s))
-    for row, cell in _paper_rows():
-        if (row["experiment"], row["measure"]) == ("table5", "step_s"):
-            seen.append(_paper_step(PAPERS_TUNING | cell, float(row["low"])))
+    for figure in printed.figures("table5", "step_s"):
+        own = {key: json.dumps(value) for key, value in figure.cell.items()}
+        seen.append(_paper_step(PAPERS_TUNING | own, figure.low))
     return tuple(seen)
 
 
 def _paper_step(setting: Mapping[str, str], step_s: float) -> StepObservation:
     return StepObservation(setting, step_s, PAPERS_ERROR, False, PAPERS_NODE, None, True)
-
-
-@cache
-def _paper_rows() -> tuple[tuple[dict[str, str], dict[str, str]], ...]:
-    """The printed figures of the tables, each with the words of its cell."""
-    with PAPERS.open(newline="") as lines:
-        rows = [row for row in csv.DictReader(lines) if row["experiment"] in ("table2", "table3", "table5")]
-    return tuple((row, dict(word.split("=") for word in row["cell"].split())) for row in rows)

@@ -9,10 +9,10 @@ import csv
 import math
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).parents[2] / "analysis" / "papers" / "figures.csv"
+from papers.printed import FILE
+
 GPUS, HOST_BYTES = 4, 768e9  # of the papers' node
 TABLE_SIZE, TABLE_EPOCHS = 500, 20  # of Tables 2 and 3; the size is inferred
 DPO_OVER_LORA = 1.4  # LoRA is 30 to 40 % faster

@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import report
+from analysis import experiments, report
 from analysis.claims import judge, measures, named
 from analysis.claims.readings import Readings
 from analysis.claims.sides import log
 from analysis.commands import best, compare, compare_table, table
 from analysis.commands.better import Better
+from analysis.experiments import Panel
 from analysis.figures import chart_data, draw
-from analysis.papers import experiments
-from analysis.papers.experiments import Panel
 from analysis.report import settings_section
 from analysis.report.blocks import ClaimTable, PlainTable, Plot
 from analysis.report.run_details import read

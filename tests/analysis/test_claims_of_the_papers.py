@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from analysis import experiments
 from analysis.claims import CLAIMS, judge, named
-from analysis.papers import experiments
 from analysis.runs import load
 from tests.helpers import claim_worlds, records
 from tests.helpers.claim_worlds import Cell

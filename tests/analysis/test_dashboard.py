@@ -13,13 +13,14 @@ from xml.etree import ElementTree
 import pytest
 import wandb
 
+from analysis import experiments
 from analysis.__main__ import main
 from analysis.dashboard import command, draw, lookup, specification, workspace
-from analysis.papers import experiments, printed
-from analysis.papers.experiments import EFFICIENCY
+from analysis.experiments import EFFICIENCY
 from analysis.runs import load
 from analysis.runs.columns import FIGURES
 from multicard.tracking import keys
+from papers import printed
 from tests.conftest import ROOT
 from tests.helpers import records, wandb_file, wandb_views
 from tests.helpers.wandb_stand_in import Server

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from analysis import experiments
 from analysis.__main__ import main
 from analysis.claims import render, verdicts
 from analysis.commands import best, compare, list_runs
 from analysis.commands.best import Limits
 from analysis.figures import draw
-from analysis.papers import experiments
 from analysis.report import settings_section
 from analysis.report.run_details import read as details
 from analysis.runs import grouping, load

@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 import vl_convert
 
+from analysis import experiments
 from analysis.__main__ import main
 from analysis.figures import draw as figures
 from analysis.figures import losses_phases, setting_groups, vega
-from analysis.papers import experiments
-from analysis.papers.printed import HARDWARE
 from analysis.runs import load
+from papers.printed import HARDWARE
 from tests.helpers import grids, papers_records, records
 from tests.helpers.grids import drawn, svg, texts
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis import experiments
 from analysis.figures import chart_data, profile_bars
 from analysis.figures.draw import experiment_figures
 from analysis.figures.vega import Figure
-from analysis.papers import experiments
 from analysis.runs import grouping, load
 from analysis.stats import intervals
 from analysis.stats.between_runs import PRIOR_SD

@@ -10,13 +10,14 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from analysis import experiments, same_setting
 from analysis.__main__ import main
-from analysis.papers import experiments, printed, same_setting
-from analysis.papers.experiments import Panel
-from analysis.papers.printed import PrintedFigure
+from analysis.experiments import Panel
 from analysis.runs import load
 from analysis.runs.columns import FIGURES, flat
 from multicard.config.llm import DATASETS
+from papers import printed
+from papers.printed import PrintedFigure
 from tests.conftest import composed
 from tests.helpers import papers_records, records
 

@@ -2,10 +2,11 @@
 
 import pytest
 
-from analysis.papers import experiments, places
+from analysis import experiments
 from analysis.report import gaps_section, papers_section
 from analysis.report.blocks import Commands, Fold, PlainTable
 from multicard import workloads
+from papers import places
 
 BOTH = [*(f"Table {number}" for number in range(1, 6))]
 LATER = [*BOTH, *(f"Fig. {number}" for number in range(1, 18))]
@@ -22,14 +23,14 @@ def test_each_table_and_figure_of_both_papers_is_there_once():
 
 
 def test_each_is_measured_by_an_experiment_or_says_where_it_stands():
+    measured = {place.name: experiments.measuring(place) for place in places.places()}
     for place in places.places():
-        assert bool(place.experiments) != bool(place.where), place.name
+        assert bool(measured[place.name]) != bool(place.where), place.name
         assert place.shows and place.form
     of_entries = {name for workload in workloads.WORKLOADS for name in workloads.experiments(workload)}
-    assert {name for place in places.places() for name in place.experiments} == of_entries
-    by_name = {place.name: place.experiments for place in places.places()}
-    assert by_name["Fig. 1"] == [] and by_name["Fig. 1 of 2503.15252"] == ["strategies"]
-    assert by_name["Fig. 9"] == ["layout"] and "datasets" in by_name["Fig. 10 (Fig. 4 of 2503.15252)"]
+    assert {name for names in measured.values() for name in names} == of_entries
+    assert measured["Fig. 1"] == [] and measured["Fig. 1 of 2503.15252"] == ["strategies"]
+    assert measured["Fig. 9"] == ["layout"] and "datasets" in measured["Fig. 10 (Fig. 4 of 2503.15252)"]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_each_is_measured_by_an_experiment_or_says_where_it_stands():
     ],
 )
 def test_what_it_takes_in_full(name: str, says: str):
-    assert says in places.in_full(name)
+    assert says in experiments.in_full(name)
 
 
 def test_the_report_has_every_place_and_the_commands_that_fill_it():
@@ -52,7 +53,7 @@ def test_the_report_has_every_place_and_the_commands_that_fill_it():
     assert isinstance(unmeasured, PlainTable) and others.title.startswith(f"{len(unmeasured.rows)} others")
     by_name = {row[0]: row for row in (*table.rows, *unmeasured.rows)}
     assert {*by_name} == {place.name for place in places.places()}
-    assert {row[0] for row in table.rows} == {place.name for place in places.places() if not place.experiments}
+    assert {row[0] for row in table.rows} == {place.name for place in places.places() if place.where}
     assert by_name["Table 3"][3] == "not measured" and by_name["Table 3"][4].startswith("8 cells on 1 to 4 GPUs, ")
     assert "table2: 12 cells on 1 to 4 GPUs, 7.9 hours" in by_name["Table 2"][4]
     assert "nsys" in by_name["Table 1"][5] and by_name["Table 4"][2] == ""

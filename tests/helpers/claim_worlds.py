@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.papers import experiments
+from analysis import experiments
 from tests.helpers import records
 
 Cell = dict[str, Any]

@@ -11,11 +11,11 @@ from typing import Any
 import vl_convert
 import yaml
 
+from analysis import experiments
+from analysis.experiments import Experiment, load
 from analysis.figures import draw as figures
 from analysis.figures import vega
 from analysis.figures.vega import Figure
-from analysis.papers import experiments
-from analysis.papers.experiments import Experiment, load
 from analysis.runs import load as data
 from multicard.measure import formulas
 from tests.helpers import records

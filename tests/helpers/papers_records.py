@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from analysis.papers import experiments, printed, same_setting
+from analysis import experiments, same_setting
+from papers import printed
 from tests.helpers import records
 
 COLUMNS = {"total_s": lambda s: {"total_s": s}, "test_accuracy": lambda share: {"test_accuracy": share}}

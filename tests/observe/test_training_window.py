@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from analysis.papers import experiments
+from analysis import experiments
 from analysis.runs import load
 from multicard.config.base import LATER, ProfileName, ProfileWindow, WindowConfig
 from multicard.config.placement import Placement

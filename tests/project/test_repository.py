@@ -38,7 +38,7 @@ def copy_of_the_project(folder: Path) -> Path:
     ],
 )
 def test_an_upward_import_breaks_the_contract(file: str, planted: str, contract: str, tmp_path: Path):
-    for name in ("multicard", "analysis", "hydra_plugins", "benchmarks"):
+    for name in ("multicard", "analysis", "papers", "hydra_plugins", "benchmarks"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / file).write_text(f"{(tmp_path / file).read_text()}\n{planted}\n")

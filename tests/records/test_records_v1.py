@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from analysis import experiments
 from analysis.__main__ import main
 from analysis.commands import table
 from analysis.figures import chart_data, draw
-from analysis.papers import experiments
 from analysis.runs import load
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

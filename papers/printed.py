@@ -13,9 +13,6 @@ from typing import Any
 
 import msgspec
 
-from analysis import formatting
-from analysis.papers.experiments import typed_value
-
 FILE = Path(__file__).with_name("figures.csv")
 NOTES = Path(__file__).with_name("notes.yaml")
 HARDWARE = "NVIDIA H100"  # of both papers
@@ -68,7 +65,7 @@ class PrintedFigure:
         """Its value, with its unit and the cell."""
         factor, unit = (100, "%") if self.unit == "share" else (1, self.unit)
         ends = [f"{factor * end:,.10g}" for end in dict.fromkeys((self.low, self.high))]
-        cell = " ".join(f"{key}={formatting.value('', value)}" for key, value in self.cell.items())
+        cell = " ".join(f"{key}={str(value).lower()}" for key, value in self.cell.items())
         unit = "" if unit in self.name.split() else f" {unit}"
         return f"{' to '.join(ends)}{unit}" + f" ({cell})" * bool(cell)
 
@@ -133,7 +130,9 @@ def everything() -> tuple[PrintedFigure, ...]:
         return tuple(
             PrintedFigure(
                 **{key: row[key] for key in ("paper", "where", "experiment", "measure", "how", "unit", "note")},
-                cell={key: typed_value(text) for key, text in (word.split("=") for word in row["cell"].split())},
+                cell={
+                    key: msgspec.yaml.decode(text) for key, text in (word.split("=") for word in row["cell"].split())
+                },
                 low=float(row["low"]),
                 high=float(row["high"] or row["low"]),
             )

@@ -10,20 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from omegaconf import OmegaConf
 
+from analysis.formatting import counted
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
+from multicard.config import CONF
 from multicard.config.keys import flat
 from multicard.records.comparable import DATA
+from multicard.records.text_table import in_bytes
+from papers.places import Place
 
-FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
+FOLDER = CONF / "experiment"
 ENTRIES = {"vision": "train_vision.py", "llm": "tune_llm.py"}
 # Groups that define an experiment where it sets them and does not sweep them. The rest (another data set, the device of
 # scale=smoke) may differ, which the titles of the panels then say
@@ -178,6 +181,31 @@ def load(name: str) -> Experiment:
     view = msgspec.convert(own["view"], View)
     fixed = flat({key: value for key, value in content.items() if key not in ("defaults", "hydra")})
     return Experiment(name, comments[0], kind, swept, chosen, view, excluded, fixed, " ".join(comments[1:]))
+
+
+def measuring(place: Place) -> list[str]:
+    """The experiments that measure a table or figure of the papers: their titles name it."""
+    return [name for name in names() if place.is_named_in(load(name).title)]
+
+
+@cache
+def in_full(name: str) -> str:
+    """What an experiment takes on the papers' node, as a sentence."""
+    from multicard import workloads
+    from multicard.sweep import full_scale
+
+    (workload,) = (workload for workload in workloads.WORKLOADS if name in workloads.experiments(workload))
+    cost = full_scale.of_experiment(workload, name)
+    plural = "s" * (cost.gpus[1] > 1)
+    parts = [f"{counted(cost.cells, 'cell')} on {cost.gpus_in_words} GPU{plural}"]
+    if cost.known:
+        parts.append(f"{cost.time_s / 3600:.1f} hours ({cost.gpu_s / 3600:.1f} GPU hours)")
+    if cost.unknown:
+        parts.append(f"{'and ' * bool(cost.known)}{counted(cost.unknown, 'cell')} of which the papers tell no time")
+    parts.append(f"{in_bytes(cost.disk_bytes)} on disk")
+    if cost.host_bytes:
+        parts.append(f"up to {in_bytes(cost.host_bytes)} of memory")
+    return ", ".join(parts)
 
 
 def typed_value(word: str) -> Any:

@@ -1,4 +1,4 @@
-"""What the same setting is: which printed figures may stand beside which runs, by `settings.yaml`.
+"""What the same setting is: which printed figures may stand beside which runs, by `papers/settings.yaml`.
 
 A run has a printed figure's setting where it agrees in every key that the papers print for the table or figure, in what
 the experiment chose where they print nothing, and in the figure's cell. Machine and versions never agree; they are
@@ -7,52 +7,20 @@ named beside each comparison (`versions`).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from analysis.papers import experiments, printed
-from analysis.papers.experiments import Experiment, Panel
-from analysis.papers.printed import PrintedFigure
+from analysis import experiments
+from analysis.experiments import Experiment, Panel
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
 from multicard.records.text_table import clean
+from papers import printed
+from papers.printed import PrintedFigure
+from papers.settings import Settings, read
 
-FILE = Path(__file__).with_name("settings.yaml")
 VERSIONS = {"vision": ["torchvision"], "llm": ["torchtune"]}  # that matter beside torch's and CUDA's
 ALIKE = {"two_and_four_gpus": frozenset({"gpus"})}  # by a figure's note, columns over whose values it is printed
 PACKAGES = {"CUDA": "nvidia-cuda-runtime", "DALI": "nvidia-dali-cuda130"}  # where they are called otherwise
-
-
-class Instead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an experiment has otherwise than printed, and whether its figures may be compared all the same."""
-
-    value: Any
-    why: str
-    comparable: bool = False
-
-
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Columns and their values; a list is an axis."""
-
-    printed: dict[str, Any] = {}
-    chosen: dict[str, Any] = {}
-    instead: dict[str, Instead] = {}
-
-    @property
-    def all(self) -> dict[str, Any]:
-        return self.chosen | self.printed
-
-
-class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    hardware: str
-    versions: dict[str, str]
-    templates: dict[str, str]
-    extract: dict[str, Any]
-    kinds: dict[str, Settings]
-    experiments: dict[str, Settings]
 
 
 @dataclass(frozen=True)
@@ -73,15 +41,8 @@ class Difference:
 
 
 def settings(experiment: Experiment) -> Settings:
-    """Those of an experiment, with those of its kind."""
-    content = _content()
-    kind, own = content.kinds[experiment.kind], content.experiments.get(experiment.name, Settings())
-    return Settings(kind.printed | own.printed, kind.chosen | own.chosen, kind.instead | own.instead)
-
-
-def templates() -> dict[str, str]:
-    """The template that the papers print for each text data set."""
-    return _content().templates
+    """The papers' settings of an experiment."""
+    return read().of(experiment.kind, experiment.name)
 
 
 def differences(panel: Panel) -> list[Difference]:
@@ -113,7 +74,7 @@ def beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
     """
     if measure.startswith(printed.METRIC):
         return _metrics_beside(panel, measure)
-    own, *others = [panel.experiment.name, *(name for name in _content().experiments if name != panel.experiment.name)]
+    own, *others = [panel.experiment.name, *(name for name in read().experiments if name != panel.experiment.name)]
     figures = [] if differences(panel) else printed.figures(own, measure)
     cells = [*panel.cells, *panel.missing]
     matched = {cell: figure for cell in cells if (figure := printed.at(figures, dict(cell)))}
@@ -207,7 +168,7 @@ def _not_printed(panel: Panel) -> list[str]:
 
 def versions(panel: Panel) -> str:
     """The papers' hardware and versions against those of a panel's runs, for what the panel used."""
-    content, names = _content(), ["torch", *VERSIONS[panel.experiment.kind], "CUDA"]
+    content, names = read(), ["torch", *VERSIONS[panel.experiment.kind], "CUDA"]
     if any(run["loader"] == "dali" for run in panel.runs):
         names.insert(-1, "DALI")
     theirs = ", ".join(f"{name} {content.versions[name]}" for name in names)
@@ -221,8 +182,3 @@ def _installed(environments: Sequence[Mapping[str, Any]], name: str) -> str:
     """The versions of a package that the environments have; "?" where none was recorded."""
     versions = {packages.get(PACKAGES.get(name, name)) for packages in environments}
     return " or ".join(sorted(map(str, versions - {None}))) or "?"
-
-
-@cache
-def _content() -> _Content:
-    return msgspec.yaml.decode(FILE.read_bytes(), type=_Content)

@@ -1,0 +1,11 @@
+"""The two papers, arXiv 2505.22905 and 2503.15252, as data: what they print, and in which setting.
+
+| file | what it has |
+|---|---|
+| figures.csv | every printed figure |
+| notes.yaml | what to know of the figures, and misprints |
+| settings.yaml | settings, as printed, and as taken where the papers print nothing |
+| places.csv | every table and figure, and where it is here |
+
+The modules beside them read these files and import nothing of multicard, so that everybody may read them.
+"""
