@@ -12,18 +12,8 @@ import pytest
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
-PARTS = ("conf", "multicard", "papers", "hydra_plugins", "tests", "analysis", "train_vision.py", "tune_llm.py")
-PARTS += ("pyproject.toml",)
-    "conf",
-    "multicard",
-    "hydra_plugins",
-    "tests",
-    "analysis",
-    "papers",
-    "train_vision.py",
-    "tune_llm.py",
-    "pyproject.toml",
-)
+ENTRIES = ("train_vision.py", "tune_llm.py")
+PARTS = ("conf", "multicard", "papers", "hydra_plugins", "tests", "analysis", "pyproject.toml", *ENTRIES)
 FILE = re.compile(r"^\*\*([\w/.]+)\*\*, (new|at its end):\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 VISION = {
     "strategy": ("ddp_fp16", 3),
