@@ -167,5 +167,5 @@ def _papers_with_probe() -> list[Outcome]:
     ]
 
 
-def _outcome(predicted: estimate.Estimate, printed: float) -> Outcome:
+def _outcome(predicted: estimate.StepEstimate, printed: float) -> Outcome:
     return Outcome(predicted.value, predicted.low, predicted.high, printed)

@@ -34,14 +34,12 @@ def no_reason_to_stop() -> Iterator[None]:
 def _prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> dict[str, Any] | None:
     from multicard.estimate import history  # what starts without a history does without
 
-    past = history.read(history.history_folders(folder))
-    if not past.runs and not devices.visible_gpus():
+    if not history.read(history.history_folders(folder)).runs and not devices.visible_gpus():
         return None
     import msgspec
 
-    from multicard.estimate.run import UNKNOWN, Predictor, this_machine
+    from multicard.estimate.estimates import Basis, estimate
 
-    predictor = Predictor(this_machine(config), past, history.commit_of(git))
-    (predicted,) = predictor.predict_all([config], memory=False)
-    known = predicted.basis != UNKNOWN or predicted.memory_bytes is not None
-    return msgspec.to_builtins(predicted) if known else None
+    (estimated,) = estimate([config], folder, git=git)
+    known = estimated.basis is not Basis.unknown or estimated.needed_memory_bytes is not None
+    return msgspec.to_builtins(estimated.prediction) if known else None

@@ -35,7 +35,10 @@ LATER_KEYS = {
     "profile.window": "profile.steps",
     "profile.budget_bytes": "profile.steps",
 }
+# Marks of runs that say nothing about time; other marked runs count where no unmarked one tells
+LEFT_OUT = {comparable.PROFILED: "profiled", comparable.CROWD: "more ranks than cores"}
 UNKNOWN_ERROR = 0.05  # relative standard error of a mean of which no spread is known
+DRIFTING_ERROR = 0.25  # of a probe that drifted, or had too few steps to know its error: nothing says where it ends
 NORMAL_95 = 1.96  # half of a 95 % interval in standard errors
 
 
@@ -78,15 +81,19 @@ class PastRun:
         return _count(self.record.axes.get("gpus")) * _count(self.record.axes.get("nodes"))
 
     @cached_property
+    def marks(self) -> str:
+        """The marks of the run in tables (`comparable.marks`)."""
+        return comparable.marks(_marked(self.record))
+
+    @cached_property
     def left_out(self) -> str | None:
-        """Why the run says nothing about time; None where it does."""
+        """Why the run says nothing about time; None where it does, be it in a marked estimate."""
         record = self.record
         if record.status != "ok":
             return {"oom": "ran out of memory"}.get(record.status, record.status)
-        marks = comparable.marks(_marked(record))
-        if marks:
-            kinds = {comparable.PROFILED: "profiled", comparable.CROWD: "more ranks than cores"}
-            return kinds.get(marks[0], "disturbed")
+        for mark, reason in LEFT_OUT.items():
+            if mark in self.marks:
+                return reason
         if record.oversubscribed:
             return "shared a GPU"
         if self.step_s is None or (not _is_figure(record.total_s, MOST_S) and not self.is_probe):
@@ -107,7 +114,7 @@ class PastRun:
         """Relative standard error of `step_s`, by the steps of the run."""
         probe, steps = self.record.probe, self.record.steps
         if probe is not None:
-            return UNKNOWN_ERROR if probe.half_width is None else abs(probe.half_width) / NORMAL_95
+            return DRIFTING_ERROR if probe.half_width is None else abs(probe.half_width) / NORMAL_95
         if steps is None or not steps.std or not steps.mean or not steps.count:
             return UNKNOWN_ERROR
         return min(abs(steps.std / steps.mean) / math.sqrt(steps.count), 1.0)
@@ -142,7 +149,8 @@ class PastRun:
         own = f"{self.hardware}, {self.cores}"
         machine = str(hardware) if self.is_of(hardware, cores) else own
         commit = commit_of({"commit": self.record.commit, "changes": self.record.changes})
-        return StepObservation(self.setting, self.step_s or math.nan, self.step_error, self.is_probe, machine, commit)
+        step_s, error = self.step_s or math.nan, self.step_error
+        return StepObservation(self.setting, step_s, error, self.is_probe, machine, commit, marks=self.marks)
 
 
 @dataclass(frozen=True)
@@ -154,15 +162,16 @@ class History:
 
     _observations: dict[Any, list[StepObservation]] = field(default_factory=dict, repr=False, compare=False)
 
-    def timed(self, kind: str) -> list[PastRun]:
-        """The runs of a workload that say something about time."""
-        return [run for run in self.runs if run.record.kind == kind and run.left_out is None]
+    def timed(self, kind: str, marked: bool = False) -> list[PastRun]:
+        """The runs of a workload that say something about time: those without marks, or those with marks too."""
+        runs = [run for run in self.runs if run.record.kind == kind and run.left_out is None]
+        return runs if marked else [run for run in runs if not run.marks]
 
     def observations(self, kind: str, hardware: str | None, cores: str | None) -> list[StepObservation]:
         """What those say of steps, as seen from a machine."""
         key = kind, hardware, cores
         if key not in self._observations:
-            self._observations[key] = [run.observation(hardware, cores) for run in self.timed(kind)]
+            self._observations[key] = [run.observation(hardware, cores) for run in self.timed(kind, marked=True)]
         return self._observations[key]
 
 

@@ -347,6 +347,7 @@ class Prediction(Struct):
     memory_basis: Annotated[str, doc("what the memory rests on, in words")] = ""
     fits: Annotated[str | None, doc("yes, tight or no; null where the GPU's memory is not known")] = None
     gpu_memory_bytes: Annotated[int | None, doc("by which it fits")] = None
+    marks: Annotated[str, doc("of the runs that the times rest on, as tables have them; ? where they beat linear")] = ""
 
 
 class ProbeEnd(Struct):

@@ -12,7 +12,7 @@ from multicard.config.base import RunConfig, Scale, plain
 from multicard.config.job import Device, count, resources
 from multicard.config.prediction import is_elsewhere
 from multicard.estimate import history, run
-from multicard.estimate.run import Target
+from multicard.estimate.target import Target
 from multicard.estimate.time import observations
 from multicard.records import comparable, run_folder, table, text_table
 from multicard.run.session import SESSION, say

@@ -12,6 +12,7 @@ import pytest
 
 from multicard.config.base import LATER, plain
 from multicard.estimate import before_run, gpus, history, memory, run, totals
+from multicard.estimate.estimates import Estimate, estimate
 from multicard.estimate.history import History
 from multicard.estimate.memory import result
 from multicard.estimate.run import Predictor, Target
@@ -137,8 +138,6 @@ def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path
 @pytest.mark.parametrize(
     ("reason", "changes"),
     [
-        ("disturbed", {"load": records.load(8.0)}),
-        ("disturbed", {"device": "cuda", "gpu": records.gpu(by="other")}),
         ("more ranks than cores", {"gpus": 32}),
         ("profiled", {"profile": {"name": "kineto", "window": "start"}}),
         ("diverged", {"status": "diverged"}),
@@ -156,6 +155,24 @@ def test_runs_that_say_nothing_about_time_are_left_out_and_the_reason_is_said(re
     prediction = predicted(config(record), known, H200 if record["axes"]["device"] == "cuda" else CPU)
     assert (prediction.basis, prediction.total_s) == ("unknown", None)
     assert f"of this cell 1 run {reason}" in prediction.about
+
+
+@pytest.mark.parametrize(
+    ("mark", "changes"),
+    [("&", {"load": records.load(8.0)}), ("!", {"device": "cuda", "gpu": records.gpu(by="other")})],
+)
+@pytest.mark.parametrize("make", [vision, probe])
+def test_what_others_slowed_gives_a_marked_estimate_where_nothing_else_tells(mark: str, changes: Any, make: Any):
+    record = make(0.3, **changes)
+    target = H200 if record["axes"]["device"] == "cuda" else CPU
+    marked = predicted(config(record), past(record), target)
+    assert (marked.basis, marked.marks) == ("measured" if make is vision else "probed", mark)
+    assert marked.step_s is not None and marked.step_s.low < 0.2 and marked.total_s is not None
+    assert not Estimate(config(record), target, marked).may_exclude
+    quiet = {key: value for key, value in changes.items() if key == "device"}
+    clean = predicted(config(record), past(vision(0.1, **quiet), record), target)
+    assert (clean.basis, clean.marks) == ("measured", "") and clean.step_s.value == pytest.approx(0.1)
+    assert Estimate(config(record), target, clean).may_exclude
 
 
 def test_a_key_that_came_later_has_the_value_of_what_earlier_runs_did():
@@ -225,6 +242,34 @@ def test_a_gpu_that_others_measured_has_a_published_basis():
     prediction = predicted(wanted, History(), run.target(wanted))
     assert (prediction.basis, prediction.step_s is None) == ("published", False)
     assert predicted(wanted, History(), Target(None, None, "cuda")).basis == "unknown"
+
+
+def test_one_call_answers_for_runs_on_several_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(environment, "cpu_model", lambda: "AMD EPYC")
+    monkeypatch.setattr(environment, "cores", lambda: 16)
+    monkeypatch.setattr(environment, "gpus", list)
+    record, other = vision(startup_s=7.0), vision(precision="fp64")
+    records.write(tmp_path / "multirun" / "before" / "run", record)
+    named = typed("dataset=mnist", "dataset.image_size=500", "gpus=1", "precision=fp32", "predict.gpu=h100-94gb")
+    named.batch_size = 32
+    configs = [config(other), named, config(record)]
+    folder = tmp_path / "multirun" / "sweep" / "run"
+    unknown, published, measured = estimate(configs, folder, run.targets(configs))
+    assert [each.basis for each in (unknown, published, measured)] == ["unknown", "published", "measured"]
+    assert unknown.step_s is unknown.total_s is unknown.energy_joules is None and not unknown.may_exclude
+    assert published.target.hardware == "h100-94gb" and not published.may_exclude and published.start_s is None
+    assert measured.may_exclude and measured.step_s is not None and measured.step_s.basis == "measured"
+    assert measured.start_s is not None and measured.start_s.value == pytest.approx(7.0)
+    here = estimate(configs, folder)
+    assert [each.basis for each in here] == ["unknown", "unknown", "measured"]  # whatever predict.gpu says
+
+
+@pytest.mark.parametrize(("basis", "may"), [("measured", 1), ("probed", 1), ("scaled", 0), ("published", 0)])
+def test_only_a_cell_that_ran_unmarked_may_be_excluded(basis: str, may: int):
+    made = Estimate(typed(), CPU, Prediction(basis, step_s=Interval(1.0, 0.9, 1.1)))
+    assert made.may_exclude == bool(may)
+    made.prediction.marks = "&"
+    assert not made.may_exclude
 
 
 # ---- the machine

@@ -8,6 +8,7 @@ import pytest
 
 from multicard.config.base import plain
 from multicard.estimate import history, published
+from multicard.estimate.basis import Basis
 from multicard.estimate.time import conformal, estimate, scaling
 from multicard.estimate.time.defects import Series, reasons
 from multicard.estimate.time.observations import StepObservation, differences
@@ -20,9 +21,9 @@ CELL |= {"loader.prefetch_factor": "2", "dataset.image_size": "64", "seed": "0"}
 HERE = "NVIDIA H100 NVL"
 
 
-def seen(step_s, *words, error=0.0, probe=False, machine=HERE, commit: str | None = "a", published=False):
+def seen(step_s, *words, error=0.0, probe=False, machine=HERE, commit: str | None = "a", published=False, marks=""):
     setting = CELL | dict(word.split("=", 1) for word in words)
-    return StepObservation(setting, step_s, error, probe, machine, commit, published)
+    return StepObservation(setting, step_s, error, probe, machine, commit, published, marks)
 
 
 def predicted(*words, of=(), machine=HERE, commit: str | None = "a"):
@@ -172,7 +173,7 @@ def test_differences_count_another_option_of_a_group_once():
 
 def test_a_cell_that_ran_is_measured_and_several_runs_narrow_it():
     one, four = predicted(of=[seen(0.1)]), predicted(of=[seen(0.1), seen(0.101), seen(0.1), seen(0.099, "seed=4")])
-    assert (one.basis, one.runs, one.about) == (estimate.MEASURED, 1, "1 run of this cell")
+    assert (one.basis, one.runs, one.about) == (Basis.measured, 1, "1 run of this cell")
     assert one.value == pytest.approx(0.1) and spread(one) == pytest.approx(2 * 1.645 * 0.02 * math.sqrt(2), rel=1e-3)
     assert four.runs == 4 and spread(four) < spread(one)
 
@@ -187,11 +188,11 @@ def test_runs_on_cpu_ranks_differ_by_more_until_some_were_repeated():
 
 def test_a_probe_is_wider_than_a_run_and_gives_way_to_it():
     probe = predicted(of=[seen(0.1, probe=True, error=0.005)])
-    assert probe.basis == estimate.PROBED and spread(probe) > spread(predicted(of=[seen(0.1)]))
+    assert probe.basis == Basis.probed and spread(probe) > spread(predicted(of=[seen(0.1)]))
     both = predicted(of=[seen(0.2, probe=True), seen(0.1)])
-    assert both.basis == estimate.MEASURED and both.value == pytest.approx(0.1)
+    assert both.basis == Basis.measured and both.value == pytest.approx(0.1)
     since = predicted(of=[seen(0.2, probe=True), seen(0.1, commit="b")])
-    assert since.basis == estimate.PROBED and since.value == pytest.approx(0.2)
+    assert since.basis == Basis.probed and since.value == pytest.approx(0.2)
 
 
 def test_another_commit_is_wider_and_said_and_another_machine_says_nothing():
@@ -208,7 +209,7 @@ def test_another_commit_is_wider_and_said_and_another_machine_says_nothing():
 def test_more_gpus_are_scaled_from_one_and_two_in_an_interval_that_holds_the_noise_of_both():
     far = predicted("gpus=8", of=[seen(0.1), seen(0.103, "gpus=2")])
     growth = scaling.PUBLISHED
-    assert far.basis == estimate.SCALED and far.runs == 2 and far.about == "T(1), T(2) of gpus"
+    assert far.basis == Basis.scaled and far.runs == 2 and far.about == "T(1), T(2) of gpus"
     assert far.value == pytest.approx(0.1 * math.exp(growth.log_ratio(0.03, 8)))
     sides = [math.log(end / far.value) for end in (far.low, far.high)]
     assert sides == pytest.approx(growth.bounds(0.03, 8))  # what runs differ by is in it
@@ -262,7 +263,7 @@ def test_a_cell_of_the_papers_is_known_from_print_and_none_that_differs(entry, e
     theirs, another = (history.setting(plain(with_words(*words, *more))) for more in ([], change))
     printed = published.observations("h100-94gb")
     same = estimate.step(theirs, "h100-94gb", "a", printed)
-    assert same is not None and same.basis == estimate.PUBLISHED and "printed figure" in same.about
+    assert same is not None and same.basis == Basis.published and "printed figure" in same.about
     assert estimate.step(another, "h100-94gb", "a", printed) is None
 
 
@@ -273,7 +274,7 @@ def test_a_precision_is_scaled_by_another_cells_and_adds_the_seconds_of_the_exch
     cpu = [replace(item, setting={**item.setting, "device": '"cpu"'}) for item in known]
     shared = predicted(half, two, 'device="cpu"', of=cpu)
     assert shared.value == pytest.approx(0.04 * 1.1)
-    assert "by 1 pair of cells" in shared.about and shared.basis == estimate.SCALED
+    assert "by 1 pair of cells" in shared.about and shared.basis == Basis.scaled
     assert predicted('precision.name="fp64"', of=known) is None
 
 
@@ -283,6 +284,53 @@ def test_each_axis_that_is_crossed_widens_the_interval():
     two = predicted('precision.name="fp16"', "dataset.image_size=128", 'loader.name="batched"', of=known)
     assert one.value == pytest.approx(0.05 * 4) and two.value == pytest.approx(0.05 * 4 * 0.8)
     assert spread(known_cell := predicted(of=known)) < spread(one) < spread(two) and known_cell.basis == "measured"
+
+
+def test_a_single_pair_of_cells_admits_that_it_has_no_effect_here():
+    batched, here = 'loader.name="batched"', ('precision.name="fp64"', "batch_size=64")
+    pair = [seen(0.464), seen(0.0196, batched), seen(0.464, *here)]
+    one = predicted(batched, *here, of=pair)
+    assert (one.basis, one.runs) == (Basis.scaled, 3) and one.value == pytest.approx(0.0196) and one.high > 0.464
+    three = [entry for size in (16, 48) for entry in (seen(0.464, f"batch_size={size}"),
+             seen(0.0196, f"batch_size={size}", batched))]  # fmt: skip
+    several = predicted(batched, *here, of=[*pair, *three])
+    assert "by 3 pairs" in several.about and several.high < 0.1
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "step_s", "marks"),
+    [
+        ({2: 0.11, 4: 0.10}, 8, 0.10, "?"),
+        ({2: 0.11, 4: 0.10}, 1, 0.11, "?"),
+        ({2: 0.101, 4: 0.10}, 8, 0.10, ""),  # noise
+        ({1: 0.12, 4: 0.10}, 2, None, ""),  # within what was measured
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_scaled_beyond_linear_is_carried_on_as_linear_and_marked(known, wanted, step_s, marks, device):
+    where = f'device="{device}"'
+    of = [seen(mean_s, where, f"gpus={gpus}") for gpus, mean_s in known.items()]
+    result = predicted(where, f"gpus={wanted}", of=of)
+    assert result.marks == marks
+    assert 0.10 < result.value < 0.12 if step_s is None else result.value == pytest.approx(step_s)
+
+
+def test_an_effect_of_more_gpus_beyond_linear_is_none_elsewhere():
+    half = 'precision.name="fp16"'
+    known = [seen(0.1), seen(0.08, "gpus=2"), seen(0.05, half, 'layout="nhwc"')]
+    result = predicted(half, 'layout="nhwc"', "gpus=2", of=known)
+    assert result.marks == "?" and result.value == pytest.approx(0.05) and result.low < 0.04
+
+
+def test_marked_runs_count_where_no_others_do_and_the_estimate_is_marked():
+    slowed = seen(0.3, probe=True, marks="&")
+    alone = predicted(of=[slowed])
+    assert (alone.basis, alone.marks, alone.value) == (Basis.probed, "&", pytest.approx(0.3)) and spread(alone) > 0.9
+    quiet = predicted(of=[slowed, seen(0.1)])
+    assert (quiet.basis, quiet.marks, quiet.value) == (Basis.measured, "", pytest.approx(0.1))
+    scaled = predicted("batch_size=64", of=[seen(0.1), seen(0.9, "batch_size=64", marks="&")])
+    assert (scaled.basis, scaled.marks, scaled.value) == (Basis.scaled, "", pytest.approx(0.2))
+    assert predicted("batch_size=64", of=[slowed]).marks == "&"
 
 
 def test_a_batch_is_in_proportion_until_a_pair_of_cells_tells():
@@ -300,19 +348,19 @@ def test_printed_figures_of_the_same_gpu_are_published_and_their_ratios_lead_on(
 
     figures = [printed(0.1), printed(0.05, **{"precision.name": '"fp16"'})]
     same = predicted(of=figures)
-    assert (same.basis, same.value) == (estimate.PUBLISHED, pytest.approx(0.1)) and "their node" in same.about
+    assert (same.basis, same.value) == (Basis.published, pytest.approx(0.1)) and "their node" in same.about
     own = predicted('precision.name="fp16"', of=[*figures, seen(0.2, "loader.prefetch_factor=4")])
-    assert own.basis == estimate.PUBLISHED and own.value == pytest.approx(0.05)
+    assert own.basis == Basis.published and own.value == pytest.approx(0.05)
     ratio = [replace(figure, setting={**figure.setting, "workload": "resnet50"}) for figure in figures]
     led = predicted('precision.name="fp16"', of=[*ratio, seen(0.2)])
-    assert led.basis == estimate.PUBLISHED and led.value == pytest.approx(0.1) and "printed" in led.about
+    assert led.basis == Basis.published and led.value == pytest.approx(0.1) and "printed" in led.about
     assert spread(led) > spread(predicted(of=[seen(0.2)]))
 
 
 def test_intervals_of_steps_cover_in_simulation():
     """Cells whose effects add but for an interaction, of which two are to be predicted, and two to be run again."""
     rng = np.random.default_rng(2)
-    inside: dict[str, list[bool]] = {estimate.MEASURED: [], estimate.SCALED: []}
+    inside: dict[str, list[bool]] = {Basis.measured: [], Basis.scaled: []}
     for _ in range(60):
         truth = rng.normal(0, 0.5, (3, 1)) + rng.normal(0, 0.5, (1, 3)) + rng.normal(-3, 0.035, (3, 3))
         words = {(a, b): (f"precision.name={a}", f"batch_size={b + 1}") for a in range(3) for b in range(3)}
@@ -323,5 +371,5 @@ def test_intervals_of_steps_cover_in_simulation():
             result = predicted(*words[cell], of=known)
             again_s = math.exp(truth[cell] + rng.normal(0, 0.02))
             inside[result.basis].append(result.low <= again_s <= result.high)
-    assert 0.84 <= np.mean(inside[estimate.MEASURED]) <= 0.96
-    assert 0.84 <= np.mean(inside[estimate.SCALED]) <= 0.99
+    assert 0.84 <= np.mean(inside[Basis.measured]) <= 0.96
+    assert 0.84 <= np.mean(inside[Basis.scaled]) <= 0.99

@@ -8,10 +8,9 @@ import pytest
 
 from multicard.config.base import RunConfig, plain
 from multicard.estimate import peaks
-from multicard.estimate import run as predict_run
+from multicard.estimate.estimates import Predictor
 from multicard.estimate.memory import progress
-from multicard.estimate.run import Predictor, Target
-from multicard.machine import devices
+from multicard.machine import devices, environment
 from multicard.records import run_folder
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.run import controller as run
@@ -23,7 +22,7 @@ from tests.conftest import typed
 from tests.helpers import records
 
 Called = Callable[..., tuple[int, str]]
-H100 = Target("h100-nvl", None, "cuda", "NVIDIA H100 NVL", 94 * 10**9)
+H100 = {"name": "NVIDIA H100 NVL", "memory_bytes": 95830 << 20}
 
 
 def within(value: float, share: float) -> Interval:
@@ -104,7 +103,7 @@ def probed(swept: Sequence[dict[str, str]], known: Sequence[int] = (), unfit: Se
     """The commands of the fewest probes."""
     is_known = [place in known for place in range(len(swept))]
     wanted = [place not in (*known, *unfit) for place in range(len(swept))]
-    machines = [H100.hardware or ""] * len(swept)
+    machines = ["h100-nvl"] * len(swept)
     return fewest_probes.commands(swept, fewest_probes.fewest(swept, machines, is_known, wanted), WORDS)
 
 
@@ -138,8 +137,8 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked, self.started = list[int](), list[int]()
         monkeypatch.setattr(devices, "visible_gpus", lambda: [f"GPU-{number}" for number in range(8)])
-        monkeypatch.setattr(predict_run, "this_machine", lambda *_: H100)
-        monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, memory=True: [*map(self.predict, configs)])
+        monkeypatch.setattr(environment, "gpus", lambda: [H100] * 8)
+        monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, *__: [*map(self.predict, configs)])
         monkeypatch.setattr(run, "measure", self.measure)
 
     def predict(self, config: RunConfig) -> Prediction:
@@ -148,7 +147,7 @@ class Node:
         memory = within(config.batch_size * 2e9, 0.1)
         if config.batch_size == 8:
             return Prediction("unknown", fits="no", memory_basis=peaks.RAN_OUT)
-        return Prediction("unknown", memory_bytes=memory, fits=fits, gpu_memory_bytes=H100.memory_bytes)
+        return Prediction("unknown", memory_bytes=memory, fits=fits, gpu_memory_bytes=99_900_000_000)
 
     def measure(self, _: Any, cfg: Any, folder: Path, *__: Any, **___: Any) -> dict[str, Any]:
         self.started.append(cfg.batch_size)
@@ -169,7 +168,7 @@ def test_a_sweep_names_the_cells_that_will_not_fit(node: Node, called: Called, t
     assert node.started == [16, 32, 64]
     (line,) = [line for line in printed.splitlines() if "will not fit" in line]
     assert line.startswith("1 cell will not fit: [3/3] batch_size=64-") and "[2/3]" not in line
-    needs = "needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 94 GB"
+    needs = "needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 99.9 GB"
     assert f"{needs}; use a smaller batch_size or dataset.image_size, or fit=off" in line
     (line,) = [line for line in printed.splitlines() if "may not fit" in line]
     assert line.startswith("1 cell may not fit: [2/3] batch_size=32-")
@@ -195,7 +194,7 @@ def test_a_race_leaves_out_what_will_not_fit(
     )
     code, printed = called(*swept(tmp_path), "race=images_per_s")
     assert code == 0 and raced == [16, 32] and node.started == []
-    out = "[3/3] out: needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 94 GB; fit=off"
+    out = "[3/3] out: needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 99.9 GB; fit=off"
     assert out in printed
     code, printed = called(*swept(tmp_path / "dry"), "race=images_per_s", "dry_run=true")
     assert code == 0 and out in printed and "2 cells, to be measured as cells of race=images_per_s" in printed
@@ -227,7 +226,8 @@ def test_a_cell_that_ran_out_of_memory_on_this_gpu_is_named(node: Node, called: 
 def test_runs_here_are_checked_for_this_gpu_whatever_another_would_hold(node: Node, called: Called, tmp_path: Path):
     _, printed = called(*swept(tmp_path), "predict.gpu=t4", "predict.memory=1GB", "fit=refuse")
     assert (
-        "[3/3] refused: fit=refuse: needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 94 GB" in printed
+        "[3/3] refused: fit=refuse: needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 99.9 GB"
+        in printed
     )
 
 
@@ -270,7 +270,7 @@ def test_nodes_of_slurm_are_not_taken_for_this_machine(
     code, printed = called(*words, "predict.gpu=h100-94gb")
     assert code == 0 and "not known here" not in printed and "gpus=1,2 probe=true" in printed
     assert "not known here" not in called(*words, "predict.memory=80GB")[1]
-    monkeypatch.setattr(predict_run, "this_machine", lambda *_: Target("AMD EPYC", "2 cores", "cpu"))
+    monkeypatch.setattr(environment, "cpu_model", lambda: "AMD EPYC")
     first, second, *_ = called(*words, "device=cpu")[1].splitlines()
     assert first.startswith("SLURM's nodes are taken to have") and "Predicted for CPU ranks on AMD EPYC" in second
 

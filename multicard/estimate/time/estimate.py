@@ -12,34 +12,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from multicard.estimate import gpus
-from multicard.estimate.time import scaling
-from multicard.estimate.time.known import CPU_SD, GPUS, Known, Pairs, cells, effect, grown
+from multicard.estimate.basis import Basis
+from multicard.estimate.time import known, scaling
+from multicard.estimate.time.known import CPU_SD, GPUS, Known, Pairs, cells, effect, grown, joined
 from multicard.estimate.time.observations import StepObservation, axes, differences, usable
 from multicard.measure import repeated_runs
 
 CONFIDENCE = 0.90  # of all intervals
-NORMAL_90 = 1.645  # half of a 90 % interval in standard deviations
-MEASURED, PROBED, SCALED, PUBLISHED = "measured", "probed", "scaled", "published"
+NORMAL_90 = known.NORMAL_90
 MOST_CROSSED = 4  # axes, beyond which a cell is not alike
 MOST_CELLS = 64  # from which a way is looked for
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A predicted step.
+class StepEstimate:
+    """An estimated step.
 
     value, low, high: seconds, and the 90 % interval.
-    basis: MEASURED, PROBED, SCALED, or PUBLISHED where a printed figure is part of it.
+    basis: published where a printed figure is part of it.
     runs: observations that it rests on.
-    about: what it rests on, in words.
+    about: what it rests on, in words. marks: of those runs.
     """
 
     value: float
     low: float
     high: float
-    basis: str
+    basis: Basis
     runs: int
     about: str
+    marks: str = ""
 
 
 def step(
@@ -48,14 +49,29 @@ def step(
     commit: str | None,
     observations: Sequence[StepObservation],
     growth: scaling.Growth = scaling.PUBLISHED,
-) -> Estimate | None:
+) -> StepEstimate | None:
     """A step of `setting` on `machine`; None where nothing tells it.
 
     Args:
-        observations: of this machine, and printed ones of the same GPU; others are left aside.
+        observations: of this machine, and printed ones of the same GPU; others are left aside. Marked ones count where
+            those without marks tell nothing of this machine.
         growth: how a step grows with GPUs beyond two.
     """
     seen = [item for item in usable(observations) if item.published or item.machine == machine]
+    clean = [item for item in seen if not item.marks]
+    estimated = _step(setting, machine, commit, clean, growth)
+    if len(clean) == len(seen) or (estimated is not None and estimated.basis.is_own):
+        return estimated
+    return _step(setting, machine, commit, seen, growth) or estimated
+
+
+def _step(
+    setting: Mapping[str, str],
+    machine: str,
+    commit: str | None,
+    seen: Sequence[StepObservation],
+    growth: scaling.Growth,
+) -> StepEstimate | None:
     on_gpu = setting.get("device") != '"cpu"' and (setting.get("device") == '"cuda"' or _is_gpu(machine))
     run_sd = repeated_runs.PRIOR_SD if on_gpu else CPU_SD
     wanted, all_cells = axes(setting), cells(seen, commit, run_sd)
@@ -69,7 +85,7 @@ def step(
     if not ways:
         return None
     best = min(ways, key=lambda way: (way.published, sum(way.sides)))
-    return _estimate(best, PUBLISHED if best.published else SCALED)
+    return _estimate(best, Basis.published if best.published else Basis.scaled)
 
 
 def _is_gpu(machine: str) -> bool:
@@ -82,10 +98,11 @@ def _nearest(all_cells: Sequence[Known], wanted: Mapping[str, str]) -> list[Know
     return [cell for distance, cell in apart if distance <= MOST_CROSSED][:MOST_CELLS]
 
 
-def _same(cell: Known) -> Estimate:
+def _same(cell: Known) -> StepEstimate:
     kind = "probe" if cell.probe else "printed figure" if cell.published else "run"
     about = f"{cell.runs} {kind}{'s' * (cell.runs > 1)} of this cell{f', {cell.about}' * bool(cell.about)}"
-    return _estimate(replace(cell, about=about), PUBLISHED if cell.published else PROBED if cell.probe else MEASURED)
+    own = Basis.probed if cell.probe else Basis.measured
+    return _estimate(replace(cell, about=about), Basis.published if cell.published else own)
 
 
 def _walked(cell: Known, wanted: Mapping[str, str], pairs: Pairs, adds: bool) -> Known | None:
@@ -101,11 +118,13 @@ def _walked(cell: Known, wanted: Mapping[str, str], pairs: Pairs, adds: bool) ->
             variance=cell.variance + crossed.variance,
             runs=cell.runs + crossed.runs,
             published=cell.published or crossed.published,
+            marks=joined([cell.marks, crossed.marks]),
             about="; ".join(filter(None, (cell.about, crossed.about))),
         )
     return cell
 
 
-def _estimate(cell: Known, basis: str) -> Estimate:
+def _estimate(cell: Known, basis: Basis) -> StepEstimate:
     value, (below, above) = math.exp(cell.log_s), cell.sides
-    return Estimate(value, value * math.exp(-below), value * math.exp(above), basis, cell.runs, cell.about)
+    low, high = value * math.exp(-below), value * math.exp(above)
+    return StepEstimate(value, low, high, basis, cell.runs, cell.about, cell.marks)

@@ -1,7 +1,7 @@
 """Cells of which a step is known, and what those that differ in one axis say of that axis."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from multicard.estimate.time import scaling
@@ -15,11 +15,13 @@ COMMIT_SD = 0.03  # of the logarithm of the step on one commit over that on anot
 PRINTED_SD = 0.10  # of the logarithm of the step on a node of one's own over that on another's with the same GPUs
 INTERACTION_SD = 0.05  # of the logarithm of the effect of an axis in one cell over that in another
 OTHER_GPUS_SD = 0.10  # more of it, where the exchange has another share of the step: an effect on other GPUs
+MARKED_SD = 0.30  # of the logarithm of a run's step that others slowed over that of a run alone
 RANKS_SD = 0.25  # of the exponent with which a step grows with CPU ranks that share their cores
 BATCH_SD = 0.25  # of the exponent with which a step grows with its images, where no pair of cells shows it
 # A step has as much to compute as there are images or rows in a batch, and pixels in an image
 PROPORTIONAL = {"batch_size": 1.0, "dataset.image_size": 2.0}
-NORMAL_90 = 1.645
+NORMAL_90 = 1.645  # half of a 90 % interval in standard deviations
+DOUBTFUL = "?"  # mark of an estimate by cells that scaled beyond linear
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Known:
     """A cell of which the step is known.
 
     variance: of log_s, for a new run of the cell. below, above: what its 90 % interval reaches further to a side, on
-        the scale of log_s. runs: observations behind it. about: in words.
+        the scale of log_s. runs: observations behind it. about: in words. marks: of the runs behind it, or DOUBTFUL.
     """
 
     setting: Mapping[str, str]
@@ -40,6 +42,7 @@ class Known:
     about: str = ""
     below: float = 0.0
     above: float = 0.0
+    marks: str = ""
 
     @property
     def gpus(self) -> int:
@@ -61,12 +64,14 @@ class Effect:
     runs: int
     about: str
     published: bool = False
+    marks: str = ""
 
 
 def cells(
     observations: Sequence[StepObservation], commit: str | None, run_sd: float = repeated_runs.PRIOR_SD
 ) -> list[Known]:
-    """Each cell with the mean over its runs of the commit, else its probes of the commit, else its runs, its probes.
+    """Each cell with the mean over its runs of the commit, else its probes of the commit, else its runs, its probes;
+    marked ones count where there are no others.
 
     Args:
         run_sd: of the logarithm of a run's step, from run to run, before any was repeated.
@@ -79,6 +84,7 @@ def cells(
 
 
 def _cell(group: Sequence[StepObservation], commit: str | None, spread: repeated_runs.Spread) -> Known:
+    group = [seen for seen in group if not seen.marks] or group
     runs = [seen for seen in group if not seen.probe]
     fresh = [[seen for seen in members if seen.commit == commit] for members in (runs, group)]
     here = fresh[0] or fresh[1] or runs or list(group)
@@ -86,9 +92,17 @@ def _cell(group: Sequence[StepObservation], commit: str | None, spread: repeated
     elsewhere = not first.published and first.commit != commit
     variance = spread.variance * (1 + 1 / count) + math.fsum(seen.error**2 for seen in here) / count**2
     variance += PROBE_SD**2 * first.probe + COMMIT_SD**2 * elsewhere + PRINTED_SD**2 * first.published
+    marks = joined(seen.marks for seen in here)
+    variance += MARKED_SD**2 * bool(marks)
     mean = math.fsum(math.log(seen.step_s) for seen in here) / count
     about = "another commit" if elsewhere else f"printed for {first.machine}" if first.published else ""
-    return Known(axes(first.setting), mean, variance, count, first.probe, first.machine, first.published, about)
+    origin = first.probe, first.machine, first.published, about
+    return Known(axes(first.setting), mean, variance, count, *origin, marks=marks)
+
+
+def joined(marks: Iterable[str]) -> str:
+    """Each mark once."""
+    return "".join(dict.fromkeys("".join(marks)))
 
 
 class Pairs:
@@ -127,7 +141,8 @@ def effect(axis: str, source: Known, wanted: Mapping[str, str], known_pairs: Pai
 
     By pairs of cells of one machine that differ in this axis alone, and of them by those most like the wanted cell.
     Their mean is drawn nowhere; that effects differ from cell to cell is in the variance (INTERACTION_SD, which counts
-    as one more pair).
+    as one more pair). A single pair of this machine may be the exception: the interval then reaches from no effect to
+    twice the effect, as logarithms. More GPUs never make a step shorter here, even where they did in the pairs.
 
     Args:
         adds: whether more GPUs add seconds to a step, the exchange, and not a share of it: so on GPUs, where the
@@ -150,12 +165,25 @@ def effect(axis: str, source: Known, wanted: Mapping[str, str], known_pairs: Pai
     between = (INTERACTION_SD**2 + math.fsum((ratio - mean) ** 2 for ratio in ratios)) / count
     if adds and axis != GPUS and all(a.gpus != source.gpus for a, _ in near):
         between += OTHER_GPUS_SD**2
+    printed = near[0][0].published
+    if count == 1 and not printed and not (axis == GPUS and adds):  # the seconds of an exchange carry over
+        between += (mean / NORMAL_90) ** 2
+    marks = joined(cell.marks for pair in near for cell in pair)
+    if axis == GPUS and _is_count(before) and _is_count(after):
+        more = int(after or 1) > int(before or 1)
+        linear = max(mean, 0.0) if more else min(mean, 0.0)
+        between, marks = between + (mean - linear) ** 2, marks + _doubt(mean - linear)
+        mean = linear
     measured = math.fsum(_own_variance(a) + _own_variance(b) for a, b in near) / count**2
     runs = sum(a.runs + b.runs for a, b in near)
-    printed = near[0][0].published
     about = f"{axis} {before} -> {after} by {count} pair{'s' * (count > 1)} of cells".replace('"', "")
     # Between one pair's cell and the wanted there is an interaction as well as between pairs
-    return Effect(mean, between * (1 + 1 / count) + measured, runs, about + " printed" * printed, printed)
+    return Effect(mean, between * (1 + 1 / count) + measured, runs, about + " printed" * printed, printed, marks)
+
+
+def _doubt(clipped: float) -> str:
+    """The mark of what scaled beyond linear, by the logarithm that was clipped; none of noise."""
+    return DOUBTFUL * (abs(clipped) > -scaling.FASTER_LIMIT)
 
 
 def _own_variance(cell: Known) -> float:
@@ -212,7 +240,8 @@ def _grown(counts: Mapping[int, Known], gpus: int, growth: scaling.Growth) -> Kn
     about = f"T(1), T(2) of gpus{f', T({nearest})' * (nearest > 2)}"
     known = replace(origin, log_s=origin.log_s + carried(growth_2), variance=variance, about=about)
     behind = {1, 2, nearest}
-    return _on(known, gpus, [counts[count] for count in behind], below=abs(low - low_0), above=abs(high - high_0))
+    marks = _doubt(min(growth_2, 0.0))
+    return _on(known, gpus, [counts[count] for count in behind], abs(low - low_0), abs(high - high_0), marks)
 
 
 def _beyond_runs(cell: Known) -> float:
@@ -229,6 +258,9 @@ def _extended(counts: Mapping[int, Known], gpus: int, on_gpu: bool) -> Known:
     near, far = sorted(counts, key=lambda count: abs(place(count) - place(gpus)))[:2]
     share = (place(gpus) - place(near)) / (place(near) - place(far))
     rise = counts[near].log_s - counts[far].log_s
+    falls = (rise < 0) == (near > far) and not min(counts) < gpus < max(counts)
+    fallen = rise if falls else 0.0
+    clipped, rise = share * fallen, rise - fallen  # beyond the measured range nothing is faster than linear
     if on_gpu:
         log_ratio = math.log(max(1 + share * -math.expm1(-rise), 0.1))
         sd = 2 * abs(share) * (scaling.NOISE + scaling.NOISE_SLOPE * abs(rise))
@@ -239,10 +271,14 @@ def _extended(counts: Mapping[int, Known], gpus: int, on_gpu: bool) -> Known:
     known = replace(
         counts[near], log_s=counts[near].log_s + log_ratio, variance=ends + sd**2, about=about, below=0.0, above=0.0
     )
-    return _on(known, gpus, [counts[near], counts[far]])
+    return _on(known, gpus, [counts[near], counts[far]], below=abs(clipped), marks=_doubt(fallen))
 
 
-def _on(known: Known, gpus: int, behind: Sequence[Known], below: float = 0.0, above: float = 0.0) -> Known:
+def _on(
+    known: Known, gpus: int, behind: Sequence[Known], below: float = 0.0, above: float = 0.0, marks: str = ""
+) -> Known:
+    """The cell on another number of GPUs, with the runs and marks of the cells behind it."""
+    marks = joined([*(cell.marks for cell in behind), marks])
     setting, runs = {**known.setting, GPUS: str(gpus)}, sum(cell.runs for cell in behind)
     probe = any(cell.probe for cell in behind)
-    return replace(known, setting=setting, runs=runs, probe=probe, below=below, above=above)
+    return replace(known, setting=setting, runs=runs, probe=probe, below=below, above=above, marks=marks)

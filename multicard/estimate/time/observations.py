@@ -28,6 +28,7 @@ class StepObservation:
     machine: the hardware; of a printed figure its node's name.
     commit: of the program; None of a printed figure.
     published: whether it was printed by others for the same GPU, and not measured on this machine.
+    marks: of the run (`PastRun.marks`).
     """
 
     setting: Mapping[str, str]
@@ -37,6 +38,7 @@ class StepObservation:
     machine: str
     commit: str | None
     published: bool = False
+    marks: str = ""
 
 
 def axes(setting: Mapping[str, str]) -> dict[str, str]:
