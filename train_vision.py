@@ -13,21 +13,11 @@ from multicard.ranks import interruption
 
 interruption.end_at_once()  # while the rest is imported
 
-import hydra
-from omegaconf import DictConfig
-
 from multicard import workloads
-from multicard.cli import command as cli
-from multicard.sweep import task
+from multicard.cli import command
 from multicard.vision.workload import WORKLOAD
 
 workloads.register()
 
-
-@hydra.main(version_base="1.3", config_path="conf", config_name="train_vision")
-def main(cfg: DictConfig) -> float | None:
-    return task.measure(WORKLOAD, cfg)
-
-
 if __name__ == "__main__":
-    sys.exit(cli.execute(main, WORKLOAD, usage=__doc__))
+    sys.exit(command.execute(WORKLOAD, usage=__doc__))

@@ -23,8 +23,9 @@ from benchmarks.common import spread
 from multicard import workloads
 from multicard.machine.environment import cores, cpu_model
 from multicard.measure.timing import clock_s
-from multicard.run.session import SESSION
-from multicard.sweep import plan, slurm_submit
+from multicard.sweep import cells as sweep_cells
+from multicard.sweep import slurm_submit
+from multicard.sweep.command import Command
 from multicard.vision.workload import WORKLOAD
 
 ROOT = Path(__file__).parent.parent
@@ -48,9 +49,10 @@ def measure(count: int, folder: Path, to_slurm: bool) -> tuple[float, float, flo
         for overrides in cells(count):
             context.config_loader.load_sweep_config(master, overrides)
         composed_s = clock_s()
-        left = plan.settle(plan.plan(context, master, cells(count), 0))
+        sweep = sweep_cells.compose(Command(WORKLOAD), context, master, cells(count), 0)
+        sweep_cells.settle(sweep)
         planned_s = clock_s()
-        jobs = slurm_submit.submit(left) if to_slurm else {}
+        jobs = slurm_submit.submit(sweep) if to_slurm else {}
         submitted_s = clock_s()
         if jobs:
             subprocess.run(["scancel", *{job.partition("_")[0] for job in jobs.values()}], check=True)
@@ -64,7 +66,6 @@ def main() -> None:
     parser.add_argument("--submit", action="store_true", help="to the SLURM that sbatch finds")
     args = parser.parse_args()
     workloads.register()
-    SESSION.workload = WORKLOAD
     print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}, {args.cells} cells")
     rounds = []
     for _ in range(args.rounds):

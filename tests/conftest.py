@@ -34,7 +34,6 @@ from multicard.llm import workload as llm
 from multicard.measure.timing import clock_s, pause
 from multicard.ranks import elastic, interruption
 from multicard.run import controller as run
-from multicard.run import session
 from multicard.vision.workload import WORKLOAD
 from tests.helpers import wandb_stand_in
 
@@ -196,7 +195,6 @@ def called(
 
     def call(*words: str, entry: str = "train_vision.py") -> tuple[int, str]:
         warm_up()
-        session.SESSION.__init__()
         monkeypatch.setattr(sys, "argv", [entry, *words])
         monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
         capfd.readouterr()
@@ -214,7 +212,6 @@ def called(
     numbers = (*interruption.SIGNALS, signal.SIGALRM)
     handlers = [signal.getsignal(number) for number in numbers]
     yield call
-    session.SESSION.records.clear()  # of this command alone
     for number, handler in zip(numbers, handlers, strict=True):
         signal.signal(number, handler)
 

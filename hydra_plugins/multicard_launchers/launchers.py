@@ -18,8 +18,8 @@ from multicard.config.race import refuse as refuse_race
 from multicard.config.repetition import AUTO
 
 if TYPE_CHECKING:
-    from multicard.sweep.plan import Cell
-
+    from multicard.sweep.cells import Cell, Sweep
+    from multicard.sweep.command import Command
 
 CELLS = "hydra_plugins.multicard_launchers.sweeper.CellSweeper"
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # which chooses nothing by what cells return
@@ -28,8 +28,7 @@ BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # which choos
 class SweepLauncher(Launcher):
     """Composes all cells, takes the records of those measured before, and has the rest measured.
 
-    on_slurm: whether cells run on nodes of which this machine knows nothing. packs: whether they can run beside each
-        other here.
+    on_slurm: cells run on nodes of which this machine knows nothing. packs: they can run beside each other here.
     """
 
     on_slurm, packs = False, False
@@ -40,31 +39,30 @@ class SweepLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from multicard.sweep.streak import Streak
 
-        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+        self.hydra_context, self.config = hydra_context, config
+        self.command = command_of(task_function)
         self.streak = Streak()  # over all batches of the command
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from multicard.run.session import SESSION
         from multicard.sweep import objective
 
-        if SESSION.abandoned:
+        if self.command.abandoned:
             return []  # an earlier batch of the sweep was interrupted
+        self.command.is_sweep = True
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         own_sweeper = self.config.hydra.sweeper._target_ == CELLS
         refuse_race(self.config, self.on_slurm, own_sweeper, self.config.hydra.sweeper.get("max_batch_size"))
-        assert SESSION.workload is not None
-        problem = objective.problem(SESSION.workload, self.config.objective)
-        require(problem is None, str(problem))
+        objective.refuse(self.command.workload, self.config.objective)
         if self.config.gpus_auto:
             job_overrides = self._with_gpus(job_overrides)
-        if self.config.hydra.sweeper._target_ != CELLS:
-            cells = self._measure_for_another(job_overrides, initial_job_idx)
+        if not own_sweeper:
+            sweep = self._measure_for_another(job_overrides, initial_job_idx)
             if not starts_nothing(self.config):
-                return objective.returns(cells, self.config.objective)
+                return objective.returns(sweep.every, self.config.objective)
             if self.config.hydra.sweeper._target_ != BASIC:
                 raise objective.NothingMeasuredError
-            return objective.returns(cells, None)
+            return objective.returns(sweep.every, None)
         if self.config.repeat == AUTO:
             self._measure_until_sure(job_overrides, initial_job_idx)
         else:
@@ -79,15 +77,15 @@ class SweepLauncher(Launcher):
         """
         from multicard.sweep import auto_gpus
 
-        config = self.config
+        config, pack = self.config, None
         auto_gpus.refuse(config, self.on_slurm)
-        if not self.packs or config.exclusive is not False or config.max_jobs == 1:
-            return auto_gpus.resolve(self.hydra_context, config, job_overrides, None)
-        from multicard.decide.plan import packed_gpus
+        if self.packs and config.exclusive is False and config.max_jobs != 1:
+            from multicard.decide.plan import packed_gpus
 
-        return auto_gpus.resolve(self.hydra_context, config, job_overrides, packed_gpus.pick)
+            pack = packed_gpus.pick
+        return auto_gpus.resolve(self.command, self.hydra_context, config, job_overrides, pack)
 
-    def _measure_for_another(self, job_overrides: Sequence[Sequence[str]], first: int) -> "list[Cell]":
+    def _measure_for_another(self, job_overrides: Sequence[Sequence[str]], first: int) -> "Sweep":
         """Measure cells for a sweeper that is not multicard's.
 
         Raises:
@@ -95,7 +93,6 @@ class SweepLauncher(Launcher):
             KeyboardInterrupt: cells are left: the sweeper would go on without them.
         """
         from multicard import workloads
-        from multicard.run.session import SESSION
         from multicard.sweep import axes
 
         config, remedy = self.config, "leave hydra/sweeper out"
@@ -105,24 +102,24 @@ class SweepLauncher(Launcher):
         require(not every, f"experiment={workloads.ALL}: needs multicard's own sweeper; {remedy}")
         if config.scale == "smoke":
             job_overrides = [axes.shrunk(words, config.hydra.experiment.smoke) for words in job_overrides]
-        cells, _ = self._measure_batch(job_overrides, first)
-        if SESSION.abandoned:
+        sweep = self._measure_batch(job_overrides, first)
+        if self.command.abandoned:
             raise KeyboardInterrupt
-        return cells
+        return sweep
 
     def _measure_until_sure(self, job_overrides: Sequence[Sequence[str]], first: int) -> None:
-        from multicard.run.session import SESSION, say
+        from multicard.run.session import say
         from multicard.sweep.until_sure import UntilSure
 
         rounds = UntilSure(self.config, job_overrides)
         while rounds.batch:
             first += len(rounds.batch)
-            cells, left = self._measure_batch(rounds.batch, first - len(rounds.batch), rounds.plan)
-            if starts_nothing(self.config) and left:
+            sweep = self._measure_batch(rounds.batch, first - len(rounds.batch), rounds.plan)
+            if starts_nothing(self.config) and sweep.left:
                 say(f"repeat=auto: then as often as needed, at most repeat_max={self.config.repeat_max} times each")
                 return
-            rounds.take(cells)
-            if SESSION.abandoned:
+            rounds.take(sweep.cells)
+            if self.command.abandoned:
                 return
         rounds.say()
 
@@ -131,91 +128,95 @@ class SweepLauncher(Launcher):
         job_overrides: Sequence[Sequence[str]],
         first: int,
         check: "Callable[[list[Cell]], None]" = lambda _: None,
-    ) -> "tuple[list[Cell], list[Cell]]":
-        """Measure cells, or say what would be measured, or what that would take. Returns them, and those of them that
-        were not measured before.
+    ) -> "Sweep":
+        """Measure cells, or say what would be measured, or what that would take.
 
         Args:
             first: Hydra's number of the first.
             check: may refuse them all, before any is started.
         """
-        from multicard.sweep import fit, plan, streak
+        from multicard.sweep import cells, fit
 
-        cells = plan.plan(self.hydra_context, self.config, job_overrides, first)
-        check(cells)
-        left = plan.settle(cells)
+        sweep = cells.compose(self.command, self.hydra_context, self.config, job_overrides, first)
+        check(sweep.cells)
+        cells.settle(sweep)
+        if not starts_nothing(self.config):
+            sweep.record_refused()
         if self.config.predict.enabled:
             from multicard.sweep import predicted
 
-            predicted.show(cells, left, self.on_slurm)
-            return cells, left
-        left = fit.passing(left, self.on_slurm)
+            predicted.show(sweep, self.on_slurm)
+            return sweep
+        fit.check(sweep, self.on_slurm)
         if self.config.race.figure is not None:
-            (self._show_race if self.config.dry_run else self._race)(cells)
-            return cells, left
-        if self.config.dry_run:
-            self.show(cells, left)
-            return cells, left
-        for cell in cells:
-            if cell.problem and cell.result is None:
-                plan.refuse(cell)
-        try:
-            if self.streak.ends(left):  # by what failed in earlier batches
-                raise self.streak.error()
-            if left:
-                self.measure(cells, left)
-        except KeyboardInterrupt:
-            plan.say_left(cells)
-        except streak.SameFailureError as stopped:
-            plan.say_left(cells, f"stopped, {stopped}")
-        finally:
-            plan.finish(cells)
-        return cells, left
+            (self._show_race if self.config.dry_run else self._race)(sweep)
+        elif self.config.dry_run:
+            self.show(sweep)
+        else:
+            self._measure(sweep)
+        return sweep
 
-    def _show_race(self, cells: "list[Cell]") -> None:
+    def _measure(self, sweep: "Sweep") -> None:
+        """Measure the cells that are left, whatever ends that early."""
+        from multicard.sweep import streak
+
+        sweep.record_refused()
+        try:
+            if self.streak.ends(sweep.left):  # by what failed in earlier batches
+                raise self.streak.error()
+            if sweep.left:
+                self.measure(sweep)
+        except KeyboardInterrupt:
+            sweep.say_left()
+        except streak.SameFailureError as stopped:
+            sweep.say_left(f"stopped, {stopped}")
+        finally:
+            sweep.finish()
+
+    def _show_race(self, sweep: "Sweep") -> None:
         """Check the cells as a race of them would, and print what it would do."""
         from multicard.decide.race import grid
         from multicard.sweep import dry_run
 
-        raced = self._raced(cells)
-        figure = str(self.config.race.figure)
-        if raced:
-            grid.refuse(figure, raced)
-        dry_run.show(cells, [("-", dry_run.check(raced))], f"cells of race={figure}, the best of them in full")
+        self._say_left_out(sweep)
+        if sweep.cells:
+            grid.refuse(str(self.config.race.figure), sweep.cells)
+        dry_run.check(sweep, sweep.cells)
+        how = f"cells of race={self.config.race.figure}, the best of them in full"
+        dry_run.show(sweep, [("-", sweep.cells)], how)
 
-    def _race(self, cells: "list[Cell]") -> None:
+    def _race(self, sweep: "Sweep") -> None:
         """Find the best of the cells, and measure it."""
         from multicard.decide.race import live
-        from multicard.run.session import SESSION, say
-        from multicard.sweep import plan, streak
+        from multicard.run.session import say
+        from multicard.sweep import streak
+        from multicard.sweep.cells import Sweep
 
-        finals: list[Cell] = []
-        raced = self._raced(cells)
+        self._say_left_out(sweep)
+        finals = Sweep(self.command, refused=[cell for cell in sweep.refused if cell.is_mistake])
         try:
-            live.run(raced, finals)
+            live.run(sweep, finals)
         except (KeyboardInterrupt, streak.SameFailureError) as stopped:
-            SESSION.abandoned = True
+            self.command.abandoned = True
             why = f"stopped, {stopped}" if isinstance(stopped, streak.SameFailureError) else "interrupted"
-            say(f"{why}; to go on with the race: {plan.resume_command(cells)}", error=True)
+            say(f"{why}; to go on with the race: {sweep.resume_command()}", error=True)
         finally:
-            plan.finish([*(cell for cell in cells if cell.problem), *finals] or cells[:1])
+            finals.finish()
 
-    def _raced(self, cells: "list[Cell]") -> "list[Cell]":
-        """The cells that a race starts with. Says which it leaves out."""
-        from multicard.run.session import SESSION, say
+    def _say_left_out(self, sweep: "Sweep") -> None:
+        """Say which cells a race leaves out."""
+        from multicard.run.session import say
 
-        for cell in cells:
-            if cell.unfit:
-                say(f"{cell.label}out: {cell.unfit}")
-        raced = [cell for cell in cells if not (cell.problem or cell.unfit)]
-        if not raced:
+        for cell in sweep.refused:
+            if not cell.is_mistake:
+                say(f"{cell.label}out: {cell.reason}")
+        if not sweep.cells:
             say(f"race={self.config.race.figure}: no cell is left", error=True)
-            SESSION.abandoned = True
-        return raced
+            self.command.abandoned = True
 
     @abstractmethod
-    def measure(self, cells: "list[Cell]", left: "list[Cell]") -> None:
-        """Measure the cells that are `left` of all `cells`, and set their `result`.
+    def measure(self, sweep: "Sweep") -> None:
+        """Measure the cells that are left, and set their `result`.
 
         Raises:
             ValueError: what no cell can work with, before any is started.
@@ -224,36 +225,41 @@ class SweepLauncher(Launcher):
         """
 
     @abstractmethod
-    def show(self, cells: "list[Cell]", left: "list[Cell]") -> None:
+    def show(self, sweep: "Sweep") -> None:
         """Check the cells as `measure` would, and print what it would do."""
+
+
+def command_of(task_function: TaskFunction) -> "Command":
+    """The command that Hydra runs: its task is `Task.measure`."""
+    return task_function.__self__.command  # pyright: ignore[reportFunctionMemberAccess]
 
 
 class LocalLauncher(SweepLauncher):
     """The default: cells one after the other, in this process. A bad cell does not stop the rest, as it would with
     Hydra's own launcher."""
 
-    def measure(self, cells: "list[Cell]", left: "list[Cell]") -> None:
+    def measure(self, sweep: "Sweep") -> None:
         from multicard.sweep import shares
 
-        with shares.announced([cell.config for cell in left if cell.config is not None]):
-            self._measure_in_turn(left)
+        with shares.announced([cell.config for cell in sweep.left]):
+            self._measure_in_turn(sweep)
 
-    def _measure_in_turn(self, left: "list[Cell]") -> None:
-        from multicard.run.session import SESSION
-        from multicard.sweep.plan import Pace
+    def _measure_in_turn(self, sweep: "Sweep") -> None:
+        from multicard.sweep import task
+        from multicard.sweep.executor import Pace
 
+        left = sweep.left
         pace, streak = Pace(len(left)), self.streak
         for index, cell in enumerate(left, 1):
-            SESSION.label = cell.label
             done = run_job(
                 hydra_context=self.hydra_context,
-                task_function=self.task_function,
+                task_function=lambda _, cell=cell: task.run(self.command, cell),
                 config=cell.composed,
                 job_dir_key="hydra.sweep.dir",
                 job_subdir_key="hydra.sweep.subdir",
             )
             _ = done.return_value  # raises what the task raised: a defect, never a run's end
-            cell.result = SESSION.records.pop()
+            assert cell.result is not None
             if cell.result["status"] == "interrupted":
                 raise KeyboardInterrupt
             pace.say_progress([cell])
@@ -261,10 +267,11 @@ class LocalLauncher(SweepLauncher):
             if streak.ends(left[index:]):
                 raise streak.error()
 
-    def show(self, cells: "list[Cell]", left: "list[Cell]") -> None:
+    def show(self, sweep: "Sweep") -> None:
         from multicard.sweep import dry_run
 
-        dry_run.show(cells, [("-", dry_run.check(left))], "runs of this process, one after the other")
+        dry_run.check(sweep, sweep.left)
+        dry_run.show(sweep, [("-", sweep.left)], "runs of this process, one after the other")
 
 
 class SubmititLocalLauncher(SweepLauncher):
@@ -272,18 +279,19 @@ class SubmititLocalLauncher(SweepLauncher):
 
     packs = True
 
-    def measure(self, cells: "list[Cell]", left: "list[Cell]") -> None:
-        from multicard.sweep import local
+    def measure(self, sweep: "Sweep") -> None:
+        from multicard.sweep import executor
 
-        local.run_all(left, self.streak)
+        executor.run_all(sweep, self.streak)
 
-    def show(self, cells: "list[Cell]", left: "list[Cell]") -> None:
+    def show(self, sweep: "Sweep") -> None:
         from multicard.config.job import count
         from multicard.sweep import dry_run, shares
 
         machine = shares.machine()
         how = f"processes on this machine, {count(len(machine.gpus), 'GPU')} and {count(len(machine.cpus), 'core')}"
-        dry_run.show(cells, [("-", dry_run.check(left))], how)
+        dry_run.check(sweep, sweep.left)
+        dry_run.show(sweep, [("-", sweep.left)], how)
 
 
 class SlurmLauncher(SweepLauncher):
@@ -291,15 +299,16 @@ class SlurmLauncher(SweepLauncher):
 
     on_slurm = True
 
-    def measure(self, cells: "list[Cell]", left: "list[Cell]") -> None:
+    def measure(self, sweep: "Sweep") -> None:
         from multicard.sweep import slurm_submit, slurm_wait
 
-        slurm_wait.wait(cells, slurm_submit.submit(left), self.streak)
+        slurm_wait.wait(sweep, slurm_submit.submit(sweep), self.streak)
 
-    def show(self, cells: "list[Cell]", left: "list[Cell]") -> None:
+    def show(self, sweep: "Sweep") -> None:
         from multicard.sweep import dry_run, slurm_submit
 
-        queued = slurm_submit.queued_jobs(left)
-        unsubmitted = dry_run.check([cell for cell in left if cell.number not in queued], on_slurm=True)
+        queued = slurm_submit.queued_jobs(sweep.left)
+        dry_run.check(sweep, [cell for cell in sweep.left if cell.number not in queued], on_slurm=True)
+        unsubmitted = [cell for cell in sweep.left if cell.number not in queued]
         groups = [(array.in_words(), array.cells) for array in slurm_submit.arrays(unsubmitted)]
-        dry_run.show(cells, groups, "arrays of SLURM", queued=len(queued))
+        dry_run.show(sweep, groups, "arrays of SLURM", queued=len(queued))

@@ -10,6 +10,7 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from omegaconf import OmegaConf
 
+from hydra_plugins.multicard_launchers.launchers import SweepLauncher
 from multicard.config.prediction import starts_nothing
 from multicard.config.repetition import check, count
 
@@ -46,17 +47,17 @@ class CellSweeper(BasicSweeper):
     def _cells(self, arguments: list[str]) -> list[list[str]]:
         """The overrides of each cell, of all experiments where these are asked for."""
         from multicard import workloads
-        from multicard.run.session import SESSION
         from multicard.sweep.axes import Axes
 
         assert self.config is not None and self.hydra_context is not None
+        assert isinstance(self.launcher, SweepLauncher)
         own = self.config.hydra.experiment
         sweeps = [(Axes(self.axes, own.smoke, own.exclude), arguments)]
         if self.config.hydra.runtime.choices.get("experiment") == workloads.ALL:
-            assert SESSION.workload is not None
+            workload = self.launcher.command.workload
             sweeps = [
                 (Axes.of_experiment(name, own.smoke), workloads.with_experiment(arguments, name))
-                for name in workloads.experiments(SESSION.workload)
+                for name in workloads.experiments(workload)
             ]
         shrunk, times = self.config.scale == "smoke", count(self.config.repeat)
         loader = self.hydra_context.config_loader

@@ -20,7 +20,7 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 AGAIN_S = 0.05  # after which an exception that waits, or was dropped, is raised
 # Functions within which it waits: Python's import; the start of ranks by torch's agent; that of a sweep's jobs
-WAITS_IN = {"_find_and_load", "_start_workers", "start_job", "submit_array"}
+WAITS_IN = {"_find_and_load", "_start_workers", "submit_process", "submit_array"}
 
 
 def end_at_once() -> None:

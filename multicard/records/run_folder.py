@@ -365,3 +365,9 @@ def finished(folder: Path) -> dict[str, Any] | None:
     """The run's record, if it is one that need not be measured again."""
     result = read_json(folder / RESULT)
     return result if result is not None and result.get("status") in DONE else None
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """The record that a run has left, with its folder; None before it has."""
+    record = read_json(folder / RESULT)
+    return None if record is None else record | {"folder": str(folder)}

@@ -10,7 +10,7 @@ from multicard.config.placement import CROWDED
 from multicard.config.race import pauses
 from multicard.machine import environment
 from multicard.machine.allocation import Allocation
-from multicard.measure.timing import clock_s, process_started_s
+from multicard.measure.timing import clock_s
 from multicard.observe.energy.sampler import Sampler
 from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure, Interrupted
@@ -23,7 +23,7 @@ from multicard.run.peers import Peers
 from multicard.run.preemption import StopOnWarning
 from multicard.run.prepare import Predict, PreparedRun, job_of, prepare
 from multicard.run.progress_bar import ProgressBar
-from multicard.run.session import SESSION, say
+from multicard.run.session import say
 from multicard.run.workload import Workload
 from multicard.tracking.mirror import Mirror
 
@@ -36,6 +36,8 @@ def measure(
     allocation: Allocation | None = None,
     requeue: Callable[[Failure], bool] = lambda _: False,
     predict: Predict = lambda *_: None,
+    started_s: float | None = None,
+    label: str = "",
 ) -> Record:
     """Measure one configuration into `folder`, or say why not; whatever ends the run, the record says it.
 
@@ -45,12 +47,13 @@ def measure(
         requeue: called when something has stopped the run before it was measured; where it says that the job is in
             the queue again, nothing is recorded yet.
         predict: makes the record's `prediction`; it does not raise.
+        started_s: when it began, by `clock_s`; None for now.
+        label: of the cell, before what is said of it.
 
     Returns:
         The record, as in result.json, and its `folder`.
     """
-    started_s = clock_s() if SESSION.begun else process_started_s() + SESSION.foreseen_s
-    SESSION.begun = True
+    started_s = clock_s() if started_s is None else started_s
     allocation = allocation or Allocation()
     record = outcome.begin(workload, cfg, folder, allocation.job)
     peers = Peers(allocation)
@@ -60,11 +63,11 @@ def measure(
             try:
                 run = prepare(workload, cfg, folder, started_s, allocation, peers, predict)
             except ValueError as refusal:
-                return outcome.refuse(record, str(refusal), keep_refused)
+                return outcome.refuse(record, str(refusal), keep_refused, label)
             claimed = True
             mirror = Mirror(run.config, workload.name, folder, workload.axes(run.config, run.placement.device))
             try:
-                failure = _train(run, mirror, peers)
+                failure = _train(run, mirror, peers, label)
                 if failure is not None and outcome.status_of(failure) not in run_folder.DONE and requeue(failure):
                     claimed = False  # the requeued job keeps its claim
                     return record | {"status": "requeued"}
@@ -81,13 +84,13 @@ def measure(
     return record
 
 
-def _train(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None:
+def _train(run: PreparedRun, mirror: Mirror, peers: Peers, label: str) -> Failure | None:
     """Run the ranks, unless an earlier start did, and note how they ended. Returns what ended the run early."""
     failure, load, beside = None, None, None
     if run.load is None:
-        say(f"{SESSION.label}trained before, and cut off before its record was written: {run.folder}")
+        say(f"{label}trained before, and cut off before its record was written: {run.folder}")
     else:
-        say(f"{SESSION.label}{run.workload.describe(run.config, run.placement)} -> {run.folder}")
+        say(f"{label}{run.workload.describe(run.config, run.placement)} -> {run.folder}")
         cores = environment.cores()
         if run.placement.crowded(cores):
             say(f"  {CROWDED}: {run.placement.processes} ranks on {count(cores, 'core')}")

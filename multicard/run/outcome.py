@@ -20,7 +20,7 @@ from multicard.records import probes, run_folder
 from multicard.records.schema import SCHEMA_VERSION
 from multicard.run import attempts
 from multicard.run.prepare import PreparedRun, binds
-from multicard.run.session import SESSION, say
+from multicard.run.session import say
 from multicard.run.workload import Workload
 from multicard.tracking.mirror import Mirror
 
@@ -44,15 +44,16 @@ def begin(workload: Workload, cfg: DictConfig, folder: Path, job: str | None = N
     }
 
 
-def refuse(record: Record, message: str, keep: bool = True) -> Record:
+def refuse(record: Record, message: str, keep: bool = True, label: str = "") -> Record:
     """Say why a run is refused, and complete its record.
 
     Args:
         keep: write the record, unless the folder is in use or holds a measurement.
+        label: of the cell, before the line that is printed.
     """
     folder = Path(record["folder"])
     record |= {"status": "refused", "cause": asdict(Failure("refused", message))}
-    say(f"{SESSION.label}refused: {message}", error=True)
+    say(f"{label}refused: {message}", error=True)
     if keep and run_folder.finished(folder) is None and run_folder.owner(folder, record["job"]) is None:
         with suppress(OSError):  # where nothing can be written, the line above has to do
             run_folder.write_result(folder, record)

@@ -5,7 +5,6 @@ Cells that run beside each other get those of the least makespan (the launcher h
 each. The command line writes `gpus=auto` as `gpus=1 gpus_auto=true`, which every cell's own number replaces here.
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy, deepcopy
@@ -25,9 +24,11 @@ from multicard.measure.timing import in_hours
 from multicard.records import identity, run_folder
 from multicard.records.schema_parts import Interval
 from multicard.run import prepare
-from multicard.run.session import SESSION, say
+from multicard.run.session import say
+from multicard.run.workload import Workload
 from multicard.sweep import shares
-from multicard.sweep.plan import NAMED_CELLS
+from multicard.sweep.cells import NAMED_CELLS
+from multicard.sweep.command import Command
 from multicard.sweep.shares import Pool
 
 SWITCH = "gpus_auto=true"
@@ -85,7 +86,11 @@ def refuse(config: Any, on_slurm: bool = False) -> None:
 
 
 def resolve(
-    context: HydraContext, sweep_config: DictConfig, job_overrides: Sequence[Sequence[str]], pack: Pack | None
+    command: Command,
+    context: HydraContext,
+    sweep_config: DictConfig,
+    job_overrides: Sequence[Sequence[str]],
+    pack: Pack | None,
 ) -> list[list[str]]:
     """The overrides of each cell, with the number of GPUs that is chosen for it.
 
@@ -107,46 +112,41 @@ def resolve(
         runs[index] = cell, len(cell.labels)
         cell.labels.append(f"[{index + 1}/{total}]")
         cell.repeats.append([word for word in words if word.startswith(REPEATS)])
-    choose([*cells.values()], Path(sweep_config.hydra.sweep.dir), pack)
-    _forget()
+    choose(command.workload, [*cells.values()], Path(sweep_config.hydra.sweep.dir), pack)
+    command.forget("gpus", "gpus_auto")  # each cell has its own number
     resolved = [[*words] for words in job_overrides]
     for index, (cell, place_of) in runs.items():
         resolved[index] = with_gpus(resolved[index], cell.of_run(place_of)[0])
     return resolved
 
 
-def resolve_single(
-    cfg: DictConfig, composed: Any, folder: Path, until_ended: ExitStack
-) -> tuple[list[str], str | None]:
-    """Set the number of GPUs of a single run where it is open; the run then keeps to what no other command has leased.
+def resolve_single(command: Command, cfg: DictConfig, composed: Any, until_ended: ExitStack) -> str | None:
+    """Set the number of GPUs of a single run, which then keeps to what no other command has leased.
 
     Args:
         composed: Hydra's configuration, of which `cfg` is the run's part; both are changed.
         until_ended: what the run computes on is leased until it is left.
 
     Returns:
-        The run's words, and why it is refused.
+        Why it is refused.
     """
-    words = list(composed.hydra.overrides.task)
-    if not cfg.gpus_auto:
-        return words, None
     try:
         refuse(cfg)
     except ValueError as error:
-        return words, str(error)
+        return str(error)
     cell = AutoCell([""], cfg, [[]])
     with shares.kept_to_unleased(cfg.device is not Device.cpu):
-        choose([cell], folder, None)
+        choose(command.workload, [cell], Path(composed.hydra.runtime.output_dir), None)
         own = [cell.configs[cell.gpus]] if cell.gpus in cell.configs else []
         until_ended.enter_context(shares.announced(own))  # before others may choose
-    _forget()
-    words = with_gpus(words, cell.gpus)
+    command.forget("gpus", "gpus_auto")
+    words = with_gpus(list(composed.hydra.overrides.task), cell.gpus)
     for config in (cfg, composed):
         with flag_override(config, "readonly", False):
             config.gpus, config.gpus_auto = cell.gpus, False
     with flag_override(composed.hydra, "readonly", False):
         composed.hydra.overrides.task = words
-    return words, None
+    return None
 
 
 def is_open(words: Sequence[str]) -> bool:
@@ -158,13 +158,7 @@ def with_gpus(words: Sequence[str], gpus: int) -> list[str]:
     return [*(word for word in words if word.lower() != SWITCH and not word.startswith("gpus=")), f"gpus={gpus}"]
 
 
-def _forget() -> None:
-    """Let what shows this command's words take the number of GPUs from the cells."""
-    sys.argv = [word for word in sys.argv if word not in (SWITCH, "gpus=1")]
-    SESSION.overrides = [each for each in SESSION.overrides if each.get_key_element() not in ("gpus", "gpus_auto")]
-
-
-def choose(cells: Sequence[AutoCell], sweep: Path, pack: Pack | None) -> None:
+def choose(workload: Workload, cells: Sequence[AutoCell], sweep: Path, pack: Pack | None) -> None:
     """Choose each cell's number of GPUs, and say why.
 
     Args:
@@ -172,7 +166,7 @@ def choose(cells: Sequence[AutoCell], sweep: Path, pack: Pack | None) -> None:
     """
     whole = shares.machine()
     for cell in cells:
-        _configure(cell, whole, packs=pack is not None)
+        _configure(workload, cell, whole, packs=pack is not None)
     if sweep.is_dir():
         names = "\n".join(path.name for path in sweep.iterdir())
         for cell in cells:
@@ -190,9 +184,8 @@ def choose(cells: Sequence[AutoCell], sweep: Path, pack: Pack | None) -> None:
     _say(cells)
 
 
-def _configure(cell: AutoCell, whole: Pool, packs: bool) -> None:
+def _configure(workload: Workload, cell: AutoCell, whole: Pool, packs: bool) -> None:
     """The cell on each number of GPUs that the machine has for it, without those that cannot work."""
-    assert SESSION.workload is not None
     device, jobs = cell.cfg.device, cell.cfg.max_jobs
     on_gpus = bool(whole.gpus) and device is not Device.cpu
     most = len(whole.gpus) if on_gpus else max(len(whole.cpus) // (cell.cfg.cpus_per_gpu if packs else 1), 1)
@@ -202,9 +195,9 @@ def _configure(cell: AutoCell, whole: Pool, packs: bool) -> None:
         cfg = deepcopy(cell.cfg)
         cfg.gpus, cfg.gpus_auto = gpus, False
         try:
-            config = prepare.typed(SESSION.workload, cfg)
-            placement = place(config, len(whole.gpus), 1, SESSION.workload.processes(config))
-            SESSION.workload.fits(config, placement)
+            config = prepare.typed(workload, cfg)
+            placement = place(config, len(whole.gpus), 1, workload.processes(config))
+            workload.fits(config, placement)
         except ValueError:
             continue
         cell.possible[gpus] = config

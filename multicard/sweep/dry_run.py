@@ -7,34 +7,32 @@ from multicard.config.placement import place
 from multicard.machine.allocation import Allocation
 from multicard.records import text_table
 from multicard.run import prepare
-from multicard.run.session import SESSION, say
-from multicard.sweep.plan import Cell
+from multicard.run.session import say
+from multicard.sweep.cells import Cell, Sweep
 
 
-def check(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
-    """Make the checks that a run makes before it starts. Returns the cells that pass.
+def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
+    """Make the checks that a run makes before it starts, and refuse the cells that do not pass.
 
     Args:
+        left: the cells of the sweep that are to be checked.
         on_slurm: leave out what only the job's own nodes can answer, as whether they hold the data; they are taken
             to have the GPUs that the job asks for.
     """
-    assert SESSION.workload is not None
-    for cell in left:
+    for cell in [*left]:
         config = cell.config
-        assert config is not None
         try:
             if on_slurm:
                 devices = 0 if config.device is Device.cpu else config.gpus
-                placement = place(config, devices, config.nodes, SESSION.workload.processes(config))
-                SESSION.workload.fits(config, placement)
+                placement = place(config, devices, config.nodes, cell.workload.processes(config))
+                cell.workload.fits(config, placement)
             else:
-                prepare.check(SESSION.workload, config, Allocation())
+                prepare.check(cell.workload, config, Allocation())
         except ValueError as error:
-            cell.problem = str(error)
-    return [cell for cell in left if not cell.problem]
+            sweep.refuse(cell, str(error))
 
 
-def show(cells: list[Cell], groups: Sequence[tuple[str, list[Cell]]], how: str, queued: int = 0) -> None:
+def show(sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, queued: int = 0) -> None:
     """Print what would be measured, and what would not.
 
     Args:
@@ -51,17 +49,18 @@ def show(cells: list[Cell], groups: Sequence[tuple[str, list[Cell]]], how: str, 
     ]
     for line in text_table.text(("cells", "each", "which"), rows, text_table.terminal_width()):
         say(line)
-    measured, refused = sum(cell.result is not None for cell in cells), sum(bool(cell.problem) for cell in cells)
+    measured = len(sweep.cells) - len(sweep.left)
+    refused = sum(cell.is_mistake for cell in sweep.refused)
     say(f"measured before: {measured}; in the queue: {queued}; refused: {refused}")
-    say_refused(cells)
+    say_refused(sweep)
 
 
-def say_refused(cells: Sequence[Cell]) -> None:
+def say_refused(sweep: Sweep) -> None:
     """Say why cells would be refused, once for those of the same reason; the command then exits with 1, as the sweep
     would."""
-    refused = [cell for cell in cells if cell.problem]
-    for problem in dict.fromkeys(cell.problem for cell in refused):
-        members = [cell for cell in refused if cell.problem == problem]
+    refused = sorted((cell for cell in sweep.refused if cell.is_mistake), key=lambda cell: cell.number)
+    for reason in dict.fromkeys(cell.reason for cell in refused):
+        members = [cell for cell in refused if cell.reason == reason]
         more = f"and {len(members) - 1} more " if len(members) > 1 else ""
-        say(f"{members[0].label}{more}refused: {problem}", error=True)
-    SESSION.would_refuse |= bool(refused)
+        say(f"{members[0].label}{more}refused: {reason}", error=True)
+    sweep.command.would_refuse |= bool(refused)

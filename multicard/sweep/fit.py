@@ -11,8 +11,8 @@ from multicard.estimate import before_run, gpus
 from multicard.machine import devices
 from multicard.measure.timing import clock_s
 from multicard.records.text_table import in_bytes
-from multicard.run.session import SESSION, say
-from multicard.sweep.plan import NAMED_CELLS, Cell
+from multicard.run.session import say
+from multicard.sweep.cells import NAMED_CELLS, Cell, Sweep
 
 if TYPE_CHECKING:
     from multicard.sweep.predictions import Predicted
@@ -23,42 +23,37 @@ REMEDIES = {  # by workload; in training every GPU holds the whole model, so tha
 }
 
 
-def passing(left: list[Cell], on_slurm: bool = False) -> list[Cell]:
-    """Name the cells that will not fit, and those that may not, each in a line; with fit=refuse those that will not
-    have a `problem` instead, and in a race they are `unfit`.
+def check(sweep: Sweep, on_slurm: bool = False) -> None:
+    """Name the cells to be measured that will not fit, and those that may not, each in a line; with fit=refuse those
+    that will not are refused instead, and a race leaves them out.
 
     Args:
-        left: those to be measured.
         on_slurm: they run on other nodes, whose GPU is known by `predict.gpu` or `predict.memory` alone; those in the
             queue already stay there.
-
-    Returns:
-        The cells that fit.
 
     Raises:
         ValueError: predict.gpu names no GPU that is known, or SLURM does not answer.
     """
+    left = sweep.left
     for name in {cell.cfg.predict.gpu for cell in left} - {None}:
         gpus.named(name)  # a wrong name is not ignored where nothing asks for the GPU
     asked = [cell for cell in left if _is_asked(cell) and (not on_slurm or is_elsewhere(cell.cfg))]
     if not asked or not (on_slurm or devices.visible_gpus()):
-        return left
+        return
     began_s = clock_s()
     predicted = _predicted(asked, on_slurm)
-    SESSION.foreseen_s += clock_s() - began_s
+    sweep.command.foreseen_s += clock_s() - began_s
     unfit = [each for each in predicted if each.prediction.fits == "no"]
+    remedy, warned = REMEDIES[sweep.command.workload.name], []
     for each in unfit:
         if each.cell.cfg.race.figure is not None:
-            each.cell.unfit = f"{_needs(each)}; fit=off tries it"
+            sweep.refuse(each.cell, f"{_needs(each)}; fit=off tries it", is_mistake=False)
         elif each.cell.cfg.fit == Fit.refuse:
-            each.cell.problem = f"fit=refuse: {_needs(each)}; {_remedy()}, or fit=warn to try"
-    _name(
-        "will not fit",
-        [each for each in unfit if not (each.cell.problem or each.cell.unfit)],
-        f"; {_remedy()}, or fit=off",
-    )
+            sweep.refuse(each.cell, f"fit=refuse: {_needs(each)}; {remedy}, or fit=warn to try")
+        else:
+            warned.append(each)
+    _name("will not fit", warned, f"; {remedy}, or fit=off")
     _name("may not fit", [each for each in predicted if each not in unfit and each.prediction.fits == "tight"], "")
-    return [cell for cell in left if not (cell.problem or cell.unfit)]
 
 
 def _predicted(asked: list[Cell], on_slurm: bool) -> "list[Predicted]":
@@ -71,7 +66,7 @@ def _predicted(asked: list[Cell], on_slurm: bool) -> "list[Predicted]":
 
         queued = slurm_submit.queued_jobs(asked)
         asked = [cell for cell in asked if cell.number not in queued]
-    targets = run.targets([cell.config for cell in asked if cell.config is not None], here=not on_slurm)
+    targets = run.targets([cell.config for cell in asked], here=not on_slurm)
     with before_run.no_reason_to_stop():
         return [each for each in predictions.of(asked, targets) if each.target.device_type == "cuda"]
     return []
@@ -89,7 +84,6 @@ def _name(verdict: str, members: "Sequence[Predicted]", remedy: str) -> None:
     """Name cells in a line, once for all repetitions."""
     settings: dict[str, Predicted] = {}
     for each in members:
-        assert each.cell.config is not None
         settings.setdefault(each.cell.config.identity(), each)
     if not settings:
         return
@@ -110,8 +104,3 @@ def _needs(each: "Predicted") -> str:
     interval = f"{in_bytes(memory.low)} to {in_bytes(memory.high)}"
     has = in_bytes(each.prediction.gpu_memory_bytes)
     return f"needs {in_bytes(memory.value)} ({interval}) of memory, and {gpu} has {has}"
-
-
-def _remedy() -> str:
-    assert SESSION.workload is not None
-    return REMEDIES[SESSION.workload.name]

@@ -1,9 +1,11 @@
 """A cell of a sweep as a job: a task of SLURM, or a process beside others on this machine."""
 
 import os
+import shlex
 import signal
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +17,7 @@ from multicard.config.job import Code
 from multicard.estimate import before_run
 from multicard.machine import environment, leases, private, slurm
 from multicard.machine.allocation import Allocation
-from multicard.measure.timing import pause
+from multicard.measure.timing import pause, process_started_s
 from multicard.observe.energy.sampler import Sampler
 from multicard.observe.profiles import nsys_launch
 from multicard.ranks import elastic, failures
@@ -26,8 +28,12 @@ from multicard.run import attempts, outcome, preemption, prepare
 from multicard.run import controller as run
 from multicard.run.peers import Guest, Peers
 from multicard.run.workload import Workload
+from multicard.sweep.cells import Cell
 
 TERMINAL_SIGNALS = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}  # which reach all processes of a command
+# How a job's process is started: `job_process` sees that the job is this user's own
+STARTS_JOBS = shlex.join([sys.executable, "-u", str(Path(__file__).with_name("job_process.py"))])
+SUBMITTED = ".submitit"  # folder of the sweep: submitit's own files, and which cells each array of jobs holds
 KILLED_WITHIN_S = 60.0  # SLURM ends a job that was requeued
 
 
@@ -106,7 +112,8 @@ class LocalJob(CellJob):
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
         os.sched_setaffinity(0, self.cpus)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)  # the launcher has them blocked until here
-        return run.measure(self.workload, self.cfg, self.folder, True, predict=before_run.prediction)["status"]
+        began = {"predict": before_run.prediction, "started_s": process_started_s()}
+        return run.measure(self.workload, self.cfg, self.folder, True, **began)["status"]
 
 
 @dataclass(frozen=True)
@@ -139,9 +146,8 @@ class SlurmJob(CellJob):
             outcome.clean_up(self.folder)
             run_folder.release(self.folder)
             return done["status"]
-        result = run.measure(
-            self.workload, self.cfg, self.folder, True, allocation, self.requeue, before_run.prediction
-        )
+        began = {"predict": before_run.prediction, "started_s": process_started_s()}
+        result = run.measure(self.workload, self.cfg, self.folder, True, allocation, self.requeue, **began)
         if result["status"] == "requeued":
             pause(KILLED_WITHIN_S)
         return result["status"]
@@ -198,3 +204,24 @@ class SlurmJob(CellJob):
             return failure
         finally:
             board.remove()
+
+
+def make_jobs(cells: Sequence[Cell], job_class: Callable[..., CellJob], **options: Any) -> list[CellJob]:
+    """The cells as jobs, which know the state of the code at this moment."""
+    code, jobs = environment.git(private.ROOT), []
+    for cell in cells:
+        variables = {key: str(value) for key, value in cell.composed.hydra.job.env_set.items()}
+        jobs.append(job_class(cell.workload, cell.cfg, cell.folder.absolute(), code, variables, **options))
+    return jobs
+
+
+@contextmanager
+def submission() -> Iterator[int]:
+    """Within it jobs are submitted. Gives the umask of the command."""
+    with private.imports(), private.umask() as before:
+        yield before
+
+
+def jobs_folder(sweep: Path) -> Path:
+    """The folder of a sweep in which its jobs find what they run. It is closed to other users."""
+    return private.folder(sweep / SUBMITTED, "choose another folder for the sweep (name, hydra.sweep.dir)")

@@ -9,9 +9,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from hydra.core.utils import JobReturn, JobStatus
 from msgspec import Struct
 
+from multicard.config.keys import require
 from multicard.records.schema import LlmRecord, Record, VisionRecord
 from multicard.run.workload import Workload
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Cell, Refused
 
 
 class NoFigureError(Exception):
@@ -25,16 +26,20 @@ class NothingMeasuredError(Exception):
 RECORDS: dict[str, type[Record]] = {record.kind: record for record in (VisionRecord, LlmRecord)}
 
 
-def problem(workload: Workload, name: str | None) -> str | None:
-    """Why `name` is no objective of a workload, with the nearest that are; None where it is one."""
+def refuse(workload: Workload, name: str | None) -> None:
+    """Refuse what is no figure of a workload's records.
+
+    Raises:
+        ValueError: with the nearest that are.
+    """
     if name is None:
-        return None
+        return
     known = [*figures(RECORDS[workload.name])]
     words = [figure for figure in known if figure.startswith(f"{name}.")][:3] or difflib.get_close_matches(
         name, known, n=3
     )
     remedy = f"nearest: {', '.join(words)}" if words else "docs/record.md lists them"
-    return None if name in known else f"objective={name}: no figure of a record of {workload.entry}; {remedy}"
+    require(name in known, f"objective={name}: no figure of a record of {workload.entry}; {remedy}")
 
 
 def figures(struct: type[Struct], prefix: str = "") -> Iterator[str]:
@@ -58,7 +63,7 @@ def value(record: Mapping[str, Any] | None, name: str | None) -> float | None:
     return float(figure) if isinstance(figure, int | float) else math.nan
 
 
-def returns(cells: Iterable[Cell], name: str | None) -> list[JobReturn]:
+def returns(cells: Iterable[Cell | Refused], name: str | None) -> list[JobReturn]:
     """What Hydra's sweepers get of each cell, in their order; of cells that measure the same, the same.
 
     A cell without the figure is a job that failed, whose `return_value` raises `NoFigureError`: a NaN ends a search of
@@ -77,6 +82,6 @@ def returns(cells: Iterable[Cell], name: str | None) -> list[JobReturn]:
     return [by_number[number] for number in sorted(by_number)]
 
 
-def _missing(cell: Cell, name: str | None) -> str:
+def _missing(cell: Cell | Refused, name: str | None) -> str:
     status = "not measured" if cell.result is None else cell.result["status"]
     return f"objective={name}: {cell.label}{cell.folder.name} has none ({status})"

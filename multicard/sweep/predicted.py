@@ -1,6 +1,5 @@
 """`predict=true`: what the cells of a sweep, or a single run, would take. Nothing is started, nothing is written."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,10 @@ from multicard.estimate import history, run
 from multicard.estimate.target import Target
 from multicard.estimate.time import observations
 from multicard.records import comparable, run_folder, table, text_table
-from multicard.run.session import SESSION, say
+from multicard.run.session import say
 from multicard.sweep import dry_run, fewest_probes, prediction_table, predictions
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Cell, Sweep
+from multicard.sweep.command import Command
 from multicard.sweep.prediction_table import WIDTH, PredictedCell
 from multicard.sweep.predictions import Predicted
 
@@ -31,28 +31,28 @@ SLURM_NODES = {  # by device
 }
 
 
-def show(cells: Sequence[Cell], left: list[Cell], on_slurm: bool = False) -> None:
+def show(sweep: Sweep, on_slurm: bool = False) -> None:
     """Print predictions of the cells, those measured before too, and which of them are refused.
 
     Args:
-        left: those to be measured.
         on_slurm: leave out what only the job's own nodes can answer.
 
     Raises:
         ValueError: predict.gpu names no GPU that is known.
     """
-    dry_run.check(left, on_slurm or any(is_elsewhere(cell.cfg) for cell in left))
-    sound = [cell for cell in cells if not cell.problem]
-    targets = run.targets([_config(cell) for cell in sound])
+    left = sweep.left
+    dry_run.check(sweep, left, on_slurm or any(is_elsewhere(cell.cfg) for cell in left))
+    sound = sorted(sweep.cells, key=lambda cell: cell.number)
+    targets = run.targets([cell.config for cell in sound])
     if on_slurm:
-        targets = [_on_slurm(_config(cell), here) for cell, here in zip(sound, targets, strict=True)]
+        targets = [_on_slurm(cell.config, here) for cell, here in zip(sound, targets, strict=True)]
         unnamed = [here for cell, here in zip(sound, targets, strict=True) if not is_elsewhere(cell.cfg)]
         for line in dict.fromkeys(SLURM_NODES[here.device_type] for here in unnamed):
             say(line)
     predicted = predictions.of(sound, targets)
     if predicted:
-        _show(predicted)
-    dry_run.say_refused(cells)
+        _show(sweep.command, predicted)
+    dry_run.say_refused(sweep)
 
 
 def _on_slurm(config: RunConfig, here: Target) -> Target:
@@ -62,11 +62,11 @@ def _on_slurm(config: RunConfig, here: Target) -> Target:
     return here if is_elsewhere(config) else UNKNOWN_NODE
 
 
-def _show(predicted: Sequence[Predicted]) -> None:
+def _show(command: Command, predicted: Sequence[Predicted]) -> None:
     width = text_table.terminal_width()
     sections: dict[str, dict[str, list[Predicted]]] = {}  # of `experiment=all` one for each experiment
     for each in predicted:  # repetitions of a cell are together
-        identity = _config(each.cell).identity()
+        identity = each.cell.config.identity()
         sections.setdefault(_experiment(each.cell), {}).setdefault(identity, []).append(each)
     rows = {name: _rows(list(groups.values())) for name, groups in sections.items()}
     where = ", ".join(dict.fromkeys(predictions.in_words(each.target) for each in predicted))
@@ -77,7 +77,7 @@ def _show(predicted: Sequence[Predicted]) -> None:
     every = [row for own in rows.values() for row in own]
     lines = prediction_table.notes(every)
     for name, groups in sections.items():
-        lines += _probes([group[0] for group in groups.values()], name)
+        lines += _probes(command, [group[0] for group in groups.values()], name)
     lines.append(prediction_table.sums(every, any(each.target.device_type == "cuda" for each in predicted)))
     say("\n".join(lines))
 
@@ -89,11 +89,10 @@ def _experiment(cell: Cell) -> str:
 def _rows(groups: Sequence[Sequence[Predicted]]) -> list[PredictedCell]:
     """A row for each cell."""
     records = [_as_record(group[0]) for group in groups]
-    assert SESSION.workload is not None
-    axes = comparable.varied(records, table.ALWAYS[SESSION.workload.name])
+    axes = comparable.varied(records, table.ALWAYS[groups[0][0].cell.workload.name])
     rows = []
     for record, group in zip(records, groups, strict=True):
-        config = _config(group[0].cell)
+        config = group[0].cell.config
         values = {axis: comparable.cell(record, axis) for axis in axes}
         left = sum(each.cell.result is None for each in group)
         rows.append(PredictedCell(values, config.gpus * config.nodes, group[0].prediction, len(group), left))
@@ -102,37 +101,31 @@ def _rows(groups: Sequence[Sequence[Predicted]]) -> list[PredictedCell]:
 
 def _as_record(predicted: Predicted) -> dict[str, Any]:
     """What tells a record from others, as the final table has it."""
-    assert SESSION.workload is not None
-    axes = SESSION.workload.axes(predicted.cell.cfg, predicted.target.device_type)
-    return {"axes": axes, "config": plain(_config(predicted.cell))}
+    axes = predicted.cell.workload.axes(predicted.cell.cfg, predicted.target.device_type)
+    return {"axes": axes, "config": plain(predicted.cell.config)}
 
 
-def _config(cell: Cell) -> RunConfig:
-    assert cell.config is not None
-    return cell.config
-
-
-def _probes(members: Sequence[Predicted], experiment: str) -> list[str]:
+def _probes(command: Command, members: Sequence[Predicted], experiment: str) -> list[str]:
     """The fewest probes after which each cell's times rest on this machine's, and their commands."""
     members = [each for each in members if each.target != UNKNOWN_NODE]  # whose probes would be of any GPU
     if not members:
         return []
-    swept, words = _words(members, experiment)
+    swept, words = _words(command, members, experiment)
     known = [each.prediction.basis in KNOWN for each in members]
     wanted = [
         not is_known and each.cell.result is None and each.prediction.fits != "no"
         for each, is_known in zip(members, known, strict=True)
     ]
-    settings = [history.setting(plain(_config(each.cell))) for each in members]
+    settings = [history.setting(plain(each.cell.config)) for each in members]
     chosen = fewest_probes.fewest(settings, [str(each.target.hardware) for each in members], known, wanted)
     if not chosen:
         return []
     where = " on such a node" if is_elsewhere(members[0].cell.cfg) else ""
-    seconds = _config(members[0].cell).probe.seconds
+    seconds = members[0].cell.config.probe.seconds
     lasting = f"each trains for {seconds:g} s at most"
     line = f"to know the times of {count(sum(wanted), 'cell')}, probe {len(chosen)}{where} ({lasting}):"
     before = _finished_probes(members[0].cell.folder.parent)
-    again = [place for place in chosen if _axes(plain(_config(members[place].cell))) in before]
+    again = [place for place in chosen if _axes(plain(members[place].cell.config)) in before]
     commands = fewest_probes.commands(swept, [place for place in chosen if place not in again], words)
     commands += fewest_probes.commands(swept, again, [*words, "rerun=true"])
     return [*wrap(line, WIDTH), *(f"  {command}" for command in commands)]
@@ -148,11 +141,10 @@ def _axes(config: Mapping[str, Any]) -> dict[str, str]:
     return observations.axes(history.setting(config))
 
 
-def _words(members: Sequence[Predicted], experiment: str) -> tuple[list[dict[str, str]], list[str]]:
+def _words(command: Command, members: Sequence[Predicted], experiment: str) -> tuple[list[dict[str, str]], list[str]]:
     """The values of each cell that the rest of the command does not set, and that rest."""
-    assert SESSION.workload is not None
     cell = members[0].cell
-    typed = {word.get_key_element(): word for word in SESSION.overrides}
+    typed = {word.get_key_element(): word for word in command.overrides}
     params, smoke = cell.composed.hydra.sweeper.get("params") or {}, cell.composed.hydra.experiment.smoke
     set_anyway = {**params, **(smoke if cell.cfg.scale == Scale.smoke else {})}
     overrides = [
@@ -166,7 +158,7 @@ def _words(members: Sequence[Predicted], experiment: str) -> tuple[list[dict[str
         return any(own.get(key) != str(set_anyway.get(key)) for own in overrides)
 
     swept = [key for key in dict.fromkeys(key for own in overrides for key in own) if is_swept(key)]
-    rest = [word for word in sys.argv[1:] if not word.startswith(LEFT_OUT) and word.split("=", 1)[0] not in swept]
+    rest = [word for word in command.words if not word.startswith(LEFT_OUT) and word.split("=", 1)[0] not in swept]
     rest = workloads.with_experiment(rest, experiment) if experiment else rest
-    command = ["python", SESSION.workload.entry, *["-m"] * bool(cell.label), *rest]
-    return [{key: own[key] for key in swept if key in own} for own in overrides], command
+    line = ["python", command.workload.entry, *["-m"] * bool(cell.label), *rest]
+    return [{key: own[key] for key in swept if key in own} for own in overrides], line

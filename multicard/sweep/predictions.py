@@ -9,7 +9,7 @@ from multicard.estimate.run import Predictor, Target
 from multicard.machine import environment, private
 from multicard.records.schema_parts import Prediction
 from multicard.records.text_table import in_bytes
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Cell
 
 
 class Predicted(NamedTuple):

@@ -22,10 +22,9 @@ from multicard.config.job import Resources, count, resources
 from multicard.config.keys import require
 from multicard.machine import slurm
 from multicard.records import run_folder
-from multicard.run import outcome
-from multicard.run.session import SESSION, say
-from multicard.sweep.job import SlurmJob, terminal_blocked
-from multicard.sweep.plan import STARTS_JOBS, SUBMITTED, Cell, jobs_folder, make_jobs, submission
+from multicard.run.session import say
+from multicard.sweep.cells import Cell, Sweep
+from multicard.sweep.job import STARTS_JOBS, SUBMITTED, SlurmJob, jobs_folder, make_jobs, submission, terminal_blocked
 
 # What submitit writes before it submits, and leaves there where sbatch refuses
 UNSUBMITTED = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]+\.sh")
@@ -54,7 +53,7 @@ class JobArray:
         return "\n".join([self.request.in_words(), *site])
 
 
-def submit(left: list[Cell]) -> dict[int, str]:
+def submit(sweep: Sweep) -> dict[int, str]:
     """Submit the cells that are not in the queue already.
 
     Returns:
@@ -67,8 +66,9 @@ def submit(left: list[Cell]) -> dict[int, str]:
     for program in ("sbatch", "srun"):  # submitit wants both
         has = shutil.which(program) is not None
         require(has, f"hydra/launcher=submitit_slurm: no {program} on this machine; {remedy}")
+    left = sweep.left
     arrays(left)  # refuses options before anything is written
-    folder = jobs_folder(left)
+    folder = jobs_folder(left[0].folder.parent)
     with FileLock(folder / "lock", mode=0o600) as lock:  # two commands at once would submit the same cell twice
         jobs = queued_jobs(left)
         for cell in left:
@@ -87,9 +87,8 @@ def submit(left: list[Cell]) -> dict[int, str]:
                     run_folder.remove_empty(folder)
                     raise
                 for cell in array.cells:
-                    assert SESSION.workload is not None
-                    SESSION.label = cell.label
-                    cell.result = outcome.refuse(outcome.begin(SESSION.workload, cell.cfg, cell.folder), str(error))
+                    sweep.refuse(cell, str(error))
+                sweep.record_refused()
     return jobs
 
 
@@ -117,7 +116,6 @@ def arrays(left: list[Cell]) -> list[JobArray]:
     """
     groups: dict[str, JobArray] = {}
     for cell in left:
-        assert cell.config is not None
         options = OmegaConf.to_container(cell.composed.hydra.launcher, resolve=True)
         assert isinstance(options, dict)
         check_options(options)

@@ -18,8 +18,10 @@ from multicard.ranks.failures import Failure
 from multicard.ranks.process import LOG_LINES
 from multicard.records import run_folder
 from multicard.run import outcome
-from multicard.run.session import SESSION, say
-from multicard.sweep.plan import SUBMITTED, Cell, Pace, read_record, resume_command
+from multicard.run.session import say
+from multicard.sweep.cells import Cell, Sweep
+from multicard.sweep.executor import Pace
+from multicard.sweep.job import SUBMITTED
 from multicard.sweep.streak import SameFailureError, Streak
 
 SHORTEST_POLL_S, LONGEST_POLL_S = 1.0, 15.0  # between two looks at the queue: longer while nothing happens
@@ -36,7 +38,7 @@ REFUSED = "refused: "  # begins the last line of a job that refused to run
 NO_OUTPUT = "0:53"  # exit code where SLURM could not open the job's log
 
 
-def wait(cells: list[Cell], jobs: dict[int, str], streak: Streak) -> None:
+def wait(sweep: Sweep, jobs: dict[int, str], streak: Streak) -> None:
     """Wait until every job has ended and its cell has a record, or until the user interrupts.
 
     Args:
@@ -46,7 +48,7 @@ def wait(cells: list[Cell], jobs: dict[int, str], streak: Streak) -> None:
     Raises:
         SameFailureError: the cells that are left would fail as those before; their jobs are cancelled.
     """
-    queue = Queue(cells, jobs, streak)
+    queue = Queue(sweep.cells, jobs, streak)
     console = Console(stderr=True)
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     while queue.jobs:
@@ -55,7 +57,7 @@ def wait(cells: list[Cell], jobs: dict[int, str], streak: Streak) -> None:
                 _watch(queue, live)
         except KeyboardInterrupt as interrupted:
             interruption.answer_again()  # at the question, and when it goes on waiting
-            if not _cancel(queue, asks=str(interrupted) in ("", "SIGINT")):
+            if not _cancel(sweep, queue, asks=str(interrupted) in ("", "SIGINT")):
                 return
     if queue.stopped is not None:
         raise queue.stopped
@@ -85,7 +87,7 @@ class Queue:
         ended = []
         for cell in waiting:
             job = self.jobs[cell.number]
-            record = read_record(cell)
+            record = run_folder.read_record(cell.folder)
             if record is not None and record.get("job") == job:
                 # after its record a job removes what it resumes from, and mirrors the run
                 if job not in self.states or not run_folder.is_held_by(cell.folder, job):
@@ -117,7 +119,7 @@ class Queue:
             self.states = slurm.queued([*self.jobs.values()])
         cells = {cell.number: cell for cell in self.cells}
         for number, job in queued.items():
-            record = read_record(cells[number])
+            record = run_folder.read_record(cells[number].folder)
             if job not in self.states and (record is None or record.get("job") != job):
                 del self.jobs[number]
         cancelled = len(queued.keys() - self.jobs.keys())
@@ -132,7 +134,6 @@ class Queue:
 
     def _record_lost(self, waiting: list[Cell]) -> list[Cell]:
         """Record the end of cells whose job is gone without a record. Returns them."""
-        assert SESSION.workload is not None
         now_s = clock_s()
         missing_s = {cell.number: now_s - self.missing_since_s.get(self.jobs[cell.number], now_s) for cell in waiting}
         gone = [cell for cell in waiting if missing_s[cell.number] > RECORD_LAG_S]
@@ -141,7 +142,7 @@ class Queue:
         for cell in lost:
             job = self.jobs[cell.number]
             status, failure = judge(job, states.get(job), cell.folder)
-            cell.result = outcome.fail(outcome.begin(SESSION.workload, cell.cfg, cell.folder, job), failure, status)
+            cell.result = outcome.fail(outcome.begin(cell.workload, cell.cfg, cell.folder, job), failure, status)
             run_folder.release(cell.folder)
         return lost
 
@@ -209,7 +210,7 @@ def progress(queue: Queue) -> Table:
     return table
 
 
-def _cancel(queue: Queue, asks: bool) -> bool:
+def _cancel(sweep: Sweep, queue: Queue, asks: bool) -> bool:
     """Ask whether to cancel the jobs, on Ctrl-C at a terminal. Returns whether to go on waiting, for the records of
     cancelled jobs."""
     names = slurm.ranges(list(queue.jobs.values()))
@@ -219,6 +220,6 @@ def _cancel(queue: Queue, asks: bool) -> bool:
                 slurm.ask("scancel", *names)
                 return True
     say(f"left in the queue: {len(queue.jobs)} jobs. To cancel them: scancel {' '.join(names)}", error=True)
-    say(f"To wait for them again: {resume_command(queue.cells)}", error=True)
-    SESSION.abandoned = True
+    say(f"To wait for them again: {sweep.resume_command()}", error=True)
+    sweep.command.abandoned = True
     return False

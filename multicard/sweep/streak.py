@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from omegaconf import OmegaConf
 
 from multicard.measure.memory import SHARED_MEMORY
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Cell
 
 IN_A_ROW = 3
 EVERYWHERE = ("disk", "tracker", "record")  # kinds of failure that are no cell's own

@@ -1,85 +1,108 @@
-"""The task of a Hydra job: one cell, alone or as one of a sweep in this process."""
+"""Measures cells in this process: Hydra's task, which is a single run, and the cells of a sweep in turn."""
 
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from multicard.config.keys import require
 from multicard.estimate import before_run
-from multicard.records import identity, run_folder
-from multicard.run import controller as run
-from multicard.run import outcome
-from multicard.run.prepare import changed_data, problem, typed
-from multicard.run.session import SESSION, say
-from multicard.run.workload import Workload
-from multicard.sweep import auto_gpus, fit, objective, shares
-from multicard.sweep.plan import Cell
+from multicard.run import controller
+from multicard.run.session import say
+from multicard.sweep import auto_gpus, cells, dry_run, fit, objective, shares
+from multicard.sweep.cells import Cell, Refused, Sweep
+from multicard.sweep.command import Command
 
 
-def measure(workload: Workload, cfg: DictConfig) -> float | None:
-    """Measure `cfg`, or take the record of an earlier measurement of it, or say what it would take. Never raises.
+class Task:
+    """Hydra's task. Launchers know the command by it."""
 
-    Returns:
-        The figure that `objective` names (`sweep.objective`).
+    def __init__(self, command: Command) -> None:
+        self.command = command
+
+    def measure(self, cfg: DictConfig) -> float | None:
+        """Measure a single run, take the record of an earlier measurement, or say what it would take. Hydra's task.
+
+        Returns:
+            The figure that `objective` names.
+        """
+        with ExitStack() as until_ended:
+            sweep = self._single(cfg, until_ended)
+            try:
+                _refuse_sweeps_alone(cfg)
+                objective.refuse(self.command.workload, cfg.objective)
+                cells.settle(sweep)
+                if cfg.predict.enabled and sweep.cells:
+                    from multicard.sweep import predicted
+
+                    predicted.show(sweep)
+                else:
+                    fit.check(sweep)
+                    if cfg.dry_run:
+                        dry_run.check(sweep, sweep.left)
+            except ValueError as error:
+                sweep.refuse_all(str(error))
+            if sweep.refused:
+                sweep.refused[0].record(keep=False)
+            elif cfg.dry_run and sweep.left and not cfg.predict.enabled:
+                say(f"dry_run=true: nothing is started. To be measured in this process: {sweep.cells[0].folder}")
+            elif sweep.left and not cfg.predict.enabled:
+                with shares.announced([sweep.cells[0].config]):
+                    run(self.command, sweep.cells[0], keep_refused=False)
+            if sweep.refused or not cfg.predict.enabled:
+                sweep.finish()
+        return objective.value(self.command.records[-1] if self.command.records else None, cfg.objective)
+
+    def _single(self, cfg: DictConfig, until_ended: ExitStack) -> Sweep:
+        """The sweep of one cell that a single run is.
+
+        Args:
+            until_ended: what the run computes on is leased until it is left.
+        """
+        composed: Any = HydraConfig.instance().cfg
+        problem = auto_gpus.resolve_single(self.command, cfg, composed, until_ended) if cfg.gpus_auto else None
+        folder, words = Path(composed.hydra.runtime.output_dir), list(composed.hydra.overrides.task)
+        cell = cells.cell_of(self.command.workload, composed, cfg, folder, words)
+        if isinstance(cell, Refused):
+            return Sweep(self.command, refused=[cell])
+        sweep = Sweep(self.command, [cell])
+        if problem is not None:
+            sweep.refuse(cell, problem)
+        return sweep
+
+
+def run(command: Command, cell: Cell, keep_refused: bool = True) -> None:
+    """Measure a cell in this process, unless another command has done so meanwhile. Never raises.
+
+    Args:
+        keep_refused: leave a record of a refusal too, as a sweep does.
     """
-    records = SESSION.records
-    before = len(records)
-    with ExitStack() as until_ended:
-        _measure(workload, cfg, until_ended)
-    return objective.value(records[-1] if len(records) > before else None, cfg.objective)
-
-
-def _measure(workload: Workload, cfg: DictConfig, until_ended: ExitStack) -> None:
-    job = HydraConfig.get()
-    folder, reason = Path(job.runtime.output_dir), None
-    single = job.mode is RunMode.RUN
-    if single:
-        words, reason = auto_gpus.resolve_single(cfg, HydraConfig.instance().cfg, folder, until_ended)
-        folder = identity.find(folder, identity.folder_name(cfg, words))
-    measured = None if cfg.rerun else run_folder.finished(folder)
-    if reason is None and measured is not None:
-        reason = changed_data(workload, typed(workload, cfg), measured)
-    reason = reason or objective.problem(workload, cfg.objective)
-    if single and cfg.repeat != "1":
-        reason = problem(workload, cfg) or f"repeat={cfg.repeat}: several runs are a sweep; add -m"
-    if single and cfg.race.figure is not None:
-        reason = problem(workload, cfg) or f"race={cfg.race.figure}: needs cells to choose from, a sweep; add -m"
-    if single and reason is None and (cfg.predict.enabled or measured is None):
-        reason = _foresee(workload, cfg, folder, measured)
-    if reason is not None:
-        SESSION.records.append(outcome.refuse(outcome.begin(workload, cfg, folder), reason, keep=False))
-    elif single and cfg.predict.enabled:
+    alone = Sweep(command, [cell])
+    cells.settle(alone)
+    if alone.refused:
+        alone.refused[0].record(keep_refused)
+        cell.result = alone.refused[0].result
+    if cell.result is not None:
         return
-    elif measured is not None:
-        say(f"{SESSION.label}measured before ({measured['status']}): {folder}")
-        outcome.release_finished(folder)
-        SESSION.records.append(measured | {"folder": str(folder)})
-    elif not cfg.dry_run:
-        how = {"keep_refused": not single, "predict": before_run.prediction}
-        with shares.announced([typed(workload, cfg)]) if single else nullcontext():  # else the launcher has done so
-            record = run.measure(workload, cfg, folder, **how)
-        SESSION.records.append(record)
-    elif (message := problem(workload, cfg)) is not None:
-        SESSION.records.append(outcome.refuse(outcome.begin(workload, cfg, folder), message, keep=False))
-    else:
-        say(f"dry_run=true: nothing is started. To be measured in this process: {folder}")
+    cell.result = controller.measure(
+        cell.workload,
+        cell.cfg,
+        cell.folder,
+        keep_refused=keep_refused,
+        predict=before_run.prediction,
+        started_s=command.run_started_s(),
+        label=cell.label,
+    )
 
 
-def _foresee(workload: Workload, cfg: DictConfig, folder: Path, measured: dict[str, Any] | None) -> str | None:
-    """Say of a single run, as of a sweep of one cell, what it would take, or whether it fits. Returns why it is
-    refused."""
-    composed: Any = HydraConfig.instance().cfg
-    try:
-        cell = Cell(1, "", composed, cfg, folder, typed(workload, cfg), result=measured)
-        if not cfg.predict.enabled:
-            fit.passing([cell])
-            return cell.problem or None
-        from multicard.sweep import predicted
+def _refuse_sweeps_alone(cfg: DictConfig) -> None:
+    """Refuse what needs several cells.
 
-        predicted.show([cell], [cell] if measured is None else [])
-    except ValueError as error:
-        return str(error)
-    return None
+    Raises:
+        ValueError: with the remedy.
+    """
+    require(cfg.repeat == "1", f"repeat={cfg.repeat}: several runs are a sweep; add -m")
+    race = cfg.race.figure
+    require(race is None, f"race={race}: needs cells to choose from, a sweep; add -m")

@@ -24,7 +24,7 @@ from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, UNDECIDED, Spread
 from multicard.records import comparable, steps
 from multicard.run.session import say
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Cell
 
 EARLY = 0.998  # confidence of comparisons before the last repetition
 REPEATED = "seed"
@@ -77,17 +77,16 @@ class UntilSure:
             ValueError: no two cells differ in `repeat_compare` alone.
         """
         for cell in cells:
-            if cell.config is not None:
-                setting = self._setting(cell)
-                words = self.batch[cell.number - 1][:-1]
-                setting.words += [words] if words not in setting.words else []
+            setting = self._setting(cell)
+            words = self.batch[cell.number - 1][:-1]
+            setting.words += [words] if words not in setting.words else []
         alone = self.compared is not None and not any(self._others(setting) for setting in self.settings.values())
         require(not alone, f"repeat_compare={self.compared}: no two cells differ in it alone; name a key that is swept")
 
     def take(self, cells: Iterable[Cell]) -> None:
         """Take the records of the batch, and choose the next one: `batch` is empty at the end."""
         for cell in cells:
-            if cell.config is not None and cell.result is not None:
+            if cell.result is not None:
                 self._setting(cell).add(cell.result)
         self.rounds += 1
         unsure = self.unsure(EARLY) if self.rounds <= self.most else []
@@ -112,7 +111,6 @@ class UntilSure:
             say(f"  not repeated further, without a mean step: {setting.name}")
 
     def _setting(self, cell: Cell) -> Setting:
-        assert cell.config is not None
         keys = comparable.measured_settings(plain(cell.config))
         keys.pop(REPEATED)
         return self.settings.setdefault(str(sorted(keys.items())), Setting(cell.folder.name, keys, []))

@@ -14,12 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
-from omegaconf import DictConfig
 
 from multicard.records import run_folder
-from multicard.sweep import plan
-from multicard.sweep.plan import Cell
 from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited, command
+from tests.helpers import cells
 
 Called = Callable[..., tuple[int, str]]
 
@@ -317,12 +315,12 @@ def test_an_interrupted_sweep_is_recorded_and_says_how_to_resume(number: signal.
 
 
 def test_a_sweep_without_a_name_is_resumed_by_the_name_of_its_folder(monkeypatch: pytest.MonkeyPatch):
-    cells = [Cell(1, "[1/1] ", DictConfig({}), DictConfig({}), Path("multirun/2026-01-01_00-00-00/seed=1-12345678"))]
+    sweep = cells.sweep(cells.cell(folder=Path("multirun/2026-01-01_00-00-00/seed=1-12345678")))
     monkeypatch.setattr(sys, "orig_argv", ["python", "train_vision.py", "-m", "seed=1,2", "dataset.root=my images"])
     line = "python train_vision.py -m seed=1,2 'dataset.root=my images'"
-    assert plan.resume_command(cells) == f"{line} name=2026-01-01_00-00-00"
+    assert sweep.resume_command() == f"{line} name=2026-01-01_00-00-00"
     monkeypatch.setattr(sys, "orig_argv", [*sys.orig_argv, "name=mine"])
-    assert plan.resume_command(cells) == f"{line} name=mine"
+    assert sweep.resume_command() == f"{line} name=mine"
 
 
 @pytest.mark.slow

@@ -4,15 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from multicard.cli import command_line
 from multicard.config import callbacks
 from multicard.llm import workload as llm
-from multicard.sweep import dry_run, plan
-from multicard.sweep.plan import Cell, Pace
+from multicard.sweep import dry_run, executor
+from multicard.sweep.cells import Cell
+from multicard.sweep.executor import Pace
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import typed_llm
+from tests.helpers import cells
 
 WORDS = [
     (["name=žluť"], "name=žluť: Hydra cannot read this value; close its brackets, or quote it: 'name=\"žluť\"'"),
@@ -108,16 +109,18 @@ def test_a_recipe_that_torchtune_does_not_have_is_refused_before_a_rank_starts()
     llm.WORKLOAD.refuse(typed_llm("method.single_device=full_finetune_single_device"))
 
 
-def cell(number: int, status: str = "", problem: str = "") -> Cell:
-    folder = Path("multirun/sweep") / f"seed={number}-12345678"
-    result = {"status": status} if status else None
-    return Cell(number, f"[{number}/4] ", DictConfig({}), DictConfig({}), folder, problem=problem, result=result)
+def ended(number: int, status: str) -> Cell:
+    return cells.cell(number, result={"status": status})
 
 
 def test_cells_that_are_refused_alike_are_one_line_of_a_dry_run(capsys: pytest.CaptureFixture[str]):
     problems = ["a=1: no", "", "b=2: no", "a=1: no"]
-    cells = [cell(number, problem=problem) for number, problem in enumerate(problems, 1)]
-    dry_run.show(cells, [("-", cells[1:2])], "runs")
+    made = [
+        cells.refused(number, problem, label=f"[{number}/4] ") if problem else cells.cell(number)
+        for number, problem in enumerate(problems, 1)
+    ]
+    dry_run.show(sweep := cells.sweep(*made), [("-", sweep.cells)], "runs")
+    assert sweep.command.close() == 1
     printed = capsys.readouterr()
     assert printed.err.splitlines() == ["[1/4] and 1 more refused: a=1: no", "[3/4] refused: b=2: no"]
     assert "refused: 3" in printed.out
@@ -127,10 +130,10 @@ def test_refused_cells_tell_nothing_of_the_time_that_is_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     now_s = [0.0]
-    monkeypatch.setattr(plan, "clock_s", lambda: now_s[0])
+    monkeypatch.setattr(executor, "clock_s", lambda: now_s[0])
     pace = Pace(4)
-    pace.say_progress([cell(1, "refused"), cell(2, "refused")])
+    pace.say_progress([ended(1, "refused"), ended(2, "refused")])
     assert pace.left_s() is None and capsys.readouterr().out == ""
     now_s[0] = 60.0
-    pace.say_progress([cell(3, "ok")])
+    pace.say_progress([ended(3, "ok")])
     assert "  1 of 2 cells ended in 0:01:00; about 0:01:00 left" in capsys.readouterr().out

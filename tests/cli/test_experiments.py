@@ -17,7 +17,7 @@ from multicard.config.placement import place
 from multicard.config.vision import VisionConfig
 from multicard.llm import workload as llm
 from multicard.sweep import dry_run, full_scale
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Sweep
 from multicard.vision import workload as vision
 from tests.conftest import ROOT, has_dali
 
@@ -80,14 +80,14 @@ def plan(called: Called, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """The typed configurations of the cells that a command would measure."""
 
     def planned(*words: str, entry: str) -> list[RunConfig]:
-        seen: list[list[Cell]] = []
-        monkeypatch.setattr(dry_run, "show", lambda cells, *_, **__: seen.append(cells))
-        monkeypatch.setattr(dry_run, "check", lambda left, **_: left)  # the data need not be on this machine
+        seen: list[Sweep] = []
+        monkeypatch.setattr(dry_run, "show", lambda sweep, *_, **__: seen.append(sweep))
+        monkeypatch.setattr(dry_run, "check", lambda *_, **__: None)  # the data need not be on this machine
         code, printed = called(*words, "dry_run=true", entry=entry)
         assert code == 0, printed
-        (cells,) = seen
-        assert not [cell.problem for cell in cells if cell.problem]
-        return [cell.config for cell in cells if cell.config is not None]
+        (sweep,) = seen
+        assert not sweep.refused
+        return [cell.config for cell in sweep.cells]
 
     return planned
 

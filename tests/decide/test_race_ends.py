@@ -4,7 +4,7 @@ figures of which less is better."""
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,11 +26,12 @@ from multicard.machine import leases
 from multicard.ranks.pausing import blocks_file
 from multicard.records.progress import Board
 from multicard.records.text_table import in_bytes
-from multicard.run import session
 from multicard.sweep import shares
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Cell, Sweep
+from multicard.sweep.executor import Executor, Running
 from multicard.sweep.streak import SameFailureError
 from tests.conftest import SMALL
+from tests.helpers.cells import sweep
 from tests.helpers.race_fakes import SHARE, Process, Rules, faked, measured
 
 Called = Callable[..., tuple[int, str]]
@@ -85,9 +86,10 @@ def test_a_cell_that_ends_by_itself_is_out_and_the_race_goes_on(raced: Raced, st
 def test_a_process_that_is_killed_is_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (cell,) = faked([8], tmp_path, monkeypatch)
     cell.folder.mkdir()
-    paths = SimpleNamespace(folder=tmp_path)
-    running = SimpleNamespace(cell=cell, job=SimpleNamespace(done=lambda: True, job_id="17", paths=paths))
-    process = CellProcess(cell, 1, running, BlockReader(cell.folder))  # type: ignore[arg-type]
+    executor = Executor(tmp_path)
+    job = SimpleNamespace(done=lambda: True, job_id="17")
+    executor.running.append(Running(cell, job, SHARE))
+    process = CellProcess(cell, 1, executor, executor.running[0], BlockReader(cell.folder))
     with pytest.raises(CellEndedError) as ended:
         process.wait()
     assert ended.value.record["status"] == "failed"
@@ -145,8 +147,8 @@ def write_block(folder: Path, step: int) -> None:
 def test_the_energy_of_a_block_is_read_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (cell,) = faked([8], tmp_path, monkeypatch, "energy_joules")
     cell.folder.mkdir()
-    running = SimpleNamespace(cell=cell, share=SimpleNamespace(gpus=("a", "b")), job=SimpleNamespace(done=bool))
-    process = CellProcess(cell, 1, running, BlockReader(cell.folder))  # type: ignore[arg-type]
+    running = SimpleNamespace(cell=cell, share=SimpleNamespace(gpus=("a", "b")), has_ended=bool)
+    process = CellProcess(cell, 1, Executor(tmp_path), running, BlockReader(cell.folder))  # type: ignore[arg-type]
     write_block(cell.folder, 0)
     process.wait()
     process.board = SimpleNamespace(run_to=lambda step: write_block(cell.folder, step))  # type: ignore[assignment]
@@ -160,8 +162,8 @@ def test_a_process_that_has_trained_before_does_a_few_steps_more_for_its_peak(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (cell,) = faked([8], tmp_path, monkeypatch, "peak_memory")
-    running = SimpleNamespace(cell=cell, share=SimpleNamespace(gpus=None), job=SimpleNamespace(done=bool))
-    process = CellProcess(cell, 1, running, BlockReader(cell.folder))  # type: ignore[arg-type]
+    running = SimpleNamespace(cell=cell, share=SimpleNamespace(gpus=None), has_ended=bool)
+    process = CellProcess(cell, 1, Executor(tmp_path), running, BlockReader(cell.folder))  # type: ignore[arg-type]
     write_block(cell.folder, 0)
     process.wait()
     process.board = SimpleNamespace(run_to=lambda step: write_block(cell.folder, step))  # type: ignore[assignment]
@@ -219,18 +221,19 @@ def targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
             cell.result = record | {"test_accuracy": 0.9, "startup_s": 2.0, "total_s": time_s or 50.0}
             return bar_s if stopped else None
 
-        def run_all(cells: Sequence[Cell]) -> None:
-            for cell in cells:
+        def run_all(sweep: Sweep) -> None:
+            for cell in sweep.left:
                 train(cell, None, None)
                 trained.pop()
 
         cells = faked([*times_s], tmp_path, monkeypatch, "total_s", "target_accuracy=0.9", "stop_at_target=true", *more)
         monkeypatch.setattr(to_target, "train", train)
-        monkeypatch.setattr(to_target.local, "run_all", run_all)
+        monkeypatch.setattr(to_target, "run_all", run_all)
         monkeypatch.setattr(to_target, "say", said.append)
         monkeypatch.setattr(to_target.priors, "of", lambda cells: [None] * len(cells))
-        to_target.run(cells, finals := [])
-        return finals, trained, "\n".join(said)
+        made = sweep(*cells)
+        to_target.run(made, finals := Sweep(made.command))
+        return finals.cells, trained, "\n".join(said)
 
     return run
 
@@ -270,13 +273,14 @@ def test_a_race_that_a_full_disk_stops_says_how_it_goes_on(
         raise SameFailureError("no space left")
 
     monkeypatch.setattr("multicard.decide.race.live.run", run)
-    monkeypatch.setattr(session.SESSION, "abandoned", False)
     monkeypatch.setattr(sys, "orig_argv", ["python", "train_vision.py", "-m", "race=images_per_s"])
-    cells = faked([8], tmp_path / "today", monkeypatch)
-    LocalLauncher()._race(cells)
+    launcher = LocalLauncher()
+    raced = sweep(*faked([8], tmp_path / "today", monkeypatch))
+    launcher.command = raced.command
+    launcher._race(raced)
     again = "python train_vision.py -m race=images_per_s name=today"
     assert f"stopped, no space left; to go on with the race: {again}" in capsys.readouterr().err
-    assert session.SESSION.abandoned
+    assert raced.command.abandoned
 
 
 def test_what_cannot_be_raced_is_refused_in_a_line(called: Called, tmp_path: Path):
@@ -304,9 +308,8 @@ def test_a_dry_run_says_what_a_race_would_do(called: Called, tmp_path: Path):
     assert "one after the other" not in printed and not [*tmp_path.iterdir()]
 
 
-def test_tuning_has_no_time_to_an_accuracy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(session.SESSION, "workload", llm.WORKLOAD)
-    cells: list[Any] = [SimpleNamespace(cfg={"lr": 1e-4})]
+def test_tuning_has_no_time_to_an_accuracy():
+    cells: list[Any] = [SimpleNamespace(cfg={"lr": 1e-4}, workload=llm.WORKLOAD)]
     with pytest.raises(ValueError, match=r"which train_vision.py has; tune_llm.py has race=tokens_per_s"):
         to_target.refuse(cells)
 
@@ -341,12 +344,11 @@ def test_what_a_killed_start_of_a_run_left_is_not_taken_for_its_training(
     assert to_target.has_begun(tmp_path)
     begun: list[bool] = []
 
-    def submit(_: Any, cell: Any, __: Any, running: list[Any]) -> None:
+    def submit(_: Any, cell: Any, __: Any) -> Any:
         begun.append(to_target.has_begun(cell.folder))
-        running.append(SimpleNamespace(job=SimpleNamespace(done=lambda: True)))
+        return SimpleNamespace(has_ended=lambda: True)
 
-    monkeypatch.setattr("multicard.sweep.plan.jobs_folder", lambda _: tmp_path)
-    monkeypatch.setattr("multicard.sweep.local.collect", lambda *_: None)
+    monkeypatch.setattr(Executor, "collect", lambda *_: None)
     monkeypatch.setattr(processes, "submit", submit)
     cell: Any = SimpleNamespace(folder=tmp_path)
     share: Any = None

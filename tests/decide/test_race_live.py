@@ -24,10 +24,11 @@ from multicard.decide.race.state import State
 from multicard.ranks.pausing import blocks_file
 from multicard.records import run_folder
 from multicard.records.schema_parts import Interval, Prediction
-from multicard.sweep.plan import Cell
+from multicard.sweep.executor import Executor
 from multicard.sweep.predictions import Predicted
 from multicard.sweep.streak import SameFailureError
 from tests.conftest import PATIENCE_S, ROOT, SMALL, composed, typed
+from tests.helpers.cells import cell
 from tests.helpers.race_fakes import SHARE, Process, Rules, faked, measured
 
 Called = Callable[..., tuple[int, str]]
@@ -113,7 +114,7 @@ def test_a_group_of_which_options_are_swept_is_one_axis():
 
 def test_predictions_of_images_are_priors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     cells = [
-        Cell(number, "", *[composed(*CPU, *words)] * 2, tmp_path / str(number), typed(*CPU, *words))
+        cell(number, tmp_path / str(number), cfg=composed(*CPU, *words), config=typed(*CPU, *words))
         for number, words in enumerate([("gpus=2", "batch_size=10"), ("strategy=ddp",)])
     ]
     scaled = Prediction(basis="scaled", step_s=Interval(0.1, 0.08, 0.125))
@@ -218,10 +219,10 @@ def test_those_that_have_started_and_not_trained_still_take_their_memory(
     ran, _ = race(8, 16, 32, 64)
     ran.share, ran.needed = SHARE, {0: 300}
     monkeypatch.setattr(live.gpus, "free_bytes", lambda _: 1000)
-    ran._start_all(None, range(4))
+    ran._start_all(range(4))
     assert [*ran.alive] == [0, 1, 2]  # 300 each, of 900
     ran.alive[1].run_block(0.0)
-    ran._start_all(None, range(4))
+    ran._start_all(range(4))
     assert [*ran.alive] == [0, 1, 2, 3]
     ran.close()
 
@@ -231,7 +232,7 @@ def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(
 ):
     ran, _ = race(8, 16)
     ended: list[Any] = []
-    monkeypatch.setattr(live.local, "interrupt", lambda running, _: ended.extend(running))
+    monkeypatch.setattr(Executor, "interrupt", lambda self: ended.extend(self.running))
 
     def fill(process: Process) -> None:
         ran.state._file.close()
@@ -275,7 +276,7 @@ def test_a_race_that_was_cut_off_goes_on(
 ):
     ran, _ = race(8, 16)
     ended: list[Any] = []
-    monkeypatch.setattr(live.local, "interrupt", lambda running, _: ended.extend(running))
+    monkeypatch.setattr(Executor, "interrupt", lambda self: ended.extend(self.running))
     Process.statuses = {("block", 8): ["ok", "interrupted"]}
     with pytest.raises(KeyboardInterrupt):
         ran.run(SHARE)
@@ -300,7 +301,7 @@ def test_a_process_takes_a_folder_without_a_finished_record(
     first.mkdir()
     monkeypatch.setattr(run_folder, "finished", lambda folder: {} if folder == first else None)
     ran.share = SHARE
-    ran._start(None, 0)
+    ran._start(0)
     assert ran.alive[0].cell.folder.name.endswith("-r2-probe") and ran.alive[0].cell.cfg.probe.enabled
     assert ran.alive[0].cell.config is not None and plain(ran.alive[0].cell.config)["probe"]["enabled"]
     ran.close()

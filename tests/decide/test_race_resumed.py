@@ -16,7 +16,7 @@ from multicard.decide.race import grid
 from multicard.decide.race.live import LiveRace
 from multicard.decide.race.rules import Race
 from multicard.decide.race.standings import OUT
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Cell
 from tests.helpers.race_fakes import SHARE, Process, faked
 
 SIZES = [*range(100, 124)]  # batch sizes, by which cells are told apart

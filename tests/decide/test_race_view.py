@@ -17,9 +17,9 @@ from multicard.decide.race.posterior import Block
 from multicard.decide.race.rules import SURE, Race
 from multicard.decide.race.standings import IN, OUT, RaceOptions, Standing, Verdict
 from multicard.llm import workload as llm
-from multicard.run.session import SESSION
 from multicard.sweep.shares import Pool
 from multicard.vision import workload as vision
+from tests.helpers.cells import sweep
 from tests.helpers.race_fakes import SHARE, Rules, faked
 
 MB = 10**6
@@ -181,14 +181,14 @@ def test_a_small_grid_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(view, "say_if_small", lambda race: said.append(f"of {len(race.cells)}"))
     monkeypatch.setattr(live.processes, "whole_machine", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        live.run(faked([8, 16], tmp_path, monkeypatch), [])
+        live.run(made := sweep(*faked([8, 16], tmp_path, monkeypatch)), made)
     assert said[-1] == "of 2"  # before it waits for the machine
 
 
-def test_energy_is_of_an_image_or_a_token(monkeypatch: pytest.MonkeyPatch):
-    race: Any = SimpleNamespace(options=RaceConfig("energy_joules"))
+def test_energy_is_of_an_image_or_a_token():
     for workload, unit in ((vision.WORKLOAD, "J an image"), (llm.WORKLOAD, "J a token")):
-        monkeypatch.setattr(SESSION, "workload", workload)
+        cells = [SimpleNamespace(workload=workload)]
+        race: Any = SimpleNamespace(options=RaceConfig("energy_joules"), cells=cells)
         assert view.figure(race, standing(0, 0.0)).startswith(f"1 {unit} (")
 
 

@@ -2,13 +2,9 @@
 
 import sys
 
-import hydra
-from omegaconf import DictConfig
-
 from multicard import workloads
-from multicard.cli import command as cli
+from multicard.cli import command
 from multicard.decide.race import live
-from multicard.sweep import task
 from multicard.vision.workload import WORKLOAD
 from tests.helpers.race_fakes import Rules
 
@@ -24,10 +20,5 @@ class ThreeRounds(Rules):
 live.Race = ThreeRounds(3)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="train_vision")
-def main(cfg: DictConfig) -> float | None:
-    return task.measure(WORKLOAD, cfg)
-
-
 if __name__ == "__main__":
-    sys.exit(cli.execute(main, WORKLOAD, usage=__doc__))
+    sys.exit(command.execute(WORKLOAD, usage=__doc__))

@@ -15,11 +15,10 @@ from multicard.decide.race.processes import CellEndedError
 from multicard.decide.race.readings import Measured
 from multicard.decide.race.rules import SURE
 from multicard.decide.race.standings import RaceOptions, Standing, Verdict
-from multicard.run.session import SESSION
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Cell
 from multicard.sweep.shares import MachineShare
-from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, typed
+from tests.helpers.cells import cell
 
 SHARE = MachineShare(None, (0,))
 
@@ -115,7 +114,8 @@ class Process:
         self.start_s, self.block_s, self.ended, self.diverged = 2.0, 1.0, False, False
         self.step_s: float | None = None
         self.size = cell.cfg.batch_size
-        self.running = SimpleNamespace(job=SimpleNamespace(done=lambda: self.ended))
+        self.executor: Any = None
+        self.running = SimpleNamespace(has_ended=lambda: self.ended)
 
     def end_with(self, when: str) -> None:
         Process.log.append((when, self.size))
@@ -123,7 +123,7 @@ class Process:
         status = statuses.pop(0) if statuses else "ok"
         self.diverged = status == "not finite"
         if status not in ("ok", "not finite"):
-            self.ended = True
+            self._end()
             message = "rank 0 was killed by SIGKILL" if status == "killed" else "of its own"
             status = "failed" if status == "killed" else status
             raise CellEndedError({"status": status, "cause": {"message": message}})
@@ -140,6 +140,12 @@ class Process:
 
     def end(self) -> None:
         Process.log.append(("end", self.size))
+        self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        if self.executor is not None:
+            self.executor.running.remove(self.running)
 
     def wait_until_quiet(self) -> None:
         Process.log.append(("quiet", self.size))
@@ -150,13 +156,13 @@ def faked(
 ) -> list[Cell]:
     """Cells of these batch sizes, whose processes are `Process`."""
 
-    def start(_: Any, cell: Cell, number: int, __: Any, running: list[Any]) -> Process:
+    def start(executor: Any, cell: Cell, number: int, __: Any) -> Process:
         process = Process(cell, number)
         process.end_with("start")
-        running.append(process.running)
+        process.executor = executor
+        executor.running.append(process.running)
         return process
 
-    monkeypatch.setattr(SESSION, "workload", WORKLOAD)
     monkeypatch.setattr(processes, "start", start)
     Process.log, Process.statuses, Process.rates = [], {}, {}
     cells = []
@@ -166,5 +172,6 @@ def faked(
         config, label = typed(*words), f"[{number}/{len(sizes)}] "
         task = SimpleNamespace(hydra=SimpleNamespace(overrides=SimpleNamespace(task=words)))
         place = folder / f"batch_size={size}-{config.identity()}"
-        cells.append(Cell(number, label, task, composed(*words), place, config))  # type: ignore[arg-type]
+        made = {"composed": task, "cfg": composed(*words), "config": config}
+        cells.append(cell(number, place, label=label, **made))
     return cells

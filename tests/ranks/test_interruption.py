@@ -21,7 +21,8 @@ from multicard.config.placement import Placement
 from multicard.ranks import elastic, failures, interruption
 from multicard.ranks.failures import Interrupted
 from multicard.ranks.process import Job
-from multicard.sweep import local, plan
+from multicard.sweep import cells
+from multicard.sweep.executor import Executor
 from tests.conftest import ROOT, warm_up
 
 DEADLINE_S = 60.0
@@ -52,7 +53,7 @@ def test_while_a_command_imports_a_signal_ends_it_with_a_line(number: signal.Sig
 def test_while_a_sweep_is_composed_it_is_a_line(
     called: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(plan, "plan", lambda *_: signal.raise_signal(signal.SIGTERM) or wait_for_interruption())
+    monkeypatch.setattr(cells, "compose", lambda *_: signal.raise_signal(signal.SIGTERM) or wait_for_interruption())
     code, printed = called("-m", "gpus=1,2", f"hydra.sweep.dir={tmp_path / 'sweep'}")
     assert (code, printed) == (1, "interrupted by SIGTERM\n")
 
@@ -104,7 +105,7 @@ def test_a_hang_up_that_nohup_ignores_stays_ignored():
 
 def test_ranks_that_are_being_started_are_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     warm_up()
-    assert interruption.WAITS_IN >= {LocalElasticAgent._start_workers.__name__, local.start_job.__name__}
+    assert interruption.WAITS_IN >= {LocalElasticAgent._start_workers.__name__, Executor.submit_process.__name__}
     server = psutil.Process(multiprocessing.forkserver._forkserver._forkserver_pid)  # pyright: ignore[reportAttributeAccessIssue]
     before = {child.pid for child in server.children()}
     started, start = [], ForkServerProcess.start

@@ -16,11 +16,12 @@ from multicard.measure import formulas
 from multicard.ranks import elastic
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
-from multicard.run import attempts, outcome
-from multicard.run import controller as run
-from multicard.run.session import SESSION
+from multicard.run import attempts, controller, outcome
+from multicard.sweep import command, task
+from multicard.sweep.command import Command
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, shared
+from tests.helpers import cells
 
 Measured = Callable[..., dict[str, Any]]
 STEPS = ("epoch", "rank", "step", "samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes", "loss")
@@ -314,16 +315,15 @@ def test_digits_are_learnt(measured: Measured, words: list[str]):
     assert result["test_accuracy"] >= 0.85
 
 
-def test_nothing_here_counts_as_this_commands_result(measured: Measured):
-    ok(measured())
-    assert SESSION.records == []  # `measure` alone; `cell` adds to the session
-
-
-def test_start_up_counts_from_the_command_for_its_first_run_alone(measured: Measured, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run, "process_started_s", lambda: -1e6)
-    monkeypatch.setattr(SESSION, "begun", False)
-    first, second = ok(measured()), ok(measured("seed=1"))
-    assert first["startup_s"] > 1e6 > second["startup_s"]
+def test_start_up_counts_from_the_command_for_its_first_run_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(command, "process_started_s", lambda: -1e6)
+    began = []
+    monkeypatch.setattr(controller, "measure", lambda *_, started_s, **__: began.append(started_s) or {"status": "ok"})
+    mine = Command(WORKLOAD)
+    mine.foreseen_s = 7.0
+    for seed in ("seed=0", "seed=1"):
+        task.run(mine, cells.cell(cfg=composed(seed)))
+    assert began[0] == -1e6 + 7.0 and began[1] >= 0
 
 
 def test_a_folder_that_is_removed_while_the_ranks_run_ends_the_run_alone(

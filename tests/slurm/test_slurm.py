@@ -18,7 +18,7 @@ import pytest
 
 from multicard.machine import private
 from multicard.records import run_folder
-from multicard.sweep.plan import STARTS_JOBS
+from multicard.sweep.job import STARTS_JOBS
 from tests.conftest import PATIENCE_S, ROOT
 from tests.slurm.conftest import Sweep, ask, kill, wait_for
 from tests.slurm.work import IS_KILLED, RAISES, RUNS_OUT, SLEEPS

@@ -1,6 +1,7 @@
 """What Hydra's sweepers get of each cell, and sweepers that are not multicard's."""
 
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,9 +22,9 @@ from multicard.config.experiment import moved
 from multicard.llm import workload as llm
 from multicard.sweep import objective
 from multicard.sweep.axes import shrunk
-from multicard.sweep.plan import Cell
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, typed
+from tests.helpers.cells import cell
 
 Called = Callable[..., tuple[int, str]]
 
@@ -38,7 +39,7 @@ def test_a_figure_is_a_number_of_the_record():
 
 def test_a_name_that_is_none_is_refused_with_the_nearest():
     for workload, name in ((WORKLOAD, "images_per_s"), (WORKLOAD, "step_s.mean"), (llm.WORKLOAD, "tokens_per_s.all")):
-        assert objective.problem(workload, name) is None
+        objective.refuse(workload, name)
     cases = [
         (WORKLOAD, "image_per_s", "no figure of a record of train_vision.py; nearest: images_per_s"),
         (WORKLOAD, "step_s", "nearest: step_s.mean"),
@@ -46,14 +47,15 @@ def test_a_name_that_is_none_is_refused_with_the_nearest():
         (WORKLOAD, "status", "no figure"),
     ]
     for workload, name, message in cases:
-        assert message in str(objective.problem(workload, name))
+        with pytest.raises(ValueError, match=re.escape(message)):
+            objective.refuse(workload, name)
 
 
 def test_cells_that_measure_the_same_return_the_same():
     result = {"status": "ok", "total_s": 2.0}
     cells = [
-        Cell(2, "", DictConfig({}), DictConfig({}), Path("x"), overrides={2: ["a=2"]}),
-        Cell(1, "", DictConfig({}), DictConfig({}), Path("x"), result=result, overrides={1: ["a=1"], 3: ["b=1"]}),
+        cell(2, overrides={2: ["a=2"]}),
+        cell(1, result=result, overrides={1: ["a=1"], 3: ["b=1"]}),
     ]
     jobs = objective.returns(cells, "total_s")
     assert [job.overrides for job in jobs] == [["a=1"], ["a=2"], ["b=1"]]

@@ -19,13 +19,14 @@ from omegaconf import DictConfig
 from multicard.machine import leases
 from multicard.ranks.failures import Failure
 from multicard.run import outcome
-from multicard.run.session import SESSION
-from multicard.sweep import local, shares, streak
-from multicard.sweep.job import CellJob
-from multicard.sweep.plan import STARTS_JOBS, Cell
+from multicard.sweep import executor, shares, streak
+from multicard.sweep.cells import Cell, Sweep
+from multicard.sweep.executor import Executor, Running
+from multicard.sweep.job import STARTS_JOBS, CellJob
 from multicard.sweep.shares import Machine, MachineShare, Pool, demand
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import ROOT, SMALL, command, composed, typed, warm_up
+from tests.helpers.cells import cell, sweep
 
 
 @pytest.fixture
@@ -167,26 +168,26 @@ def test_who_is_waited_for_is_said_once(on: Callable[[Pool], Machine], capsys: p
     assert len(lines) == 1 and lines[0].startswith("waiting for 2 cores: leased by pid ")
 
 
-def cells_of(folder: Path, number: int, *words: str) -> list[Cell]:
+def cells_of(folder: Path, number: int, *words: str) -> Sweep:
     """Cells that differ in nothing, in folders of their own."""
     cfg, config = composed(*SMALL, *words), typed(*SMALL, *words)
     env = DictConfig({"hydra": {"job": {"env_set": {}}}})
-    return [Cell(index, "", env, cfg, folder / f"{index}", config) for index in range(1, number + 1)]
+    made = {"composed": env, "cfg": cfg, "config": config}
+    return sweep(*(cell(index, folder / f"{index}", **made) for index in range(1, number + 1)))
 
 
 def ends(monkeypatch: pytest.MonkeyPatch, failure: Failure, polls: int = 1) -> list[int]:
     """Jobs end at the `polls`th look, with a failure. Returns how many there were beside each at its start."""
     beside: list[int] = []
 
-    def started(_: Any, job: CellJob, cell: Cell, share: MachineShare, running: list[local.Running]) -> None:
+    def started(self: Executor, cell: Cell, job: CellJob, share: MachineShare) -> None:
         looks = iter([*[False] * (polls - 1), True])
         outcome.fail(outcome.begin(WORKLOAD, job.cfg, job.folder), failure)
-        running.append(local.Running(cell, SimpleNamespace(done=lambda: next(looks), job_id="0"), share))
-        beside.append(len(running))
+        self.running.append(Running(cell, SimpleNamespace(done=lambda: next(looks), job_id="0"), share))
+        beside.append(len(self.running))
 
-    monkeypatch.setattr(SESSION, "workload", WORKLOAD)
-    monkeypatch.setattr(local, "start_job", started)
-    monkeypatch.setattr(local, "POLL_S", 0.0)
+    monkeypatch.setattr(Executor, "submit_process", started)
+    monkeypatch.setattr(executor, "POLL_S", 0.0)
     return beside
 
 
@@ -196,7 +197,7 @@ def test_max_jobs_bounds_the_cells_at_a_time(
     on(Pool([], [0, 1, 2, 3]))
     for words, most in ((["max_jobs=2"], 2), ([], 4)):
         beside = ends(monkeypatch, Failure("exception", "no"), polls=3)
-        local.run_all(cells_of(tmp_path / f"sweep{most}", 6, "exclusive=false", "cpus_per_gpu=1", *words))
+        executor.run_all(cells_of(tmp_path / f"sweep{most}", 6, "exclusive=false", "cpus_per_gpu=1", *words))
         assert (len(beside), max(beside)) == (6, most)
     with pytest.raises(ValueError, match="max_jobs=0: must be 1 or more, or null"):
         typed("max_jobs=0")
@@ -209,8 +210,8 @@ def test_a_packed_sweep_stops_at_a_full_disk(
     ends(monkeypatch, Failure("disk", "hydra.run.dir: cannot write to /x; free some space"))
     cells = cells_of(tmp_path / "sweep", 6)
     with pytest.raises(streak.SameFailureError, match=r"3 cells in a row failed for one cause: hydra\.run\.dir"):
-        local.run_all(cells)
-    assert [cell.result is None for cell in cells] == [False] * 3 + [True] * 3
+        executor.run_all(cells)
+    assert [cell.result is None for cell in cells.cells] == [False] * 3 + [True] * 3
 
 
 def test_an_interrupted_cell_ends_the_sweep(
@@ -221,9 +222,10 @@ def test_an_interrupted_cell_ends_the_sweep(
     ends(monkeypatch, Failure("interrupt", "interrupted by SIGINT"))
     cells = cells_of(tmp_path / "sweep", 2)
     with pytest.raises(KeyboardInterrupt):
-        local.run_all(cells)
-    assert cells[0].result is not None and cells[0].result["status"] == "interrupted"
-    assert cells[1].result is None and not cells[1].folder.exists()
+        executor.run_all(cells)
+    first, second = cells.cells
+    assert first.result is not None and first.result["status"] == "interrupted"
+    assert second.result is None and not second.folder.exists()
 
 
 @pytest.mark.slow

@@ -15,10 +15,9 @@ from multicard.records import content, run_folder
 from multicard.run import controller as run
 from multicard.run import outcome
 from multicard.run.prepare import typed
-from multicard.run.session import SESSION
 from multicard.sweep import dry_run
 from multicard.sweep import until_sure as until_sure_module
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Cell
 from multicard.sweep.until_sure import Setting, UntilSure
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import composed
@@ -34,7 +33,7 @@ def planned(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
     def plan(*words: str) -> list[Cell]:
         seen: list[list[Cell]] = []
-        monkeypatch.setattr(dry_run, "show", lambda cells, *_, **__: seen.append(cells))
+        monkeypatch.setattr(dry_run, "show", lambda sweep, *_, **__: seen.append(sweep.every))
         code, printed = called("-m", *words, "dry_run=true", "device=cpu", f"hydra.sweep.dir={tmp_path}")
         assert code == 0, printed
         return seen[0]
@@ -70,7 +69,6 @@ def sweep(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
         return code, printed, measured
 
     yield take
-    SESSION.__init__()
 
 
 @pytest.mark.parametrize("words", [["precision=fp32,bf16", "seed=0,1"], ["seed=0,1", "precision=fp32,bf16"]])
@@ -85,7 +83,7 @@ def test_all_cells_are_measured_before_any_is_measured_again(launcher: str, plan
     settings = [(cell.cfg.repetition, cell.cfg.seed, cell.cfg.precision.name) for cell in cells]
     assert settings == [(r, s, p) for r in (1, 2) for s in (0, 1) for p in ("fp32", "bf16")]
     assert len({cell.folder for cell in cells}) == 8
-    assert len({cell.config.identity() for cell in cells if cell.config is not None}) == 4
+    assert len({cell.config.identity() for cell in cells}) == 4
 
 
 def test_only_repetitions_that_are_missing_are_measured(sweep: Callable[..., Any], tmp_path: Path):

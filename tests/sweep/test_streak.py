@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Cell
 from multicard.sweep.streak import Streak, cause_of
 from tests.conftest import SMALL
+from tests.helpers import cells
 
 DISK = ("disk", "hydra.run.dir: cannot write to /x/seed=1 (No space left on device); free some space")
 FULL = ("refused", "hydra.run.dir: cannot write to /x/seed=2 (No space left on device); free some space")
@@ -22,7 +23,7 @@ MODEL = ("exception", "RuntimeError: expected scalar type Float but found Half")
 def cell(cause: tuple[str, str] | None = None, **dataset: Any) -> Cell:
     kind, message = cause or (None, None)
     result = {"status": "ok" if cause is None else "failed", "cause": cause and {"kind": kind, "message": message}}
-    return Cell(1, "", DictConfig({}), DictConfig({"dataset": {"name": "images", **dataset}}), Path("x"), result=result)
+    return cells.cell(cfg=DictConfig({"dataset": {"name": "images", **dataset}}), result=result)
 
 
 def ends(*causes: tuple[str, str] | None, left: int = 1, **dataset: Any) -> bool:

@@ -15,11 +15,10 @@ from multicard.records import run_folder
 from multicard.run import preemption
 from multicard.sweep import slurm_submit, slurm_wait
 from multicard.sweep.job import SlurmJob
-from multicard.sweep.plan import Cell
 from multicard.sweep.streak import SameFailureError, Streak
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import typed
-from tests.helpers import records
+from tests.helpers import cells, records
 
 ONE = Resources(nodes=1, gpus=2, cpus=4, memory_gb=None, time_min=60, exclusive=False)
 SITE = {
@@ -190,10 +189,10 @@ def test_jobs_of_an_array_are_named_together():
 def test_of_a_cell_that_was_submitted_twice_the_queued_job_counts(
     tmp_path: Path, answers: Callable[[str], list[tuple[str, ...]]]
 ):
-    for name, job, cells in (("b", "5", ["x", "y"]), ("a", "7", ["y", "gone"]), ("c", "4", ["y"])):
-        run_folder.write_json(tmp_path / ".submitit" / f"{name}.json", {"cells": cells, "job": job})
+    for name, job, names in (("b", "5", ["x", "y"]), ("a", "7", ["y", "gone"]), ("c", "4", ["y"])):
+        run_folder.write_json(tmp_path / ".submitit" / f"{name}.json", {"cells": names, "job": job})
     (tmp_path / ".submitit" / "cut.json").write_text('{"cells":')
-    left = [Cell(number, "", DictConfig({}), DictConfig({}), tmp_path / name) for number, name in ((1, "x"), (2, "y"))]
+    left = [cells.cell(number, tmp_path / name) for number, name in ((1, "x"), (2, "y"))]
     answers("5_0|RUNNING|n1|None\n7_0|PENDING||None\n7_1|PENDING||None\n")
     assert slurm_submit.queued_jobs(left) == {1: "5_0", 2: "7_0"}
 
@@ -212,8 +211,7 @@ def test_a_cell_has_ended_once_its_job_has_tidied_up_or_is_gone(
     """A launcher that returns on the record alone leaves a checkpoint that is about to go, and a folder in use."""
     queued = {"4_0": State("RUNNING", "", "", "")}
     monkeypatch.setattr(slurm, "queued", lambda _: dict(queued))
-    monkeypatch.setattr(slurm_wait.SESSION, "workload", WORKLOAD)
-    cell = Cell(0, "", DictConfig({}), DictConfig({}), tmp_path)
+    cell = cells.cell(0, tmp_path)
     queue = slurm_wait.Queue([cell], {0: "4_0"}, Streak())
     run_folder.claim(tmp_path, "4_0")
     run_folder.write_result(tmp_path, records.vision(job="4_0"))
@@ -242,11 +240,10 @@ def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
     monkeypatch.setattr(slurm, "queued", look)
     monkeypatch.setattr(slurm_wait, "pause", lambda _: None)
     monkeypatch.setattr(slurm_wait, "SHORTEST_POLL_S", 0.0)
-    monkeypatch.setattr(slurm_wait, "read_record", lambda _: None)
-    monkeypatch.setattr(slurm_wait.SESSION, "workload", WORKLOAD)
-    cells = [Cell(number, "", DictConfig({}), DictConfig({}), Path("x")) for number in range(2)]
+    monkeypatch.setattr(run_folder, "read_record", lambda _: None)
+    held_cells = [cells.cell(number) for number in range(2)]
     with pytest.raises(KeyboardInterrupt):
-        slurm_wait._watch(slurm_wait.Queue(cells, {0: "4_0", 1: "4_1"}, Streak()), None)
+        slurm_wait._watch(slurm_wait.Queue(held_cells, {0: "4_0", 1: "4_1"}, Streak()), None)
     line = "SLURM holds job {0} (launch failed requeued held); to let it go on: scontrol release {0}"
     said = capsys.readouterr().err.splitlines()
     assert [line.format(job) for job in ("4_[1]", "4_[0]", "4_[0]")] == [each for each in said if "holds" in each]
@@ -257,7 +254,7 @@ def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(
 ):
     """Two jobs run: one of them began as it was to be cancelled."""
     states = {f"4_{number}": "RUNNING" if number < 4 else "PENDING" for number in range(7)}
-    cells = [Cell(number, "", DictConfig({}), DictConfig({}), tmp_path / str(number)) for number in range(7)]
+    sweep = cells.sweep(*(cells.cell(number, tmp_path / str(number)) for number in range(7)))
     cancelled: list[tuple[str, ...]] = []
 
     def end(job: str) -> None:
@@ -284,11 +281,10 @@ def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(
     monkeypatch.setattr(slurm, "queued", look)
     monkeypatch.setattr(slurm_wait, "pause", lambda _: None)
     monkeypatch.setattr(slurm_wait, "SHORTEST_POLL_S", 0.0)
-    monkeypatch.setattr(slurm_wait.SESSION, "workload", WORKLOAD)
     with pytest.raises(SameFailureError, match=r"3 cells in a row failed for one cause: hydra\.run\.dir: no space"):
-        slurm_wait.wait(cells, {number: f"4_{number}" for number in range(7)}, Streak())
+        slurm_wait.wait(sweep, {number: f"4_{number}" for number in range(7)}, Streak())
     assert cancelled == [("scancel", "--state=PENDING", "4_[4,5,6]")]
-    assert [cell.result is None for cell in cells] == [False] * 5 + [True] * 2
+    assert [cell.result is None for cell in sweep.cells] == [False] * 5 + [True] * 2
     assert not (tmp_path / "5").exists()
     assert "; cancelled: 2 jobs of 3 that had not begun\n" in capsys.readouterr().err
 

@@ -12,8 +12,9 @@ import wandb
 
 from multicard.config.base import TrackerMode
 from multicard.run import outcome
-from multicard.run.session import SESSION, close
+from multicard.sweep.command import Command
 from multicard.tracking import mirror
+from multicard.vision.workload import WORKLOAD
 from tests.cli.test_network import served
 from tests.conftest import command, composed, typed
 from tests.helpers import records, wandb_file
@@ -48,8 +49,9 @@ def test_a_tracker_that_fails_is_an_error_and_leaves_the_record(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tracker.mode=offline: W&B failed (CommError: no space left on device)")
 
-    monkeypatch.setattr(SESSION, "records", [result])
-    assert close() == 1  # though the run itself is fine
+    command = Command(WORKLOAD)
+    command.records.append(result)
+    assert command.close() == 1  # though the run itself is fine
 
 
 @pytest.mark.parametrize(

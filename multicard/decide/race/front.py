@@ -11,7 +11,7 @@ from multicard.config.race import LESS_IS_BETTER, RaceConfig
 from multicard.config.repetition import share
 from multicard.decide.race.standings import Standing
 from multicard.records.text_table import in_bytes
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Cell
 from multicard.sweep.shares import machine
 
 NORMAL_95 = 1.96

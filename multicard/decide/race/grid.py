@@ -7,8 +7,7 @@ from multicard.config.job import Device
 from multicard.config.keys import require
 from multicard.decide.race import gpus, to_target
 from multicard.records import comparable
-from multicard.run.session import SESSION
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Cell
 from multicard.sweep.shares import machine
 
 
@@ -27,8 +26,7 @@ def refuse(figure: str, cells: Sequence[Cell]) -> None:
     Raises:
         ValueError: the entry, or the machine, does not have the figure, or cells are the same run.
     """
-    workload = SESSION.workload
-    assert workload is not None
+    workload = cells[0].workload
     own = f"{workload.unit}_per_s"
     rates = figure.endswith("_per_s") and figure != own
     require(not rates, f"race={figure}: {workload.entry} has race={own}")

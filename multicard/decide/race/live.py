@@ -23,10 +23,9 @@ from multicard.decide.race.state import State, head
 from multicard.measure.timing import clock_s
 from multicard.ranks.elastic import KILLED
 from multicard.records import run_folder
-from multicard.run.session import SESSION, say
-from multicard.sweep import local, plan
-from multicard.sweep.local import Running
-from multicard.sweep.plan import Cell
+from multicard.run.session import say
+from multicard.sweep.cells import Cell, Sweep, settle
+from multicard.sweep.executor import NO_RECORD, Executor, run_all
 from multicard.sweep.shares import MachineShare, machine
 from multicard.sweep.streak import SameFailureError, would_fail_too
 
@@ -37,7 +36,7 @@ PEAK_SD = 0.002  # of the peak memory between processes of a cell
 START_S = 20.0  # of a process, before one was started
 
 
-def run(cells: list[Cell], finals: list[Cell]) -> None:
+def run(sweep: Sweep, finals: Sweep) -> None:
     """Race the cells, and measure the best of them in full.
 
     Args:
@@ -48,26 +47,27 @@ def run(cells: list[Cell], finals: list[Cell]) -> None:
         KeyboardInterrupt: on Ctrl-C, once what ran has ended.
         SameFailureError: a cell failed for a cause that the others have too.
     """
+    cells = sweep.cells
     if not cells:
         return
     figure = str(cells[0].cfg.race.figure)
     grid.refuse(figure, cells)
     if figure == "total_s":
-        to_target.run(cells, finals)
+        to_target.run(sweep, finals)
         return
     race = LiveRace(cells)
     view.say_if_small(race)
     try:
         with processes.whole_machine(race.widest) as share:
             race.run(share)
-        finals += race.finals()
-        unmeasured = plan.settle(finals)
-        if unmeasured:
-            say(f"race={figure}: {count(len(unmeasured), 'run')} of the best in full")
-            local.run_all(unmeasured)
-        race.take_finals(finals)
-        say("\n".join(view.end(race, finals)))
-        SESSION.abandoned |= race.rules.verdict().winner is None
+        finals.cells += race.finals()
+        settle(finals)
+        if finals.left:
+            say(f"race={figure}: {count(len(finals.left), 'run')} of the best in full")
+            run_all(finals)
+        race.take_finals(finals.cells)
+        say("\n".join(view.end(race, finals.cells)))
+        sweep.command.abandoned |= race.rules.verdict().winner is None
     finally:
         race.close()
 
@@ -93,14 +93,13 @@ class LiveRace:
         axes = grid.settings([plain(cell.config) for cell in self.cells if cell.config is not None])
         runs, process_sd = (1, PEAK_SD) if self.figure == "peak_memory" else (FINAL_RUNS, RaceOptions.process_sd)
         options = RaceOptions(self.options.confidence, share(self.options.tolerance), FINALISTS, runs, process_sd)
-        self.folder = plan.jobs_folder(list(self.cells))
+        self.executor = Executor(self.cells[0].folder.parent)
         self.state = State(self.cells[0].folder.parent, self.figure, head(), anew=bool(self.cells[0].cfg.rerun))
         known = priors.of_race(self.cells, self.state)
         self.rules = Race(axes, known, START_S, self.options.block, options)
         for place, reason in priors.hopeless(known).items():
             self.rules.out(place, reason)
         self.alive: dict[int, CellProcess] = {}
-        self.running: list[Running] = []
         self.peaks: dict[int, int] = {}
         self.needed: dict[int, int] = {}
         self.ended: set[int] = set()  # cells that cannot go on
@@ -166,36 +165,32 @@ class LiveRace:
 
     def run(self, share: MachineShare) -> None:
         """Race until the rules say that it is over."""
-        import submitit
-
         self.share = share
-        executor = submitit.AutoExecutor(self.folder, cluster="local", local_python=plan.STARTS_JOBS)
-        executor.update_parameters(timeout_min=local.NO_LIMIT_MIN)
         try:
             with view.Screen(self) as screen:
                 while order := self.rules.next_round():
-                    self._round(executor, order, screen)
+                    self._round(order, screen)
                 self._drop()
                 for place in list(self.alive):
                     self._end(place)
         except KeyboardInterrupt as interrupted:
             say(f"interrupted by {str(interrupted) or 'SIGINT'}: ending what runs", error=True)
-            local.interrupt(self.running, self.folder)
+            self.executor.interrupt()
             raise
         except SameFailureError:
-            local.interrupt(self.running, self.folder)
+            self.executor.interrupt()
             raise
 
-    def _round(self, executor: Any, order: Sequence[int], screen: view.Screen) -> None:
+    def _round(self, order: Sequence[int], screen: view.Screen) -> None:
         """Have these cells train a block each, one after the other."""
         began_s = clock_s()
         self.state.add(began=self.rules.round)
         self._drop()
         for place in self.rules.fresh & self.alive.keys():
             self._end(place)
-        self._start_all(executor, order)
+        self._start_all(order)
         for place in order:
-            process = self._block(executor, place)
+            process = self._block(place)
             if process is not None:
                 process.wait_until_quiet()
             screen.block_ended()
@@ -210,25 +205,25 @@ class LiveRace:
         if full_s is not None:
             self.rules.costs(median(self.starts_s), fmean(self.blocks_s), full_s, self.raced_s)
 
-    def _start_all(self, executor: Any, places: Sequence[int]) -> None:
+    def _start_all(self, places: Sequence[int]) -> None:
         """Start the processes of a round, as far as memory allows: then its blocks follow one another closely."""
         if not self.needed:
             return  # what a process takes once it trains is not known
         for place in places:
             if place not in self.alive and self._has_room(place):
                 try:
-                    self._start(executor, place)
+                    self._start(place)
                 except CellEndedError as ended:
                     self._forget_ended(place)
                     if not self.alive or not _may_want_memory(ended.record):  # else it is tried alone in its turn
                         self._judge_end(place, ended.record)
 
-    def _block(self, executor: Any, place: int) -> CellProcess | None:
+    def _block(self, place: int) -> CellProcess | None:
         """Have a cell train a block, in a process that is started where it has none. Returns it; None where the cell is
         out."""
         while place not in self.ended:
             try:
-                process = self.alive.get(place) or self._start(executor, place)
+                process = self.alive.get(place) or self._start(place)
                 measured = process.run_block(0.0 if self.figure == "peak_memory" else self.options.block)
             except CellEndedError as ended:
                 self._forget_ended(place)
@@ -240,14 +235,14 @@ class LiveRace:
             self._out(place, "diverged: its loss is not finite")
         return None
 
-    def _start(self, executor: Any, place: int) -> CellProcess:
+    def _start(self, place: int) -> CellProcess:
         self._make_room(place)
         cell, repetition = self.cells[place], 1
         while run_folder.finished(processes.folder_of(cell, repetition, probe=True)) is not None:
             repetition += 1
         self.started += 1
         probe = processes.as_probe(cell, repetition)
-        process = processes.start(executor, probe, self.started, self.share, self.running)
+        process = processes.start(self.executor, probe, self.started, self.share)
         self.alive[place] = process
         self.starts_s.append(process.start_s)
         self._note(place, process=process.number, used_s=process.start_s)
@@ -322,13 +317,10 @@ class LiveRace:
                 self._end(standing.cell)
 
     def _end(self, place: int) -> None:
-        process = self.alive.pop(place)
-        process.end()
-        self.running[:] = [other for other in self.running if other is not process.running]
+        self.alive.pop(place).end()
 
     def _forget_ended(self, place: int) -> None:
         self.alive.pop(place, None)
-        self.running[:] = [process for process in self.running if not process.job.done()]
 
     def _has_room(self, place: int) -> bool:
         """Whether there is memory for a process of the cell, beside what those still take that have not trained yet. A
@@ -392,4 +384,4 @@ def _may_want_memory(record: dict[str, Any]) -> bool:
     """Whether a cell's process ran out of memory, or was killed, as the host's out-of-memory killer does: it is not
     always seen to have done so."""
     message = (record["cause"] or {}).get("message") or ""
-    return record["status"] == "oom" or any(words in message for words in (*KILLED, local.NO_RECORD))
+    return record["status"] == "oom" or any(words in message for words in (*KILLED, NO_RECORD))

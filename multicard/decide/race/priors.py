@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from multicard.config.vision import VisionConfig
 from multicard.decide.race.state import State
 from multicard.estimate import before_run, lengths
-from multicard.sweep.plan import Cell
+from multicard.sweep.cells import Cell
 
 KNOWN = ("measured", "probed", "scaled")  # bases that rest on this machine
 NORMAL_90 = 1.645  # half of a 90 % interval in standard deviations

@@ -15,11 +15,9 @@ from multicard.measure.timing import clock_s, pause
 from multicard.ranks import os_calls
 from multicard.records import identity
 from multicard.records.progress import Board
-from multicard.run.session import SESSION
-from multicard.sweep import local
+from multicard.sweep.cells import Cell
+from multicard.sweep.executor import Executor, Running
 from multicard.sweep.job import LocalJob
-from multicard.sweep.local import Running
-from multicard.sweep.plan import Cell, make_jobs, submission
 from multicard.sweep.shares import LEASES_POLL_S, Machine, MachineShare
 
 POLL_S = 0.02
@@ -60,6 +58,7 @@ class CellProcess:
 
     cell: Cell
     number: int
+    executor: Executor
     running: Running
     reader: BlockReader
     board: Board | None = None
@@ -72,7 +71,6 @@ class CellProcess:
     @property
     def gpus(self) -> tuple[str, ...]:
         """That it computes on."""
-        assert self.cell.config is not None
         return (self.running.share.gpus or ())[: self.cell.config.gpus]
 
     def run_block(self, block_s: float) -> Measured:
@@ -119,8 +117,8 @@ class CellProcess:
             CellEndedError: it ended before.
         """
         while (measured := self.reader.next()) is None:
-            if self.running.job.done():
-                raise CellEndedError(collect(self))
+            if self.running.has_ended():
+                raise CellEndedError(self.executor.collect(self.running))
             pause(POLL_S)
         self.last = measured
         return measured
@@ -131,8 +129,9 @@ class CellProcess:
             if not self.last.step:
                 self.board.run_to(1)
             self.board.ask_stop(max(1, self.last.step))
-        while not self.running.job.done():
+        while not self.running.has_ended():
             pause(POLL_S)
+        self.executor.running.remove(self.running)
 
     def wait_until_quiet(self) -> None:
         """Wait until its loader's workers have filled their queues, and nothing of it computes."""
@@ -151,7 +150,7 @@ class CellProcess:
 
         total_s = 0.0
         try:
-            for process in psutil.Process(int(self.running.job.job_id)).children(recursive=True):
+            for process in psutil.Process(self.running.pid).children(recursive=True):
                 times = process.cpu_times()
                 total_s += times.user + times.system
         except psutil.NoSuchProcess:
@@ -161,7 +160,6 @@ class CellProcess:
 
 def as_probe(cell: Cell, repetition: int) -> Cell:
     """The cell as it is raced."""
-    assert cell.config is not None
     cfg = deepcopy(cell.cfg)
     cfg.probe.enabled, cfg.repetition = True, repetition
     config = replace(cell.config, probe=replace(cell.config.probe, enabled=True), repetition=repetition)
@@ -170,7 +168,6 @@ def as_probe(cell: Cell, repetition: int) -> Cell:
 
 def as_result(cell: Cell, repetition: int) -> Cell:
     """The cell as it is measured in full."""
-    assert cell.config is not None
     cfg = deepcopy(cell.cfg)
     cfg.race.figure, cfg.repetition = None, repetition
     config = replace(cell.config, race=replace(cell.config.race, figure=None), repetition=repetition)
@@ -179,18 +176,17 @@ def as_result(cell: Cell, repetition: int) -> Cell:
 
 def folder_of(cell: Cell, repetition: int, probe: bool) -> Path:
     """Of a run of the cell; the cell's own folder names its changed axes."""
-    assert cell.config is not None
     digits = cell.config.identity()
     changed = cell.folder.name.partition(f"-{digits}")[0]
     name = f"{changed}-{digits}" + (f"-r{repetition}" if repetition > 1 else "") + ("-probe" if probe else "")
     return identity.find(cell.folder.parent, name)
 
 
-def start(executor: Any, cell: Cell, number: int, share: MachineShare, running: list[Running]) -> CellProcess:
+def start(executor: Executor, cell: Cell, number: int, share: MachineShare) -> CellProcess:
     """Start a process of the cell, and wait until its ranks are ready to train.
 
     Args:
-        cell: as a probe. running: the process is added to it, so that an interruption reaches it.
+        cell: as a probe.
 
     Raises:
         CellEndedError: it ended: refused, or out of memory.
@@ -199,29 +195,17 @@ def start(executor: Any, cell: Cell, number: int, share: MachineShare, running: 
     (cell.folder / "result.json").unlink(missing_ok=True)
     for path in cell.folder.glob("blocks/*.jsonl"):  # of a process that was killed
         path.unlink()
-    submit(executor, cell, share, running)
-    process = CellProcess(cell, number, running[-1], BlockReader(cell.folder))
+    running = submit(executor, cell, share)
+    process = CellProcess(cell, number, executor, running, BlockReader(cell.folder))
     process.wait()
     process.board = Board(cell.folder, process.reader.ranks)
     process.start_s = clock_s() - began_s
     return process
 
 
-def submit(executor: Any, cell: Cell, share: MachineShare, running: list[Running]) -> None:
+def submit(executor: Executor, cell: Cell, share: MachineShare) -> Running:
     """Start a process of the cell, which ends with the race."""
-    visible = None if share.gpus is None else ",".join(share.gpus)
-    with submission() as umask:
-        options = {"gpus": visible, "cpus": share.cpus, "leased": share.names}
-        (job,) = make_jobs([cell], RaceJob, umask=umask, race=os.getpid(), **options)
-        local.start_job(executor, job, cell, share, running)
-
-
-def collect(process: CellProcess) -> dict[str, Any]:
-    """The record of a process that has ended by itself."""
-    SESSION.label = process.cell.label
-    local.collect(process.running, Path(process.running.job.paths.folder))
-    assert process.cell.result is not None
-    return process.cell.result
+    return executor.start(cell, share, RaceJob, race=os.getpid())
 
 
 @contextmanager

@@ -17,10 +17,9 @@ from multicard.decide.race.state import State, head
 from multicard.measure.timing import clock_s, in_hours, pause
 from multicard.records import run_folder
 from multicard.records.progress import Board
-from multicard.run.session import SESSION, say
-from multicard.sweep import local, plan
-from multicard.sweep.local import Running
-from multicard.sweep.plan import Cell
+from multicard.run.session import say
+from multicard.sweep.cells import Cell, Sweep, settle
+from multicard.sweep.executor import Executor, run_all
 from multicard.sweep.shares import MachineShare
 from multicard.sweep.streak import SameFailureError, would_fail_too
 
@@ -55,15 +54,14 @@ def refuse(cells: Sequence[Cell]) -> None:
     Raises:
         ValueError: an entry that has no accuracy, cells without a target, or that train on once they are there.
     """
-    workload = SESSION.workload
-    assert workload is not None
+    workload = cells[0].workload
     own = "is the time to an accuracy, which train_vision.py has"
     require("target_accuracy" in cells[0].cfg, f"race=total_s: {own}; {workload.entry} has race={workload.unit}_per_s")
     remedy = "race=total_s: is the time to an accuracy; set target_accuracy=0.97 or another, and stop_at_target=true"
     require(all(cell.cfg.get("target_accuracy") and cell.cfg.stop_at_target for cell in cells), remedy)
 
 
-def run(cells: Sequence[Cell], finals: list[Cell]) -> None:
+def run(sweep: Sweep, finals: Sweep) -> None:
     """Race the cells to their target, and measure those in full that came near the best.
 
     Args:
@@ -73,15 +71,15 @@ def run(cells: Sequence[Cell], finals: list[Cell]) -> None:
         KeyboardInterrupt: on Ctrl-C, once what ran has ended.
         SameFailureError: a cell failed for a cause that the others have too.
     """
+    cells = sweep.cells
     state = State(cells[0].folder.parent, "total_s", head(), anew=bool(cells[0].cfg.rerun))
     outs = {line["cell"]: line for line in state.lines if "out" in line}
     known = priors.of(cells)
     order = sorted(range(len(cells)), key=lambda place: -(known[place] or (0.0, 0.0))[0])
     times, runs = Times(), {place: processes.as_result(cells[place], 1) for place in range(len(cells))}
     try:
-        plan.settle([*runs.values()])
+        settle(Sweep(sweep.command, [*runs.values()]))
         first = cells[order[0]].config
-        assert first is not None
         with processes.whole_machine(first) as share:
             for place in order:
                 line = outs.get(_name(cells[place]))
@@ -94,20 +92,20 @@ def run(cells: Sequence[Cell], finals: list[Cell]) -> None:
                     out = {"out": times.reasons[place], "used_s": times.used_s[place]}
                     state.add(cell=_name(cells[place]), **out)
         best = times.finalists()
-        finals += [runs[place] for place in best]
-        finals += [processes.as_result(cells[place], turn) for turn in range(2, RUNS + 1) for place in best]
-        left = plan.settle(finals[len(best) :])
-        if left:
-            say(f"race=total_s: {count(len(left), 'run')} more of those that came near the best")
-            local.run_all(left)
-        say("\n".join(end(cells, times, finals)))
-        SESSION.abandoned |= not times.reached_s
+        finals.cells += [runs[place] for place in best]
+        more = [processes.as_result(cells[place], turn) for turn in range(2, RUNS + 1) for place in best]
+        finals.cells += more
+        settle(rest := Sweep(sweep.command, more))
+        if rest.left:
+            say(f"race=total_s: {count(len(rest.left), 'run')} more of those that came near the best")
+            run_all(rest)
+        say("\n".join(end(cells, times, finals.cells)))
+        sweep.command.abandoned |= not times.reached_s
     finally:
         state.close()
 
 
 def _name(cell: Cell) -> str:
-    assert cell.config is not None
     return cell.config.identity()
 
 
@@ -155,32 +153,26 @@ def train(cell: Cell, share: MachineShare, bar_s: float | None) -> float | None:
     Returns:
         The seconds after which it was stopped; None where it ended by itself. Its record is its result.
     """
-    import submitit
-
-    folder = plan.jobs_folder([cell])
-    executor = submitit.AutoExecutor(folder, cluster="local", local_python=plan.STARTS_JOBS)
-    executor.update_parameters(timeout_min=local.NO_LIMIT_MIN)
-    running: list[Running] = []
+    executor = Executor(cell.folder.parent)
     if run_folder.finished(cell.folder) is None:
-        (cell.folder / "result.json").unlink(missing_ok=True)
         for board in cell.folder.glob(".progress*"):  # of an earlier start that was killed: `has_begun` reads it
             board.unlink(missing_ok=True)
     try:
-        processes.submit(executor, cell, share, running)
+        running = processes.submit(executor, cell, share)
         began_s = None
-        while not running[0].job.done():
+        while not running.has_ended():
             began_s = began_s or (clock_s() if has_begun(cell.folder) else None)
             if began_s is not None and bar_s is not None and clock_s() - began_s > bar_s:
                 stopped_s = clock_s() - began_s
-                local.interrupt(running, folder)
+                executor.interrupt()
                 assert cell.result is not None
                 return None if cell.result["status"] == "ok" else stopped_s  # it may have ended meanwhile
             pause(POLL_S)
     except KeyboardInterrupt as interrupted:
         say(f"interrupted by {str(interrupted) or 'SIGINT'}: ending what runs", error=True)
-        local.interrupt(running, folder)
+        executor.interrupt()
         raise
-    local.collect(running[0], folder)
+    executor.collect(running)
     return None
 
 

@@ -17,8 +17,8 @@ from multicard.decide.race.standings import BEATEN, IN, NOT_STARTED, OUT, Standi
 from multicard.measure.timing import in_hours
 from multicard.records import comparable, table, text_table
 from multicard.records.text_table import in_bytes
-from multicard.run.session import SESSION, say
-from multicard.sweep.plan import Cell
+from multicard.run.session import say
+from multicard.sweep.cells import Cell
 
 NORMAL_95 = 1.96
 LISTED = 12  # cells at most in the table at the end
@@ -124,9 +124,8 @@ def figure(race: ShownRace, standing: Standing) -> str:
 
 def _unit(race: ShownRace) -> str:
     """Of the figure."""
-    assert SESSION.workload is not None
     name = str(race.options.figure)
-    return ENERGY[SESSION.workload.unit] if name == "energy_joules" else FIGURES[name]
+    return ENERGY[race.cells[0].workload.unit] if name == "energy_joules" else FIGURES[name]
 
 
 def value(race: ShownRace, log_figure: float) -> str:
@@ -233,13 +232,11 @@ def _state(standing: Standing) -> str:
 
 
 def _axes(race: ShownRace) -> list[str]:
-    assert SESSION.workload is not None
-    return comparable.varied([_as_record(cell) for cell in race.cells], table.ALWAYS[SESSION.workload.name])
+    return comparable.varied([_as_record(cell) for cell in race.cells], table.ALWAYS[race.cells[0].workload.name])
 
 
 def _as_record(cell: Cell) -> dict[str, Any]:
-    assert SESSION.workload is not None and cell.config is not None
-    return {"axes": SESSION.workload.axes(cell.cfg, str(cell.cfg.device)), "config": plain(cell.config)}
+    return {"axes": cell.workload.axes(cell.cfg, str(cell.cfg.device)), "config": plain(cell.config)}
 
 
 def _cost(race: ShownRace, finals: Sequence[Cell]) -> str:
@@ -274,7 +271,6 @@ def _differing(race: ShownRace) -> list[str]:
 
 def command(cell: Cell) -> str:
     """The command that measures the cell alone."""
-    assert SESSION.workload is not None
     words = [str(word) for word in cell.composed.hydra.overrides.task]
     words = [word for word in words if not word.startswith(OWN_WORDS)]
-    return shlex.join(["python", SESSION.workload.entry, *words])
+    return shlex.join(["python", cell.workload.entry, *words])

@@ -1,0 +1,221 @@
+"""The cells of a sweep: composed once, then either measured before, refused, or left to measure."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.types import HydraContext
+from omegaconf import DictConfig, open_dict
+
+from multicard.config.base import RunConfig, Scale
+from multicard.records import identity, run_folder
+from multicard.run import outcome, prepare
+from multicard.run.session import say
+from multicard.run.workload import Workload
+from multicard.sweep.command import Command
+
+NAMED_CELLS = 10  # the most cells that are listed one by one
+
+
+@dataclass(kw_only=True)
+class Place:
+    """A cell's place in its sweep.
+
+    Args:
+        number: in the sweep, from 1; `label` shows it ("[2/6] "), and is empty for a single run.
+        composed: Hydra's configuration with its own part; `cfg` is the run's part, resolved.
+        overrides: of the cell, and of others that measure the same, by their number.
+        result: the record, once there is one.
+    """
+
+    number: int = 1
+    label: str = ""
+    workload: Workload
+    composed: DictConfig
+    cfg: DictConfig
+    folder: Path
+    overrides: dict[int, list[str]] = field(default_factory=dict)
+    result: dict[str, Any] | None = None
+
+
+@dataclass(kw_only=True)
+class Cell(Place):
+    """A cell that can be measured: `config` is `cfg` as dataclasses."""
+
+    config: RunConfig
+
+    def refused(self, reason: str, is_mistake: bool = True) -> "Refused":
+        """The cell as one that is not measured."""
+        shared = {name: getattr(self, name) for name in Place.__dataclass_fields__}
+        return Refused(**shared, reason=reason, is_mistake=is_mistake)
+
+
+@dataclass(kw_only=True)
+class Refused(Place):
+    """A cell that is not measured.
+
+    Args:
+        reason: with the key and the remedy.
+        is_mistake: the command exits with 1 for it; False where a race leaves out a cell that does not fit.
+    """
+
+    reason: str
+    is_mistake: bool = True
+
+    def record(self, keep: bool = True) -> None:
+        """Say the reason, and record it where that replaces no measurement.
+
+        Args:
+            keep: write the record, as a sweep does.
+        """
+        begun = outcome.begin(self.workload, self.cfg, self.folder)
+        self.result = outcome.refuse(begun, self.reason, keep, self.label)
+
+
+@dataclass
+class Sweep:
+    """The cells of a command, or of one batch of it. A cell is in one of both lists."""
+
+    command: Command
+    cells: list[Cell] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+
+    @property
+    def left(self) -> list[Cell]:
+        """The cells without a record."""
+        return [cell for cell in self.cells if cell.result is None]
+
+    @property
+    def every(self) -> list[Cell | Refused]:
+        """All cells, in the sweep's order."""
+        return sorted([*self.cells, *self.refused], key=lambda cell: cell.number)
+
+    def refuse(self, cell: Cell, reason: str, is_mistake: bool = True) -> None:
+        """Take a cell out of those that are measured."""
+        self.cells.remove(cell)
+        self.refused.append(cell.refused(reason, is_mistake))
+
+    def refuse_all(self, reason: str) -> None:
+        """Take all cells out of those that are measured, for one reason."""
+        for cell in [*self.cells]:
+            self.refuse(cell, reason)
+
+    def record_refused(self) -> None:
+        """Record the mistakes that have no record yet."""
+        for cell in self.refused:
+            if cell.is_mistake and cell.result is None:
+                cell.record()
+
+    def finish(self) -> None:
+        """Hand the records to the command, in the sweep's order."""
+        self.command.records += [cell.result for cell in self.every if cell.result is not None]
+
+    def say_left(self, ended: str = "interrupted") -> None:
+        """Say which cells a sweep has left that ended early, and the command that measures them.
+
+        Args:
+            ended: why it ended.
+        """
+        left = [cell for cell in self.every if cell.result is None or cell.result["status"] == "interrupted"]
+        say(f"{ended}: {len(left)} of {len(self.every)} cells are left:", error=True)
+        for cell in left[:NAMED_CELLS]:
+            say(f"  {cell.label}{cell.folder.name}", error=True)
+        if len(left) > NAMED_CELLS:
+            say(f"  and {len(left) - NAMED_CELLS} more", error=True)
+        say(f"To resume: {self.resume_command()}", error=True)
+        self.command.abandoned = True
+
+    def resume_command(self) -> str:
+        """The command line of this sweep, with the name of its folder where it has none."""
+        words = list(sys.orig_argv)
+        if not any(word.startswith(("name=", "hydra.sweep.dir=")) for word in words):
+            words.append(f"name={self.every[0].folder.parent.name}")
+        return shlex.join(words)
+
+
+def compose(
+    command: Command,
+    context: HydraContext,
+    sweep_config: DictConfig,
+    job_overrides: Sequence[Sequence[str]],
+    first: int,
+) -> Sweep:
+    """Compose every cell, once, and find its folder. Cells that measure the same are one.
+
+    Args:
+        sweep_config: the sweep's own configuration.
+        job_overrides: the overrides of each cell.
+        first: Hydra's number of the first of these cells, from 0.
+    """
+    placed, total, alike = dict[tuple[Path, str], Cell | Refused](), len(job_overrides), list[str]()
+    shrunk = {f"{key}={value}" for key, value in sweep_config.hydra.experiment.smoke.items()}
+    unnamed = shrunk if sweep_config.scale == Scale.smoke else set()  # not part of a folder's name
+    for number, overrides in enumerate(job_overrides, 1):
+        composed = context.config_loader.load_sweep_config(sweep_config, list(overrides))
+        cfg = identity.task_of(composed)
+        words = [word for word in overrides if word not in unnamed]
+        label = f"[{number}/{total}] "
+        cell = cell_of(command.workload, composed, cfg, Path(str(composed.hydra.sweep.dir)), words, number, label)
+        setting = (cell.folder.parent, cell.folder.name)
+        if isinstance(cell, Cell):
+            setting = (cell.folder.parent, f"{cell.config.identity()}-r{cfg.repetition}-{cfg.probe.enabled}")
+        if setting in placed:
+            alike.append(f"{label}measures the same as [{placed[setting].number}/{total}]: left out")
+            placed[setting].overrides[number] = list(overrides)
+            continue
+        with open_dict(composed):
+            composed.hydra.job.id = composed.hydra.job.num = first + number - 1
+            composed.hydra.sweep.subdir = cell.folder.name
+        cell.overrides[number] = list(overrides)
+        placed[setting] = cell
+    several = f"{len(alike)} of {total} cells measure the same as others: left out"
+    for line in alike if len(alike) <= NAMED_CELLS else [several]:
+        say(line)
+    cells = [cell for cell in placed.values() if isinstance(cell, Cell)]
+    return Sweep(command, cells, [cell for cell in placed.values() if isinstance(cell, Refused)])
+
+
+def cell_of(
+    workload: Workload,
+    composed: DictConfig,
+    cfg: DictConfig,
+    sweep: Path,
+    words: list[str],
+    number: int = 1,
+    label: str = "",
+) -> Cell | Refused:
+    """The cell of a composed configuration.
+
+    Args:
+        sweep: the folder that holds the cell's.
+        words: of the overrides, those that name the folder.
+    """
+    place: dict[str, Any] = {"number": number, "label": label, "workload": workload, "composed": composed, "cfg": cfg}
+    try:
+        config = prepare.typed(workload, cfg)
+    except ValueError as error:
+        name = identity.name(identity.REFUSED, words, cfg.repetition, cfg.probe.enabled)
+        return Refused(**place, folder=identity.find(sweep, name), reason=str(error))
+    name = identity.name(config.identity(), words, cfg.repetition, cfg.probe.enabled)
+    return Cell(**place, folder=identity.find(sweep, name), config=config)
+
+
+def settle(sweep: Sweep) -> None:
+    """Take the records of cells that were measured before, and refuse cells that were measured on other data than lies
+    there now."""
+    fingerprints: dict[str, Any] = {}
+    for cell in list(sweep.cells):
+        record = None if cell.cfg.rerun else run_folder.finished(cell.folder)
+        if record is None:
+            continue
+        changed = prepare.changed_data(cell.workload, cell.config, record, fingerprints)
+        if changed is not None:
+            sweep.refuse(cell, changed)
+            continue
+        if not cell.cfg.predict.enabled:  # whose table shows it
+            say(f"{cell.label}measured before ({record['status']}): {cell.folder}")
+        outcome.release_finished(cell.folder)
+        cell.result = record | {"folder": str(cell.folder)}

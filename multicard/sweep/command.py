@@ -1,0 +1,72 @@
+"""One command of an entry: what it was asked to do, and what came of it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from multicard.measure.timing import clock_s, process_started_s
+from multicard.records import probe_table, run_folder, table
+from multicard.records.probes import is_probe
+from multicard.run.session import say
+from multicard.run.workload import Workload
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+
+class Command:
+    """One command of an entry, from its words to its exit code.
+
+    Args:
+        words: of the command line, after the entry.
+        overrides: the keys that they set.
+
+    Attributes:
+        records: of the cells, in the order of the table at the end.
+        is_sweep: several runs may have been asked for.
+        foreseen_s: seconds that predictions took before the first run, which are no part of its start-up.
+        abandoned: something is left undone.
+        would_refuse: a dry run or a prediction found a cell that would be refused.
+    """
+
+    def __init__(self, workload: Workload, words: Sequence[str] = (), overrides: "Sequence[Override]" = ()) -> None:
+        self.workload, self.words, self.overrides = workload, [*words], [*overrides]
+        self.records: list[dict[str, Any]] = []
+        self.is_sweep = self.abandoned = self.would_refuse = False
+        self.foreseen_s = 0.0
+        self._runs = 0
+
+    def forget(self, *keys: str) -> None:
+        """Leave the words that set some keys out of what is shown of this command."""
+        self.words = [word for word in self.words if word.partition("=")[0] not in keys]
+        self.overrides = [override for override in self.overrides if override.get_key_element() not in keys]
+
+    def run_started_s(self) -> float:
+        """When the run that starts now began: the first with the command itself."""
+        self._runs += 1
+        return process_started_s() + self.foreseen_s if self._runs == 1 else clock_s()
+
+    def close(self) -> int:
+        """Print the table of what this command measured and return its exit code."""
+        single_refusal = [record["status"] for record in self.records] == ["refused"] and not self.is_sweep
+        if self.records and not single_refusal:
+            probing = all(is_probe(record.get("config", {}), record["folder"]) for record in self.records)
+            (probe_table if probing else table).show(self.records)
+            _show_profiles(self.records)
+        bad = any(record["status"] in run_folder.BAD or "tracker_error" in record for record in self.records)
+        return 1 if bad or self.abandoned or self.would_refuse else 0
+
+
+def _show_profiles(records: list[dict[str, Any]]) -> None:
+    """Print the metrics of a single profiled run; for several, the command that shows them."""
+    profiled = [record for record in records if record.get("profile") is not None]
+    for record in profiled:
+        if "error" in record["profile"]:
+            say(f"profile: {record['profile']['error']} ({record['folder']})", error=True)
+    profiles = [record["profile"] for record in profiled if "rows" in record["profile"]]
+    if len(records) == 1 and profiles:
+        from multicard.observe.profiles import text
+        from multicard.observe.profiles.profile_data import Profile
+
+        say("\n".join(["", *text.profile_lines(Profile.from_dict(profiles[0]), top=10)]))
+    elif profiles:
+        say("Profiles: python -m multicard profile FOLDER/profile, with --against OTHER/profile to compare two")

@@ -1,0 +1,223 @@
+"""Runs cells as processes on this machine, each on GPUs or cores of its own, which no other command takes meanwhile.
+
+Sweeps, races and plans are policies over it: they say which cell starts next, and on what.
+"""
+
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from multicard.config.base import RunConfig
+from multicard.config.job import count
+from multicard.config.placement import require_nodes
+from multicard.measure.timing import clock_s, in_hours, pause
+from multicard.ranks.failures import Failure
+from multicard.records import run_folder
+from multicard.run import outcome
+from multicard.run.session import say
+from multicard.sweep.cells import Cell, Sweep
+from multicard.sweep.job import STARTS_JOBS, CellJob, LocalJob, jobs_folder, make_jobs, submission, terminal_blocked
+from multicard.sweep.shares import Machine, MachineShare
+from multicard.sweep.streak import Streak
+
+POLL_S = 0.2
+NO_LIMIT_MIN = 60 * 24 * 365
+NO_RECORD = "ended without a record"  # of a process: it was killed
+
+
+@dataclass
+class Running:
+    """The process of a cell."""
+
+    cell: Cell
+    job: Any  # submitit's
+    share: MachineShare
+
+    @property
+    def pid(self) -> int:
+        return int(self.job.job_id)
+
+    def has_ended(self) -> bool:
+        return self.job.done()
+
+
+class Executor:
+    """The processes of cells, and what is left of the machine.
+
+    Args:
+        sweep: the folder that holds those of the cells.
+
+    Attributes:
+        running: those that have not been collected.
+    """
+
+    def __init__(self, sweep: Path) -> None:
+        import submitit
+
+        self.folder = jobs_folder(sweep)
+        self.machine = Machine()
+        self.running: list[Running] = []
+        self._submitit = submitit.AutoExecutor(self.folder, cluster="local", local_python=STARTS_JOBS)
+        self._submitit.update_parameters(timeout_min=NO_LIMIT_MIN)
+
+    def take(self, config: RunConfig) -> MachineShare | None:
+        """A share of the machine for a cell; None while it has to wait."""
+        return self.machine.take(config)
+
+    def start(self, cell: Cell, share: MachineShare, job_class: type[LocalJob] = LocalJob, **options: Any) -> Running:
+        """Start a process of the cell on its share.
+
+        Args:
+            options: of the job, beside those of all.
+        """
+        if run_folder.finished(cell.folder) is None:  # a failed try's record is not to be taken for the new one
+            (cell.folder / "result.json").unlink(missing_ok=True)
+        gpus = None if share.gpus is None else ",".join(share.gpus)
+        with submission() as umask:
+            options |= {"umask": umask, "gpus": gpus, "cpus": share.cpus, "leased": share.names}
+            (job,) = make_jobs([cell], job_class, **options)
+            self.submit_process(cell, job, share)
+        return self.running[-1]
+
+    def submit_process(self, cell: Cell, job: CellJob, share: MachineShare) -> None:
+        """Start the job's process and add it to those that run. An interruption waits meanwhile.
+
+        The terminal's signals are blocked until the job itself unblocks them: submitit's own process between would
+        answer Ctrl-C with a traceback, and kill the job a second later, whether its end is recorded or not.
+        """
+        with terminal_blocked():
+            self.running.append(Running(cell, self._submitit.submit(job), share))
+
+    def collect_ended(self) -> list[Cell]:
+        """Take the records of processes that have ended, and give back what they computed on."""
+        ended = [process for process in self.running if process.has_ended()]
+        for process in ended:
+            self.collect(process)
+            self.machine.give_back(process.share)
+        return [process.cell for process in ended]
+
+    def collect(self, process: Running, interrupted: bool = False) -> dict[str, Any]:
+        """Take the record of a process that has ended.
+
+        Args:
+            interrupted: this command has ended it.
+        """
+        cell = process.cell
+        self.running.remove(process)
+        cell.result = run_folder.read_record(cell.folder)
+        if cell.result is None:
+            log = self.folder / f"{process.job.job_id}_0_log.err"
+            failure = Failure("exit", f"the process of {cell.folder.name} {NO_RECORD}", log=str(log))
+            if interrupted:
+                failure = Failure("interrupt", "interrupted by SIGINT before it began")
+            cell.result = outcome.fail(outcome.begin(cell.workload, cell.cfg, cell.folder), failure)
+            run_folder.release(cell.folder)
+        say(f"{cell.label}{cell.folder.name}: {outcome.line(cell.result).strip()}")
+        return cell.result
+
+    def interrupt(self) -> None:
+        """End what runs, and take the records."""
+        signalled: set[int] = set()
+        while not all(process.has_ended() for process in self.running):
+            for process in self.running:
+                _interrupt(process, signalled)
+            pause(POLL_S)
+        for process in [*self.running]:
+            self.collect(process, interrupted=True)
+
+
+def _interrupt(process: Running, signalled: set[int]) -> None:
+    """Have the job record its interruption and end. The terminal may have sent it the same signal.
+
+    Args:
+        signalled: processes that were told before; a second signal would disturb the writing of the record. A job that
+            has just been submitted appears later than its cell.
+    """
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children():
+            if child.pid not in signalled:
+                signalled.add(child.pid)
+                child.send_signal(signal.SIGINT)
+
+
+def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
+    """Measure the cells that are left, as many at a time as fit, in the sweep's order where that leaves nothing idle.
+
+    Args:
+        streak: of cells that have ended before; None where there are none.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C, once the running cells have ended.
+        SameFailureError: the cells that are left would fail as those before.
+    """
+    _refuse_several_nodes(sweep)
+    waiting = sweep.left
+    if not waiting:
+        return
+    most = len(waiting)
+    executor, pace = Executor(waiting[0].folder.parent), Pace(most)
+    streak, stopped = streak or Streak(), None
+    try:
+        while waiting or executor.running:
+            for cell in [*waiting]:
+                full = len(executor.running) >= (cell.config.max_jobs or most)
+                share = None if full else executor.take(cell.config)
+                if share is not None:
+                    waiting.remove(cell)
+                    executor.start(cell, share)
+                    where = count(len(share.cpus), "core") if share.gpus is None else f"GPUs {','.join(share.gpus)}"
+                    say(f"{cell.label}started on {where}: {cell.folder}")
+            pause(POLL_S)
+            ended = executor.collect_ended()
+            for cell in ended:
+                streak.add(cell)
+            if any(cell.result and cell.result["status"] == "interrupted" for cell in ended):
+                raise KeyboardInterrupt  # a terminal's signal may reach the cells alone: Python can drop the command's
+            pace.say_progress(ended)
+            if streak.ends(waiting):
+                stopped, waiting = streak.error(), []
+                executor.machine.wait_no_more()
+    except KeyboardInterrupt as interrupted:
+        executor.machine.wait_no_more()
+        say(f"interrupted by {str(interrupted) or 'SIGINT'}: ending what runs", error=True)
+        executor.interrupt()
+        raise
+    if stopped is not None:
+        raise stopped
+
+
+def _refuse_several_nodes(sweep: Sweep) -> None:
+    for cell in sweep.left:
+        try:
+            require_nodes(cell.config, 1)
+        except ValueError as error:
+            sweep.refuse(cell, str(error))
+    sweep.record_refused()
+
+
+class Pace:
+    """Estimates when a sweep ends, from its cells that have ended so far."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.ended, self.started_s = total, 0, clock_s()
+
+    def left_s(self) -> float | None:
+        """Seconds until all cells have ended; None before the first has."""
+        elapsed_s = clock_s() - self.started_s
+        return elapsed_s / self.ended * (self.total - self.ended) if self.ended else None
+
+    def say_progress(self, ended: Sequence[Cell]) -> None:
+        """Count cells that ended, and say how many have and when the rest will, where some are left. A refused cell
+        takes no time, and so tells none."""
+        measured = sum(cell.result is not None and cell.result["status"] != "refused" for cell in ended)
+        self.ended += measured
+        self.total -= len(ended) - measured
+        left_s = self.left_s()
+        if measured and left_s:
+            elapsed = in_hours(clock_s() - self.started_s)
+            say(f"  {self.ended} of {count(self.total, 'cell')} ended in {elapsed}; about {in_hours(left_s)} left")
