@@ -20,7 +20,7 @@ from analysis.runs.load import Run
 from analysis.runs.setting_figure import ACCURACY, MEMORY, of_setting
 from analysis.stats.between_runs import MARGIN
 from analysis.stats.trade_off import front
-from multicard.records import text_table
+from multicard.records import figures, text_table
 from multicard.records.text_table import clean, in_bytes, in_joules
 
 
@@ -327,7 +327,7 @@ def _with_marks(figures: str, marks: str) -> str:
 
 def _cost(setting: RankedSetting, goal: str) -> str:
     if goal == "time":
-        return f"{formatting.seconds(setting.cost)} s"
+        return f"{figures.seconds(setting.cost)} s"
     return in_joules(setting.cost) if goal == "energy" else in_bytes(setting.cost)
 
 

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis import formatting
 from analysis.commands.compare import FASTER, SAME, SLOWER, Compared, ok_runs
 from analysis.formatting import counted
 from analysis.runs import grouping, steps
 from analysis.runs.load import Run
 from analysis.stats import between_runs
 from analysis.stats.between_runs import CONFIDENCE, MAX_RUNS, Ratio
-from multicard.records import text_table
+from multicard.records import figures, text_table
 from multicard.records.text_table import clean
 
 
@@ -77,7 +76,7 @@ def _row(compared: Compared, keys: Sequence[str], margin: float) -> dict[str, st
 
 
 def _step_s(runs: Sequence[Run]) -> str:
-    return formatting.seconds(float(np.mean([steps.measured_s(run).mean() for run in ok_runs(runs)])))
+    return figures.seconds(float(np.mean([steps.measured_s(run).mean() for run in ok_runs(runs)])))
 
 
 def _interval(ratio: Ratio | None) -> str:

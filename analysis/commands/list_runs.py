@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis import formatting
 from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.caveats import legend
 from analysis.runs.load import Found, Run, Skipped
 from analysis.runs.sql import column_names, known
-from multicard.records import text_table
+from multicard.records import figures, text_table
 from multicard.records.table import ALWAYS
 from multicard.records.text_table import clean
 
@@ -63,7 +62,7 @@ def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
 
 
 def _chosen(runs: Sequence[Run], names: Sequence[str], limit: int | None) -> list[str]:
-    return text_table.text(names, [[formatting.value(name, run[name]) for name in names] for run in runs], limit)
+    return text_table.text(names, [[figures.text(name, run[name]) for name in names] for run in runs], limit)
 
 
 def _tables(runs: Sequence[Run], limit: int | None) -> list[str]:
@@ -108,7 +107,7 @@ def _value(name: str, run: Run) -> str:
         return "-"
     if name == "commit":
         return grouping.commit(run, absent="-")
-    return formatting.value(name if name in FIGURES else "", run[name])
+    return figures.text(name if name in FIGURES else "", run[name])
 
 
 def differing(runs: Sequence[Run]) -> list[str]:

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis import formatting
 from analysis.commands import list_runs
 from analysis.formatting import counted
 from analysis.runs.caveats import legend
@@ -20,7 +19,7 @@ from analysis.runs.load import Skipped
 from analysis.runs.predicted import BASES, COMPUTED, MEMORY, PREDICTED, VERDICTS, Comparison, Comparisons
 from analysis.stats.intervals import wilson
 from multicard.measure.repeated_runs import CONFIDENCE
-from multicard.records import text_table
+from multicard.records import figures, text_table
 from multicard.records.text_table import clean
 
 NAMES = {"step_s": "step", "total_s": "total", "energy_joules": "energy", MEMORY: "memory"}
@@ -213,5 +212,5 @@ def _row(comparison: Comparison) -> dict[str, Any]:
 
 
 def _with_unit(column: str, value: float) -> str:
-    text = formatting.value(column, value)
+    text = figures.text(column, value)
     return f"{text} s" if column.endswith("_s") else text

@@ -16,13 +16,13 @@ from typing import Any
 
 from analysis.commands import list_runs
 from analysis.runs import load
-from analysis.runs.columns import FIGURES
 from analysis.runs.load import Run
 from multicard.config.base import TrackerConfig, TrackerMode
 from multicard.config.job import count
 from multicard.machine import network
 from multicard.measure.timing import pause
 from multicard.records import probes, run_folder
+from multicard.records.figures import FIGURES
 from multicard.records.text_table import clean
 from multicard.tracking import identity, sweep_run, upload, uploaded
 from multicard.tracking.wandb_run import NotLoggedInError, Target, server

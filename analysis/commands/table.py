@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis import formatting, same_setting
+from analysis import same_setting
 from analysis.commands import profile_table
 from analysis.experiments import EFFICIENCY, Experiment, Panel
 from analysis.formatting import counted
@@ -23,6 +23,7 @@ from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from analysis.runs.setting_figure import of_setting
 from multicard.measure import formulas
+from multicard.records import figures
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.text_table import clean
 from papers import printed
@@ -207,12 +208,12 @@ def _text(name: str, row: Mapping[str, Any]) -> str:
         return f"{value:.2%}"
     if re.match(r"(\w+ )?x ", of):
         return f"{value:.2f}"
-    text = formatting.value(of, value)
+    text = figures.text(of, value)
     low, high = (row.get(f"{name}{bound}") for bound in BOUNDS)
     if low is None or high is None or low == high:
         return text
     half = (high - low) / 2
-    return f"{text} ± {100 * half:.2f}" if name.endswith("accuracy") else f"{text} ± {formatting.value(name, half)}"
+    return f"{text} ± {100 * half:.2f}" if name.endswith("accuracy") else f"{text} ± {figures.text(name, half)}"
 
 
 def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[PrintedFigure]) -> list[str]:

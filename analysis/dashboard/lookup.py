@@ -3,36 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from analysis.figures import captions
-from analysis.runs.columns import FIGURES
+from multicard.records import figures
+from multicard.records.figures import BOTH, FIGURES
 from multicard.tracking import keys
-from multicard.tracking.keys import BOTH, Key
+from multicard.tracking.keys import Key
 
 SUMMARY = keys.SUMMARY | keys.DETAILS
 SYSTEM = "system/"  # before a system metric in a panel
-# Parts of the record that are derived when it is read, so that W&B has only what they are derived from
-STEPS = {"vision": "step_s", "llm": "iteration_s"}
-PARTS = {
-    "training_joules": ("gpu.energy_joules",),
-    "received_bytes": tuple(
-        f"communication_bytes.{name}" for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-    ),
-}
-UNITS = {"_per_s": "", "_s": "s", "_bytes": "bytes", "_joules": "J"}  # by the ending of a column; the first that fits
-WORDS = {  # where the figures have none
-    "startup_s": "start-up",
-    "train_s": "training without evaluation",
-    "evaluate_s": "evaluation",
-    "compile_s": "compilation",
-    "time_to_target_s": "time to the target accuracy",
-    "images_per_s": "images a second",
-    "loss_first": "first loss",
-    "loss_last_tenth": "loss, mean of the last tenth",
-    "reward_accuracy": "accuracy of DPO's rewards",
-    "energy_joules": "energy of all GPUs",
-    "joules_per_image": "joules an image",
-    "joules_per_token": "joules a token",
-    "mfu": "model FLOPs utilisation",
-}
 
 
 def summary_keys(column: str, kinds: Sequence[str] = BOTH) -> list[str]:
@@ -41,17 +18,13 @@ def summary_keys(column: str, kinds: Sequence[str] = BOTH) -> list[str]:
     Raises:
         ValueError: no such column, or runs of these kinds log nothing of it.
     """
-    place = FIGURES.get(column)
-    found = [] if place is None else [key for kind in kinds for key in _at(place, kind)]
+    figure = FIGURES.get(column)
+    found = [] if figure is None else [key for kind in kinds for key in figure.keys_of(kind)]
     if not found:
-        raise ValueError(f"{column}: W&B has no such figure of {' or '.join(kinds)} runs (multicard/tracking/keys.py)")
+        raise ValueError(
+            f"{column}: W&B has no such figure of {' or '.join(kinds)} runs (multicard/records/figures.py)"
+        )
     return list(dict.fromkeys(found))
-
-
-def _at(place: str, kind: str) -> list[str]:
-    """The declared keys of a place in the record of a run of some kind."""
-    candidates = PARTS.get(place, (place.replace("steps.", f"{STEPS[kind]}.", 1),))
-    return [key for key in candidates if key in SUMMARY and kind in SUMMARY[key].kinds]
 
 
 def config_key(column: str, kind: str) -> str | None:
@@ -94,14 +67,8 @@ def _declared(names: Iterable[str], table: Mapping[str, Key]) -> list[str]:
 
 def title(column: str, kind: str = "vision") -> str:
     """A column in words with the unit in which W&B shows it: "Peak memory (bytes)"."""
-    words = captions.measure(column, kind)
-    if words == column:
-        words = WORDS.get(column, column.replace("_", " "))
-    unit = (
-        "share"
-        if column in captions.SHARES
-        else next((unit for ending, unit in UNITS.items() if column.endswith(ending)), "")
-    )
+    words = FIGURES[column].title_of(kind) if column in FIGURES else column.replace("_", " ")
+    unit = figures.unit(column).name
     return words[:1].upper() + words[1:] + (f" ({unit})" if unit else "")
 
 

@@ -10,8 +10,8 @@ from wandb_workspaces.reports.v2.interface import PanelTypes as Panel
 from analysis import experiments
 from analysis.dashboard import lookup, panels
 from analysis.experiments import EFFICIENCY
-from analysis.runs.columns import FIGURES
 from multicard.records import run_folder
+from multicard.records.figures import FIGURES
 from multicard.tracking import keys
 
 NAME = "multicard"

@@ -6,6 +6,7 @@ from typing import Any
 
 from analysis.runs import caveats, grouping
 from analysis.runs.load import Run
+from multicard.records import figures
 from multicard.records.text_table import clean
 
 COLUMNS = {
@@ -15,34 +16,6 @@ COLUMNS = {
     "layout": "memory layout",
     "strategy": "data distribution",
 }
-MEASURES = {
-    "total_s": "training time",
-    "step_s": "time of a step",
-    "test_accuracy": "test accuracy",
-    "train_loss": "training loss",
-    "trained_images_per_s": "images trained a second",
-    "tokens_per_s": "tokens a second",
-    "peak_memory_bytes": "peak memory",
-    "h2d_bytes": "bytes moved to the device",
-    "d2d_bytes": "bytes moved within devices",
-    "d2h_bytes": "bytes moved from the device",
-    "received_bytes": "bytes received",
-    "efficiency": "parallel efficiency",
-}
-AXES = {  # where an axis says more
-    "total_s": "time of training and evaluation",
-    "train_loss": "training loss, mean of the epoch",
-    "tokens_per_s": "tokens a second, without padding",
-    "peak_memory_bytes": "peak memory of the rank that holds most",
-    "h2d_bytes": "host to device, all ranks",
-    "d2d_bytes": "device to device, all ranks",
-    "d2h_bytes": "device to host, all ranks",
-    "received_bytes": "received by a rank in collectives",
-}
-LLM_MEASURES = {"total_s": "tuning time", "step_s": "time of an iteration"}
-LLM_AXES = {"total_s": "time of tuning", "step_s": "time of an iteration"}
-SHARES = ("test_accuracy", "share", "efficiency")
-PREFIXED = {"_bytes": ("B", "kB", "MB", "GB", "TB"), "_joules": ("J", "kJ", "MJ", "GJ")}
 SI = "~s"  # d3's format with k, M, G
 MOST_CELLS = 4  # named in a line
 # The settings that a subtitle names where all runs have the same, in this order, and how it words them
@@ -74,29 +47,22 @@ class Unit:
 
 def unit(measure: str, largest: float) -> Unit:
     """The unit of a column, so that its largest value has one to three digits before the point."""
-    if measure in SHARES:
-        return Unit("%", 0.01)
     if measure.startswith("copied"):  # kinds of copies differ by orders of magnitude
         return Unit("bytes", 1.0, SI)
-    prefixed = next((names for ending, names in PREFIXED.items() if measure.endswith(ending)), None)
-    if prefixed is not None:
-        units = [Unit(name, 1000.0**power) for power, name in enumerate(prefixed)]
-        return next((unit for unit in reversed(units) if largest >= unit.divisor), units[0])
-    if measure.endswith("_s") and not measure.endswith("_per_s"):
-        if largest < 1:
-            return Unit("ms", 1e-3)
-        return Unit("h", 3600.0) if largest > 3 * 3600 else Unit("s", 1.0)
-    return Unit("", 1.0)
+    scale = figures.unit(measure).scale(largest)
+    return Unit(scale.name, scale.divisor)
 
 
 def measure(name: str, kind: str) -> str:
     """A measure in few words."""
-    return (MEASURES | LLM_MEASURES if kind == "llm" else MEASURES).get(name, name)
+    figure = figures.find(name)
+    return figure.title_of(kind) if figure is not None else name
 
 
 def axis(name: str, kind: str, unit: Unit) -> str:
     """A measure as the title of an axis, with its unit."""
-    title = (AXES | LLM_AXES if kind == "llm" else AXES).get(name) or measure(name, kind)
+    figure = figures.find(name)
+    title = figure.axis_of(kind) if figure is not None else name
     return f"{title} ({unit.name})" if unit.name else title
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import altair as alt
 
-from analysis import formatting
 from analysis.commands.better import Better
 from analysis.figures import captions
 from analysis.figures.chart_data import Row
@@ -30,6 +29,7 @@ from analysis.runs.load import Run
 from analysis.runs.setting_figure import ACCURACY, MEMORY, of_setting
 from analysis.stats.trade_off import front
 from multicard.measure import formulas
+from multicard.records import figures
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.text_table import in_bytes
 
@@ -164,7 +164,7 @@ def _draw_trade_off(group: SettingGroup, name: str, better: Betters) -> Figure |
         charts.append(_scatter(points, quantity, channels, group))
         titles.append(captions.measure(quantity.column, ""))
         named = [
-            f"{row['front']} {row[SETTING]} ({formatting.seconds(row['total_s'])} s, {quantity.text(row)})"
+            f"{row['front']} {row[SETTING]} ({figures.seconds(row['total_s'])} s, {quantity.text(row)})"
             for row in best[:MOST_NAMED]
         ]
         rest = f" and {len(best) - MOST_NAMED} more" if len(best) > MOST_NAMED else ""

@@ -3,13 +3,13 @@ what to try next."""
 
 from collections.abc import Sequence
 
-from analysis import formatting
 from analysis.commands.best import Limits, Ranking, rankings
 from analysis.formatting import counted
 from analysis.report.blocks import Tile, Tiles
 from analysis.report.run_details import RunDetails
 from analysis.runs import grouping
 from analysis.runs.setting_figure import of_setting
+from multicard.records import figures
 from multicard.records.text_table import in_joules
 
 TO_TRY = ". To try next: "  # between what bounds a run and what to try, in a diagnosis
@@ -56,7 +56,7 @@ def _cost(best: Sequence[RunDetails]) -> Tile:
     energy_joules, memory_bytes = (of_setting(runs, column) for column in ("energy_joules", "peak_memory_bytes"))
     energy = [in_joules(energy_joules)] if energy_joules is not None else []
     each = " on the fullest" if ranks > 1 else ""
-    memory = [f"{formatting.value('_bytes', memory_bytes)} of memory{each}"] if memory_bytes is not None else []
+    memory = [f"{figures.text('_bytes', memory_bytes)} of memory{each}"] if memory_bytes is not None else []
     return Tile(
         "What it cost", counted(ranks, unit), ", ".join([_times_ranks(ranks * total_s, unit), *energy, *memory])
     )
@@ -95,6 +95,6 @@ def _times_ranks(seconds: float, unit: str) -> str:
 def _duration(seconds: float) -> str:
     """ "9.6 s", "3 min 12 s", "2 h 5 min"."""
     if seconds < 120:
-        return f"{formatting.seconds(seconds)} s"
+        return f"{figures.seconds(seconds)} s"
     minutes, rest_s = divmod(round(seconds), 60)
     return f"{minutes} min {rest_s} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -13,6 +13,7 @@ from analysis.report.run_details import RunDetails, mapping
 from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
 from analysis.runs.load import Run
+from multicard.records import figures
 from multicard.records.text_table import clean, in_bytes
 
 WORKS_IN_SIGHT, MOST_WORKS = 4, 16  # whose best settings are named
@@ -94,7 +95,7 @@ def _first_few(others: Sequence[str], goal: str) -> str:
 def _work(run: Run) -> str:
     """The work of a run, for a report of a single one."""
     size = f" at {run['image_size']} px" if run["image_size"] is not None else ""
-    model, dataset = (formatting.value("", run[name]) for name in ("model", "dataset"))
+    model, dataset = (figures.text("", run[name]) for name in ("model", "dataset"))
     return f"{formatting.kind(run['kind'])}: {model} on {dataset}{size}"
 
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from analysis import formatting
 from analysis.commands import list_runs
 from analysis.report.blocks import Column, Grid, Section
 from analysis.report.run_details import RunDetails
 from analysis.runs import grouping
-from analysis.runs.columns import FIGURES
 from analysis.runs.load import Run
+from multicard.records import figures
+from multicard.records.figures import FIGURES
 
 RESULT, SETTINGS, ABOUT = "Result", "Settings", "About the run"  # groups of columns
 HEADINGS = {  # of the figures that are shown at first, the most telling ones first
@@ -111,7 +111,7 @@ def _of_runs(name: str, runs: Sequence[Run], measured: bool = False) -> Column:
     values: list[Any] = [run[name] if not measured or run["status"] == "ok" else None for run in runs]
     known = [value for value in values if value is not None]
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
-    texts = [formatting.value(name if numeric else "", value) for value in values]
+    texts = [figures.text(name if numeric else "", value) for value in values]
     return Column(name, name, texts, values if numeric and known else None)
 
 

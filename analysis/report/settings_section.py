@@ -24,6 +24,7 @@ from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from analysis.runs.setting_figure import of_setting
 from multicard.measure import formulas, timing
+from multicard.records import figures
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.table import ALWAYS
 
@@ -89,10 +90,10 @@ def section(details: Sequence[RunDetails], mix: bool) -> Section:
         ("Energy", [], energy(settings)),
     ]
     blocks: list[Block] = []
-    for title, figures, grid in subsections:
-        if figures or grid is not None:
+    for title, charts, grid in subsections:
+        if charts or grid is not None:
             blocks.append(Heading(title, "" if grid is None else grid.title))
-            blocks += _folded([Plot.of(figure, commands) for figure in figures])
+            blocks += _folded([Plot.of(figure, commands) for figure in charts])
             blocks += [replace(grid, title="", label=grid.title)] if grid is not None else []
         elif blocks and title == "Energy":
             unmeasured = "Not measured: it needs GPUs whose NVML gives power or energy."
@@ -256,7 +257,7 @@ def profiles(details: Sequence[RunDetails]) -> Grid | None:
         Column.of_numbers("calls a step", "calls", by_step("calls"), "{:,.4g}"),
         Column("ms a step", "step_s", texts, by_step("total_s")),
         Column.of_numbers("share", "share", [_ratio(row.get("share"), 1) for _, row in shown], "{:.2%}"),
-        Column("bytes a step", "bytes", [formatting.value("_bytes", count) for count in moved], moved),
+        Column("bytes a step", "bytes", [figures.text("_bytes", count) for count in moved], moved),
     ]
     note = (
         "Summed over ranks, a step; share: of the profiled time. Kernels are in the records: python -m "
@@ -283,7 +284,7 @@ def _figures_grid(
 
 def _figure(heading: str, column: str, settings: Sequence[ComparedSetting]) -> Column:
     values = [setting.mean(column) for setting in settings]
-    return Column(heading, column, [formatting.value(column, value) for value in values], values)
+    return Column(heading, column, [figures.text(column, value) for value in values], values)
 
 
 def _grid(name: str, title: str, settings: Sequence[ComparedSetting], columns: Sequence[Column], *notes: str) -> Grid:

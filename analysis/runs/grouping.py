@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis import formatting
 from analysis.runs.caveats import MARKS
 from analysis.runs.columns import ALL_THREADS, RESERVED
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY, Scale
+from multicard.records import figures
 from multicard.records.comparable import DATA, HAVE_DATA
 from multicard.records.text_table import clean
 
@@ -158,7 +158,7 @@ def label(cell: Cell, keys: Iterable[str]) -> str:
 
 def typed(value: Any) -> str:
     """A value as the command line takes it."""
-    return "null" if value is None else formatting.value("", value)
+    return "null" if value is None else figures.text("", value)
 
 
 def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:

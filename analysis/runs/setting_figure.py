@@ -5,19 +5,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.runs.load import Run
+from multicard.records.figures import FIGURES
 
 ACCURACY, MEMORY = "test_accuracy", "peak_memory_bytes"
 
 
 def of_setting(runs: Sequence[Run], column: str) -> float | None:
-    """The mean of a column over the repetitions of a setting; of peak memory the highest, which must fit.
+    """A column over the repetitions of a setting: the mean, or what the figure is summed up by.
 
     None where one of the runs has no such figure: a mean over the others might be that of the lucky ones.
     """
     values = [run[column] for run in runs]
     if not values or None in values:
         return None
-    return float(max(values)) if column == MEMORY else math.fsum(values) / len(values)
+    figure = FIGURES.get(column)
+    return float(max(values)) if figure and figure.summed == "max" else math.fsum(values) / len(values)
 
 
 def by_seed(runs: Sequence[Run]) -> list[list[Run]]:
@@ -30,4 +32,6 @@ def by_seed(runs: Sequence[Run]) -> list[list[Run]]:
 
 def is_exact(runs: Sequence[Run], column: str) -> bool:
     """Whether a column is counted, and not timed: bytes, but for the resident memory of CPU ranks."""
-    return column.endswith("_bytes") and not (column == MEMORY and any(run["cpu_ranks"] for run in runs))
+    figure = FIGURES.get(column)
+    is_resident = column == MEMORY and any(run["cpu_ranks"] for run in runs)
+    return figure is not None and figure.counted and not is_resident

@@ -167,12 +167,12 @@ class Record(Struct, kw_only=True):
 
     @property
     def training_joules(self) -> float | None:
-        """The energy of all GPUs while they trained; None where what was sampled covers more."""
+        """while they trained; null where what was sampled covers more"""
         return self.gpu.energy_joules if self.gpu is not None and self.gpu.covers == "training" else None
 
     @property
     def received_bytes(self) -> int | None:
-        """In collectives, per rank."""
+        """by a rank, in collectives"""
         moved = self.communication_bytes
         if moved is None:
             return None
@@ -197,7 +197,7 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
     images_per_s: Annotated[
         float | None, doc("after the warm-up; a sample counts once per epoch, however often it was trained on")
     ] = None
-    trained_images_per_s: Annotated[float | None, doc("the same, where a sample counts each time")] = None
+    trained_images_per_s: Annotated[float | None, doc("after the warm-up; a sample counts each time")] = None
     phases_s: Annotated[dict[str, float] | None, doc("mean seconds of each phase, per step and rank")] = None
     joules_per_image: Annotated[float | None, doc("energy of all GPUs by images trained on")] = None
     test_accuracy: Annotated[float | None, doc("of the last epoch, 0 to 1")] = None
@@ -211,11 +211,12 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
 
     @property
     def samples_trained(self) -> int | None:
-        """Of all epochs, each time that one was trained on; records of early versions have distinct samples alone."""
+        """of all epochs, each time that one was trained on; distinct ones in records of early versions"""
         return _sum(epoch.samples_trained for epoch in self.epochs) or _sum(epoch.samples for epoch in self.epochs)
 
     @property
     def test_samples(self) -> int | None:
+        """of the last epoch"""
         return self.epochs[-1].test_samples if self.epochs else None
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import fields
 
-from multicard.records import run_folder, schema, schema_parts, text_table
+from multicard.records import figures, run_folder, schema, schema_parts, text_table
 
 INTRODUCTION = f"""# The record of a run
 
@@ -22,6 +22,9 @@ is not newer than the program's, keys that it lacks read as `null`, and unknown 
 are made from `multicard/records/schema.py` and `schema_parts.py`, by which every record is checked when it is written;
 a key in *italics* is there only where it applies.
 """
+FIGURES = """The numbers that tables, charts and rankings show, by the names that `list --columns`, `--sort` and
+`--where` take. Their keys in result.json are those of W&B's summary too, and what `objective=` takes. Runs of a setting
+are summed up by their mean, of peak memory by the highest."""
 SECTIONS = {
     "result.json": schema.Record,
     "result.json of train_vision.py": schema.VisionRecord,
@@ -41,6 +44,7 @@ def page() -> str:
     described: set[type[Struct]] = set()
     for title, kind in SECTIONS.items():
         lines += [f"## {title}", *_section(kind, "", described)]
+    lines += ["## Figures", FIGURES, _figures()]
     return "\n\n".join(lines) + "\n"
 
 
@@ -64,6 +68,15 @@ def _section(kind: type[Struct], place: str, described: set[type[Struct]]) -> It
             if inner not in described:
                 yield f"### {place}{name}"
                 yield from _section(inner, f"{place}{name}.", described)
+
+
+def _figures() -> str:
+    lines = []
+    for figure in figures.FIGURES.values():
+        keys = dict.fromkeys(f"`{key}`" for kind in figures.BOTH for key in figure.keys_of(kind))
+        meaning = f"{figure.title} ({figure.sentence})" if figure.sentence else figure.title
+        lines.append(f"| `{figure.name}` | {', '.join(keys)} | {figure.better or ''} | {meaning} |")
+    return "\n".join(["| column | keys | better | meaning |", "|---|---|---|---|", *lines])
 
 
 def _table(rows: Iterable[tuple[str, str, str]]) -> str:

@@ -4,11 +4,12 @@ Dashboards take their names from here. A key is logged where its run measured it
 by GPUs that report them.
 """
 
+import itertools
 from dataclasses import dataclass
 
-VISION, LLM = "vision", "llm"
+from multicard.records.figures import BOTH, FIGURES, LLM, VISION
+
 SWEEP = "sweep"  # the job type of the run of a whole sweep
-BOTH = (VISION, LLM)
 
 
 @dataclass(frozen=True)
@@ -56,55 +57,25 @@ GPU_SAMPLES = {
 MACHINE_SAMPLES = {"cpu": "cpu", "memory": "memory_percent"}  # W&B's names of machine.parquet's columns, in %
 GPU_MEMORY_SHARE = "memoryAllocated"  # %, where the GPU's memory is known
 
-# The figures of a summary that people sort by; a summary has all others of the record too, by the same rule: the names
-# of result.json, with dots between them
+# What people sort by in a summary, beside the figures (`multicard.records.figures`). A summary has all else of the
+# record too, by the same rule: the names of result.json, with dots between them
 SUMMARY = {
     "status": Key("ok, oom, diverged, failed, timeout, preempted, interrupted or refused"),
     "cause.kind": Key("why the run did not end ok"),
     "cause.message": Key("the same in a line"),
-    "total_s": Key("seconds of training, evaluation included, over all attempts"),
-    "startup_s": Key("seconds from the command to training"),
-    "train_s": Key("seconds of training alone", (VISION,)),
-    "evaluate_s": Key("seconds of evaluation", (VISION,)),
-    "images_per_s": Key("after the warm-up", (VISION,)),
-    "tokens_per_s.non_padding": Key("after the warm-up, of all ranks", (LLM,)),
-    "step_s.mean": Key("seconds of a step after the warm-up", (VISION,)),
-    "step_s.p99": Key("99th percentile", (VISION,)),
-    "iteration_s.mean": Key("seconds of a step after the warm-up", (LLM,)),
-    "iteration_s.p99": Key("99th percentile", (LLM,)),
-    "test_accuracy": Key("of the last epoch, 0 to 1", (VISION,)),
-    "time_to_target_s": Key("seconds until target_accuracy was reached", (VISION,)),
-    "loss.mean_of_last_tenth": Key("of the steps", (LLM,)),
-    "rewards.accuracy": Key("of the last tenth of the steps, 0 to 1", (LLM,)),
-    "mfu": Key("model FLOPs as a share of the devices' peak, 0 to 1", (LLM,)),
-    "peak_memory_bytes.max": Key("of the rank that held most"),
-    "transfer_bytes.h2d": Key("host to device"),
-    "communication_bytes.all_reduce": Key("received by a rank in collectives"),
-    "communication_bytes.broadcast": Key("the same", (VISION,)),
-    "communication_bytes.all_gather": Key("the same", (LLM,)),
-    "communication_bytes.reduce_scatter": Key("the same", (LLM,)),
-    "gpu.energy_joules": Key("of all GPUs"),
-    "joules_per_image": Key("energy by images trained on", (VISION,)),
-    "joules_per_token": Key("energy by non-padding tokens", (LLM,)),
     "diagnosis.bound": Key("what bounds the run"),
 }
-# Others that the dashboard's panels show
-DETAILS = {
+DETAILS = {  # others that the dashboard's panels show
     **{
-        f"{steps}.{name}": Key(meaning, kinds)
-        for steps, kinds in (("step_s", (VISION,)), ("iteration_s", (LLM,)))
-        for name, meaning in (("median", "seconds"), ("p95", "95th percentile"), ("std", "standard deviation"))
+        key: Key(figure.title, tuple(kind for kind in BOTH if key in figure.keys_of(kind)))
+        for figure in FIGURES.values()
+        for key in itertools.chain.from_iterable(map(figure.keys_of, BOTH))
     },
     **{
         f"phases_s.{phase}": Key("mean seconds of a step and rank", (VISION,))
         for phase in ("data", "h2d", "forward", "backward", "optimizer")
     },
     "data_s": Key("mean seconds of waiting for a batch", (LLM,)),
-    "compile_s": Key("seconds of torch.compile"),
-    "trained_images_per_s": Key("where a sample counts each time that it was trained on", (VISION,)),
-    "loss.first": Key("of the first step", (LLM,)),
-    "transfer_bytes.d2d": Key("within a device, of a profiled run"),
-    "transfer_bytes.d2h": Key("device to host, of a profiled run"),
 }
 ATTEMPTS = "attempts"  # of a summary: how often the run was started
 

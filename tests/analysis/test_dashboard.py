@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,7 +19,7 @@ from analysis.__main__ import main
 from analysis.dashboard import command, draw, lookup, specification, workspace
 from analysis.experiments import EFFICIENCY
 from analysis.runs import load
-from analysis.runs.columns import FIGURES
+from multicard.records.figures import BOTH, BYTES, FIGURES, Figure
 from multicard.tracking import keys
 from papers import printed
 from tests.conftest import ROOT
@@ -137,10 +138,12 @@ def test_every_figure_of_the_tables_is_in_the_workspace_and_every_measure_in_its
 
 
 def test_a_new_figure_appears_by_itself_and_one_that_nothing_logs_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(FIGURES, "spilled_bytes", "transfer_bytes.spilled")
-    with pytest.raises(ValueError, match=r"spilled_bytes: W&B has no such figure.*keys\.py"):
+    spilled = Figure("spilled_bytes", "spilled bytes", "transfer_bytes.spilled", unit=BYTES)
+    monkeypatch.setitem(FIGURES, "spilled_bytes", spilled)
+    with pytest.raises(ValueError, match=r"spilled_bytes: W&B has no such figure.*figures\.py"):
         specification.build("workspace", "", "multicard")
-    monkeypatch.setitem(lookup.SUMMARY, "transfer_bytes.spilled", keys.Key("of tests"))
+    logged = replace(spilled, keys=dict.fromkeys(BOTH, ("transfer_bytes.spilled",)))
+    monkeypatch.setitem(FIGURES, "spilled_bytes", logged)
     (view,) = specification.build("workspace", "", "multicard")
     memory = next(section for section in specification.sections_of(view) if section["name"] == workspace.MEMORY)
     assert "Spilled bytes (bytes)" in [panel["config"]["chartTitle"] for panel in memory["panels"]]

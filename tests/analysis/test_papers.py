@@ -14,8 +14,9 @@ from analysis import experiments, same_setting
 from analysis.__main__ import main
 from analysis.experiments import Panel
 from analysis.runs import load
-from analysis.runs.columns import FIGURES, flat
+from analysis.runs.columns import flat
 from multicard.config.llm import DATASETS
+from multicard.records.figures import FIGURES
 from papers import printed
 from papers.printed import PrintedFigure
 from tests.conftest import composed

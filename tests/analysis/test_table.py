@@ -13,11 +13,10 @@ import pytest
 from analysis import experiments
 from analysis.__main__ import main
 from analysis.commands import table as tables
-from analysis.formatting import seconds
 from analysis.runs import load
-from analysis.runs.columns import FIGURES
 from analysis.stats.between_runs import PRIOR_SD
 from multicard.observe.profiles.profile_data import Derived, Profile, RankProfile, Row
+from multicard.records.figures import FIGURES, seconds
 from papers import printed as papers
 from tests.conftest import ROOT
 from tests.helpers import grids, papers_records, records

@@ -1,0 +1,312 @@
+"""The figures of a run, each declared once.
+
+A figure is a number of a record that tables, charts, rankings, sweepers and W&B show. A new one is an entry of
+`FIGURES` (and a key of the schema that holds it); everything else reads this file.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from msgspec import UNSET, Meta, Struct
+
+from multicard.records.schema import LlmRecord, Record, VisionRecord
+from multicard.records.text_table import clean, in_bytes, in_joules
+
+RECORDS: dict[str, type[Record]] = {record.kind: record for record in (VisionRecord, LlmRecord)}
+VISION, LLM = RECORDS
+BOTH = (VISION, LLM)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How an axis shows a quantity: values divided by `divisor`, in units of this name."""
+
+    name: str
+    divisor: float = 1.0
+    least: float = 0.0  # largest value from which this scale suits
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of figures as they are recorded, and how a person reads them."""
+
+    name: str
+    text: Callable[[float], str]
+    scales: tuple[Scale, ...] = (Scale(""),)
+
+    def scale(self, largest: float) -> Scale:
+        """The scale of an axis whose largest value is this."""
+        return next((scale for scale in reversed(self.scales) if largest >= scale.least), self.scales[0])
+
+
+def seconds(count: float) -> str:
+    """Seconds to a tenth from 10 s on, else to four digits."""
+    return f"{count:,.1f}" if count >= 10 else f"{count:.4g}"
+
+
+def _thousands(*names: str) -> tuple[Scale, ...]:
+    return tuple(Scale(name, 1000.0**power, 1000.0**power) for power, name in enumerate(names))
+
+
+SECONDS = Unit("s", seconds, (Scale("ms", 1e-3), Scale("s", 1.0, 1.0), Scale("h", 3600.0, 3 * 3600.0)))
+BYTES = Unit("bytes", in_bytes, _thousands("B", "kB", "MB", "GB", "TB"))
+JOULES = Unit("J", in_joules, _thousands("J", "kJ", "MJ", "GJ"))
+RATE = Unit("", "{:,.0f}".format)
+SHARE = Unit("share", "{:.2%}".format, (Scale("%", 0.01),))
+PLAIN = Unit("", lambda number: str(number) if isinstance(number, int) else f"{number:.4g}")
+# Of other columns, by the ending of the name, the first that fits
+ENDINGS = {"_per_s": RATE, "_s": SECONDS, "_bytes": BYTES, "_joules": JOULES, "accuracy": SHARE, "share": SHARE}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a run.
+
+    name: of its column, as `list --columns` takes it.
+    title: the figure in a few words, for a chart or a panel; llm_title: where tuning calls it otherwise.
+    place: attribute of the record struct, with dots between nested ones; by default the name.
+    unit: as recorded. better: which direction is better.
+    head: heading of its column in a table for people; by default the name.
+    axis: title of an axis, where that has to say more.
+    summed: how the runs of a setting are summed up; of peak memory the highest, which must fit.
+    log: whether differences between runs are relative, so that logarithms are compared.
+    counted: whether it is exact, as it is counted and not timed.
+    goal: what `best --goal` calls it; empty where settings are not ranked by it.
+    listed: whether it is among the first columns of `list` and of the report.
+    at_end: the kinds of runs whose table at the end of a command has it.
+    keys: by kind of run, the keys of result.json that a derived figure is made of.
+    """
+
+    name: str
+    title: str
+    place: str = ""
+    _: KW_ONLY
+    unit: Unit = PLAIN
+    better: Literal["lower", "higher"] | None = None
+    head: str = ""
+    axis: str = ""
+    llm_title: str = ""
+    summed: Literal["mean", "max"] = "mean"
+    log: bool = True
+    counted: bool = False
+    goal: str = ""
+    listed: bool = False
+    at_end: tuple[str, ...] = ()
+    keys: Mapping[str, tuple[str, ...]] | None = None
+
+    def value(self, record: Record) -> Any:
+        """The figure of a record; None where it has none."""
+        found: Any = record
+        for part in (self.place or self.name).split("."):
+            found = getattr(found, part, None)
+        return None if found is UNSET else found
+
+    def text(self, record: Record) -> str:
+        """The figure of a record for a person to read; "-" where it has none."""
+        return text(self.name, self.value(record))
+
+    def keys_of(self, kind: str) -> tuple[str, ...]:
+        """The keys of result.json, and of W&B's summary, that have the figure in a run of this kind."""
+        if self.keys is not None:
+            return self.keys.get(kind, ())
+        key = (self.place or self.name).replace("steps.", f"{STEPS[kind]}.", 1)
+        return (key,) if key in numbers(RECORDS[kind]) else ()
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of runs that have the figure."""
+        return tuple(kind for kind in BOTH if self.keys_of(kind))
+
+    @property
+    def sentence(self) -> str:
+        """What the schema says of it, beside the title."""
+        if self.keys is None:
+            return next(numbers(RECORDS[kind])[key] for kind in self.kinds for key in self.keys_of(kind))
+        return inspect.getdoc(getattr(VisionRecord, self.place or self.name)) or ""
+
+    def heading(self) -> str:
+        return self.head or self.name
+
+    def title_of(self, kind: str) -> str:
+        return (self.llm_title if kind == LLM else "") or self.title
+
+    def axis_of(self, kind: str) -> str:
+        """The title of an axis, without its unit."""
+        return (self.llm_title if kind == LLM else "") or self.axis or self.title
+
+
+STEPS = {VISION: "step_s", LLM: "iteration_s"}  # keys of result.json that the record's `steps` is
+COLLECTIVES = {
+    VISION: ("communication_bytes.all_reduce", "communication_bytes.broadcast"),
+    LLM: tuple(f"communication_bytes.{name}" for name in ("all_reduce", "all_gather", "reduce_scatter")),
+}
+
+
+def _time(name: str, title: str, place: str = "", **more: Any) -> Figure:
+    return Figure(name, title, place, unit=SECONDS, better="lower", **more)
+
+
+def _rate(name: str, title: str, place: str = "", **more: Any) -> Figure:
+    return Figure(name, title, place, unit=RATE, better="higher", **more)
+
+
+def _counted(name: str, title: str, place: str = "", **more: Any) -> Figure:
+    return Figure(name, title, place, unit=BYTES, counted=True, **more)
+
+
+# In the order of their columns. Those of a run that did not end ok are of what it had finished by then.
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        _time(
+            "total_s",
+            "training time",
+            llm_title="tuning time",
+            head="total s",
+            axis="time of training and evaluation",
+            goal="time",
+            listed=True,
+            at_end=BOTH,
+        ),
+        _time("startup_s", "start-up"),
+        _time("train_s", "training without evaluation"),
+        _time("evaluate_s", "evaluation"),
+        _time("compile_s", "compilation"),
+        _time("time_to_target_s", "time to the target accuracy"),
+        _time("step_s", "time of a step", "steps.mean", llm_title="time of an iteration", head="step s", at_end=(LLM,)),
+        _time("step_median_s", "step, median", "steps.median"),
+        _time("step_p95_s", "step, 95th percentile", "steps.p95"),
+        _time("step_std_s", "step, standard deviation", "steps.std"),
+        Figure("steps", "steps measured", "steps.count"),
+        _rate("images_per_s", "images a second", head="images/s", listed=True, at_end=(VISION,)),
+        _rate("trained_images_per_s", "images trained a second"),
+        _rate(
+            "tokens_per_s",
+            "tokens a second",
+            "tokens_per_s.non_padding",
+            head="tokens/s",
+            axis="tokens a second, without padding",
+            listed=True,
+            at_end=(LLM,),
+        ),
+        Figure("tokens", "tokens", "tokens.non_padding"),
+        Figure("samples_trained", "samples trained", keys={}),
+        Figure(
+            "test_accuracy",
+            "test accuracy",
+            unit=SHARE,
+            better="higher",
+            log=False,
+            head="accuracy",
+            listed=True,
+            at_end=(VISION,),
+        ),
+        Figure("test_samples", "test samples", keys={}),
+        Figure("loss_first", "first loss", "loss.first", at_end=(LLM,)),
+        Figure(
+            "loss_last_tenth",
+            "loss, mean of the last tenth",
+            "loss.mean_of_last_tenth",
+            better="lower",
+            head="loss",
+            listed=True,
+            at_end=(LLM,),
+        ),
+        Figure("reward_accuracy", "accuracy of DPO's rewards", "rewards.accuracy", unit=SHARE, better="higher"),
+        _counted(
+            "peak_memory_bytes",
+            "peak memory",
+            "peak_memory_bytes.max",
+            better="lower",
+            head="peak memory",
+            axis="peak memory of the rank that holds most",
+            summed="max",
+            goal="memory",
+            listed=True,
+            at_end=BOTH,
+        ),
+        _counted(
+            "h2d_bytes",
+            "bytes moved to the device",
+            "transfer_bytes.h2d",
+            head="to device",
+            axis="host to device, all ranks",
+            at_end=(VISION,),
+        ),
+        _counted("d2d_bytes", "bytes moved within devices", "transfer_bytes.d2d", axis="device to device, all ranks"),
+        _counted("d2h_bytes", "bytes moved from the device", "transfer_bytes.d2h", axis="device to host, all ranks"),
+        _counted(
+            "received_bytes",
+            "bytes received",
+            head="collectives",
+            axis="received by a rank in collectives",
+            at_end=(LLM,),
+            keys=COLLECTIVES,
+        ),
+        Figure(
+            "energy_joules",
+            "energy of all GPUs",
+            "training_joules",
+            unit=JOULES,
+            better="lower",
+            goal="energy",
+            keys=dict.fromkeys(BOTH, ("gpu.energy_joules",)),
+        ),
+        Figure("joules_per_image", "joules an image", better="lower"),
+        Figure("joules_per_token", "joules a token", better="lower"),
+        Figure("parameters", "parameters"),
+        Figure("mfu", "model FLOPs utilisation", unit=SHARE, better="higher"),
+    )
+}
+# Of charts: what the analysis derives from several runs, or from an epoch
+DERIVED = {
+    figure.name: figure
+    for figure in (
+        Figure("efficiency", "parallel efficiency", unit=SHARE, better="higher"),
+        Figure("train_loss", "training loss", axis="training loss, mean of the epoch", better="lower"),
+    )
+}
+GOALS = {figure.goal: figure for figure in FIGURES.values() if figure.goal}
+
+
+def find(name: str) -> Figure | None:
+    """The figure of this name, derived ones included."""
+    return FIGURES.get(name) or DERIVED.get(name)
+
+
+def unit(name: str) -> Unit:
+    """The unit of a figure, or of any other column by the ending of its name."""
+    figure = find(name)
+    if figure is not None:
+        return figure.unit
+    return next((unit for ending, unit in ENDINGS.items() if name.endswith(ending)), PLAIN)
+
+
+def text(name: str, value: Any) -> str:
+    """A column's value for a person to read, in its unit; "-" where there is none."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return unit(name).text(value) if isinstance(value, int | float) else clean(str(value))
+
+
+@cache
+def numbers(struct: type[Struct]) -> dict[str, str]:
+    """The numbers of a record, as "total_s" or "step_s.mean", with what the schema says of them."""
+    return dict(_numbers(struct, ""))
+
+
+def _numbers(struct: type[Struct], prefix: str) -> Iterator[tuple[str, str]]:
+    for name, hint in get_type_hints(struct, include_extras=True).items():
+        inner, *metas = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        types = get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,)
+        if {int, float} & {*types}:
+            yield prefix + name, next((meta.description or "" for meta in metas if isinstance(meta, Meta)), "")
+        for part in types:
+            if isinstance(part, type) and issubclass(part, Struct):
+                yield from _numbers(part, f"{prefix}{name}.")
