@@ -39,7 +39,6 @@ from analysis.commands import (
     sync,
     table,
     table_formats,
-    uploads_bar,
 )
 from analysis.figures import write_files
 from analysis.formatting import counted
@@ -191,11 +190,10 @@ def _sync(options: argparse.Namespace) -> int:
     from analysis import report
 
     loaded = load.read(options.folders or FOLDERS, probes=True)
-    with uploads_bar.shown() as show:
+    with sync.progress_bar() as show:
         outcome = sync.sync(
             loaded.runs,
-            options.project,
-            options.entity,
+            (options.project, options.entity),
             lambda folder, out: report.write([folder], out, None, mix=True),
             show,
         )

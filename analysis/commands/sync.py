@@ -6,45 +6,41 @@ is. Project and entity are those of the runs' own tracker.project and tracker.en
 record has none, as a refused run's, they are those of most runs of its sweep.
 """
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from analysis.commands import list_runs
+from analysis.formatting import counted
 from analysis.runs import load
 from analysis.runs.load import Run
 from multicard.config.base import TrackerConfig, TrackerMode
-from multicard.config.job import count
 from multicard.machine import network
 from multicard.measure.timing import pause
 from multicard.records import probes, run_folder
 from multicard.records.figures import FIGURES
 from multicard.records.text_table import clean
-from multicard.tracking import identity, sweep_run, upload, uploaded
-from multicard.tracking.wandb_run import NotLoggedInError, Target, server
+from multicard.tracking import run_record, upload
+from multicard.tracking.wandb_run import NotLoggedInError, Table, Target, server
 
 TRIES = 3
 WAIT_S = 5.0  # before the second try; twice as long before the third
 FINISH_S = 600.0  # within which one run is uploaded
-Show = Callable[[str, int, int], None]  # what is uploaded now, how many of how many are
+Place = tuple[str | None, str | None]  # project and entity
+Show = Callable[[str, int, int], None]  # takes what is uploaded now, the number of finished uploads and of all
 WriteReport = Callable[[Path, Path], object]  # of the runs in a folder, to a file
 
 
 @dataclass(frozen=True)
-class Upload:
-    """Something that W&B does not have yet."""
-
-    folder: Path
-    send: Callable[[], None]
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """What became of the uploads: how many W&B has now, and why it lacks the others, by their folder."""
+    """The number of uploads, the number that W&B had before, and why it lacks the others, by their folder."""
 
     sent: int
     had: int
@@ -52,21 +48,19 @@ class Outcome:
 
     def lines(self) -> list[str]:
         """What happened, for a person."""
-        left = [f"not uploaded: {clean(str(folder))}: {clean(why)}" for folder, why in self.failed.items()]
-        had = f"; W&B had {self.had} already" if self.had else ""
-        again = (
-            [f"{count(len(left), 'upload')} failed {TRIES} times: the same command tries them again"] if left else []
-        )
-        return [*left, f"uploaded {self.sent}{had}", *again]
+        lines = [f"not uploaded: {clean(str(folder))}: {clean(why)}" for folder, why in self.failed.items()]
+        lines.append(f"uploaded {self.sent}" + (f"; W&B had {self.had} already" if self.had else ""))
+        if self.failed:
+            failed = counted(len(self.failed), "upload")
+            lines.append(f"{failed} failed {TRIES} times: the same command tries them again")
+        return lines
 
 
-def sync(
-    runs: Sequence[Run], project: str | None, entity: str | None, write_report: WriteReport, show: Show
-) -> Outcome:
+def sync(runs: Sequence[Run], place: Place, write_report: WriteReport, show: Show) -> Outcome:
     """Upload what W&B does not have, runs first, then their sweeps; what fails is tried again after all others.
 
     Args:
-        project, entity: for all runs; None for their own.
+        place: for all runs; None for their own.
 
     Raises:
         ValueError: W&B cannot be reached, or has no key of the user's.
@@ -74,26 +68,20 @@ def sync(
     url = server()
     if (why := _unreachable(url)) is not None:
         raise ValueError(f"{why}; see that there is network, and WANDB_BASE_URL")
-    pending, had = [], 0
-    for ready, waiting in _uploads(runs, project, entity, write_report):
-        had += ready
-        pending += [] if waiting is None else [waiting]
-    failed: dict[Path, str] = {}
-    total, left = len(pending), pending
-    for tried in range(TRIES):
-        pause(WAIT_S * tried)
-        failed, again = {}, []
-        for number, waiting in enumerate(left):
-            show(waiting.folder.name, total - len(left) + number - len(again), total)
-            why = _unreachable(url) or _problem(waiting)  # W&B itself would wait for minutes
-            if why is not None:
-                failed[waiting.folder] = why
-                again.append(waiting)
-        left = again
-        if not left:
-            break
-    show("", total - len(left), total)
-    return Outcome(total - len(failed), had, failed)
+    uploads = list(_uploads(runs, place, write_report))
+    left = {folder: send for folder, send in uploads if send is not None}
+    failed, total = dict[Path, str](), len(left)
+    for number in range(TRIES):
+        pause(WAIT_S * number if left else 0.0)
+        failed.clear()
+        for folder, send in list(left.items()):
+            show(folder.name, total - len(left), total)
+            why = _unreachable(url) or _problem(send)  # W&B itself would wait for minutes
+            if why is None:
+                del left[folder]
+            else:
+                failed[folder] = why
+    return Outcome(total - len(failed), len(uploads) - total, failed)
 
 
 def _unreachable(url: str) -> str | None:
@@ -101,10 +89,10 @@ def _unreachable(url: str) -> str | None:
     return None if why is None else f"cannot reach {url} ({why})"
 
 
-def _problem(upload: Upload) -> str | None:
-    """Send it; why it could not be sent, in a line."""
+def _problem(send: Callable[[], None]) -> str | None:
+    """Send an upload; why it could not be sent, in a line."""
     try:
-        upload.send()
+        send()
     except NotLoggedInError as error:
         raise ValueError(f"W&B: {error}; log in first: wandb login") from error
     except (RuntimeError, OSError, ValueError) as error:
@@ -113,25 +101,38 @@ def _problem(upload: Upload) -> str | None:
 
 
 def _uploads(
-    runs: Sequence[Run], project: str | None, entity: str | None, write_report: WriteReport
-) -> Iterator[tuple[bool, Upload | None]]:
-    """For each run, and each sweep of which there are several: whether W&B has it, else its upload."""
-    in_order = sorted(runs, key=lambda run: (run.folder.parent, run.folder))
-    for sweep, group in groupby(in_order, lambda run: run.folder.parent):
+    runs: Sequence[Run], place: Place, write_report: WriteReport
+) -> Iterator[tuple[Path, Callable[[], None] | None]]:
+    """The folder of each run, and of each sweep of several, with what uploads it; None where W&B has it."""
+    for folder, group in groupby(sorted(runs, key=lambda run: run.folder), lambda run: run.folder.parent):
         own = list(group)
         records = _records(own)
-        common = _common_place(records.values())
-        names = identity.short_names(run.folder.name for run in own)
-        for folder, record in records.items():
-            target = _target(_place(record) or common, project, entity)
-            had = upload.is_uploaded(folder, target)
-            yield had, None if had else Upload(folder, _run_sender(folder, target, names[folder.name]))
+        places = [found for record in records.values() if (found := _place(record)) is not None]
+        ((common, _),) = Counter(places).most_common(1) or [((TrackerConfig().project, None), 0)]
+        names = run_record.short_names(run.folder.name for run in own)
+        for run, record in records.items():
+            target = _target(place, _place(record) or common)
+            yield run, None if upload.has_record(run, target) else partial(_send_run, run, target, names[run.name])
         if len(own) > 1:
-            every = _all_of(sweep, own)
-            records, target = _records(every), _target(common, project, entity)
-            name = sweep_run.run_id(sweep, records, target)
-            had = uploaded.is_uploaded(sweep, name, target, sweep_run.digest(records))
-            yield had, None if had else Upload(sweep, _sweep_sender(sweep, every, records, target, write_report))
+            every = _all_of(folder, own)
+            records, target = _records(every), _target(place, common)
+            sent = upload.has_sweep(folder, records, target)
+            yield folder, None if sent else partial(_send_sweep, folder, every, records, target, write_report)
+
+
+def _send_run(folder: Path, target: Target, name: str) -> None:
+    upload.record(folder, target, name)
+
+
+def _send_sweep(
+    folder: Path, runs: Sequence[Run], records: upload.Records, target: Target, write_report: WriteReport
+) -> None:
+    with TemporaryDirectory(prefix="multicard-report-") as own:
+        page = None
+        if any(not probes.is_probe(records[run.folder].get("config") or {}, run.folder) for run in runs):
+            page = Path(own) / "report.html"
+            write_report(folder, page)
+        upload.sweep(upload.Sweep(folder, records, table(runs, records), page), target)
 
 
 def _records(runs: Sequence[Run]) -> dict[Path, dict[str, Any]]:
@@ -139,68 +140,49 @@ def _records(runs: Sequence[Run]) -> dict[Path, dict[str, Any]]:
 
 
 def _all_of(sweep: Path, runs: Sequence[Run]) -> Sequence[Run]:
-    """All runs of a sweep of which `runs` were asked for: its table and report are of the whole."""
+    """All runs of a sweep, some of which are to be uploaded: its table and report are of the whole."""
     if sum(1 for _ in sweep.glob(f"[!.]*/{run_folder.RESULT}")) == len(runs):
         return runs
     return [run for run in load.read([sweep], probes=True).runs if run.folder.parent == sweep]
 
 
-def _place(record: Mapping[str, Any]) -> tuple[str, str | None] | None:
+def _place(record: Mapping[str, Any]) -> Place | None:
     """Project and entity that a record names; None where it has no configuration."""
     tracker = (record.get("config") or {}).get("tracker")
     return (tracker.get("project") or TrackerConfig().project, tracker.get("entity")) if tracker else None
 
 
-def _common_place(records: Iterable[Mapping[str, Any]]) -> tuple[str, str | None]:
-    """That of most records."""
-    places = Counter(place for record in records if (place := _place(record)) is not None)
-    ((place, _),) = places.most_common(1) or [((TrackerConfig().project, None), 0)]
-    return place
+def _target(place: Place, own: Place) -> Target:
+    project, entity = place[0] or own[0] or "", place[1] or own[1]
+    return Target(TrackerMode.online, project, entity, FINISH_S)
 
 
-def _target(place: tuple[str, str | None], project: str | None, entity: str | None) -> Target:
-    return Target(TrackerMode.online, project or place[0], entity or place[1], FINISH_S)
-
-
-def _run_sender(folder: Path, target: Target, name: str) -> Callable[[], None]:
-    return lambda: upload.record(folder, target, name)
-
-
-def _sweep_sender(
-    folder: Path, runs: Sequence[Run], records: Mapping[Path, Mapping[str, Any]], target: Target, report: WriteReport
-) -> Callable[[], None]:
-    def send() -> None:
-        columns, rows = table(runs, records)
-        with TemporaryDirectory(prefix="multicard-report-") as own:
-            page = None
-            if any(not probes.is_probe(records[run.folder].get("config") or {}, run.folder) for run in runs):
-                page = Path(own) / "report.html"
-                report(folder, page)
-            sweep_run.upload(sweep_run.Sweep(folder, records, columns, rows, page), target)
-
-    return send
-
-
-def table(runs: Sequence[Run], records: Mapping[Path, Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """The columns and rows of a sweep's table: what tells its runs apart, how they ended and all figures they have.
-
-    Args:
-        records: of the runs, by their folder.
-    """
+def table(runs: Sequence[Run], records: upload.Records) -> Table:
+    """A sweep's table: what tells its runs apart, how they ended and all figures they have."""
     apart = [
         name
         for kind in dict.fromkeys(run["kind"] for run in runs)
         for name in list_runs.differing([run for run in runs if run["kind"] == kind])
     ]
-    names = list(dict.fromkeys([*apart, "status", "cause", *FIGURES]))
+    names = dict.fromkeys([*apart, "status", "cause", *FIGURES])
     known = [name for name in names if any(run[name] is not None for run in runs)]
-    cells = identity.short_names(run.folder.name for run in runs)
+    cells = run_record.short_names(run.folder.name for run in runs)
     rows = [
-        [
-            cells[run.folder.name],
-            identity.run_id(records[run.folder]),
-            *(run[name] for name in known),
-        ]
-        for run in runs
+        [cells[run.folder.name], run_record.run_id(records[run.folder]), *(run[name] for name in known)] for run in runs
     ]
-    return ["run", "id", *known], rows
+    return Table(["run", "id", *known], rows)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Show]:
+    """A bar of the uploads, where stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda name, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("  uploading"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)

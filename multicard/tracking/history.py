@@ -1,96 +1,84 @@
-"""The history of a run: a row for each step of each epoch, and one for each epoch."""
+"""The history of a run: a row for each step and each epoch, and samples of its GPUs and its machine."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from multicard.measure import formulas
-from multicard.tracking import keys, learning_rate
+from multicard.observe.energy.parts import MERGED
+from multicard.records import run_folder
+from multicard.tracking import keys
+from multicard.tracking.timeline import Moment, Timeline
 
 Columns = dict[str, np.ndarray]
-
-OF_EPOCHS = {name: name.removeprefix(f"{keys.EPOCH}/") for name in keys.BY_EPOCH}  # the record's names
 REWARDS = {"reward_chosen": "rewards_chosen", "reward_rejected": "rewards_rejected"}
+RISE = 0.3  # share of the steps in which `onecycle` rises: torch's defaults of OneCycleLR, which the run has
+FIRST, LAST = 25.0, 1e4  # highest rate / rate of the first step, and rate of the first step / rate of the last
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of the history.
+class Row(NamedTuple):
+    """A row of the history: its moment, and its values by key."""
 
-    trained_s: seconds of training at its moment, as the record counts them.
-    """
-
-    trained_s: float
+    moment: Moment
     values: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Training:
-    """What the history is made of.
-
-    config: of the run.
-    epochs: as the record has them, those that all ranks finished.
-    steps_per_epoch: of the whole run, where a probe has fewer.
-    """
-
-    config: Mapping[str, Any]
-    epochs: Sequence[Mapping[str, Any]]
-    steps_per_epoch: int | None = None
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> "Training":
-        probe = record.get("probe") or {}
-        return cls(record.get("config") or {}, record.get("epochs") or [], probe.get("steps_per_epoch"))
-
-
-def rows(training: Training, steps: Any) -> list[Row]:
-    """All rows, in the order of their moments.
+def rows(record: Mapping[str, Any], steps: Any) -> list[Row]:
+    """All rows of a run, in the order of their moments.
 
     Args:
+        record: of the run, or its known part while the run goes on.
         steps: of all ranks (an Arrow table); None where there are none.
     """
-    columns: Columns = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
+    timeline, columns = Timeline.of(record), _columns(steps)
+    config, planned = record.get("config") or {}, (record.get("probe") or {}).get("steps_per_epoch")
     every: list[Row] = []
     number, ended_s = 0, 0.0
-    for epoch in training.epochs:
-        index, evaluate_s = epoch["epoch"], epoch.get("evaluate_s") or 0.0
-        train_s = epoch.get("train_s") or 0.0
+    for epoch in record.get("epochs") or ():
+        train_s, evaluate_s = epoch.get("train_s") or 0.0, epoch.get("evaluate_s") or 0.0
         known_s = epoch.get("ended_s")
         ended_s = ended_s + train_s + evaluate_s if known_s is None else known_s
-        began_s = ended_s - evaluate_s - train_s
-        of_epoch = columns["epoch"] == index if columns else np.zeros(0, dtype=bool)
-        if of_epoch.any():
-            own = {name: column[of_epoch] for name, column in columns.items()}
-            for end_s, values in _steps(own, training, number):
-                every.append(Row(began_s + min(end_s, train_s), values | {keys.STEP: number, keys.EPOCH: index}))
-                number += 1
-        figures = {name: epoch.get(key) for name, key in OF_EPOCHS.items()}
-        known = {name: value for name, value in figures.items() if value is not None}
-        every.append(Row(ended_s, known | {keys.EPOCH: index}))
+        own = {name: column[columns["epoch"] == epoch["epoch"]] for name, column in columns.items()}
+        if own and len(own["step"]):
+            figures = step_figures(own)
+            ends_s = ended_s - evaluate_s - train_s + np.minimum(figures["train/step_s"].cumsum(), train_s)
+            numbers = number + np.arange(len(ends_s))
+            total = max((planned or len(ends_s)) * (config.get("epochs") or 1), number + len(ends_s))
+            rates = None if "train/lr" in figures else learning_rates(config, numbers, total)
+            figures |= {keys.STEP: numbers} | ({} if rates is None else {"train/lr": rates})
+            for at, end_s in enumerate(ends_s.tolist()):
+                values = {name: column[at].item() for name, column in figures.items()}
+                every.append(Row(timeline.moment(end_s), values | {keys.EPOCH: epoch["epoch"]}))
+            number += len(ends_s)
+        known = {name: epoch.get(name.removeprefix(f"{keys.EPOCH}/")) for name in keys.BY_EPOCH}
+        values = {name: value for name, value in known.items() if value is not None}
+        every.append(Row(timeline.moment(ended_s), values | {keys.EPOCH: epoch["epoch"]}))
     return every
 
 
-def step_figures(columns: Columns, config: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
+def _columns(steps: Any) -> Columns:
+    return {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
+
+
+def step_figures(columns: Columns) -> Columns:
     """The figures of an epoch's steps (steps,), by the keys of `keys.BY_STEP`, as far as there are columns for them.
 
     The time of a step is by the slowest rank's clock, its loss the mean weighted by samples.
     """
     rank, step = columns["rank"], columns["step"]
     step_s = formulas.step_times_s(np.zeros_like(step), rank, step, columns["step_s"])
-    figures = {"train/step_s": step_s}
-    first = rank == rank.min()
+    figures, first, tuning = {"train/step_s": step_s}, rank == rank.min(), "tokens" in columns
     if "loss" in columns:
-        tuning = "tokens" in columns  # of which only rank 0 knows the loss
-        unknown = ~first if tuning else columns["samples"] == 0
+        unknown = ~first if tuning else columns["samples"] == 0  # in tuning rank 0 alone knows the loss
         weights = np.where(unknown, 0, columns["samples"])
         losses = np.where(weights > 0, columns["loss"], 0.0)
         figures["train/loss"] = np.bincount(step, losses * weights) / np.bincount(step, weights)
-    for key, column in (("train/images_per_s", "samples"), ("train/tokens_per_s", "non_padding")):
-        if column in columns and ("tokens" in columns) == (column == "non_padding"):
-            figures[key] = np.bincount(step, columns[column]) / np.where(step_s > 0, step_s, math.nan)
+    key, column = ("train/tokens_per_s", "non_padding") if tuning else ("train/images_per_s", "samples")
+    if column in columns:
+        figures[key] = np.bincount(step, columns[column]) / np.where(step_s > 0, step_s, math.nan)
     if "data_s" in columns:
         figures["train/data_wait_s"] = np.bincount(step, columns["data_s"]) / np.bincount(step)
     if "lr" in columns:
@@ -102,62 +90,95 @@ def step_figures(columns: Columns, config: Mapping[str, Any] | None = None) -> d
     return figures
 
 
-def _steps(columns: Columns, training: Training, number: int) -> Iterator[tuple[float, dict[str, float]]]:
-    """When each step of an epoch ended, in seconds since the epoch's training began, and its figures.
+def learning_rates(config: Mapping[str, Any], steps: np.ndarray, total: int) -> np.ndarray | None:
+    """The learning rate of each step of a training run, by its schedule; None under one that is not known here.
 
     Args:
-        columns: of the epoch.
-        number: of its first step in the run.
+        steps: their numbers in the run, from 0; `total` that the schedule is made for.
     """
-    figures = step_figures(columns)
-    ends_s = figures["train/step_s"].cumsum()
-    config = training.config
-    total = (training.steps_per_epoch or len(ends_s)) * (config.get("epochs") or 1)
-    for at, end_s in enumerate(ends_s.tolist()):
-        values = {name: column[at].item() for name, column in figures.items()}
-        if "train/lr" not in values and number + at < total:
-            rate = learning_rate.of_step(config, number + at, total) if "lr" in config else None
-            values |= {} if rate is None else {"train/lr": rate}
-        yield end_s, values
+    highest: float = config.get("lr") or 0.0
+    match config.get("schedule"):
+        case "constant":
+            return np.full(len(steps), highest)
+        case "cosine":
+            return _cosine(highest, 0.0, steps / total)
+        case "onecycle":
+            turn, first = RISE * total - 1, highest / FIRST
+            falling = _cosine(highest, first / LAST, (steps - turn) / (total - 1 - turn))
+            return np.where(steps <= turn, _cosine(first, highest, steps / turn), falling)
+    return None
 
 
-def last_values(every: Sequence[Row]) -> dict[str, float]:
-    """The last value of each key, which W&B shows of a run beside its summary."""
-    values: dict[str, float] = {}
-    for row in every:
-        values |= row.values
-    return values
+def _cosine(start: float, end: float, share: np.ndarray) -> np.ndarray:
+    """From `start` to `end` along half a cosine."""
+    return end + (start - end) / 2 * (1 + np.cos(np.pi * share))
 
 
 def epochs_so_far(ranks: Sequence[Mapping[str, Any]], steps: Any) -> list[dict[str, Any]]:
-    """The epochs that all ranks of a run that goes on have finished, as its record will have them.
+    """The epochs that all ranks of a run in progress have finished, as its record will have them.
 
     Args:
         ranks: the files of all ranks.
         steps: of all ranks (an Arrow table).
     """
-    finished = min((len(rank["epochs"]) for rank in ranks), default=0)
-    epochs = []
-    for index in range(finished):
-        parts = [rank["epochs"][index] for rank in ranks]
-        own = {
-            name: max((p[name] for p in parts if p[name] is not None), default=None)
-            for name in parts[0]
-            if name.endswith("_s")
-        }
-        told = {name: value for name, value in parts[0].items() if not name.endswith("_s")}
-        epochs.append(told | own | {"epoch": index, "train_loss": _train_loss(steps, index)})
+    columns, epochs = _columns(steps), []
+    for index, parts in enumerate(zip(*(rank["epochs"] for rank in ranks), strict=False)):
+        epoch = dict(parts[0]) | {"epoch": index, "train_loss": None}
+        for name in (name for name in parts[0] if name.endswith("_s")):
+            epoch[name] = max((part[name] for part in parts if part[name] is not None), default=None)
+        tuning = "tokens" in columns
+        if columns:
+            known = (columns["epoch"] == index) & (columns["rank"] == 0 if tuning else columns["samples"] > 0)
+            weights = np.ones(known.sum()) if tuning else columns["samples"][known]
+            epoch["train_loss"] = float(np.average(columns["loss"][known], weights=weights)) if known.any() else None
+        epochs.append(epoch)
     return epochs
 
 
-def _train_loss(steps: Any, epoch: int) -> float | None:
-    """The mean of an epoch's losses: weighted by samples, or of rank 0's steps in tuning."""
-    if steps is None:
-        return None
-    columns = {name: steps[name].to_numpy() for name in steps.column_names}
-    tuning = "tokens" in columns
-    known = (columns["epoch"] == epoch) & (columns["rank"] == 0 if tuning else columns["samples"] > 0)
-    if not known.any():
-        return None
-    weights = np.ones(known.sum()) if tuning else columns["samples"][known]
-    return float(np.average(columns["loss"][known], weights=weights))
+def samples(folder: Path, record: Mapping[str, Any], timeline: Timeline) -> list[tuple[float, dict[str, float]]]:
+    """Unix time and values of each sample of gpu.parquet and machine.parquet, under the names of W&B's system panels.
+
+    GPUs are numbered from 0 within the run, so that a panel has the runs of a sweep side by side; in an attempt on
+    several nodes the host follows the name, as W&B's own label does.
+    """
+    return sorted([*_of_gpus(folder, record, timeline), *_of_machine(folder, timeline)], key=lambda sample: sample[0])
+
+
+def _of_machine(folder: Path, timeline: Timeline) -> Iterator[tuple[float, dict[str, float]]]:
+    table = run_folder.read_machine(folder)
+    for row in [] if table is None else table.to_pylist():
+        attempt = timeline.attempts[min(row["start"], len(timeline.attempts) - 1)]
+        values = {name: 100 * row[column] for column, name in keys.MACHINE_SAMPLES.items()}
+        yield attempt.training_at + row["time_s"], values
+
+
+def _of_gpus(folder: Path, record: Mapping[str, Any], timeline: Timeline) -> Iterator[tuple[float, dict[str, float]]]:
+    gpu, path = record.get("gpu"), folder / MERGED
+    if not gpu or not path.exists():
+        return
+    import pyarrow.parquet as pq
+
+    gpus = (run_folder.read_json(folder / run_folder.ENVIRONMENT) or {}).get("gpus") or []
+    memory_bytes = {one["uuid"]: one["memory_bytes"] for one in gpus if one.get("memory_bytes")}  # of the first node
+    parts = {}
+    for part in gpu.get("parts") or ():
+        attempt = timeline.attempts[min(part["start"], len(timeline.attempts) - 1)]
+        spans = part.get("spans_s") if part.get("covers") == "training" else None
+        zero_at = attempt.training_at - spans[0][0] if spans else attempt.started_at  # Unix time of `time_s` 0
+        hosts = {other.get("host") for other in gpu["parts"] if other["start"] == part["start"]}
+        own = [device["uuid"] for device in gpu.get("devices") or () if device.get("host") in (part.get("host"), None)]
+        parts[part["start"], part["node"]] = zero_at, own, f"/l:{part.get('host')}" if len(hosts) > 1 else ""
+    for row in pq.read_table(path).to_pylist():
+        zero_at, own, suffix = parts.get((row["start"], row["node"]), (0.0, (), ""))
+        if row["gpu"] not in own:
+            continue
+        values = {}
+        for column, (name, factor) in keys.GPU_SAMPLES.items():
+            value = row.get(column)
+            if value is not None and not math.isnan(value):
+                values[name] = value * factor
+        if "memoryAllocatedBytes" in values and row["gpu"] in memory_bytes:
+            values[keys.GPU_MEMORY_SHARE] = 100 * values["memoryAllocatedBytes"] / memory_bytes[row["gpu"]]
+        if values:
+            prefix = f"gpu.{own.index(row['gpu'])}"
+            yield zero_at + row["time_s"], {f"{prefix}.{name}{suffix}": value for name, value in values.items()}

@@ -10,8 +10,7 @@ from typing import Any
 from multicard.config.base import RunConfig, TrackerMode, plain
 from multicard.machine import network
 from multicard.records import run_folder
-from multicard.tracking import history, identity, upload, uploaded
-from multicard.tracking.timeline import Timeline
+from multicard.tracking import history, run_record, upload
 from multicard.tracking.wandb_run import Target, WandbRun, server
 
 FINISH_S = 60.0
@@ -41,67 +40,61 @@ class Mirror:
 
     @property
     def is_open(self) -> bool:
-        """Whether W&B has a run that is not ended."""
+        """True if W&B has a run that is not ended."""
         return self._run is not None
 
     def reach(self) -> None:
         """See that W&B's server answers."""
-        url = server()
-        if (why := network.problem(url)) is not None:
+        if (why := network.problem(url := server())) is not None:
             raise RuntimeError(f"cannot reach {url} ({why})")
 
     def open(self) -> None:
         """Start the W&B run, or go on with that of an earlier start of the same job."""
-        self._run = WandbRun.open(identity.about(self._folder, self._so_far([], None)), self._target, self._folder)
+        about = run_record.about(self._folder, self._so_far([], None))
+        self._run = WandbRun.open(about, self._target, self._folder)
 
     def update(self) -> None:
         """Log the steps and epochs written since the last call; `close` raises what fails here."""
         if self._failed is not None or self._run is None:
             return
         ranks = run_folder.read_ranks(self._folder)
-        if min((len(rank["epochs"]) for rank in ranks), default=0) <= self._epochs:
+        finished = min((len(rank["epochs"]) for rank in ranks), default=0)
+        if finished <= self._epochs:
             return
         try:
             steps = run_folder.read_steps(self._folder)
-            so_far = self._so_far(ranks, steps)
-            self._log(self._run, so_far, steps)
-            self._epochs = len(so_far["epochs"])
+            for number, row in enumerate(history.rows(self._so_far(ranks, steps), steps)):
+                self._run.row(number, row.values, row.moment)
+            self._epochs = finished
         except Exception as error:  # in the thread that draws the progress
             self._failed = error
 
-    def _log(self, run: WandbRun, so_far: Mapping[str, Any], steps: Any) -> None:
-        timeline = Timeline.of(so_far)
-        for number, row in enumerate(history.rows(history.Training.of(so_far), steps)):
-            run.row(number, row.values, timeline.moment(row.trained_s))
-
     def _so_far(self, ranks: list[dict[str, Any]], steps: Any) -> dict[str, Any]:
-        """What is known by now of the record.
+        """The known part of the record.
 
         Args:
             ranks: the files of all ranks.
         """
-        config = plain(self._config)
-        attempts = run_folder.read_segments(self._folder)
+        first, attempts = ranks[0] if ranks else {}, run_folder.read_segments(self._folder)
         last = attempts[-1] if attempts else {}
-        epochs = history.epochs_so_far(ranks, steps)
-        trained_s = [part["trained_s"] for part in (ranks[0].get("segments") or [] if ranks else [])]
         known = [{**attempt, "trained_s": None} for attempt in attempts]
+        trained_s = [part["trained_s"] for part in first.get("segments") or ()]
         for attempt, own_s in zip(reversed(known[:-1]), reversed(trained_s[:-1]), strict=False):
             attempt["trained_s"] = own_s
-        started_s, training_s = last.get("started_s"), ranks[0].get("started_s") if ranks else None
+        started_s, training_s = last.get("started_s"), first.get("started_s")
         return {
             "kind": self._kind,
             "name": self._folder.parent.name,
             "identity": self._config.identity(),
             "repetition": self._config.repetition,
             "axes": self._axes,
-            "config": config,
+            "config": plain(self._config),
             "segments": known,
             "started_at": last.get("started_at"),
             "startup_s": None if started_s is None or training_s is None else training_s - started_s,
-            "epochs": epochs,
+            "epochs": history.epochs_so_far(ranks, steps),
             "data": last.get("data"),
-            "probe": {"steps_per_epoch": ranks[0].get("steps_per_epoch")} if ranks else None,
+            "probe": {"steps_per_epoch": first.get("steps_per_epoch")},
         }
 
     def close(self, result: dict[str, Any], steps: Any) -> None:
@@ -113,7 +106,7 @@ class Mirror:
         """
         if self._failed is not None:
             raise self._failed
-        about = identity.about(self._folder, result)
+        about = run_record.about(self._folder, result)
         if self._run is None:
             self._run = WandbRun.open(about, self._target, self._folder)
         else:
@@ -122,5 +115,5 @@ class Mirror:
         upload.finish(self._run, self._folder, result, steps)
         if self.live:
             content = (self._folder / run_folder.RESULT).read_bytes()
-            uploaded.note(self._folder, about.id, self._target, uploaded.digest(content), url)
+            upload.note(self._folder, about.id, self._target, upload.digest(content), url)
         self._run = None

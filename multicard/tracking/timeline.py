@@ -1,8 +1,7 @@
-"""When the seconds of a training were: on the run's own clock, and by the time of day.
+"""The clock of a run: Unix time and runtime at each second of its training.
 
 A record counts training in seconds from its start, over all attempts (`ended_s`, `total_s`), and has each attempt's
-start by the clock of the day, to a second. The run's clock leaves out what lies between two attempts, as W&B's does
-of a run that is resumed.
+start by the clock of the day, to a second. Runtime leaves out the time between two attempts, as W&B's does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +14,7 @@ RESOLUTION_S = 1.0  # of the record's times of day
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment of a run.
-
-    at: Unix time.
-    runtime_s: on the run's clock.
-    """
+    """A moment of a run: its Unix time `at`, and the seconds on the run's clock."""
 
     at: float
     runtime_s: float
@@ -27,11 +22,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at a run.
-
-    trained_s: seconds that earlier attempts had trained.
-    training_at: Unix time at which its training began.
-    """
+    """One attempt at a run: Unix times of its start and of its training's, and the seconds trained before it."""
 
     started_at: float
     training_at: float
@@ -40,11 +31,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The clock of a run.
-
-    attempts: one at least; their numbers are those of the record's `segments`.
-    runtime_s: of the whole run.
-    """
+    """The clock of a run; `attempts` are numbered as the record's `segments`, and there is at least one."""
 
     attempts: Sequence[Attempt]
     startup_s: float
@@ -52,18 +39,19 @@ class Timeline:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
-        """The clock of a record, or of as much of one as is known while the run goes on."""
+        """The clock of a record, or of its known part while the run goes on."""
         startup_s, total_s = record.get("startup_s") or 0.0, record.get("total_s") or 0.0
-        parts = record.get("segments") or [{"started_at": record.get("started_at"), "trained_s": total_s}]
-        attempts, trained_s = [], 0.0
-        for number, part in enumerate(parts):
-            started_at, own_s = unix(part.get("started_at")), part.get("trained_s") or 0.0
-            ended = part.get("ended_at")
-            is_last = number == len(parts) - 1
-            training_at = started_at + startup_s if is_last or ended is None else max(started_at, unix(ended) - own_s)
+        segments = record.get("segments") or [{"started_at": record.get("started_at"), "trained_s": total_s}]
+        attempts, trained_s, lasted_s = [], 0.0, 0.0
+        for number, segment in enumerate(segments, 1):
+            started_at, own_s = unix(segment.get("started_at")), segment.get("trained_s") or 0.0
+            training_at = started_at + startup_s
+            if segment.get("ended_at"):
+                ended_at = unix(segment["ended_at"])
+                lasted_s += ended_at - started_at - RESOLUTION_S
+                training_at = training_at if number == len(segments) else max(started_at, ended_at - own_s)
             attempts.append(Attempt(started_at, training_at, trained_s))
             trained_s += own_s
-        lasted_s = sum(unix(p["ended_at"]) - unix(p["started_at"]) - RESOLUTION_S for p in parts if p.get("ended_at"))
         return cls(attempts, startup_s, max(startup_s + total_s, lasted_s))
 
     @property
@@ -77,9 +65,9 @@ class Timeline:
         return Moment(last.training_at - self.startup_s - last.trained_s + self.runtime_s, self.runtime_s)
 
     def moment(self, trained_s: float) -> Moment:
-        """The moment at which the run had trained for `trained_s`."""
-        before = [attempt for attempt in self.attempts if attempt.trained_s < trained_s]
-        attempt = before[-1] if before else self.attempts[0]
+        """The moment after `trained_s` of training."""
+        begun = [attempt for attempt in self.attempts if attempt.trained_s < trained_s]
+        attempt = begun[-1] if begun else self.attempts[0]
         return Moment(attempt.training_at + trained_s - attempt.trained_s, self.startup_s + trained_s)
 
 

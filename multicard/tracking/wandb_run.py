@@ -4,24 +4,24 @@
 theirs; it is none of W&B's public ones, and so nothing outside of this file uses it.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Self
+from unittest.mock import patch
 
 from multicard.config.base import TrackerMode
 from multicard.tracking import keys
-from multicard.tracking.identity import About
+from multicard.tracking.run_record import About
 from multicard.tracking.timeline import Moment
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where runs go, and how.
-
-    finish_s: within which the rest is uploaded at the end; W&B itself would try for days.
-    """
+    """Where runs go, and how; at its end a run has `finish_s` to upload the rest, where W&B would try for days."""
 
     mode: TrackerMode
     project: str
@@ -29,8 +29,38 @@ class Target:
     finish_s: float
 
 
+class Table(NamedTuple):
+    """A table that W&B shows."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+class NotLoggedInError(RuntimeError):
+    """W&B has no key of the user's, or none that its server takes: a further try would end the same."""
+
+
+@contextmanager
+def _as_runtime_error() -> Iterator[None]:
+    """Turn any of W&B's errors into a RuntimeError."""
+    try:
+        yield
+    except RuntimeError:
+        raise
+    except Exception as error:
+        from wandb.errors import AuthenticationError, UsageError
+
+        # a missing key is a UsageError, as is much else
+        no_key = isinstance(error, AuthenticationError) or (isinstance(error, UsageError) and "API key" in str(error))
+        kind = NotLoggedInError if no_key else RuntimeError
+        raise kind(f"{type(error).__name__}: {error}") from error
+
+
 class WandbRun:
     """One run, from `open` to `finish`.
+
+    next_row: the number of the first row that W&B does not have, by an earlier upload of the same run.
+    attempts_before: the attempts whose samples an earlier upload, which ended, has sent.
 
     Raises:
         RuntimeError: if W&B fails.
@@ -39,8 +69,8 @@ class WandbRun:
 
     def __init__(self, run: Any) -> None:
         self._run = run
-        self._sent = run.starting_step  # rows that W&B has, also of an earlier upload of the same run
-        self.attempts_before = run.summary.get(keys.ATTEMPTS) or 0  # of which an earlier upload, which ended, has told
+        self.next_row: int = run.starting_step
+        self.attempts_before: int = run.summary.get(keys.ATTEMPTS) or 0
 
     @classmethod
     def open(cls, about: About, target: Target, folder: Path) -> Self:
@@ -49,10 +79,8 @@ class WandbRun:
         Args:
             folder: for W&B's own files.
         """
-        import wandb
-
-        with as_runtime_error(), _clock_at(about.started_at):
-            _quiet()
+        with _as_runtime_error(), _clock_at(about.started_at):
+            wandb = _quiet()
             run = wandb.init(
                 id=about.id,
                 resume="allow",
@@ -92,7 +120,7 @@ class WandbRun:
 
     def describe(self, about: About) -> None:
         """Replace configuration and tags by those that are known at the end."""
-        with as_runtime_error():
+        with _as_runtime_error():
             self._run.config.update(about.config, allow_val_change=True)
             self._run.tags = about.tags
 
@@ -102,16 +130,16 @@ class WandbRun:
         Args:
             number: of the row in the run, from 0, and the same in every upload of it.
         """
-        if number < self._sent:
+        if number < self.next_row:
             return
         row = dict(values) | {"_timestamp": moment.at, "_runtime": moment.runtime_s}
-        with as_runtime_error():
+        with _as_runtime_error():
             self._run._interface.publish_history(self._run, row, step=number)
-        self._sent = number + 1
+        self.next_row = number + 1
 
     def sample(self, at: float, values: Mapping[str, float]) -> None:
         """Log a sample of the machine, taken at Unix time `at`."""
-        with as_runtime_error():
+        with _as_runtime_error():
             interface = self._run._interface
             stats = interface._make_stats(dict(values))
             stats.timestamp.FromMicroseconds(round(at * 1e6))
@@ -123,7 +151,7 @@ class WandbRun:
         """Log an artifact of files and texts, by their names in it; `used` by the run, else its product."""
         import wandb
 
-        with as_runtime_error():
+        with _as_runtime_error():
             artifact = wandb.Artifact(name, kind, metadata=dict(facts))
             for target, source in files.items():
                 if isinstance(source, Path):
@@ -131,103 +159,51 @@ class WandbRun:
                 else:
                     with artifact.new_file(target, "w", encoding="utf-8") as file:
                         file.write(source)
-            if used:
-                # as `use_artifact` does with one that is new, but offline too
+            if used:  # as `use_artifact` does with one that is new, but offline too
                 self._run._log_artifact(artifact, is_user_created=True, use_after_commit=True)
             else:
                 self._run.log_artifact(artifact)
 
-    def table(
-        self, number: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: Moment
-    ) -> None:
-        """Log a table, as a row of its own and in the summary."""
+    def media(self, number: int, key: str, content: Table | Path, moment: Moment) -> None:
+        """Log a table or an HTML file, as a row of its own and in the summary, unless W&B has the row."""
         import wandb
 
-        with as_runtime_error():
-            table = wandb.Table(list(columns), [list(row) for row in rows], allow_mixed_types=True)
-            self._media(number, key, table, moment)
-
-    def page(self, number: int, key: str, path: Path, moment: Moment) -> None:
-        """Log an HTML file, likewise."""
-        import wandb
-
-        with as_runtime_error():
-            self._media(number, key, wandb.Html(str(path), inject=False), moment)
-
-    def _media(self, number: int, key: str, media: Any, moment: Moment) -> None:
-        if number >= self._sent:
+        if number < self.next_row:
+            return
+        with _as_runtime_error():
+            if isinstance(content, Path):
+                media: Any = wandb.Html(str(content), inject=False)
+            else:
+                media = wandb.Table(list(content.columns), [list(row) for row in content.rows], allow_mixed_types=True)
             self.row(number, {key: media}, moment)
             self._run.summary.update({key: media})
-
-    @property
-    def next_row(self) -> int:
-        """The number of the first row that W&B does not have."""
-        return self._sent
 
     def finish(self, summary: Mapping[str, Any], end: Moment, exit_code: int) -> None:
         """Write the summary and end the run at a moment of its own clock."""
         ended = {"_timestamp": end.at, "_runtime": end.runtime_s, "_wandb": {"runtime": end.runtime_s}}
-        with as_runtime_error():
+        with _as_runtime_error():
             self._run.summary.update({**summary, **ended})
             self._run.finish(exit_code=exit_code)
 
 
-class NotLoggedInError(RuntimeError):
-    """W&B has no key of the user's, or none that its server takes: a further try would end the same."""
-
-
-@contextmanager
-def as_runtime_error() -> Iterator[None]:
-    """Turn any of W&B's errors into a RuntimeError."""
-    try:
-        yield
-    except RuntimeError:
-        raise
-    except Exception as error:
-        from wandb.errors import AuthenticationError, UsageError
-
-        # a missing key is a UsageError, as is much else
-        no_key = isinstance(error, AuthenticationError) or (isinstance(error, UsageError) and "API key" in str(error))
-        kind = NotLoggedInError if no_key else RuntimeError
-        raise kind(f"{type(error).__name__}: {error}") from error
-
-
 @contextmanager
 def _clock_at(at: float) -> Iterator[None]:
-    """Have W&B take `at`, as Unix time, for the moment at which the run starts; it has no setting for it."""
+    """Have W&B take `at`, a Unix time, for the moment at which the run starts; it has no setting for it."""
     from wandb.sdk import wandb_init, wandb_run
 
-    modules: tuple[Any, ...] = (wandb_init, wandb_run)
-    clock = wandb_run.__dict__["time"]
-    for module in modules:
-        module.time = _Stopped(clock, at)
-    try:
+    stopped = SimpleNamespace(**{**vars(time), "time": lambda: at})
+    with patch.object(wandb_init, "time", stopped), patch.object(wandb_run, "time", stopped):
         yield
-    finally:
-        for module in modules:
-            module.time = clock
-
-
-class _Stopped:
-    """The module `time` with a clock that stands."""
-
-    def __init__(self, module: Any, at: float) -> None:
-        self._module, self._at = module, at
-
-    def time(self) -> float:
-        return self._at
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
 
 
 def server() -> str:
     """The URL of W&B's server."""
-    return _quiet().settings.base_url
+    return _quiet().setup().settings.base_url
 
 
 def _quiet() -> Any:
-    """W&B within this process, which prints nothing: what goes wrong is raised."""
+    """W&B, which prints nothing within this process: what goes wrong is raised."""
     import wandb
 
-    return wandb.setup(wandb.Settings(silent=True))
+    wandb.setup(wandb.Settings(silent=True))
+    return wandb

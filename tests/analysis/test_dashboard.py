@@ -25,7 +25,7 @@ from papers import printed
 from tests.conftest import ROOT
 from tests.helpers import records, wandb_file, wandb_views
 from tests.helpers.wandb_stand_in import Server
-from tests.tracking.test_tracker import OFFLINE
+from tests.tracking.test_runs import OFFLINE
 
 Measured = Callable[..., dict[str, Any]]
 # What runs on CPU ranks do not log, nor runs without a profile, that ended ok without torch.compile, nor all but DPO

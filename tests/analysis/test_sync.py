@@ -13,7 +13,7 @@ from analysis.__main__ import main
 from analysis.commands import sync
 from multicard.records import run_folder
 from multicard.run import controller as run
-from multicard.tracking import identity, keys, upload, uploaded
+from multicard.tracking import keys, run_record, upload
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, warm_up
 from tests.helpers import records
@@ -34,7 +34,7 @@ def written(sweep: Path) -> list[Path]:
 
 
 def ids(folders: list[Path]) -> list[str]:
-    return [identity.run_id(json.loads((folder / "result.json").read_text())) for folder in folders]
+    return [run_record.run_id(json.loads((folder / "result.json").read_text())) for folder in folders]
 
 
 def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, capsys: pytest.CaptureFixture[str]):
@@ -178,7 +178,7 @@ def test_an_upload_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, wandb
     stored = wandb_server.runs[ids([folder])[0]]
     whole = list(stored.history)
     del stored.history[3:], stored.lines[SUMMARY]  # which comes last
-    (folder / uploaded.NOTE).unlink()
+    (folder / upload.NOTE).unlink()
     assert main(["sync", str(folder)]) == 0
     assert [row["_step"] for row in stored.history] == list(range(6))
     assert [row["_runtime"] for row in stored.history] == [row["_runtime"] for row in whole]
@@ -192,7 +192,7 @@ def test_samples_are_sent_once(tmp_path: Path, wandb_server: Server):
         assert main(["sync", str(folder)]) == 0
         (stored,) = wandb_server.runs.values()
         assert len(stored.samples) == 3
-        (folder / uploaded.NOTE).unlink()
+        (folder / upload.NOTE).unlink()
 
 
 def test_without_a_server_nothing_is_tried(
@@ -213,7 +213,7 @@ def test_a_run_that_is_followed_online_is_the_one_that_its_record_names(tmp_path
     result = run.measure(WORKLOAD, cfg, tmp_path / "sweep" / "1", keep_refused=True)
     assert result["status"] == "ok" and "tracker_error" not in result, result
     ((name, stored),) = wandb_server.runs.items()
-    assert name == identity.run_id(result) and stored.exit_code == 0
+    assert name == run_record.run_id(result) and stored.exit_code == 0
     steps = run_folder.read_steps(Path(result["folder"])).num_rows
     assert [row["_step"] for row in stored.history] == list(range(steps + 2))
     rows = [row for row in stored.history if "epoch/test_accuracy" in row]

@@ -27,7 +27,7 @@ from multicard.run.preemption import StopOnWarning
 from tests.conftest import SMALL, awaited, typed
 from tests.helpers import records, wandb_file
 from tests.measure.test_series import autocorrelated
-from tests.tracking.test_tracker import OFFLINE
+from tests.tracking.test_runs import OFFLINE
 
 Measured = Callable[..., dict[str, Any]]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from multicard.measure.timing import clock_s
 from multicard.records import run_folder
 from multicard.run.machine_sampler import MachineSampler
-from multicard.tracking import system_metrics
+from multicard.tracking import history
 from multicard.tracking.timeline import Timeline
 from tests.helpers import records
 
@@ -30,7 +30,7 @@ def test_each_attempt_adds_its_samples_by_the_time_since_its_training_began(tmp_
 
     later = records.segment(12) | {"started_at": "2026-11-21T10:41:29Z", "ended_at": None, "trained_s": 40.0}
     timeline = Timeline.of({"segments": [records.segment(), later], "startup_s": 5.0})
-    found = system_metrics.samples(tmp_path, {}, timeline)
+    found = history.samples(tmp_path, {}, timeline)
     (first, row), *_ = found
     assert len(found) == 3 and set(row) == {"cpu", "memory_percent"} and 0 < row["memory_percent"] <= 100
     assert first == timeline.attempts[0].training_at + table["time_s"][0].as_py()

@@ -11,7 +11,7 @@ import torch
 
 from multicard.config.vision import Schedule
 from multicard.records import run_folder
-from multicard.tracking import history, identity, keys, learning_rate, summary
+from multicard.tracking import history, keys, run_record
 from multicard.tracking.history import step_figures
 from multicard.tracking.timeline import Timeline
 from multicard.vision import optim
@@ -50,9 +50,10 @@ def test_a_step_is_by_the_slowest_ranks_clock_and_its_loss_the_weighted_mean():
 def test_the_learning_rate_is_that_of_torchs_schedule(name: Schedule, steps: int):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5, momentum=0.9)
     schedule = optim.schedule(optimizer, name, 0.5, steps)
-    config = {"schedule": name.value, "lr": 0.5}
-    for step in range(steps):
-        assert learning_rate.of_step(config, step, steps) == pytest.approx(schedule.get_last_lr()[0])
+    rates = history.learning_rates({"schedule": name.value, "lr": 0.5}, np.arange(steps), steps)
+    assert rates is not None and len(rates) == steps
+    for step, rate in enumerate(rates):
+        assert rate == pytest.approx(schedule.get_last_lr()[0])
         optimizer.step()
         if step < steps - 1:
             schedule.step()
@@ -66,17 +67,15 @@ def test_the_clock_of_a_run_leaves_out_the_time_between_its_attempts():
     assert runtime_s == [5.0, 65.0, 65.1, 105.0] and timeline.runtime_s == 105.0
     gap_s = timeline.moment(60.001).at - timeline.moment(60.0).at
     assert gap_s == pytest.approx(3600 - 66 + 5, abs=0.01)  # the second attempt's start-up included
-
-
-def test_a_run_without_training_lasted_as_long_as_its_attempts():
+    # without training, a run lasted as long as its attempts; their times of day are to a second
     ended = records.segment() | {"ended_at": "2026-11-21T09:43:29Z", "trained_s": None}
-    assert Timeline.of({"segments": [ended]}).runtime_s == 119.0  # its times of day are to a second
+    assert Timeline.of({"segments": [ended]}).runtime_s == 119.0
     assert Timeline.of({"started_at": ended["started_at"]}).runtime_s == 0.0
 
 
 def test_a_record_is_the_same_run_however_often_it_is_uploaded_and_another_start_is_another():
     record = records.vision()
-    assert identity.run_id(record) == identity.run_id(records.vision())
+    assert run_record.run_id(record) == run_record.run_id(records.vision())
     again = records.segment() | {"started_at": "2026-11-21T09:41:30Z"}
     others = [
         records.vision(segments=[again]),
@@ -85,40 +84,53 @@ def test_a_record_is_the_same_run_however_often_it_is_uploaded_and_another_start
         records.vision() | {"name": "other"},
         records.vision(identity="0badcafe"),
     ]
-    assert len({identity.run_id(other) for other in [record, *others]}) == 1 + len(others)
+    assert len({run_record.run_id(other) for other in [record, *others]}) == 1 + len(others)
     requeued = records.vision(segments=[records.segment(), again], started_at=again["started_at"])
-    assert identity.run_id(requeued) == identity.run_id(record)
+    assert run_record.run_id(requeued) == run_record.run_id(record)
 
 
-def test_a_name_is_what_tells_a_run_from_its_sweep():
+def test_a_name_is_what_tells_a_run_from_its_sweep(tmp_path: Path):
     cells = [f"dataset=digits,gpus={gpus},precision={name}" for gpus in (1, 2) for name in ("fp16", "bf16")]
     folders = [f"{cell}-0000000{number}" for number, cell in enumerate(cells)]
     apart = [f"gpus={gpus}, precision={name}" for gpus in (1, 2) for name in ("fp16", "bf16")]
-    assert identity.short_names(folders) == dict(zip(folders, apart, strict=True))
-    assert identity.short_names(folders[:1]) == {folders[0]: "dataset=digits, gpus=1, precision=fp16"}
-    repeated = [folders[0], f"{folders[0]}-r2", f"{folders[0]}-r3"]
-    assert list(identity.short_names(repeated).values()) == [cells[0], "r2", "r3"]
+    names = run_record.short_names
+    assert names(folders) == dict(zip(folders, apart, strict=True))
+    assert names(folders[:1]) == {folders[0]: "dataset=digits, gpus=1, precision=fp16"}
+    assert list(names([folders[0], f"{folders[0]}-r2", f"{folders[0]}-r3"]).values()) == [cells[0], "r2", "r3"]
     probed = f"{folders[3]}-r2-probe"
-    assert identity.short_names([*folders, probed])[probed] == "gpus=2, precision=bf16 r2 probe"
-    assert identity.short_names([*folders, "my run"])["my run"] == "my run"
-    (long,) = identity.short_names([f"{'a' * 70}=1-12345678"]).values()
+    assert names([*folders, probed])[probed] == "gpus=2, precision=bf16 r2 probe"
+    assert names([*folders, "my run"])["my run"] == "my run"
+    (long,) = names([f"{'a' * 70}=1-12345678"]).values()
     assert long.endswith(" 12345678") and len(long) == 64
-    assert list(identity.short_names(["gpus=2-00000000", "gpus=2-11111111"]).values()) == ["00000000", "11111111"]
+    assert list(names(["gpus=2-00000000", "gpus=2-11111111"]).values()) == ["00000000", "11111111"]
+
+    for name in ("gpus=1-00000000", "gpus=2-00000001", ".gpus=2-00000001.before"):
+        records.write(tmp_path / name, records.vision())
+    (tmp_path / "notes").mkdir()
+    assert run_record.siblings(tmp_path / "gpus=1-00000000") == ["gpus=1-00000000", "gpus=2-00000001"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("diverged", 0), ("preempted", 0), ("timeout", 1), ("failed", 1), ("refused", 1)]
+)
+def test_only_what_fails_a_sweep_is_a_failure(status: str, code: int):
+    assert run_record.exit_code({"status": status}) == code
+    assert run_record.tags(records.vision(status=status)) == (status,)
 
 
 def test_a_summary_is_flat_and_keeps_lists():
     record = {"status": "ok", "a": {"b": {"c": 2}, "d": None}, "e": [1, {"f": 2}], "g": ["x", "y"], "epochs": [1]}
-    assert summary.flat(record) == {"status": "ok", "a.b.c": 2, "e.0": 1, "e.1.f": 2, "g": "x, y"}
+    assert run_record.summary(record) == {"status": "ok", "a.b.c": 2, "e.0": 1, "e.1.f": 2, "g": "x, y"}
 
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "tests" / "fixtures" / "records_v1").glob("*/*")), ids=str)
 def test_records_of_the_first_version_are_runs_too(folder: Path):
     record = json.loads((folder / "result.json").read_text())
-    about, timeline = identity.about(folder, record), Timeline.of(record)
-    rows = history.rows(history.Training.of(record), run_folder.read_steps(folder))
+    about, timeline = run_record.about(folder, record), Timeline.of(record)
+    rows = history.rows(record, run_folder.read_steps(folder))
     assert about.id and about.name and about.config["gpus"] == record["axes"]["gpus"]
     assert len(rows) >= len(record["epochs"]) and (timeline.runtime_s > 0 or record["status"] != "ok")
-    assert summary.flat(record)["status"] == record["status"]
+    assert run_record.summary(record)["status"] == record["status"]
 
 
 @pytest.mark.parametrize("table", [keys.BY_STEP, keys.BY_EPOCH, keys.SUMMARY])
@@ -127,10 +139,3 @@ def test_the_page_has_every_key(table: dict[str, keys.Key]):
     runs = {keys.BOTH: "all", (keys.VISION,): "vision", (keys.LLM,): "tuning"}
     for name, key in table.items():
         assert f"| `{name}` | {runs[key.kinds]} | {key.meaning} |" in page
-
-
-def test_names_do_not_depend_on_hidden_folders(tmp_path: Path):
-    for name in ("gpus=1-00000000", "gpus=2-00000001", ".gpus=2-00000001.before"):
-        records.write(tmp_path / name, records.vision())
-    (tmp_path / "notes").mkdir()
-    assert identity.siblings(tmp_path / "gpus=1-00000000") == ["gpus=1-00000000", "gpus=2-00000001"]

@@ -1,0 +1,215 @@
+"""A record as W&B shows it: the run's id, name, tags and configuration, its summary, its artifacts and exit code."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from multicard.config.prediction import PREDICTION
+from multicard.observe.energy.parts import MERGED
+from multicard.records import text_table
+from multicard.records.run_folder import BAD, ENVIRONMENT, MACHINE, RESULT, read_json
+from multicard.records.steps import STEPS
+from multicard.tracking import keys
+from multicard.tracking.timeline import Timeline
+
+LONGEST = 64  # characters of a name
+CELL = re.compile(r"(?P<settings>.*)-(?P<identity>\w{8})(?:-(?P<repetition>r\d+))?(?P<probe>-probe)?")
+OF_COMMANDS = (*PREDICTION, "objective", "tracker")  # keys of a configuration that say nothing of its run
+FACTS = {  # by which machines are compared, and their place in environment.json
+    "host": ("host",),
+    "cpu": ("cpu", "model"),
+    "cores": ("cpu", "cores"),
+    "memory_bytes": ("cpu", "memory_bytes"),
+    "python": ("python",),
+    "torch": ("packages", "torch"),
+    "torchtune": ("packages", "torchtune"),
+    "numa": ("numa",),
+    "malloc": ("malloc",),
+}
+# Left out of a summary: what is in the configuration, the history or a table, and lists that result.json has
+ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
+LISTS = ("profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts")
+RECORD, DATASET = "run-record", "dataset"  # types of artifacts
+FILES = (RESULT, "config.yaml", ENVIRONMENT, STEPS, MERGED, MACHINE, "torchtune.yaml")
+PROFILE_COLUMNS = ("rank", "group", "metric", "calls", "total_s", "mean_s", "share", "bytes", "detail")
+
+
+@dataclass(frozen=True)
+class About:
+    """A run, as W&B shows it in its list; `started_at` is a Unix time."""
+
+    id: str
+    name: str
+    group: str
+    job_type: str
+    tags: tuple[str, ...]
+    config: dict[str, Any]
+    started_at: float
+    host: str | None = None
+    commit: str | None = None
+
+
+def about(folder: Path, record: Mapping[str, Any], name: str | None = None) -> About:
+    """The run of a record, or of its known part while the run goes on.
+
+    Args:
+        name: of `short_names`, where it is known.
+    """
+    return About(
+        run_id(record),
+        name or short_names([folder.name, *siblings(folder)])[folder.name],
+        str(record.get("name") or folder.parent.name),
+        record["kind"],
+        tags(record),
+        configuration(folder, record),
+        Timeline.of(record).started_at,
+        next((host for part in record.get("segments") or () for host in part.get("hosts") or ()), None),
+        record.get("commit"),
+    )
+
+
+def run_id(record: Mapping[str, Any]) -> str:
+    """The same for one start of a run, whenever and however often it is uploaded; another for every other start."""
+    first = next(iter(record.get("segments") or ()), record)
+    content = {
+        **{name: record.get(name) for name in ("kind", "name", "axes", "repetition")},
+        "probe": _is_probe(record),
+        "started_at": first.get("started_at"),
+        "hosts": first.get("hosts"),
+    }
+    digits = sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{record.get('identity') or record['status']}-{digits}"
+
+
+def _is_probe(record: Mapping[str, Any]) -> bool:
+    return bool(((record.get("config") or {}).get("probe") or {}).get("enabled"))
+
+
+def siblings(folder: Path) -> list[str]:
+    """The names of all run folders of its sweep."""
+    found = [path for name in (RESULT, "config.yaml") for path in folder.parent.glob(f"[!.]*/{name}")]
+    return sorted({path.parent.name for path in found})
+
+
+def short_names(cells: Iterable[str]) -> dict[str, str]:
+    """What tells each cell from the others of its sweep, by the name of its folder: "gpus=2, precision=bf16"; of a
+    repetition "gpus=2 r3".
+
+    Args:
+        cells: the names of all run folders of a sweep.
+    """
+    found = {cell: CELL.fullmatch(cell) for cell in cells}
+    identities: dict[str, set[str]] = {}  # several where cells differ in what their folders do not name
+    for match in filter(None, found.values()):
+        identities.setdefault(match["settings"], set()).add(match["identity"])
+    single = sum(match is not None for match in found.values()) < 2
+    shared = set[str]() if single else set.intersection(*(set(settings.split(",")) for settings in identities))
+    names = {}
+    for cell, match in found.items():
+        if match is None:
+            names[cell] = cell[:LONGEST]
+            continue
+        has_twins = len(identities[match["settings"]]) > 1
+        apart = ", ".join(setting for setting in match["settings"].split(",") if setting not in shared)
+        parts = [
+            apart or ("" if match["repetition"] or has_twins else match["settings"]),
+            match["identity"] if has_twins else "",
+            match["repetition"] or "",
+            "probe" if match["probe"] else "",
+        ]
+        name = " ".join(filter(None, parts))
+        names[cell] = name if len(name) <= LONGEST else f"{name[: LONGEST - 9]} {match['identity']}"
+    return names
+
+
+def tags(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The user's tags, `probe`, and the status of a run that did not end ok."""
+    ended = [status] if (status := record.get("status")) not in ("ok", None) else []
+    return tuple(dict.fromkeys([*user_tags(record), *["probe"] * _is_probe(record), *ended]))
+
+
+def user_tags(record: Mapping[str, Any]) -> list[str]:
+    return ((record.get("config") or {}).get("tracker") or {}).get("tags") or []
+
+
+def exit_code(record: Mapping[str, Any]) -> int:
+    """1 where a sweep would fail too; out of memory, divergence and preemption are no failures of a run."""
+    return int(record["status"] in BAD)
+
+
+def configuration(folder: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The axes as used, which group runs; beside them what else does, the machine and the whole configuration."""
+    groups = {name: record.get(name) for name in keys.GROUPS} | {"data": (record.get("data") or {}).get("fingerprint")}
+    environment = read_json(folder / ENVIRONMENT) or {}
+    machine = {name: _at(environment, place) for name, place in FACTS.items()}
+    gpus = environment.get("gpus") or []
+    machine["gpus"] = ", ".join(sorted({gpu["name"] for gpu in gpus if gpu.get("name")})) or None
+    machine["driver"] = next((gpu.get("driver") for gpu in gpus), None)
+    return {
+        **{name: value for name, value in groups.items() if value is not None},
+        **(record.get("axes") or {}),
+        keys.MACHINE: {name: value for name, value in machine.items() if value is not None},
+        keys.CONFIGURATION: {
+            key: value for key, value in (record.get("config") or {}).items() if key not in OF_COMMANDS
+        },
+    }
+
+
+def _at(content: Any, place: tuple[str, ...]) -> Any:
+    for name in place:
+        content = (content or {}).get(name)
+    return content
+
+
+def summary(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Every figure, flat: "outer.inner" to value, and "outer.0.inner" of a list, without what is null.
+
+    The lines of a log are one text, and a list of texts one line.
+    """
+    own = {key: value for key, value in record.items() if key not in ELSEWHERE}
+    attempts = own.get("segments")
+    return ({keys.ATTEMPTS: len(attempts)} if attempts else {}) | dict(_flat(own, ""))
+
+
+def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if key in LISTS or value is None:
+        return
+    if isinstance(value, list | tuple) and value and all(isinstance(item, str) for item in value):
+        yield key, ("\n" if key.endswith("log_tail") else ", ").join(value)
+    elif isinstance(value, Mapping | list | tuple):
+        for name, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _flat(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
+
+
+def record_files(folder: Path, record: Mapping[str, Any]) -> dict[str, Path | str]:
+    """The files of the record's artifact that there are, by their names in it; a profile's metrics as CSV."""
+    files: dict[str, Path | str] = {name: folder / name for name in FILES if (folder / name).exists()}
+    rows = profile_rows(record)
+    return files | ({"profile.csv": text_table.to_csv(PROFILE_COLUMNS, rows)} if rows else {})
+
+
+def profile_rows(record: Mapping[str, Any]) -> list[list[Any]]:
+    """The metrics of a profile, a row each, as `PROFILE_COLUMNS`; "all" is the sum over ranks."""
+    rows = (record.get("profile") or {}).get("rows") or []
+    return [
+        ["all" if row["rank"] is None else str(row["rank"]), *(row[name] for name in PROFILE_COLUMNS[1:])]
+        for row in rows
+    ]
+
+
+def dataset(record: Mapping[str, Any]) -> tuple[str, dict[str, Path | str], dict[str, Any]] | None:
+    """Name, files and facts of the artifact that stands for the data; None where it was not identified.
+
+    Its only file is the fingerprint: the same data is the same version, whichever run used it.
+    """
+    data, name = record.get("data"), (record.get("axes") or {}).get("dataset")
+    if not data or not name:
+        return None
+    facts = {"dataset": name, **data}
+    return re.sub(r"[^\w.-]", "-", name), {"fingerprint.json": json.dumps(facts, indent=1) + "\n"}, facts
