@@ -38,21 +38,20 @@ class Task:
                     from multicard.sweep import predicted
 
                     predicted.show(sweep)
-                else:
-                    fit.check(sweep)
-                    if cfg.dry_run:
-                        dry_run.check(sweep, sweep.left)
+                    return objective.value(None, cfg.objective)
+                fit.check(sweep)
+                if cfg.dry_run:
+                    dry_run.check(sweep, sweep.left)
             except ValueError as error:
                 sweep.refuse_all(str(error))
             if sweep.refused:
                 sweep.refused[0].record(keep=False)
-            elif cfg.dry_run and sweep.left and not cfg.predict.enabled:
+            elif cfg.dry_run and sweep.left:
                 say(f"dry_run=true: nothing is started. To be measured in this process: {sweep.cells[0].folder}")
-            elif sweep.left and not cfg.predict.enabled:
+            elif sweep.left:
                 with shares.announced([sweep.cells[0].config]):
                     run(self.command, sweep.cells[0], keep_refused=False)
-            if sweep.refused or not cfg.predict.enabled:
-                sweep.finish()
+            sweep.finish()
         return objective.value(self.command.records[-1] if self.command.records else None, cfg.objective)
 
     def _single(self, cfg: DictConfig, until_ended: ExitStack) -> Sweep:

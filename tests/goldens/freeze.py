@@ -1,0 +1,385 @@
+"""What the code answers, as files that a later state of the code is compared with.
+
+    python -m tests.goldens.freeze [PART...]
+
+Write the goldens anew: all of them, or those named (identities, compositions, analysis, dry_runs, benchmarks). Only a
+change that is meant to alter an answer needs this. tests/test_goldens.py computes the same and compares.
+"""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from analysis.__main__ import main as analyse
+
+# The only names of multicard that this file needs: after a move, these lines change
+from multicard import workloads
+from multicard.sweep.axes import Axes
+from multicard.workloads import WORKLOADS
+from tests.helpers import papers_records, records
+
+ROOT = Path(__file__).parents[2]
+GOLDENS = Path(__file__).parent
+FIXTURES = ROOT / "tests" / "fixtures"
+SCALES = {"full": [], "smoke": ["scale=smoke"]}
+PHOTOGRAPHS = ("layout", "loaders")  # at full scale these need a folder, which is not read here
+NAME = "name=golden"  # in place of the time of day
+Answers = dict[str, Any]
+Words = list[str]
+
+
+def path(part: str) -> Path:
+    """The file of a part."""
+    return GOLDENS / f"{part}.json"
+
+
+def read(part: str) -> Answers:
+    """The frozen answers of a part."""
+    return json.loads(path(part).read_text())
+
+
+def dumped(content: Any, indent: str = "") -> str:
+    """JSON with a line for each innermost list or value, so that a change is a line of a diff."""
+    inner = indent + " "
+    if isinstance(content, dict) and content:
+        items = (f"{inner}{json.dumps(key)}: {dumped(value, inner)}" for key, value in content.items())
+        return "{\n" + ",\n".join(items) + f"\n{indent}}}"
+    nested = isinstance(content, list) and any(isinstance(value, list | dict) for value in content)
+    lines = isinstance(content, list) and len(content) > 1 and all(isinstance(value, str) for value in content)
+    if nested or (lines and sum(map(len, content)) > 100):
+        return "[\n" + ",\n".join(inner + dumped(value, inner) for value in content) + f"\n{indent}]"
+    return json.dumps(content, ensure_ascii=False)
+
+
+def digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+# Configurations
+
+
+def composed(entry: str, words: Sequence[str]) -> Any:
+    """The configuration of an entry's run, as Hydra composes it from these words."""
+    workloads.register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose(entry.removesuffix(".py"), list(words))
+
+
+def identity(entry: str, words: Sequence[str]) -> str:
+    """Eight digits, or why the configuration is refused."""
+    try:
+        config: Any = OmegaConf.to_object(composed(entry, words))
+    except ValueError as error:
+        return f"refused: {error}"
+    return config.identity()
+
+
+def sweeps() -> Iterator[tuple[str, str, list[Words]]]:
+    """The entry, the name and the overrides of all cells of each experiment, at full scale and shrunk."""
+    for workload in WORKLOADS:
+        defaults: Any = OmegaConf.load(ROOT / "conf" / f"{workload.entry.removesuffix('.py')}.yaml")
+        for name in workloads.experiments(workload):
+            axes = Axes.of_experiment(name, defaults.hydra.experiment.smoke)
+            for scale, words in SCALES.items():
+                root = ["dataset.root=photos"] if name in PHOTOGRAPHS and scale == "full" else []
+                cells = axes.cells([f"experiment={name}", *words, *root], bool(words), 1, tell=lambda _: None)
+                yield workload.entry, f"{name} {scale}", cells
+
+
+def shared(cells: Sequence[Words]) -> Words:
+    """The overrides that all cells have."""
+    return [word for word in cells[0] if all(word in cell for cell in cells)]
+
+
+def own(cell: Words, of_all: Words) -> str:
+    return " ".join(word for word in cell if word not in of_all)
+
+
+def identities() -> Answers:
+    """Experiment and scale -> the entry, the overrides of all its cells, and each cell's own with its identity."""
+    found = {}
+    for entry, name, cells in sweeps():
+        of_all = shared(cells)
+        rows = [[own(cell, of_all), identity(entry, cell)] for cell in cells]
+        found[name] = {"entry": entry, "all": " ".join(of_all), "cells": rows}
+    return found
+
+
+def composition(entry: str, words: Sequence[str]) -> str:
+    """What `--cfg job --resolve` prints."""
+    return OmegaConf.to_yaml(composed(entry, [NAME, *words]), resolve=True)
+
+
+def choices() -> Iterator[tuple[str, str]]:
+    """Each entry and an override that chooses an option of one of its groups; an empty one for the defaults."""
+    for workload in WORKLOADS:
+        yield workload.entry, ""
+        for group, options in workloads.groups(workload).items():
+            yield from ((workload.entry, f"{group}={option}") for option in options)
+
+
+def composition_digest(entry: str, word: str) -> str:
+    """The SHA-256 of a composition, or the first line of why it cannot be."""
+    try:
+        return digest(composition(entry, [word] if word else []))
+    except Exception as error:  # Hydra's, OmegaConf's or that of a schema
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+def compositions() -> Answers:
+    """The defaults of both entries in full, and the SHA-256 of the composition with each option of each group."""
+    texts = {workload.entry: composition(workload.entry, []).splitlines() for workload in WORKLOADS}
+    found = {f"{entry} {word}".strip(): composition_digest(entry, word) for entry, word in choices()}
+    return {"defaults": texts, "sha256": found}
+
+
+# Analysis
+
+LONGEST = 6_000  # characters of a file that is kept as it is; of a longer one, its digest
+EVERY_TABLE = ("text", "markdown", "csv", "latex")
+MADE = ("table2", "table3", "table5")  # experiments with printed figures: a run for each
+
+
+def make_records(folder: Path) -> None:
+    """Write sweeps of known figures beside the records of tests/fixtures."""
+    shutil.copytree(FIXTURES / "records_v1", folder / "records_v1")
+    for name, factor in (("before", 1.0), ("after", 1.1)):
+        for index, (precision, gpus, seed) in enumerate(
+            (precision, gpus, seed) for precision in ("fp32", "fp16") for gpus in (1, 2) for seed in range(3)
+        ):
+            wobble = 1 + 0.01 * ((7 * index + len(name)) % 5 - 2)
+            step_s = [0.1 * factor / gpus * wobble * (1 + 0.05 * (number * 13 % 7 - 3)) for number in range(100)]
+            record = records.vision(
+                precision=precision,
+                gpus=gpus,
+                seed=seed,
+                total_s=100 * factor / gpus * wobble,
+                test_accuracy=0.99 + 0.001 * seed,
+                prediction=records.prediction(error=0.02 * (index % 6 - 2)),
+                step_s=records.formulas.statistics(step_s, 1),
+            )
+            records.write(folder / name / f"{index:02d}", record, records.steps(step_s))
+    for index, method in enumerate(("lora", "qlora", "dpo", "qat")):
+        step_s = [0.1 * (index + 1) * (1 + 0.04 * (number * 5 % 3 - 1)) for number in range(50)]
+        statistics = records.formulas.statistics(step_s, 1)
+        records.write(folder / "tuning" / method, records.llm(method=method, iteration_s=statistics))
+    for name in MADE:
+        papers_records.write(folder / "papers" / name, name)
+
+
+def analysis_lines() -> list[str]:
+    """The commands of `python -m analysis`, in the folder of the records."""
+    every = ("records_v1", "before", "tuning", "papers")
+    tables = [f"table {name} papers/{name} --format {form}" for name in MADE for form in EVERY_TABLE]
+    return [
+        *(f"list {folder} --json out.json --csv out.csv" for folder in every),
+        'list papers --where "gpus>=2" --sort "total_s desc" --columns gpus,precision,total_s --csv out.csv',
+        *(f"best {folder} --goal {goal}" for folder in every for goal in ("time", "energy")),
+        "best before --goal time --accuracy 0.99 --memory 80GB --gpus 4",
+        *(f"claims {folder} --json out.json --markdown out.md" for folder in every),
+        "compare before after",
+        "compare before after --gate 5%",
+        "compare before after --margin 1%",
+        "compare before --by precision",
+        "compare records_v1/vision records_v1/nhwc --by layout",
+        "compare before tuning",
+        *tables,
+        *(f"table {name} records_v1 --all --format csv" for name in ("layout", "templates", "peak_memory")),
+        "table table4 tuning",
+        "table dataset_metrics tuning",
+        "table image_size before",
+        "predictions before --json out.json --csv out.csv",
+        "predictions tuning",
+        "report before --out out.html",
+        "report records_v1 --out out.html",
+        "dashboard --dry-run out.json",
+        "list absent",
+    ]
+
+
+def rounded(content: Any) -> Any:
+    """Without null values, and floats with ten digits: another machine's last bits may differ."""
+    if isinstance(content, dict):
+        return {key: rounded(value) for key, value in content.items() if value is not None}
+    if isinstance(content, list):
+        return [rounded(value) for value in content]
+    return float(f"{content:.10g}") if isinstance(content, float) else content
+
+
+def kept(file: Path) -> Any:
+    """What is frozen of a file that a command writes."""
+    text = file.read_text()
+    if file.suffix == ".html":  # the data that the page shows
+        data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+        assert data is not None
+        return {key: digest(json.dumps(rounded(value))) for key, value in json.loads(data[1]).items()}
+    if file.suffix == ".json":
+        text = json.dumps(rounded(json.loads(text)))
+        return json.loads(text) if len(text) <= LONGEST else digest(text)
+    if file.suffix == ".csv":
+        table = csv.reader(io.StringIO(text))
+        text = "\n".join(",".join(short(cell) for cell in row) for row in table)
+    return text.splitlines() if len(text) <= LONGEST else digest(text)
+
+
+def short(cell: str) -> str:
+    """A cell of a table, a float with ten digits."""
+    with contextlib.suppress(ValueError):
+        return f"{float(cell):.10g}" if "." in cell else cell
+    return cell
+
+
+def analysis(lines: Sequence[str] | None = None) -> Answers:
+    """Command -> exit code, what it prints and the files that it writes."""
+    found = {}
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
+        make_records(Path())
+        for line in analysis_lines() if lines is None else lines:
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                try:
+                    code = analyse(shlex.split(line))
+                except SystemExit as ended:
+                    code = ended.code
+            files = {file.name: kept(file) for file in sorted(Path().glob("out.*"))}
+            for name in files:
+                Path(name).unlink()
+            printed = {"out": normal(out.getvalue(), place), "err": normal(err.getvalue(), place), "files": files}
+            found[line] = {"code": code} | {key: value for key, value in printed.items() if value}
+    return found
+
+
+# Dry runs of the documented commands
+
+MACHINE = {
+    r"\d+ GPUs? and \d+ cores?": "N GPUs and N cores",
+    r"(?<=claims, )[\d.]+ [kM]B": "N MB",  # of a report's page
+    r"\d{4}-\d\d-\d\d[_T]\d\d[:-]\d\d[:-]\d\dZ?": "TIME",
+}
+
+
+def normal(text: str, *folders: str) -> list[str]:
+    """The lines of what a command printed, without the paths and the figures of this machine."""
+    for folder in folders:
+        for name in {folder, str(Path(folder).resolve())}:
+            text = text.replace(name, "FOLDER")
+    text = text.replace(str(ROOT), "ROOT").replace(sys.executable, "python")
+    for pattern, instead in MACHINE.items():
+        text = re.sub(pattern, instead, text)
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def documented() -> dict[str, Words]:
+    """The documented commands of both entries, and their words for a dry run of CPU ranks or for SLURM."""
+    from tests.project import test_pages  # which needs pytest
+
+    found = {}
+    for line in [*test_pages.VISION, *test_pages.TUNING]:
+        words = shlex.split(line)[1:]
+        slurm = "hydra/launcher=submitit_slurm" in words
+        if "--help" in words or "gpus=auto" in words or "loader=dali" in words:  # by the machine's cores, or by DALI
+            continue
+        extra = ["dry_run=true", *([] if slurm or "experiment=all" in words else ["device=cpu"])]
+        if not any(word.startswith(("name=", "experiment=all")) for word in words):
+            extra.append(NAME)
+        found[line] = [*words, *(word for word in extra if word not in words)]
+    return found
+
+
+def dry_run(words: Sequence[str]) -> Answers:
+    """Exit code and output of a command of an entry, in an empty folder: there is no data, and nothing measured."""
+    with tempfile.TemporaryDirectory() as place:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("MULTICARD", "HYDRA"))}
+        environment |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
+        line = ["nice", sys.executable, str(ROOT / words[0]), *words[1:]]
+        done = subprocess.run(line, capture_output=True, text=True, cwd=place, env=environment, check=False)
+        left = sorted(str(file.relative_to(place)) for file in Path(place).rglob("*"))
+        printed = {"out": normal(done.stdout, place), "err": normal(done.stderr, place), "left": left}
+    return {"code": done.returncode} | {key: value for key, value in printed.items() if value}
+
+
+def dry_runs() -> Answers:
+    """Documented command -> its words, exit code and output."""
+    return {line: {"words": " ".join(words), **dry_run(words)} for line, words in documented().items()}
+
+
+# Benchmarks
+
+TABLES = {
+    "docs/decide.md": "| grid |",
+    "docs/prediction.md": "| | to beat |",
+}  # the first line of each table of figures
+QUICK = ("prediction --times", "race --races 4")  # the same on every machine: what they draw is seeded
+TIMED = ("plan --quick",)  # a solver ends by the clock
+OF_MACHINE = re.compile(r"(^|; )[^;]*\d+ cores, load [\d.]+(, )?")
+
+
+def printed_rows(page: str) -> dict[str, str]:
+    """The rows of figures of a page, by the number of their line."""
+    lines = (ROOT / page).read_text().splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(TABLES[page]))
+    rows = {}
+    for number, line in enumerate(lines[first:], first + 1):
+        if not line.startswith("|"):
+            break
+        rows[f"{page}:{number}"] = line
+    return rows
+
+
+def printed_lines(page: str) -> dict[str, str]:
+    """The lines of a page without such a table that say what was reached."""
+    lines = (ROOT / page).read_text().splitlines()
+    return {f"{page}:{number}": line for number, line in enumerate(lines, 1) if re.search(r"\d(\.\d+)? %", line)}
+
+
+def benchmark(words: str) -> list[str]:
+    """What `python -m benchmarks.WORDS` prints."""
+    line = ["nice", sys.executable, "-m", *f"benchmarks.{words}".split()]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
+    return [OF_MACHINE.sub("", line).rstrip() for line in done.stdout.splitlines()]
+
+
+def benchmarks() -> Answers:
+    """What the pages say was reached, and what the quick benchmarks print."""
+    pages = {key: row for page in TABLES for key, row in printed_rows(page).items()} | printed_lines("docs/plan.md")
+    return {
+        "pages": pages,
+        "quick": {words: benchmark(words) for words in QUICK},
+        "timed": {words: benchmark(words) for words in TIMED},
+    }
+
+
+PARTS: Mapping[str, Callable[[], Answers]] = {
+    "identities": identities,
+    "compositions": compositions,
+    "analysis": analysis,
+    "dry_runs": dry_runs,
+    "benchmarks": benchmarks,
+}
+
+
+def main(names: Sequence[str]) -> None:
+    """Write these parts, or all."""
+    for name in names or PARTS:
+        path(name).write_text(dumped(PARTS[name]()) + "\n")
+        print(f"{path(name).relative_to(ROOT)}: {path(name).stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
