@@ -5,9 +5,8 @@ by the project's own loop and torchtune's own recipes, in 1 or 2 ranks with gloo
 and where that cannot follow, with FSDP, frozen weights and NF4, our counter on the real tensors.
 Gloo's threads hold what FSDP has gathered for longer in some runs than in others: tuning on 2 ranks is taken three
 times, and the prediction compared with the least.
-With --allocator, what torch's CPU allocator handed out (`profile_memory`), with what kernels use inside, stands beside.
 
-    python -m benchmarks.prediction_memory --only vision --gpus 1
+    python -m benchmarks.prediction_memory --gpus 1 --match precision=fp16
 """
 
 import argparse
@@ -17,20 +16,35 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from multicard.estimate.memory import tuning_step, vision_step
+
+# isort: split
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from torch.distributed._tools.mem_tracker import MemTracker
 
-from multicard.config.base import RunConfig
 from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.estimate.memory.facts import ImageFacts, TextFacts
+from multicard.estimate.memory.simulate import simulate
+from multicard.estimate.memory.tracker import Tracker
+from multicard.llm import methods, recipes, torchtune_config
+from multicard.ranks.process import Rank
 from multicard.records import text_table
 from multicard.records.progress import Board
+from multicard.vision import models, optim
+from multicard.vision.data.batch import Batch
+from multicard.vision.loop import Loop, memory_format
+from multicard.vision.precision import choose
+from multicard.vision.strategy import STRATEGIES
 from multicard.workloads import register
 
 ROOT = Path(__file__).parents[1]
@@ -71,76 +85,37 @@ def composed(entry: str, *words: str) -> Any:
 
 
 class Peaks:
-    """The truth of one run: what the allocator handed out from `start` on, and torch's tracker."""
+    """The truth of a run, from `start` on: by torch's MemTracker, or by our counter on the real tensors."""
 
-    def __init__(self, profiles: bool = False, watches: bool = True) -> None:
-        import torch
-        from torch.distributed._tools.mem_tracker import MemTracker
-
-        from multicard.estimate.memory.tracker import Tracker
-
-        self.profiles, self.watches = profiles, watches
-        self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
-        self.tracker, self.counter = MemTracker(), Tracker("cpu", 1)
-        self.tracked_bytes: int | None = None
-        self.counted_bytes: int | None = None
+    def __init__(self, watches: bool = True) -> None:
+        self.watches, self.tracker, self.counter = watches, MemTracker(), Tracker("cpu", 1)
+        self.most_bytes = 0
 
     @contextmanager
     def watching(self, tracks: bool) -> Iterator[None]:
+        """Within, follow the run: by MemTracker if `tracks`, else by the counter."""
         if not self.watches:
             yield
             return
-        with self.profiler if self.profiles else nullcontext(), self.tracker if tracks else self.counter:
+        with self.tracker if tracks else self.counter:
             yield
-        if tracks:
-            peaks = self.tracker.get_tracker_snapshot("peak")
-            self.tracked_bytes = max(kinds["Total"] for device, kinds in peaks.items() if device.type == "cpu")
-        else:
-            self.counted_bytes = self.counter.peak_bytes
+        kinds = self.tracker.get_tracker_snapshot("peak").items() if tracks else ()
+        tracked = [each["Total"] for device, each in kinds if device.type == "cpu"]
+        self.most_bytes = max(tracked) if tracks else self.counter.peak_bytes
 
     def start(self) -> None:
         """Training begins."""
-        import torch
-
         self.tracker._peak_mem.clear()
         self.counter.restart_peak()
-        with torch.profiler.record_function("training begins"):
-            pass
 
     def next_step(self) -> None:
         self.tracker.reset_mod_stats()  # it takes one forward pass a module otherwise
 
-    def allocated_bytes(self) -> int:
-        events = self.profiler.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]
-        began = next(event.start_ns() for event in events if event.name() == "training begins")
-        live = peak = 0
-        handed_out: list[Any] = [event for event in events if event.name() == "[memory]"]
-        for event in sorted(handed_out, key=lambda event: event.start_ns()):
-            live += event.nbytes()
-            if event.start_ns() >= began:
-                peak = max(peak, live)
-        return peak
-
-
-def models_of(config: VisionConfig) -> Any:
-    from multicard.vision import models
-
-    return models.build(config.model, IMAGES.classes, config.dataset.image_size)
-
 
 def train_vision(config: VisionConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
-    import torch
-
-    from multicard.estimate.memory import image_data
-    from multicard.vision import optim
-    from multicard.vision.data.batch import Batch
-    from multicard.vision.loop import Loop, memory_format
-    from multicard.vision.precision import choose
-    from multicard.vision.strategy import STRATEGIES
-
     precision = choose(config.precision.name, rank.device)
     with peaks.watching(tracks=True):
-        model = models_of(config)
+        model = models.build(config.model, IMAGES.classes, config.dataset.image_size)
         model = model.to(precision.model_dtype).to(memory_format=memory_format(config))  # pyright: ignore[reportCallIssue]
         share = STRATEGIES[config.strategy.name].share(model, IMAGES.train, config, rank)
         optimisation = optim.build(share.model, config, 100, precision.scale_loss, rank.device)
@@ -150,7 +125,7 @@ def train_vision(config: VisionConfig, rank: Any, folder: Path, peaks: Peaks) ->
         share.model.train()
 
         def batches() -> Iterator[Batch]:
-            side, channels = config.dataset.image_size, image_data.crossing_channels(config, IMAGES)
+            side, channels = config.dataset.image_size, vision_step.crossing_channels(config, IMAGES)
             while True:
                 images = torch.rand(share.batch_size, channels, side, side, dtype=precision.transfer_dtype)
                 yield Batch(images, torch.zeros(share.batch_size, dtype=torch.int64), 0, 0)
@@ -163,13 +138,6 @@ def train_vision(config: VisionConfig, rank: Any, folder: Path, peaks: Peaks) ->
 
 
 def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
-    import torch
-    import torch.distributed as dist
-
-    from multicard.estimate.memory import tuning_step
-    from multicard.estimate.memory.tracker import Tracker
-    from multicard.llm import methods, recipes, torchtune_config
-
     cfg = tuning_step.recipe_configuration(config, ROWS, "cpu")
     inputs = tuning_step.preflight.Inputs([{}] * 64, None, ROWS.vocabulary)
     cfg.checkpointer = torchtune_config.torchtune_config(config, "cpu", inputs, folder)["checkpointer"]
@@ -199,84 +167,53 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         recipe.train()
 
 
-def real_rank(local: int, ranks: int, entry: str, words: tuple[str, ...], folder: str, profiles: bool) -> None:
-    """The body of a rank: a cell for real; rank 0, which alone is watched, leaves its peaks in `folder`."""
-    import torch
-    import torch.distributed as dist
-
-    from multicard.ranks.process import Rank
-
+def real_rank(local: int, ranks: int, entry: str, words: tuple[str, ...], folder: str) -> None:
+    """The body of a rank: a cell for real; rank 0, which alone is watched, leaves its peak in `folder`."""
     torch.set_num_threads(1)
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=local, world_size=ranks)
     rank = Rank(local, local, ranks, torch.device("cpu"), "gloo", 1)
     os.environ |= {"LOCAL_RANK": str(local), "RANK": str(local), "WORLD_SIZE": str(ranks)}
-    config, peaks = composed(entry, *words), Peaks(profiles and local == 0, local == 0)
+    config, peaks = composed(entry, *words), Peaks(local == 0)
     work: Callable[..., None] = train_vision if entry == "train_vision" else tune
     work(config, rank, Path(folder), peaks)
     if local == 0:
-        counts = {"tracked": peaks.tracked_bytes, "counted": peaks.counted_bytes}
-        counts["allocated"] = peaks.allocated_bytes() if profiles else None
-        Path(folder, "peaks.json").write_text(json.dumps(counts))
+        Path(folder, "peak").write_text(str(peaks.most_bytes))
 
 
-def real(entry: str, words: tuple[str, ...], ranks: int, profiles: bool) -> dict[str, int | None]:
-    """A cell's peaks, in processes of its own: MemTracker's hooks keep each model that it saw, to the process's end."""
-    import torch.multiprocessing as processes
-
+def real(entry: str, words: tuple[str, ...], ranks: int) -> int:
+    """A cell's peak, in processes of its own: MemTracker's hooks keep each model that it saw, to the process's end."""
     multiprocessing.set_forkserver_preload(["torch._dynamo", "multicard.vision.loop", "multicard.llm.tune"])
     with tempfile.TemporaryDirectory() as folder:
         Board(Path(folder), ranks, create=True)
-        arguments = ranks, entry, words, folder, profiles
+        arguments = ranks, entry, words, folder
         processes.start_processes(real_rank, arguments, nprocs=ranks, start_method="forkserver")  # pyright: ignore[reportPrivateImportUsage]
-        return json.loads(Path(folder, "peaks.json").read_text())
-
-
-def predicted(config: RunConfig) -> tuple[int, float]:
-    from multicard.estimate.memory.simulate import simulate
-
-    started_s = time.process_time()
-    answer = simulate(config, IMAGES if isinstance(config, VisionConfig) else ROWS, "cpu")
-    return answer.active_bytes, time.process_time() - started_s
-
-
-def between(peaks: Iterable[int | None]) -> str:
-    """MiB, from the least to the most."""
-    ends = sorted({f"{peak / 2**20:.2f}" for peak in peaks if peak}, key=float)
-    return " to ".join(dict.fromkeys([*ends[:1], *ends[-1:]])) or "-"
+        return int(Path(folder, "peak").read_text())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", choices=("vision", "tuning"))
     parser.add_argument("--gpus", type=int, choices=(1, 2))
     parser.add_argument("--match", default="", help="cells whose words contain this")
-    parser.add_argument("--allocator", action="store_true", help="beside it what torch's CPU allocator handed out")
     arguments = parser.parse_args()
-    entries = {"vision": ("train_vision", vision_cells), "tuning": ("tune_llm", tuning_cells)}
+
     rows: list[tuple[str, ...]] = []
     errors: list[float] = []
     for gpus in (arguments.gpus,) if arguments.gpus else (1, 2):
-        fixed = f"gpus={gpus}", "device=cpu", "name=prediction"
-        cells = [
-            (entry, (*words, "dataset=digits" if entry == "train_vision" else "model=llama3_tiny", *fixed))
-            for kind, (entry, of_gpus) in entries.items()
-            if arguments.only in (None, kind)
-            for words in of_gpus(gpus)
-            if arguments.match in " ".join(words)
-        ]
-        for entry, words in cells:
-            times = AGAIN if entry == "tune_llm" and gpus > 1 else 1
-            truths = [real(entry, words, gpus, arguments.allocator) for _ in range(times)]
-            peak, seconds = predicted(composed(entry, *words))
-            least = min(truth["tracked"] or truth["counted"] or 1 for truth in truths)
-            error = peak / least - 1
-            errors.append(abs(error))
-            mib = [between(truth[name] for truth in truths) for name in ("tracked", "counted", "allocated")]
-            rows.append((" ".join(words[:-2]), between([peak]), *mib, f"{100 * error:+.2f} %", f"{seconds:.1f}"))
+        cells = [("train_vision", ("dataset=digits", *words)) for words in vision_cells(gpus)]
+        cells += [("tune_llm", ("model=llama3_tiny", *words)) for words in tuning_cells(gpus)]
+        for entry, own in [cell for cell in cells if arguments.match in " ".join(cell[1])]:
+            words = (*own, f"gpus={gpus}", "device=cpu", "name=prediction")
+            vision = entry == "train_vision"
+            truth = min(real(entry, words, gpus) for _ in range(1 if vision or gpus == 1 else AGAIN))
+            started_s = time.process_time()
+            peak = simulate(composed(entry, *words), IMAGES if vision else ROWS, "cpu").active_bytes
+            seconds = time.process_time() - started_s
+            errors.append(abs(peak / truth - 1))
+            mib = [f"{each / 2**20:.2f}" for each in (peak, truth)]
+            rows.append((" ".join(words[:-2]), *mib, f"{100 * (peak / truth - 1):+.2f} %", f"{seconds:.1f}"))
             print(json.dumps(rows[-1]), flush=True)
-    head = ("cell", "predicted MiB", "MemTracker MiB", "counter MiB", "allocator MiB", "error", "CPU s")
-    for line in text_table.text(head, rows, 160):
+    for line in text_table.text(("cell", "predicted MiB", "truth MiB", "error", "CPU s"), rows, 160):
         print(line)
     print(f"{len(errors)} cells, {sum(error <= 0.02 for error in errors)} within 2 %, worst {100 * max(errors):.2f} %")
 

@@ -195,7 +195,7 @@ class Predictor:
         key = dumps([values.get(group) for group in TEXT] if isinstance(config, LlmConfig) else values["dataset"])
         if key not in self._known_sizes:
             try:
-                self._known_sizes[key] = facts.of(config)
+                self._known_sizes[key] = facts.facts_of(config)
             except (ValueError, OSError) as error:
                 reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
                 self._known_sizes[key] = f"the data cannot be read ({reason})"

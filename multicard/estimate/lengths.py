@@ -57,8 +57,8 @@ def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun], sizes: Size
 
     Args:
         runs: of any settings, for the sizes of their data.
-        sizes: reads that of a configuration (`multicard.estimate.memory.facts.of`), where runs do not tell it; raises
-            ValueError where it cannot.
+        sizes: reads that of a configuration (`memory.facts.facts_of`), where runs do not tell it; raises ValueError
+            where it cannot.
     """
     known = (count for run in reversed(alike.of_this_cell()) if (count := steps_per_epoch(run)))
     steps = next((count for count in known if 0 < count < MOST_STEPS), None)

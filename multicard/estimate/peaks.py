@@ -8,10 +8,9 @@ from multicard.config.llm import LlmConfig
 from multicard.estimate import memory
 from multicard.estimate.alike import LENGTH
 from multicard.estimate.history import PastRun, setting
-from multicard.estimate.memory import extras
+from multicard.estimate.memory import PeakMemory, extras
 from multicard.estimate.memory.extras import Measured
 from multicard.estimate.memory.facts import Facts, Machine
-from multicard.estimate.memory.result import PeakMemory, fits
 from multicard.estimate.time.observations import axes
 from multicard.records.schema_parts import Interval, Prediction
 
@@ -49,15 +48,19 @@ def add(
         compute: False: by answers of earlier calls alone.
     """
     readable = [(config, size) for config, size in zip(configs, sizes, strict=True) if not isinstance(size, str)]
-    if compute and readable:  # all by one process; what follows is in the cache
-        memory.predict_all([config for config, _ in readable], machine, [size for _, size in readable])
+    wanted, known = [config for config, _ in readable], [size for _, size in readable]
+    measured = [_measured(config, here) for config in wanted]
+    answers = iter(memory.predict_all(wanted, machine, known, measured, compute))
     for prediction, config, size in zip(predictions, configs, sizes, strict=True):
         past = _past(config, here if config.predict.memory is None else [])
-        if isinstance(size, str):
-            answer: PeakMemory | str = size
-        else:
-            (answer,) = memory.predict_all([config], machine, [size], _measured(config, here), compute=False)
-        _complete(prediction, answer, machine, past)
+        _complete(prediction, size if isinstance(size, str) else next(answers), machine, past)
+
+
+def fits(needed: Interval, memory_bytes: int | None) -> str | None:
+    """Whether a GPU holds a run: "yes" where it holds the whole interval, "no" where none of it, else "tight"."""
+    if memory_bytes is None:
+        return None
+    return "yes" if needed.high <= memory_bytes else "no" if needed.low > memory_bytes else "tight"
 
 
 def _complete(prediction: Prediction, answer: PeakMemory | str, machine: Machine, past: Past) -> None:
@@ -66,7 +69,12 @@ def _complete(prediction: Prediction, answer: PeakMemory | str, machine: Machine
     if isinstance(answer, str):
         prediction.memory_basis = answer
     else:
-        _predicted(prediction, answer, machine)
+        prediction.memory_bytes, prediction.active_bytes = answer.total, answer.active.active_bytes
+        prediction.memory_basis = answer.basis
+        if machine.device_type == "cuda":
+            prediction.allocated_bytes, prediction.fits = answer.allocated, fits(answer.total, machine.memory_bytes)
+        else:
+            prediction.memory_basis += "; tensors alone, of a rank's memory of the host"
     if past.whole:
         peak, failed = max(past.whole), f"; {past.ran_out} ran out of memory" if past.ran_out else ""
         _shift(prediction, Interval(peak, peak * (1 - MEASURED), peak * (1 + MEASURED)), peak)
@@ -85,9 +93,8 @@ def _raise(prediction: Prediction, least: int) -> None:
         return
     more = max(least - before.value, 0)
     _shift(prediction, Interval(before.value + more, least, before.high + more), least)
-    whole, has = prediction.memory_bytes, prediction.gpu_memory_bytes
-    if whole is not None and has is not None:
-        prediction.fits = fits(whole.low, whole.high, has)
+    if prediction.memory_bytes is not None and prediction.gpu_memory_bytes is not None:
+        prediction.fits = fits(prediction.memory_bytes, prediction.gpu_memory_bytes)
     prediction.memory_basis += ", no less than shorter runs took"
 
 
@@ -98,18 +105,6 @@ def _shift(prediction: Prediction, allocated: Interval, least: int) -> None:
     if before is not None and whole is not None:
         more = allocated.value - before.value
         prediction.memory_bytes = Interval(whole.value + more, max(whole.low + more, least), whole.high + more)
-
-
-def _predicted(prediction: Prediction, answer: PeakMemory, machine: Machine) -> None:
-    prediction.memory_bytes = Interval(answer.total_bytes, answer.low_bytes, answer.high_bytes)
-    prediction.active_bytes, prediction.memory_basis = answer.active_bytes, answer.basis
-    if machine.device_type != "cuda":
-        prediction.memory_basis += "; tensors alone, of a rank's memory of the host"
-        return
-    prediction.allocated_bytes = Interval(
-        answer.allocated_bytes, answer.allocated_low_bytes, answer.allocated_high_bytes
-    )
-    prediction.fits = None if machine.memory_bytes is None else answer.fits(machine.memory_bytes)
 
 
 def _past(config: RunConfig, here: Sequence[PastRun]) -> Past:
@@ -142,7 +137,7 @@ def _is_disturbed(run: PastRun) -> bool:
 
 def _measured(config: RunConfig, here: Sequence[PastRun]) -> list[Measured]:
     """Of runs with like extras, the bytes of tensors that were predicted and what was measured."""
-    own, torch = _causes(setting(plain(config))), memory.torch_version()
+    own, torch = _causes(setting(plain(config))), extras.torch_version()
     like = [run for run in here if run.torch == torch and _causes(run.setting) == own]
     if _rows_matter(config):  # of which the longest was predicted
         like = [run for run in like if not run.is_probe and run.setting.get("max_steps", NULL) == NULL]

@@ -11,30 +11,21 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from benchmarks import prediction_memory as truth
-from multicard.config.base import NOT_IDENTITY
+from multicard.config.base import NOT_IDENTITY, RunConfig
 from multicard.config.placement import Placement
 from multicard.estimate import memory
-from multicard.estimate.memory import (
-    answers,
-    checks,
-    cuda_autocast,
-    extras,
-    fake_device,
-    nf4,
-    requests,
-    row_lengths,
-    simulate,
-    tuning_step,
-    wrappers,
-)
-from multicard.estimate.memory.facts import ImageFacts, Machine, TextFacts, image_facts, text_facts
-from multicard.estimate.memory.result import Active, Extra, PeakMemory
+from multicard.estimate import peaks as peaks_of_runs
+from multicard.estimate.memory import PeakMemory, answers, extras, facts, simulate, torch_internals, tuning_step
+from multicard.estimate.memory.answers import Active
+from multicard.estimate.memory.facts import ImageFacts, Machine, TextFacts, facts_of
+from multicard.estimate.memory.torch_internals import CPU, fake
 from multicard.estimate.memory.tracker import Tracker
 from multicard.llm import torchtune_config
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
 from multicard.records.schema import SCHEMA_VERSION, VisionRecord
-from multicard.records.schema_parts import Cause, Memory, Prediction
+from multicard.records.schema_parts import Cause, Interval, Memory, Prediction
+from multicard.vision import models
 from tests.conftest import typed, typed_llm
 
 IMAGES, TEXT = ImageFacts(96, 16, 10, 8, 1), TextFacts(2304, 64)
@@ -49,9 +40,15 @@ IRRELEVANT = """
 """
 
 
+def predicted(config: RunConfig, machine: Machine) -> PeakMemory:
+    (peak,) = memory.predict_all([config], machine, [facts_of(config)])
+    assert isinstance(peak, PeakMemory)
+    return peak
+
+
 def linear_step(dtype: torch.dtype, low: torch.dtype | None = None, wide: int = 256, batch: int = 32) -> Tracker:
     """Forward and backward of one linear layer, without values."""
-    with fake_device.fake(fake_device.CPU):
+    with fake(CPU):
         tracker = Tracker("cpu", 1)
         model, images = nn.Linear(wide, wide, dtype=dtype), torch.randn(batch, wide, dtype=dtype)
         tracker.note_model(model)
@@ -85,7 +82,7 @@ def test_bytes_of_a_linear_model_under_autocast():
 
 def test_states_of_adamw():
     """Two moments of each parameter, and a number for each tensor."""
-    with fake_device.fake(fake_device.CPU):
+    with fake(CPU):
         tracker, model = Tracker("cpu", 1), nn.Linear(64, 32)
         optimizer = torch.optim.AdamW(model.parameters())
         with tracker:
@@ -98,13 +95,13 @@ def test_states_of_adamw():
 def test_buckets_of_ddp():
     """Filled from the last parameter on: the first to 1 MiB, the others to the cap."""
     parameters = [torch.empty(MIB // 4) for _ in range(4)]
-    assert wrappers.bucket_sizes(parameters, 2.0) == [[3], [2, 1], [0]]
+    assert torch_internals.ddp_buckets(parameters, 2.0) == [[3], [2, 1], [0]]
     config = typed(*TINY[:-1], "gpus=2", "strategy=ddp_ds")
     apart = simulate.simulate(config, IMAGES, "cpu")
     config.strategy.gradient_as_bucket_view = True  # pyright: ignore[reportAttributeAccessIssue]
     shared = simulate.simulate(config, IMAGES, "cpu")
     alone = simulate.simulate(typed(*TINY), IMAGES, "cpu")
-    gradients = 4 * sum(p.numel() for p in truth.models_of(config).parameters())
+    gradients = 4 * sum(p.numel() for p in models.build(config.model, 10, 64).parameters())
     assert apart.by_kind["buckets"] == shared.by_kind["buckets"] == gradients
     assert apart.active_bytes - alone.active_bytes == pytest.approx(gradients, abs=1024)  # losses of fewer steps
     assert shared.by_kind.get("gradients", 0) < 0.1 * gradients
@@ -129,7 +126,7 @@ def test_nf4_has_the_sizes_of_torchaos():
     from torchao.dtypes.nf4tensor import to_nf4
 
     weight = torch.randn(128, 256)
-    real, made = to_nf4(weight), nf4.nf4_like(weight)
+    real, made = to_nf4(weight), torch_internals.nf4_like(weight)
     for name in ("quantized_scalers", "quantization_factor", "scaler_mean", "quantized_data", "nf4"):
         assert getattr(made, name).shape == getattr(real, name).shape, name
         assert getattr(made, name).dtype == getattr(real, name).dtype, name
@@ -138,18 +135,20 @@ def test_nf4_has_the_sizes_of_torchaos():
 def test_autocast_for_a_gpu_that_is_not_there():
     fp32, fp16 = (simulate.simulate(typed(*TINY, f"precision={name}"), IMAGES, "cuda") for name in ("fp32", "fp16"))
     assert fp16.by_kind["activations"] < 0.6 * fp32.by_kind["activations"]
-    policies = cuda_autocast.operators()
+    policies = torch_internals.autocast_policies()
     assert (policies["conv2d"], policies["layer_norm"], policies["softmax.int"]) == ("lower", "fp32", "fp32 result")
 
 
 def test_what_falls_back_in_silence_is_an_error():
-    without = mock.patch.object(cuda_autocast, "emulated", nullcontext)
-    with without, pytest.raises(checks.FellBackError, match="not torch"):
+    without = mock.patch.object(torch_internals, "cuda_autocast", nullcontext)
+    with without, pytest.raises(simulate.FellBackError, match="not torch"):
         simulate.simulate(typed(*TINY, "precision=fp16"), IMAGES, "cuda")
     config = typed_llm("method=lora", *LLAMA, "precision=bf16", "gpus=1")
     math = torch.ops.aten._scaled_dot_product_attention_math
-    fallen = mock.patch("multicard.estimate.memory.attention.of_torchtune", lambda q, k, v, **_: math(q, k, v)[0])
-    with fallen, pytest.raises(checks.FellBackError, match="attention"):
+    fallen = mock.patch(
+        "multicard.estimate.memory.torch_internals.torchtune_attention", lambda q, k, v, **_: math(q, k, v)[0]
+    )
+    with fallen, pytest.raises(simulate.FellBackError, match="attention"):
         simulate.simulate(config, TEXT, "cuda")
 
 
@@ -193,7 +192,7 @@ def test_what_training_adds_on_a_gpu():
 
 
 def test_what_torch_cannot_do_without_values_has_no_prediction():
-    with pytest.raises(checks.FellBackError, match=r"strategy\.sync_batchnorm=true"):
+    with pytest.raises(simulate.FellBackError, match=r"strategy\.sync_batchnorm=true"):
         simulate.simulate(typed(*TINY[:-1], "gpus=2", "strategy.sync_batchnorm=true"), IMAGES, "cuda")
 
 
@@ -233,25 +232,27 @@ def real_rank(tmp_path: Path) -> Rank:
 
 @pytest.mark.parametrize("words", [(), ("precision=bf16",), ("precision=fp64", "layout=nhwc")])
 def test_real_steps_on_the_cpu_take_what_is_predicted(tmp_path, words):
-    config, peaks = typed(*TINY, *words), truth.Peaks()
+    config, peaks, threads = typed(*TINY, *words), truth.Peaks(), torch.get_num_threads()
+    torch.set_num_threads(1)
     truth.train_vision(config, real_rank(tmp_path), tmp_path, peaks)
-    assert simulate.simulate(config, IMAGES, "cpu").active_bytes == pytest.approx(peaks.tracked_bytes, rel=0.02)
+    torch.set_num_threads(threads)
+    assert simulate.simulate(config, IMAGES, "cpu").active_bytes == pytest.approx(peaks.most_bytes, rel=0.02)
 
 
 def test_a_request_keeps_the_configuration():
-    for config, facts in ((typed(*TINY, "optimizer=adamw"), IMAGES), (typed_llm("method=qlora", *LLAMA), TEXT)):
-        request = requests.request(config, facts, Machine())
-        assert requests.config_of(request) == config
+    for config, sizes in ((typed(*TINY, "optimizer=adamw"), IMAGES), (typed_llm("method=qlora", *LLAMA), TEXT)):
+        request = answers.request(config, sizes, Machine())
+        assert answers.config_of(request) == config
         config.seed += 1
-        assert requests.identity(requests.request(config, facts, Machine())) == requests.identity(request)
+        assert answers.identity(answers.request(config, sizes, Machine())) == answers.identity(request)
         config.batch_size += 1
-        assert requests.identity(requests.request(config, facts, Machine())) != requests.identity(request)
+        assert answers.identity(answers.request(config, sizes, Machine())) != answers.identity(request)
 
 
 def test_cells_that_take_the_same_share_an_answer():
     def identities(*cells: tuple[str, ...]) -> int:
         configs = [typed(*TINY[:-1], *words) for words in cells]
-        return len({requests.identity(requests.request(config, IMAGES, Machine())) for config in configs})
+        return len({answers.identity(answers.request(config, IMAGES, Machine())) for config in configs})
 
     ranks = [f"gpus={count}" for count in (2, 3, 4)]
     assert identities(*((count, "num_workers=1") for count in ranks), ("gpus=2", "fit=off", "repeat=2")) == 1
@@ -266,8 +267,8 @@ def test_every_key_either_matters_to_memory_or_does_not():
     """A new key has to be put into one of the two."""
     irrelevant = {*NOT_IDENTITY, *IRRELEVANT.split()}
     for workload, config in (("vision", typed(*TINY)), ("llm", typed_llm(*LLAMA))):
-        assert {*requests.request(config, TEXT, Machine()).config} <= {
-            *requests.RELEVANT[workload],
+        assert {*answers.request(config, TEXT, Machine()).config} <= {
+            *answers.RELEVANT[workload],
             *NOT_IDENTITY,
             *irrelevant,
         }
@@ -282,21 +283,21 @@ def test_like_row_lengths_share_answers(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     computed: list[int] = []
 
-    def compute(asked: Sequence[requests.Request]) -> list[Active | str]:
+    def compute(asked: Sequence[answers.Request]) -> list[Active | str]:
         lengths = [request.facts["length"] for request in asked]
         computed.extend(lengths)
         return [active(length) for length in lengths]
 
     monkeypatch.setattr(answers, "computed", compute)
     config = typed_llm(*LLAMA)
-    asked = [requests.request(config, TextFacts(2304, length), Machine()) for length in (64, 100, 512, 103, 30)]
-    assert [answer.active_bytes for answer in answers.of(asked) if isinstance(answer, Active)] == [
+    asked = [answers.request(config, TextFacts(2304, length), Machine()) for length in (64, 100, 512, 103, 30)]
+    assert [answer.active_bytes for answer in answers.answer_all(asked) if isinstance(answer, Active)] == [
         *(64_000, 100_000, 512_000, 103_000, 30_000)
     ]
     assert computed == [64, 512, 30]
-    on_cpu = requests.request(config, TextFacts(2304, 100), Machine("cpu"))
-    assert answers.of([on_cpu], compute=False) == [answers.NOT_COMPUTED]
-    (answer,) = answers.of([on_cpu])
+    on_cpu = answers.request(config, TextFacts(2304, 100), Machine("cpu"))
+    assert answers.answer_all([on_cpu], compute=False) == [answers.NOT_COMPUTED]
+    (answer,) = answers.answer_all([on_cpu])
     assert isinstance(answer, Active) and computed[3:] == [100]
 
 
@@ -313,26 +314,24 @@ def test_files_of_a_tokenizer_that_cannot_be_read_are_named(tmp_path):
     files[0].write_text('{"a": 0, "b": 1}')
     files[1].write_text("#version: 0.2\na b c\n")
     with pytest.raises(ValueError, match=r"tokenizer\.merges_file=.*merges\.txt: .*line 1; give the paths"):
-        row_lengths._qwen(*map(str, files))
+        facts._qwen(*map(str, files))
 
 
 def test_rows_that_are_not_at_hand_give_an_interval(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(answers, "computed", lambda asked: [active(request.facts["length"]) for request in asked])
     hub = ("dataset=alpaca_cleaned", "model.max_seq_len=2048")
-    facts = text_facts(typed_llm(*LLAMA, *hub))
-    assert (facts.length, facts.low, facts.high) == (1024, 256, 2048) and facts.vocabulary > 2048
-    (peak,) = memory.predict_all([typed_llm(*LLAMA, *hub)], Machine("cpu"))
-    assert isinstance(peak, PeakMemory) and "between 256 and 2048" in peak.basis
-    assert (peak.low_bytes, peak.total_bytes) == (round(0.98 * 256_000), 1_024_000)
-    assert peak.high_bytes == round(1.02 * 2_048_000)
-    short = text_facts(typed_llm(*LLAMA, *hub, "max_seq_len=512"))
+    sizes = facts_of(typed_llm(*LLAMA, *hub))
+    assert (sizes.length, sizes.low, sizes.high) == (1024, 256, 2048) and sizes.vocabulary > 2048
+    peak = predicted(typed_llm(*LLAMA, *hub), Machine("cpu"))
+    assert "between 256 and 2048" in peak.basis
+    assert peak.total == Interval(1_024_000, round(0.98 * 256_000), round(1.02 * 2_048_000))
+    short = facts_of(typed_llm(*LLAMA, *hub, "max_seq_len=512"))
     assert (short.length, short.low, short.high) == (512, 256, 512)
-    assert text_facts(typed_llm(*LLAMA, *hub, "max_seq_len=512", "packed=true")).lengths == (512,)
-    old = memory.predict_all(
-        [typed_llm(*LLAMA, "packed=true", "max_seq_len=64")], Machine("cuda", "Tesla V100-SXM2-16GB")
-    )
-    assert isinstance(old[0], str) and "packed=true" in old[0]
+    assert facts_of(typed_llm(*LLAMA, *hub, "max_seq_len=512", "packed=true")).lengths == (512,)
+    packed, v100 = typed_llm(*LLAMA, "packed=true", "max_seq_len=64"), Machine("cuda", "Tesla V100-SXM2-16GB")
+    (refused,) = memory.predict_all([packed], v100, [facts_of(packed)])
+    assert isinstance(refused, str) and "packed=true" in refused
 
 
 @pytest.mark.parametrize("words", [("method=lora",), ("method=dpo", "template=grammar")])
@@ -344,40 +343,47 @@ def test_the_longest_row_is_as_torchtunes(tmp_path, words):
     rows = components.instantiate(cfg.dataset, components.instantiate(cfg.tokenizer), cache_dir=str(tmp_path))
     columns = ("tokens", "chosen_input_ids", "rejected_input_ids")
     longest = max(len(rows[number].get(column, ())) for number in range(len(rows)) for column in columns)
-    assert longest <= text_facts(config).length <= longest + 3
+    assert longest <= facts_of(config).length <= longest + 3
 
 
 def test_predictions_are_made_in_another_process_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config, machine = typed(*TINY), Machine("cuda", "NVIDIA H100 NVL", 94 * 10**9)
-    first = memory.predict(config, machine)
-    assert image_facts(config).train == 1438 and first.active_bytes == sum(first.by_kind.values())
+    first = predicted(config, machine)
+    assert facts_of(config).train == 1438 and first.active.active_bytes == sum(first.active.by_kind.values())
     monkeypatch.setattr(answers, "computed", lambda _: pytest.fail("computed again"))
-    assert memory.predict(config, machine) == first
-    assert first.fits(94 * 10**9) == "yes" and first.fits(first.total_bytes) == "tight" and first.fits(10**8) == "no"
+    assert predicted(config, machine) == first
+    sizes = {94 * 10**9: "yes", int(first.total.value): "tight", 10**8: "no", None: None}
+    assert {size: peaks_of_runs.fits(first.total, size) for size in sizes} == sizes
 
 
 def test_a_run_that_cannot_be_predicted_says_why(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(answers, "computed", lambda asked: ["FellBackError: attention"])
-    with pytest.raises(memory.UnpredictableError, match="FellBackError: attention"):
-        memory.predict(typed(*TINY))
+    assert memory.predict_all([typed(*TINY)], Machine(), [IMAGES]) == ["FellBackError: attention"]
 
 
-def test_extras_of_a_gpu():
-    alone = extras.Situation(10**9, 5 * 10**8, (2, 11), "NVIDIA H100 80GB HBM3", 1, convolutions=False)
-    assert set(extras.of(alone)) == {"cublas", "slack", "context"}
-    assert extras.of(alone)["cublas"].bytes == 32 * MIB
-    assert extras.of(alone._replace(gpu="NVIDIA A100"))["cublas"].bytes == 8_519_680
-    together = extras.of(alone._replace(ranks=4, compiled=True, convolutions=True))
-    assert together["nccl"].bytes == 688 * MIB
-    assert together["compile"].low_bytes < together["compile"].bytes < 0 < together["compile"].high_bytes
+def test_extras_of_a_gpu(monkeypatch):
+    monkeypatch.setattr(extras, "torch_version", lambda: (2, 11))
+    size = Active(10**9, {"activations": 5 * 10**8}, "forward", "aten::mm", {}, 1.0)
+
+    def added(config: RunConfig, gpu: str = "NVIDIA H100 80GB HBM3") -> dict[str, Interval]:
+        return extras.extras_of(config, Machine("cuda", gpu), size)
+
+    alone = typed_llm(*LLAMA)
+    assert set(added(alone)) == {"cublas", "slack", "context"}
+    assert added(alone)["cublas"].value == 32 * MIB
+    assert added(alone, "NVIDIA A100-SXM4-80GB")["cublas"].value == 8_519_680
+    together = added(typed("dataset=digits", "gpus=4", "compile=true"))
+    assert together["nccl"].value == 688 * MIB
+    assert together["compile"] == Interval(-(10**8), -25 * 10**7, 75 * 10**6)
     for extra in together.values():
-        assert extra.low_bytes <= extra.bytes <= extra.high_bytes
+        assert extra.low <= extra.value <= extra.high
 
 
 def test_deviations_add_as_squares():
-    assert extras.summed([Extra(100, 100, 100), Extra(10, 7, 14), Extra(20, 16, 23)]) == (130, 125, 135)
+    terms = [Interval(100, 100, 100), Interval(10, 7, 14), Interval(20, 16, 23)]
+    assert extras.summed(terms) == Interval(130, 125, 135)
 
 
 def record(active_bytes: int, peak: int | None, held: int | None = None, kind: str = "cuda_allocated") -> VisionRecord:
@@ -398,21 +404,23 @@ def test_extras_are_learned_from_three_records_on(monkeypatch):
     runs = extras.learn([*ended, *others])
     assert runs == [extras.Measured(1000, 1000 + beyond) for beyond in (100, 110, 120)]
     assert extras.learned(runs[:2], 1000) is None
-    assert extras.learned(runs, 1000) == Extra(110, 90, 130)
+    assert extras.learned(runs, 1000) == Interval(110, 90, 130)
     (failed,) = extras.learn([record(900, None, held=1200)])
     assert failed == extras.Measured(900, 1200, ran_out=True)
-    assert extras.learned([*runs, failed], 1000) == Extra(110, 90, 300)
+    assert extras.learned([*runs, failed], 1000) == Interval(110, 90, 300)
     # which has fewer tensors than that one; and maybe less beyond them
-    assert extras.learned([*runs, failed], 800) == Extra(110, 88 - 20, 130)
-    assert extras.learned(runs, 2000, compiled=True) == Extra(110, 110 - 100, 220 + 100)
+    assert extras.learned([*runs, failed], 800) == Interval(110, 88 - 20, 130)
+    assert extras.learned(runs, 2000, compiled=True) == Interval(110, 110 - 100, 220 + 100)
     assert extras.learned([*runs[:2], failed], 1000) is None
 
     whole = Active(2 * 10**9, {"weights": 2 * 10**9}, "forward", "aten::mm", {}, 1.0)
-    monkeypatch.setattr(answers, "of", lambda asked, compute=True: [whole])
+    monkeypatch.setattr(answers, "answer_all", lambda asked, compute=True: [whole])
     wide = [extras.Measured(10**9, 11 * 10**8)] * 3
-    plain, informed = (memory.predict(typed(*TINY), known=IMAGES, measured=some) for some in ((), wide))
-    assert informed.allocated_bytes == 21 * 10**8 and "runs on this GPU" in informed.basis
-    assert plain.allocated_bytes != informed.allocated_bytes
-    assert informed.total_bytes - informed.allocated_bytes == sum(
-        extra.bytes for name, extra in informed.extras.items() if name in ("slack", "context", "nccl")
-    )
+    config, machine = typed(*TINY), Machine()
+    plain, informed = (memory.predict_all([config], machine, [IMAGES], [some])[0] for some in ((), wide))
+    assert isinstance(plain, PeakMemory) and isinstance(informed, PeakMemory)
+    assert informed.allocated.value == 21 * 10**8 and "runs on this GPU" in informed.basis
+    assert plain.allocated != informed.allocated
+    beside = [extra.value for name, extra in informed.extras.items() if name != "learned"]
+    assert set(informed.extras) == {"learned", "slack", "context"}
+    assert informed.total.value - informed.allocated.value == sum(beside)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from multicard.config.base import RunConfig, plain
-from multicard.estimate import history, memory, peaks
+from multicard.estimate import history, peaks
 from multicard.estimate.history import DECODER, PastRun
-from multicard.estimate.memory.extras import Measured
+from multicard.estimate.memory.extras import Measured, torch_version
 from multicard.estimate.memory.facts import Machine
 from multicard.records.schema_parts import Interval, Prediction
 from tests.conftest import typed_llm
@@ -92,7 +92,7 @@ def test_extras_are_learned_of_whole_runs_with_the_same_model_and_torch(tmp_path
     runs = {"same": tuning(), "batch": tuning("batch_size=4")}  # that teach
     runs |= {"probe": tuning(**PROBE), "short": tuning("max_steps=4"), "model": tuning("model.num_layers=3")}
     runs |= {"precision": tuning("precision=bf16"), "torch": tuning(), "unknown": tuning()}
-    here = "{}.{}".format(*memory.torch_version())
+    here = "{}.{}".format(*torch_version())
     for name, record in runs.items():
         records.write(tmp_path / name, record | predicted)
         version = "1.13.0" if name == "torch" else f"{here}.0+cu130"

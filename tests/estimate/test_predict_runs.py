@@ -14,7 +14,7 @@ from multicard.config.base import LATER, plain
 from multicard.estimate import before_run, gpus, history, memory, run, totals
 from multicard.estimate.estimates import Estimate, estimate
 from multicard.estimate.history import History
-from multicard.estimate.memory import result
+from multicard.estimate.memory.answers import Active
 from multicard.estimate.run import Predictor, Target
 from multicard.machine import environment
 from multicard.machine.allocation import Allocation
@@ -332,23 +332,14 @@ def test_the_machine_is_asked_once_for_all_cells(monkeypatch: pytest.MonkeyPatch
 # ---- memory
 
 
-def answer(total_bytes: int) -> result.PeakMemory:
-    allocated = total_bytes - 10 * 10**9
-    return result.PeakMemory(
-        active_bytes=allocated - 10**9,
-        by_kind={},
-        phase="forward",
-        operator="",
-        by_phase={},
+def answer(total_bytes: int) -> memory.PeakMemory:
+    allocated, margin = total_bytes - 10 * 10**9, 2 * 10**9
+    return memory.PeakMemory(
+        Active(allocated - 10**9, {}, "forward", "", {}, 1.0),
         extras={},
-        allocated_bytes=allocated,
-        allocated_low_bytes=allocated - 2 * 10**9,
-        allocated_high_bytes=allocated + 2 * 10**9,
-        total_bytes=total_bytes,
-        low_bytes=total_bytes - 5 * 10**9,
-        high_bytes=total_bytes + 5 * 10**9,
+        allocated=Interval(allocated, allocated - margin, allocated + margin),
+        total=Interval(total_bytes, total_bytes - 5 * 10**9, total_bytes + 5 * 10**9),
         basis="steps without values",
-        seconds=1.0,
     )
 
 

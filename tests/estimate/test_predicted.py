@@ -9,7 +9,7 @@ import pytest
 from multicard.config.base import RunConfig, plain
 from multicard.estimate import peaks
 from multicard.estimate.estimates import Predictor
-from multicard.estimate.memory import progress
+from multicard.estimate.memory import answers
 from multicard.machine import devices, environment
 from multicard.records import run_folder
 from multicard.records.schema_parts import Interval, Prediction
@@ -356,11 +356,8 @@ def test_a_gpu_that_is_not_known_is_refused_with_the_names(called: Called, tmp_p
 
 def test_what_takes_seconds_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     now_s = [0.0]
-    monkeypatch.setattr(progress, "clock_s", lambda: now_s[0])
-    shown = progress.Progress(4)
-    for done, seconds in enumerate((1.0, 6.0, 7.0, 8.0), start=1):
-        now_s[0] = seconds
-        shown.show(done)
-    shown.end()
+    monkeypatch.setattr(answers, "clock_s", lambda: now_s[0])
+    for number, _ in enumerate(answers.with_progress(iter([""] * 4), 4)):
+        now_s[0] = (1.0, 6.0, 7.0, 8.0)[number]
     printed = capsys.readouterr()
     assert printed.err == "predicting the memory of 4 settings: 2 done, about 10 s left\n" and not printed.out

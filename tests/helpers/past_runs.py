@@ -6,7 +6,7 @@ from typing import Any
 from multicard.config.base import RunConfig
 from multicard.estimate import history
 from multicard.estimate.history import History
-from multicard.estimate.memory.requests import Request, config_of
+from multicard.estimate.memory.answers import Request, config_of
 from multicard.estimate.run import Predictor, Target
 from multicard.measure import formulas
 from multicard.records.schema_parts import Prediction

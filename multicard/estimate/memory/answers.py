@@ -1,77 +1,175 @@
-"""Answers of the process that predicts: from a cache on the disk, or computed together. No torch."""
+"""Requests to the process that predicts, and its answers: from a cache on the disk, or computed together. No torch."""
 
+import hashlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from subprocess import PIPE, Popen
 from tempfile import TemporaryFile
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
+from omegaconf import OmegaConf
 
-from multicard.estimate.memory import requests
-from multicard.estimate.memory.progress import Progress
-from multicard.estimate.memory.requests import Request
-from multicard.estimate.memory.result import Active
+from multicard.config.base import RunConfig, plain
+from multicard.config.job import count
+from multicard.config.llm import LlmConfig
+from multicard.estimate.memory.facts import Facts, Machine
+from multicard.measure.timing import clock_s
 from multicard.records import run_folder
+from multicard.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[3]
 NOT_COMPUTED = "not computed yet"
 LENGTHS = (64, 512, 4096)  # tokens of a row: multiples of 8, in which torchtune cuts its output
+PROGRESS_AFTER_S = 3.0  # nothing is said of what is done by then
+# Keys of a configuration on which the tensors of a step depend, beside the number of ranks and what `_of_images` adds
+RELEVANT: dict[str, tuple[str, ...]] = {
+    "vision": ("model", "strategy", "layout", "precision", "optimizer", "batch_size"),
+    "llm": (
+        *("model", "method", "precision", "batch_size", "recipe", "gradient_accumulation_steps"),
+        *("custom_sharded_layers", "activation_checkpointing", "optimizer_in_bwd", "packed"),
+    ),
+}
+# Files of multicard that a step without values runs: an edit of one of them, and of no other, empties the cache
+SIMULATED = (
+    *("estimate/memory/*.py", "llm/*.py", "vision/*.py", "vision/data/batch.py", "vision/data/device_loader.py"),
+    *("ranks/process.py", "measure/timing.py"),
+)
+
+
+class Active(msgspec.Struct, frozen=True):
+    """The tensors of a step without values, in bytes.
+
+    Fields:
+        active_bytes: of tensors at the peak, as `torch.cuda.max_memory_allocated` counts them, workspaces of libraries
+            left out. by_kind: what they are (`tracker.KINDS`).
+        phase: in which the peak is: setup, data, forward, backward or optimizer; operator: that reached it.
+        by_phase: the peak of each phase. seconds: that it took to compute.
+    """
+
+    active_bytes: int
+    by_kind: dict[str, int]
+    phase: str
+    operator: str
+    by_phase: dict[str, int]
+    seconds: float
+
+
 Answer = Active | str
 
 
-class Between(NamedTuple):
-    """A request between two others: of a row length that lies `share` of the way from `below`'s to `above`'s."""
+class Request(msgspec.Struct, frozen=True):
+    workload: str
+    config: dict[str, Any]
+    facts: dict[str, Any]
+    device: str = "cuda"
+    memory_bytes: int | None = None
 
-    below: Request
-    above: Request
-    share: float
+
+def request(config: RunConfig, facts: Facts, machine: Machine) -> Request:
+    workload = "llm" if isinstance(config, LlmConfig) else "vision"
+    return Request(workload, plain(config), msgspec.to_builtins(facts), machine.device_type, machine.memory_bytes)
 
 
-def between(request: Request) -> Between:
-    """The requests that are computed for one. On a GPU the peak of a phase is linear in the length of rows, so that two
-    lengths of LENGTHS stand for all between them, and data sets share answers. Attention on a CPU is not linear."""
+def config_of(request: Request) -> RunConfig:
+    """The configuration of a request, with the schema of each group's option."""
+    (workload,) = (workload for workload in WORKLOADS if workload.name == request.workload)
+    typed = OmegaConf.structured(workload.schema)
+    for group, options in workload.options.items():
+        chosen = request.config.get(group)
+        if chosen is not None and chosen["name"] in options:
+            typed[group] = OmegaConf.structured(options[chosen["name"]])
+    OmegaConf.set_struct(typed, False)
+    config = OmegaConf.to_object(OmegaConf.merge(typed, request.config))
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def identity(request: Request) -> str:
+    """The same for two requests exactly if what matters, the libraries and the code are."""
+    config, ranks = request.config, request.config["gpus"] * request.config["nodes"]
+    kept: dict[str, Any] = {key: config[key] for key in RELEVANT[request.workload]} | {"ranks": ranks}
+    memory_bytes = None
+    facts = dict(request.facts)
+    if request.workload == "vision":
+        kept |= _of_images(config, ranks)
+        if config["loader"]["name"] == "device":
+            memory_bytes = request.memory_bytes  # of which the data set takes a share
+        else:
+            facts.pop("test", None)
+    matters = [request.workload, kept, facts, request.device, memory_bytes]
+    return hashlib.sha256(msgspec.json.encode([*matters, _versions()], order="sorted")).hexdigest()
+
+
+def _of_images(config: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """What else the training of an image model depends on. A replica under DDP takes the same on any number of ranks
+    above one, unless they share the data set or exchange the statistics of batches."""
+    loader, strategy, data = config["loader"]["name"], config["strategy"], config["dataset"]
+    counts = loader == "device" or strategy["name"] == "dp" or strategy.get("sync_batchnorm", False)
+    keys = ("image_size", "mean", "std", *(("device_budget_bytes",) if loader == "device" else ()))
+    return {
+        "ranks": ranks if counts else min(ranks, 2),
+        "loader": loader,
+        "pinned": loader == "batched" and config["pin_memory"],
+        "dataset": {key: data.get(key) for key in keys},
+    }
+
+
+@cache
+def _versions() -> list[str]:
+    libraries = [version(name) for name in ("torch", "torchvision", "torchtune", "torchao")]
+    code, root = hashlib.sha256(), Path(__file__).parents[2]
+    for path in sorted(chain.from_iterable(root.glob(pattern) for pattern in SIMULATED)):
+        code.update(path.read_bytes())
+    return [*libraries, code.hexdigest()]
+
+
+def between(request: Request) -> tuple[Request, Request, float]:
+    """The two requests that are computed for one, and the share of the way from the first's row length to the second's.
+
+    On a GPU the peak of a phase is linear in the length of rows, so that two lengths of LENGTHS stand for all between
+    them, and data sets share answers. Attention on a CPU is not linear."""
     length = request.facts.get("length")
     if length is None or request.device != "cuda" or length in LENGTHS:
-        return Between(request, request, 0.0)
+        return request, request, 0.0
     below = max((tokens for tokens in LENGTHS if tokens < length), default=LENGTHS[0])
     most = request.config["model"]["max_seq_len"]
     above = min(next((tokens for tokens in LENGTHS if tokens > length), most), most)
     if not below < length < above:
-        return Between(request, request, 0.0)
-    first, last = (
-        msgspec.structs.replace(request, facts=request.facts | {"length": tokens}) for tokens in (below, above)
-    )
-    return Between(first, last, (length - below) / (above - below))
+        return request, request, 0.0
+    ends = [msgspec.structs.replace(request, facts=request.facts | {"length": tokens}) for tokens in (below, above)]
+    return ends[0], ends[1], (length - below) / (above - below)
 
 
-def of(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
+def answer_all(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
     """An answer to each request, those alike computed once, all in one process.
 
     Args:
         compute: False: only what is in the cache; NOT_COMPUTED for the others.
     """
     parts = [between(request) for request in asked]
-    known = _answers([request for part in parts for request in part[:2]], compute)
+    known = _known_answers([request for below, above, _ in parts for request in (below, above)], compute)
     ends = zip(known[::2], known[1::2], parts, strict=True)
-    return [_mixed(below, above, part.share) for below, above, part in ends]
+    return [_mixed(below, above, share) for below, above, (_, _, share) in ends]
 
 
 def _mixed(below: Answer, above: Answer, share: float) -> Answer:
+    """The answer `share` of the way from one to another."""
     if isinstance(below, str) or isinstance(above, str):
         return below if isinstance(below, str) else above
 
-    def mixed(name: str) -> dict[str, int]:
-        ends: tuple[dict[str, int], ...] = getattr(below, name), getattr(above, name)
-        first, last = ends
+    def mixed(first: dict[str, int], last: dict[str, int]) -> dict[str, int]:
         return {key: round((1 - share) * first.get(key, 0) + share * last.get(key, 0)) for key in first | last}
 
-    kinds, nearer = mixed("by_kind"), above if share > 0.5 else below
-    seconds = below.seconds + (above.seconds if share else 0.0)
-    return Active(sum(kinds.values()), kinds, nearer.phase, nearer.operator, mixed("by_phase"), seconds)
+    kinds, nearer = mixed(below.by_kind, above.by_kind), above if share > 0.5 else below
+    seconds, phases = below.seconds + (above.seconds if share else 0.0), mixed(below.by_phase, above.by_phase)
+    return Active(sum(kinds.values()), kinds, nearer.phase, nearer.operator, phases, seconds)
 
 
 def cache_folder() -> Path:
@@ -79,8 +177,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multicard" / "memory"
 
 
-def _answers(asked: Sequence[Request], compute: bool) -> list[Answer]:
-    paths = [cache_folder() / f"{requests.identity(request)}.json" for request in asked]
+def _known_answers(asked: Sequence[Request], compute: bool) -> list[Answer]:
+    paths = [cache_folder() / f"{identity(request)}.json" for request in asked]
     answers: dict[Path, Answer] = {}
     for path in dict.fromkeys(paths):
         with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
@@ -89,20 +187,17 @@ def _answers(asked: Sequence[Request], compute: bool) -> list[Answer]:
     if not compute:
         answers |= dict.fromkeys(left, NOT_COMPUTED)
     elif left:
-        progress = Progress(len(left))
-        for done, (path, answer) in enumerate(zip(left, computed(list(left.values())), strict=True), start=1):
-            progress.show(done)
+        for path, answer in zip(left, with_progress(iter(computed(list(left.values()))), len(left)), strict=True):
             answers[path] = answer
             if isinstance(answer, Active):
                 with suppress(OSError):
                     run_folder.write_json(path, msgspec.to_builtins(answer))
-        progress.end()
     return [answers[path] for path in paths]
 
 
 def computed(asked: Sequence[Request]) -> Iterator[Answer]:
     """Answers, each as soon as it is there, from a process of its own: this one imports no torch."""
-    command, answered, last = [sys.executable, "-m", "multicard.estimate.memory"], 0, "it said nothing"
+    command, answered, last = [sys.executable, "-m", "multicard.estimate.memory.simulate"], 0, "it said nothing"
     with TemporaryFile() as log, TemporaryFile() as questions:
         questions.write(msgspec.json.encode(asked))
         questions.seek(0)
@@ -113,3 +208,22 @@ def computed(asked: Sequence[Request]) -> Iterator[Answer]:
         log.seek(0)
         last = (log.read().decode(errors="replace").splitlines() or [last])[-1]
     yield from [f"the process ended with {process.returncode}: {last}"] * (len(asked) - answered)
+
+
+def with_progress(answers: Iterator[Answer], total: int) -> Iterator[Answer]:
+    """The answers as they come, with a line on the standard error about how many there are, and when the rest will be:
+    at a terminal one that is rewritten, elsewhere a single one."""
+    started_s, terminal, shown = clock_s(), sys.stderr.isatty(), False
+    first_s = started_s
+    for done, answer in enumerate(answers, start=1):
+        yield answer
+        now_s = clock_s()
+        if done == 1:
+            first_s = now_s  # that took the start of the process too
+        elif now_s - started_s >= PROGRESS_AFTER_S and done < total and (terminal or not shown):
+            left_s = (now_s - first_s) / (done - 1) * (total - done)
+            line = f"predicting the memory of {count(total, 'setting')}: {done} done, about {left_s:.0f} s left"
+            print(f"\r{line}\x1b[K" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+            shown = True
+    if shown and terminal:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,15 +1,23 @@
-"""What a prediction needs to know beside the configuration: sizes of the data set, and the machine. No torch."""
+"""What a prediction needs to know beside the configuration: sizes of the data set, and the machine. No torch.
 
-from typing import NamedTuple
+The longest row's tokens are counted in the rows with the most text alone, by the tokenizer's own merges; a few tokens
+off where a template's text and a column's meet within a token.
+"""
+
+import base64
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from multicard.config.base import RunConfig
-from multicard.config.llm import LlmConfig, StoredTextConfig
-from multicard.config.vision import DatasetConfig, VisionConfig
-from multicard.estimate.memory import row_lengths
-from multicard.llm import preflight
-from multicard.llm.data import tokenizer
+from multicard.config.llm import EmbeddedTokenizerConfig, LlmConfig, Qwen25TokenizerConfig, StoredTextConfig
+from multicard.config.vision import VisionConfig
+from multicard.llm import methods, preflight
+from multicard.llm.data import templates, tokenizer
+from multicard.llm.preflight import Inputs
 from multicard.vision.data.datasets import DATASETS
 
 
@@ -41,6 +49,9 @@ class TextFacts(msgspec.Struct, frozen=True):
 
 
 Facts = ImageFacts | TextFacts
+Encode = Callable[[str], int]
+CANDIDATES = 16  # rows with the most text, one of which has the most tokens
+MESSAGE_TOKENS, ROW_TOKENS = 5, 2  # a message's header and end; a row's begin and end
 ASSUMED_TOKENS = (256, 1024)  # of the longest row at least, and expected, where the rows are not at hand
 
 
@@ -53,54 +64,52 @@ class Machine(NamedTuple):
 
 
 MNIST = ImageFacts(60_000, 10_000, 10, 28, 1)  # which need not be at hand
+_SIZES: dict[bytes, Facts] = {}  # the cells of a sweep mostly have the same data
 
 
-def image_facts(config: VisionConfig) -> ImageFacts:
+def facts_of(config: RunConfig) -> Facts:
+    """The sizes of a run's data set, read once for all runs that have the same.
+
+    Raises:
+        ValueError: it is not there; with the key and the remedy.
+    """
+    if isinstance(config, LlmConfig):
+        parts = (config.dataset, config.template, config.tokenizer, config.model, config.method.name, config.packed)
+        key = msgspec.json.encode([*map(msgspec.to_builtins, parts), config.seed, config.max_seq_len])
+        if key not in _SIZES:
+            _SIZES[key] = _text_facts(config)
+    else:
+        assert isinstance(config, VisionConfig)
+        key = msgspec.json.encode(config.dataset)
+        if key not in _SIZES:
+            _SIZES[key] = _image_facts(config)
+    return _SIZES[key]
+
+
+def _image_facts(config: VisionConfig) -> ImageFacts:
     """The sizes of a data set of images; of photographs the folders are listed, and none is decoded."""
     options = config.dataset
-    whole = MNIST if options.name == "mnist" else _whole(options)
+    whole = MNIST
+    if options.name != "mnist":
+        data = DATASETS[options.name].read(options)
+        images = data.train.images
+        is_stored = not isinstance(images, list)
+        side, channels = (images.shape[1], images.shape[3] if images.ndim == 4 else 1) if is_stored else (0, 3)
+        whole = ImageFacts(len(data.train), len(data.test), data.classes, side or options.image_size, channels)
     limits = (whole.train, options.train_limit), (whole.test, options.test_limit)
     train, test = (min(count, limit or count) for count, limit in limits)
     return msgspec.structs.replace(whole, train=train, test=test)
 
 
-def _whole(options: DatasetConfig) -> ImageFacts:
-    key = msgspec.json.encode(options)
-    if key not in _IMAGES:
-        data = DATASETS[options.name].read(options)
-        images = data.train.images
-        is_stored = not isinstance(images, list)
-        side, channels = (images.shape[1], images.shape[3] if images.ndim == 4 else 1) if is_stored else (0, 3)
-        sizes = len(data.train), len(data.test), data.classes
-        _IMAGES[key] = ImageFacts(*sizes, side or options.image_size, channels)
-    return _IMAGES[key]
-
-
-_IMAGES: dict[bytes, ImageFacts] = {}  # of whole data sets, which the cells of a sweep mostly share
-
-
-def text_facts(config: LlmConfig) -> TextFacts:
+def _text_facts(config: LlmConfig) -> TextFacts:
     """The model's vocabulary, and the tokens of its longest batch: of packed rows `max_seq_len`, of rows on this
     machine the longest row's, else an interval that ends with the most that the run would take."""
-    parts = (config.dataset, config.template, config.tokenizer, config.model, config.method.name, config.packed)
-    key = msgspec.json.encode([*map(msgspec.to_builtins, parts), config.seed, config.max_seq_len]).decode()
-    if key not in _TEXT:
-        if len(_TEXT) > 100:
-            _TEXT.clear()
-        _TEXT[key] = _text_facts(config)
-    return _TEXT[key]
-
-
-_TEXT: dict[str, TextFacts] = {}  # cells of a sweep mostly have the same rows
-
-
-def _text_facts(config: LlmConfig) -> TextFacts:
     limit = config.max_seq_len or config.model.max_seq_len
     data, options = config.dataset, config.tokenizer
     rows, vocabulary = None, config.model.vocab_size
     if not (isinstance(data, StoredTextConfig) and data.data_files is None):  # what is on the hub is not fetched for it
         inputs = preflight.prepare(config)
-        rows, vocabulary = row_lengths.longest(config, inputs), inputs.vocabulary
+        rows, vocabulary = longest_row(config, inputs), inputs.vocabulary
     vocabulary = vocabulary or tokenizer.vocabulary(options, getattr(options, "vocab_size", 0))
     if config.packed or rows is not None:
         return TextFacts(vocabulary, limit if config.packed else min(rows or limit, limit))
@@ -108,13 +117,72 @@ def _text_facts(config: LlmConfig) -> TextFacts:
     return TextFacts(vocabulary, expected, least, limit)
 
 
-def of(config: RunConfig) -> Facts:
-    """The sizes of a run's data set.
+def longest_row(config: LlmConfig, inputs: Inputs) -> int | None:
+    """Tokens of the longest row, or answer of a pair, uncut; None without rows."""
+    if not inputs.rows:
+        return None
+    texts = [parts for row in inputs.rows for parts in _texts(config, row)]
+    count = _counter(config, inputs)
+    most = sorted(texts, key=lambda parts: sum(map(len, parts[0])))[-CANDIDATES:]
+    return max(sum(map(count, words)) + MESSAGE_TOKENS * messages for words, messages in most) + ROW_TOKENS
+
+
+def _texts(config: LlmConfig, row: dict[str, Any]) -> list[tuple[list[str], int]]:
+    """The texts of a row with its template's, and how many messages they make; of a pair, for each answer."""
+    around = _around(config, row)
+    if methods.of(config).pairs:
+        answers = (row[answer] for answer in ("chosen", "rejected"))
+        return [([*around, *(turn["content"] for turn in answer)], len(answer)) for answer in answers]
+    if "conversations" in row:
+        return [([*around, *(turn["value"] for turn in row["conversations"])], len(row["conversations"]))]
+    return [([*around, *(value for value in row.values() if isinstance(value, str))], 2)]
+
+
+def _around(config: LlmConfig, row: dict[str, Any]) -> tuple[str, ...]:
+    template = templates.of(config)
+    if template is None:
+        return ()
+    pairs = methods.of(config).pairs
+    is_instruction = isinstance(template.pair_template, dict)  # whose text is another without an input
+    return tuple(templates.INSTRUCT_PAIRS) if is_instruction and (pairs or not row.get("input")) else template.around
+
+
+def _counter(config: LlmConfig, inputs: Inputs) -> Encode:
+    options = config.tokenizer
+    if isinstance(options, Qwen25TokenizerConfig):
+        return _qwen(str(options.path), str(options.merges_file))
+    if isinstance(options, EmbeddedTokenizerConfig):
+        return _tiktoken({token: rank for rank, token in enumerate(inputs.token_ranks or [])})
+    return _llama3(str(getattr(options, "path", "")))
+
+
+@lru_cache(maxsize=1)
+def _llama3(path: str) -> Encode:
+    lines = (line.split() for line in Path(path).expanduser().read_bytes().splitlines())
+    return _tiktoken({base64.b64decode(token): int(rank) for token, rank in lines})
+
+
+@lru_cache(maxsize=1)
+def _qwen(vocabulary: str, merges: str) -> Encode:
+    """A counter by Qwen's files.
 
     Raises:
-        ValueError: where it is not there, with the key and the remedy.
+        ValueError: they cannot be read.
     """
-    if isinstance(config, LlmConfig):
-        return text_facts(config)
-    assert isinstance(config, VisionConfig)
-    return image_facts(config)
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    files = (str(Path(path).expanduser()) for path in (vocabulary, merges))
+    try:
+        merged = Tokenizer(models.BPE.from_file(*files))
+    except Exception as error:  # of tokenizers, which has no class of its own for it
+        remedy = "give the paths of Qwen 2.5's vocab.json and merges.txt"
+        raise ValueError(f"tokenizer.path, tokenizer.merges_file={merges}: {error}; {remedy}") from None
+    merged.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    return lambda text: len(merged.encode(text).ids)
+
+
+def _tiktoken(ranks: dict[bytes, int]) -> Encode:
+    import tiktoken
+
+    encoding = tiktoken.Encoding("rows", pat_str=tokenizer.PATTERN, mergeable_ranks=ranks, special_tokens={})
+    return lambda text: len(encoding.encode_ordinary(text))

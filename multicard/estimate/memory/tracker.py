@@ -7,16 +7,36 @@ which kind FSDP's buffers are, and it keeps statistics of each module that tripl
 
 import weakref
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from multicard.estimate.memory.result import KINDS
+from multicard.estimate.memory.torch_internals import sharding_unseen
+
+# The kinds of a run's active bytes:
+#   weights: parameters and buffers; gathered copies are buckets
+#   gradients: of the parameters, until the optimiser drops them
+#   optimizer: its states
+#   activations: made in the forward pass
+#   buckets: DDP's buckets, FSDP's gathered weights and the gradients that it is about to reduce
+#   batch: images and labels, or tokens, labels and masks, on the device
+#   resident: the data set of loader=device
+#   temporaries: made in the backward pass or by the optimiser, and none of the others
+KINDS: tuple[str, ...] = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "buckets",
+    "batch",
+    "resident",
+    "temporaries",
+)
 
 CUDA_BLOCK_BYTES = 512  # the unit in which the caching allocator counts
 NF4_PARTS = ("quantized_scalers", "quantization_factor", "scaler_mean", "quantized_data", "nf4")
@@ -66,7 +86,7 @@ class Tracker(TorchDispatchMode):
         super().__init__()
         self.device_type, self.block_bytes = device_type, block_bytes
         self.phase, self._operator = "setup", ""
-        self.now = dict.fromkeys(KINDS, 0)
+        self.now: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.total = self.peak_bytes = 0
         self.peak_now, self.peak_phase, self.peak_operator = dict(self.now), "", ""
         self.peaks: dict[str, int] = {}
@@ -161,20 +181,8 @@ class Tracker(TorchDispatchMode):
                 self._compare()
             return result
 
-        propagate = ShardingPropagator._propagate_tensor_meta_non_cached
-
-        def propagate_uncounted(propagator: Any, *arguments: Any) -> Any:
-            # DTensor takes each new operator on fake tensors of the whole shapes, to know the result's
-            self._paused = True
-            try:
-                return propagate(propagator, *arguments)
-            finally:
-                self._paused = False
-
-        self._patches = [
-            mock.patch.object(torch.UntypedStorage, "resize_", resize_),
-            mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate_uncounted),
-        ]
+        pause = partial(setattr, self, "_paused")
+        self._patches = [mock.patch.object(torch.UntypedStorage, "resize_", resize_), sharding_unseen(pause)]
         for patch in self._patches:
             patch.start()
         return super().__enter__()

@@ -1,7 +1,7 @@
 """A step of torchtune's own recipes without values."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -22,7 +22,7 @@ from torchtune.modules.peft import get_adapter_params, set_trainable_params
 from torchtune.training import quantization
 
 from multicard.config.llm import LlmConfig
-from multicard.estimate.memory import attention, nf4
+from multicard.estimate.memory import torch_internals
 from multicard.estimate.memory.facts import TextFacts
 from multicard.estimate.memory.tracker import Tracker
 from multicard.llm import methods, output_chunks, preflight, recipes, torchtune_config
@@ -86,15 +86,12 @@ def recipe_configuration(config: LlmConfig, facts: TextFacts, device_type: str) 
     return OmegaConf.create(cfg)
 
 
-def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, mesh: Any = None) -> nn.Module:
-    """Tune for a step as rank 0 does, under `tracker`. Call it within `fake_device.fake(device)`, for a distributed
-    recipe within `fake_ranks.fake_ranks` too.
+def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, mesh: Any = None) -> None:
+    """Tune for a step as rank 0 does, under `tracker`. Call it within `fake(device)`, for a distributed recipe within
+    `fake_ranks` too.
 
     Args:
         mesh: what `fake_ranks` yields; None for a recipe of one device.
-
-    Returns:
-        The model that was tuned.
     """
     cfg = recipe_configuration(config, facts, device.type)
     module, recipe_class = recipes.load(config.recipe_name)
@@ -109,7 +106,6 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
             tracker.make_states(recipe._optimizer)
         tracker.restart_peak()
         recipe.train()
-    return model
 
 
 def _dry(recipe_class: type, config: LlmConfig, facts: TextFacts, tracker: Tracker, mesh: Any) -> type:
@@ -183,7 +179,7 @@ def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tr
     if config.packed:
         parts["input_pos"] = whole_numbers()
         if device.type == "cuda":
-            parts["mask"] = attention.PackedMask(whole_numbers())
+            parts["mask"] = torch_internals.PackedMask(whole_numbers())
             tracker.note(parts["mask"].row_numbers, "batch")
         else:
             parts["mask"] = torch.ones(*shape, facts.length, dtype=torch.bool, device=device)
@@ -195,37 +191,21 @@ def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tr
 def _without_machine(module: ModuleType, device: torch.device, tracker: Tracker) -> Iterator[None]:
     """Replace what a recipe asks of files, of the GPU and of a terminal, and follow its phases."""
     backward = torch.Tensor.backward
-    loaded = nn.modules.module._IncompatibleKeys([], [])
 
     def followed(loss: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
         tracker.phase = "backward"
         backward(loss, *arguments, **keywords)
         tracker.phase = "optimizer"
 
-    def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        tracker.note_states(optimizer)
-
-    hooks = [register_optimizer_step_post_hook(stepped)]
-    quiet = mock.MagicMock()
-    patches: list[Any] = [
-        mock.patch.object(torch.Tensor, "backward", followed),
-        mock.patch.object(nn.Module, "load_state_dict", lambda *_, **__: loaded),
-        mock.patch.object(module, "tqdm", quiet),
-        nf4.by_shape(),
-    ]
-    if device.type == "cuda":
-        patches += [
-            mock.patch("torchtune.utils.get_device", lambda device: torch.device("cuda:0")),
-            mock.patch("torchtune.utils._device._SUPPORTS_FLEX_ATTENTION", True),
-            mock.patch("torchtune.utils._device.BlockMask", attention.PackedMask, create=True),
-            mock.patch("torchtune.modules.attention._sdpa_or_flex_attention", lambda: attention.of_torchtune),
-            mock.patch("torchtune.training.precision.verify_bf16_support", lambda: True),
-        ]
-    with ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
-        try:
+    replaced: dict[str, Any] = {
+        "torch.Tensor.backward": followed,
+        "torch.nn.Module.load_state_dict": lambda *_, **__: ([], []),  # the missing keys, and those too many
+        **torch_internals.NF4_BY_SHAPE,
+        **(torch_internals.torchtune_on_gpu() if device.type == "cuda" else {}),
+    }
+    stepped = register_optimizer_step_post_hook(lambda optimizer, *_: tracker.note_states(optimizer))
+    try:
+        with torch_internals.patched(replaced), mock.patch.object(module, "tqdm", mock.MagicMock()):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+    finally:
+        stepped.remove()

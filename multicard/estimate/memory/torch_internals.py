@@ -1,0 +1,381 @@
+"""What predictions imitate of torch, torchao and torchtune, by names that these libraries do not promise to keep.
+
+With it, tensors without values behave as on a GPU that is not there, in several ranks that exchange nothing. A name is
+written in full, as an import, an attribute or a target to patch: `tests/estimate/test_torch_internals.py` looks each of
+them up, and says which a new release has lost. Patches are of the whole process: call this in one of its own.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.distributed._tools.fake_collectives  # gives collectives on fake tensors
+from torch import nn
+from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard  # pyright: ignore[reportPrivateImportUsage]
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.distributed import (
+    _DEFAULT_FIRST_BUCKET_BYTES,  # pyright: ignore[reportPrivateImportUsage]
+    _compute_bucket_assignment_by_size,  # pyright: ignore[reportPrivateImportUsage]
+)
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.nn.attention.flex_attention import BlockMask
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_map_only
+
+GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
+HALVES = (torch.float16, torch.bfloat16)
+MIB = 1 << 20
+aten: Any = torch.ops.aten
+
+
+@contextmanager
+def patched(values: Mapping[str, Any]) -> Iterator[None]:
+    """Within, full names stand for other values."""
+    with ExitStack() as stack:
+        for name, value in values.items():
+            stack.enter_context(mock.patch(name, value))
+        yield
+
+
+# ---- tensors without values
+
+
+class Mode(FakeTensorMode):
+    """Fake tensors whose values read as zero: for fp16's loss scaling "no overflow", for a recipe's loss a number to
+    log. Shapes that depend on values are refused as ever."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(allow_non_fake_inputs=True)  # constants, as torch.tensor(0.0)
+        self.device = device
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.device.type == "cuda" and kwargs and getattr(kwargs.get("device"), "type", "") == "meta":
+            kwargs = {**kwargs, "device": self.device}  # C++ asks for "a scalar where this tensor is", and saw meta
+        if func in (torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr):
+            return None  # it works in place alone, and fake tensors do not know it
+        try:
+            return super().dispatch(func, types, args, kwargs)
+        except DataDependentOutputException:
+            if func is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            dtype = args[0].dtype
+            return False if dtype is torch.bool else 0.0 if dtype.is_floating_point else 0
+        except RuntimeError as error:  # fake tensors try real ones for operators that they do not know
+            if "NVIDIA driver" not in str(error):
+                raise
+            raise NotImplementedError(f"torch has no {func} for tensors without values") from None
+
+
+@contextmanager
+def fake(device: torch.device) -> Iterator[None]:
+    """Within, tensors made on `device` have no values and take no memory.
+
+    A GPU's fake tensors have, for Python and the dispatcher, the GPU as their device, and for C++ `meta`: autograd
+    would otherwise ask for a stream of a GPU. C++ autocast then leaves them alone, which `cuda_autocast` makes up for,
+    and attention falls back, which `attention` replaces; `simulate` asserts that both happened.
+    """
+    make = torch.Tensor._make_subclass
+
+    def make_subclass(cls: Any, data: torch.Tensor, requires_grad: bool = False, **keywords: Any) -> torch.Tensor:
+        if issubclass(cls, FakeTensor):
+            keywords["dispatch_device"] = False
+        return make(cls, data, requires_grad, **keywords)
+
+    as_if_cuda: dict[str, Any] = {
+        "torch.Tensor._make_subclass": staticmethod(make_subclass),
+        "torch.cuda.amp.common.amp_definitely_not_available": lambda: False,
+        "torch.cuda.is_bf16_supported": lambda *_, **__: True,
+        "torch.cuda.current_device": lambda: 0,
+        "torch.nn.functional.scaled_dot_product_attention": attention,
+    }
+    with ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(patched(as_if_cuda))
+            stack.enter_context(cuda_autocast())
+        stack.enter_context(Mode(device))
+        yield
+
+
+# ---- autocast("cuda"): torch's C++ casts nothing of a tensor whose device it does not see as CUDA, and says nothing.
+# Here the same casts are made in Python, for the operators that the installed torch names in its own header, at the
+# same place: the dispatcher's key AutocastCUDA.
+
+HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+LISTS = {
+    "AT_FORALL_LOWER_PRECISION_FP": "lower",
+    "AT_FORALL_FP32": "fp32",
+    "AT_FORALL_FP32_SET_OPT_DTYPE": "fp32 result",
+}
+
+
+def autocast_policies() -> dict[str, str]:
+    """The policy of each operator of torch's lists for CUDA, by its name with the overload: "lower", "fp32", or
+    "fp32 result" for those that are asked for a type of their result where the caller names none.
+
+    Raises:
+        RuntimeError: the header is not as expected.
+    """
+    header = HEADER.read_text() if HEADER.is_file() else ""
+    policies: dict[str, str] = {}
+    for name, policy in LISTS.items():
+        body = re.search(rf"#define {name}\(_\)((?:[^\n]*\\\n)*[^\n]*)", header)
+        for entry in re.findall(r"_\(([\w, ]+)\)", body[1] if body else ""):
+            policies[".".join(part.strip() for part in entry.split(","))] = policy
+    if policies.get("conv2d") != "lower" or policies.get("layer_norm") != "fp32":
+        raise RuntimeError(f"{HEADER}: torch {torch.__version__} does not list autocast's operators as expected")
+    return policies
+
+
+@contextmanager
+def cuda_autocast() -> Iterator[None]:
+    """Within, autocast of GPUs casts fake tensors too. Other autocast policies (promotion of mixed types) stay torch's:
+    they widen, where the arguments of one operator differ, and no model here mixes them."""
+    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # weights until autocast ends: (weight, its copy)
+    clear = torch.clear_autocast_cache
+
+    def clear_both() -> None:
+        copies.clear()
+        clear()
+
+    library = torch.library.Library("aten", "IMPL")
+    for name, policy in autocast_policies().items():
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(aten, packet, None), overload or "default", None)
+        if operator is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that a kernel is overridden
+                library.impl(name, _casting(operator, policy, copies), "AutocastCUDA", allow_override=True)
+    try:
+        with mock.patch.object(torch, "clear_autocast_cache", clear_both):
+            yield
+    finally:
+        library._destroy()
+
+
+def _casting(operator: Any, policy: str, copies: dict[int, Any]) -> Callable[..., Any]:
+    """An operator behind the casts of a policy."""
+    below = DispatchKeySet(DispatchKey.AutocastCUDA)
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        floats = tensor.is_floating_point() and tensor.dtype is not torch.float64
+        if not floats or tensor.dtype is dtype or tensor.device.type != "cuda":
+            return tensor
+        is_weight = policy == "lower" and tensor.requires_grad and tensor.is_leaf and tensor.dtype is torch.float32
+        if not (is_weight and torch.is_autocast_cache_enabled()):
+            return tensor.to(dtype)
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor, tensor.to(dtype)
+        return copies[id(tensor)][1]
+
+    def kernel(*args: Any, **keywords: Any) -> Any:
+        with _ExcludeDispatchKeyGuard(below):
+            if policy == "fp32 result":
+                place = names.index("dtype")
+                named = keywords.get("dtype") if len(args) <= place else args[place]
+                if named is None and args[0].dtype in HALVES:
+                    args, keywords = args[:place], keywords | {"dtype": torch.float32}
+                return operator(*args, **keywords)
+            dtype = torch.get_autocast_dtype("cuda") if policy == "lower" else torch.float32
+            args, keywords = tree_map_only(torch.Tensor, lambda tensor: cast(tensor, dtype), (args, keywords))
+            return operator(*args, **keywords)
+
+    return kernel
+
+
+# ---- attention: without a GPU torch falls back to `math`, which keeps matrices of sequence x sequence, in silence
+
+
+class PackedMask(BlockMask):
+    """Stands for flex attention's block mask, which torchtune makes of packed rows on a GPU.
+
+    `row_numbers` (B, S) int64 is what the mask is computed from; its blocks of 128 x 128 are too few to count.
+    """
+
+    def __init__(self, row_numbers: torch.Tensor) -> None:
+        self.row_numbers = row_numbers
+
+    def to(self, *_: Any, **__: Any) -> "PackedMask":
+        return self
+
+
+class _Flex(torch.autograd.Function):
+    """What compiled flex attention keeps: its inputs, its output and the log-sums of each query, in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        output = torch.empty_like(query)
+        log_sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, output, log_sums)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        query, key, value, _, log_sums = ctx.saved_tensors
+        row_sums = torch.empty_like(log_sums)  # of the output times its gradient, which the kernel reads
+        del row_sums
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """torch's `scaled_dot_product_attention` with the operator that a GPU from Ampere on takes: flash attention for
+    16-bit types without a mask, memory-efficient attention otherwise, `math` for float64. (B, heads, S, width) each."""
+    if isinstance(attn_mask, PackedMask):
+        return _Flex.apply(query, key, value)  # pyright: ignore[reportReturnType]
+    if enable_gqa:
+        raise NotImplementedError("attention with grouped heads: no prediction")
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
+    if dtype is torch.float64:
+        math: Any = torch.ops.aten._scaled_dot_product_attention_math
+        return math(query, key, value, attn_mask, dropout_p, is_causal)[0]
+    query, key, value = (part.to(dtype) for part in (query, key, value))
+    if dtype in HALVES and attn_mask is None:
+        width = query.shape[-1]
+        if width % 8:
+            padding = (0, 8 - width % 8)
+            query, key, value = (nn.functional.pad(part, padding) for part in (query, key, value))
+        flash: Any = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, dropout_p, is_causal)[0][..., :width]
+    mask = attn_mask
+    if mask is not None:
+        if mask.dtype is torch.bool:
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, float("-inf"))
+        mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    efficient: Any = torch.ops.aten._scaled_dot_product_efficient_attention
+    return efficient(query, key, value, mask, True, dropout_p, is_causal)[0]
+
+
+def torchtune_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False
+) -> torch.Tensor:
+    """Attention as torchtune's layer calls it; a mask of booleans is (B, S, S)."""
+    mask = mask[:, None] if isinstance(mask, torch.Tensor) else mask
+    return attention(q, k, v, mask, dropout_p, is_causal)
+
+
+def torchtune_on_gpu() -> dict[str, Any]:
+    """What torchtune is to find on a GPU, for `patched`."""
+    return {
+        "torchtune.utils.get_device": lambda device: GPU,
+        "torchtune.utils._device._SUPPORTS_FLEX_ATTENTION": True,
+        "torchtune.utils._device.BlockMask": PackedMask,
+        "torchtune.modules.attention._sdpa_or_flex_attention": lambda: torchtune_attention,
+        "torchtune.training.precision.verify_bf16_support": lambda: True,
+    }
+
+
+# ---- several ranks in one process
+
+
+# What FSDP asks `torch.cuda` for: streams and events that nothing waits for
+CUDA = mock.MagicMock(current_device=lambda: 0, device_count=lambda: 8)
+FSDP_ON_GPU: dict[str, Any] = {
+    "torch.distributed.device_mesh._get_device_handle": lambda *_: CUDA,
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives._get_device_handle": lambda *_: CUDA,
+    "torch.distributed.fsdp._fully_shard._fsdp_init._get_device_handle": lambda *_: CUDA,
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group._get_device_handle": lambda *_: CUDA,
+    "torch.distributed.fsdp._fully_shard._fsdp_state._get_device_handle": lambda *_: CUDA,
+    # C++ says of a DTensor on fake tensors that it is on meta
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._validate_no_meta_params": lambda *_: None,
+    "torch.accelerator.current_stream": mock.MagicMock(),
+    "torch.optim.optimizer._get_fused_kernels_supported_devices": lambda: ["cuda", "meta", "cpu"],
+}
+
+
+@contextmanager
+def fake_ranks(count: int, device: torch.device) -> Iterator[Any]:
+    """Join a group of `count` ranks as its rank 0. Enter it before fake tensors: a mesh reads its ranks.
+
+    Yields:
+        The device mesh to shard over.
+    """
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        with patched(FSDP_ON_GPU if device.type == "cuda" else {}):
+            yield dist.device_mesh.init_device_mesh(device.type, (count,))
+    finally:
+        dist.destroy_process_group()
+
+
+def sharding_unseen(pause: Callable[[bool], None]) -> Any:
+    """A patch: DTensor tries each new operator on fake tensors of the whole shapes, to know the result's; `pause` is
+    told before and after."""
+    try_out = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def unseen(propagator: Any, *arguments: Any) -> Any:
+        pause(True)
+        try:
+            return try_out(propagator, *arguments)
+        finally:
+            pause(False)
+
+    return mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen)
+
+
+def ddp_buckets(parameters: Sequence[torch.Tensor], cap_mb: float) -> list[list[int]]:
+    """The indices of the parameters of each of DDP's buckets: filled in the order in which gradients come, to
+    `cap_mb` MiB, the first to 1 MiB."""
+    order = list(range(len(parameters)))[::-1]
+    limits = [min(_DEFAULT_FIRST_BUCKET_BYTES, int(cap_mb * MIB)), int(cap_mb * MIB)]
+    buckets, _ = _compute_bucket_assignment_by_size([parameters[i] for i in order], limits)  # pyright: ignore[reportArgumentType]
+    return [[order[i] for i in bucket] for bucket in buckets]
+
+
+# ---- NF4: torchao quantises by value, and torchtune then swaps tensors, which fake ones refuse
+
+
+def nf4_like(weight: torch.Tensor, block_size: int = 64, scaler_block_size: int = 256) -> Any:
+    """The NF4 tensor that `torchao.dtypes.nf4tensor.to_nf4` makes of a weight, without its values."""
+    from torchao.dtypes.nf4tensor import NF4Tensor, SubclassTensorArgs
+
+    blocks = weight.numel() // block_size
+    offset = int(weight.storage_offset())
+    meta = SubclassTensorArgs(weight.shape, weight.stride(), offset, weight.dtype, weight.device, weight.requires_grad)
+
+    def empty(size: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device=weight.device)
+
+    make: Any = NF4Tensor
+    return make(
+        meta,
+        block_size,
+        blocks,
+        scaler_block_size,
+        empty(blocks, torch.int8),
+        empty(blocks // scaler_block_size, weight.dtype),
+        empty((), weight.dtype),
+        empty(weight.numel() // 2, torch.uint8),
+        empty(16, weight.dtype),
+    )
+
+
+def _frozen_nf4(
+    self: Any, in_dim: int, out_dim: int, bias: bool = False, device: Any = None, dtype: Any = None, **_: Any
+) -> None:
+    """`FrozenNF4Linear.__init__`."""
+    nn.Linear.__init__(self, in_dim, out_dim, bias=bias, device=device, dtype=dtype)
+    if self.bias is not None:
+        self.bias.requires_grad_(False)
+    self.weight = nn.Parameter(nf4_like(self.weight.detach()), requires_grad=False)
+
+
+NF4_BY_SHAPE: dict[str, Any] = {
+    "torchtune.modules.low_precision.nf4_linear.FrozenNF4Linear.__init__": _frozen_nf4,
+    "torchtune.modules.low_precision.nf4_linear.to_nf4": nf4_like,
+    "torchtune.modules.peft.lora.to_nf4": nf4_like,
+}
