@@ -230,24 +230,17 @@ def counts(most: int) -> tuple[int, ...]:
 
 def _predict(cells: Sequence[AutoCell], sweep: Path) -> None:
     """Set the times that are predicted, and take away the numbers of GPUs whose memory will not do."""
-    from multicard.estimate import history, run
-    from multicard.machine import environment, private
+    from multicard.estimate.estimates import estimate
 
     pairs = [(cell, gpus) for cell in cells if cell.before is None for gpus in cell.configs]
     if not pairs:
         return
-    known = history.read(history.history_folders((sweep / "cell").absolute()))
-    commit = history.commit_of(environment.git(private.ROOT))
-    targets = run.targets([cell.configs[gpus] for cell, gpus in pairs], here=True)
-    for where in dict.fromkeys(targets):
-        members = [pair for pair, target in zip(pairs, targets, strict=True) if target == where]
-        predictor = run.Predictor(where, known, commit)
-        answers = predictor.predict_all([cell.configs[gpus] for cell, gpus in members], memory=False)
-        for (cell, gpus), answer in zip(members, answers, strict=True):
-            if answer.fits == "no" and len(cell.configs) > 1:
-                del cell.configs[gpus]
-            elif answer.total_s is not None:
-                cell.seconds[gpus] = answer.total_s
+    estimates = estimate([cell.configs[gpus] for cell, gpus in pairs], sweep / "cell")
+    for (cell, gpus), answer in zip(pairs, estimates, strict=True):
+        if answer.fits == "no" and len(cell.configs) > 1:
+            del cell.configs[gpus]
+        elif answer.total_s is not None:
+            cell.seconds[gpus] = answer.total_s
 
 
 def _choose(cell: AutoCell, packs: bool) -> None:

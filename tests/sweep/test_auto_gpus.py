@@ -14,7 +14,7 @@ from multicard.config.base import RunConfig
 from multicard.config.keys import require
 from multicard.decide.plan import packed_gpus
 from multicard.decide.plan.schedule import Option, Task, by_need, earliest, lower_bound_s
-from multicard.estimate.run import Predictor
+from multicard.estimate.estimates import Predictor
 from multicard.machine import devices, leases
 from multicard.records import run_folder
 from multicard.records.schema_parts import Interval, Prediction
@@ -33,7 +33,7 @@ SECONDS = {"fp32": {1: 1000.0, 2: 500.0, 4: 250.0}, "bf16": {1: 480.0, 2: 470.0,
 def four_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine of four cores, of which some precisions' times are known."""
 
-    def predict_all(_: Predictor, configs: Sequence[RunConfig], memory: bool = True) -> list[Prediction]:
+    def predict_all(_: Predictor, configs: Sequence[RunConfig], *__: bool | None) -> list[Prediction]:
         seconds = [SECONDS.get(config.precision.name, {}).get(config.gpus) for config in configs]
         return [Prediction("scaled", total_s=None if s is None else Interval(s, s, s)) for s in seconds]
 
