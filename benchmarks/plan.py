@@ -52,7 +52,7 @@ def planned(jobs: Sequence[Job], gpus: int, limit_s: float, slowdown: Interval =
     file = JobsFile(tuple(jobs), Node(gpus), Goal.makespan, slowdown)
     began_s = clock_s()
     tasks = durations.tasks(file, PlannedNode(gpus, True))
-    plan = planning.make(tasks.tasks, gpus, file.goal, slowdown, limit_s)
+    plan = planning.make(tasks.tasks, gpus, file.goal, limit_s)
     return Outcome(plan, clock_s() - began_s)
 
 

@@ -5,18 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from multicard.decide.plan import command, compared, outcomes, planning, replanning
+from multicard.decide.plan import command, compared, planning
 from multicard.decide.plan.jobs_file import Goal
 from multicard.decide.plan.places import Start, ThisMachine
-from multicard.decide.plan.replanning import Occupied
-from multicard.decide.plan.schedule import Option, Task
+from multicard.decide.plan.schedule import Option
 from multicard.decide.plan.state import State
 from multicard.machine import leases
 from multicard.records.schema_parts import Interval
@@ -117,36 +115,6 @@ def test_a_job_that_takes_longer_has_the_rest_planned_again(world: World, capsys
     (second,) = [each for each in carried.progress if each.task.name == "slow#2"]
     assert second.option is not None and second.option.interval.value > 2.5 * 0.4  # learned from the first
     assert compared.as_dict(carried)["jobs"][0]["ratio"] > 4
-
-
-def test_what_is_left_is_planned_around_what_runs():
-    def task(seconds: Mapping[int, float], *after: int) -> Task:
-        return Task("t", tuple(Option(n, s, s, Interval(s, s, s)) for n, s in seconds.items()), after)
-
-    running = {1: Occupied((2, 3), 100.0), 2: Occupied((0,), 10.0)}
-    tasks = [task({1: 20, 2: 12}), task({2: 500}), task({1: 500}), task({1: 30}), task({2: 5}, 0)]
-    schedule = replanning.make(tasks, running, [], 4, Goal.makespan, Interval(1, 1, 1), 2.0)
-    placed = schedule.placed
-    assert [(each.start_s, each.end_s, each.gpu_ids) for each in placed[1:3]] == [(0, 100, (2, 3)), (0, 10, (0,))]
-    assert schedule.makespan_s == 100  # the rest has room on the two other GPUs
-    for place, each in enumerate(placed):
-        others = [other for other in placed[place + 1 :] if {*other.gpu_ids} & {*each.gpu_ids}]
-        assert all(other.start_s >= each.end_s or other.end_s <= each.start_s for other in others)
-    assert placed[4].start_s >= placed[0].end_s and {*placed[0].gpu_ids} <= {0, 1}
-
-
-def test_what_waits_takes_a_gpu_that_is_idle_not_one_whose_task_is_overdue():
-    tasks = [Task(name, (Option(1, s, s, Interval(s, s, s)),)) for name, s in (("runs", 60.0), ("waits", 30.0))]
-    for names in (tasks, tasks[::-1]):
-        here = names.index(tasks[0])
-        schedule = replanning.make(names, {here: Occupied((0,), 0.0)}, [], 2, Goal.makespan, Interval(1, 1, 1), 2.0)
-        waiting = schedule.placed[1 - here]
-        assert (waiting.gpu_ids, waiting.start_s) == ((1,), 0) and schedule.placed[here].end_s >= 1
-        assert not any(outcomes.waits(names, schedule).values())
-    three = [*tasks, Task("more", (Option(1, 50, 50, Interval(50, 50, 50)),))]
-    running = {0: Occupied((0,), 30.0), 2: Occupied((1,), 30.0)}
-    schedule = replanning.make([*three, three[1]], running, [], 3, Goal.makespan, Interval(1, 1, 1), 2.0)
-    assert schedule.placed[1].gpu_ids == schedule.placed[3].gpu_ids == (2,)  # one after the other, not where others run
 
 
 PLANNER = """
@@ -255,10 +223,10 @@ def test_other_jobs_are_planned_by_what_records_tell_by_now(world: World):
     world.add("first#1", {1: 4}, job="first")
     world.add("first#2", {1: 4}, 0, job="first")
     world.add("other", {1: 4}, 0)
-    longer = (Option(1, 9, 9, Interval(9, 9, 9)),)
+    longer = (Option(1, 9, Interval(9, 9, 9), 9),)
     carried = world.carrying(gpus=1)
     carried.learn = lambda: {"first#2": longer, "other": longer}
-    carried.run(planning.make(carried.rest(), 1, Goal.makespan, carried.slowdown, 1.0).schedule)
+    carried.run(planning.make(carried.rest(), 1, Goal.makespan, 1.0).schedule)
     carried.state.close()
     by_name = {each.task.name: each.options[0].interval.value for each in carried.progress}
     assert by_name["other"] == 9 and by_name["first#2"] < 4  # of which the first run tells more than its record

@@ -63,7 +63,7 @@ class World:
             ends: status by number of GPUs ("on1"); "ok" of others.
         """
         exact = {gpus: Interval(s, s, s) for gpus, s in seconds.items()}
-        options = tuple(Option(gpus, s, s, exact[gpus]) for gpus, s in seconds.items())
+        options = tuple(Option(gpus, s, exact[gpus], s) for gpus, s in seconds.items())
         self.tasks.append(Task(name, options, after, None, job or name))
         for gpus in seconds:
             own, record = self.folder / name, self.folder / name / f"on{gpus}.json"
@@ -72,10 +72,9 @@ class World:
             self.starts[name, gpus] = Start(words, gpus, 0, True, lambda at=record: run_folder.read_json(at))
 
     def carrying(self, name: str = "plan", gpus: int = 2) -> CarryingOut:
-        exact = Interval(1.0, 1.0, 1.0)
         state = State(self.folder / name)
         place = self.place or ThisMachine(gpus)
-        return CarryingOut(self.tasks, gpus, Goal.makespan, exact, self.starts, place, state)
+        return CarryingOut(self.tasks, gpus, Goal.makespan, self.starts, place, state)
 
     def run(self, name: str = "plan", gpus: int = 2) -> CarryingOut:
         """Plan and carry out to the end, without the solver's share."""
@@ -83,7 +82,7 @@ class World:
         try:
             rest = carried.rest()
             if rest:
-                carried.run(planning.make(rest, gpus, Goal.makespan, carried.slowdown, 1.0).schedule)
+                carried.run(planning.make(rest, gpus, Goal.makespan, 1.0).schedule)
         finally:
             carried.state.close()
         return carried

@@ -6,17 +6,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from multicard.decide.plan import outcomes, replanning
+from multicard.decide.plan import durations, planning
 from multicard.decide.plan.jobs_file import Goal
 from multicard.decide.plan.places import Place, Process, Record, Start
 from multicard.decide.plan.progress import Progress, judged
-from multicard.decide.plan.replanning import Occupied
 from multicard.decide.plan.schedule import Option, Placed, Schedule, Task
 from multicard.decide.plan.show import ranges
 from multicard.decide.plan.state import State
 from multicard.measure.timing import in_hours, pause
 from multicard.ranks import interruption
-from multicard.records.schema_parts import Interval
 from multicard.run.session import say
 
 POLL_S = 0.2
@@ -36,14 +34,13 @@ class CarryingOut:
 
     Fields:
         limit_s: in which the rest is planned again, and nothing new is started.
-        goal, slowdown, seed: as `planning.make` has them.
+        goal, seed: as `planning.make` has them.
         noun: what GPUs are called.
     """
 
     tasks: Sequence[Task]
     gpus: int
     goal: Goal
-    slowdown: Interval
     starts: Starts
     place: Place
     state: State
@@ -75,8 +72,9 @@ class CarryingOut:
         here = {number: index for index, number in enumerate(left)}
         return [replace(
             each.task,
-            options=(each.option,) if each.runs and each.option is not None else each.options,
-            after=tuple(here[other] for other in each.task.after if other in here),
+            options=(each.rest(now_s),) if each.runs else each.options,
+            after=() if each.runs else tuple(here[other] for other in each.task.after if other in here),
+            held=each.gpu_ids if each.runs else (),
             deadline_s=None if each.task.deadline_s is None else each.task.deadline_s - now_s,
         ) for each in (self.progress[number] for number in left)]  # fmt: skip
 
@@ -149,17 +147,13 @@ class CarryingOut:
     def _plan(self, reason: str) -> None:
         """Plan what is left anew, and say so with the reason."""
         left, now_s = self.left(), self.state.now_s()
-        running = {
-            index: Occupied(each.gpu_ids, each.left_s(now_s))
-            for index, each in enumerate(self.progress[number] for number in left)
-            if each.runs and each.start_s is not None
-        }
-        waiting = [index for index, number in enumerate(left) if index not in running and number in self.plan]
-        waiting.sort(key=lambda index: self.plan[left[index]].start_s)
-        before = [(index, self.plan[left[index]].option) for index in waiting]
-        schedule = replanning.make(
-            self.rest(), running, before, self.gpus, self.goal, self.slowdown, self.limit_s, self.seed
-        )
+        rest = self.rest()
+        before = [(index, self.plan[number].option) for index, number in enumerate(left) if number in self.plan]
+        before = [(index, rest[index].options[0] if rest[index].held else option) for index, option in before]
+        before.sort(key=lambda each: self.plan[left[each[0]]].start_s)
+        if len(before) < len(rest) or any(option not in rest[index].options for index, option in before):
+            before = []  # the plan so far has no place for all
+        schedule = planning.make(rest, self.gpus, self.goal, self.limit_s, self.seed, before=before).schedule
         self._follow(schedule)
         say(f"{in_hours(now_s)} planned again, as {reason}: all end at {in_hours(now_s + schedule.makespan_s)}")
 
@@ -167,8 +161,7 @@ class CarryingOut:
         """Take a schedule of what is left, from now on, as the plan."""
         left, now_s = self.left(), self.state.now_s()
         self.before = {
-            left[index]: {left[other] for other in others}
-            for index, others in outcomes.waits(self.rest(), schedule).items()
+            left[index]: {left[other] for other in others} for index, others in enumerate(schedule.waits(self.rest()))
         }
         plan = self._from_now(schedule)
         if any(placed.gpu_ids != plan[number].gpu_ids for number, placed in self.plan.items() if number in plan):
@@ -303,8 +296,7 @@ class CarryingOut:
 
     def _latest_s(self, option: Option) -> float:
         """The longest that the interval of a time lets it take."""
-        slowest = self.slowdown.high if option.planned_s > option.alone_s else 1.0
-        return option.interval.high * slowest + max(OUTSIDE * option.interval.high, LEAST_OUTSIDE_S)
+        return option.interval.high + max(OUTSIDE * option.interval.high, LEAST_OUTSIDE_S)
 
     def _is_outside(self, option: Option, lasted_s: float) -> bool:
         low = option.interval.low
@@ -324,7 +316,7 @@ class CarryingOut:
         self.scaled.add(by.task.job)
         for each in self.progress:
             if each.task.job == by.task.job and each is not by and not each.status and not each.runs:
-                each.options = tuple(replanning.scaled(option, ratio) for option in by.task.options
+                each.options = tuple(durations.scaled(option, ratio) for option in by.task.options
                                      if option.gpus in {own.gpus for own in each.options})  # fmt: skip
 
     def _learn(self) -> None:

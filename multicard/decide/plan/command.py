@@ -23,14 +23,12 @@ from multicard.decide.plan import (
     predicted_runs,
     running,
     show,
-    slowdown,
     solver,
     starts,
 )
 from multicard.decide.plan.durations import Tasks
 from multicard.decide.plan.jobs_file import Goal, JobsFile
 from multicard.decide.plan.node import PlannedNode
-from multicard.decide.plan.places import ThisMachine
 from multicard.machine import private
 from multicard.run.session import say
 
@@ -45,17 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.run:
             starts.refuse(file)
         where = node.resolve(file, options.run)
-        sweep = running.sweep_of(options)
-        file = slowdown.applied(file, where, sweep)
-        if options.probe and not file.slowdown_source and slowdown.is_here(file, where):
-            slowdown.measure(file, where, ThisMachine(where.gpus), sweep)
-            file = slowdown.applied(file, where, sweep)
+        running.sweep_of(options)
         tasks = _tasks(file, where, options.probe)
         if tasks.unknown:
             return 1
         if options.run:
             return running.run(options, file, where, tasks)
-        plan = planning.make(tasks.tasks, where.gpus, file.goal, file.slowdown, options.seconds, options.seed)
+        plan = planning.make(tasks.tasks, where.gpus, file.goal, options.seconds, options.seed)
         running.write(options, file, where, plan)
     except (ValueError, OSError) as error:
         print(f"refused: {error}", file=sys.stderr)
@@ -63,8 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: nothing more was started", file=sys.stderr)
         return 1
-    source = file.slowdown_source
-    say("\n".join([*show.lines(plan, where.name, file.slowdown, source, where.noun), *tasks.notes]))
+    say("\n".join([*show.lines(plan, where.name, file.slowdown, where.noun), *tasks.notes]))
     return 0
 
 
@@ -102,9 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("jobs", metavar="JOBS.yaml", type=Path)
     parser.add_argument("--goal", choices=[*Goal], help="instead of the file's: what is made least")
-    parser.add_argument(
-        "--probe", action="store_true", help="run the probes that unknown times need, and a pair for the slowdown"
-    )
+    parser.add_argument("--probe", action="store_true", help="run the probes that unknown times need")
     parser.add_argument("--seconds", metavar="S", type=_seconds, default=solver.LIMIT_S, help="to search (10)")
     parser.add_argument("--seed", metavar="N", type=_seed, default=0, help="of the search (0)")
     parser.add_argument("--run", action="store_true", help="carry the plan out; the same command again goes on")

@@ -2,30 +2,32 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from multicard.config.job import count
-from multicard.config.keys import require
-from multicard.decide.plan.jobs_file import Goal, Job, JobsFile
+from multicard.decide.plan.jobs_file import Job, JobsFile
 from multicard.decide.plan.node import PlannedNode
-from multicard.decide.plan.outcomes import quantile
 from multicard.decide.plan.predicted_runs import PredictedRun, unknown_reason
-from multicard.decide.plan.schedule import Option, Task
+from multicard.decide.plan.schedule import Option, Task, quantile
 from multicard.estimate.time import scaling
 from multicard.estimate.time.estimate import NORMAL_90
 from multicard.records.schema_parts import Interval
 
 PLANNED_NORMAL = 0.8416  # the quantile of 0.8 of a standard normal variable: four of five jobs end no later
 BETWEEN_SD = 0.05  # of the logarithm of a time between two that are known
+LEARNED = 1.1  # to either side of a time that follows from that of another run of the job
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """The tasks of a file. notes: which numbers of GPUs were left out, and why."""
+    """The tasks of a file.
+
+    notes: numbers of GPUs that were left out, and why. unknown: jobs whose time is not known.
+    """
 
     tasks: tuple[Task, ...]
     notes: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = field(default=())  # jobs of which no time is known
+    unknown: tuple[str, ...] = ()
 
 
 def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[PredictedRun] = ()) -> Tasks:
@@ -37,26 +39,32 @@ def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[PredictedRun] = ()) 
     Raises:
         ValueError: a job can run on no number of GPUs; with the key and the reason.
     """
-    made: list[Task] = []
-    places: dict[str, list[int]] = {}
+    options: dict[str, tuple[Option, ...]] = {}
     notes: list[str] = []
     unknown: list[str] = []
     for job in file.jobs:
         own = [run for run in runs if run.job is job]
-        options = _predicted(job, own, node, file) if job.is_predicted else _given(job, node, file)
+        known = {run.gpus: (run.seconds, run.basis) for run in own if run.seconds is not None and not run.problem}
+        times = known if job.is_predicted else _given(job, node)
+        options[job.name] = tuple(option(gpus, seconds, node.gpus, file.slowdown, basis)
+                                  for gpus, (seconds, basis) in times.items())  # fmt: skip
         notes += _left_out(job, own, node)
-        if file.goal is Goal.energy:
-            options, left_out = _of_known_energy(job, options)
-            notes += left_out
-        if not options:
+        if not times:
             _refuse_impossible(job, own, node)
             unknown.append(f"{job.name}: {unknown_reason(own)}")
-        places[job.name] = list(range(len(made), len(made) + job.repeat))
-        names = [job.name] if job.repeat == 1 else [f"{job.name}#{number + 1}" for number in range(job.repeat)]
-        made += [Task(name, tuple(options), (), job.deadline_s, job.name) for name in names]
-    after = {job.name: tuple(place for other in job.after for place in places[other]) for job in file.jobs}
-    ordered = (Task(task.name, task.options, after[task.job], task.deadline_s, task.job) for task in made)
-    return Tasks(tuple(ordered), tuple(notes), tuple(unknown))
+    names = [(job, name) for job in file.jobs for name in job.task_names()]
+    places = {job.name: tuple(place for place, (other, _) in enumerate(names) if other is job) for job in file.jobs}
+    made = (
+        Task(
+            name,
+            options[job.name],
+            tuple(place for other in job.after for place in places[other]),
+            job.deadline_s,
+            job.name,
+        )
+        for job, name in names
+    )
+    return Tasks(tuple(made), tuple(notes), tuple(unknown))
 
 
 def _refuse_impossible(job: Job, runs: Sequence[PredictedRun], node: PlannedNode) -> None:
@@ -85,45 +93,17 @@ def _left_out(job: Job, runs: Sequence[PredictedRun], node: PlannedNode) -> list
     return notes
 
 
-def _of_known_energy(job: Job, options: Sequence[Option]) -> tuple[list[Option], list[str]]:
-    """The options of which the energy is known, and a note of the others.
-
-    Raises:
-        ValueError: there is none.
-    """
-    known = [option for option in options if option.joules is not None]
-    unknown = ", ".join(str(option.gpus) for option in options if option.joules is None)
-    reason = "no run like it counted any" if job.is_predicted else f"write joules for {unknown} too"
-    require(bool(known) or not unknown, f"jobs.{job.name}: goal=energy: its energy is not known: {reason}")
-    return known, [f"{job.name}: not planned on {unknown} GPUs, whose energy is not known"] if unknown else []
-
-
-def _predicted(job: Job, runs: Sequence[PredictedRun], node: PlannedNode, file: JobsFile) -> list[Option]:
-    options = []
-    for run in runs:
-        if run.seconds is not None and run.prediction is not None and not run.problem:
-            energy = run.prediction.energy_joules
-            joules = None if energy is None else energy.value
-            options.append(option(run.gpus, run.seconds, node, file.slowdown, joules, run.prediction.basis))
-    return options
-
-
-def _given(job: Job, node: PlannedNode, file: JobsFile) -> list[Option]:
-    """Of times that stand in the file; of numbers between and beyond them by their growth.
+def _given(job: Job, node: PlannedNode) -> dict[int, tuple[Interval, str]]:
+    """Times that stand in the file, and their basis; those on other numbers of GPUs follow from them.
 
     Raises:
         ValueError: a number of GPUs that the times tell nothing of.
     """
-    options = []
-    for gpus in job.gpus or sorted(job.seconds):
-        if gpus > node.gpus:
-            continue
-        seconds, basis = job.seconds.get(gpus), "given"
-        if seconds is None:
-            seconds, basis = between(job, gpus), "scaled"
-        joules = job.joules.get(gpus)
-        options.append(option(gpus, seconds, node, file.slowdown, joules, basis))
-    return options
+    return {
+        gpus: (job.seconds[gpus], "given") if gpus in job.seconds else (between(job, gpus), "scaled")
+        for gpus in job.gpus or sorted(job.seconds)
+        if gpus <= node.gpus
+    }
 
 
 def between(job: Job, gpus: int) -> Interval:
@@ -160,10 +140,27 @@ def _around(value: float, sd: float, weights: Mapping[int, float], job: Job) -> 
     return Interval(value, value / math.exp(below), value * math.exp(above))
 
 
-def option(
-    gpus: int, seconds: Interval, node: PlannedNode, slowdown: Interval, joules: float | None, basis: str
-) -> Option:
-    """A choice, planned with an upper quantile of its time; slower where it leaves GPUs for others."""
-    alone_s = quantile(seconds, PLANNED_NORMAL)
-    beside_s = alone_s * (slowdown.value if gpus < node.gpus else 1.0)
-    return Option(gpus, beside_s, alone_s, seconds, joules, basis)
+def option(gpus: int, seconds: Interval, node_gpus: int, slowdown: Interval, basis: str = "given") -> Option:
+    """A choice, planned with an upper quantile of its time; slower where it leaves GPUs for others.
+
+    Args:
+        seconds: while nothing else runs.
+    """
+    planned_s = float(quantile(seconds, PLANNED_NORMAL))
+    if gpus == node_gpus:
+        return Option(gpus, planned_s, seconds, seconds.value, basis)
+    value = seconds.value * slowdown.value
+    below, above = (
+        math.hypot(math.log(own / seconds.value), math.log(slow / slowdown.value))
+        for own, slow in ((seconds.low, slowdown.low), (seconds.high, slowdown.high))
+    )
+    interval = Interval(value, value / math.exp(below), value * math.exp(above))
+    return Option(gpus, planned_s * slowdown.value, interval, seconds.value, basis)
+
+
+def scaled(option: Option, ratio: float) -> Option:
+    """An option whose times are longer by a factor, as another run of the job showed."""
+    value = option.interval.value * ratio
+    return Option(
+        option.gpus, value, Interval(value, value / LEARNED, value * LEARNED), option.alone_s * ratio, option.basis
+    )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 if __name__ == "__main__":
-    sys.path = [str(HERE.parents[1]), *(path for path in sys.path if path != str(HERE))]
+    sys.path = [str(HERE.parents[2]), *(path for path in sys.path if path != str(HERE))]
 
 from multicard.machine import leases
 from multicard.ranks import os_calls

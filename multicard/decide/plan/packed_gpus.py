@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from multicard.decide.plan import durations, planning
 from multicard.decide.plan.jobs_file import SLOWDOWN, Goal
-from multicard.decide.plan.node import PlannedNode
 from multicard.decide.plan.predicted_runs import START
 from multicard.decide.plan.schedule import Option, Task
 from multicard.decide.plan.simple_plans import within
@@ -28,21 +27,19 @@ def pick(cells: Sequence[tuple[Mapping[int, Interval], int]], gpus: int) -> tupl
     Raises:
         ValueError: OR-Tools is not installed.
     """
-    node = PlannedNode(gpus, True)
     tasks: list[Task] = []
     for place, (seconds, runs) in enumerate(cells):
         timed = {number: summed([own, START]) for number, own in seconds.items()}
-        options = tuple(durations.option(number, own, node, SLOWDOWN, None, "") for number, own in timed.items())
+        options = tuple(durations.option(number, own, gpus, SLOWDOWN) for number, own in timed.items())
         tasks += [Task(f"{place}#{run}", options, job=str(place)) for run in range(runs)]
-    if len(tasks) > MOST_PLANNED:
-        firsts = {task.job: option.gpus for task, option in zip(tasks, least_work(tasks, gpus), strict=True)}
-        return [firsts[str(place)] for place in range(len(cells))], WORK
-    plan = planning.make(tasks, gpus, Goal.makespan, SLOWDOWN, LIMIT_S)
+    chosen, why = least_work(tasks, gpus), WORK
+    if len(tasks) <= MOST_PLANNED:
+        plan, why = planning.make(tasks, gpus, Goal.makespan, LIMIT_S), PLANNED
+        chosen = [placed.option for placed in plan.schedule.placed]
     numbers: list[list[int]] = [[] for _ in cells]
-    for task, placed in zip(tasks, plan.schedule.placed, strict=True):
-        numbers[int(task.job)].append(placed.option.gpus)
-    # of several the least: it leaves most to others
-    return [max(sorted(own), key=own.count) for own in numbers], PLANNED
+    for task, option in zip(tasks, chosen, strict=True):
+        numbers[int(task.job)].append(option.gpus)
+    return [max(sorted(own), key=own.count) for own in numbers], why  # of several the least: it leaves most to others
 
 
 def least_work(tasks: Sequence[Task], gpus: int) -> list[Option]:

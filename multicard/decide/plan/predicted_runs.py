@@ -54,6 +54,10 @@ class PredictedRun:
     seconds: Interval | None = None
 
     @property
+    def basis(self) -> str:
+        return "" if self.prediction is None else self.prediction.basis
+
+    @property
     def is_unknown(self) -> bool:
         """Whether a probe would tell its time."""
         return not self.problem and self.seconds is None

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from multicard.decide.plan import replanning
 from multicard.decide.plan.places import Process, Record
 from multicard.decide.plan.schedule import Option, Task
+from multicard.records.schema_parts import Interval
 
 FAILED = "failed"
+LEAST_LEFT_S = 1.0  # of a task that runs, however long it was expected to
 
 
 @dataclass
@@ -38,13 +39,14 @@ class Progress:
         assert self.option is not None
         gpus = self.option.gpus
         first = next(option for option in self.task.options if option.gpus == gpus)
-        return lasted_s / (first.interval.value * first.planned_s / first.alone_s)
+        return lasted_s / first.interval.value
 
-    def left_s(self, now_s: float) -> float:
+    def rest(self, now_s: float) -> Option:
         """What is left of it while it runs; past what was expected, half of the most that its interval allows."""
-        assert self.start_s is not None
+        assert self.start_s is not None and self.option is not None
         lasted_s = now_s - self.start_s if self.begun else 0.0
-        return max(self.expected_s - lasted_s, (self.limit_s - lasted_s) / 2, replanning.LEAST_LEFT_S)
+        left_s = max(self.expected_s - lasted_s, (self.limit_s - lasted_s) / 2, LEAST_LEFT_S)
+        return Option(self.option.gpus, left_s, Interval(left_s, left_s, left_s), left_s, self.option.basis)
 
 
 def judged(record: Record | None, process: Process, log: Path) -> tuple[str, str]:

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, file: JobsFile, where: PlannedNode, tasks: 
     try:
         _refuse_another(state, tasks, name)
         carried = CarryingOut(
-            tasks.tasks, where.gpus, file.goal, file.slowdown, commands, place, state,
+            tasks.tasks, where.gpus, file.goal, commands, place, state,
             lambda: _learned(file, where), seed=options.seed, noun=where.noun,
         )  # fmt: skip
         if not _carry_out(options, file, where, tasks, carried):
@@ -110,13 +110,12 @@ def _carry_out(
     rest = carried.rest()
     if not rest:
         return True
-    plan = planning.make(rest, where.gpus, file.goal, file.slowdown, options.seconds, options.seed)
+    plan = planning.make(rest, where.gpus, file.goal, options.seconds, options.seed)
     if not carried.state.planned():
         write(options, file, where, plan)
     else:  # the plan of all that the first command wrote stays
         draw(options, where, *carried.whole(plan.schedule))
-    source = file.slowdown_source
-    say("\n".join([*show.lines(plan, where.name, file.slowdown, source, where.noun), *tasks.notes, ""]))
+    say("\n".join([*show.lines(plan, where.name, file.slowdown, where.noun), *tasks.notes, ""]))
     if carried.state.began is not None and any(task.deadline_s for task in tasks.tasks):
         begun = in_hours(carried.state.now_s())
         say(f"deadlines count from the first command's start, {begun} ago; --name of another plan begins anew")

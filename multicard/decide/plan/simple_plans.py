@@ -3,17 +3,23 @@
 import math
 from collections.abc import Sequence
 
-from multicard.decide.plan.schedule import Option, Schedule, Task, by_need, earliest, ready_first
+from multicard.decide.plan.schedule import Option, Schedule, Task, by_need, earliest, numbered, ready_first
 
 MOST_LENGTHS = 50  # that are tried, evenly among those of the options
 
 
 def in_turn(tasks: Sequence[Task], gpus: int) -> Schedule:
-    """One task after the other, each on as many GPUs as make it fastest, the earliest deadline first."""
-    chosen = [min(task.options, key=lambda option: (option.alone_s, option.gpus)) for task in tasks]
+    """One task after the other, each on as many GPUs as make it fastest, the earliest deadline first; tasks that run
+    already go on first."""
+    chosen = [min(task.options, key=lambda option: (option.planned_alone_s, option.gpus)) for task in tasks]
     deadlines = [math.inf if task.deadline_s is None else task.deadline_s for task in tasks]
-    order = ready_first(tasks, lambda place: (deadlines[place], place))
-    return earliest(tasks, chosen, order, gpus, alone=True)
+    spans = [(0.0, option.planned_s if task.held else 0.0) for task, option in zip(tasks, chosen, strict=True)]
+    now_s = max((end_s for _, end_s in spans), default=0.0)
+    for place in ready_first(tasks, lambda place: (deadlines[place], place)):
+        if not tasks[place].held:
+            spans[place] = now_s, now_s + chosen[place].planned_alone_s
+            now_s = spans[place][1]
+    return numbered(tasks, chosen, spans, gpus)
 
 
 def one_gpu_each(tasks: Sequence[Task], gpus: int) -> Schedule:

@@ -51,12 +51,8 @@ def of_jobs(file: JobsFile, node: PlannedNode, name: str) -> dict[tuple[str, int
                 remedy = "write repeat: for several runs of a job, or another seed"
                 require(owner == job.name, f"jobs.{job.name}.run: is the same run as jobs.{owner}; {remedy}")
                 start = _start(job, run, repetition, ending, node, name)
-                starts[task_name(job, repetition), run.gpus] = start
+                starts[job.task_names()[repetition - 1], run.gpus] = start
     return starts
-
-
-def task_name(job: Job, repetition: int) -> str:
-    return job.name if job.repeat == 1 else f"{job.name}#{repetition}"
 
 
 def _start(job: Job, run: PredictedRun, repetition: int, ending: str, node: PlannedNode, name: str) -> Start:
