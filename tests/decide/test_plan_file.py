@@ -121,7 +121,7 @@ def test_what_yaml_reads_otherwise_is_refused(tmp_path: Path, capsys: pytest.Cap
         assert re.search(message, capsys.readouterr().err)
     for text, message in (
         ('jobs: {1: {seconds: {1: 5}}, "1": {seconds: {1: 5}}}', "line 1: found duplicate key 1"),
-        ("null: 3", "expected `str`, got `null`"),
+        ("null: 3", "the file: expected `str`"),
         ("jobs: 3\n---\njobs: 4", "line 2: expected a single document in the stream, but found another document"),
         ("3", "the file: expected `keys`, got `int`"),
     ):

@@ -159,7 +159,10 @@ def read(path: Path) -> JobsFile:
         for event in yaml.parse(text := path.read_text()):
             if isinstance(event, yaml.ScalarEvent) and event.style is None:
                 is_time = re.fullmatch(r"\d+(:\d+)+", event.value)  # which YAML takes for a number, 1:30 for 90
-                require(not is_time, f"line {event.start_mark.line + 1}: {event.value}: write a time as {EXAMPLES['deadline']}")
+                require(
+                    not is_time,
+                    f"line {event.start_mark.line + 1}: {event.value}: write a time as {EXAMPLES['deadline']}",
+                )
         return parsed(yaml.load(text, _Loader))
     except OSError as error:
         raise ValueError(f"{path}: {(error.strerror or str(error)).lower()}") from None
@@ -214,7 +217,7 @@ def _converted(content: Any, kind: type[Converted], key: str) -> Converted:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at ")
-        problem = problem.replace("object", "keys").replace("array", "list").lower()
+        problem = problem.lower().replace("object", "keys").replace("array", "list")
         name = (re.findall(r"\$\.(\w+)", path) or [""])[0]
         if unknown := re.match(r"keys contains unknown field `(.*)`", problem):
             name, is_cut = unknown[1], any(other not in names and content[other] is None for other in content)
