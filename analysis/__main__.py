@@ -9,7 +9,7 @@
     python -m analysis predictions [FOLDER...] [--json FILE] [--csv FILE]
     python -m analysis figure NAME|all [FOLDER...] [--format svg,pdf,png]
     python -m analysis report [FOLDER...] [--out report.html] [--title TEXT]
-    python -m analysis dashboard [NAME] [--project P] [--entity E] [--dry-run FILE] [--draw FILE.svg]
+    python -m analysis dashboard [--project P] [--entity E] [--dry-run FILE]
     python -m analysis sync [FOLDER...] [--project NAME] [--entity NAME]
 
 FOLDER is multirun by default. An error is one line, `refused: ...`, and exit code 1.
@@ -181,7 +181,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _dashboard(options: argparse.Namespace) -> int:
-    for line in dashboard.make(options.name, options.entity, options.project, options.dry_run, options.draw):
+    for line in dashboard.make(options.entity, options.project, options.dry_run):
         print(clean(line), flush=True)
     return 0
 

@@ -140,10 +140,7 @@ def _report(commands: Any) -> argparse.ArgumentParser:
 
 def _dashboard(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
-        "dashboard", help="a workspace and reports in Weights & Biases", description=dashboard.__doc__
-    )
-    command.add_argument(
-        "name", metavar="NAME", nargs="?", default="all", help="all (the default), workspace or an experiment"
+        "dashboard", help="a workspace and a report in Weights & Biases", description=dashboard.__doc__
     )
     command.add_argument(
         "--project", metavar="P", type=_project, default=TrackerConfig().project, help="of the runs, as tracker.project"
@@ -152,7 +149,6 @@ def _dashboard(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--dry-run", metavar="FILE", type=_file, help="write its specification as JSON instead, without a login"
     )
-    command.add_argument("--draw", metavar="FILE.svg", type=_file, help="draw its sections instead, without a login")
     return command
 
 

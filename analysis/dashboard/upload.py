@@ -4,8 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import wandb
@@ -13,7 +12,7 @@ from wandb.sdk.lib import wbauth
 from wandb_workspaces._graphql import execute_graphql, get_app_url
 from wandb_workspaces.reports.v2 import gql
 
-from analysis.dashboard.specification import WORKSPACE, View
+from analysis.dashboard.views import WORKSPACE, View
 from multicard.machine import network
 
 ELSE = "--dry-run FILE writes the dashboard without W&B"
@@ -26,21 +25,13 @@ query FindView($entityName: String, $projectName: String, $type: String, $viewNa
 """
 
 
-@dataclass(frozen=True)
-class Destination:
-    """A project of W&B's server, and the login by which it is reached.
-
-    api: W&B's. project_id: the server's own number of the project.
-    """
+class Destination(NamedTuple):
+    """A project of W&B's server, by the server's own number too, and the login by which it is reached."""
 
     api: wandb.Api
     entity: str
     project: str
     project_id: str | int
-
-    def ask(self, query: str, **variables: str) -> dict[str, Any]:
-        """The answer of the server to a query about the project."""
-        return _ask(self.api, query, {"entityName": self.entity, "projectName": self.project, **variables})
 
 
 def connect(entity: str | None, project: str) -> Destination:
@@ -64,7 +55,7 @@ def connect(entity: str | None, project: str) -> Destination:
         owner = entity or api.default_entity
     if owner is None:
         raise ValueError("the account has no default user or team; name one with --entity")
-    found = _ask(api, gql.projectInternalId, {"entityName": owner, "projectName": project})["project"]
+    found = _ask(api, gql.projectInternalId, entityName=owner, projectName=project)["project"]
     if found is None:
         raise ValueError(
             f"no project {owner}/{project} that this account can see: check --entity and --project; the first run "
@@ -79,25 +70,25 @@ def send(to: Destination, views: Sequence[View]) -> Iterator[str]:
     Raises:
         ValueError: the server refuses one; those before it are there.
     """
+    place = {"entityName": to.entity, "projectName": to.project}
     for view in views:
-        project = to.ask(FIND_VIEW, type=view.type, viewName=view.name)["project"] or {}
-        nodes = [edge["node"] for edge in project.get("allViews", {}).get("edges", [])]
-        known = [node["id"] for node in nodes if node["name"] == view.name]
-        content = {"displayName": view.title, "description": view.description, "spec": json.dumps(view.spec)}
-        its_id = {"id": known[0]} if known else {}
-        answer = to.ask(gql.upsert_view, type=view.type, name=view.name, **content, **its_id)
+        found = _ask(to.api, FIND_VIEW, **place, type=view["type"], viewName=view["name"])["project"] or {}
+        nodes = [edge["node"] for edge in found.get("allViews", {}).get("edges", [])]
+        known = [{"id": node["id"]} for node in nodes if node["name"] == view["name"]][:1]
+        content = view | {"spec": json.dumps(view["spec"])}
+        answer = _ask(to.api, gql.upsert_view, **place, **content, **(known[0] if known else {}))
         yield f"{'replaced' if known else 'made'} {_address(to, view, answer['upsertView']['view']['id'])}"
 
 
 def _address(to: Destination, view: View, identifier: str) -> str:
     project = f"{get_app_url(to.api).rstrip('/')}/{quote(to.entity)}/{quote(to.project)}"
-    if view.type == WORKSPACE:
-        return f"{project}?nw={view.name.removeprefix('nw-').removesuffix('-v')}"
-    words = re.sub(r"[^0-9A-Za-z]+", "-", view.title).strip("-")
+    if view["type"] == WORKSPACE:
+        return f"{project}?nw={view['name'].removeprefix('nw-').removesuffix('-v')}"
+    words = re.sub(r"[^0-9A-Za-z]+", "-", view["displayName"]).strip("-")
     return f"{project}/reports/{words}--{identifier}"
 
 
-def _ask(api: wandb.Api, query: str, variables: dict[str, str]) -> dict[str, Any]:
+def _ask(api: wandb.Api, query: str, **variables: str) -> dict[str, Any]:
     with _as_value_error():
         return execute_graphql(api, query, variables)
 

@@ -8,77 +8,68 @@ from wandb_workspaces.reports.v2 import interface as wr
 from wandb_workspaces.reports.v2 import internal as reports
 from wandb_workspaces.workspaces import internal as workspaces
 
-from analysis.dashboard import lookup
-from analysis.dashboard.specification import WORKSPACE
-from analysis.dashboard.workspace import MOST_GPUS
-from multicard.config.keys import flat
+from analysis.dashboard.panels import MOST_GPUS, SYSTEM
+from analysis.dashboard.views import WORKSPACE, View
 from multicard.tracking import keys
 
 Key = tuple[str, str]  # section (history, summary, config, run or table) and name
 ALL = (*keys.BOTH, keys.SWEEP)
 OF_RUNS = ("jobType", "tags", "displayName", "createdAt")  # what W&B itself knows of every run
 X_OF_TIME = "_absolute_runtime"
-GPUS = {f"gpu.{index}.{metric}" for index in range(MOST_GPUS) for metric, _ in keys.GPU_SAMPLES.values()}
-SYSTEM = {*GPUS, *keys.MACHINE_SAMPLES.values()}
+GPUS = {f"{SYSTEM}gpu.{index}.{metric}" for index in range(MOST_GPUS) for metric, _ in keys.GPU_SAMPLES.values()}
+SAMPLES = {*GPUS, *(SYSTEM + name for name in keys.MACHINE_SAMPLES.values())}
 
 
-def load(view: dict[str, Any]) -> ws.Workspace | wr.Report:
-    """A view of `--dry-run` through wandb-workspaces' own reader."""
+def loaded(view: View) -> Any:
+    """The model of a view of `--dry-run`, through wandb-workspaces' own reader."""
+    names = {"display_name": view["displayName"], "name": view["name"]}
     if view["type"] == WORKSPACE:
         spec = workspaces.WorkspaceViewspec.model_validate(view["spec"])
-        names = {"display_name": view["displayName"], "name": view["name"]}
-        return ws.Workspace._from_model(workspaces.View(entity="e", project="p", id="", spec=spec, **names))
-    spec = reports.Spec.model_validate(view["spec"])
-    names = {"display_name": view["displayName"], "name": view["name"], "description": view["description"]}
+        return ws.Workspace._from_model(workspaces.View(entity="e", project="p", id="", spec=spec, **names))._to_model()
     project = reports.Project(name="p", entity_name="e")
-    return wr.Report._from_model(reports.ReportViewspec(project=project, spec=spec, **names))
+    spec = reports.Spec.model_validate(view["spec"])
+    viewspec = reports.ReportViewspec(project=project, spec=spec, description=view["description"], **names)
+    return wr.Report._from_model(viewspec)._to_model()
 
 
-def panels(view: dict[str, Any]) -> list[dict[str, Any]]:
+def sections(view: View) -> list[dict[str, Any]]:
+    """The parts of a view that have panels: a workspace's sections, a report's grids."""
     if view["type"] == WORKSPACE:
-        return [panel for section in sections(view) for panel in section["panels"]]
-    return [panel for grid in grids(view) for panel in grid["panelBankSectionConfig"]["panels"]]
+        return view["spec"]["section"]["panelBankConfig"]["sections"]
+    return [grid["panelBankSectionConfig"] for grid in _grids(view["spec"]["blocks"])]
 
 
-def sections(view: dict[str, Any]) -> list[dict[str, Any]]:
-    return view["spec"]["section"]["panelBankConfig"]["sections"]
+def _grids(blocks: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for block in blocks:
+        if block["type"] == "panel-grid":
+            yield block["metadata"]
+        yield from _grids(block.get("collapsedChildren") or [])
 
 
-def grids(view: dict[str, Any]) -> list[dict[str, Any]]:
-    """The panel grids of a report, with those below a folded heading."""
-
-    def below(blocks: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        for block in blocks:
-            if block["type"] == "panel-grid":
-                yield block["metadata"]
-            yield from below(block.get("collapsedChildren") or [])
-
-    return list(below(view["spec"]["blocks"]))
+def panels(view: View) -> list[dict[str, Any]]:
+    return [panel for section in sections(view) for panel in section["panels"]]
 
 
-def run_sets(view: dict[str, Any]) -> list[dict[str, Any]]:
-    own = [view["spec"]["section"]] if view["type"] == WORKSPACE else grids(view)
+def run_sets(view: View) -> list[dict[str, Any]]:
+    own = [view["spec"]["section"]] if view["type"] == WORKSPACE else _grids(view["spec"]["blocks"])
     return [run_set for part in own for run_set in part["runSets"]]
 
 
 def read_by_panel(panel: dict[str, Any]) -> set[Key]:
-    """The keys that a panel reads.
-
-    Raises:
-        KeyError: a kind of panel of which this knows nothing.
-    """
+    """The keys that a panel reads; a kind of panel that this does not know raises KeyError."""
     config = panel["config"]
-    if panel["viewType"] == "Run History Line Plot":
-        return {("history", name) for name in (config["xAxis"], *config["metrics"])}
-    if panel["viewType"] == "Bar Chart":
-        grouped = {("config", _stored(config["groupBy"]))} if "groupBy" in config else set()
-        return {("summary", name) for name in config["metrics"]} | grouped
-    if panel["viewType"] == "Scatter Plot":
-        return {_accessed(config[axis]) for axis in ("xAxis", "yAxis", "zAxis") if axis in config}
-    if panel["viewType"] == "Parallel Coordinates Plot":
-        return {_accessed(column["accessor"]) for column in config["columns"]}
-    if panel["viewType"] == "Parameter Importance":
-        return {("summary", config["targetKey"])}
+    match panel["viewType"]:
+        case "Run History Line Plot":
+            return {("history", name) for name in (config["xAxis"], *config["metrics"])}
+        case "Bar Chart":
+            grouped = {("config", _stored(config["groupBy"]))} if "groupBy" in config else set()
+            return {("summary", name) for name in config["metrics"]} | grouped
+        case "Scatter Plot":
+            return {_accessed(config[axis]) for axis in ("xAxis", "yAxis", "zAxis") if axis in config}
+        case "Parallel Coordinates Plot":
+            return {_accessed(column["accessor"]) for column in config["columns"]}
+        case "Parameter Importance":
+            return {("summary", config["targetKey"])}
     return {("table", config["panel2Config"]["exp"]["fromOp"]["inputs"]["key"]["val"])}
 
 
@@ -104,39 +95,33 @@ def _stored(name: str) -> str:
 def kinds(key: Key) -> tuple[str, ...]:
     """The kinds of run that log a key; empty for none."""
     section, name = key
-    if section == "run":
-        return ALL if name in OF_RUNS else ()
-    if section == "table":
-        return {keys.PROFILE_TABLE: keys.BOTH, keys.SWEEP_TABLE: (keys.SWEEP,)}.get(name, ())
-    if section == "config":
-        return ALL if name.startswith(f"{keys.CONFIGURATION}.") else keys.AXES.get(name, ())
-    if name in (keys.STEP, keys.EPOCH, X_OF_TIME):
+    if name in (keys.STEP, keys.EPOCH, X_OF_TIME) or name in SAMPLES:
         return keys.BOTH
-    if name.startswith(lookup.SYSTEM):
-        return keys.BOTH if name.removeprefix(lookup.SYSTEM) in SYSTEM else ()
-    tables = lookup.SUMMARY if section == "summary" else keys.BY_STEP | keys.BY_EPOCH
-    return tables[name].kinds if name in tables else ()
+    tables = {"summary": keys.SUMMARY | keys.DETAILS, "history": keys.BY_STEP | keys.BY_EPOCH}
+    known = {
+        "run": dict.fromkeys(OF_RUNS, ALL),
+        "table": {keys.PROFILE_TABLE: keys.BOTH, keys.SWEEP_TABLE: (keys.SWEEP,)},
+        "config": keys.AXES,
+        **{part: {name: one.kinds for name, one in table.items()} for part, table in tables.items()},
+    }
+    return known[section].get(name, ())
 
 
-def reads(views: Iterable[dict[str, Any]], kind: str) -> set[Key]:
+def reads(views: Iterable[View], kind: str) -> set[Key]:
     """All keys that these views read of runs of a kind."""
-    parts = [(panels(view), run_sets(view)) for view in views]
-    found = {key for shown, _ in parts for panel in shown for key in read_by_panel(panel)}
-    found |= {key for _, chosen in parts for run_set in chosen for key in read_by_run_set(run_set)}
+    found = {key for view in views for panel in panels(view) for key in read_by_panel(panel)}
+    found |= {key for view in views for run_set in run_sets(view) for key in read_by_run_set(run_set)}
     return {key for key in found if kind in kinds(key)}
 
 
 def logged(content: dict[str, Any]) -> set[Key]:
     """What a run logged, from its offline file (`wandb_file.read`)."""
-    history = {name for row in content["history"] for name in row}
-    system = {lookup.SYSTEM + name for _, row in content["system"] for name in row}
-    config = {*flat(content["config"]), *content["config"]}
-    tables = {name for name, value in content["summary"].items() if isinstance(value, dict)}
-    of_run = {("run", name) for name in OF_RUNS} | {("history", X_OF_TIME)}
-    return (
-        {("history", name) for name in history | system}
-        | {("config", name) for name in config}
-        | {("summary", name) for name in content["summary"]}
-        | {("table", name) for name in tables}
-        | of_run
-    )
+    names = {
+        "run": OF_RUNS,
+        "history": {X_OF_TIME, *(name for row in content["history"] for name in row)},
+        "config": content["config"],
+        "summary": content["summary"],
+        "table": [name for name, value in content["summary"].items() if isinstance(value, dict)],
+    }
+    system = {("history", SYSTEM + name) for _, row in content["system"] for name in row}
+    return system | {(section, name) for section, own in names.items() for name in own}
