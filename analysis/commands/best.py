@@ -2,8 +2,8 @@
 
 Settings are ranked by the time, the energy or the peak memory of the whole run, as the mean over their repetitions (of
 memory the maximum). Limits hold for these figures, not for single runs. Settings of the trade-off front are named
-beside the best: those that no other beats in the goal without more GPUs or less accuracy (for tuning: more loss).
-Costs and accuracies that repeated runs do not tell apart are equal (`analysis.stats.between_runs`).
+beside the best: those that no other dominates in the goal, GPUs and accuracy (for tuning: loss). What repeated runs do
+not tell from the best (`analysis.stats.between_runs`) is named too, and is not on the front.
 """
 
 import math
@@ -19,7 +19,7 @@ from analysis.runs.caveats import legend
 from analysis.runs.load import Run
 from analysis.runs.setting_figure import ACCURACY, MEMORY, of_setting
 from analysis.stats.between_runs import MARGIN
-from analysis.stats.trade_off import front
+from analysis.stats.trade_off import Quantity, equals, front
 from multicard.records import figures, text_table
 from multicard.records.text_table import clean, in_bytes, in_joules
 
@@ -109,7 +109,9 @@ class Ranking:
 
     work: the name of the work among several, empty if there is one. amount: rows or pairs, if they differ.
     label, figures, marks: of the best setting. best: its runs.
-    others: a sentence for each other setting of the trade-off front. headings, rows: the ranking.
+    others: a sentence for each other setting of the trade-off front, and those that runs do not tell from the best.
+    headings, rows: the ranking. settings: in its order. front: those on the trade-off front, the best among them.
+    equals: those that runs do not tell from the best. keys: the columns that tell settings apart.
     """
 
     goal: str
@@ -123,6 +125,10 @@ class Ranking:
     headings: list[str]
     rows: list[list[str]]
     runs: list[Run]
+    settings: list[RankedSetting]
+    front: list[RankedSetting]
+    equals: list[RankedSetting]
+    keys: list[str]
 
 
 def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int | None) -> list[str]:
@@ -215,13 +221,15 @@ def _ranking(runs: list[Run], goal: str, work: str, amount: str, better: Better,
     names = [*grouping.settings(runs), *([] if mix else grouping.CORES)]
     setting_columns = [name for name in names if any(name in run.columns for run in runs)]
     settings = [_setting(cell, group, goal) for cell, group in grouping.group(runs, setting_columns).items()]
-    settings.sort(key=lambda setting: setting.cost)
+    settings.sort(key=lambda one: (one.cost, one.gpus, _inaccuracy(one) or 0.0))
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)
     best = settings[0]
-    quantities = [lambda a, b: better.cheaper(a.runs, b.runs), lambda a, b: a.gpus < b.gpus]
-    quantities.append(lambda a, b: better.more_accurate(a.runs, b.runs))
-    others = [setting for setting in front(settings, quantities) if setting is not best]
-    on_front = [best, *others]
+    quantities = [
+        Quantity[RankedSetting](lambda one: one.cost, lambda a, b: better.cheaper(a.runs, b.runs)),
+        Quantity[RankedSetting](lambda one: one.gpus, lambda a, b: a.gpus < b.gpus),
+        Quantity[RankedSetting](_inaccuracy, lambda a, b: better.more_accurate(a.runs, b.runs)),
+    ]
+    on_front, equal = front(settings, quantities), equals(settings, best, quantities)
     headings, rows = _table(settings, on_front, keys, goal)
     return Ranking(
         goal,
@@ -231,11 +239,20 @@ def _ranking(runs: list[Run], goal: str, work: str, amount: str, better: Better,
         figures=_figures(best, goal),
         marks=best.marks,
         best=best.runs,
-        others=_others(others, best, keys, goal, better),
+        others=_others(on_front, equal, best, keys, goal, better),
         headings=headings,
         rows=rows,
         runs=runs,
+        settings=settings,
+        front=on_front,
+        equals=equal,
+        keys=keys,
     )
+
+
+def _inaccuracy(setting: RankedSetting) -> float | None:
+    """What is low where a setting is accurate: its loss where it has no accuracy."""
+    return setting.loss if setting.accuracy is None else -setting.accuracy
 
 
 def _setting(cell: grouping.Cell, runs: list[Run], goal: str) -> RankedSetting:
@@ -252,22 +269,32 @@ def _setting(cell: grouping.Cell, runs: list[Run], goal: str) -> RankedSetting:
 
 
 def _others(
-    others: Sequence[RankedSetting], best: RankedSetting, keys: Sequence[str], goal: str, better: Better
+    on_front: Sequence[RankedSetting],
+    equal: Sequence[RankedSetting],
+    best: RankedSetting,
+    keys: Sequence[str],
+    goal: str,
+    better: Better,
 ) -> list[str]:
-    """The other settings of the front: those that save or gain something over the best, and those equal to it."""
-    sentences, equal, unclear = [], [], []
-    for other in others:
+    """The other settings of the front, with what they save or gain over the best; and those equal to it."""
+    sentences = []
+    for other in on_front:
+        if other is best:
+            continue
         figures = f"{grouping.label(other.cell, keys)}: {_with_marks(_figures(other, goal), other.marks)}"
         fewer, accuracy = _fewer_ranks(other, best), _accuracy_beside(other, best, better)
         cost = _cost_beside(other, best, goal, better)
         if fewer:
             beside = ", ".join(text for text in (cost, accuracy) if text)
             sentences.append(f"{fewer}: {beside} ({figures}).")
-        elif accuracy:
-            sentences.append(f"{accuracy[:1].upper()}{accuracy[1:]}: {cost} ({figures}).")
         else:
-            (equal if _is_close(other, best) else unclear).append(figures)
-    return [*sentences, *_named("Equally good", equal), *_named("Not told from the best by these runs", unclear)]
+            sentences.append(f"{accuracy[:1].upper()}{accuracy[1:]}: {cost} ({figures}).")
+    close: dict[bool, list[str]] = {True: [], False: []}
+    for other in equal:
+        label = f"{grouping.label(other.cell, keys)}: {_with_marks(_figures(other, goal), other.marks)}"
+        close[_is_close(other, best)].append(label)
+    titles = ("Equally good", "Not told from the best by these runs")
+    return [*sentences, *_named(titles[0], close[True]), *_named(titles[1], close[False])]
 
 
 def _named(title: str, settings: Sequence[str]) -> list[str]:

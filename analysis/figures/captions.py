@@ -16,7 +16,7 @@ COLUMNS = {
     "layout": "memory layout",
     "strategy": "data distribution",
 }
-SI = "~s"  # d3's format with k, M, G
+PLAIN, SI = ",~f", "~s"  # d3's formats; the second has k, M, G
 MOST_CELLS = 4  # named in a line
 # The settings that a subtitle names where all runs have the same, in this order, and how it words them
 COMMON = {
@@ -42,7 +42,7 @@ class Unit:
 
     name: str
     divisor: float
-    format: str = ",~f"
+    format: str = PLAIN
 
 
 def unit(measure: str, largest: float) -> Unit:

@@ -1,30 +1,33 @@
-"""The rows that a chart shows: the mean of each cell with its interval, runs that did not end ok, the ideal scaling,
-and the papers' own figures.
+"""The tidy table of an experiment's figure: a row for each mean with its interval, each status other than ok, each
+excluded cell, ideal, epoch, metric of a profile, and printed figure of the papers.
 
 Runs of a cell that ended ok are averaged with equal weight (of peak memory, the highest counts); the others are rows
 without a mean.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 from analysis import same_setting
-from analysis.experiments import EFFICIENCY, Experiment, Panel
+from analysis.experiments import EFFICIENCY, Panel
 from analysis.figures import captions
-from analysis.runs import grouping
+from analysis.runs import details, grouping, profile_metrics
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
-from analysis.runs.setting_figure import MEMORY
+from analysis.runs.setting_figure import ACCURACY, MEMORY
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas
-from papers.printed import PrintedFigure
+from multicard.observe.profiles.profile_data import Profile
+from multicard.records.text_table import clean
 
 Row = dict[str, Any]
+Metrics = Mapping[tuple[str, str], float]  # of a profile, by group and metric
 MEASURED, IDEAL, PAPER, EXCLUDED = "measured", "ideal", "paper", "excluded"
 T_INTERVAL, OF_STEPS = "95 % t interval", "standard deviation of their steps"
-CUT = 1.4  # an interval may extend the axis to so many times the largest mean
+CUT = 1.4  # intervals extend the axis to at most this multiple of the largest mean
+LEAST_ROOM = 0.005  # above and below accuracies
 
 
 def measured(panel: Panel, measure: str) -> list[Row]:
@@ -32,13 +35,13 @@ def measured(panel: Panel, measure: str) -> list[Row]:
     common, _ = captions.marks(panel.runs)
     rows = []
     for cell, runs in panel.cells.items():
-        place = {"measure": measure, **axis_values(cell, panel.experiment), "of": MEASURED}
+        place = {"measure": measure, **axis_values(cell, panel.experiment.view.x), "of": MEASURED}
         ok = [run for run in runs if run["status"] == "ok"]
         interval = panel.repeated.figure(ok, measure)
         if interval is not None:
             spread = ok[0]["step_std_s"] if measure == "step_s" and len(ok) == 1 else None
             signs = "".join(dict.fromkeys(sign for run in ok for sign in run["marks"] if sign not in common))
-            rows.append(place | _bar(interval, len(ok), spread) | {"status": "ok", "signs": signs})
+            rows.append(place | _mean(interval, len(ok), spread) | {"status": "ok", "signs": signs})
         rows += [place | {"status": status, "n": n} for status, n in unended(runs)]
     return rows
 
@@ -48,23 +51,57 @@ def excluded(panel: Panel, measure: str) -> list[Row]:
     experiment = panel.experiment
     columns = [[(name, value) for value in panel.values(name)] for name in experiment.swept]
     cells = [cell for cell in product(*columns) if not experiment.has(cell) and cell not in panel.cells]
-    return [{"measure": measure, **axis_values(cell, experiment), "of": EXCLUDED, "status": "ok"} for cell in cells]
+    place = {"measure": measure, "of": EXCLUDED, "status": "ok"}
+    return [place | axis_values(cell, experiment.view.x) for cell in cells]
 
 
-def axis_values(cell: Cell, experiment: Experiment) -> Row:
+def by_epoch(panel: Panel, measure: str) -> list[Row]:
+    """A row for each cell of several epochs and each of these, from 1, over the cell's runs that ended ok."""
+    rows = []
+    for cell, runs in panel.cells.items():
+        place = {"measure": measure, **axis_values(cell, "epoch")}
+        ok = [run for run in runs if run["status"] == "ok"]
+        values = [(epoch, value) for run in ok for epoch, value in details.epoch_values(run, measure)]
+        rows += [place | row for row in means_by("epoch", values)]
+    return rows
+
+
+def means_by(x: str, values: Iterable[tuple[int, float]]) -> list[Row]:
+    """A row for each x with the mean of its values; empty for a single x, which makes no curve."""
+    grouped: dict[int, list[float]] = {}
+    for at, value in values:
+        grouped.setdefault(at, []).append(value)
+    if len(grouped) < 2:
+        return []
+    return [{x: at, **mean(own), "status": "ok", "of": MEASURED} for at, own in sorted(grouped.items())]
+
+
+def by_metric(panel: Panel, measure: str, metrics_of: Callable[[Profile], Metrics]) -> list[Row]:
+    """A row for each cell and metric, the mean over the cell's runs that ended ok with a profile."""
+    rows = []
+    for cell, runs in panel.cells.items():
+        place = {"measure": measure, **axis_values(cell, panel.experiment.view.x)}
+        values: dict[tuple[str, str], list[float]] = {}
+        for profile in map(profile_metrics.profile, runs):
+            for metric, value in metrics_of(profile).items() if profile is not None else ():
+                values.setdefault(metric, []).append(value)
+        for (group, metric), own in values.items():
+            labels = {"group": group, "metric": clean(metric), "status": "ok", "of": MEASURED}
+            rows.append(place | labels | mean(own))
+    return rows
+
+
+def axis_values(cell: Cell, x: str) -> Row:
     """A cell's values as the chart has them: numbers along x, else texts."""
-    return {
-        key: value if key == experiment.view.x and captions.is_numeric([value]) else grouping.typed(value)
-        for key, value in cell
-    }
+    return {key: value if key == x and captions.is_numeric([value]) else grouping.typed(value) for key, value in cell}
 
 
 def mean(values: Sequence[float]) -> Row:
     """Mean, bounds and number of values, which alone show how they differ."""
-    return _bar(intervals.mean(values), len(values))
+    return _mean(intervals.mean(values), len(values))
 
 
-def _bar(interval: Interval, count: int, spread: float | None = None) -> Row:
+def _mean(interval: Interval, count: int, spread: float | None = None) -> Row:
     """An interval as a row; without bounds, those of `spread` to either side, if any."""
     row: Row = {"mean": interval.estimate, "low": interval.low, "high": interval.high, "n": count}
     if interval.low is not None:
@@ -75,7 +112,7 @@ def _bar(interval: Interval, count: int, spread: float | None = None) -> Row:
 
 
 def unended(runs: Sequence[Run]) -> list[tuple[str, int]]:
-    """Each status but ok, and how many runs have it."""
+    """Each status other than ok, with its number of runs."""
     statuses = [run["status"] for run in runs if run["status"] != "ok"]
     return [(status, statuses.count(status)) for status in dict.fromkeys(statuses)]
 
@@ -86,8 +123,7 @@ def ideal(panel: Panel, measure: str, rows: Sequence[Row]) -> list[Row]:
     Nothing for measures without such an ideal, or along another x. Tuning on more GPUs takes more rows an iteration,
     and with `max_steps` more rows in all: its time is compared per row.
     """
-    of_one = _ideal_of_one(measure, panel.experiment.kind)
-    if panel.experiment.view.x != "gpus" or of_one is None:
+    if panel.experiment.view.x != "gpus" or not _has_ideal(measure, panel.experiment.kind):
         return []
     series = panel.experiment.series
     ok = [row for row in rows if row["status"] == "ok"]
@@ -96,10 +132,26 @@ def ideal(panel: Panel, measure: str, rows: Sequence[Row]) -> list[Row]:
         alike = [row for row in ok if all(row[column] == base[column] for column in series)]
         shares = _sample_shares(panel, base) if panel.experiment.kind == "llm" else {}
         for row in alike if len(alike) > 1 else []:
+            gpus, share = row["gpus"], shares.get(row["gpus"], 1.0)
+            factor = gpus if measure.endswith("_per_s") else 1 if measure == "step_s" else share / gpus
             place = {"measure": measure, **{column: row[column] for column in (*series, "gpus")}}
-            expected = of_one(base["mean"], row["gpus"], shares.get(row["gpus"], 1.0))
-            ideal_rows.append(place | {"mean": expected, "of": IDEAL, "status": "ok"})
+            ideal_rows.append(place | {"mean": base["mean"] * factor, "of": IDEAL, "status": "ok"})
     return ideal_rows
+
+
+def _has_ideal(measure: str, kind: str) -> bool:
+    return measure == "total_s" or measure.endswith("_per_s") or (measure == "step_s" and kind == "llm")
+
+
+def _sample_shares(panel: Panel, base: Row) -> dict[int, float]:
+    """By GPUs: samples trained in the series of `base`, as a share of those on one GPU."""
+    samples: dict[int, int] = {}
+    for cell, runs in panel.cells.items():
+        place = axis_values(cell, panel.experiment.view.x)
+        trained = [run["samples_trained"] for run in runs if run["status"] == "ok" and run["samples_trained"]]
+        if trained and all(place[column] == base[column] for column in panel.experiment.series):
+            samples[place["gpus"]] = trained[0]
+    return {gpus: count / samples[1] for gpus, count in samples.items()} if 1 in samples else {}
 
 
 def efficiency(panel: Panel, measure: str) -> list[Row]:
@@ -116,79 +168,55 @@ def efficiency(panel: Panel, measure: str) -> list[Row]:
     return rows
 
 
-def _ideal_of_one(measure: str, kind: str) -> Callable[[float, int, float], float] | None:
-    """The ideal as a function of one GPU's mean, the number of GPUs, and their samples as a share of one GPU's."""
-    if measure == "total_s":
-        return lambda mean, gpus, share: mean * share / gpus
-    if measure.endswith("_per_s"):
-        return lambda mean, gpus, share: mean * gpus
-    if measure == "step_s" and kind == "llm":
-        return lambda mean, gpus, share: mean
-    return None
+def paper(panel: Panel, measure: str, printed: str | None = None, **labels: str) -> list[Row]:
+    """The papers' own figures of a measure, for the cells of which the panel has the same setting.
 
-
-def _sample_shares(panel: Panel, base: Row) -> dict[int, float]:
-    """By GPUs: samples trained in the series of `base`, as a share of those on one GPU."""
-    samples: dict[int, int] = {}
-    for cell, runs in panel.cells.items():
-        place = axis_values(cell, panel.experiment)
-        trained = [run["samples_trained"] for run in runs if run["status"] == "ok" and run["samples_trained"]]
-        if trained and all(place[column] == base[column] for column in panel.experiment.series):
-            samples[place["gpus"]] = trained[0]
-    return {gpus: count / samples[1] for gpus, count in samples.items()} if 1 in samples else {}
-
-
-def paper(panel: Panel, measure: str) -> list[Row]:
-    """The papers' own figures of a measure, for the cells of which the panel has the same setting."""
+    Args:
+        printed: the measure as the papers' figures have it, where it is called otherwise.
+    """
     return [
-        {"measure": measure, **axis_values(cell, panel.experiment), "mean": figure.value, "status": "ok"}
-        | {"of": PAPER, "paper": paper_label(figure)}
-        for cell, figure in same_setting.beside(panel, measure).items()
+        {"measure": measure, **axis_values(cell, panel.experiment.view.x), "mean": figure.value, "low": figure.low}
+        | {"high": figure.high, "of": PAPER, "status": "ok", "printed": figure.measure}
+        | {"paper": f"paper ({figure.hardware})", **labels}
+        for cell, figure in same_setting.beside(panel, printed or measure).items()
     ]
 
 
-def paper_label(figure: PrintedFigure) -> str:
-    """The series of a figure in the legend."""
-    return f"paper ({figure.hardware})"
-
-
-def axis_limits(rows: Sequence[Row]) -> tuple[float, float]:
-    """Least and greatest value to show: all means, and intervals as far as they do not dwarf them."""
-    means = [row["mean"] for row in rows if row.get("mean") is not None]
-    if not means:
-        return 0.0, 1.0
+def axis_limits(rows: Sequence[Row], measure: str) -> tuple[float, float]:
+    """Limits of an axis, from 0 except for accuracies: all means, and intervals as far as they do not dwarf them."""
+    means = [row["mean"] for row in rows if row.get("mean") is not None] or [0.0, 1.0]
     least, most = min(means), max(means)
     room = (CUT - 1) * max(most, most - least)
     bounds = [(row["low"], row["high"]) for row in rows if row.get("low") is not None]
     low, high = min([least, *(low for low, _ in bounds)]), max([most, *(high for _, high in bounds)])
-    return max(low, least - room), min(high, most + room)
+    least, most = max(low, least - room), min(high, most + room)
+    if measure != ACCURACY:
+        return 0.0, 1.05 * most or 1.0
+    room = max(0.1 * (most - least), LEAST_ROOM)
+    return max(0.0, least - room), min(1.0, most + room)
 
 
-def bar_notes(charts: dict[str, tuple[list[Row], tuple[float, float]]], kind: str) -> list[str]:
-    """Lines on what points and bars are, and on intervals that are cut.
-
-    Args:
-        charts: by measure, its rows and the limits of its axis.
-        kind: of the runs.
-    """
+def means_notes(rows: Sequence[Row], kind: str) -> list[str]:
+    """Lines on what points and bars are, and on intervals that are cut."""
     by_line: dict[str, list[str]] = {}
-    for measure, (rows, _) in charts.items():
-        if measure == EFFICIENCY:
-            continue
-        by_line.setdefault(_means_line(rows), []).append(captions.measure(measure, kind))
-    by_line.pop("", None)
+    cut = False
+    for measure in dict.fromkeys(row["measure"] for row in rows):
+        own = [row for row in rows if row["measure"] == measure]
+        limits = axis_limits(own, measure)
+        bounds = [(row["low"], row["high"]) for row in own if row.get("low") is not None]
+        cut = cut or any(low < limits[0] or high > limits[1] for low, high in bounds)
+        if measure != EFFICIENCY and (line := _means_line(own)):
+            by_line.setdefault(line, []).append(captions.measure(measure, kind))
     lines = [f"{captions.listed(names)}: {line}" if len(by_line) > 1 else line for line, names in by_line.items()]
-    cut = [line for rows, limits in charts.values() for line in cut_note(rows, limits)]
-    return [*(line[:1].upper() + line[1:] for line in lines), *dict.fromkeys(cut)]
+    lines = [line[:1].upper() + line[1:] for line in lines]
+    return [*lines, *["Intervals are cut where they reach beyond the axis"] * cut]
 
 
 def _means_line(rows: Sequence[Row]) -> str:
     points = [row for row in rows if row["of"] == MEASURED and row["status"] == "ok"]
-    several = sorted({row["n"] for row in points if row["bar"] == T_INTERVAL})
-    parts = []
-    if several:
-        parts.append(f"means of {count_range(several)} runs with their {T_INTERVAL}")
-    repeated = sorted({row["n"] for row in points if row["n"] > 1 and row["bar"] != T_INTERVAL})
+    several = {row["n"] for row in points if row["bar"] == T_INTERVAL}
+    repeated = {row["n"] for row in points if row["n"] > 1 and row["bar"] != T_INTERVAL}
+    parts = [f"means of {count_range(several)} runs with their {T_INTERVAL}"] if several else []
     if repeated:
         figure = "the highest" if points[0]["measure"] == MEMORY else "means"
         parts.append(f"{figure} of {count_range(repeated)} runs")
@@ -198,12 +226,5 @@ def _means_line(rows: Sequence[Row]) -> str:
     return captions.listed(parts)
 
 
-def count_range(counts: Sequence[int]) -> str:
-    return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
-
-
-def cut_note(rows: Sequence[Row], limits: tuple[float, float]) -> list[str]:
-    """A line where an interval reaches beyond the limits of the axis."""
-    bounds = [(row["low"], row["high"]) for row in rows if row.get("low") is not None]
-    cut = any(low < limits[0] or high > limits[1] for low, high in bounds)
-    return ["Intervals are cut where they reach beyond the axis"] * cut
+def count_range(counts: Iterable[int]) -> str:
+    return " to ".join(map(str, dict.fromkeys((min(counts), max(counts)))))

@@ -3,22 +3,23 @@
 from collections.abc import Sequence
 
 from analysis.experiments import Experiment, Panel
-from analysis.figures import bars, curves, lines, metric_bars, metric_stacks, profile_bars
-from analysis.figures.losses_phases import losses, phases
+from analysis.figures.experiment_charts import bars, curves, lines
 from analysis.figures.predictions import predicted
-from analysis.figures.scaling import efficiency, trade_off
+from analysis.figures.profile_charts import all_metrics, copies, metrics, shares
+from analysis.figures.setting_charts import efficiency, losses, phases
 from analysis.figures.timelines import NEEDS as SAMPLES
 from analysis.figures.timelines import timelines
+from analysis.figures.trade_off import trade_off
 from analysis.figures.vega import Figure, numbered
 
 # What draws each form, by what follows the experiment's name in that of the figure
 FORMS = {
-    "lines": {"": lines.draw},
-    "bars": {"": bars.draw},
-    "curves": {"": curves.draw},
-    "calls": {"": metric_bars.draw, "_all": profile_bars.draw},
-    "copies": {"": metric_bars.draw_copies, "_counted": bars.draw},
-    "shares": {"": metric_stacks.draw, "_all": profile_bars.draw},
+    "lines": {"": lines},
+    "bars": {"": bars},
+    "curves": {"": curves},
+    "calls": {"": metrics, "_all": all_metrics},
+    "copies": {"": copies, "_counted": bars},
+    "shares": {"": shares, "_all": all_metrics},
 }
 TIMELINES = "timelines"
 GENERAL = {

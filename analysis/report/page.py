@@ -17,7 +17,6 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from analysis.figures.narrow import narrow
 from analysis.report.blocks import ClaimTable, Column, Grid, PlainTable, Plot, Report
 from multicard.records.run_folder import finite, write_text
 from multicard.records.text_table import alignment, clean
@@ -60,7 +59,7 @@ def html(report: Report) -> str:
         "legend": report.legend,
         "themes": report.themes,
         "grids": {grid.name: _grid(grid) for grid in grids},
-        "plots": {plot.name: {"spec": plot.spec, "narrow": narrow(plot.spec), "rows": plot.rows} for plot in plots},
+        "plots": {plot.name: {"spec": plot.spec, "rows": plot.rows} for plot in plots},
     }
     styles = (FOLDER / "page.css").read_text()
     scripts = [*([_vega()] if plots else []), "\n".join((FOLDER / name).read_text() for name in SCRIPTS)]

@@ -3,7 +3,7 @@
 // with narrower charts: letters keep their size.
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const NARROW = 600; // width of the window in pixels, below which a figure's narrow variant is drawn
+const NARROW = 600; // width of the window in pixels, below which charts stand below each other
 const MOST_TRIES = 5; // drawings of a figure, until it fits
 const LEAST_FACTOR = 0.3; // of the width of charts; a figure that does not fit then is scrolled
 const ERRORS = 1; // what Vega logs: no warnings, as of a bound that no row has
@@ -13,12 +13,15 @@ function chosenTheme() {
   return document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
 }
 
-// A specification whose charts are so many times as wide
-function widened(spec, factor) {
-  if (Array.isArray(spec)) return spec.map((part) => widened(part, factor));
+// A specification whose charts are so many times as wide, and stand below each other in a narrow window
+function adapted(spec, factor, isNarrow) {
+  if (Array.isArray(spec)) return spec.map((part) => adapted(part, factor, isNarrow));
   if (spec === null || typeof spec !== "object") return spec;
-  const copy = Object.fromEntries(Object.entries(spec).map(([key, value]) => [key, widened(value, factor)]));
-  return typeof copy.width === "number" && typeof copy.height === "number" ? { ...copy, width: Math.floor(copy.width * factor) } : copy;
+  const rename = (key) => (isNarrow && key === "hconcat" ? "vconcat" : key);
+  const copy = Object.fromEntries(Object.entries(spec).map(([key, value]) => [rename(key), adapted(value, factor, isNarrow)]));
+  if (isNarrow && "columns" in copy) copy.columns = 1;
+  if (typeof copy.width === "number") copy.width = Math.floor(copy.width * factor);
+  return copy;
 }
 
 // The factor with which a figure fits: its width grows linearly with it, by an amount that two drawings tell
@@ -48,10 +51,14 @@ class Plot {
     this.drawn = drawing;
     const isNarrow = window.innerWidth < NARROW;
     const config = { ...data.themes[theme] };
-    if (isNarrow) config.legend = { ...config.legend, orient: "bottom", direction: "vertical", columns: 1, labelLimit: Math.min(room, window.innerWidth) - 110, layout: BELOW };
+    if (isNarrow) {
+      const limit = Math.min(room, window.innerWidth) - 110;
+      config.legend = { ...config.legend, orient: "bottom", direction: "vertical", columns: 1, labelLimit: limit, layout: BELOW };
+      config.header = { ...config.header, labelLimit: limit + 60 };
+    }
     const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, config, tooltip: tip, logLevel: ERRORS };
     try {
-      await this.fit(isNarrow ? this.packed.narrow : this.packed.spec, options, room, drawing);
+      await this.fit(isNarrow, options, room, drawing);
     } catch (error) {
       console.error(error);
       this.place.textContent = `This figure cannot be drawn: ${error.message}. Its data can be downloaded.`;
@@ -59,13 +66,14 @@ class Plot {
     this.place.classList.add("done");
   }
 
-  async fit(spec, options, room, drawing) {
+  async fit(isNarrow, options, room, drawing) {
+    const { spec, rows } = this.packed;
     const sizes = [];
     let factor = 1;
     while (sizes.length < MOST_TRIES) {
       this.view?.finalize();
-      const datasets = { [spec.data.name]: structuredClone(this.packed.rows) };
-      this.view = await window.vegaEmbed(this.place, { ...widened(spec, factor), datasets }, options);
+      const datasets = { [spec.data.name]: structuredClone(rows) };
+      this.view = await window.vegaEmbed(this.place, { ...adapted(spec, factor, isNarrow), datasets }, options);
       if (this.drawn !== drawing) return; // another theme or width was asked for meanwhile
       const drawn = this.place.querySelector("svg");
       drawn.setAttribute("aria-hidden", "true"); // the place is one image with a name, whose data can be downloaded

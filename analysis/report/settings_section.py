@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from analysis import formatting
-from analysis.figures.losses_phases import losses
-from analysis.figures.losses_phases import phases as phase_figures
-from analysis.figures.scaling import efficiency, trade_off
+from analysis.figures.setting_charts import efficiency, losses
+from analysis.figures.setting_charts import phases as phase_figures
+from analysis.figures.trade_off import trade_off
 from analysis.figures.vega import Figure
 from analysis.report import rerun_commands
 from analysis.report.blocks import Block, Column, Fold, Grid, Heading, Paragraph, Plot, Section

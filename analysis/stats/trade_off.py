@@ -1,30 +1,55 @@
-"""The trade-off (Pareto) front of settings."""
+"""The trade-off (Pareto) front of settings: the same in `best`, the report and the charts."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
-def front(settings: Sequence[T], better: Sequence[Callable[[T, T], bool]]) -> list[T]:
-    """The settings that no setting of the front beats: no worse in every quantity, and better in at least one.
+@dataclass(frozen=True)
+class Quantity(Generic[T]):
+    """A quantity in which settings are compared.
 
-    Of three, the first may beat the second and the second the third, and yet the first not the third: what cannot be
-    told apart is not transitive. The third is on the front then, since only a setting beats it that is not.
-
-    Args:
-        better: for each quantity, whether the first of two settings is better in it; neither is where they are equal.
+    cost: of a setting, less is better; None where it is not known, which neither dominates nor is dominated.
+    better: True where the first of two settings is better by more than their runs differ.
     """
 
-    def beats(a: int, b: int) -> bool:
-        first, second = settings[a], settings[b]
-        return any(is_better(first, second) for is_better in better) and not any(
-            is_better(second, first) for is_better in better
-        )
+    cost: Callable[[T], float | None]
+    better: Callable[[T, T], bool]
 
-    left, chosen = list(range(len(settings))), set[int]()
-    while left:
-        unbeaten = [one for one in left if not any(beats(other, one) for other in left)] or left  # or a circle
-        chosen.update(unbeaten)
-        left = [one for one in left if one not in chosen and not any(beats(other, one) for other in unbeaten)]
-    return [setting for index, setting in enumerate(settings) if index in chosen]
+
+def front(settings: Sequence[T], quantities: Sequence[Quantity[T]]) -> list[T]:
+    """The settings that no other dominates, as far as each is told from those before it.
+
+    A setting is dominated by another whose figures are nowhere worse and somewhere better. Of settings that runs do not
+    tell apart, the first alone is on the front: a setting joins it that is better than each member in some quantity, by
+    more than runs differ.
+
+    Args:
+        settings: the best first.
+    """
+    members: list[T] = []
+    for setting in settings:
+        if any(_dominates(other, setting, quantities) for other in settings):
+            continue
+        if all(any(quantity.better(setting, member) for quantity in quantities) for member in members):
+            members.append(setting)
+    return members
+
+
+def _dominates(a: T, b: T, quantities: Sequence[Quantity[T]]) -> bool:
+    known = [(quantity.cost(a), quantity.cost(b)) for quantity in quantities]
+    pairs = [(cost_a, cost_b) for cost_a, cost_b in known if cost_a is not None and cost_b is not None]
+    return all(cost_a <= cost_b for cost_a, cost_b in pairs) and any(cost_a < cost_b for cost_a, cost_b in pairs)
+
+
+def equals(settings: Sequence[T], best: T, quantities: Sequence[Quantity[T]]) -> list[T]:
+    """The other settings that the runs tell from the best in no quantity."""
+
+    def told(a: T, b: T) -> bool:
+        return any(quantity.better(a, b) for quantity in quantities)
+
+    return [
+        setting for setting in settings if setting is not best and not told(best, setting) and not told(setting, best)
+    ]

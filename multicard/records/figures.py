@@ -267,7 +267,14 @@ DERIVED = {
     figure.name: figure
     for figure in (
         Figure("efficiency", "parallel efficiency", unit=SHARE, better="higher"),
-        Figure("train_loss", "training loss", axis="training loss, mean of the epoch", better="lower"),
+        Figure("speedup", "speed-up over one", better="higher"),
+        Figure(
+            "train_loss",
+            "training loss",
+            axis="training loss, mean of the epoch",
+            llm_title="training loss",
+            better="lower",
+        ),
     )
 }
 GOALS = {figure.goal: figure for figure in FIGURES.values() if figure.goal}

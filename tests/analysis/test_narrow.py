@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import vl_convert
+from analysis.figures.narrow import MOST_WIDTH, narrow
 
 from analysis.figures import draw, vega
-from analysis.figures.narrow import MOST_WIDTH, narrow
 from analysis.report.blocks import Plot
 from analysis.runs import load
 from tests.analysis.test_figure_files import vega_lite

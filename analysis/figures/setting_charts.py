@@ -1,0 +1,266 @@
+"""Figures of any runs by setting: losses over epochs or steps, phases of a step, and what more GPUs are worth.
+
+A setting is the runs of one configuration (apart from the seed), commit and machine. A figure has as many settings as
+can be told apart in it; the others are figures of their own.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import altair as alt
+
+from analysis import formatting
+from analysis.figures import captions, chart_data
+from analysis.figures.chart_data import IDEAL, MEASURED, Row
+from analysis.figures.charts import (
+    WIDTH,
+    Series,
+    by_colour,
+    by_dash,
+    drawn,
+    facets,
+    line_layers,
+    number_axis,
+    tooltips,
+)
+from analysis.figures.experiment_charts import loss_gaps
+from analysis.figures.layout import MARGIN
+from analysis.figures.vega import Figure, Spec, figure, numbered
+from analysis.formatting import counted
+from analysis.runs import details, grouping
+from analysis.runs.details import REST
+from analysis.runs.load import Run
+from analysis.runs.setting_figure import of_setting
+from multicard.measure import formulas, timing
+from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
+
+SETTING = "setting"  # field of a row: the setting's label
+MOST_SERIES = 8  # settings in a figure with lines
+MOST_BARS = 30  # settings in a figure with bars
+BAR = 18  # points, a bar's thickness
+WINDOWS = 50  # of the steps of a tuning run: a point is the mean loss of one
+PHASES = (*timing.PHASES, REST)
+REST_NOTES = {
+    "vision": "Rest of the step: what the slowest rank took more than the mean, and what lies between phases",
+    "llm": "Rest of the step: torchtune's recipes compute in it; apart from it they tell the wait for a batch alone",
+}
+RANKS = "ranks"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs of one setting that ended ok; the label says what tells it from the others of its figure."""
+
+    label: str
+    runs: list[Run]
+
+
+@dataclass(frozen=True)
+class SettingGroup:
+    """The settings of a figure.
+
+    by: the columns that tell them apart. work: kind and data set, where the runs have several.
+    unended: number of the runs that did not end ok. left_out: number of settings that have nothing to show.
+    """
+
+    settings: list[Setting]
+    by: list[str]
+    unended: int
+    work: str = ""
+    left_out: int = 0
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for setting in self.settings for run in setting.runs]
+
+    @property
+    def labels(self) -> list[str]:
+        return [setting.label for setting in self.settings]
+
+    @property
+    def kind(self) -> str:
+        return self.settings[0].runs[0]["kind"]
+
+    def figure(self, name: str, chart: Spec, rows: list[Row], title: str, notes: Sequence[str]) -> Figure:
+        """A chart with what its runs have in common above and the notes below."""
+        _, legend = captions.marks(self.runs)
+        unended = [f"Not in it: {counted(self.unended, 'run')} that did not end"] if self.unended else []
+        above, below = [captions.common_settings(self.runs, self.by)], [*notes, *unended, *legend]
+        title = f"{title}: {self.work}" if self.work else title
+        return figure(name, chart, rows, title, above, below, grouping.marks(self.runs), 2 * WIDTH + MARGIN)
+
+
+def groups(
+    runs: Sequence[Run],
+    most: int,
+    without: Sequence[str] = (),
+    shows: Callable[[list[Run]], bool] = lambda runs: True,
+) -> Iterator[SettingGroup]:
+    """The settings of the runs, by kind and data set and then at most `most` at a time; groups in which no run ended
+    ok are left out.
+
+    Args:
+        without: columns that do not make another setting, beside the seed.
+        shows: whether a setting with these runs, which ended ok, has something to show.
+    """
+    started = [run for run in runs if run["status"] != "refused"]
+    works = grouping.group(started, ["kind", "dataset"])
+    for key, own_runs in works.items():
+        kind, dataset = (value for _, value in key)
+        work = f"{formatting.kind(kind)} on {grouping.typed(dataset)}" if len(works) > 1 else ""
+        cells = list(grouping.by_setting(own_runs, without).items())
+        ended = {cell: [run for run in own if run["status"] == "ok"] for cell, own in cells}
+        shown = [(cell, own) for cell, own in cells if ended[cell] and shows(ended[cell])]
+        left_out = sum(bool(own) for own in ended.values()) - len(shown)
+        elsewhere = sum(len(own) for cell, own in cells if not ended[cell])
+        for start in range(0, len(shown), most):
+            part = shown[start : start + most]
+            by = grouping.apart([dict(cell) for cell, _ in part], grouping.keys_of(cell for cell, _ in part))
+            settings = [Setting(grouping.label(cell, by) or "all", ended[cell]) for cell, _ in part]
+            unended = sum(len(own) - len(ended[cell]) for cell, own in part)
+            first = start == 0
+            yield SettingGroup(settings, by, unended + elsewhere * first, work, left_out * first)
+
+
+def _series(labels: Sequence[str]) -> Series:
+    """Settings told apart by colour, dash and shape; a single one has no legend, for the caption says what it is."""
+    names = [alt.Tooltip(f"{SETTING}:N")]
+    dash = by_dash(SETTING, labels, None)
+    return Series(**by_colour(SETTING, labels, None), dash=dash, tooltips=tooltips(names, interval=False))
+
+
+def _line_chart(group: SettingGroup, rows: list[Row], x: str, title: str) -> tuple[list[Row], Spec]:
+    """The rows as they are drawn, and a chart of lines for each of their measures."""
+    shown = drawn([row | {"status": "ok"} for row in rows], group.kind, x)
+    axis = number_axis(x, sorted({row[x] for row in rows}), title)
+    return shown, facets(line_layers(shown, axis, _series(group.labels), band=True), shown, 2)
+
+
+def losses(runs: Sequence[Run]) -> list[Figure]:
+    """Training loss and test accuracy by epoch; of tuning runs the loss by step, in windows."""
+    figures = []
+    for group in groups(runs, MOST_SERIES, shows=_has_curve):
+        if group.kind == "llm":
+            x, title = "step", "Training loss by step"
+            rows = list(_curve_rows(group, "train_loss", x, lambda run, _: details.window_losses(run, WINDOWS)))
+        else:
+            x, title = "epoch", "Training loss and test accuracy by epoch"
+            rows = [*_curve_rows(group, "train_loss", x, details.epoch_values)]
+            rows += _curve_rows(group, "test_accuracy", x, details.epoch_values)
+        if not rows:
+            continue
+        notes = [*chart_data.means_notes(rows, group.kind), *loss_gaps(group.runs)]
+        if x == "step":
+            notes.append(f"Each point is the mean of a {WINDOWS}th of the steps")
+        if group.left_out:
+            notes.append(f"Not in it: {counted(group.left_out, 'setting')} of a single {x}, which makes no curve")
+        rows, chart = _line_chart(group, rows, x, x)
+        figures.append(group.figure(numbered("losses", len(figures)), chart, rows, title, notes))
+    return figures
+
+
+def _has_curve(runs: Sequence[Run]) -> bool:
+    """Whether several epochs were asked for, or a tuning run has several steps."""
+    return any((run["steps" if run["kind"] == "llm" else "epochs"] or 0) > 1 for run in runs)
+
+
+def _curve_rows(
+    group: SettingGroup, measure: str, x: str, values_of: Callable[[Run, str], list[tuple[int, float]]]
+) -> Iterator[Row]:
+    """A row for each setting and x, the mean over its runs."""
+    for setting in group.settings:
+        values = [pair for run in setting.runs for pair in values_of(run, measure)]
+        for row in chart_data.means_by(x, values):
+            yield {"measure": measure, SETTING: setting.label} | row
+
+
+def phases(runs: Sequence[Run]) -> list[Figure]:
+    """Where a step's time went, a bar for each setting; tuning runs know only how long they waited for a batch."""
+    figures = []
+    for group in groups(runs, MOST_BARS):
+        rows = [row for setting in group.settings for row in _phase_rows(setting)]
+        if not rows:
+            continue
+        longest_s = max(sum(row["mean"] for row in rows if row[SETTING] == label) for label in group.labels)
+        unit = captions.unit("step_s", longest_s)
+        rows = [row | {"chart": row[SETTING], "shown": row["mean"] / unit.divisor} for row in rows]
+        known = [phase for phase in PHASES if any(row["phase"] == phase for row in rows)]
+        ticks = alt.Axis(format=unit.format, tickCount=7)
+        bars = (
+            alt.Chart()
+            .mark_bar(style="part")
+            .encode(
+                x=alt.X("shown:Q", stack="zero", title=f"mean step ({unit.name})", axis=ticks),
+                color=alt.Color("phase:N", scale=alt.Scale(domain=known), title="phase"),
+                order=alt.Order("order:Q"),
+                tooltip=[alt.Tooltip("phase:N"), *tooltips(interval=False)],
+            )
+        )
+        chart = facets([bars], rows, 1, 2 * WIDTH, BAR, free="") | {"spacing": 6, "resolve": {}}
+        notes = ["Means over the measured steps and ranks", REST_NOTES[group.kind]]
+        name = numbered("phases", len(figures))
+        figures.append(group.figure(name, chart, rows, "Where a step's time went", notes))
+    return figures
+
+
+def _phase_rows(setting: Setting) -> Iterator[Row]:
+    known = [phases for run in setting.runs if (phases := details.phases_s(run))]
+    for order, phase in enumerate(PHASES):
+        values = [phases[phase] for phases in known if phase in phases]
+        if values:
+            mean = sum(values) / len(values)
+            yield {SETTING: setting.label, "phase": phase, "order": order, "mean": mean, "n": len(values)}
+
+
+def efficiency(runs: Sequence[Run]) -> list[Figure]:
+    """Speed-up over one GPU and parallel efficiency, for each setting that was measured on one and on several.
+
+    Of training by `total_s`, of tuning by tokens/s (with `max_steps` more GPUs take more rows), as in the entries' own
+    tables.
+    """
+    figures = []
+    for group in groups(runs, MOST_SERIES, ("gpus", "nodes"), lambda own: len(times_s(own)) > 1):
+        rows = [row for setting in group.settings for row in _speedup_rows(setting)]
+        ranks = "CPU ranks" if all(run["cpu_ranks"] for run in group.runs) else "GPUs"
+        rows, chart = _line_chart(group, rows, RANKS, ranks)
+        notes = ["Ratios of means; thin grey: the ideal"]
+        notes += [f"{DOUBTFUL} {DOUBTFUL_MEANING}"] if any(row.get("signs") for row in rows) else []
+        if group.left_out:
+            notes.append(f"Not in it: {counted(group.left_out, 'setting')} not measured on one and on several")
+        name = numbered("efficiency", len(figures))
+        figures.append(group.figure(name, chart, rows, f"What more {ranks} are worth", notes))
+    return figures
+
+
+def _speedup_rows(setting: Setting) -> Iterator[Row]:
+    """Rows of speed-up and efficiency for each number of ranks, and their ideals."""
+    known_s = times_s(setting.runs)
+    for ranks, time_s in known_s.items():
+        share = formulas.parallel_efficiency(known_s[1], time_s, ranks)
+        signs = DOUBTFUL * (share > formulas.DOUBTFUL_EFFICIENCY)
+        n = sum(grouping.ranks(run) == ranks for run in setting.runs)
+        at = {SETTING: setting.label, RANKS: ranks}
+        for measure, mean, best in (
+            ("speedup", formulas.speedup(known_s[1], time_s), ranks),
+            ("efficiency", share, 1.0),
+        ):
+            yield at | {"measure": measure, "mean": mean, "of": MEASURED, "signs": signs, "n": n}
+            yield at | {"measure": measure, "mean": best, "of": IDEAL}
+
+
+def times_s(runs: Sequence[Run]) -> dict[int, float]:
+    """The mean time of a setting by its number of ranks; empty unless one rank and another number were measured."""
+    runs_by_ranks: dict[int, list[Run]] = {}
+    for run in runs:
+        runs_by_ranks.setdefault(grouping.ranks(run), []).append(run)
+    known = {ranks: time_s for ranks, own in sorted(runs_by_ranks.items()) if (time_s := mean_time_s(own)) is not None}
+    return known if 1 in known and len(known) > 1 else {}
+
+
+def mean_time_s(runs: Sequence[Run]) -> float | None:
+    """Time by which a setting is compared: of the whole training; of a token in tuning, since with `max_steps` n GPUs
+    tune n times the rows."""
+    if runs[0]["kind"] == "vision":
+        return of_setting(runs, "total_s")
+    rate = of_setting(runs, "tokens_per_s")
+    return 1 / rate if rate else None
