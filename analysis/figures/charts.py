@@ -184,7 +184,8 @@ def line_layers(rows: Sequence[Row], x: alt.X, series: Series, last: Any = None,
         layers.append(area.encode(y="shown_low:Q", y2="shown_high:Q", **told))
     layers.append(ok.mark_line(strokeWidth=1.6).encode(**told, **series.dash))
     layers += [] if band else intervals(ok, rows, told)
-    many = len({row.get(x.shorthand) for row in rows}) > SMALL_FROM
+    name = x.shorthand.replace("\\", "")
+    many = len({row.get(name) for row in rows}) > SMALL_FROM
     points = ok.mark_point(filled=True, size=12 if many else 50, opacity=1)
     layers.append(points.encode(**told, **series.shape, tooltip=list(series.tooltips)))
     if any(row["label"] and row["status"] == "ok" for row in rows):
@@ -195,7 +196,7 @@ def line_layers(rows: Sequence[Row], x: alt.X, series: Series, last: Any = None,
     if any(row["status"] != "ok" for row in rows):
         layers.append(unended.mark_point(**CROSS).encode(**series.colour))
         for condition, align, dx in (("!==", "left", 8), ("===", "right", -8)):
-            at_end = unended.transform_filter(f"datum['{x.shorthand}'] {condition} {json.dumps(last)}")
+            at_end = unended.transform_filter(f"datum['{name}'] {condition} {json.dumps(last)}")
             layers.append(at_end.mark_text(align=align, dx=dx, fontSize=10).encode(text="label:N"))
     return layers
 
@@ -235,21 +236,18 @@ def paper_points(base: Any, rows: Sequence[Row], encoding: Encoding) -> list[Any
     return [points.encode(**encoding, opacity=label, tooltip=tooltip)]
 
 
-def horizontal_bars(rows: Sequence[Row], y: alt.Y, series: Series, x: alt.X, written: str = "") -> list[Any]:
-    """Bars from the left in groups, with intervals; where `written` is a format, their figures stand beside them."""
+def horizontal_bars(rows: Sequence[Row], x: alt.X, y: alt.Y, series: Series, written: str) -> list[Any]:
+    """Bars from the left in groups, with intervals, and their figures in the format `written` beside them."""
     base = alt.Chart().encode(x=x, y=y, **series.detail)
     ok = where(base, MEASURED)
     interval = ok.transform_filter("isValid(datum.low)").mark_rule(style="plain", strokeWidth=1)
-    layers = [
+    text = ok.transform_calculate(end="isValid(datum.low) ? datum.shown_high : datum.shown")
+    text = text.mark_text(align="left", dx=4, fontSize=10)
+    ranges = where(base, PAPER).mark_rule(strokeWidth=1.2).encode(x="shown_low:Q", x2="shown_high:Q", **series.colour)
+    return [
         ok.mark_bar().encode(**series.colour, tooltip=list(series.tooltips)),
         interval.encode(x="shown_low:Q", x2="shown_high:Q"),
+        text.encode(x="end:Q", text=alt.Text("shown:Q", format=written)),
+        *([ranges] if any(row["of"] == PAPER for row in rows) else []),
+        *paper_points(base, rows, series.colour),
     ]
-    if written:
-        end = ok.transform_calculate(end="isValid(datum.low) ? datum.shown_high : datum.shown")
-        text = end.mark_text(align="left", dx=4, fontSize=10)
-        layers.append(text.encode(x="end:Q", text=alt.Text("shown:Q", format=written)))
-    printed = paper_points(base, rows, series.colour)
-    if printed:
-        ranges = where(base, PAPER).mark_rule(strokeWidth=1.2)
-        layers.append(ranges.encode(x="shown_low:Q", x2="shown_high:Q", **series.colour))
-    return [*layers, *printed]

@@ -13,7 +13,7 @@ from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import EXCLUDED, IDEAL, Row
 from analysis.figures.charts import HEIGHT, MOST_ACROSS, NO_CELL, WIDTH, bar_layers, drawn, facets, line_layers
 from analysis.figures.layout import Layout
-from analysis.figures.vega import Figure
+from analysis.figures.vega import Figure, escaped
 from analysis.runs import details, grouping
 from analysis.runs.load import Run
 from multicard.config.job import count
@@ -71,7 +71,9 @@ def bars(panel: Panel, name: str) -> Figure | None:
         for row in rows:  # a bar of no height would look like a missing one
             row["label"] = "0" if row.get("mean") == 0 else row["label"]
         order = captions.ordered(panel.values(layout.x))
-        x = alt.X("along", type="ordinal", sort=order, title=layout.title(layout.x), axis=alt.Axis(labelAngle=0))
+        x = alt.X(
+            escaped(layout.x), type="ordinal", sort=order, title=layout.title(layout.x), axis=alt.Axis(labelAngle=0)
+        )
         return bar_layers(rows, x, layout.series(alt.XOffset))
 
     def notes(rows: list[Row]) -> list[str]:
@@ -123,7 +125,7 @@ def _by_measure(
             rows += own
     if not rows:
         return None
-    rows = layout.along(drawn(rows, kind, layout.x, layout.part, layout.series_words, at_foot))
+    rows = drawn(rows, kind, layout.x, layout.part, layout.series_words, at_foot)
     columns = min(MOST_ACROSS, layout.parts) if layout.faceted else len(measures)
     chart = facets(layers_of(rows), rows, columns, width, HEIGHT)
     notes = [*chart_data.means_notes(rows, kind), *notes, *notes_of(rows)]

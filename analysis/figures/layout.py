@@ -14,7 +14,7 @@ import altair as alt
 from analysis import same_setting
 from analysis.experiments import Panel
 from analysis.figures import captions
-from analysis.figures.chart_data import MEASURED, PAPER, Row
+from analysis.figures.chart_data import PAPER, Row
 from analysis.figures.charts import Series, by_colour, by_dash, number_axis, tooltips
 from analysis.figures.vega import Figure, Spec, escaped, figure
 from analysis.runs import grouping
@@ -23,7 +23,6 @@ JOINT = ", "  # between the columns of one series, and between their values
 MOST_JOINED = 4  # combinations that are one series where an experiment excludes others
 MOST_DASHES = 2  # values that dashes can show
 MARGIN = 160  # points, of axes and legend
-BESIDE = 0.012  # of the range of x, from one series to the next
 
 
 @dataclass(frozen=True)
@@ -154,28 +153,9 @@ class Layout:
         """Along numbers with a tick at each where there are few, else along names."""
         values = sorted({row[self.x] for row in rows}) if self.x == "epoch" else self.values(self.x)
         if captions.is_numeric(values):
-            return number_axis("along", values, self.title(self.x))
+            return number_axis(escaped(self.x), values, self.title(self.x))
         axis = alt.Axis(labelAngle=0)
-        return alt.X("along", type="nominal", sort=self.order(self.x), title=self.title(self.x), axis=axis)
-
-    def along(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows with their place along x: series with intervals stand a little beside each other."""
-        values = [row[self.x] for row in rows]
-        bounded = any(row.get("low") is not None for row in rows) and captions.is_numeric(values)
-        if self.colour is None or not bounded or self.x == "epoch":
-            return [row | {"along": row[self.x]} for row in rows]
-        colour, other = self.colour, None if self.faceted else self.other
-        others = [""] if other is None else self.order(other)
-        series = list(product(self.order(colour), others))
-        apart = BESIDE * (max(values) - min(values))
-
-        def beside(row: Row) -> float:
-            if row["of"] != MEASURED or row["status"] != "ok":
-                return 0
-            number = series.index((row[colour], "" if other is None else row[other]))
-            return (number - (len(series) - 1) / 2) * apart
-
-        return [row | {"along": row[self.x] + beside(row)} for row in rows]
+        return alt.X(escaped(self.x), type="nominal", sort=self.order(self.x), title=self.title(self.x), axis=axis)
 
     # Text
 

@@ -13,10 +13,10 @@ import altair as alt
 from analysis.experiments import Panel
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import MEASURED, PAPER, Metrics, Row
-from analysis.figures.charts import CROSS, MOST_ACROSS, SMALL_WIDTH, WIDTH, drawn, facets, horizontal_bars, tooltips
+from analysis.figures.charts import CROSS, MOST_ACROSS, SMALL_WIDTH, drawn, facets, horizontal_bars, tooltips
 from analysis.figures.experiment_charts import crosses_note, unended_note
 from analysis.figures.layout import Layout
-from analysis.figures.vega import Figure, Spec, escaped
+from analysis.figures.vega import Figure, escaped
 from analysis.runs import profile_metrics
 from multicard.observe.profiles.profile_data import Profile
 from papers.printed import METRIC
@@ -49,49 +49,73 @@ NO_CALLS = "CPU ranks make no CUDA calls: API calls, copies, NCCL and how busy a
 
 def metrics(panel: Panel, name: str) -> Figure | None:
     """The metrics of the view in time and in percent; None where the profiles have none, as those of CPU ranks."""
-    time = WINDOW if profile_metrics.from_start(panel.runs) else STEP
-    return _metric_bars(panel, name, (time, SHARE), panel.experiment.view.shown_metrics, "Metrics of profiles", OVERLAP)
+    time, names = WINDOW if profile_metrics.from_start(panel.runs) else STEP, panel.experiment.view.shown_metrics
+    return _papers_metrics(panel, name, (time, SHARE), names, "Metrics of profiles", OVERLAP)
 
 
 def copies(panel: Panel, name: str) -> Figure | None:
     """The bytes of each kind of copy; None without a profile of GPUs."""
     measure = COPIED if profile_metrics.from_start(panel.runs) else COPIED_IN_A_STEP
-    return _metric_bars(panel, name, (measure,), profile_metrics.COPIED, "Bytes copied", NOT_NCCL)
+    return _papers_metrics(panel, name, (measure,), profile_metrics.COPIED, "Bytes copied", NOT_NCCL)
 
 
-def _metric_bars(
+def _papers_metrics(
     panel: Panel, name: str, measures: Sequence[str], names: Sequence[str], what: str, note: str
 ) -> Figure | None:
-    """A row of charts for each metric that is somewhere above 0, a chart for each measure, with written figures."""
-    layout = Layout.of(panel)
+    """Bars of the metrics that are somewhere above 0, in each measure."""
     rows = [row for measure in measures for row in chart_data.by_metric(panel, measure, _amounts(names, measure))]
-    if not rows:
-        return None
     seen = {row["metric"] for row in rows}
     shown = [metric for metric in names if any(row["mean"] for row in rows if row["metric"] == metric)]
     if WINDOW in measures:
         printed = [chart_data.paper(panel, WINDOW, f"{METRIC}{metric}", metric=metric) for metric in shown]
         rows += [row for of_metric in printed for row in of_metric]
-    rows = layout.joined([row for row in rows if row["metric"] in shown])
-    for row in rows:
-        row |= {AT: layout.place(row), NAMED: profile_metrics.name(row["metric"])}
-    rows = _with_room(drawn(rows, "", titles=TITLES, part=lambda row: row[NAMED]))
-    rows.sort(key=lambda row: shown.index(row["metric"]))
-    places = layout.places(rows)
-    x = alt.X("shown:Q", title=None, axis=alt.Axis(tickCount=4, format=captions.SI), scale=alt.Scale(nice=False))
-    y = alt.Y(f"{AT}:N", sort=places, title=None)
-    series = layout.series(alt.YOffset)
-    told = replace(series, tooltips=[alt.Tooltip(f"{NAMED}:N", title="metric"), *series.tooltips])
-    layers = horizontal_bars(rows, y, told, x, ".3~s" if COPIED in measures[0] else ",.3~r")
-    bars = len(layout.values(layout.colour)) if layout.colour is not None else 1
-    chart = facets(layers, rows, len(measures), SMALL_WIDTH, len(places) * (bars * BAR + GAP), free="x")
     absent = {
         "In none of these profiles": [metric for metric in names if metric in seen and metric not in shown],
         "Not recorded by this profiler": [metric for metric in names if metric not in seen],
     }
     notes = [f"{line}: {', '.join(map(profile_metrics.name, metrics))}" for line, metrics in absent.items() if metrics]
-    notes = [*means_note(panel, rows), *notes, *unended_note(panel), note]
-    return layout.figure(name, chart, rows, notes, 3 * SMALL_WIDTH, what)
+    return _bars(panel, name, rows, shown, len(measures), what, [*notes, *unended_note(panel), note])
+
+
+def all_metrics(panel: Panel, name: str) -> Figure | None:
+    """The longest metrics of each group, time a step and rank; the papers print none."""
+    rows = chart_data.by_metric(panel, STEP, _seconds)
+    shown, notes = list[str](), list[str]()
+    for group, title in GROUPS.items():
+        by_size = _by_size([row for row in rows if row["group"] == group])
+        shown += by_size[:MOST_METRICS]
+        if len(by_size) > MOST_METRICS:
+            notes.append(f"Of {len(by_size)} {title} the {MOST_METRICS} that took longest are shown")
+    groups = {row["group"] for row in rows} - {"derived"}
+    what = f"Profiles: {captions.listed([title for group, title in GROUPS.items() if group in groups]) or 'calls'}"
+    return _bars(panel, name, rows, shown, 3, what, [*notes, *absent_notes(panel), *unended_note(panel)])
+
+
+def _bars(
+    panel: Panel, name: str, rows: Sequence[Row], names: Sequence[str], columns: int, what: str, notes: Sequence[str]
+) -> Figure | None:
+    """A chart for each metric and measure, with written figures; None without a row of these metrics."""
+    layout = Layout.of(panel)
+    joined = layout.joined([row for row in rows if row["metric"] in names])
+    if not joined:
+        return None
+    for row in joined:
+        row.update({AT: layout.place(row), NAMED: profile_metrics.name(row["metric"])})
+    shown = _with_room(drawn(joined, "", titles=TITLES, part=lambda row: row[NAMED]))
+    shown.sort(key=lambda row: names.index(row["metric"]))
+    places, series = layout.places(shown), layout.series(alt.YOffset)
+    is_bytes = shown[0]["measure"] in (COPIED, COPIED_IN_A_STEP)
+    axis = alt.Axis(tickCount=4, format=captions.SI if is_bytes else captions.PLAIN)
+    layers = horizontal_bars(
+        shown,
+        alt.X("shown:Q", title=None, axis=axis, scale=alt.Scale(nice=False)),
+        alt.Y(f"{AT}:N", sort=places, title=None),
+        replace(series, tooltips=[alt.Tooltip(f"{NAMED}:N", title="metric"), *series.tooltips]),
+        ".3~s" if is_bytes else ",.3~r",
+    )
+    bars = len(layout.values(layout.colour)) if layout.colour is not None else 1
+    chart = facets(layers, shown, columns, SMALL_WIDTH, len(places) * (bars * BAR + GAP), free="x")
+    return layout.figure(name, chart, shown, [*means_note(panel, shown), *notes], 3 * SMALL_WIDTH, what)
 
 
 def _with_room(rows: list[Row]) -> list[Row]:
@@ -132,47 +156,6 @@ AMOUNTS: dict[str, Callable[[Profile, str], float | None]] = {
     COPIED: profile_metrics.copied_bytes,
     COPIED_IN_A_STEP: _bytes_per_step,
 }
-
-
-def all_metrics(panel: Panel, name: str) -> Figure | None:
-    """All metrics by group, time a step and rank, a chart for each value of x and the rest; the papers print none."""
-    layout = Layout.of(panel)
-    whole = layout.joined(chart_data.by_metric(panel, STEP, _seconds))
-    charts: list[Spec] = []
-    rows: list[Row] = []
-    notes: list[str] = []
-    for group, title in GROUPS.items():
-        of_group = [row for row in whole if row["group"] == group]
-        by_size = _by_size(of_group)
-        longest = by_size[:MOST_METRICS]
-        if len(by_size) > MOST_METRICS:
-            notes.append(f"Of {len(by_size)} {title} the {MOST_METRICS} that took longest are shown")
-        if not longest:
-            continue
-        shown = [row for row in of_group if row["metric"] in longest]
-        unit = captions.unit(STEP, chart_data.axis_limits(shown, STEP)[1])
-        own = drawn(shown, "", titles={STEP: ""}, part=layout.place)
-        rows += own
-        places = layout.places(own)
-        x = alt.X("shown:Q", title=None, axis=alt.Axis(tickCount=4), scale=alt.Scale(nice=False))
-        series = layout.series(alt.YOffset)
-        told = replace(series, tooltips=[alt.Tooltip("metric:N"), *series.tooltips])
-        layers = horizontal_bars(own, alt.Y("metric:N", sort=longest, title=None), told, x)
-        bars = len(layout.values(layout.colour)) if layout.colour is not None else 1
-        across = min(MOST_ACROSS, len(places))
-        chart = facets(layers, own, across, 2 * WIDTH // across, len(longest) * (bars * BAR + GAP), "", places)
-        chart["spec"]["transform"] = [{"filter": {"field": "group", "equal": group}}]
-        heading = f"{title[:1].upper()}{title[1:]}, {unit.name} a step and rank"
-        charts.append(
-            chart | {"title": {"text": heading, "anchor": "start", "frame": "group", "style": "heading", "offset": 4}}
-        )
-    if not rows:
-        return None
-    calls = [title for group, title in GROUPS.items() if group in {row["group"] for row in rows} and group != "derived"]
-    cut = [line for line in chart_data.means_notes(rows, "") if line.startswith("Intervals are cut")]
-    notes = [*means_note(panel, rows), *notes, *cut, *absent_notes(panel), *unended_note(panel)]
-    what = f"Profiles: {captions.listed(calls) if calls else 'calls'}"
-    return layout.figure(name, {"vconcat": charts, "spacing": 12}, rows, notes, 2 * WIDTH, what)
 
 
 def _seconds(profile: Profile) -> Metrics:

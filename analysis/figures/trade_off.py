@@ -9,9 +9,9 @@ import altair as alt
 from analysis.commands.best import Limits, Ranking, rankings
 from analysis.figures import captions
 from analysis.figures.chart_data import Row
-from analysis.figures.charts import facets, tooltips, y_axis
+from analysis.figures.charts import by_colour, facets, tooltips, y_axis
 from analysis.figures.setting_charts import MOST_SERIES, SETTING, Setting, SettingGroup
-from analysis.figures.vega import SHAPES, Figure, cycled, numbered
+from analysis.figures.vega import Figure, numbered
 from analysis.runs import grouping
 from analysis.runs.load import Run
 from analysis.runs.setting_figure import ACCURACY, MEMORY, of_setting
@@ -66,9 +66,6 @@ def _draw(ranking: Ranking, name: str) -> Figure | None:
     notes = [_named("Front", ranking, labels, ranking.front)]
     if ranking.equals:
         notes.append(_named("Not told from the first by these runs", ranking, labels, ranking.equals))
-    if "filled" in channels:
-        column = captions.column(channels["filled"], group.runs)
-        notes.append("Filled: {0} {1}; hollow: {0} {2}".format(column, *_order(group, channels["filled"])))
     title = f"Time against {captions.listed([captions.measure(measure, group.kind) for measure in shown])}"
     return group.figure(name, chart, rows, title, [*notes, FRONT])
 
@@ -83,11 +80,9 @@ def _named(title: str, ranking: Ranking, labels: Sequence[str], chosen: Sequence
 
 
 def _channels(group: SettingGroup) -> dict[str, str]:
-    """Channel to the column it shows: the first columns with few enough values; filled or hollow shows two."""
+    """Channel to the column it shows: the first columns with few enough values."""
     few = [key for key in group.by if 2 <= len(_order(group, key)) <= MOST_SERIES]
-    channels: dict[str, str] = dict(zip(("colour", "shape"), few, strict=False))
-    two = next((key for key in few[2:] if len(_order(group, key)) == 2), None)
-    return channels if two is None else channels | {"filled": two}
+    return dict(zip(("colour", "shape"), few, strict=False))
 
 
 def _order(group: SettingGroup, name: str) -> list[str]:
@@ -106,7 +101,7 @@ def _layers(rows: Sequence[Row], channels: dict[str, str], group: SettingGroup, 
     x = alt.X("x:Q", title=title, axis=alt.Axis(tickCount=6), scale=scale)
     base = alt.Chart().encode(x=x, y=y_axis())
     columns = [alt.Tooltip(f"{SETTING}:N"), alt.Tooltip("x:Q", title="time")]
-    points = base.mark_point(size=60, opacity=0.9, strokeWidth=1.5)
+    points = base.mark_point(size=60, opacity=0.9, filled=True)
     numbers = base.transform_filter("isValid(datum.front)").mark_text(dx=7, dy=-8)
     return [
         points.encode(**_encodings(channels, group), tooltip=tooltips(columns, interval=False)),
@@ -115,20 +110,8 @@ def _layers(rows: Sequence[Row], channels: dict[str, str], group: SettingGroup, 
 
 
 def _encodings(channels: dict[str, str], group: SettingGroup) -> dict[str, Any]:
-    """The columns as fill, shape, and filled or hollow points, each with one legend for all charts.
-
-    A point has its colour as its outline too, which a hollow one keeps.
-    """
+    """The columns as colour and shape, each with one legend for all charts."""
     encodings: dict[str, Any] = {}
     for channel, name in channels.items():
-        order, field = _order(group, name), f"{channel}:{'O' if channel == 'filled' else 'N'}"
-        scales = {"colour": alt.Scale(domain=order), "shape": cycled(order, SHAPES), "filled": cycled(order, [1, 0])}
-        legend = alt.Legend(symbolOpacity=1)
-        options = {"title": captions.column(name, group.runs), "scale": scales[channel], "legend": legend}
-        if channel == "colour":
-            encodings |= {"fill": alt.Fill(field, **options), "stroke": alt.Stroke(field, **options)}
-        elif channel == "shape":
-            encodings["shape"] = alt.Shape(field, **options)
-        else:
-            encodings["fillOpacity"] = alt.FillOpacity(field, **options)
+        encodings |= by_colour(channel, _order(group, name), captions.column(name, group.runs))[channel]
     return encodings

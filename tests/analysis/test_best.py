@@ -9,11 +9,14 @@ import pytest
 from analysis.__main__ import main
 from analysis.commands import best
 from analysis.commands.best import Limits
+from analysis.figures.trade_off import trade_off
+from analysis.report import build
+from analysis.report.blocks import Answer
 from analysis.runs import load
 from analysis.stats import between_runs, shares
 from analysis.stats.between_runs import Spread
 from analysis.stats.shares import Share
-from analysis.stats.trade_off import front
+from analysis.stats.trade_off import Quantity, equals, front
 from tests.helpers import records
 
 PRECISIONS = ("fp32", "fp16")
@@ -112,13 +115,47 @@ def test_limits_hold_for_the_mean_of_a_setting(tmp_path: Path, capsys: pytest.Ca
     assert "the highest accuracy is 98.65%" in capsys.readouterr().err
 
 
-def test_a_setting_that_no_member_of_the_front_beats_is_on_it():
-    """Of cost and accuracy: the first beats the second, and that the third, which is more accurate than the first."""
-    settings = [(1.0, 0.970), (2.0, 0.974), (3.0, 0.978), (4.0, 0.974)]
-    better = [lambda a, b: a[0] < b[0], lambda a, b: a[1] > b[1] + 0.005]
-    assert front(settings, better) == [(1.0, 0.970), (3.0, 0.978)]
-    circle = [lambda a, b: (a - b) % 3 == 1]
-    assert front([0, 1, 2], circle) == [0, 1, 2]
+def test_the_front_has_what_no_other_dominates_and_what_runs_tell_from_it():
+    """Of cost and accuracy, where half a point is what runs tell apart."""
+    accuracy = Quantity[tuple[float, float]](lambda one: -one[1], lambda a, b: a[1] > b[1] + 0.005)
+    quantities = [Quantity[tuple[float, float]](lambda one: one[0], lambda a, b: a[0] < 0.9 * b[0]), accuracy]
+    settings = [(1.0, 0.970), (1.01, 0.969), (2.0, 0.974), (3.0, 0.978), (4.0, 0.974)]
+    assert front(settings, quantities) == [(1.0, 0.970), (3.0, 0.978)]  # the third is no better as far as runs tell
+    assert equals(settings, settings[0], quantities) == [(1.01, 0.969)]
+    unknown = Quantity[tuple[float, float]](lambda _: None, lambda a, b: False)
+    assert front(settings, [quantities[0], unknown]) == [(1.0, 0.970)]
+
+
+def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path):
+    """Means that tie within noise: bf16 is as fast as fp16, and fp32 no more accurate than 10,000 images can tell."""
+    cells = (("fp16", 4, 50.0, 0.980), ("bf16", 4, 50.4, 0.980), ("fp32", 4, 80.0, 0.981))
+    cells += (("fp64", 4, 90.0, 0.995), ("fp16", 2, 50.2, 0.980), ("fp32", 1, 400.0, 0.980), ("fp64", 1, 500.0, 0.970))
+    contents = [
+        records.vision(precision=precision, gpus=gpus, total_s=time_s * (1 + 0.01 * seed), seed=seed) | accurate(share)
+        for precision, gpus, time_s, share in cells
+        for seed in range(3)
+    ]
+    found = load.read([write(tmp_path / "s", *contents)])
+    (ranking,) = best.rankings(found.runs, "time", Limits(), mix=False)
+    fronts = [{(one.runs[0]["precision"], one.gpus) for one in ranking.front}]
+    places = [ranking.headings.index(name) for name in ("precision", "gpus", "front")]
+    rows = [[row[place] for place in places] for row in ranking.rows]
+    fronts.append({(precision, int(gpus)) for precision, gpus, on_front in rows if on_front})
+    (figure,) = trade_off(found.runs)
+    for measure in ("test_accuracy", "peak_memory_bytes"):
+        numbered = [row for row in figure.rows if row["measure"] == measure and row["front"]]
+        fronts.append({label_cell(row["setting"]) for row in numbered})
+    assert fronts == [{("fp16", 4), ("fp64", 4), ("fp16", 2), ("fp32", 1)}] * 4
+    answers = [block for block in build(found, "Runs", mix=False).blocks() if isinstance(block, Answer)]
+    (fastest,) = [line for answer in answers for line in answer.lines if line.name == "Fastest"]
+    assert fastest.note.startswith(" ".join(ranking.others[:3])) and len(ranking.others) == 4
+    assert ranking.others[-1] == "Equally good: gpus=4 precision=bf16: 50.9 s, 98.0%, n=3."
+    assert "Not told from the first by these runs: gpus=4 precision=bf16 (50.9 s)" in figure.caption
+
+
+def label_cell(label: str) -> tuple[str, int]:
+    cell = dict(part.split("=") for part in label.split())
+    return cell["precision"], int(cell["gpus"])
 
 
 def test_costs_that_runs_explain_are_equal(tmp_path: Path):

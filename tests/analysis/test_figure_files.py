@@ -13,11 +13,10 @@ import vl_convert
 
 from analysis import experiments
 from analysis.__main__ import main
+from analysis.figures import chart_data, setting_charts, vega
 from analysis.figures import draw as figures
-from analysis.figures import losses_phases, setting_groups, vega
 from analysis.runs import load
-from papers.printed import HARDWARE
-from tests.helpers import grids, papers_records, records
+from tests.helpers import grids, records
 from tests.helpers.grids import drawn, svg, texts
 
 TITLES = {  # of the axes of each figure, as it has them from records of GPUs
@@ -43,7 +42,7 @@ TITLES = {  # of the axes of each figure, as it has them from records of GPUs
         "dali, nhwc",
     ),
     "datasets": ("time of an iteration (s)", "GPUs"),
-    "table5": ("time of tuning (s)", "time of an iteration (s)", "GPUs"),
+    "table5": ("tuning time (s)", "time of an iteration (s)", "GPUs"),
     "dataset_metrics": ("Share of the profiled time (%)", "alpaca_cleaned", "memcpy Host-to-Device"),
     "llm_metrics": ("Share of the profiled time (%)", "1 GPU", "NCCL AllGather"),
     "templates": ("time of an iteration (s)", "template", "GPUs"),
@@ -76,8 +75,10 @@ def test_efficiency_is_against_one_gpu(tmp_path: Path):
     ]
     tuned = [records.llm(gpus=n, tokens_per_s={"non_padding": r}) for n, r in ((1, 100.0), (2, 150.0))]
     vision, llm = figures.efficiency(write(tmp_path, *trained, *tuned))
-    assert [(r["ranks"], r["speedup"], r["efficiency"]) for r in vision.rows] == [(1, 1, 1), (4, 2.0, 0.5)]
-    assert [(r["ranks"], r["speedup"], r["efficiency"]) for r in llm.rows] == [(1, 1, 1), (2, 1.5, 0.75)]
+    for figure, several, speedup, share in ((vision, 4, 2.0, 0.5), (llm, 2, 1.5, 0.75)):
+        means = {(r["measure"], r["ranks"]): r["mean"] for r in figure.rows if r["of"] == chart_data.MEASURED}
+        assert [means["speedup", ranks] for ranks in (1, several)] == [1, speedup]
+        assert [means["efficiency", ranks] for ranks in (1, several)] == [1, share]
     assert "1 setting not measured on one and on several" in vision.caption
     assert "parallel efficiency (%)" in texts(vision)
 
@@ -91,28 +92,6 @@ def test_phases_add_up_to_the_step(tmp_path: Path):
     assert {row["phase"]: row["mean"] for row in vision.rows} == pytest.approx(known | {"rest of the step": 0.005})
     assert {row["phase"]: row["mean"] for row in llm.rows} == pytest.approx({"data": 0.02, "rest of the step": 0.08})
     assert "Not in it: 1 run that did not end" in vision.caption and vision.title.endswith(": training on digits")
-
-
-def test_the_front_has_what_no_other_beats(tmp_path: Path):
-    def run(precision: str, total_s: float, peak: int, share: float) -> dict[str, Any]:
-        epochs = [{"epoch": 0, "test_samples": 10_000, "test_accuracy": share}]
-        memory = {"max": peak, "per_rank": [peak], "kind": "cuda_allocated"}
-        figured = {"epochs": epochs, "test_accuracy": share, "peak_memory_bytes": memory}
-        return records.vision(precision=precision, total_s=total_s) | figured
-
-    (figure,) = figures.trade_off(
-        write(
-            tmp_path,
-            run("fp16", 10.0, 3_000, 0.950),
-            run("bf16", 12.0, 2_000, 0.951),  # no more accurate than 10,000 images can tell
-            run("fp32", 30.0, 5_000, 0.990),
-            run("fp64", 90.0, 9_000, 0.990),
-        )
-    )
-    front = {(r["against"], r["colour"]): r["front"] for r in figure.rows}
-    assert [front["test_accuracy", p] for p in ("fp16", "bf16", "fp32", "fp64")] == [1, None, 2, None]
-    assert [front["peak_memory_bytes", p] for p in ("fp16", "bf16", "fp32", "fp64")] == [1, 2, None, None]
-    assert "1 precision=fp16 (10.0 s, 95.00%); 2 precision=fp32 (30.0 s, 99.00%)" in figure.caption
 
 
 def test_runs_that_did_other_work_are_not_traded_off(tmp_path: Path):
@@ -151,15 +130,15 @@ def test_losses_of_tuning_are_by_step(tmp_path: Path):
     steps = records.steps([0.1] * 100, per_epoch=100) | {"loss": [float(step) for step in range(100)]}
     records.write(tmp_path / "a", records.llm(), steps)
     (figure,) = figures.losses(load.read([tmp_path]).runs)
-    assert len(figure.rows) == losses_phases.WINDOWS
+    assert len(figure.rows) == setting_charts.WINDOWS
     assert [(r["step"], r["mean"]) for r in figure.rows[:2]] == [(2, 0.5), (4, 2.5)]
 
 
 def test_many_settings_are_several_figures(tmp_path: Path):
-    run_records = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_groups.MOST_SERIES + 1)]
+    run_records = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_charts.MOST_SERIES + 1)]
     drawn_losses = figures.losses(write(tmp_path, *run_records))
     assert [figure.name for figure in drawn_losses] == ["losses", "losses-2"]
-    assert [len({row["setting"] for row in figure.rows}) for figure in drawn_losses] == [setting_groups.MOST_SERIES, 1]
+    assert [len({row["setting"] for row in figure.rows}) for figure in drawn_losses] == [setting_charts.MOST_SERIES, 1]
 
 
 # Specifications and files
@@ -271,18 +250,6 @@ def test_what_cannot_be_drawn_is_refused_in_a_line(
     assert main(["figure", name, str(tmp_path / "runs"), "--out", str(tmp_path / "out"), *rest]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"refused: {message}") and not (tmp_path / "out").exists()
-
-
-def test_general_figures_are_drawn_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    grids.fill(tmp_path / "runs", "table3")
-    assert main(["figure", "efficiency", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
-    assert (tmp_path / "efficiency.svg").is_file() and "What more GPUs are worth" in capsys.readouterr().out
-
-
-def test_the_papers_printed_figures_stand_beside_those_of_gpus(tmp_path: Path):
-    papers_records.write(tmp_path / "runs", "table2")
-    assert main(["figure", "table2", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
-    assert f"paper ({HARDWARE})" in (tmp_path / "table2.svg").read_text()
 
 
 def test_sizes_of_files_stay_small(tmp_path: Path):
