@@ -6,6 +6,7 @@ facet has; a phone shows the same specification with one.
 """
 
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ SMALL_WIDTH, SMALL_HEIGHT = 225, 110  # of a chart among more
 MOST_ACROSS = 4  # charts beside each other
 MOST_TICKS = 8  # along numbers
 STRIP, FOOT = 0.07, 0.03  # of the height: for each of the crosses at one x, and of what stands at the foot
+MOST_LETTERS = 38  # in a line of a chart's heading
 LINE = " | "  # between the lines of a chart's heading
 NO_CELL = "n/a"  # label of a cell that the experiment excludes
 SMALL_FROM = 25  # values along x, from which their points are smaller
@@ -102,10 +104,15 @@ def drawn(
             elif row["of"] == EXCLUDED:
                 value, label = least + FOOT * (most - least), NO_CELL
             figures = {"shown": value, "shown_low": low, "shown_high": high, "least": least, "most": top}
-            chart = LINE.join(filter(None, (title, place[0])))
+            chart = heading(title, place[0])
             divided = {name: None if end is None else end / unit.divisor for name, end in figures.items()}
             shown.append(row | {"chart": chart, "label": label} | divided)
     return shown
+
+
+def heading(*lines: str) -> str:
+    """The heading of a chart from its lines, which are broken where they are longer than a chart is wide."""
+    return LINE.join(part for line in lines for part in textwrap.wrap(line, MOST_LETTERS))
 
 
 def facets(

@@ -7,7 +7,7 @@ import altair as alt
 import numpy as np
 
 from analysis.figures.chart_data import Row
-from analysis.figures.charts import LINE, SMALL_HEIGHT, SMALL_WIDTH, by_colour, by_dash, facets, y_axis
+from analysis.figures.charts import SMALL_HEIGHT, SMALL_WIDTH, by_colour, by_dash, facets, heading, y_axis
 from analysis.figures.setting_charts import SETTING, groups
 from analysis.figures.vega import Figure, numbered
 from analysis.runs import details
@@ -32,7 +32,7 @@ def timelines(runs: Sequence[Run], name: str = "timelines") -> list[Figure]:
         if not rows:
             continue
         if len(group.settings) > 1:
-            rows = [row | {"chart": f"{row['chart']}{LINE}{row[SETTING]}"} for row in rows]
+            rows = [row | {"chart": heading(row["chart"], row[SETTING])} for row in rows]
         gpus = sorted({row["gpu"] for row in rows if row["of"] == "sample"})
         end_s = max(float(row.get("end_s", row["time_s"])) for row in rows)
         measures = len({row["measure"] for row in rows})

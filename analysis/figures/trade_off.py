@@ -9,7 +9,7 @@ import altair as alt
 from analysis.commands.best import Limits, Ranking, rankings
 from analysis.figures import captions
 from analysis.figures.chart_data import Row
-from analysis.figures.charts import by_colour, facets, tooltips, y_axis
+from analysis.figures.charts import by_colour, facets, heading, tooltips, y_axis
 from analysis.figures.setting_charts import MOST_SERIES, SETTING, Setting, SettingGroup
 from analysis.figures.vega import Figure, numbered
 from analysis.runs import grouping
@@ -19,6 +19,7 @@ from multicard.records import figures
 
 MOST_NAMED = 6  # settings of the front that are named below the chart
 ROOM = 0.08  # of the range of the points, around them
+EQUAL = 1e-6  # relative range up to which points are level
 FRONT = "Numbers: the front in time, ranks and accuracy, as python -m analysis best --goal time has it"
 
 
@@ -57,7 +58,7 @@ def _draw(ranking: Ranking, name: str) -> Figure | None:
                     {"measure": measure, SETTING: setting.label, "mean": value, "total_s": ranked.cost}
                     | {channel: grouping.typed(setting.runs[0][key]) for channel, key in channels.items()}
                     | {"front": place[0] if place else None, "n": len(setting.runs)}
-                    | {"chart": captions.axis(measure, group.kind, unit), "x": ranked.cost / time.divisor}
+                    | {"chart": heading(captions.axis(measure, group.kind, unit)), "x": ranked.cost / time.divisor}
                     | {"shown": value / unit.divisor, "least": limits[0], "most": limits[1]}
                 )
     if not rows:
@@ -92,7 +93,8 @@ def _order(group: SettingGroup, name: str) -> list[str]:
 
 def _around(values: Sequence[float], most: float = math.inf) -> list[float]:
     """Limits with room around the values, nothing below 0 or above `most`."""
-    room = ROOM * (max(values) - min(values)) or ROOM * max(values) or 1.0
+    span = max(values) - min(values)
+    room = ROOM * (span if span > EQUAL * max(values) else max(values)) or 1.0
     return [max(0.0, min(values) - room), min(most, max(values) + room)]
 
 
