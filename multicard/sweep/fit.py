@@ -15,7 +15,7 @@ from multicard.run.session import say
 from multicard.sweep.cells import NAMED_CELLS, Cell, Sweep
 
 if TYPE_CHECKING:
-    from multicard.sweep.predictions import Predicted
+    from multicard.estimate.estimates import Estimate
 
 REMEDIES = {  # by workload; in training every GPU holds the whole model, so that more of them do not help
     "vision": "use a smaller batch_size or dataset.image_size",
@@ -41,34 +41,37 @@ def check(sweep: Sweep, on_slurm: bool = False) -> None:
     if not asked or not (on_slurm or devices.visible_gpus()):
         return
     began_s = clock_s()
-    predicted = _predicted(asked, on_slurm)
+    estimated = _estimated(asked, on_slurm)
     sweep.command.foreseen_s += clock_s() - began_s
-    unfit = [each for each in predicted if each.prediction.fits == "no"]
-    remedy, warned = REMEDIES[sweep.command.workload.name], []
-    for each in unfit:
-        if each.cell.cfg.race.figure is not None:
-            sweep.refuse(each.cell, f"{_needs(each)}; fit=off tries it", is_mistake=False)
-        elif each.cell.cfg.fit == Fit.refuse:
-            sweep.refuse(each.cell, f"fit=refuse: {_needs(each)}; {remedy}, or fit=warn to try")
-        else:
-            warned.append(each)
-    _name("will not fit", warned, f"; {remedy}, or fit=off")
-    _name("may not fit", [each for each in predicted if each not in unfit and each.prediction.fits == "tight"], "")
+    remedy = REMEDIES[sweep.command.workload.name]
+    named: dict[str, list[tuple[Cell, str]]] = {"no": [], "tight": []}
+    for cell, estimate in estimated:
+        if estimate.fits == "no" and cell.cfg.race.figure is not None:
+            sweep.refuse(cell, f"{_needs(estimate)}; fit=off tries it", is_mistake=False)
+        elif estimate.fits == "no" and cell.cfg.fit == Fit.refuse:
+            sweep.refuse(cell, f"fit=refuse: {_needs(estimate)}; {remedy}, or fit=warn to try")
+        elif estimate.fits in named:
+            named[estimate.fits].append((cell, _needs(estimate)))
+    _name("will not fit", named["no"], f"; {remedy}, or fit=off")
+    _name("may not fit", named["tight"], "")
 
 
-def _predicted(asked: list[Cell], on_slurm: bool) -> "list[Predicted]":
-    """The predictions for GPUs; none where they fail."""
-    from multicard.estimate import run  # which most commands on CPU ranks need not import
-    from multicard.sweep import predictions
+def _estimated(asked: list[Cell], on_slurm: bool) -> "list[tuple[Cell, Estimate]]":
+    """The estimates for GPUs; none where they fail."""
+    from multicard.estimate import estimates  # which most commands on CPU ranks need not import
+    from multicard.estimate.target import targets
 
     if on_slurm:
         from multicard.sweep import slurm_submit
 
         queued = slurm_submit.queued_jobs(asked)
         asked = [cell for cell in asked if cell.number not in queued]
-    targets = run.targets([cell.config for cell in asked], here=not on_slurm)
+    configs = [cell.config for cell in asked]
     with before_run.no_reason_to_stop():
-        return [each for each in predictions.of(asked, targets) if each.target.device_type == "cuda"]
+        where = targets(configs, here=not on_slurm)
+        found = estimates.estimate(configs, asked[0].folder, where, estimates.Effort.gpus) if asked else []
+        pairs = zip(asked, found, strict=True)
+        return [(cell, estimate) for cell, estimate in pairs if estimate.target.device_type == "cuda"]
     return []
 
 
@@ -80,27 +83,27 @@ def _is_asked(cell: Cell) -> bool:
     return not (cfg.fit == Fit.off or no_figure or again)
 
 
-def _name(verdict: str, members: "Sequence[Predicted]", remedy: str) -> None:
-    """Name cells in a line, once for all repetitions."""
-    settings: dict[str, Predicted] = {}
-    for each in members:
-        settings.setdefault(each.cell.config.identity(), each)
+def _name(verdict: str, members: Sequence[tuple[Cell, str]], remedy: str) -> None:
+    """Name cells and what they need in a line, once for all repetitions."""
+    settings: dict[str, str] = {}
+    for cell, needs in members:
+        settings.setdefault(cell.config.identity(), f"{cell.label}{cell.folder.name} {needs}")
     if not settings:
         return
-    named = [f"{each.cell.label}{each.cell.folder.name} {_needs(each)}" for each in settings.values()]
+    named = [*settings.values()]
     more = [f"and {len(named) - NAMED_CELLS} more"] * (len(named) > NAMED_CELLS)
     say(f"{count(len(named), 'cell')} {verdict}: {'; '.join([*named[:NAMED_CELLS], *more])}{remedy}", error=True)
 
 
-def _needs(each: "Predicted") -> str:
+def _needs(estimate: "Estimate") -> str:
     """What a cell needs, and what there is."""
     from multicard.estimate import peaks
 
-    gpu, memory = each.target.gpu or "the GPU", each.prediction.memory_bytes
-    if each.prediction.memory_basis == peaks.RAN_OUT:
+    gpu, memory, prediction = estimate.target.gpu or "the GPU", estimate.needed_memory_bytes, estimate.prediction
+    if prediction.memory_basis == peaks.RAN_OUT:
         return f"ran out of memory on {gpu} before"
     if memory is None:
-        return f"{each.prediction.memory_basis} ({gpu})"
+        return f"{prediction.memory_basis} ({gpu})"
     interval = f"{in_bytes(memory.low)} to {in_bytes(memory.high)}"
-    has = in_bytes(each.prediction.gpu_memory_bytes)
+    has = in_bytes(prediction.gpu_memory_bytes)
     return f"needs {in_bytes(memory.value)} ({interval}) of memory, and {gpu} has {has}"

@@ -1,28 +1,27 @@
 """`predict=true`: what the cells of a sweep, or a single run, would take. Nothing is started, nothing is written."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 from multicard import workloads
-from multicard.config.base import RunConfig, Scale, plain
-from multicard.config.job import Device, count, resources
+from multicard.config.base import Scale, plain
+from multicard.config.job import count, resources
 from multicard.config.prediction import is_elsewhere
-from multicard.estimate import history, run
-from multicard.estimate.target import Target
+from multicard.estimate import estimates, history
+from multicard.estimate.estimates import Effort, Estimate
+from multicard.estimate.target import UNKNOWN_NODE, Target, targets
 from multicard.estimate.time import observations
+from multicard.machine import environment
 from multicard.records import comparable, run_folder, table, text_table
 from multicard.run.session import say
-from multicard.sweep import dry_run, fewest_probes, prediction_table, predictions
+from multicard.sweep import dry_run, fewest_probes, prediction_table
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
-from multicard.sweep.prediction_table import WIDTH, PredictedCell
-from multicard.sweep.predictions import Predicted
+from multicard.sweep.prediction_table import WIDTH, Row
 
-UNKNOWN_NODE = Target(None, None, "cuda")
-KNOWN = ("measured", "probed", "scaled")  # bases that rest on this machine
 # Words that a command of probes leaves out, or sets itself
 LEFT_OUT = ("-m", "--multirun", "predict.", "probe.enabled=", "dry_run=", "repeat", "repetition=", "rerun=")
 SLURM_NODES = {  # by device
@@ -31,8 +30,14 @@ SLURM_NODES = {  # by device
 }
 
 
+@dataclass(frozen=True)
+class Predicted:
+    cell: Cell
+    estimate: Estimate
+
+
 def show(sweep: Sweep, on_slurm: bool = False) -> None:
-    """Print predictions of the cells, those measured before too, and which of them are refused.
+    """Print estimates of the cells, those measured before too, and which of them are refused.
 
     Args:
         on_slurm: leave out what only the job's own nodes can answer.
@@ -43,42 +48,51 @@ def show(sweep: Sweep, on_slurm: bool = False) -> None:
     left = sweep.left
     dry_run.check(sweep, left, on_slurm or any(is_elsewhere(cell.cfg) for cell in left))
     sound = sorted(sweep.cells, key=lambda cell: cell.number)
-    targets = run.targets([cell.config for cell in sound])
+    members: list[tuple[Cell, Target]] = []
+    for cell, target in zip(sound, targets([cell.config for cell in sound], on_slurm=on_slurm), strict=True):
+        crowd = _crowd(cell, target, on_slurm) if cell.result is None else ""
+        if crowd:
+            sweep.refuse(cell, crowd)
+        else:
+            members.append((cell, target))
     if on_slurm:
-        targets = [_on_slurm(cell.config, here) for cell, here in zip(sound, targets, strict=True)]
-        unnamed = [here for cell, here in zip(sound, targets, strict=True) if not is_elsewhere(cell.cfg)]
-        for line in dict.fromkeys(SLURM_NODES[here.device_type] for here in unnamed):
+        for line in dict.fromkeys(SLURM_NODES[to.device_type] for cell, to in members if not is_elsewhere(cell.cfg)):
             say(line)
-    predicted = predictions.of(sound, targets)
-    if predicted:
-        _show(sweep.command, predicted)
-    dry_run.say_refused(sweep)
+    if members:
+        configs, where = [cell.config for cell, _ in members], [target for _, target in members]
+        answers = estimates.estimate(configs, members[0][0].folder, where, Effort.all)
+        _show(sweep.command, [Predicted(cell, answer) for (cell, _), answer in zip(members, answers, strict=True)])
+    if sweep.every[0].label:  # of a single run the task says it
+        dry_run.say_refused(sweep)
 
 
-def _on_slurm(config: RunConfig, here: Target) -> Target:
-    """What is predicted for on SLURM's nodes: of their GPUs this machine's say nothing."""
-    if config.device is Device.cpu:
-        return replace(here, cores=history.cores_in_words(resources(config).cpus, config.gpus, in_job=True))
-    return here if is_elsewhere(config) else UNKNOWN_NODE
+def _crowd(cell: Cell, target: Target, on_slurm: bool) -> str:
+    """Why nothing is predicted of more CPU ranks than cores; empty of others."""
+    config = cell.config
+    cores = resources(config).cpus if on_slurm else environment.cores()
+    ranks = cell.workload.processes(config)
+    if target.device_type != "cpu" or ranks <= cores:
+        return ""
+    crowd = f"gpus={config.gpus}: {ranks} CPU ranks would take turns on {count(cores, 'core')}"
+    return f"{crowd}, of which no run tells the time; use gpus={cores} or fewer"
 
 
 def _show(command: Command, predicted: Sequence[Predicted]) -> None:
     width = text_table.terminal_width()
     sections: dict[str, dict[str, list[Predicted]]] = {}  # of `experiment=all` one for each experiment
     for each in predicted:  # repetitions of a cell are together
-        identity = each.cell.config.identity()
-        sections.setdefault(_experiment(each.cell), {}).setdefault(identity, []).append(each)
+        sections.setdefault(_experiment(each.cell), {}).setdefault(each.cell.config.identity(), []).append(each)
     rows = {name: _rows(list(groups.values())) for name, groups in sections.items()}
-    where = ", ".join(dict.fromkeys(predictions.in_words(each.target) for each in predicted))
+    where = ", ".join(dict.fromkeys(each.estimate.target.in_words for each in predicted))
     say(f"predict=true: nothing is started. Predicted for {where}, with 90% intervals and (runs) behind them:")
     for name, own in rows.items():
         title = ["", f"experiment={name}"] * (len(rows) > 1)
-        say("\n".join([*title, *prediction_table.rows(own, width)]))
+        say("\n".join([*title, *prediction_table.table(own, width)]))
     every = [row for own in rows.values() for row in own]
     lines = prediction_table.notes(every)
     for name, groups in sections.items():
         lines += _probes(command, [group[0] for group in groups.values()], name)
-    lines.append(prediction_table.sums(every, any(each.target.device_type == "cuda" for each in predicted)))
+    lines.append(prediction_table.sums(every, any(each.estimate.target.device_type == "cuda" for each in predicted)))
     say("\n".join(lines))
 
 
@@ -86,38 +100,34 @@ def _experiment(cell: Cell) -> str:
     return str(cell.composed.hydra.runtime.choices.get("experiment") or "")
 
 
-def _rows(groups: Sequence[Sequence[Predicted]]) -> list[PredictedCell]:
-    """A row for each cell."""
-    records = [_as_record(group[0]) for group in groups]
+def _rows(groups: Sequence[Sequence[Predicted]]) -> list[Row]:
+    """A row for each cell, with the axes that the final table would show."""
+    records = [
+        {"axes": cell.workload.axes(cell.cfg, answer.target.device_type), "config": plain(cell.config)}
+        for cell, answer in ((group[0].cell, group[0].estimate) for group in groups)
+    ]
     axes = comparable.varied(records, table.ALWAYS[groups[0][0].cell.workload.name])
     rows = []
     for record, group in zip(records, groups, strict=True):
-        config = group[0].cell.config
         values = {axis: comparable.cell(record, axis) for axis in axes}
         left = sum(each.cell.result is None for each in group)
-        rows.append(PredictedCell(values, config.gpus * config.nodes, group[0].prediction, len(group), left))
+        rows.append(Row(values, group[0].estimate, len(group), left))
     return rows
-
-
-def _as_record(predicted: Predicted) -> dict[str, Any]:
-    """What tells a record from others, as the final table has it."""
-    axes = predicted.cell.workload.axes(predicted.cell.cfg, predicted.target.device_type)
-    return {"axes": axes, "config": plain(predicted.cell.config)}
 
 
 def _probes(command: Command, members: Sequence[Predicted], experiment: str) -> list[str]:
     """The fewest probes after which each cell's times rest on this machine's, and their commands."""
-    members = [each for each in members if each.target != UNKNOWN_NODE]  # whose probes would be of any GPU
+    members = [each for each in members if each.estimate.target != UNKNOWN_NODE]  # whose probes would be of any GPU
     if not members:
         return []
     swept, words = _words(command, members, experiment)
-    known = [each.prediction.basis in KNOWN for each in members]
+    known = [each.estimate.basis.is_own for each in members]
     wanted = [
-        not is_known and each.cell.result is None and each.prediction.fits != "no"
+        not is_known and each.cell.result is None and each.estimate.fits != "no"
         for each, is_known in zip(members, known, strict=True)
     ]
     settings = [history.setting(plain(each.cell.config)) for each in members]
-    chosen = fewest_probes.fewest(settings, [str(each.target.hardware) for each in members], known, wanted)
+    chosen = fewest_probes.fewest(settings, [str(each.estimate.target.hardware) for each in members], known, wanted)
     if not chosen:
         return []
     where = " on such a node" if is_elsewhere(members[0].cell.cfg) else ""

@@ -1,4 +1,4 @@
-"""What `predict=true` prints of predictions: a row a cell, what the figures rest on, and their sum."""
+"""What `predict=true` prints: a row a cell, what the estimates rest on, and their sum."""
 
 import statistics
 import textwrap
@@ -6,19 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from multicard.config.job import count
-from multicard.records import text_table
-from multicard.records.schema_parts import Interval, Prediction
+from multicard.estimate.estimates import Basis, Estimate
+from multicard.records import comparable, text_table
+from multicard.records.schema_parts import Interval
 from multicard.sweep.fewest_probes import products
 
 WIDTH = 120  # of notes
-NAMED = 3  # so many reasons or cells at most are listed of a kind
+NAMED = 3  # reasons or cells that are listed of a kind
 WIDE = 0.5  # an interval that reaches further, as a share of the value, is shown by its ends
-BASES = {  # with what they mean, where a prediction says no more
-    "measured": "runs of the same cell",
-    "probed": "probes of the same cell (probe=true)",
-    "scaled": "other cells of this machine",
-    "published": "published figures alone",
-    "unknown": "nothing alike is known",
+MEANINGS = {  # of bases, where an estimate says no more
+    Basis.measured: "runs of the same cell",
+    Basis.probed: "probes of the same cell (probe=true)",
+    Basis.scaled: "other cells of this machine",
+    Basis.published: "published figures alone",
+    Basis.unknown: "nothing alike is known",
+}
+MARKS = {
+    comparable.LOADED: "others kept its cores busy: the estimate rests on such runs alone",
+    comparable.DISTURBED: "others used its GPUs: the estimate rests on such runs alone",
+    comparable.DOUBTFUL: "cells that scaled beyond linear; carried on as linear",
 }
 Units = tuple[tuple[str, float], ...]  # smallest first
 STEP: Units = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
@@ -28,40 +34,48 @@ MEMORY: Units = (("MB", 1e6), ("GB", 1e9))
 
 
 @dataclass(frozen=True)
-class PredictedCell:
-    """Runs that differ in their repetition alone.
+class Row:
+    """A cell, whose repetitions take the same.
 
-    axes: what the row shows of them, by heading. ranks: of each, on all nodes.
-    runs: in the sweep, of which so many `left` are not measured yet.
+    axes: what the table shows of it, by heading. runs: in the sweep; left: those not measured yet.
     """
 
     axes: Mapping[str, str]
-    ranks: int
-    prediction: Prediction
+    estimate: Estimate
     runs: int = 1
     left: int = 1
 
+    @property
+    def ranks(self) -> int:
+        return self.estimate.config.gpus * self.estimate.config.nodes
 
-def rows(cells: Sequence[PredictedCell], width: int | None) -> list[str]:
-    """The table. Columns of which nobody has a value are left out.
+
+def table(rows: Sequence[Row], width: int | None) -> list[str]:
+    """The rows as lines; columns in which no cell has a value are left out.
 
     Args:
         width: in cells; None: any.
     """
-    predictions = [cell.prediction for cell in cells]
-    required = [p.memory_bytes for p in predictions]
+    estimates = [row.estimate for row in rows]
+    quantities = {
+        "peak memory": column([each.peak_memory_bytes for each in estimates], MEMORY),
+        "needed memory": column([each.needed_memory_bytes for each in estimates], MEMORY),
+        "step": column([each.step_s for each in estimates], STEP),
+        "total": column([each.total_s for each in estimates], TOTAL),
+        "energy": column([each.energy_joules for each in estimates], ENERGY),
+    }
     columns = {
-        **{axis: [cell.axes[axis] for cell in cells] for axis in cells[0].axes},
-        "runs": [str(cell.runs) if cell.runs > 1 else "" for cell in cells],
-        "fits": [p.fits or "" for p in predictions],
-        "peak memory": column(required if any(required) else [p.allocated_bytes for p in predictions], MEMORY),
-        "step": column([p.step_s for p in predictions], STEP),
-        "total": column([p.total_s for p in predictions], TOTAL),
-        "energy": column([p.energy_joules for p in predictions], ENERGY),
-        "basis": [p.basis + (f" ({p.runs})" if p.runs else "") for p in predictions],
+        **{axis: [row.axes[axis] for row in rows] for axis in rows[0].axes},
+        "runs": [str(row.runs) if row.runs > 1 else "" for row in rows],
+        "fits": [each.fits or "" for each in estimates],
+        **quantities,
+        "basis": [
+            f"{each.basis}{each.prediction.marks}" + (f" ({each.prediction.runs})" if each.prediction.runs else "")
+            for each in estimates
+        ],
     }
     shown = {heading: cells for heading, cells in columns.items() if any(cells)}
-    align = "".join("r" if heading in ("peak memory", "step", "total", "energy", "runs") else "l" for heading in shown)
+    align = "".join("r" if heading in (*quantities, "runs") else "l" for heading in shown)
     filled = [[value or "-" for value in row] for row in zip(*shown.values(), strict=True)]
     return text_table.text([*shown], filled, width, align)
 
@@ -71,10 +85,9 @@ def column(values: Sequence[Interval | None], units: Units) -> list[str]:
     known = [value.value for value in values if value is not None]
     if not known:
         return [""] * len(values)
-    middle = statistics.median(known)
-    unit, size = next((unit for unit in reversed(units) if middle >= unit[1]), units[0])
+    unit, size = _unit(statistics.median(known), units)
     reaches = [_reach(value) for value in values]
-    longest = max((len(reach) for reach in reaches), default=0)
+    longest = max(map(len, reaches))
     figures = []
     for value, reach in zip(values, reaches, strict=True):
         if value is None:
@@ -84,6 +97,10 @@ def column(values: Sequence[Interval | None], units: Units) -> list[str]:
         else:
             figures.append(f"{_digits(value.low / size)}..{_digits(value.high / size)} {unit}")
     return figures
+
+
+def _unit(value: float, units: Units) -> tuple[str, float]:
+    return next((unit for unit in reversed(units) if value >= unit[1]), units[0])
 
 
 def _reach(value: Interval | None) -> str:
@@ -100,19 +117,20 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def notes(cells: Sequence[PredictedCell]) -> list[str]:
+def notes(rows: Sequence[Row]) -> list[str]:
     """What the figures rest on, which cells will not fit and which are unknown."""
     lines = []
-    if any(cell.prediction.fits for cell in cells):
-        lines.append("fits: yes, where all of the interval is below the GPU's memory; no, where all of it is above")
-    for basis, meaning in BASES.items():
-        members = [cell.prediction for cell in cells if cell.prediction.basis == basis]
-        abouts = _listed(member.about for member in members)
-        lines += [f"{basis}: {abouts or meaning}"] if members else []
-    memory = _listed(cell.prediction.memory_basis for cell in cells)
+    if any(row.estimate.fits for row in rows):
+        lines.append("fits: yes, where all of the needed memory's interval is below the GPU's; no, where all is above")
+    for basis, meaning in MEANINGS.items():
+        abouts = [row.estimate.prediction.about for row in rows if row.estimate.basis is basis]
+        lines += [f"{basis}: {_listed(abouts) or meaning}"] if abouts else []
+    marks = {mark for row in rows for mark in row.estimate.prediction.marks}
+    lines += [f"{mark}: {meaning}" for mark, meaning in MARKS.items() if mark in marks]
+    memory = _listed(row.estimate.prediction.memory_basis for row in rows)
     lines += [f"memory: {memory}"] if memory else []
     for fits, meaning in (("no", "likely to run out of memory"), ("tight", "may run out of memory")):
-        members = [cell.axes for cell in cells if cell.prediction.fits == fits]
+        members = [row.axes for row in rows if row.estimate.fits == fits]
         names = _listed(" ".join(words) for words in products(members))
         lines += [f"{meaning}: {count(len(members), 'cell')}: {names}"] if members else []
     return [line for note in lines for line in textwrap.wrap(note, WIDTH, subsequent_indent="  ")]
@@ -125,45 +143,41 @@ def _listed(words: Iterable[str]) -> str:
     return "; ".join([*different[:NAMED], *more])
 
 
-def sums(cells: Sequence[PredictedCell], on_gpus: bool) -> str:
-    """What the runs take that are not measured yet: one after the other, of GPUs, and of energy; those that will not
-    fit take no such time. Ends of intervals are added up as they are: whatever makes one prediction wrong may make all
-    wrong in the same direction."""
-    unfit = sum(cell.left for cell in cells if cell.prediction.fits == "no")
-    left = [cell for cell in cells if cell.left and cell.prediction.fits != "no"]
-    known = [(cell, cell.prediction.total_s) for cell in left if cell.prediction.total_s is not None]
-    runs, known_runs = sum(cell.left for cell in left), sum(cell.left for cell, _ in known)
+def sums(rows: Sequence[Row], on_gpus: bool) -> str:
+    """What the runs take that are not measured yet: one after the other, of GPUs, and of energy.
+
+    Those that will not fit take no such time. Ends of intervals are added up as they are: whatever makes one estimate
+    wrong may make all wrong in the same direction. Where the time of some runs is unknown, the sum is a least value
+    without an interval.
+    """
+    unfit = sum(row.left for row in rows if row.estimate.fits == "no")
+    left = [row for row in rows if row.left and row.estimate.fits != "no"]
+    times = [(row, total_s) for row in left if (total_s := row.estimate.total_s) is not None]
+    runs, known_runs = sum(row.left for row in left), sum(row.left for row, _ in times)
     without = f"; without {count(unfit, 'run')} that will not fit" if unfit else ""
-    measured = sum(cell.runs - cell.left for cell in cells)
+    measured = sum(row.runs - row.left for row in rows)
     begin = f"{count(runs, 'run') if runs else 'nothing'} to measure"
     begin += f", {measured} measured before" if measured else ""
-    if not known:
+    if not times:
         return begin + ("; their times are unknown" if runs else "") + without
-    times = summed((total_s, cell.left) for cell, total_s in known)
-    parts = [f"{in_words(times, TOTAL)} one after the other"]
+    is_whole = known_runs == runs
+    parts = [f"{_sum(((total_s, row.left) for row, total_s in times), TOTAL, is_whole)} one after the other"]
     if on_gpus:
-        parts.append(f"{in_hours(summed((total_s, cell.left * cell.ranks) for cell, total_s in known))} of GPUs")
-    joules = [(cell.prediction.energy_joules, cell.left) for cell, _ in known]
-    energies = [(energy, runs) for energy, runs in joules if energy is not None]
-    if len(energies) == len(known):
-        parts.append(in_words(summed(energies), ENERGY))
-    unknown = f"; without {count(runs - known_runs, 'run')} whose time is unknown" if known_runs < runs else ""
-    return f"{begin}: {', '.join(parts)}{unknown}{without}"
+        gpu_s = ((total_s, row.left * row.ranks) for row, total_s in times)
+        parts.append(f"{_sum(gpu_s, TOTAL[2:], is_whole)} of GPUs")
+    energies = [(energy, row.left) for row, _ in times if (energy := row.estimate.energy_joules) is not None]
+    if len(energies) == len(times):
+        parts.append(_sum(energies, ENERGY, is_whole))
+    least = "" if is_whole else "at least "
+    unknown = "" if is_whole else f", and {count(runs - known_runs, 'run')} whose time is unknown"
+    return f"{begin}: {least}{', '.join(parts)}{unknown}{without}"
 
 
-def summed(intervals: Iterable[tuple[Interval, int]]) -> Interval:
-    """The sum of intervals, each taken so many times."""
+def _sum(intervals: Iterable[tuple[Interval, int]], units: Units, is_whole: bool) -> str:
+    """The sum of intervals, each taken a number of times: "5.2 h (4.8 to 5.6)", or its low end of a part alone."""
     taken = list(intervals)
-    ends = (sum(getattr(interval, end) * times for interval, times in taken) for end in ("value", "low", "high"))
-    return Interval(*ends)
-
-
-def in_words(interval: Interval, units: Units) -> str:
-    """ "5.2 h (4.8 to 5.6)"."""
-    unit, size = next((unit for unit in reversed(units) if interval.value >= unit[1]), units[0])
-    low, high = (_digits(end / size) for end in (interval.low, interval.high))
-    return f"{_digits(interval.value / size)} {unit} ({low} to {high})"
-
-
-def in_hours(interval: Interval) -> str:
-    return in_words(interval, TOTAL[2:])
+    value, low, high = (sum(getattr(each, end) * times for each, times in taken) for end in ("value", "low", "high"))
+    unit, size = _unit(value, units)
+    if not is_whole:
+        return f"{_digits(low / size)} {unit}"
+    return f"{_digits(value / size)} {unit} ({_digits(low / size)} to {_digits(high / size)})"

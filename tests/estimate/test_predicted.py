@@ -8,15 +8,16 @@ import pytest
 
 from multicard.config.base import RunConfig, plain
 from multicard.estimate import peaks
-from multicard.estimate.estimates import Predictor
+from multicard.estimate.estimates import Estimate, Predictor
 from multicard.estimate.memory import answers
+from multicard.estimate.target import Target
 from multicard.machine import devices, environment
 from multicard.records import run_folder
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.run import controller as run
 from multicard.sweep import fewest_probes, prediction_table, slurm_submit
 from multicard.sweep.cells import Cell
-from multicard.sweep.prediction_table import PredictedCell
+from multicard.sweep.prediction_table import Row
 from tests.conftest import typed
 from tests.helpers import records
 
@@ -43,8 +44,8 @@ def test_intervals_read_as_figures_of_one_unit():
     assert column([Interval(20e9, 19e9, 25e9)], prediction_table.MEMORY) == ["19..25 GB"]
 
 
-def cells() -> list[PredictedCell]:
-    """Of precisions and GPUs: measured, scaled, published, and unknown."""
+def rows() -> list[Row]:
+    """Cells of precisions and GPUs: measured, scaled, published, and unknown."""
     made = {
         ("fp64", "1"): Prediction("measured", 3, "3 runs of this cell", within(1.0, 0.01), within(7200, 0.02)),
         ("fp64", "2"): Prediction("scaled", 4, "T(1) and ring", within(0.5, 0.08), within(3600, 0.1)),
@@ -53,43 +54,53 @@ def cells() -> list[PredictedCell]:
     }
     for (precision, gpus), prediction in made.items():
         size = 90e9 / int(gpus) * (2 if precision == "fp64" else 1)
-        prediction.memory_bytes = within(size, 0.05)
+        prediction.memory_bytes, prediction.allocated_bytes = within(size, 0.05), within(size - 1e10, 0.02)
         prediction.fits = {90e9: "tight", 180e9: "no", 45e9: "yes"}[size]
         prediction.memory_basis = "steps without values"
     return [
-        PredictedCell({"precision": precision, "gpus": gpus}, int(gpus), prediction, left=0 if index == 0 else 1)
+        Row({"precision": precision, "gpus": gpus}, of(prediction, int(gpus)), left=0 if index == 0 else 1)
         for index, ((precision, gpus), prediction) in enumerate(made.items())
     ]
 
 
+def of(prediction: Prediction, gpus: int) -> Estimate:
+    return Estimate(typed(f"gpus={gpus}"), Target("h100-nvl", None, "cuda"), prediction)
+
+
 def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
-    assert prediction_table.rows(cells(), 120) == [
-        "precision  gpus  fits   peak memory          step       total  basis",
-        "fp64       1     no      180 GB ±5%  1,000 ms ±1%    2 h  ±2%  measured (3)",
-        "fp64       2     tight    90 GB ±5%    500 ms ±8%    1 h ±10%  scaled (4)",
-        "fp32       1     tight    90 GB ±5%   100..500 ms  0.1..0.5 h  published",
-        "fp32       2     yes      45 GB ±5%             -           -  unknown",
+    table = rows()
+    table[1].estimate.prediction.marks = "&"
+    assert prediction_table.table(table, 120) == [
+        "precision  gpus  fits   peak memory  needed memory          step       total  basis",
+        "fp64       1     no      170 GB ±2%     180 GB ±5%  1,000 ms ±1%    2 h  ±2%  measured (3)",
+        "fp64       2     tight    80 GB ±2%      90 GB ±5%    500 ms ±8%    1 h ±10%  scaled& (4)",
+        "fp32       1     tight    80 GB ±2%      90 GB ±5%   100..500 ms  0.1..0.5 h  published",
+        "fp32       2     yes      35 GB ±2%      45 GB ±5%             -           -  unknown",
     ]
-    notes = "\n".join(prediction_table.notes(cells()))
+    notes = "\n".join(prediction_table.notes(table))
+    assert "&: others kept its cores busy" in notes
     assert "unknown: no run of this machine" in notes
     assert "likely to run out of memory: 1 cell: precision=fp64 gpus=1\n" in notes
     assert "may run out of memory: 2 cells: precision=fp64 gpus=2; precision=fp32 gpus=1" in notes
-    assert max(map(len, prediction_table.rows(cells(), 60))) <= 72  # figures are never cut
+    assert max(map(len, prediction_table.table(table, 60))) <= 90  # figures are never cut
 
 
 def test_the_sum_is_of_what_is_left():
-    assert prediction_table.sums(cells(), on_gpus=True) == (
-        "3 runs to measure, 1 measured before: 1.2 h (1 to 1.6) one after the other, 2.2 h (1.9 to 2.7) of GPUs; "
-        "without 1 run whose time is unknown"
+    assert prediction_table.sums(rows()[:3], on_gpus=True) == (
+        "2 runs to measure, 1 measured before: 1.2 h (1 to 1.6) one after the other, 2.2 h (1.9 to 2.7) of GPUs"
     )
-    unfit = cells()
-    unfit[1].prediction.fits = unfit[3].prediction.fits = "no"
+    assert prediction_table.sums(rows(), on_gpus=True) == (  # no interval, as part of it is unknown
+        "3 runs to measure, 1 measured before: at least 1 h one after the other, 1.9 h of GPUs, "
+        "and 1 run whose time is unknown"
+    )
+    unfit = rows()
+    unfit[1].estimate.prediction.fits = unfit[3].estimate.prediction.fits = "no"
     assert prediction_table.sums(unfit, on_gpus=True) == (
         "1 run to measure, 1 measured before: 12 min (6 to 30) one after the other, 0.2 h (0.1 to 0.5) of GPUs; "
         "without 2 runs that will not fit"
     )
     assert prediction_table.sums([unfit[3]], True) == "nothing to measure; without 1 run that will not fit"
-    (unknown,) = (cell for cell in cells() if cell.prediction.basis == "unknown")
+    (unknown,) = (row for row in rows() if row.estimate.basis == "unknown")
     assert prediction_table.sums([unknown], on_gpus=True) == "1 run to measure; their times are unknown"
 
 
@@ -189,7 +200,7 @@ def test_a_race_leaves_out_what_will_not_fit(
 ):
     raced: list[int] = []
     monkeypatch.setattr(
-        "multicard.decide.race.live.run", lambda cells, _: raced.extend(cell.cfg.batch_size for cell in cells)
+        "multicard.decide.race.live.run", lambda sweep, _: raced.extend(cell.cfg.batch_size for cell in sweep.left)
     )
     code, printed = called(*swept(tmp_path), "race=images_per_s")
     assert code == 0 and raced == [16, 32] and node.started == []
@@ -307,7 +318,7 @@ def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp
     lines = [line.rstrip() for line in printed.splitlines()]
     assert lines[0].startswith("predict=true: nothing is started. Predicted for NVIDIA H100 of 99.9 GB, with 90% ")
     table = [line.split() for line in lines if line.startswith(("fp32 ", "precision "))]
-    assert table[0] == ["precision", "gpus", "batch_size", "runs", "fits", "peak", "memory", "basis"]
+    assert table[0] == ["precision", "gpus", "batch_size", "runs", "fits", "needed", "memory", "basis"]
     assert table[1] == ["fp32", "1", "16", "2", "yes", "32", "GB", "±10%", "unknown"]
     assert [row[:5] for row in table[2:]] == [
         ["fp32", "2", "16", "2", "yes"],
@@ -334,11 +345,26 @@ def test_a_prediction_leaves_a_sweep_of_the_same_name_as_it_is(node: Node, calle
 def test_a_single_run_is_predicted(node: Node, called: Called, tmp_path: Path):
     words = [f"hydra.run.dir={tmp_path / 's'}", "predict=true"]
     code, printed = called(*words, "batch_size=32")
-    assert code == 0 and "\nfp32       1     tight   64 GB ±10%  unknown\n" in printed
+    assert code == 0 and "\nfp32       1     tight     64 GB ±10%  unknown\n" in printed
     assert f"  python train_vision.py hydra.run.dir={tmp_path / 's'} batch_size=32 probe=true" in printed
     code, printed = called(*words, "batch_size=0")
     assert (code, printed) == (1, "refused: batch_size=0: must be 1 or more\n")
     assert node.started == [] and not list(tmp_path.iterdir())
+
+
+def test_more_cpu_ranks_than_cores_are_refused_in_a_line(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(environment, "cores", lambda: 2)
+    words = ["predict=true", "device=cpu", f"hydra.run.dir={tmp_path / 's'}", f"hydra.sweep.dir={tmp_path / 's'}"]
+    code, printed = called(*words, "gpus=8")
+    line = (
+        "refused: gpus=8: 8 CPU ranks would take turns on 2 cores, of which no run tells the time; use gpus=2 or fewer"
+    )
+    assert (code, printed) == (1, f"{line}\n")
+    monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, *__: [Prediction("unknown") for _ in configs])
+    code, printed = called("-m", *words, "gpus=2,8")
+    assert code == 1 and f"[2/2] {line}" in printed and "1 run to measure" in printed
 
 
 def test_a_gpu_that_is_not_known_is_refused_with_the_names(called: Called, tmp_path: Path):
