@@ -15,7 +15,6 @@ from typing import Any, Literal
 import msgspec
 from omegaconf import OmegaConf
 
-from analysis.formatting import counted
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
@@ -23,7 +22,6 @@ from analysis.stats.between_runs import RepeatedRuns
 from multicard.config import CONF
 from multicard.config.keys import flat
 from multicard.records.comparable import DATA
-from multicard.records.text_table import in_bytes
 from papers.places import Place
 
 FOLDER = CONF / "experiment"
@@ -186,26 +184,6 @@ def load(name: str) -> Experiment:
 def measuring(place: Place) -> list[str]:
     """The experiments that measure a table or figure of the papers: their titles name it."""
     return [name for name in names() if place.is_named_in(load(name).title)]
-
-
-@cache
-def in_full(name: str) -> str:
-    """What an experiment takes on the papers' node, as a sentence."""
-    from multicard import workloads
-    from multicard.sweep import full_scale
-
-    (workload,) = (workload for workload in workloads.WORKLOADS if name in workloads.experiments(workload))
-    cost = full_scale.of_experiment(workload, name)
-    plural = "s" * (cost.gpus[1] > 1)
-    parts = [f"{counted(cost.cells, 'cell')} on {cost.gpus_in_words} GPU{plural}"]
-    if cost.known:
-        parts.append(f"{cost.time_s / 3600:.1f} hours ({cost.gpu_s / 3600:.1f} GPU hours)")
-    if cost.unknown:
-        parts.append(f"{'and ' * bool(cost.known)}{counted(cost.unknown, 'cell')} of which the papers tell no time")
-    parts.append(f"{in_bytes(cost.disk_bytes)} on disk")
-    if cost.host_bytes:
-        parts.append(f"up to {in_bytes(cost.host_bytes)} of memory")
-    return ", ".join(parts)
 
 
 def typed_value(word: str) -> Any:

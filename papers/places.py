@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 FILE = Path(__file__).with_name("places.csv")
+IN_FULL = Path(__file__).with_name("in_full.csv")
 LATER, EARLIER = "2505.22905", "2503.15252"  # the papers; a number alone is the later one's
 NAMED = re.compile(r"(Table|Fig)s?\.? (\d+(?:(?:,| and| to) \d+)*)(?: of (2503\.15252))?")
 
@@ -44,6 +45,14 @@ def places() -> tuple[Place, ...]:
     """All of them, tables first."""
     with FILE.open(newline="") as lines:
         return tuple(Place(**row) for row in csv.DictReader(lines))
+
+
+@cache
+def in_full(experiment: str) -> str:
+    """What an experiment takes on the papers' node, as a sentence: by the papers' times, scaled by epochs, rows and
+    GPUs; empty for an experiment that is not theirs."""
+    with IN_FULL.open(newline="") as lines:
+        return {row["experiment"]: row["takes"] for row in csv.DictReader(lines)}.get(experiment, "")
 
 
 @cache

@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from analysis.experiments import Experiment, Panel, in_full
+from analysis.experiments import Experiment, Panel
 from analysis.formatting import counted
 from analysis.report.blocks import Block, Column, Commands, Grid, Heading, Paragraph, Section
 from analysis.report.run_details import RunDetails
 from analysis.runs import grouping
 from analysis.runs.load import Run, Skipped
 from multicard.records.text_table import clean
+from papers import places
 
 MOST_CELLS = 6  # of a panel that are named
 
@@ -58,7 +59,7 @@ def _skipped_records(skipped: Sequence[Skipped]) -> list[Block]:
 
 def _unmeasured(details: Sequence[RunDetails], panels: Sequence[tuple[Experiment, list[Panel]]]) -> list[Block]:
     rows = [
-        (f"{_sentence(experiment)} In full: {in_full(experiment.name)}.", experiment.command)
+        (f"{_sentence(experiment)} In full: {places.in_full(experiment.name)}.", experiment.command)
         for experiment, filled in panels
         if not filled
     ]

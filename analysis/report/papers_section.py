@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from analysis.claims import Verdict, render
 from analysis.claims.verdicts import labels
 from analysis.commands import dataset_table, table
-from analysis.experiments import Experiment, Panel, in_full, measuring
+from analysis.experiments import Experiment, Panel, measuring
 from analysis.figures import draw
 from analysis.formatting import counted
 from analysis.report import rerun_commands
@@ -42,7 +42,7 @@ def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]
             continue
         blocks.append(Heading(experiment.name, experiment.title))
         if not any(map(_is_full, filled)):
-            blocks.append(Commands([(f"In full: {in_full(experiment.name)}.", experiment.command)]))
+            blocks.append(Commands([(f"In full: {places.in_full(experiment.name)}.", experiment.command)]))
         blocks += first
         folded = [block for other in others for block in other]
         if folded:
@@ -67,7 +67,7 @@ def _places(panels: Mapping[str, list[Panel]]) -> list[Block]:
         names = measuring(place)
         here = {name: _measured(panels.get(name, [])) for name in names}
         shows = f"{place.shows} ({place.form})"
-        whole = _of_each({name: in_full(name) for name in names})
+        whole = _of_each({name: places.in_full(name) for name in names})
         row = [place.name, shows, ", ".join(names), _of_each(here) or place.where, whole, place.needs]
         is_here = not names or any(panels.get(name) for name in names)
         (here_rows if is_here else other_rows).append(row)

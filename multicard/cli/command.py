@@ -36,11 +36,6 @@ def execute(workload: Workload, usage: str | None) -> int:
         if {"-h", "--help"} & {*words}:
             print(command_help.text(workload, usage or "", command_line.first_values(overrides)))
             return 0
-        if command_line.plans_all(overrides):
-            from multicard.sweep import full_scale  # which nothing else needs
-
-            say("\n".join(full_scale.text(workload, words)))
-            return 0
         name = workload.entry.removesuffix(".py")
         hydra.main(version_base="1.3", config_path=str(workloads.CONF), config_name=name)(Task(command).measure)()
     except (HydraException, OmegaConfBaseException) as error:  # some are a ValueError too

@@ -84,14 +84,6 @@ def first_values(chosen: list[Override]) -> list[str]:
     return words
 
 
-def plans_all(chosen: list[Override]) -> bool:
-    """Whether a command asks what all experiments would take, at their full scale."""
-    values = {override.key_or_group: override.value() for override in chosen if not override.is_sweep_override()}
-    others = any(values.get(key) is True for key in ("predict.enabled", "gpus_auto"))
-    plans = values.get("dry_run") is True and not others
-    return values.get("experiment") == workloads.ALL and plans and values.get("scale") != "smoke"
-
-
 def check(chosen: list[Override], workload: Workload) -> None:
     """Refuse what Hydra would compose: options of the other entry, keys that are added or taken away, sweeps of
     experiments, numbers that would count as true.

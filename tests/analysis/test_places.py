@@ -42,7 +42,11 @@ def test_each_is_measured_by_an_experiment_or_says_where_it_stands():
     ],
 )
 def test_what_it_takes_in_full(name: str, says: str):
-    assert says in experiments.in_full(name)
+    assert says in places.in_full(name)
+
+
+def test_every_experiment_says_what_it_takes():
+    assert all(map(places.in_full, experiments.names()))
 
 
 def test_the_report_has_every_place_and_the_commands_that_fill_it():
