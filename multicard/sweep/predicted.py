@@ -62,8 +62,7 @@ def show(sweep: Sweep, on_slurm: bool = False) -> None:
         configs, where = [cell.config for cell, _ in members], [target for _, target in members]
         answers = estimates.estimate(configs, members[0][0].folder, where, Effort.all)
         _show(sweep.command, [Predicted(cell, answer) for (cell, _), answer in zip(members, answers, strict=True)])
-    if sweep.every[0].label:  # of a single run the task says it
-        dry_run.say_refused(sweep)
+    dry_run.say_refused(sweep)
 
 
 def _crowd(cell: Cell, target: Target, on_slurm: bool) -> str:
