@@ -1,28 +1,33 @@
-"""What a claim measures of two groups of runs (`Sides`): times, bytes, accuracies and losses.
+"""What a claim measures of two groups of runs (`Sides`), by the name that rules give it.
 
-`profile_measures` has the calls, copies and collectives of profiles.
-
-Counted bytes and the peak of torch's allocator are exact: the interval of single runs has no width. The resident memory
-of CPU ranks is not exact.
+A measure is a figure of a run in one of the forms of `Sides`: a ratio of two groups, a share or a factor of one group
+by itself. Counted bytes and the peak of torch's allocator are exact: the interval of single runs has no width. The
+resident memory of CPU ranks is not exact.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from analysis.claims import profile_measures
-from analysis.claims.sides import Figure, Sides
+from analysis.claims import profile_figures
+from analysis.claims.profile_figures import of_ranks, over
+from analysis.claims.readings import Figure, Readings
+from analysis.claims.sides import Sides
 from analysis.runs.load import Run
 from analysis.runs.setting_figure import MEMORY, is_exact
 from analysis.stats import between_runs, intervals, shares
 from analysis.stats.intervals import Interval
 from multicard.measure.repeated_runs import combined
+from multicard.records.text_table import clean
+from multicard.vision.precision import PRECISIONS
 
 WITHOUT = {"step_s": "a run has no more steps than the warm-up leaves out"}
 
 
 def _column(name: str) -> Figure:
-    def figure(run: Run) -> float:
+    def figure(_: Readings, run: Run) -> float:
         if run[name] is None:
             raise ValueError(WITHOUT.get(name, f"a record has no {name}"))
         return run[name]
@@ -30,106 +35,118 @@ def _column(name: str) -> Figure:
     return figure
 
 
-# ---- time
+TIME, PEAK = _column("total_s"), _column("peak_memory_bytes")
+ACCURACY, ANSWERS = _column("test_accuracy"), _column("test_samples")
 
 
-TIME, STEP = _column("total_s"), _column("step_s")
+# ---- figures of a run; each raises ValueError where a run has none
 
 
-def time(sides: Sides) -> Interval:
-    """The time of the whole training, with its evaluations."""
-    return sides.ratio(TIME)
+def _epochs(readings: Readings, run: Run) -> list[dict[str, Any]]:
+    return list(readings.record(run)["epochs"])
 
 
-def time_in_pauses(sides: Sides) -> Interval:
-    """The time of an epoch in which all ranks wait for its first batch."""
-    return sides.ratio(sides.readings.pause_s)
+def _pauses_s(readings: Readings, run: Run) -> tuple[list[float], float]:
+    """The time until the first batch of each epoch after the first one, and the time of these epochs."""
+    epochs = _epochs(readings, run)
+    ended_s = [ended for epoch in epochs if (ended := epoch.get("ended_s")) is not None]
+    pauses_s = [pause for epoch in epochs[1:] if (pause := epoch.get("first_batch_s")) is not None]
+    if not len(ended_s) - 1 == len(pauses_s) == len(epochs) - 1 >= 1:
+        raise ValueError("pauses between epochs need two epochs, and the times of all of them")
+    return pauses_s, ended_s[-1] - ended_s[0]
 
 
-def share_of_pauses(sides: Sides) -> Interval:
-    """The share of these pauses in the time of an epoch; of `top` alone."""
-    return sides.share(sides.readings.share_of_pauses)
+def pause_s(readings: Readings, run: Run) -> float:
+    """The mean time of an epoch in which all ranks wait for its first batch."""
+    pauses_s, _ = _pauses_s(readings, run)
+    return sum(pauses_s) / len(pauses_s)
 
 
-def share_of_reading(sides: Sides) -> Interval:
-    """The share of reading the data set into memory in the run, its start included; of `top` alone."""
-    return sides.share(sides.readings.share_of_reading)
+def share_of_pauses(readings: Readings, run: Run) -> float:
+    """The share of these pauses in the time from the end of one evaluation to the end of the next."""
+    pauses_s, epochs_s = _pauses_s(readings, run)
+    return sum(pauses_s) / epochs_s
 
 
-def cost_of_nsys(sides: Sides) -> Interval:
-    """The time of a step that Nsight Systems records, to one that it does not; of `top` alone."""
-    return sides.factor(sides.readings.cost_of_nsys)
+def share_of_reading(readings: Readings, run: Run) -> float:
+    """The share of reading the data set into each process (`input.read_s`) in the run, its start included."""
+    read_s, start_s, total_s = readings.record(run)["input"].get("read_s"), run["startup_s"], run["total_s"]
+    if read_s is None or not start_s or not total_s:
+        raise ValueError("a record without the time of reading: dataset.cache=process has it")
+    return read_s / (start_s + total_s)
 
 
-def iteration(sides: Sides) -> Interval:
-    return sides.ratio(STEP)
+def cost_of_nsys(readings: Readings, run: Run) -> float:
+    """The time of a step that Nsight Systems records, to one that it does not."""
+    if readings.profile(run).source != "nsys":
+        raise ValueError("not of Nsight Systems: profile=nsys, where it is installed")
+    ratio = readings.profiled_step_ratio(run)
+    if ratio is None:
+        raise ValueError("a profile without the times of steps inside and outside of it")
+    return ratio
 
 
-# ---- bytes
+def trained_h2d_bytes(readings: Readings, run: Run) -> float:
+    """Bytes to the devices of the batches that are trained on: evaluation is divided among the ranks whatever the
+    strategy."""
+    moved = readings.record(run)["transfer_bytes"]
+    parts = [part.get("train") for key, part in moved.items() if key.startswith("h2d_") and part is not None]
+    if not parts or None in parts:
+        raise ValueError("a record that does not tell bytes of training from those of evaluation")
+    return sum(parts)
 
 
-PEAK, TO_DEVICE, RECEIVED = (_column(name) for name in ("peak_memory_bytes", "h2d_bytes", "received_bytes"))
-TRAINED = _column("samples_trained")
+def share_of_tensors(readings: Readings, run: Run) -> float:
+    """Bytes of the images copied for training, in those of all images trained on as tensors of three channels."""
+    images = (readings.record(run)["transfer_bytes"].get("h2d_images") or {}).get("train")
+    samples, size_px, precision = run["samples_trained"], run["dataset.image_size"], PRECISIONS.get(run["precision"])
+    if images is None or not samples or not size_px or precision is None:
+        raise ValueError("a record without bytes of images, their number, size or precision")
+    value_bits = int(precision.transfer[-2:])  # float32, bfloat16
+    return images / (samples * 3 * size_px**2 * value_bits / 8)
+
+
+def copied_bytes(_: Readings, run: Run) -> float:
+    """Bytes to the devices, and those within and from them of the profiled steps scaled to all, over all ranks."""
+    parts = [run[column] for column in ("h2d_bytes", "d2d_bytes", "d2h_bytes")]
+    if None in parts:
+        raise ValueError("a record without bytes copied within and from the devices: profile=kineto has them")
+    return math.fsum(parts)
+
+
+def accuracy_after_3(readings: Readings, run: Run) -> float:
+    """The accuracy after the third epoch."""
+    reached = [epoch.get("test_accuracy") for epoch in _epochs(readings, run)[2:3]]
+    if not reached or reached[0] is None:
+        raise ValueError("the accuracy after three epochs needs three epochs, each evaluated")
+    return reached[0]
+
+
+def mean_loss(readings: Readings, run: Run) -> float:
+    """The geometric mean of the losses of all epochs; infinite where one became no number (null in a record)."""
+    recorded = [epoch.get("train_loss", 0.0) for epoch in _epochs(readings, run)]
+    losses = [math.inf if loss is None else loss for loss in recorded]
+    if not losses or min(losses) <= 0:
+        raise ValueError(f"{clean(str(run.folder))}: its record has no losses above 0")
+    return math.exp(sum(map(math.log, losses)) / len(losses))
+
+
+# ---- measures in forms of their own
 
 
 def peak_memory(sides: Sides) -> Interval:
     """The peak on the rank that held most, in the run that held most; as wide as the interval of the mean."""
     exact = is_exact((*sides.top, *sides.bottom), MEMORY)
-    of_means = _exact_ratio(sides, PEAK) if exact else sides.ratio(PEAK)
+    of_means = sides.exact_ratio(PEAK) if exact else sides.ratio(PEAK)
     top, bottom = sides.each(PEAK)
     return of_means.mapped(lambda ratio: ratio * max(top) / max(bottom) / of_means.estimate)
 
 
-def bytes_to_device(sides: Sides) -> Interval:
-    """Bytes copied to the devices, over all ranks."""
-    return _exact_ratio(sides, TO_DEVICE)
-
-
-def bytes_for_training(sides: Sides) -> Interval:
-    """Those of the batches that are trained on: evaluation is divided among the ranks whatever the strategy."""
-    return _exact_ratio(sides, sides.readings.trained_h2d_bytes)
-
-
-def share_of_tensors(sides: Sides) -> Interval:
-    """Bytes of the images copied for training, in those of as many images of three channels; of `top` alone."""
-    (share, *others) = [sides.readings.share_of_tensors(run) for run in sides.top]
+def mean_share_of_tensors(sides: Sides) -> Interval:
+    (share, *others), _ = sides.each(share_of_tensors)
     if others:
         return intervals.mean([share, *others], sides.confidence, sides.basis)
     return Interval(share, share, share, "exact")
-
-
-def images_trained(sides: Sides) -> Interval:
-    """Images trained on, over all ranks and epochs, each time that one was."""
-    return _exact_ratio(sides, TRAINED)
-
-
-def bytes_between_ranks(sides: Sides) -> Interval:
-    """Bytes that a rank received in collectives."""
-    return _exact_ratio(sides, RECEIVED)
-
-
-def bytes_copied(sides: Sides) -> Interval:
-    """Bytes to the devices, and those within and from them of the profiled steps scaled to all, over all ranks."""
-
-    def copied_bytes(run: Run) -> float:
-        parts = [run[column] for column in ("h2d_bytes", "d2d_bytes", "d2h_bytes")]
-        if None in parts:
-            raise ValueError("a record without bytes copied within and from the devices: profile=kineto has them")
-        return math.fsum(parts)
-
-    return _exact_ratio(sides, copied_bytes)
-
-
-def _exact_ratio(sides: Sides, figure: Figure) -> Interval:
-    top, bottom = sides.each(figure)
-    basis = "exact" if len(top) == len(bottom) == 1 else sides.basis
-    return intervals.ratio_of_means(top, bottom, sides.confidence, basis, exact=True)
-
-
-# ---- accuracy and loss
-
-
-ACCURACY, ANSWERS = _column("test_accuracy"), _column("test_samples")
 
 
 def accuracy(sides: Sides) -> Interval:
@@ -139,38 +156,21 @@ def accuracy(sides: Sides) -> Interval:
     """
     accuracies, samples = sides.of_seeds(ACCURACY), sides.of_seeds(ANSWERS)
     top, bottom = (_answers(accuracies[side], samples[side], sides.confidence) for side in (0, 1))
-    over_answers = intervals.difference(top, bottom)
     spreads = sides.spreads(ACCURACY, float, shares.PRIOR_SD, of_seeds=True)
     terms = between_runs.variance_between(spreads, *map(len, reversed(accuracies)))
-    if terms is None:
-        return Interval(over_answers.estimate, None, None, sides.basis)
-    between = combined(terms)
-    half = intervals.student_quantile(sides.confidence, between.degrees) * math.sqrt(between.variance)
-    over_runs = Interval(0.0, -half, half)
-    return replace(intervals.difference(over_answers, over_runs), basis=sides.basis)
+    half = None
+    if terms is not None:
+        between = combined(terms)
+        half = intervals.student_quantile(sides.confidence, between.degrees) * math.sqrt(between.variance)
+    return _widened(sides, intervals.difference(top, bottom), half)
 
 
-def accuracy_reached(sides: Sides) -> Interval:
-    """The accuracy after the last epoch; of `top` alone."""
-    return _accuracy_of(sides, ACCURACY)
-
-
-def accuracy_after_3_epochs(sides: Sides) -> Interval:
-    """The accuracy after the third epoch; of `top` alone."""
-    return _accuracy_of(sides, sides.readings.accuracy_after_3)
-
-
-def _accuracy_of(sides: Sides, figure: Figure) -> Interval:
-    """Wilson's interval over all answers, widened by how runs differ."""
+def accuracy_reached(sides: Sides, figure: Figure) -> Interval:
+    """An accuracy of `top` alone: Wilson's interval over all answers, widened by how runs differ."""
     (accuracies, _), (samples, _) = sides.of_seeds(figure), sides.of_seeds(ANSWERS)
     over_answers = _answers(accuracies, samples, sides.confidence)
     spread = sides.readings.machines(figure, float, shares.PRIOR_SD, of_seeds=True).of(sides.top[0])
-    if not spread.degrees:
-        return Interval(over_answers.estimate, None, None, sides.basis)
-    error = math.sqrt(spread.variance / len(accuracies))
-    half = intervals.student_quantile(sides.confidence, spread.term.degrees) * error
-    over_runs = Interval(0.0, -half, half)
-    return replace(intervals.difference(over_answers, over_runs), basis=sides.basis)
+    return _widened(sides, over_answers, sides.half_width(spread, len(accuracies)))
 
 
 def _answers(accuracies: Sequence[float], samples: Sequence[float], confidence: float) -> Interval:
@@ -180,24 +180,39 @@ def _answers(accuracies: Sequence[float], samples: Sequence[float], confidence: 
     return intervals.wilson(right, sum(map(int, samples)), confidence)
 
 
-def loss(sides: Sides) -> Interval:
-    """The ratio of the training losses, as a geometric mean over all epochs.
+def _widened(sides: Sides, over_answers: Interval, half: float | None) -> Interval:
+    """An interval over answers that holds how runs differ, too; none where no run was repeated."""
+    if half is None:
+        return Interval(over_answers.estimate, None, None, sides.basis)
+    return replace(intervals.difference(over_answers, Interval(0.0, -half, half)), basis=sides.basis)
 
-    It is infinite, or 0, where a loss of one side became no number (null in a record).
+
+def loss(sides: Sides) -> Interval:
+    """The ratio of the training losses; infinite, or 0, where a loss of one side became no number.
 
     Raises:
         ValueError: a record without losses; losses that became no numbers on both sides.
     """
-    top, bottom = sides.each(sides.readings.mean_loss)
-    if len({len(sides.readings.epochs(run)) for run in (*sides.top, *sides.bottom)}) > 1:
+    sides_lost = [math.inf in losses for losses in sides.each(mean_loss)]
+    if len({len(_epochs(sides.readings, run)) for run in (*sides.top, *sides.bottom)}) > 1:
         raise ValueError("runs of different numbers of epochs")
-    lost = [math.inf in side for side in (top, bottom)]
-    if all(lost):
+    if all(sides_lost):
         raise ValueError("the losses became no numbers on both sides")
-    if any(lost):
-        ratio = math.inf if lost[0] else 0.0
+    if any(sides_lost):
+        ratio = math.inf if sides_lost[0] else 0.0
         return Interval(ratio, ratio, ratio, "a loss that became no number")
-    return sides.ratio(sides.readings.mean_loss, of_seeds=True)
+    return sides.ratio(mean_loss, of_seeds=True)
+
+
+def time_in(sides: Sides, figure: Figure) -> Interval:
+    """The ratio of a metric's seconds; infinite where the bottom has none."""
+    top, bottom = sides.each(figure)
+    if min(top) > 0 and not any(bottom):
+        return Interval(math.inf, math.inf, math.inf, "none on one side")
+    return sides.ratio(figure)
+
+
+# ---- by name
 
 
 @dataclass(frozen=True)
@@ -208,23 +223,67 @@ class Measure:
     column: str = ""
 
 
+def _ratio(column: str) -> Measure:
+    return Measure(partial(Sides.ratio, figure=TIME if column == "total_s" else _column(column)), column)
+
+
+def _exact(column: str) -> Measure:
+    return Measure(partial(Sides.exact_ratio, figure=_column(column)), column)
+
+
+def _form(form: Callable[..., Interval], figure: Figure) -> Measure:
+    return Measure(partial(form, figure=figure))
+
+
+COPYING, LAUNCHING = profile_figures.COPYING, profile_figures.LAUNCHING
 MEASURES = {
-    "time": Measure(time, "total_s"),
-    "time_in_pauses": Measure(time_in_pauses),
-    "share_of_pauses": Measure(share_of_pauses),
-    "iteration": Measure(iteration, "step_s"),
-    "share_of_reading": Measure(share_of_reading),
-    "cost_of_nsys": Measure(cost_of_nsys),
+    "time": _ratio("total_s"),  # of the whole training, with its evaluations
+    "iteration": _ratio("step_s"),
+    "time_in_pauses": _form(Sides.ratio, pause_s),
+    "share_of_pauses": _form(Sides.share, share_of_pauses),
+    "share_of_reading": _form(Sides.share, share_of_reading),
+    "cost_of_nsys": _form(Sides.factor, cost_of_nsys),
     "peak_memory": Measure(peak_memory, "peak_memory_bytes"),
-    "images_trained": Measure(images_trained, "samples_trained"),
-    "bytes_to_device": Measure(bytes_to_device, "h2d_bytes"),
-    "bytes_for_training": Measure(bytes_for_training),
-    "share_of_tensors": Measure(share_of_tensors),
-    "bytes_between_ranks": Measure(bytes_between_ranks, "received_bytes"),
-    "bytes_copied": Measure(bytes_copied),
+    "images_trained": _exact("samples_trained"),  # over all ranks and epochs, each time that one was
+    "bytes_to_device": _exact("h2d_bytes"),  # over all ranks
+    "bytes_between_ranks": _exact("received_bytes"),  # that a rank received in collectives
+    "bytes_for_training": _form(Sides.exact_ratio, trained_h2d_bytes),
+    "bytes_copied": _form(Sides.exact_ratio, copied_bytes),
+    "share_of_tensors": Measure(mean_share_of_tensors),
     "accuracy": Measure(accuracy),
-    "accuracy_reached": Measure(accuracy_reached),
-    "accuracy_after_3_epochs": Measure(accuracy_after_3_epochs),
+    "accuracy_reached": _form(accuracy_reached, ACCURACY),
+    "accuracy_after_3_epochs": _form(accuracy_reached, accuracy_after_3),
     "loss": Measure(loss),
-    **{name: Measure(interval) for name, interval in profile_measures.INTERVALS.items()},
+    # of profiles: seconds of a step and rank
+    **{
+        name: _form(time_in, of_ranks(part, per_step=True))
+        for name, part in {
+            "time_copying": COPYING,
+            "time_communicating": profile_figures.communicating_s,
+            "time_synchronising": profile_figures.STREAM,
+            "time_in_memcpy": profile_figures.MEMCPY,
+            "time_in_event_destroy": profile_figures.DESTROY,
+            "time_broadcasting": profile_figures.BROADCAST,
+        }.items()
+    },
+    # shares of the profiled window, or of some calls, compared between two groups
+    **{
+        name: _form(Sides.ratio, of_ranks(over(part, whole)))
+        for name, (part, whole) in {
+            "share_of_launches": (LAUNCHING, profile_figures.FOUR),
+            "share_of_collectives": (profile_figures.communicating_s, profile_figures.FOUR),
+            "share_of_copies": (COPYING, profile_figures.FOUR),
+            "share_of_memcpy": (profile_figures.MEMCPY, profile_figures.MEMCPY_AND_REST),
+            "share_launching": (LAUNCHING, profile_figures.window_s),
+            "share_synchronising": (profile_figures.STREAM, profile_figures.window_s),
+            "share_of_five": (profile_figures.FIVE, profile_figures.window_s),
+        }.items()
+    },
+    # of each cell by itself
+    "share_of_calls": _form(Sides.share, of_ranks(profile_figures.waiting_share)),
+    "share_copying": _form(Sides.share, of_ranks(over(COPYING, profile_figures.window_s))),
+    "first_calls_over_all_gather": _form(
+        Sides.factor, of_ranks(over(profile_figures.FIRST_CALLS, profile_figures.ALL_GATHER))
+    ),
+    "all_gather_over_copies": _form(Sides.factor, of_ranks(over(profile_figures.ALL_GATHER, COPYING))),
 }

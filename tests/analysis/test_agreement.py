@@ -80,10 +80,10 @@ def test_verdicts_and_intervals_of_ratios_are_the_same(found: Found):
             continue
         sides: Sides = compare.ok_runs(cell.a), compare.ok_runs(cell.b)
         assert cell.step is not None
-        of_claims = measures.time(measures.Sides(sides[1], sides[0], 0.95, readings))
+        of_claims = measures.MEASURES["time"].interval(measures.Sides(sides[1], sides[0], 0.95, readings))
         assert of_claims.estimate == pytest.approx(cell.step.ratio)
         assert [of_claims.low, of_claims.high] == pytest.approx(cell.step.bounds())
-        steps = measures.iteration(measures.Sides(sides[1], sides[0], 0.95, readings))
+        steps = measures.MEASURES["iteration"].interval(measures.Sides(sides[1], sides[0], 0.95, readings))
         assert [steps.low, steps.high] == pytest.approx(cell.step.bounds())
         assert better.cheaper(*sides) == (cell.verdict == compare.SLOWER)
         assert better.cheaper(*reversed(sides)) == (cell.verdict == compare.FASTER)

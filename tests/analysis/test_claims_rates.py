@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.claims import judge, measures, named, profile_measures
+from analysis.claims import judge, measures, named
 from analysis.claims.readings import Readings
 from analysis.commands.better import Better
 from analysis.runs import load
@@ -38,12 +38,13 @@ def test_ranks_of_one_run_are_not_independent(tmp_path: Path, monkeypatch: pytes
     random, wrong = np.random.default_rng(6), 0
     ranks: dict[Path, list[Any]] = {}
     monkeypatch.setattr(Readings, "profile", lambda _, run: SimpleNamespace(ranks=ranks[run.folder]))
+    communicating = measures.MEASURES["time_communicating"].interval
     for _ in range(300):
         for run in runs:
             seconds = np.exp(0.03 * random.normal() + 0.01 * random.normal(size=8)).tolist()
             derived = [SimpleNamespace(communication_s=second) for second in seconds]
             ranks[run.folder] = [SimpleNamespace(steps=10, derived=of_rank) for of_rank in derived]
-        interval = profile_measures.INTERVALS["time_communicating"](measures.Sides(top, bottom, 0.95, Readings(runs)))
+        interval = communicating(measures.Sides(top, bottom, 0.95, Readings(runs)))
         assert interval.low is not None and interval.high is not None and interval.basis == "3 runs"
         wrong += not interval.low <= 1 <= interval.high
     assert wrong / 300 <= 0.07
