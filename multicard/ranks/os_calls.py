@@ -36,16 +36,16 @@ def _obey(controller: int) -> None:
             signal.raise_signal(signal.SIGTERM)
 
 
-def die_with(process: int) -> None:
-    """Have this process be killed when another, that is not its parent, is gone."""
-    Thread(target=_die_with, args=(process,), daemon=True).start()
+def die_with(process: int, number: int = signal.SIGKILL) -> None:
+    """Have this process get a signal when another, that is not its parent, is gone."""
+    Thread(target=_die_with, args=(process, number), daemon=True).start()
 
 
-def _die_with(process: int) -> None:
+def _die_with(process: int, number: int) -> None:
     """Wait for the other process. The parent of a rank, the fork server, lives as long as its ranks do."""
     with suppress(ProcessLookupError):  # gone already
         select.select([os.pidfd_open(process)], [], [])
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), number)
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:

@@ -17,7 +17,7 @@ from benchmarks import plan as benchmark
 from multicard.decide.plan import command, durations, gantt, schedule, show, simple_plans
 from multicard.decide.plan.jobs_file import Job, JobsFile
 from multicard.decide.plan.node import PlannedNode
-from multicard.decide.plan.predicted_runs import PredictedRun
+from multicard.decide.plan.runs import JobRun
 from multicard.decide.plan.schedule import Option, Schedule, Task, quantile
 from multicard.records.schema_parts import Interval
 from tests.conftest import ROOT
@@ -111,7 +111,7 @@ def test_repetitions_are_tasks_and_wait_as_their_job_does():
 def test_a_job_that_fits_no_gpus_is_refused_with_the_reasons():
     job = Job("big", ("train_vision.py",), gpus=(1, 2))
     problem = "does not fit into the memory of a GPU"
-    runs = [PredictedRun(job, gpus, problem=problem) for gpus in (1, 2)]
+    runs = [JobRun(job, gpus, problem=problem) for gpus in (1, 2)]
     message = rf"jobs\.big: can run on no allowed number of GPUs \(1 GPU: {problem}; 2 GPUs"
     with pytest.raises(ValueError, match=message):
         durations.tasks(JobsFile((job,)), FOUR, runs)

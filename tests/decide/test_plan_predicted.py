@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from multicard.decide.plan import command, durations, jobs_file, node, predicted_runs, starts
-from multicard.decide.plan.jobs_file import Job
-from multicard.decide.plan.predicted_runs import PredictedRun
-from multicard.estimate.run import Predictor, Target
+from multicard.decide.plan import command, durations, jobs_file, node, runs
+from multicard.estimate.estimates import Estimate, Predictor
+from multicard.estimate.target import Target
 from multicard.machine import devices, environment, slurm
 from multicard.records.schema_parts import Interval, Prediction
-from tests.conftest import ROOT, typed
+from tests.conftest import ROOT
 from tests.helpers import past_runs
 
 H100 = Target("h100-nvl", None, "cuda", "NVIDIA H100 NVL", 94 * 10**9)
@@ -39,12 +38,11 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     gpus = [{"name": "NVIDIA H100 NVL", "memory_bytes": 94 * 10**9}] * 4
     monkeypatch.setattr(environment, "gpus", lambda: gpus)
     monkeypatch.setattr(devices, "visible_gpus", lambda: [f"GPU-{number}" for number in range(4)])
-    monkeypatch.setattr(predicted_runs, "target", lambda _: H100)
-    monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, *__, **___: [*map(predicted, configs)])
-    probes: list[list[str]] = []
     monkeypatch.setattr(
-        command, "subprocess", SimpleNamespace(run=lambda words, **_: probes.append(words[4:]))
-    )  # after the process's own
+        runs, "estimate", lambda configs, *_: [Estimate(config, H100, predicted(config)) for config in configs]
+    )
+    probes: list[list[str]] = []
+    monkeypatch.setattr(command, "subprocess", SimpleNamespace(run=lambda words, **_: probes.append(words)))
     return probes
 
 
@@ -52,25 +50,21 @@ def test_runs_are_predicted_on_every_number_of_gpus(on_gpus: list[list[str]], tm
     file = jobs_file.parsed({"jobs": {"a": {"run": "train_vision.py precision=bf16"}}})
     where = node.resolve(file)
     assert (where.gpus, where.on_gpus, where.name) == (4, True, "4 GPUs NVIDIA H100 NVL")
-    runs = predicted_runs.predict(file.jobs, where, tmp_path / "multirun" / "s" / "r")
-    assert [run.gpus for run in runs] == [1, 2, 4]
-    start = predicted_runs.START
-    assert [run.seconds.value for run in runs if run.seconds] == [
-        600 + start.value + predicted_runs.END.value,
-        300 + start.value + predicted_runs.END.value,
-        150 + start.value + predicted_runs.END.value,
-    ]
-    (one,) = durations.tasks(file, where, runs).tasks
+    found = runs.estimated(file.jobs, where, tmp_path / "multirun" / "s")
+    assert [run.gpus for run in found] == [1, 2, 4]
+    beside_s = runs.START.value + runs.END.value
+    assert [run.seconds and run.seconds.value for run in found] == [600 + beside_s, 300 + beside_s, 150 + beside_s]
+    (one,) = durations.tasks(file, where, found).tasks
     assert len(one.options) == 3 and one.options[0].basis == "measured"
-    assert predicted_runs.command(runs[1], where)[:3] == ["train_vision.py", "-m", "hydra/launcher=submitit_local"]
-    assert predicted_runs.probes(runs, where) == []
+    assert runs.probes(found, where) == []
 
 
 def test_the_start_of_a_races_cell_beside_others_is_none_of_a_run():
     here, wanted = past_runs.CPU, past_runs.config(past_runs.vision())
     alone = past_runs.past(past_runs.vision(startup_s=4.0), past_runs.raced())  # 99 s
-    assert predicted_runs.start_s(wanted, here, alone).value == pytest.approx(4.0)
-    assert predicted_runs.start_s(wanted, here, past_runs.past(past_runs.raced())) == predicted_runs.START
+    start_s = Predictor(here, alone, None).start_s(wanted)
+    assert start_s is not None and start_s.value == pytest.approx(4.0)
+    assert Predictor(here, past_runs.past(past_runs.raced()), None).start_s(wanted) is None
 
 
 def test_unknown_times_are_named_with_their_probes(
@@ -91,11 +85,11 @@ def test_numbers_of_gpus_that_are_unknown_or_do_not_fit_are_left_out(on_gpus: li
     jobs = {"some": {"run": "train_vision.py batch_size=8"}, "none": {"run": "train_vision.py batch_size=64"}}
     file = jobs_file.parsed({"jobs": jobs})
     where = node.resolve(file)
-    runs = predicted_runs.predict(file.jobs, where, tmp_path / "multirun" / "s" / "r")
+    found = runs.estimated(file.jobs, where, tmp_path / "multirun" / "s")
     with pytest.raises(ValueError, match=r"jobs\.none: can run on no allowed number of GPUs .* does not fit"):
-        durations.tasks(file, where, runs)
+        durations.tasks(file, where, found)
     file = jobs_file.parsed({"jobs": {"some": jobs["some"]}})
-    tasks = durations.tasks(file, where, predicted_runs.predict(file.jobs, where, tmp_path / "multirun" / "s" / "r"))
+    tasks = durations.tasks(file, where, runs.estimated(file.jobs, where, tmp_path / "multirun" / "s"))
     assert [option.gpus for option in tasks.tasks[0].options] == [1] and not tasks.unknown
     assert tasks.notes == ("some: not planned on 2, 4 GPUs, whose time is not known",)
 
@@ -109,10 +103,10 @@ def test_words_that_cannot_be_composed_are_refused_with_the_job(on_gpus: list[li
     ):
         file = jobs_file.parsed({"jobs": {"a": {"run": f"train_vision.py {words}"}}})
         with pytest.raises(ValueError, match=rf"^jobs\.a\.run: {message}"):
-            predicted_runs.predict(file.jobs, node.resolve(file), tmp_path / "multirun" / "s" / "r")
+            runs.estimated(file.jobs, node.resolve(file), tmp_path / "multirun" / "s")
     file = jobs_file.parsed({"jobs": {"a": {"run": "train_vision.py batch_size=0"}}})
-    runs = predicted_runs.predict(file.jobs, node.resolve(file), tmp_path / "multirun" / "s" / "r")
-    assert {run.problem for run in runs} == {"batch_size=0: must be 1 or more"}
+    found = runs.estimated(file.jobs, node.resolve(file), tmp_path / "multirun" / "s")
+    assert {run.problem for run in found} == {"batch_size=0: must be 1 or more"}
 
 
 def test_cpu_ranks_stand_in_for_gpus(monkeypatch: pytest.MonkeyPatch):
@@ -131,8 +125,7 @@ def test_cpu_ranks_stand_in_for_gpus(monkeypatch: pytest.MonkeyPatch):
     assert node.resolve(jobs_file.parsed({"jobs": {"a": GOOD}, "node": {"gpus": 8}})).gpus == 8  # only known times
     elsewhere = node.resolve(jobs_file.parsed({"jobs": run, "node": {"gpus": 8, "gpu": "h100-80gb"}}))
     assert elsewhere.on_gpus and "predict.gpu=h100-80gb" in elsewhere.words
-    runs = [PredictedRun(Job("a", ("train_vision.py",)), 2, typed("gpus=2"))]
-    assert not any("predict." in word for word in predicted_runs.command(runs[0], elsewhere))
+    assert elsewhere.packing == ("exclusive=false",)
 
 
 def test_a_node_of_slurm_has_the_gpus_that_sinfo_says(monkeypatch: pytest.MonkeyPatch):
@@ -144,11 +137,9 @@ def test_a_node_of_slurm_has_the_gpus_that_sinfo_says(monkeypatch: pytest.Monkey
     where = node.resolve(jobs_file.parsed(content), is_here=True)
     assert (where.gpus, where.on_slurm, where.words) == (4, True, ("cpus_per_gpu=3",))
     assert asked == [("sinfo", "-h", "-o", "%G", "-p", "long")]
-    (start,) = starts.of_jobs(jobs_file.parsed(content), where, "mine").values()
-    assert start.words[1:] == (
-        *("-m", "hydra/launcher=submitit_slurm", "hydra.launcher.partition='long'"),
-        *("cpus_per_gpu=3", "gpus=1", "name=mine"),
-    )
+    (cell,) = runs.cells(jobs_file.parsed(content), where, Path("mine")).values()
+    assert cell.composed.hydra.launcher.partition == "long"
+    assert (cell.config.cpus_per_gpu, cell.config.gpus, cell.cfg.name) == (3, 1, "mine")
     with pytest.raises(ValueError, match=r"node\.slurm: sinfo names no GPUs"):
         node.resolve(jobs_file.parsed({"jobs": known, "node": {"slurm": True}}))
     with pytest.raises(ValueError, match=r"jobs\.b: needs seconds, or node\.gpu: the nodes' GPU"):

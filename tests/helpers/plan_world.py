@@ -1,103 +1,147 @@
-"""Plans whose jobs are tiny scripts, on two GPUs that stand for real ones."""
+"""Plans carried out in a time of their own, by a place whose cells only leave records."""
 
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from multicard.decide.plan import planning
+from multicard.decide.plan import carry_out, planning, state
 from multicard.decide.plan.carry_out import CarryingOut
 from multicard.decide.plan.jobs_file import Goal
-from multicard.decide.plan.places import Place, Start, ThisMachine
 from multicard.decide.plan.schedule import Option, Task
 from multicard.decide.plan.state import State
-from multicard.machine import leases
-from multicard.records import run_folder
 from multicard.records.schema_parts import Interval
-from multicard.sweep import shares
 
-# Writes a line with its times and its GPUs, waits until a file is there where it has to, and leaves a record
-JOB = """
-import json, os, sys, time
-from pathlib import Path
-folder, status, seconds, waits_for = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
-folder.mkdir(exist_ok=True)
-with open(folder.parent / "started", "a") as file:
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    file.write(json.dumps([folder.name, os.getpid(), gpus, sorted(os.sched_getaffinity(0))]) + "\\n")
-busy = [folder.parent / f"busy-{gpu}" for gpu in gpus.split(",") if waits_for]
-for mark in busy:
-    os.close(os.open(mark, os.O_CREAT | os.O_EXCL))  # fails where another job is on the same GPU
-time.sleep(seconds)
-while waits_for and not Path(waits_for).exists():
-    time.sleep(0.02)
-for mark in busy:
-    mark.unlink()
-if status == "exit":
-    sys.exit(3)
-cause = None if status == "ok" else {"message": f"it was made to end {status}"}
-Path(sys.argv[5]).write_text(json.dumps({"status": status, "cause": cause}))
-"""
-GPUS = ("GPU-a", "GPU-b")
+BEGAN_S = 1.7e9  # of the first command, since 1970
+AGO_S = 1000.0  # since the first command began, where there was one
+
+
+@dataclass
+class FakeCell:
+    """A cell on a number of GPUs: `ends` is its status.
+
+    queued_s: how long it waits in a queue. None: for ever.
+    """
+
+    name: str
+    folder: Path
+    lasts_s: float
+    ends: str = "ok"
+    queued_s: float = 0.0
+    result: dict[str, Any] | None = None
+
+    def leave(self, began_s: float, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
+        """Leave a record of a run, at seconds since the plan began."""
+        ends = [datetime.fromtimestamp(began_s + s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for s in (start_s, end_s)]
+        cause = None if self.ends == "ok" else {"message": f"it was made to end {self.ends}"}
+        record = {"status": self.ends, "cause": cause, "started_at": ends[0], "ended_at": ends[1]} | more
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "result.json").write_text(json.dumps(record))
+        return record
 
 
 class World:
-    """Jobs that are scripts, on two GPUs that stand for real ones, or wherever `place` says."""
+    """Tasks, their cells and where they run: both the place and the clock of a plan.
 
-    place: Place | None = None
+    Attributes:
+        now_s: since 1970.
+        started: name, GPUs and start of the cells.
+        given_up: how often turns in the queue of others' leases were given up.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.script = folder / "job.py"
-        self.script.write_text(JOB)
+        self.folder, self.now_s = folder, BEGAN_S
+        self.keeps_jobs = False
         self.tasks: list[Task] = []
-        self.starts: dict[tuple[str, int], Start] = {}
+        self.cells: dict[tuple[str, int], FakeCell] = {}
+        self.running: dict[str, tuple[FakeCell, float]] = {}
+        self.started: list[tuple[str, tuple[int, ...], float]] = []
+        self.given_up = 0
 
-    def add(self, name: str, seconds: Mapping[int, float], *after: int, job: str = "", lasts_s: float = 0.0,
-            waits_for: str = "", **ends: str) -> None:  # fmt: skip
-        """A task that is planned with these times.
+    def add(self, name: str, seconds: Mapping[int, float], *after: int, job: str = "", lasts: float = 1.0,
+            queued_s: float = 0.0, wide: bool = False, **ends: str) -> None:  # fmt: skip
+        """A task that is planned with these times, and takes `lasts` times as long.
 
         Args:
+            wide: its times may be anything from half to ten times what is planned.
             ends: status by number of GPUs ("on1"); "ok" of others.
         """
-        exact = {gpus: Interval(s, s, s) for gpus, s in seconds.items()}
-        options = tuple(Option(gpus, s, exact[gpus], s) for gpus, s in seconds.items())
-        self.tasks.append(Task(name, options, after, None, job or name))
-        for gpus in seconds:
-            own, record = self.folder / name, self.folder / name / f"on{gpus}.json"
-            awaited_file = str(self.folder / waits_for) if waits_for else ""
-            words = (str(self.script), str(own), ends.get(f"on{gpus}", "ok"), str(lasts_s), awaited_file, str(record))
-            self.starts[name, gpus] = Start(words, gpus, 0, True, lambda at=record: run_folder.read_json(at))
+        spread = (0.5, 10.0) if wide else (1.0, 1.0)
+        options = [Option(gpus, s, Interval(s, s * spread[0], s * spread[1]), s) for gpus, s in seconds.items()]
+        self.tasks.append(Task(name, tuple(options), after, None, job or name))
+        for gpus, planned_s in seconds.items():
+            status = ends.get(f"on{gpus}", "ok")
+            self.cells[name, gpus] = FakeCell(name, self.folder / f"{name}-{gpus}", planned_s * lasts, status, queued_s)
 
-    def carrying(self, name: str = "plan", gpus: int = 2) -> CarryingOut:
-        state = State(self.folder / name)
-        place = self.place or ThisMachine(gpus)
-        return CarryingOut(self.tasks, gpus, Goal.makespan, self.starts, place, state)
+    # ---- the place
 
-    def run(self, name: str = "plan", gpus: int = 2) -> CarryingOut:
-        """Plan and carry out to the end, without the solver's share."""
-        carried = self.carrying(name, gpus)
+    def start(self, cell: FakeCell, gpu_ids: Sequence[int]) -> str:
+        taken = {gpu for name, gpus, _ in self.started if name in self.running for gpu in gpus}
+        assert self.keeps_jobs or not taken & {*gpu_ids}
+        self.started.append((cell.name, tuple(gpu_ids), self.now_s - BEGAN_S))
+        self.running[cell.name] = cell, self.now_s + cell.queued_s
+        return "log"
+
+    def ended(self) -> list[FakeCell]:
+        over = [(cell, start_s) for cell, start_s in self.running.values() if start_s + cell.lasts_s <= self.now_s]
+        for cell, start_s in over:
+            del self.running[cell.name]
+            cell.result = cell.leave(start_s, 0, cell.lasts_s)
+        return [cell for cell, _ in over]
+
+    def age_s(self, cell: FakeCell) -> float | None:
+        start_s = self.running[cell.name][1]
+        return None if start_s > self.now_s else self.now_s - start_s
+
+    def interrupt(self) -> None:
+        self.running.clear()
+
+    def wait_no_more(self) -> None:
+        self.given_up += 1
+
+    # ---- the command
+
+    def carrying(self, gpus: int = 2) -> CarryingOut:
+        cells: Any = self.cells
+        place: Any = self
+        return CarryingOut(self.tasks, gpus, Goal.makespan, cells, place, State(self.folder), limit_s=0.5)
+
+    def run(self, gpus: int = 2) -> CarryingOut:
+        """Plan and carry out to the end."""
+        carried = self.carrying(gpus)
         try:
-            rest = carried.rest()
-            if rest:
-                carried.run(planning.make(rest, gpus, Goal.makespan, 1.0).schedule)
+            if rest := carried.rest():
+                carried.run(planning.make(rest, gpus, Goal.makespan, 0.5).schedule)
         finally:
             carried.state.close()
         return carried
 
-    def started(self) -> list[tuple[str, int, str, list[int]]]:
-        """Name, process, GPUs and cores of the jobs, in the order in which they began."""
-        path = self.folder / "started"
-        return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    def began(self, *events: dict[str, Any]) -> None:
+        """Leave what a command noted that began AGO_S ago."""
+        (self.folder / state.FOLDER).mkdir(parents=True)
+        lines = [json.dumps(event) + "\n" for event in ({"began": self.now_s}, *events)]
+        (self.folder / state.FOLDER / "events.jsonl").write_text("".join(lines))
+        self.now_s += AGO_S
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / state.FOLDER / "events.jsonl").open()]
 
 
-def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world with leases of its own."""
-    monkeypatch.setenv(leases.VARIABLE, str(folder / "leases"))
-    monkeypatch.setattr(shares, "machine", lambda: shares.Pool([*GPUS], sorted(os.sched_getaffinity(0))))
-    return World(folder)
+def in_own_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world whose clock moves on when a plan pauses."""
+    made = World(folder)
+
+    def pause(seconds: float) -> None:
+        made.now_s += seconds
+        assert made.now_s < BEGAN_S + 10 * AGO_S, "the plan does not end"
+
+    monkeypatch.setattr(carry_out, "pause", pause)
+    monkeypatch.setattr(state, "since_epoch_s", lambda: made.now_s)
+    return made
 
 
 def statuses(carried: CarryingOut) -> dict[str, str]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from multicard.config.job import count
 from multicard.decide.plan.jobs_file import Job, JobsFile
 from multicard.decide.plan.node import PlannedNode
-from multicard.decide.plan.predicted_runs import PredictedRun, unknown_reason
+from multicard.decide.plan.runs import JobRun, unknown_reason
 from multicard.decide.plan.schedule import Option, Task, quantile
 from multicard.estimate.time import scaling
 from multicard.estimate.time.estimate import NORMAL_90
+from multicard.estimate.totals import product
 from multicard.records.schema_parts import Interval
 
 PLANNED_NORMAL = 0.8416  # the quantile of 0.8 of a standard normal variable: four of five jobs end no later
@@ -30,7 +31,7 @@ class Tasks:
     unknown: tuple[str, ...] = ()
 
 
-def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[PredictedRun] = ()) -> Tasks:
+def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[JobRun] = ()) -> Tasks:
     """The tasks of a file's jobs, a job that repeats as several.
 
     Args:
@@ -67,7 +68,7 @@ def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[PredictedRun] = ()) 
     return Tasks(tuple(made), tuple(notes), tuple(unknown))
 
 
-def _refuse_impossible(job: Job, runs: Sequence[PredictedRun], node: PlannedNode) -> None:
+def _refuse_impossible(job: Job, runs: Sequence[JobRun], node: PlannedNode) -> None:
     """Refuse a job that no number of GPUs lets run, whatever a probe would tell.
 
     Raises:
@@ -82,7 +83,7 @@ def _refuse_impossible(job: Job, runs: Sequence[PredictedRun], node: PlannedNode
         raise ValueError(f"jobs.{job.name}: can run on no allowed number of GPUs ({reasons})")
 
 
-def _left_out(job: Job, runs: Sequence[PredictedRun], node: PlannedNode) -> list[str]:
+def _left_out(job: Job, runs: Sequence[JobRun], node: PlannedNode) -> list[str]:
     notes = [f"{job.name}: not on {count(run.gpus, 'GPU')}: {run.problem}" for run in runs if run.problem]
     unknown = [str(run.gpus) for run in runs if run.is_unknown]
     if unknown and len(unknown) < len(runs):
@@ -149,13 +150,7 @@ def option(gpus: int, seconds: Interval, node_gpus: int, slowdown: Interval, bas
     planned_s = float(quantile(seconds, PLANNED_NORMAL))
     if gpus == node_gpus:
         return Option(gpus, planned_s, seconds, seconds.value, basis)
-    value = seconds.value * slowdown.value
-    below, above = (
-        math.hypot(math.log(own / seconds.value), math.log(slow / slowdown.value))
-        for own, slow in ((seconds.low, slowdown.low), (seconds.high, slowdown.high))
-    )
-    interval = Interval(value, value / math.exp(below), value * math.exp(above))
-    return Option(gpus, planned_s * slowdown.value, interval, seconds.value, basis)
+    return Option(gpus, planned_s * slowdown.value, product(seconds, slowdown), seconds.value, basis)
 
 
 def scaled(option: Option, ratio: float) -> Option:

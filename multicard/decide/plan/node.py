@@ -24,6 +24,11 @@ class PlannedNode:
     on_slurm: bool = False
 
     @property
+    def packing(self) -> tuple[str, ...]:
+        """What a run's command has so that it runs beside others."""
+        return tuple(word for word in self.words if not word.startswith("predict."))
+
+    @property
     def noun(self) -> str:
         return "GPU" if self.on_gpus else "rank"
 

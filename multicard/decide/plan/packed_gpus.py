@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from multicard.decide.plan import durations, planning
 from multicard.decide.plan.jobs_file import SLOWDOWN, Goal
-from multicard.decide.plan.predicted_runs import START
+from multicard.decide.plan.runs import START
 from multicard.decide.plan.schedule import Option, Task
 from multicard.decide.plan.simple_plans import within
 from multicard.estimate.totals import summed

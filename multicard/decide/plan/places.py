@@ -1,168 +1,153 @@
-"""Where jobs of a plan run: on GPUs and cores of this machine that they lease, or as jobs of SLURM."""
+"""Where the cells of a plan run: on GPUs and cores of this machine that they lease, or as jobs of SLURM."""
 
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from multicard.decide.plan import job_process
-from multicard.sweep.shares import Machine, MachineShare, Pool
-
-Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Start:
-    """What starts a task on a number of GPUs.
-
-    Fields:
-        words: of the command, after `python`.
-        cores: that it gets; on CPU ranks (`on_gpus` is False) they stand for its GPUs.
-        record: reads what the run has left in its folder; None before it has left a record.
-        age_s: for how many seconds it has run by now; None while it is queued.
-    """
-
-    words: tuple[str, ...]
-    gpus: int
-    cores: int
-    on_gpus: bool
-    record: Callable[[], Record | None]
-    age_s: Callable[[], float | None] = lambda: 0.0
-
-
-@dataclass
-class Process:
-    """A task's process, with its share of the machine; None on SLURM."""
-
-    popen: subprocess.Popen[bytes]
-    share: MachineShare | None = None
-
-    def has_ended(self) -> bool:
-        """Whether it has; what is left of its process group is killed where it failed."""
-        if self.popen.returncode is not None:
-            return True
-        with suppress(ChildProcessError):
-            ended = os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
-                return False
-            if ended.si_status != 0:  # before the wait below, after which its number may be another's
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
-        return True
-
-    def interrupt(self) -> None:
-        if self.popen.returncode is None:
-            self.popen.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kill all of its process group."""
-        if self.popen.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.popen.pid, signal.SIGKILL)
+from multicard.measure import timing
+from multicard.measure.timing import clock_s
+from multicard.ranks import os_calls
+from multicard.records import run_folder
+from multicard.sweep import shares, slurm_submit, slurm_wait
+from multicard.sweep.cells import Cell, Sweep
+from multicard.sweep.command import Command
+from multicard.sweep.executor import Executor
+from multicard.sweep.job import SUBMITTED, LocalJob
+from multicard.sweep.shares import Pool
+from multicard.sweep.streak import Streak
 
 
 class Place(Protocol):
-    """keeps_jobs: whether what was started goes on without the plan's command."""
+    """keeps_jobs: what was started goes on without the plan's command."""
 
     keeps_jobs: bool
 
-    def start(self, start: Start, gpu_ids: Sequence[int], log: Path) -> Process | None: ...
+    def start(self, cell: Cell, gpu_ids: Sequence[int]) -> str | None:
+        """Start a cell. Returns its log; None while others have leased what it needs, which is said."""
+        ...
 
-    def give_back(self, process: Process) -> None: ...
+    def ended(self) -> list[Cell]:
+        """The cells that have ended since the last call, with their records."""
+        ...
 
-    def wait_no_more(self) -> None: ...
+    def age_s(self, cell: Cell) -> float | None:
+        """For how many seconds a cell has run by now; None while it is queued."""
+        ...
+
+    def interrupt(self) -> None:
+        """End what was started, unless it is kept."""
+        ...
+
+    def wait_no_more(self) -> None:
+        """Let those pass that wait behind this command."""
+        ...
 
 
-@dataclass
+@dataclass(frozen=True)
+class PlanJob(LocalJob):
+    """A cell of a plan: it is interrupted when the plan's command is gone.
+
+    Args:
+        plan: the process of that command.
+    """
+
+    plan: int = 0
+
+    def measure(self) -> str:
+        os_calls.die_with(self.plan, signal.SIGTERM)
+        return super().measure()
+
+
 class ThisMachine:
     """GPU k of the plan is the k-th of this machine; CPU ranks have the cores of their numbers.
 
-    planned: GPUs of the plan's node. What the machine has besides them stands in for those that other commands lease.
+    Args:
+        planned: GPUs of the plan's node. What the machine has besides them stands in for those that other commands
+            lease.
     """
 
-    planned: int
     keeps_jobs = False
-    machine: Machine = field(default_factory=Machine)
 
-    def start(self, start: Start, gpu_ids: Sequence[int], log: Path) -> Process | None:
-        """Start a task; None while others have leased what it needs, which is said."""
-        share = self._leased(start, gpu_ids)
-        return None if share is None else _on(share, start, log)
+    def __init__(self, sweep: Path, planned: int) -> None:
+        self.executor, self.planned = Executor(sweep), planned
+        self.machine = self.executor.machine
 
-    def start_together(self, starts: Sequence[Start], log: Path) -> list[Process]:
-        """Start tasks side by side, on the first GPUs of the plan; none while others have leased what one of them
-        needs, which is said."""
-        gpus = sum(start.gpus for start in starts)
-        cores = min(sum(start.cores for start in starts), len(self.machine.whole.cpus))
-        share = self._leased(replace(starts[0], gpus=gpus, cores=cores), range(gpus))
+    def start(self, cell: Cell, gpu_ids: Sequence[int]) -> str | None:
+        wanted = shares.demand(cell.config, self.machine.whole)
+        share = self.machine.lease((wanted, tuple(gpu_ids)), self._among(max(wanted[1] // len(gpu_ids), 1), gpu_ids))
         if share is None:
-            return []
-        processes, ids, cpus = list[Process](), [*(share.gpus or ())], [*share.cpus]
-        for start in starts:
-            own = None if share.gpus is None else tuple(ids[: start.gpus])
-            part = MachineShare(own, tuple(cpus[: start.cores]), share.lease)
-            processes.append(_on(part, start, log))
-            del ids[: start.gpus], cpus[: start.cores]
-        return processes
+            return None
+        process = self.executor.start(cell, share, PlanJob, plan=os.getpid())
+        return f"{self.executor.folder}/{process.pid}_0_log.out"
 
-    def give_back(self, process: Process) -> None:
-        if process.share is not None:
-            self.machine.give_back(process.share)
+    def ended(self) -> list[Cell]:
+        return self.executor.collect_ended()
+
+    def age_s(self, cell: Cell) -> float | None:
+        del cell
+        return 0.0
+
+    def interrupt(self) -> None:
+        self.executor.interrupt()
 
     def wait_no_more(self) -> None:
         self.machine.wait_no_more()
 
-    def _leased(self, start: Start, gpu_ids: Sequence[int]) -> MachineShare | None:
-        wanted = start.gpus if start.on_gpus else None, start.cores
-        return self.machine.lease((wanted, tuple(gpu_ids)), self._among(start, gpu_ids))
-
-    def _among(self, start: Start, gpu_ids: Sequence[int]) -> Pool:
-        """What the task may take: first that of its GPUs in the plan, then what the plan has no use for; cores of other
+    def _among(self, cores_each: int, gpu_ids: Sequence[int]) -> Pool:
+        """What a cell may take: first that of its GPUs in the plan, then what the plan has no use for; cores of other
         GPUs too, where there are fewer than GPUs."""
         whole, free = self.machine.whole, self.machine.free
-        each = max(start.cores // start.gpus, 1)
         slots = [*gpu_ids, *range(self.planned, max(len(whole.gpus), len(whole.cpus)))]
         gpus = [whole.gpus[slot] for slot in slots if slot < len(whole.gpus)]
-        cpus = [cpu for slot in slots for cpu in whole.cpus[slot * each : (slot + 1) * each]]
-        if each * self.planned > len(whole.cpus):
+        cpus = [cpu for slot in slots for cpu in whole.cpus[slot * cores_each : (slot + 1) * cores_each]]
+        if cores_each * self.planned > len(whole.cpus):
             cpus += [cpu for cpu in whole.cpus if cpu not in cpus]
         return Pool([gpu for gpu in gpus if gpu in free.gpus], [cpu for cpu in cpus if cpu in free.cpus])
 
 
 class Slurm:
-    """Each task is a job of SLURM, submitted and waited for by a command of its own on this machine."""
+    """Each cell is a job of SLURM; those that an earlier command submitted are found in the queue."""
 
     keeps_jobs = True
 
-    def start(self, start: Start, gpu_ids: Sequence[int], log: Path) -> Process | None:
-        del gpu_ids  # SLURM chooses
-        return Process(started(start.words, log, (), (), {**os.environ}))
+    def __init__(self) -> None:
+        self.queue = slurm_wait.Queue([], {}, Streak())
+        self.refused: list[Cell] = []
+        self.asked_s = self.changed_s = clock_s()
 
-    def give_back(self, process: Process) -> None:
-        """Nothing is leased."""
+    def start(self, cell: Cell, gpu_ids: Sequence[int]) -> str | None:
+        del gpu_ids  # SLURM chooses
+        sweep = Sweep(Command(cell.workload), [cell])
+        jobs = slurm_submit.submit(sweep)
+        if sweep.refused:
+            cell.result = sweep.refused[0].result
+            self.refused.append(cell)
+            return ""
+        self.queue.cells.append(cell)
+        self.queue.jobs |= jobs
+        return f"{cell.folder.parent}/{SUBMITTED}/{jobs[cell.number]}_0_log.out"
+
+    def ended(self) -> list[Cell]:
+        ended, self.refused, now_s = self.refused, [], clock_s()
+        poll_s = min(max((now_s - self.changed_s) / 10, slurm_wait.SHORTEST_POLL_S), slurm_wait.LONGEST_POLL_S)
+        if self.queue.jobs and now_s - self.asked_s >= poll_s:
+            self.asked_s = now_s
+            ended = [*ended, *self.queue.poll()]
+            self.queue.cells = [cell for cell in self.queue.cells if cell.number in self.queue.jobs]
+        self.changed_s = now_s if ended else self.changed_s
+        return ended
+
+    def age_s(self, cell: Cell) -> float | None:
+        with suppress(FileNotFoundError):
+            return timing.age_s((cell.folder / run_folder.RUNNING).stat())
+        return None
+
+    def interrupt(self) -> None:
+        """Jobs stay in the queue, and run."""
 
     def wait_no_more(self) -> None:
         """Nothing is waited for here."""
-
-
-def _on(share: MachineShare, start: Start, log: Path) -> Process:
-    environment = {**os.environ}
-    if share.gpus is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
-    return Process(started(start.words, log, share.cpus, share.names, environment), share)
-
-
-def started(
-    command: Sequence[str], log: Path, cpus: Sequence[int], leased: Sequence[str], environment: dict[str, str]
-) -> subprocess.Popen[bytes]:
-    """The process of a command, in a group of its own, which a terminal's Ctrl-C does not reach."""
-    line = job_process.words(os.getpid(), cpus, leased, command)
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment, process_group=0
-        )

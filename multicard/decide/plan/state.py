@@ -1,8 +1,7 @@
 """What a plan that is carried out knows, on disk as it comes to know it: the same command again goes on.
 
-`multirun/NAME/.plan/` has a log of each task, and `events.jsonl` with a JSON object a line: what was planned at first,
-then starts and ends of tasks. What is done stands in the records of the runs themselves. A line that was cut off does
-not count.
+`multirun/NAME/.plan/events.jsonl` has a JSON object a line: what was planned at first, then starts and ends of tasks.
+What is done stands in the records of the runs themselves. A line that was cut off does not count.
 """
 
 import json
@@ -61,9 +60,6 @@ class State:
         self._file.write(json.dumps(values) + "\n")
         self._file.flush()
 
-    def log(self, task: str) -> Path:
-        return self.folder / f"{task}.log"
-
     def planned(self) -> dict[str, Mapping[str, Any]]:
         """What was first planned of each task: gpus, gpu_ids, start_s, end_s."""
         planned: dict[str, Mapping[str, Any]] = {}
@@ -72,9 +68,11 @@ class State:
                 planned.setdefault(name, placed)
         return planned
 
-    def ended(self, task: str) -> Mapping[str, Any] | None:
-        """The last end of a task."""
-        return next((event for event in reversed(self.events) if event.get("ended") == task), None)
+    def last(self, task: str) -> Mapping[str, Any]:
+        """The last start or end of a task; empty where there is none."""
+        return next(
+            (event for event in reversed(self.events) if task in (event.get("started"), event.get("ended"))), {}
+        )
 
     def span_s(self, record: Mapping[str, Any]) -> tuple[float, float] | None:
         """Start and end of a run by its record, to a second; None where it does not say, or ended before all this."""
@@ -85,24 +83,12 @@ class State:
         start_s, end_s = (datetime.fromisoformat(str(moment)).timestamp() - self.began for moment in moments)
         return (max(start_s, 0.0), end_s) if end_s > 0 else None
 
-    def unended(self, task: str) -> Mapping[str, Any] | None:
-        """The last start of a task that has not come to an end, at the time (`at_s`) of the first since an end; None
-        where there is none."""
-        begun: list[Mapping[str, Any]] = []
-        for event in self.events:
-            if event.get("started") == task:
-                begun.append(event)
-            if event.get("ended") == task and event["status"] != "interrupted":
-                begun = []
-        return {**begun[-1], "at_s": begun[0]["at_s"]} if begun else None
-
     def idle_s(self) -> float:
         """Seconds between commands: from an earlier one's last event to the next one's first."""
-        if self.began is None:
-            return 0.0
-        moments = [(event["at_s"] + self.began, False) for event in self.events if "at_s" in event]
-        moments += [(event["began"], True) for event in self.events if "began" in event]
-        return sum(later - earlier for (earlier, _), (later, begins) in pairwise(sorted(moments)) if begins)
+        began = self.began or 0.0
+        moments = [event["began"] - began if "began" in event else event["at_s"] for event in self.events]
+        return sum(later - earlier for event, (earlier, later) in zip(self.events[1:], pairwise(moments), strict=True)
+                   if "began" in event)  # fmt: skip
 
     def close(self) -> None:
         self._file.close()
