@@ -19,7 +19,7 @@ from multicard.decide.plan.jobs_file import SLOWDOWN, Goal, Job, JobsFile, Node
 from multicard.decide.plan.node import PlannedNode
 from multicard.decide.plan.planning import Plan
 from multicard.estimate import published
-from multicard.estimate.time.defects import Series, reasons
+from multicard.estimate.published import Series
 from multicard.measure.timing import clock_s
 from multicard.records import text_table
 from multicard.records.schema_parts import Interval
@@ -156,12 +156,11 @@ def papers_row(limit_s: float) -> Row:
 
 def rows_in_words() -> list[str]:
     """The rows of the published tables that jobs are made of, and of those with defects the reason."""
-    defects = reasons(published.table())
     lines = []
     for family in SAVED_GOALS:
         for row in printed_rows(family, False):
             scaling = row.rates[GPUS] / row.rates[1] / GPUS
-            reason = f"; {defects[row]}" if row in defects else ""
+            reason = f"; {row.defect}" if row.defect else ""
             lines.append(f"{family} {row.workload} {row.precision}: {scaling:.0%} of linear on {GPUS}{reason}")
     return lines
 

@@ -1,26 +1,20 @@
 """How well runs are predicted: one table with every goal, what there was to beat, and what was reached.
 
     python -m benchmarks.prediction [--full]
-    python -m benchmarks.prediction --throughput FILE.csv
     python -m benchmarks.prediction --measure [FOLDER]
 
 Published tables are replayed: the model never sees the family of GPUs that it predicts. Rows that cannot be what they
-say are left out, with the reason (`--defects` lists them). Peaks of memory are computed anew, of a few cells or, with
---full, of all. Totals are those of `prediction_runs.csv`, which --measure makes by running its cells on CPU ranks:
-each is probed, predicted from its probe alone, and run.
-
---throughput replays another table: a column `name` (or `node`) with the GPU, `num_gpus` (or `gpus`), and one a
-workload, with samples a second; an empty cell or 0 was not measured.
+say are left out; `multicard/estimate/published.csv` has the reasons. Peaks of memory are computed anew, of a few cells
+or, with --full, of all. Totals are those of `prediction_runs.csv`, which --measure makes by running its cells on CPU
+ranks: each is probed, predicted from its probe alone, and run.
 """
 
-import argparse
 import csv
-import io
 import os
 import re
 import resource
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +24,7 @@ from benchmarks import prediction_replays as replays
 from benchmarks import prediction_runs
 from benchmarks.common import configuration, machine, parser, python
 from multicard.estimate import published
-from multicard.estimate.time.defects import Series, reasons
+from multicard.estimate.published import Series
 from multicard.measure.timing import clock_s
 from multicard.records import text_table
 
@@ -155,54 +149,6 @@ def lambda_fp16(table: Iterable[Series]) -> list[Series]:
     return [row for row in table if (row.source, row.precision) == ("lambda", "fp16")]
 
 
-def read_throughput(path: Path) -> list[Series]:
-    """A table of that form as series, its precision and batches unknown.
-
-    Raises:
-        SystemExit: it cannot be read, columns are not there, or a cell is no number.
-    """
-    rates: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    try:
-        text = path.read_text("utf-8-sig")  # as spreadsheets write it
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "is not UTF-8"
-        raise SystemExit(f"--throughput {path}: {reason}; give a table in UTF-8, with commas") from None
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    columns = list(reader.fieldnames or [])
-    name = next((column for column in columns if column in ("name", "node", "name_gpu")), None)
-    count = next((column for column in columns if column in ("num_gpus", "num_gpu", "gpus")), None)
-    if name is None or count is None:
-        raise SystemExit(f"{path}: needs the columns name and gpus, and one a workload; it has {', '.join(columns)}")
-    workloads = [column for column in columns if column not in (name, count, "watt", "price")]
-    try:
-        for row in reader:
-            for workload in workloads:
-                if float(row[workload] or 0) > 0:
-                    node = re.sub(r"\b\d+ ?x ?", "", row[name]).strip()
-                    rates[node, workload][int(float(row[count]))] = float(row[workload])
-    except (TypeError, ValueError, OverflowError, csv.Error) as problem:
-        raise SystemExit(f"{path}, line {reader.line_num}: {problem}") from None
-    return [
-        Series(path.name, node, published.model(node), published.family(node), "", workload, "", by_count)
-        for (node, workload), by_count in rates.items()
-    ]
-
-
-def print_defects(table: Sequence[Series]) -> None:
-    for row, reason in reasons(table).items():
-        print(f"left out: {' '.join(filter(None, (row.source, row.node, row.workload, row.precision)))}: {reason}")
-
-
-def replay_file(path: Path) -> None:
-    table = read_throughput(path)
-    print_defects(table)
-    wrong = reasons(table)
-    outcomes = replays.scaling_far([row for row in table if row not in wrong])
-    if not outcomes:
-        raise SystemExit(f"{path}: no row without defects has 1, 2 and 8 GPUs")
-    print_table([scaling_row(outcomes)._replace(what=f"T(8) from T(1), T(2), {path.name}")])
-
-
 def measure(folder: Path) -> None:
     """Make RUNS; what was measured stays in the folder, from which a second call goes on."""
     print(f"records: {folder}", flush=True)
@@ -225,21 +171,11 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--full", action="store_true", help="all cells of memory, which takes half an hour")
     options.add_argument("--times", action="store_true", help="no row of memory")
-    options.add_argument("--defects", action="store_true", help="list the rows that are left out")
-    options.add_argument("--throughput", type=Path, metavar="FILE.csv", help="replay this table")
     options.add_argument("--measure", type=Path, nargs="?", const=Path(), metavar="FOLDER", help=f"make {RUNS.name}")
     arguments = options.parse_args()
-    if arguments.throughput:
-        replay_file(arguments.throughput)
-    elif arguments.measure:
+    if arguments.measure:
         measure(arguments.measure if arguments.measure.name else Path(tempfile.mkdtemp(prefix="prediction-")))
-    else:
-        everything(arguments)
-
-
-def everything(arguments: argparse.Namespace) -> None:
-    if arguments.defects:
-        print_defects(published.table())
+        return
     rows = [scaling_row(replays.scaling_far(lambda_fp16(published.sound()))), papers_row()]
     rows += [*precision_rows(), totals_row()]
     if not arguments.times:

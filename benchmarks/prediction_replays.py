@@ -7,15 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks import prediction_growth as growth
 from multicard.estimate import published, totals
+from multicard.estimate.published import Series
 from multicard.estimate.time import estimate, scaling
-from multicard.estimate.time.defects import Series
 from multicard.estimate.time.observations import StepObservation
 from multicard.records.schema_parts import Interval
 
 HERE = "here"  # the machine of the row that is replayed
 NODE = "node"  # the key that keeps the cells of another node from being those of this one
 HALF = ("fp16", "amp")
+WITH_HBM = ("V100", "A100", "H100", "H200", "B200")
+WITHOUT_TF32 = ("V100", "RTX 8000", "RTX 2080")
 WITHOUT_PROBE = ("lambda", "lambda-2021")  # NVIDIA's has one kind of GPU a precision: nothing to learn its worth from
 
 
@@ -57,9 +60,9 @@ def calibrated(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 def scaling_far(rows: Sequence[Series]) -> list[Outcome]:
     """T(8) of each row by a model of the families in `published.csv` without the row's."""
-    known = published.cases(published.sound())
+    known = growth.cases(published.sound())
     models = {
-        family: scaling.calibrated([case for case in known if case.family != family])
+        family: growth.calibrated([case for case in known if case.family != family])
         for family in sorted({row.family for row in rows})
     }
     outcomes: list[Outcome] = []
@@ -110,12 +113,17 @@ def precisions(probed: bool) -> dict[str, list[Outcome]]:
     return dict(outcomes)
 
 
+def _kind(row: Series) -> tuple[bool, bool]:
+    """Whether the GPU has HBM, and whether it computes float32 in TF32: what a precision is worth depends on both."""
+    return row.family.split()[0] in WITH_HBM, not row.family.startswith(WITHOUT_TF32)
+
+
 def _of_the_same_kind(row: Series, rows: Sequence[Series]) -> list[StepObservation]:
     """Of another family, both with TF32 or both without; with the same kind of memory too, where there is one."""
-    chip, (has_hbm, has_tf32) = row.family.split()[0], published.kind(row)
+    chip, (has_hbm, has_tf32) = row.family.split()[0], _kind(row)
     others = [other for other in rows if other.family.split()[0] != chip and other.workload == row.workload]
-    alike = [other for other in others if other.source == row.source and published.kind(other)[1] == has_tf32]
-    near = [other for other in alike if published.kind(other)[0] == has_hbm]
+    alike = [other for other in others if other.source == row.source and _kind(other)[1] == has_tf32]
+    near = [other for other in alike if _kind(other)[0] == has_hbm]
     if not any(other.precision in HALF for other in near):
         near = alike
     return [seen for other in near for seen in published.row_observations(other, other.sample_s)]
@@ -145,9 +153,9 @@ def _with_probe(row: Series, half: Series, gpus: int) -> Outcome:
 
 
 def _carried(
-    known: Sequence[StepObservation], wanted: StepObservation, growth: scaling.Growth = scaling.PUBLISHED
+    known: Sequence[StepObservation], wanted: StepObservation, model: scaling.Growth = scaling.PUBLISHED
 ) -> Outcome:
-    predicted = estimate.step({**wanted.setting, "device": '"cuda"'}, HERE, None, known, growth)
+    predicted = estimate.step({**wanted.setting, "device": '"cuda"'}, HERE, None, known, model)
     assert predicted is not None
     return _outcome(predicted, wanted.step_s)
 

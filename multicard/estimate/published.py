@@ -2,7 +2,10 @@
 
 `published.csv` has a row a node, workload and precision: samples (or tokens) a second on 1, 2, 4 and 8 GPUs, and the
 batch of a GPU where it is printed (one for each number of GPUs where they differ). `gpu` is the name in `gpus.py`.
-GPUs with TF32 compute what the sources call fp32 in it. Its sources, of which it has the figures and nothing else:
+GPUs with TF32 compute what the sources call fp32 in it. `defect` says why a row cannot be what it says, so that it is
+left out: its batch changes by over 10 % with the GPUs, a GPU is over 1.15 times as fast among more, several GPUs are
+slower than one, rates below 50 are rounded by over 1 %, over a quarter of a workload's nodes are beyond linear, or
+nodes with the same GPUs differ by over 1.3 times. Its sources, of which it has the figures and nothing else:
 
 - lambda, lambda-2021: github.com/lambdal/deeplearning-benchmark, pytorch/pytorch-train-{throughput,bs}-{fp16,fp32}.csv,
   and those of 2021 in its root. H100 SXM5 is taken to have the batches of the other GPUs with 80 GB, as in fp16.
@@ -13,13 +16,12 @@ import csv
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from multicard.estimate.time import scaling
-from multicard.estimate.time.defects import Series, reasons
 from multicard.estimate.time.observations import StepObservation
 from multicard.estimate.totals import EVALUATION
 from papers import printed
@@ -58,10 +60,39 @@ PAPERS_TUNING = PAPERS_JOB | {
     "optimizer_in_bwd": "false",
     "batch_size": "2",
 }
-WITH_HBM = ("V100", "A100", "H100", "H200", "B200")
-WITHOUT_TF32 = ("V100", "RTX 8000", "RTX 2080")
 VENDOR = re.compile(r"(LambdaCloud|Lambda Cloud|DellTexas|Dell|SMC|1CC|RAIDZ1|Quadro|NVIDIA|Tesla|GeForce|—|\d+ ?x) *")
 FAMILY = re.compile(r"(H100|H200|B200).*(SXM|PCIe|NVL)|(RTX \d+ ?Ada|RTX A?\d+|[ABHLV]\d{2,3}S?|GTX \d+)")
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """A row: samples a second of a workload on 1, 2, ... GPUs of a node.
+
+    model: of the GPUs and their links, as "A100 40GB PCIe". family: GPUs that are left out together, as "A100".
+    gpu: the model's name in `multicard.estimate.gpus`, "" where it has none. defect: why it is left out; "" if sound.
+    rates: samples (or tokens) a second, by number of GPUs. batches: of a GPU, by number of GPUs; empty where unknown.
+    """
+
+    source: str
+    node: str
+    model: str
+    family: str
+    gpu: str
+    workload: str
+    precision: str
+    rates: Mapping[int, float]
+    batches: Mapping[int, float] = field(default_factory=dict)
+    defect: str = ""
+
+    @property
+    def sample_s(self) -> dict[int, float]:
+        """Seconds that a GPU takes for a sample: T(n) of a step, over the batch."""
+        return {gpus: gpus / rate for gpus, rate in sorted(self.rates.items())}
+
+    @property
+    def step_s(self) -> dict[int, float]:
+        """Seconds of a step; of a batch of 1 where it is not known."""
+        return {gpus: seconds * self.batches.get(gpus, 1.0) for gpus, seconds in self.sample_s.items()}
 
 
 def model(name: str) -> str:
@@ -88,26 +119,14 @@ def _series(row: Mapping[str, str]) -> Series:
     batches = [float(batch) for batch in row["batch_per_gpu"].split()]
     by_count = dict(zip(rates, batches * (len(rates) if len(batches) == 1 else 1), strict=False))
     names = row["model"], family(row["model"]), row["gpu"]
-    return Series(row["source"], row["node"], *names, row["workload"], row["precision"], rates, by_count)
+    settings = row["workload"], row["precision"]
+    return Series(row["source"], row["node"], *names, *settings, rates, by_count, row["defect"])
 
 
 @cache
 def sound() -> tuple[Series, ...]:
     """The rows without defects."""
-    wrong = reasons(table())
-    return tuple(row for row in table() if row not in wrong)
-
-
-def cases(rows: Sequence[Series]) -> list[scaling.Case]:
-    """Of the rows with 1, 2 and 8 GPUs."""
-    growth = ((row, row.sample_s) for row in rows if {1, 2, 8} <= row.rates.keys())
-    return [scaling.Case(row.family, row.workload, t[2] / t[1] - 1, t[8] / t[1] - 1) for row, t in growth]
-
-
-def kind(row: Series) -> tuple[bool, bool]:
-    """Whether the GPU has HBM, and whether it computes float32 in TF32: what a precision is worth depends on both."""
-    chip = row.family.split()[0]
-    return chip in WITH_HBM, not row.family.startswith(WITHOUT_TF32)
+    return tuple(row for row in table() if not row.defect)
 
 
 @cache

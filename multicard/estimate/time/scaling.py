@@ -7,41 +7,25 @@ With T(n) the time of a step on n GPUs and d = T(2) / T(1) - 1:
 A small d is the cost of exchanging at all (kernels more, buckets copied), and stays as it is. What exceeds the
 threshold is exchange that computing no longer hides: it grows as the bytes that a rank of a ring sends, which are
 ring(n) = 2 (n - 1) / n of those of the gradients (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69:117). A
-slope of 0.75 is the ring's own share from 2 to 8 GPUs; more is contention. The three figures are learned from published
-tables (`fit`), with an interval of 90 % by families of GPUs that were left out.
+slope of 0.75 is the ring's own share from 2 to 8 GPUs; more is contention. `benchmarks.prediction_growth` learns the
+three figures from published tables, with an interval of 90 % by families of GPUs that were left out.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import numpy as np
-
-from multicard.estimate.time import conformal
 from multicard.measure.repeated_runs import PRIOR_SD
 
 FAR = 8  # GPUs that the slope and the constant are of
 FASTER_LIMIT = -0.05  # d below it is noise: two GPUs do not make a step so much shorter
-THRESHOLDS, SLOPES = (0, 0.02, 0.05, 0.1, 0.15, 0.2), (0.25, 0.5, 0.75, 1, 1.25, 1.5)
-CONSTANTS = (0, 0.005, 0.01, 0.015)
 NOISE, NOISE_SLOPE = 0.02, 0.2  # the spread of the logarithm of T(8) at d is taken as NOISE + NOISE_SLOPE |d|
-FIT_NOISE = 0.01  # in place of NOISE while fitting, so that the many with a small d count
 CONFIDENCE = 0.90
 
 
 def ring(gpus: int) -> float:
     """Bytes that a rank sends in a ring all-reduce, over the bytes that are reduced: 2 (n - 1) / n."""
     return 2 * (gpus - 1) / gpus
-
-
-@dataclass(frozen=True)
-class Case:
-    """A row of a table: T(2) / T(1) - 1 and T(8) / T(1) - 1 of a workload on a family of GPUs."""
-
-    family: str
-    workload: str
-    growth_2: float
-    growth_8: float
 
 
 @dataclass(frozen=True)
@@ -70,42 +54,6 @@ class Growth:
         return scale * self.low, scale * self.high
 
 
-def fit(cases: Sequence[Case]) -> Growth:
-    """The model that the cases support, without its interval.
-
-    The mean of the three figures over a grid, each point weighted by its likelihood (Laplace's distribution, of the
-    scale FIT_NOISE + NOISE_SLOPE |d|). A family counts once a workload, however many of its nodes were measured.
-    """
-    growth_2 = np.array([case.growth_2 for case in cases])
-    target = np.log1p([case.growth_8 for case in cases])
-    same = [(case.family, case.workload) for case in cases]
-    weights = np.array([1 / same.count(name) for name in same]) / (FIT_NOISE + NOISE_SLOPE * np.abs(growth_2))
-    points = np.array([(t, s, c) for t in THRESHOLDS for s in SLOPES for c in CONSTANTS])
-    limit, gain, base = points.T[:, :, None]
-    predicted = np.log1p(np.maximum(growth_2, FASTER_LIMIT) + gain * np.maximum(growth_2 - limit, 0.0) + base)
-    log_likelihood = -(np.abs(predicted - target) * weights).sum(axis=1)
-    likelihood = np.exp(log_likelihood - log_likelihood.max())
-    return Growth(*(likelihood @ points / likelihood.sum()).tolist())
-
-
-def calibrated(cases: Sequence[Case]) -> Growth:
-    """`fit`, with the interval of split conformal prediction: each family is scored by a fit without it."""
-    scores: dict[str, list[float]] = {}
-    for family in sorted({case.family for case in cases}):
-        others = fit([case for case in cases if case.family != family])
-        for case in cases:
-            if case.family == family:
-                scores.setdefault(family, []).append(score(others, case))
-    low, high = conformal.quantiles(scores, CONFIDENCE)
-    return replace(fit(cases), low=low, high=high)
-
-
-def score(growth: Growth, case: Case) -> float:
-    """log T(8) over the predicted, in units of the scale that grows with d."""
-    error = math.log1p(case.growth_8) - growth.log_ratio(case.growth_2, FAR)
-    return error / (NOISE + NOISE_SLOPE * abs(case.growth_2))
-
-
 def whole_run(times: Mapping[int, float], gpus: int) -> tuple[float, float]:
     """The total time of a run that is divided over n GPUs (strong scaling), from those on 1 and 2.
 
@@ -122,5 +70,5 @@ def whole_run(times: Mapping[int, float], gpus: int) -> tuple[float, float]:
     return times[1] * math.exp((amdahl + doubling) / 2), math.hypot((amdahl - doubling) / 2, runs)
 
 
-# As `calibrated` gives it for the rows of `multicard/estimate/published.csv` without defects (a test compares)
+# By `benchmarks.prediction_growth.calibrated` of the rows of `published.csv` without defects (a test compares)
 PUBLISHED = Growth(threshold=0.137, slope=0.895, constant=0.009, low=-1.674, high=4.700)
