@@ -39,6 +39,11 @@ NO_COMPLAINT = "ignore:resource_tracker:UserWarning"
 KILLED = ("killed by SIGKILL", "killed by signal: Killed")  # a rank; a DataLoader's worker
 MEETING_S = 300.0  # within which all nodes of a run must have come up
 CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+# Variables by which a user chooses how OpenMP's threads wait for one another, and how often they look before they sleep
+# where nobody chose: libgomp's own 300,000 keeps cores from other processes at each barrier, and none costs nearly half
+# of a quiet machine's speed (`benchmarks.spinning`)
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+SPINS = 10_000
 
 
 def warm_up(device: str, modules: list[str]) -> None:
@@ -46,6 +51,8 @@ def warm_up(device: str, modules: list[str]) -> None:
     process; it has imported what the first call named."""
     if device == "cuda":
         _count_by_nvml()
+    else:
+        spin_briefly()
     with suppress(OSError, ValueError):  # `launch` says so
         os.environ[CODE_CACHE] = _code_cache()
     multiprocessing.set_forkserver_preload(modules)
@@ -68,6 +75,13 @@ def _count_by_nvml() -> None:
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ.setdefault(devices.ORDER, devices.device_order())
+
+
+def spin_briefly() -> None:
+    """Have OpenMP's threads of CPU ranks give up their cores soon, unless the user chose how they wait. libgomp reads
+    the variable as torch is imported: call it before the fork server starts."""
+    if not any(name in os.environ for name in WAITING):
+        os.environ["GOMP_SPINCOUNT"] = str(SPINS)
 
 
 def _start_method(device: str) -> str:
@@ -115,6 +129,8 @@ def _oom_if_killed(failure: Failure | None, kills_before: int | None) -> Failure
 
 def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
     _count_by_nvml()
+    if placement.device == "cpu":
+        spin_briefly()  # where nothing was warmed up
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 

@@ -27,6 +27,7 @@ def head(rank: Rank, flags: dict[str, Any]) -> dict[str, Any]:
         "threads": rank.threads,
         "cpus": cpu_set(),  # left to it by NUMA binding, or by whoever started the command
         "flags": flags,
+        "openmp": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("OMP_", "GOMP_"))},
         "started_s": None,
         "spans_s": [],
         "peak_memory_bytes": None,

@@ -311,6 +311,10 @@ class Environment(Struct, kw_only=True):
     numa: Annotated[str | UnsetType | None, doc("node: ranks were bound to their GPU's NUMA node")] = UNSET
     malloc: Annotated[str | UnsetType, doc("the option malloc that took effect: tuned or system")] = UNSET
     flags: Annotated[dict[str, Scalar] | UnsetType | None, doc("TF32, cuDNN and types, as used")] = UNSET
+    openmp: Annotated[
+        dict[str, str] | UnsetType | None,
+        doc("the ranks' variables OMP_... and GOMP_...: how threads wait, unless the user chose, is set on CPU ranks"),
+    ] = UNSET
     ranks: list[RankPlace] | UnsetType = UNSET
 
 

@@ -186,6 +186,7 @@ def _complete_environment(run: PreparedRun, ranks: list[dict[str, Any]]) -> dict
     content["numa"] = "node" if binds(run.config, run.placement) else None
     content["malloc"] = run.config.malloc.value if run.placement.device == "cpu" else "system"
     content["flags"] = ranks[0]["flags"] if ranks else None
+    content["openmp"] = ranks[0]["openmp"] if ranks else None
     keys = ("rank", "host", "device", "threads", "cpus", "gpu")
     content["ranks"] = [{key: rank[key] for key in keys} for rank in ranks]
     run_folder.write_environment(run.folder, content)

@@ -40,6 +40,12 @@ def save(rank: Rank, folder: Path, value: Any) -> None:
     torch.save(value, folder / f"{rank.rank}.pt")
 
 
+def leaves_spins(rank: Rank, folder: Path) -> None:
+    """What libgomp found as it was loaded: the environment with which the fork server was started."""
+    variables = dict(line.split("=", 1) for line in Path("/proc/self/environ").read_text().split("\0") if "=" in line)
+    (folder / "spins.txt").write_text(variables.get("GOMP_SPINCOUNT", "libgomp's own"))
+
+
 def reads(rank: Rank, configs: list[VisionConfig], folder: Path, samples: int) -> None:
     """For each strategy and loader: the samples' numbers in each batch of two epochs, and which are trained on."""
     images = np.random.default_rng(0).integers(0, 256, (samples, 8, 8), np.uint8)

@@ -1,6 +1,7 @@
 """How ranks are started: what they are forked with, and the environment that they get."""
 
 import multiprocessing.forkserver
+import os
 import subprocess
 import sys
 import time
@@ -125,6 +126,43 @@ def test_nothing_of_a_local_run_listens_beyond_this_machine(
     addresses = (tmp_path / "run" / "listeners.txt").read_text().split()
     assert len(addresses) >= 3  # the agent's store, and gloo of each rank
     assert [address for address in addresses if not ip_address(address).is_loopback] == []
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from multicard.config.placement import Placement
+from multicard.ranks import elastic
+from multicard.ranks.process import Job
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    elastic.warm_up("cpu", ["torch", "tests.helpers.rank_work"])
+    placement, job = Placement("cpu", "gloo", 1, False), Job(folder, "cpu", "gloo", 0, 1, "system")
+    sys.exit(elastic.launch("tests.helpers.rank_work:leaves_spins", (folder,), placement, job) is not None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "spins"),
+    [
+        ({}, str(elastic.SPINS)),
+        ({"OMP_NUM_THREADS": "1"}, str(elastic.SPINS)),  # says nothing of how threads wait
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "active"}, None),
+    ],
+)
+def test_threads_of_cpu_ranks_spin_briefly_unless_the_user_chose(
+    monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], spins: str | None
+):
+    monkeypatch.setattr(os, "environ", chosen)
+    elastic.spin_briefly()
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
+def test_openmp_of_a_rank_finds_how_long_to_spin_as_it_is_loaded(tmp_path: Path):
+    environment = {name: value for name, value in os.environ.items() if name not in elastic.WAITING}
+    subprocess.run([sys.executable, "-c", ALONE, str(tmp_path)], cwd=ROOT, env=environment, check=True)
+    assert (tmp_path / "spins.txt").read_text() == str(elastic.SPINS)
 
 
 SECOND_NODE = """

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -176,6 +177,7 @@ def test_the_flags_in_force_are_recorded(measured: Measured):
         assert environment["flags"]["matmul_allow_tf32"] is matmul
         assert environment["malloc"] == "tuned" and environment["git"]["commit"]
         assert environment["ranks"][0]["device"] == "cpu"
+        assert {name: os.environ[name] for name in environment["openmp"]} == environment["openmp"] != {}
 
 
 def test_training_can_stop_at_its_target(measured: Measured):
