@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import profile_reader
-from multicard.observe.profiles import kineto_json
+from multicard.observe.profiles import kineto
 from multicard.observe.profiles.command import main
 from multicard.observe.profiles.load import read
 from multicard.observe.profiles.text import profile_lines
@@ -94,15 +94,11 @@ AWKWARD = [
 ]
 
 
-@pytest.mark.parametrize("chunk_bytes", [64, 501, 4096])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_what_is_read_does_not_depend_on_where_chunks_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, indent: int | None
-):
+def test_awkward_names_and_nested_arguments_are_read(tmp_path: Path, indent: int | None):
     path = write_kineto(tmp_path / "a.json", AWKWARD, distributedInfo={"rank": 3})
     whole = read([path])
     path.write_text(json.dumps(json.loads(path.read_text()), indent=indent, ensure_ascii=False))
-    monkeypatch.setattr(kineto_json, "CHUNK_BYTES", chunk_bytes)
     assert read([path]) == whole
     assert ("annotation", 'a},{"ph": "X"}] \\" \u00e9 \u4e2d') in rows_of(whole)
     assert rows_of(whole)["kernel", "k"].calls == 1
@@ -113,9 +109,10 @@ def test_a_bare_list_and_what_only_python_calls_json_are_read(tmp_path: Path):
     path = write_kineto(tmp_path / "a.json", MADE)
     whole = read([path])
     content = json.loads(path.read_text())
-    content["traceEvents"][0]["args"]["bandwidth"] = float("nan")
-    path.write_text(json.dumps(content["traceEvents"]))
-    assert "NaN" in path.read_text()
+    content["traceEvents"][0]["args"] |= {"bandwidth": float("nan"), "text": "tab"}
+    text = json.dumps(content["traceEvents"])
+    assert "NaN" in text
+    path.write_bytes(text.replace('"tab"', '"\t"').encode() + b"\n")
     assert figures(read([path])) == figures(whole)
 
 
@@ -218,8 +215,8 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path, capsys: pytest
         written("text.json", b"hello"): "neither a Kineto trace",
         written("binary", os.urandom(64) + b"\xff\x00"): "neither a Kineto trace",
         written("object.json", b'{"a": [1, {"b": 2}]}'): "no traceEvents",
-        written("wrong.json", content.replace(b'"dur": 400', b'"dur": four', 1)): "not valid JSON after",
-        written("comma.json", content.replace(b'"cat"', b'"cat" 1', 1)): "not valid JSON after",
+        written("wrong.json", content.replace(b'"dur": 400', b'"dur": four', 1)): "not valid JSON",
+        written("comma.json", content.replace(b'"cat"', b'"cat" 1', 1)): "not valid JSON",
         written("types.json", content.replace(b'"dur": 400', b'"dur": "4"', 1)): "not a trace of Kineto",
         write_kineto(tmp_path / "none.json", []): "no events",
         write_kineto(tmp_path / "instants.json", [{"ph": "i", "name": "a", "ts": 1}]): "no events",
@@ -245,11 +242,7 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.95, 0.999])
-@pytest.mark.parametrize("chunk_bytes", [256, 1 << 20])
-def test_a_trace_cut_off_anywhere_is_known_as_such(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, share: float, chunk_bytes: int
-):
-    monkeypatch.setattr(kineto_json, "CHUNK_BYTES", chunk_bytes)
+def test_a_trace_cut_off_anywhere_is_known_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str], share: float):
     path = write_kineto(tmp_path / "a.json", AWKWARD)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
@@ -372,4 +365,4 @@ def test_a_trace_made_here_has_the_fields_of_torchs(tmp_path: Path):
     (ours,) = kineto_events([Event("range", "forward", 0, 1, 1)])
     assert set(ours) == set(entry)
     assert type(entry["ts"]) is float
-    assert BASE_US / 10 < entry["ts"] < kineto_json.EXACT_BELOW_US
+    assert BASE_US / 10 < entry["ts"] < kineto.EXACT_BELOW_US

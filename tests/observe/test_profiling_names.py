@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from multicard.observe.profiles import kineto, nsys
-from multicard.observe.profiles.events import SCHEMA, Kind
-from multicard.observe.profiles.intervals import covered, covered_by_group, union
+from multicard.observe.profiles.events import COLUMNS, Kind
 from multicard.observe.profiles.names import Metric, api, collective, metric
+from multicard.observe.profiles.rank_events import covered, covered_by_group, union
 from tests.helpers.profiler_files import ALL_REDUCE, BASE_US
 
 
@@ -94,10 +94,10 @@ def test_times_are_exact_to_the_nanosecond(tmp_path: Path):
         path = tmp_path / "a.json"
         path.write_text(f'{{"traceEvents": [{",".join(lines)}]}}')
         with path.open("rb") as file:
-            events = kineto.read(file, "a").events
-        assert events.schema == SCHEMA
-        assert events["start_ns"].to_pylist() == ns.tolist()
-        assert events["end_ns"].to_pylist() == (ns + 1).tolist()
+            columns = kineto.read(file, "a").columns
+        assert {name: column.dtype for name, column in columns.items()} == COLUMNS
+        assert columns["start_ns"].tolist() == ns.tolist()
+        assert columns["end_ns"].tolist() == (ns + 1).tolist()
 
 
 def test_names_of_nvtx_ranges_lose_what_emit_nvtx_adds():

@@ -3,7 +3,7 @@
     python -m multicard profile FILE... [--against FILE...] [--rank N] [--top N] [--json FILE] [--csv FILE]
 
 FILE: Kineto's JSON (torch.profiler; plain, .gz, a .tar.gz of ranks), Nsight Systems' .sqlite export (.nsys-rep where
-the program nsys is), or a folder of them; several files are the ranks of one run. Files are read as a stream.
+the program nsys is), or a folder of them; several files are the ranks of one run.
 """
 
 import argparse
@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from multicard.observe.profiles import diff, load, text
-from multicard.observe.profiles.diff import Pair
-from multicard.observe.profiles.profile_data import Profile
+from multicard.observe.profiles import load, text
+from multicard.observe.profiles.profile_data import Pair, Profile, compare
 from multicard.records import text_table
 
 
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pairs = None
         if options.against:
             other = load.read(options.against)
-            pairs = diff.compare(profile, other)
+            pairs = compare(profile, other)
             lines += ["", *text.comparison_lines(pairs, profile, other, options.top)]
             content |= {"against": other.as_dict(options.top), "ratios": [pair.as_dict() for pair in pairs]}
         if options.json is not None:

@@ -1,10 +1,9 @@
-"""The events of one rank as an Arrow table: the form to which both readers convert a profiler's files."""
+"""The events of one rank as columns: the form to which both readers convert a profiler's files."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
-import pyarrow as pa
 
 
 class Kind(IntEnum):
@@ -20,19 +19,17 @@ class Kind(IntEnum):
 
 ON_DEVICE = (Kind.KERNEL, Kind.COPY, Kind.SET)
 
-# One event. Times are integer ns on the clock of the trace; a float64 of microseconds since 1970 is off by 125 ns.
-SCHEMA = pa.schema(
-    [
-        ("kind", pa.int8()),
-        ("name", pa.int32()),  # index into Trace.names
-        ("start_ns", pa.int64()),
-        ("end_ns", pa.int64()),
-        ("device", pa.int32()),  # -1 on the host
-        ("thread", pa.int64()),  # a number for each host thread; 0 on the device
-        ("bytes", pa.int64()),  # -1 where the record has none
-        ("correlation", pa.int64()),  # shared by a call and the operations that it launched; -1 for none
-    ]
-)
+# An event's columns. Times are integer ns on the clock of the trace; a float64 of microseconds since 1970 is off by 125
+COLUMNS: dict[str, type[np.generic]] = {
+    "kind": np.int8,
+    "name": np.int32,  # index into Trace.names
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "device": np.int32,  # -1 on the host
+    "thread": np.int64,  # a number for each host thread; 0 on the device
+    "bytes": np.int64,  # -1 where the record has none
+    "correlation": np.int64,  # shared by a call and the operations that it launched; -1 for none
+}
 
 
 @dataclass(frozen=True)
@@ -41,23 +38,18 @@ class Trace:
 
     where: str  # the file, for messages
     rank: int | None  # None if the file does not say
-    events: pa.Table  # SCHEMA
+    columns: dict[str, np.ndarray]  # (N,) each
     names: list[str]
     span_ns: tuple[int, int]  # first start and last end of all events, including those that no metric counts
-
-    def columns(self) -> list[np.ndarray]:
-        """Each column of SCHEMA (N,), through DLPack because `to_numpy` imports pandas too."""
-        return [np.from_dlpack(self.events[name].combine_chunks()) for name in SCHEMA.names]
 
 
 @dataclass
 class Collector:
-    """Gathers the events of a rank, a record batch at a time."""
+    """Gathers the events of a rank, some thousands at a time."""
 
     codes: dict[str, int] = field(default_factory=dict)
-    batches: list[pa.RecordBatch] = field(default_factory=list)
-    first_ns: int | None = None
-    last_ns: int | None = None
+    slabs: list[dict[str, np.ndarray]] = field(default_factory=list)
+    spans_ns: list[tuple[int, int]] = field(default_factory=list)
 
     def code(self, name: str) -> int:
         return self.codes.setdefault(name, len(self.codes))
@@ -65,14 +57,11 @@ class Collector:
     def extend_span(self, start_ns: np.ndarray, end_ns: np.ndarray) -> None:
         """Extend the trace's span over these events (N,)."""
         if len(start_ns):
-            first, last = int(start_ns.min()), int(end_ns.max())
-            self.first_ns = first if self.first_ns is None else min(first, self.first_ns)
-            self.last_ns = last if self.last_ns is None else max(last, self.last_ns)
+            self.spans_ns.append((int(start_ns.min()), int(end_ns.max())))
 
     def add(self, **columns: np.ndarray) -> None:
-        """Store events, given by the columns of SCHEMA (N,)."""
-        arrays = [_arrow(columns[entry.name], entry) for entry in SCHEMA]
-        self.batches.append(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
+        """Store events, given by COLUMNS (N,)."""
+        self.slabs.append({name: np.asarray(columns[name], kind) for name, kind in COLUMNS.items()})
 
     def trace(self, where: str, rank: int | None) -> Trace:
         """The gathered events.
@@ -80,13 +69,9 @@ class Collector:
         Raises:
             ValueError: if there are none.
         """
-        if self.first_ns is None or self.last_ns is None:
+        if not self.spans_ns:
             raise ValueError(f"{where}: no events in it; was anything run while the profiler was on?")
-        table = pa.Table.from_batches(self.batches, SCHEMA)
-        return Trace(where, rank, table, list(self.codes), (self.first_ns, self.last_ns))
-
-
-def _arrow(column: np.ndarray, entry: pa.Field) -> pa.Array:
-    """An array on the column's memory: `pa.array` would import pandas, which takes longer than most traces."""
-    values = np.ascontiguousarray(column, entry.type.to_pandas_dtype())
-    return pa.Array.from_buffers(entry.type, len(values), [None, pa.py_buffer(values)])
+        span_ns = min(first for first, _ in self.spans_ns), max(last for _, last in self.spans_ns)
+        empty = [{name: np.empty(0, kind) for name, kind in COLUMNS.items()}]
+        columns = {name: np.concatenate([slab[name] for slab in empty + self.slabs]) for name in COLUMNS}
+        return Trace(where, rank, columns, list(self.codes), span_ns)

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 from typing import TypeVar
 
-from multicard.observe.profiles.diff import Pair
 from multicard.observe.profiles.names import CUDA_APIS
-from multicard.observe.profiles.profile_data import GROUPS, LONG, Profile, RankProfile, Row
+from multicard.observe.profiles.profile_data import GROUPS, LONG, Pair, Profile, RankProfile, Row
 from multicard.records import text_table
 from multicard.records.text_table import in_bytes
 
