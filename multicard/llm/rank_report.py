@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from multicard.measure import memory
-from multicard.observe.energy.counters import Counters
+from multicard.observe.energy.readings import Counters
 from multicard.ranks import meeting
 from multicard.ranks.process import Rank
 from multicard.records import run_folder

@@ -5,7 +5,7 @@ from typing import Any
 
 from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES
-from multicard.observe.energy.counters import Counters
+from multicard.observe.energy.readings import Counters
 from multicard.ranks import meeting
 from multicard.ranks.process import Rank
 from multicard.records import run_folder

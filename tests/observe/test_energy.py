@@ -7,9 +7,9 @@ import pynvml
 import pytest
 
 from multicard.machine import devices
-from multicard.observe.energy import gpu_record, integrals, parts
-from multicard.observe.energy.counters import Counters
-from multicard.observe.energy.readings import COLUMNS
+from multicard.observe.energy import gpu_record, parts
+from multicard.observe.energy.gpu_record import EnergyCurve, energy_curve
+from multicard.observe.energy.readings import COLUMNS, Counters
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install
 
 NAN = float("nan")
@@ -35,11 +35,11 @@ def rows(times_s: list[float], **columns: list[float]) -> dict[str, np.ndarray]:
     ],
 )
 def test_joules_between_samples_are_those_of_steady_power(span: tuple[float, float], joules: float | None):
-    times, counter = np.arange(5.0), np.array([50.0, 150, 250, 550, 1050])
     expected = None if joules is None else pytest.approx(joules)
-    assert integrals.between(times, counter, span) == expected
-    gaps = np.array([0, 0.5, 1, 2, 3, 4]), np.array([50, NAN, 150, 250, 550, 1050])  # a sample that failed
-    assert integrals.between(*gaps, span) == expected
+    counter = rows([0, 1, 2, 3, 4], energy_joules=[50, 150, 250, 550, 1050])
+    gaps = rows([0, 0.5, 1, 2, 3, 4], energy_joules=[50, NAN, 150, 250, 550, 1050])  # a sample that failed
+    for each in (counter, gaps):
+        assert energy_curve(each).between(span) == expected
 
 
 def test_the_error_is_at_most_an_intervals_energy_at_each_end():
@@ -47,42 +47,52 @@ def test_the_error_is_at_most_an_intervals_energy_at_each_end():
         return np.maximum(0.0, 400 * (t - 1.0))
 
     times = np.array([0.5, 1.5, 2.5, 3.5])
+    curve = EnergyCurve(times, counter(times), "counter")
     for start in np.linspace(0.5, 1.5, 11):
-        energy = integrals.between(times, counter(times), (start, 3.0))
+        energy = curve.between((start, 3.0))
         assert energy is not None and abs(energy - (counter(3.0) - counter(start))) <= 400 * 1.0
 
 
-def test_power_is_integrated_by_trapezoids():
-    times = np.array([0.0, 1, 3, 4])
-    assert integrals.integrated(times, np.array([100.0, 200, 200, 0])).tolist() == [0, 150, 550, 650]
-    assert integrals.integrated(times, np.array([NAN, 200, NAN, 0]))[[1, 3]].tolist() == [0, 300]
-    assert np.isnan(integrals.integrated(times, np.full(4, NAN))).all()
+def test_power_is_integrated_by_trapezoids_where_a_gpu_has_no_counter_and_the_source_is_said():
+    def curve(times_s: list[float], **columns: list[float]) -> tuple[list[float], str]:
+        made = energy_curve(rows(times_s, **columns))
+        return made.joules.tolist(), made.source
 
-
-def test_the_counter_goes_before_samples_of_power_and_says_so():
+    assert curve([0, 1, 3, 4], power_w=[100, 200, 200, 0]) == ([0, 150, 550, 650], "power_samples")
+    assert curve([0, 1, 3, 4], power_w=[NAN, 200, NAN, 0]) == ([0, 300], "power_samples")
+    assert curve([0, 1]) == ([], "power_samples") and energy_curve(gpu_record.NO_ROWS).between((0, 1)) is None
     times, power = [0.0, 1, 2], [100.0, 100, 100]
-    assert integrals.joules_of(rows(times, energy_joules=[7, 107.5, 208], power_w=power), (0, 2)) == (201, "counter")
-    assert integrals.joules_of(rows(times, power_w=power), (0, 2)) == (200, "power_samples")
-    again = rows(times, energy_joules=[900, 1000, 50], power_w=power)  # the driver was loaded again
-    assert integrals.joules_of(again, (0, 2)) == (200, "power_samples")
-    assert integrals.joules_of(rows(times), (0, 2)) == (None, None)
+    assert curve(times, energy_joules=[7, 107.5, 208], power_w=power) == ([7, 107.5, 208], "counter")
+    again = curve(times, energy_joules=[900, 1000, 50], power_w=power)  # the driver was loaded again
+    assert again == ([0, 100, 200], "power_samples")
 
 
 def test_reasons_are_nvmls_own():
     bits = {
-        name: getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in ("GpuIdle", "SwPowerCap", "Reliability")
+        pynvml.nvmlClocksThrottleReasonGpuIdle: "gpu_idle",
+        pynvml.nvmlClocksThrottleReasonSwPowerCap: "sw_power_cap",
     }
-    bits["HwThermalSlowdown"] = pynvml.nvmlClocksEventReasonHwThermalSlowdown
-    mask = sum(bits.values())
-    assert integrals.decode(mask) == {1: "gpu_idle", 4: "sw_power_cap", 64: "hw_thermal_slowdown", 1024: "reliability"}
-    assert sum(integrals.REASONS) == pynvml.nvmlClocksThrottleReasonAll | pynvml.nvmlClocksEventReasonAll
-    assert integrals.decode(1 << 40 | 8) == {8: "hw_slowdown", 1 << 40: "bit_40"} and integrals.decode(0) == {}
+    bits |= {pynvml.nvmlClocksEventReasonHwThermalSlowdown: "hw_thermal_slowdown"}
+    bits |= {pynvml.nvmlClocksThrottleReasonReliability: "reliability"}
+    assert gpu_record.throttle(np.array([sum(bits)])) == dict.fromkeys(bits.values(), 1)
+    known = (1 << len(gpu_record.REASONS)) - 1
+    assert known == pynvml.nvmlClocksThrottleReasonAll | pynvml.nvmlClocksEventReasonAll
+    assert gpu_record.throttle(np.array([1 << 40 | 8])) == {"hw_slowdown": 1, "bit_40": 1}
 
 
 def test_throttling_is_told_by_its_share_of_the_samples():
-    assert integrals.shares(np.array([0, 4, 4 | 32, 4, NAN])) == {"sw_power_cap": 0.75, "sw_thermal_slowdown": 0.25}
-    assert integrals.shares(np.zeros(3)) == {}
-    assert integrals.shares(np.array([NAN])) is None and integrals.shares(np.empty(0)) is None
+    shares = {"sw_power_cap": 0.75, "sw_thermal_slowdown": 0.25}
+    assert gpu_record.throttle(np.array([0, 4, 4 | 32, 4, NAN])) == shares
+    assert gpu_record.throttle(np.zeros(3)) == {}
+    assert gpu_record.throttle(np.array([NAN])) is None and gpu_record.throttle(np.empty(0)) is None
+
+
+def figures(*worked: tuple[dict[str, np.ndarray], tuple[float, float]]) -> dict[str, Any]:
+    """Energy and state of a GPU in spans, however short."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_record, "MOST_DOUBTFUL", float("inf"))
+        energy = gpu_record.energy([(energy_curve(samples), span) for samples, span in worked])
+    return energy | gpu_record.state(list(worked))
 
 
 def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
@@ -96,7 +106,7 @@ def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
         utilisation=[0, 1, 0.5, 0],
         reasons=[1, 0, 4, 1],
     )
-    assert integrals.device([(samples, (0.5, 2.5))]) == {
+    assert figures((samples, (0.5, 2.5))) == {
         "samples": 2,
         "energy_joules": 25 + 300 + 200,
         "energy_source": "counter",
@@ -109,7 +119,7 @@ def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
         "utilisation_mean": 0.75,
         "throttle": {"sw_power_cap": 0.5},
     }
-    short = integrals.device([(samples, (1.25, 1.75))])  # between two samples
+    short = figures((samples, (1.25, 1.75)))  # between two samples
     assert (short["samples"], short["energy_joules"], short["power_mean_w"]) == (0, 150, 300)
     assert short["power_max_w"] is short["utilisation_mean"] is short["throttle"] is None
 
@@ -117,12 +127,12 @@ def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
 def test_spans_of_several_starts_add_up():
     first = rows([0.0, 1, 2], energy_joules=[0, 100, 200], temperature_c=[40, 50, 60])
     second = rows([0.0, 4], power_w=[300, 300], temperature_c=[70, NAN])
-    energy = integrals.device([(first, (0, 1)), (second, (0, 4))])
+    energy = figures((first, (0, 1)), (second, (0, 4)))
     assert (energy["energy_joules"], energy["power_mean_w"]) == (1300, 260)
     assert (energy["energy_source"], energy["temperature_max_c"], energy["samples"]) == ("power_samples", 70, 4)
-    at_once = integrals.device([(first, (1, 1))])
+    at_once = figures((first, (1, 1)))
     assert at_once["energy_joules"] is at_once["power_mean_w"] is None  # not a figure, and not 0
-    lost = integrals.device([(first, (0, 1)), (integrals.NO_ROWS, (0, 4))])
+    lost = figures((first, (0, 1)), (gpu_record.NO_ROWS, (0, 4)))
     assert lost["energy_joules"] is lost["energy_source"] is lost["power_mean_w"] is None
 
 
@@ -174,9 +184,9 @@ def test_a_short_run_has_no_energy():
 
 
 def test_pauses_between_epochs_leave_little_in_doubt():
-    samples = rows([0.0, 1, 1.01, 2, 2.01, 3], energy_joules=[0, 1, 1, 2, 2, 3])
-    epochs = [(samples, (0.0, 1.0)), (samples, (1.01, 2.0)), (samples, (2.01, 3.0))]
-    assert integrals.doubtful_share(epochs) == pytest.approx((2 * 0.1 + 2 * 0.01) / 2.98)
+    curve = energy_curve(rows([0.0, 1, 1.01, 2, 2.01, 3], energy_joules=[0, 1, 1, 2, 2, 3]))
+    epochs = [(curve, (0.0, 1.0)), (curve, (1.01, 2.0)), (curve, (2.01, 3.0))]
+    assert gpu_record.doubtful_share(epochs) == pytest.approx((2 * 0.1 + 2 * 0.01) / 2.98)
 
 
 def test_ranks_read_the_counters_of_their_gpus(monkeypatch: pytest.MonkeyPatch):

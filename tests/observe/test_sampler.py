@@ -15,7 +15,7 @@ import pytest
 from multicard.config.placement import Placement
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s, pause
-from multicard.observe.energy import gpu_record, integrals, neighbours, parts, sampler
+from multicard.observe.energy import gpu_record, neighbours, parts, sampler
 from multicard.observe.energy.neighbours import Neighbours
 from multicard.observe.energy.sampler import Sampler
 from multicard.ranks import elastic
@@ -36,8 +36,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "INTERVAL_S", 0.02)
     monkeypatch.setattr(sampler, "ANSWER_S", PATIENCE_S)
     monkeypatch.setattr(gpu_record, "MOST_DOUBTFUL", float("inf"))  # samples come late where the machine is busy
-    for lag in ("COUNTER_LAG_S", "POWER_LAG_S"):
-        monkeypatch.setattr(integrals, lag, 0.0)  # the stand-in has none
+    monkeypatch.setattr(gpu_record, "LAG_S", dict.fromkeys(gpu_record.LAG_S, 0.0))  # the stand-in has none
 
 
 def rank_file(folder: Path, rank: int, *spans_s: tuple[float, float]) -> None:

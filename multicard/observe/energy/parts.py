@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from multicard.measure.timing import clock_s, pause
-from multicard.observe.energy.integrals import Span
 from multicard.observe.energy.readings import COLUMNS
 from multicard.records import run_folder
 
 MERGED = "gpu.parquet"
-
+Span = tuple[float, float]  # from, to, in seconds on the samples' clock
 Samples = dict[tuple[int, int, str], dict[str, np.ndarray]]  # COLUMNS (n,) by start, node and GPU
 
 

@@ -1,9 +1,12 @@
-"""NVML readings of one GPU: a sample of its state, and the processes on it."""
+"""What NVML says: a sample of a GPU's state, the processes on it, and the energy counters that ranks read."""
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from multicard.machine import nvml
+from multicard.machine import devices, nvml
+from multicard.measure.timing import clock_s
 
 # One row per sample; NaN where a GPU does not report a figure
 COLUMNS = (
@@ -15,7 +18,7 @@ COLUMNS = (
     "temperature_c",
     "utilisation",
     "memory_bytes",
-    "reasons",  # NVML's bits for reduced clocks, see `integrals.REASONS`
+    "reasons",  # NVML's bits for reduced clocks, see `gpu_record.REASONS`
 )
 
 
@@ -82,3 +85,35 @@ def process_name(library: Any, pid: int) -> str | None:
     """NVML's name of a process, which may be invisible to this container."""
     name = nvml.ask(library, library.nvmlSystemGetProcessName, pid)
     return None if name is None else Path(name).name
+
+
+Reading = tuple[float, str, float]  # on `clock_s`, the GPU's UUID, joules
+
+
+class Counters:
+    """The counters of the GPUs that a rank uses, read where a span begins and ends whose energy is to be known: between
+    the controller's samples, a second apart, power rises as training begins, and the energy of 3 s is off by a tenth.
+
+    There is nothing to read on CPU ranks, or where NVML gives none.
+
+    readings: all so far, in the order in which they were taken.
+    """
+
+    def __init__(self, used: Sequence[Any]) -> None:
+        self.readings: list[Reading] = []
+        self._handles: dict[str, Any] = {}
+        uuids = [uuid for device in used if (uuid := devices.used_gpu(device)) is not None]
+        if not uuids:
+            return
+        self._library = ExitStack().enter_context(nvml.opened())  # until the process ends
+        if self._library is not None:
+            handles = {uuid: nvml.ask(self._library, self._library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids}
+            self._handles = {uuid: handle for uuid, handle in handles.items() if handle is not None}
+
+    def read(self) -> None:
+        """Read all counters. Call it right before a span begins and right after it has ended."""
+        for uuid, handle in self._handles.items():
+            time_s = clock_s()
+            mj = nvml.ask(self._library, self._library.nvmlDeviceGetTotalEnergyConsumption, handle)
+            if mj is not None:
+                self.readings.append((time_s, uuid, 1e-3 * mj))
