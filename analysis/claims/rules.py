@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations, product
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from analysis.claims.measures import MEASURES
 from analysis.claims.readings import Readings
 from analysis.claims.sides import Sides
+from analysis.claims.units import UNITS, ClaimUnit, UnitName
 from analysis.experiments import Panel
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
@@ -28,77 +29,21 @@ from analysis.stats.intervals import Interval
 from multicard.measure import formulas
 
 HOLDS, FAILS, UNDECIDED, UNMEASURED = "holds", "does not hold", "undecided", "not measured"
+_ESTIMATE = operator.attrgetter("estimate")
 OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 @dataclass(frozen=True)
-class ClaimUnit:
-    """How a measure is printed: `convert` is an increasing function of it, `text` the words around the number.
-
-    of_bottom: whether the figure says what the bottom has over the top, as "faster by" does.
-    opposite: the words around a number below 0, as `mirrored` makes it positive; empty where a sign says it.
-    """
-
-    name: str
-    text: str
-    convert: Callable[[float], float]
-    digits: int = 1
-    of_bottom: bool = False
-    opposite: str = ""
-    mirrored: Callable[[float], float] = abs
-
-    def number(self, value: float) -> str:
-        return f"{value:,.{self.digits}f}"
-
-    def phrase(self, estimate: float, low: float | None = None, high: float | None = None) -> str:
-        """A figure in words, with its interval: "faster by 25.0 % (20.0 to 30.0)", "slower by 10.0 % (5.0 to 15.0)"."""
-        bounds = [] if low is None or high is None or low == high else [low, high]
-        if self.opposite and any((bound < 0) != (estimate < 0) for bound in bounds):
-            texts = [self.phrase(bound) for bound in bounds]
-        elif self.opposite and estimate < 0:
-            texts = [self.number(self.mirrored(bound)) for bound in reversed(bounds)]
-        else:
-            texts = [self.number(bound) for bound in bounds]
-        words, shown = (
-            (self.opposite, self.mirrored(estimate)) if self.opposite and estimate < 0 else (self.text, estimate)
-        )
-        return words.format(self.number(shown)) + (f" ({' to '.join(texts)})" if texts else "")
-
-
-def _slower(percent: float) -> float:
-    """What the other side is faster by: B is 25 % slower than A where A is 25 % faster than B."""
-    share = 1 + percent / 100
-    return 100 * (1 / share - 1) if share > 0 else math.inf
-
-
-UnitName = Literal["faster", "less", "times", "points", "percent"]
-UNITS: dict[UnitName, ClaimUnit] = {
-    "faster": ClaimUnit(
-        "% faster",
-        "faster by {} %",
-        lambda ratio: 100 * (ratio - 1),
-        of_bottom=True,
-        opposite="slower by {} %",
-        mirrored=_slower,
-    ),
-    "less": ClaimUnit(
-        "% less", "less by {} %", lambda ratio: 100 * (1 - 1 / ratio), of_bottom=True, opposite="more by {} %"
-    ),
-    "times": ClaimUnit("x", "{} x", float, 2),
-    "points": ClaimUnit("points", "{} points", lambda share: 100 * share, 2),
-    "percent": ClaimUnit("%", "{} %", lambda share: 100 * share),
-}
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """One figure of a claim, not yet worked out.
+    """One comparison of a rule, before its interval is worked out.
 
-    what: what is compared with what ("gpus=4 against 1"). where: in which cell beside that ("precision=fp32").
-    over, under: the bounds, in the unit. runs: empty where a cell was not measured.
-    interval: works it out, at a confidence. stands_for: comparisons among which it was picked, itself included.
-    settled: verdict and text of a comparison without a number.
-    most: the largest ratio that can be, before it is brought into the unit: more GPUs give no more.
+    what: the compared values ("gpus=4 against 1"). where: the cell that both are in ("precision=fp32").
+    over, under: the bounds between which the claim has the figure, in `unit`.
+    runs: of both sides; empty where a cell was not measured.
+    interval: the interval of the measured ratio at a confidence; None where `settled`.
+    stands_for: the number of comparisons from which this one was picked, for the correction of the confidence.
+    settled: verdict and text of a comparison that has no number.
+    most: the largest ratio that is physically possible; a larger one is marked as doubtful.
     """
 
     what: str
@@ -141,17 +86,20 @@ class Contrast(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
         axes = [self.axis] if isinstance(self.axis, str) else self.axis
-        pairs = self.pairs
+        return [
+            self._comparison(panel, cell, top, bottom)
+            for top, bottom in self._sides(panel, axes)
+            for cell in _cells(panel, axes, self.only)
+            if all(panel.experiment.has((*cell, *side.items())) for side in (top, bottom))
+        ]
+
+    def _sides(self, panel: Panel, axes: Sequence[str]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Top and bottom of each pair, as values by axis."""
+        pairs: Sequence[tuple[Any, Any]] = self.pairs
         if len(axes) == 1:
             values = _values(panel, axes[0])
-            pairs = [([top], [bottom]) for pair in pairs for top, bottom in _expanded(pair, values)]
-        return [
-            self._comparison(panel, cell, *sides)
-            for pair in pairs
-            for sides in [[dict(zip(axes, side, strict=True)) for side in pair]]
-            for cell in _cells(panel, axes, self.only)
-            if all(panel.experiment.has((*cell, *side.items())) for side in sides)
-        ]
+            pairs = [([top], [bottom]) for pair in self.pairs for top, bottom in _expanded(pair, values)]
+        return [(dict(zip(axes, top, strict=True)), dict(zip(axes, bottom, strict=True))) for top, bottom in pairs]
 
     def _comparison(self, panel: Panel, cell: Cell, top: Mapping[str, Any], bottom: Mapping[str, Any]) -> Comparison:
         unit = UNITS[self.unit]
@@ -248,11 +196,12 @@ class BestOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 
 
 class SpreadsMore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="spreads_more"):
-    """The most of a measure over its least is greater along one axis than along another, or than of another measure.
+    """A measure spreads more along one axis than along another, or than another measure does.
 
-    Each is taken along its axis for every value of the other; the least of `axis` has to exceed the greatest of `than`.
+    The spread is the most of a measure over its least along an axis, for each value of the other axis. The smallest
+    spread along `axis` has to exceed the largest along `than`.
 
-    than, than_measure: the other axis, the other measure; the same where they are not set.
+    than, than_measure: the other axis and the other measure; the same ones where they are not set.
     """
 
     axis: str
@@ -268,16 +217,15 @@ class SpreadsMore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
     def _comparison(self, panel: Panel, cell: Cell, axes: list[str]) -> Comparison:
         wide = _lines(panel, cell, axes)
         narrow = _lines(panel, cell, axes[::-1])
-        name = lambda axis, measure: f"{measure} by {axis.rpartition('.')[2]}".replace("_", " ")  # noqa: E731
         other = self.than_measure or self.measure
-        what = f"spread of {name(self.axis, self.measure)} against {name(axes[-1], other)}"
+        what = f"spread of {_by_axis(self.measure, self.axis)} against {_by_axis(other, axes[-1])}"
         bounds = UNITS["times"], 1.0, math.inf
         if not (wide and narrow):
             return Comparison(what, _typed(cell), *bounds, ())
 
         def interval(readings: Readings, confidence: float) -> Interval:
-            least = min((_spread(self.measure, line, readings, confidence) for line in wide), key=_estimate)
-            greatest = max((_spread(other, line, readings, confidence) for line in narrow), key=_estimate)
+            least = min((_spread(self.measure, line, readings, confidence) for line in wide), key=_ESTIMATE)
+            greatest = max((_spread(other, line, readings, confidence) for line in narrow), key=_ESTIMATE)
             return intervals.difference(least.mapped(math.log), greatest.mapped(math.log)).mapped(math.exp)
 
         runs = {id(run): run for line in (*wide, *narrow) for side in line for run in side}
@@ -307,6 +255,10 @@ class Ends(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="r
 Rule = Contrast | GainFalls | EachCell | BestOf | SpreadsMore | Ends
 
 
+def _by_axis(measure: str, axis: str) -> str:
+    return f"{measure} by {axis.rpartition('.')[2]}".replace("_", " ")
+
+
 def _lines(panel: Panel, cell: Cell, axes: Sequence[str]) -> list[list[tuple[Run, ...]]]:
     """The measured groups along the first axis, for each value of the other; those of two groups or more."""
     along, *others = axes
@@ -319,11 +271,7 @@ def _lines(panel: Panel, cell: Cell, axes: Sequence[str]) -> list[list[tuple[Run
 
 def _spread(measure: str, line: Sequence[Sequence[Run]], readings: Readings, confidence: float) -> Interval:
     """The most of a measure over its least, among groups of runs."""
-    return max((_measured(measure, *pair)(readings, confidence) for pair in permutations(line, 2)), key=_estimate)
-
-
-def _estimate(interval: Interval) -> float:
-    return interval.estimate
+    return max((_measured(measure, *pair)(readings, confidence) for pair in permutations(line, 2)), key=_ESTIMATE)
 
 
 def _measured(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> Callable[[Readings, float], Interval]:
