@@ -20,12 +20,11 @@ from analysis.report import (
     papers_section,
     plans_section,
     predictions_section,
-    run_details,
     runs_section,
     settings_section,
 )
 from analysis.report.blocks import Report
-from analysis.runs import load
+from analysis.runs import details, load
 from analysis.runs.caveats import MARKS
 from analysis.runs.load import Found
 from analysis.stats.between_runs import RepeatedRuns
@@ -88,21 +87,21 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
         mix: let runs of several commits and machines stand in one cell, panel and ranking.
         plans: of jobs (`plans_section.read`).
     """
-    runs, details = found.runs, run_details.read(found.runs)
+    runs = details.read(found.runs)
     loaded = [experiments.load(name) for name in experiments.names()]
     repeated = RepeatedRuns(runs)
     panels = [(experiment, experiments.panels(experiment, runs, mix, repeated)) for experiment in loaded]
     verdicts = claims.judge(runs, mix)
     sections = [
-        overview_section.answers(details, mix, render.summary(verdicts)),
-        overview_section.machines(details),
-        runs_section.section(details),
-        settings_section.section(details, mix),
+        overview_section.answers(runs, mix, render.summary(verdicts)),
+        overview_section.machines(runs),
+        runs_section.section(runs),
+        settings_section.section(runs, mix),
         predictions_section.section(runs),
         plans_section.section(plans),
         papers_section.section(runs, panels),
         papers_section.claims_section(verdicts),
-        gaps_section.section(details, found.skipped, panels),
+        gaps_section.section(runs, found.skipped, panels),
     ]
     return Report(
         title,

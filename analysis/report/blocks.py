@@ -1,11 +1,11 @@
 """Blocks of a report as plain data: sections of paragraphs, tables, figures and claims, which `page` writes as HTML."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.figures.vega import Figure
-from multicard.records.text_table import clean
+from multicard.records import figures
 
 EMPTY = frozenset({"-", ""})
 
@@ -28,14 +28,15 @@ class Heading:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names, each with one value or several."""
+    """Names, each with one value or several. code: the values are commands to type."""
 
     rows: Sequence[tuple[str, Sequence[str]]]
+    code: bool = False
 
 
 @dataclass(frozen=True)
-class AnswerLine:
-    """A line of an answer: its name, a figure with its marks, the setting as it is typed, and a note."""
+class Line:
+    """A line of an answer or a headline: its name, a figure with its marks, what is typed for it, and a note."""
 
     name: str
     figure: str = ""
@@ -49,26 +50,15 @@ class Answer:
     """What the runs answer about one work, or about all."""
 
     title: str
-    lines: Sequence[AnswerLine]
+    lines: Sequence[Line]
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A headline: its name, a figure in large letters with its marks, a sentence, and what is typed for it."""
-
-    name: str
-    figure: str
-    text: str = ""
-    code: str = ""
-    marks: str = ""
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """The headlines of a report. about: what they are of."""
+class Headlines:
+    """The headlines of a report, in large letters. about: what they are about."""
 
     about: str
-    tiles: Sequence[Tile]
+    lines: Sequence[Line]
 
 
 @dataclass(frozen=True)
@@ -107,16 +97,13 @@ class Column:
     names: bool = False
 
     @staticmethod
-    def of_texts(
-        name: str, texts: Iterable[str | None], code: bool = False, shown: bool = True, names: bool = False
-    ) -> "Column":
-        cells = ["-" if text is None else clean(text) for text in texts]
-        return Column(name, name, cells, code=code, shown=shown, names=names)
-
-    @staticmethod
-    def of_numbers(heading: str, key: str, values: Sequence[float | None], form: str) -> "Column":
-        """Numbers as `form` writes them."""
-        return Column(heading, key, ["-" if value is None else form.format(value) for value in values], values)
+    def of(key: str, values: Sequence[Any], heading: str = "", form: str = "", **options: Any) -> "Column":
+        """Values as `form` or the registry of figures writes them; numbers sort and are filtered as numbers."""
+        known = [value for value in values if value is not None]
+        is_number = bool(known) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in known)
+        name = key if is_number else ""
+        texts = ["-" if one is None else form.format(one) if form else figures.text(name, one) for one in values]
+        return Column(heading or key, key, texts, values if is_number else None, **options)
 
     @property
     def is_empty(self) -> bool:
@@ -201,13 +188,6 @@ class ClaimTable:
 
 
 @dataclass(frozen=True)
-class Commands:
-    """Commands to type, each after what it would measure."""
-
-    rows: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True)
 class Fold:
     """Blocks that are folded away under a title."""
 
@@ -215,7 +195,7 @@ class Fold:
     blocks: "Sequence[Block]"
 
 
-Block = Paragraph | Heading | Facts | Tiles | Answer | PlainTable | Grid | Plot | ClaimTable | Commands | Fold
+Block = Paragraph | Heading | Facts | Headlines | Answer | PlainTable | Grid | Plot | ClaimTable | Fold
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from analysis.experiments import Experiment, Panel
 from analysis.formatting import counted
-from analysis.report.blocks import Block, Column, Commands, Grid, Heading, Paragraph, Section
-from analysis.report.run_details import RunDetails
+from analysis.report.blocks import Block, Column, Facts, Grid, Heading, Paragraph, Section
 from analysis.runs import grouping
+from analysis.runs.details import DetailedRun
 from analysis.runs.load import Run, Skipped
 from multicard.records.text_table import clean
 from papers import places
@@ -16,15 +16,15 @@ MOST_CELLS = 6  # of a panel that are named
 
 
 def section(
-    details: Sequence[RunDetails], skipped: Sequence[Skipped], panels: Sequence[tuple[Experiment, list[Panel]]]
+    runs: Sequence[DetailedRun], skipped: Sequence[Skipped], panels: Sequence[tuple[Experiment, list[Panel]]]
 ) -> Section:
     """What the figures do not show.
 
     Args:
         panels: every experiment with the panels that runs fill, an empty list where no run can.
     """
-    failed = _failed_runs([run_details.run for run_details in details if run_details.run["status"] != "ok"])
-    blocks = [*failed, *_skipped_records(skipped), *_unmeasured(details, panels)]
+    failed = _failed_runs([run for run in runs if run["status"] != "ok"])
+    blocks = [*failed, *_skipped_records(skipped), *_unmeasured(runs, panels)]
     question = "What is not in the figures above, why, and which commands would measure it?"
     return Section("gaps", "What is not here", question, blocks)
 
@@ -36,11 +36,11 @@ def _failed_runs(runs: Sequence[Run]) -> list[Block]:
     counts = Counter(clean(run["status"]) for run in runs)
     about = f"{', '.join(f'{count} {status}' for status, count in counts.items())}. Their figures are left out."
     columns = [
-        Column.of_texts("name", [run["name"] for run in runs]),
-        Column.of_texts("run", [run.folder.name for run in runs]),
-        Column.of_texts("status", [run["status"] for run in runs]),
-        Column.of_texts("cause", [run["cause"] for run in runs]),
-        Column.of_texts("marks", [run["marks"] for run in runs]),
+        Column.of("name", [run["name"] for run in runs]),
+        Column.of("run", [run.folder.name for run in runs]),
+        Column.of("status", [run["status"] for run in runs]),
+        Column.of("cause", [run["cause"] for run in runs]),
+        Column.of("marks", [run["marks"] for run in runs]),
     ]
     return [Heading(title, about), Grid("failed", "", columns, label=title)]
 
@@ -50,14 +50,14 @@ def _skipped_records(skipped: Sequence[Skipped]) -> list[Block]:
     if not skipped:
         return [Heading(title), Paragraph("None.", quiet=True)]
     columns = [
-        Column.of_texts("folder", [str(record.folder) for record in skipped]),
-        Column.of_texts("why", [record.why for record in skipped]),
+        Column.of("folder", [str(record.folder) for record in skipped]),
+        Column.of("why", [record.why for record in skipped]),
     ]
     about = f"{counted(len(skipped), 'run folder')} without a record that can be used."
     return [Heading(title, about), Grid("skipped", "", columns, label=title)]
 
 
-def _unmeasured(details: Sequence[RunDetails], panels: Sequence[tuple[Experiment, list[Panel]]]) -> list[Block]:
+def _unmeasured(runs: Sequence[DetailedRun], panels: Sequence[tuple[Experiment, list[Panel]]]) -> list[Block]:
     rows = [
         (f"{_sentence(experiment)} In full: {places.in_full(experiment.name)}.", experiment.command)
         for experiment, filled in panels
@@ -69,15 +69,16 @@ def _unmeasured(details: Sequence[RunDetails], panels: Sequence[tuple[Experiment
             rest = f" and {len(cells) - MOST_CELLS} more" if len(cells) > MOST_CELLS else ""
             missing = f"Missing: {'; '.join(cells[:MOST_CELLS])}{rest}."
             rows.append((f"{_sentence(experiment)} {missing}", experiment.command))
-    ok = [run_details for run_details in details if run_details.run["status"] == "ok"]
-    entry = "tune_llm.py" if {run_details.run["kind"] for run_details in ok} == {"llm"} else "train_vision.py"
-    if not any(run_details.diagnosis for run_details in ok):
+    ok = [run for run in runs if run["status"] == "ok"]
+    entry = "tune_llm.py" if {run["kind"] for run in ok} == {"llm"} else "train_vision.py"
+    if not any(run.diagnosis for run in ok):
         rows.append(("What bounds a run, and what to try.", f"python {entry} diagnose=true"))
-    if not any(run_details.profile_rows for run_details in ok):
+    if not any(run.profile_rows for run in ok):
         rows.append(("Calls, copies, collectives and kernels of ten steps.", f"python {entry} profile=kineto"))
     nothing = Paragraph("Nothing that an experiment or option would add.", quiet=True)
-    blocks: list[Block] = [Heading("What these runs do not measure"), Commands(rows) if rows else nothing]
-    if not any(run_details.run["energy_joules"] is not None for run_details in ok):
+    commands = Facts([(purpose, [command]) for purpose, command in rows], code=True)
+    blocks: list[Block] = [Heading("What these runs do not measure"), commands if rows else nothing]
+    if not any(run["energy_joules"] is not None for run in ok):
         energy = "Energy is read from GPUs by NVML, with any command; CPU ranks have none."
         blocks.append(Paragraph(energy, quiet=True))
     return blocks

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from analysis.commands.best import Limits, Ranking, rankings
 from analysis.formatting import counted
-from analysis.report.blocks import Tile, Tiles
-from analysis.report.run_details import RunDetails
+from analysis.report.blocks import Headlines, Line
 from analysis.runs import grouping
+from analysis.runs.details import DetailedRun
 from analysis.runs.setting_figure import of_setting
 from multicard.records import figures
 from multicard.records.text_table import in_joules
@@ -23,21 +23,21 @@ PHASES = {
 }
 
 
-def headlines(details: Sequence[RunDetails], mix: bool) -> Tiles | None:
+def headlines(runs: Sequence[DetailedRun], mix: bool) -> Headlines | None:
     """Those of the work that was done in most settings; None where no run has a time that can be ranked."""
     try:
-        ranked = rankings([run_details.run for run_details in details], "time", Limits(), mix)
+        ranked = rankings(runs, "time", Limits(), mix)
     except ValueError:
         return None
     ranking = max(ranked, key=lambda ranking: len(ranking.rows))
     folders = {run.folder for run in ranking.best}
-    best = [run_details for run_details in details if run_details.run.folder in folders]
+    best = [run for run in runs if run.folder in folders]
     work = ", ".join(text for text in (ranking.work, ranking.amount) if text)
     about = f"The fastest of {counted(len(ranking.rows), 'setting')}" + f" of {work}" * bool(work)
-    return Tiles(about, [_fastest(ranking), _cost(best), *_bound_and_next(best)])
+    return Headlines(about, [_fastest(ranking), _cost(best), *_bound_and_next(best)])
 
 
-def _fastest(ranking: Ranking) -> Tile:
+def _fastest(ranking: Ranking) -> Line:
     """The time, what was reached in it, and what the next on the front would save."""
     accuracy, loss = (of_setting(ranking.best, column) for column in ("test_accuracy", "loss_last_tenth"))
     reached = "" if loss is None else f"a loss of {loss:.3f}"
@@ -45,44 +45,45 @@ def _fastest(ranking: Ranking) -> Tile:
     several = f"the mean of {counted(len(ranking.best), 'run')}" if len(ranking.best) > 1 else ""
     text = ", ".join(part for part in (reached, several) if part)
     label = "" if len(ranking.rows) == 1 else ranking.label
-    return Tile("Fastest", _duration(of_setting(ranking.best, "total_s") or 0.0), text, label, ranking.marks)
+    return Line("Fastest", _duration(of_setting(ranking.best, "total_s") or 0.0), label, text, ranking.marks)
 
 
-def _cost(best: Sequence[RunDetails]) -> Tile:
+def _cost(runs: Sequence[DetailedRun]) -> Line:
     """Ranks times hours, energy, and memory."""
-    runs = [run_details.run for run_details in best]
     ranks, total_s = grouping.ranks(runs[0]), of_setting(runs, "total_s") or 0.0
     unit = "CPU rank" if runs[0]["cpu_ranks"] else "GPU"
     energy_joules, memory_bytes = (of_setting(runs, column) for column in ("energy_joules", "peak_memory_bytes"))
     energy = [in_joules(energy_joules)] if energy_joules is not None else []
     each = " on the fullest" if ranks > 1 else ""
     memory = [f"{figures.text('_bytes', memory_bytes)} of memory{each}"] if memory_bytes is not None else []
-    return Tile(
-        "What it cost", counted(ranks, unit), ", ".join([_times_ranks(ranks * total_s, unit), *energy, *memory])
+    return Line(
+        "What it cost", counted(ranks, unit), note=", ".join([_times_ranks(ranks * total_s, unit), *energy, *memory])
     )
 
 
-def _bound_and_next(best: Sequence[RunDetails]) -> list[Tile]:
+def _bound_and_next(best: Sequence[DetailedRun]) -> list[Line]:
     """What bounds it and what to try, as it was diagnosed; else where its steps' time goes, and how to diagnose it."""
     bounds, to_try = "What bounds it", "What to try next"
-    diagnosed = next((run_details for run_details in best if run_details.diagnosis), None)
+    diagnosed = next((run for run in best if run.diagnosis), None)
     if diagnosed is not None:
         found, _, advice = (diagnosed.diagnosis or "").partition(TO_TRY)
         _, _, finding = found.partition(": ")
         finding = finding or found
-        bound = Tile(bounds, (diagnosed.bound or "no clear bound").capitalize(), f"{finding[:1].upper()}{finding[1:]}.")
+        bound = Line(
+            bounds, (diagnosed.bound or "no clear bound").capitalize(), note=f"{finding[:1].upper()}{finding[1:]}."
+        )
         if not advice:
-            return [bound, Tile(to_try, "Diagnose again", AGAIN)]
+            return [bound, Line(to_try, "Diagnose again", note=AGAIN)]
         is_key = not advice.split()[0].isalpha()
-        return [bound, Tile(to_try, advice if is_key else f"{advice[:1].upper()}{advice[1:]}")]
+        return [bound, Line(to_try, advice if is_key else f"{advice[:1].upper()}{advice[1:]}")]
     first = best[0]
     step_s = sum(first.phases_s.values())
-    how = Tile(to_try, "Diagnose it", "Steps with one cost removed at a time tell what bounds it.", "diagnose=true")
+    how = Line(to_try, "Diagnose it", "diagnose=true", "Steps with one cost removed at a time tell what bounds it.")
     if not step_s:
-        return [Tile(bounds, "Unknown", "It was not diagnosed."), how]
+        return [Line(bounds, "Unknown", note="It was not diagnosed."), how]
     phase = max(first.phases_s, key=lambda phase: first.phases_s[phase])
     share = f"{first.phases_s[phase] / step_s:.0%} of a step's time. It was not diagnosed."
-    return [Tile(bounds, PHASES.get(phase, phase), share), how]
+    return [Line(bounds, PHASES.get(phase, phase), note=share), how]
 
 
 def _times_ranks(seconds: float, unit: str) -> str:

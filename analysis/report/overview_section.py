@@ -7,11 +7,11 @@ from typing import Any
 from analysis import formatting
 from analysis.commands import best
 from analysis.formatting import counted
-from analysis.report.blocks import Answer, AnswerLine, Block, Facts, Fold, Paragraph, Section
+from analysis.report.blocks import Answer, Block, Facts, Fold, Line, Paragraph, Section
 from analysis.report.headlines import headlines
-from analysis.report.run_details import RunDetails, mapping
 from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
+from analysis.runs.details import DetailedRun, mapping, objects
 from analysis.runs.load import Run
 from multicard.records import figures
 from multicard.records.text_table import clean, in_bytes
@@ -36,24 +36,24 @@ def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return lines
 
 
-def answers(details: Sequence[RunDetails], mix: bool, claim_summary: Sequence[str]) -> Section:
+def answers(runs: Sequence[DetailedRun], mix: bool, claim_summary: Sequence[str]) -> Section:
     """In short: the headlines, the best settings, what bounds the runs, and how many claims hold.
 
     Args:
         claim_summary: how many claims hold, as lines.
     """
-    top = headlines(details, mix)
+    top = headlines(runs, mix)
     blocks: list[Block] = [top] if top is not None else []
-    blocks += [*_best_settings([run_details.run for run_details in details], mix), _bounds(details)]
+    blocks += [*_best_settings(runs, mix), _bounds(runs)]
     if claim_summary:
-        blocks.append(Answer("The papers' claims", [AnswerLine("Verdicts", note=sentences(claim_summary))]))
+        blocks.append(Answer("The papers' claims", [Line("Verdicts", note=sentences(claim_summary))]))
     question = "Which setting should I choose, and what holds it back?"
     return Section("answers", "In short", question, blocks)
 
 
 def _best_settings(runs: Sequence[Run], mix: bool) -> list[Block]:
     """The best settings of each work, the work with most settings first."""
-    lines: dict[str, list[AnswerLine]] = {}
+    lines: dict[str, list[Line]] = {}
     settings: Counter[str] = Counter()
     why: list[str] = []
     for goal, name in GOALS.items():
@@ -64,7 +64,7 @@ def _best_settings(runs: Sequence[Run], mix: bool) -> list[Block]:
             continue
         for ranking in rankings:
             title = ", ".join(text for text in (ranking.work or _work(ranking.runs[0]), ranking.amount) if text)
-            line = AnswerLine(name, ranking.figures, ranking.label, _first_few(ranking.others, goal), ranking.marks)
+            line = Line(name, ranking.figures, ranking.label, _first_few(ranking.others, goal), ranking.marks)
             lines.setdefault(title, []).append(line)
             settings[title] = max(settings[title], len(ranking.rows))
     if not lines:
@@ -99,29 +99,29 @@ def _work(run: Run) -> str:
     return f"{formatting.kind(run['kind'])}: {model} on {dataset}{size}"
 
 
-def _bounds(details: Sequence[RunDetails]) -> Answer:
+def _bounds(runs: Sequence[DetailedRun]) -> Answer:
     """What bounds the diagnosed runs, and what they should try."""
     title = "What bounds the runs"
-    diagnosed = [run_details for run_details in details if run_details.diagnosis]
+    diagnosed = [run for run in runs if run.diagnosis]
     if not diagnosed:
-        return Answer(title, [AnswerLine("Unknown", note="No run was diagnosed: add diagnose=true to a command.")])
-    by_bound: dict[str, list[RunDetails]] = {}
-    for run_details in diagnosed:
-        by_bound.setdefault(run_details.bound or "no clear bound", []).append(run_details)
+        return Answer(title, [Line("Unknown", note="No run was diagnosed: add diagnose=true to a command.")])
+    by_bound: dict[str, list[DetailedRun]] = {}
+    for run in diagnosed:
+        by_bound.setdefault(run.bound or "no clear bound", []).append(run)
     lines = []
     for bound, bounded in sorted(by_bound.items(), key=lambda item: -len(item[1]))[:MOST_DIAGNOSES]:
         count = f"{len(bounded)} of {len(diagnosed)} diagnosed" if len(diagnosed) > 1 else ""
         first = bounded[0]
-        setting, note = clean(first.run.folder.name), first.diagnosis or ""
-        lines.append(AnswerLine(bound.capitalize(), count, setting, note, first.run["marks"]))
+        setting, note = clean(first.folder.name), first.diagnosis or ""
+        lines.append(Line(bound.capitalize(), count, setting, note, first["marks"]))
     return Answer(title, lines)
 
 
-def machines(details: Sequence[RunDetails]) -> Section:
+def machines(runs: Sequence[DetailedRun]) -> Section:
     """Hardware, versions and commits."""
     rows: dict[str, dict[str, None]] = {}
-    for run_details in details:
-        for name, value in _facts(run_details):
+    for run in runs:
+        for name, value in _facts(run):
             rows.setdefault(name, {})[clean(str(value))] = None
     facts = []
     for name, values in rows.items():
@@ -131,9 +131,9 @@ def machines(details: Sequence[RunDetails]) -> Section:
     return Section("machine", "Machine and code", question, [Facts(facts)])
 
 
-def _facts(details: RunDetails) -> Iterator[tuple[str, Any]]:
-    run, environment = details.run, details.environment
-    gpus = [mapping(gpu) for gpu in _list(environment.get("gpus"))]
+def _facts(run: DetailedRun) -> Iterator[tuple[str, Any]]:
+    environment = run.surroundings
+    gpus = objects(environment.get("gpus"))
     if run["device"] == "cpu":
         yield "Computed on", "CPU ranks"
     if gpus:
@@ -143,7 +143,7 @@ def _facts(details: RunDetails) -> Iterator[tuple[str, Any]]:
     for gpu in gpus:
         if gpu.get("driver") is not None:
             yield "Driver", gpu["driver"]
-    links = [mapping(link).get("link") for link in _list(mapping(environment.get("topology")).get("links"))]
+    links = [link.get("link") for link in objects(mapping(environment.get("topology")).get("links"))]
     if links:  # as nvidia-smi names them: "6 pairs by NV18"
         counts = Counter(str(link or "an unknown path") for link in links)
         yield "Links", ", ".join(f"{counted(count, 'pair')} by {link}" for link, count in counts.items())
@@ -159,10 +159,6 @@ def _facts(details: RunDetails) -> Iterator[tuple[str, Any]]:
     versions = [f"{name} {packages[name]}" for name in PACKAGES if packages.get(name) is not None]
     if versions:
         yield "Versions", ", ".join([*versions, f"Python {environment.get('python', '?')}"])
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def sentences(lines: Iterable[str]) -> str:

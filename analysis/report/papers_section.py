@@ -13,7 +13,7 @@ from analysis.report.blocks import (
     Block,
     ClaimRow,
     ClaimTable,
-    Commands,
+    Facts,
     Fold,
     Heading,
     Paragraph,
@@ -42,7 +42,7 @@ def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]
             continue
         blocks.append(Heading(experiment.name, experiment.title))
         if not any(map(_is_full, filled)):
-            blocks.append(Commands([(f"In full: {places.in_full(experiment.name)}.", experiment.command)]))
+            blocks.append(Facts([(f"In full: {places.in_full(experiment.name)}.", [experiment.command])], code=True))
         blocks += first
         folded = [block for other in others for block in other]
         if folded:

@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from analysis.commands import list_runs
+from analysis.report import rerun_commands
 from analysis.report.blocks import Column, Grid, Section
-from analysis.report.run_details import RunDetails
 from analysis.runs import grouping
+from analysis.runs.details import DetailedRun
 from analysis.runs.load import Run
-from multicard.records import figures
 from multicard.records.figures import FIGURES
 
 RESULT, SETTINGS, ABOUT = "Result", "Settings", "About the run"  # groups of columns
@@ -26,25 +26,24 @@ KEPT_SETTINGS, MOST_SETTINGS = 2, 6  # that are shown at first
 TEXTS = ("cause", "diagnosis", "measured by", "folder")
 
 
-def section(details: Sequence[RunDetails]) -> Section:
+def section(runs: Sequence[DetailedRun]) -> Section:
     """All runs, also those that failed, whose figures are left out."""
     question = "What was measured? A row opens with all its figures and settings and the command that measured it."
-    return Section("runs", "All runs", question, [grid(details)])
+    return Section("runs", "All runs", question, [grid(runs)])
 
 
-def grid(details: Sequence[RunDetails]) -> Grid:
-    runs = [run_details.run for run_details in details]
+def grid(runs: Sequence[DetailedRun]) -> Grid:
     columns = [*_results(runs), *_settings(runs), *_about(runs)]
     same = [column for column in columns if _is_same(column)]
     columns = [replace(column, shown=False, names=False) if column in same else column for column in columns]
     same_texts = [f"{column.heading} {column.texts[0]}" for column in same]
     texts = [
         [run["cause"] for run in runs],
-        [run_details.diagnosis for run_details in details],
-        [run_details.command for run_details in details],
+        [run.diagnosis for run in runs],
+        [rerun_commands.rerun(run["kind"], run.config) if run.config else None for run in runs],
         [str(run.folder) for run in runs],
     ]
-    opened = [Column.of_texts(name, values, code=True) for name, values in zip(TEXTS, texts, strict=True)]
+    opened = [Column.of(name, values, code=True) for name, values in zip(TEXTS, texts, strict=True)]
     return Grid(
         "runs",
         "",
@@ -67,10 +66,10 @@ def _results(runs: Sequence[Run]) -> list[Column]:
     """How each run ended, and its figures."""
     more = [name for name in FIGURES if name not in HEADINGS]
     columns = [
-        Column.of_texts("status", [run["status"] for run in runs]),
-        *(replace(_of_runs(name, runs, measured=True), heading=heading) for name, heading in HEADINGS.items()),
-        Column.of_texts("marks", [run["marks"] for run in runs]),
-        *(replace(_of_runs(name, runs, measured=True), shown=False) for name in more),
+        Column.of("status", [run["status"] for run in runs]),
+        *(Column.of(name, _ended(name, runs), heading) for name, heading in HEADINGS.items()),
+        Column.of("marks", [run["marks"] for run in runs]),
+        *(Column.of(name, _ended(name, runs), shown=False) for name in more),
     ]
     return [replace(column, group=RESULT, kept=column.key in KEPT) for column in columns]
 
@@ -84,35 +83,32 @@ def _settings(runs: Sequence[Run]) -> list[Column]:
     shown.sort(key=lambda name: "." in name)  # groups first
     rest = [name for name in (*axes, *_other_settings(runs, axes)) if name not in shown]
     columns = [
-        replace(_of_runs(name, runs), kept=shown.index(name) < KEPT_SETTINGS, names=name in telling) for name in shown
+        Column.of(name, _values(name, runs), kept=shown.index(name) < KEPT_SETTINGS, names=name in telling)
+        for name in shown
     ]
-    columns += [replace(_of_runs(name, runs), shown=False) for name in rest]
+    columns += [Column.of(name, _values(name, runs), shown=False) for name in rest]
     return [replace(column, group=SETTINGS) for column in columns]
 
 
 def _about(runs: Sequence[Run]) -> list[Column]:
     """Name, code and machine: the names and kinds shown where there are several."""
     columns = [
-        Column.of_texts("name", [run["name"] for run in runs], names=True),
-        Column.of_texts("kind", [run["kind"] for run in runs]),
-        Column.of_texts("commit", [grouping.commit(run, absent="-") for run in runs], shown=False),
-        *(Column.of_texts(name, [run[name] for run in runs], shown=False) for name in ("hardware", "hosts")),
-        Column.of_texts("started_at", [run["started_at"] for run in runs], shown=False),
+        Column.of("name", [run["name"] for run in runs], names=True),
+        Column.of("kind", [run["kind"] for run in runs]),
+        Column.of("commit", [grouping.commit(run, absent="-") for run in runs], shown=False),
+        *(Column.of(name, [run[name] for run in runs], shown=False) for name in ("hardware", "hosts")),
+        Column.of("started_at", [run["started_at"] for run in runs], shown=False),
     ]
     return [replace(column, group=ABOUT) for column in columns]
 
 
-def _of_runs(name: str, runs: Sequence[Run], measured: bool = False) -> Column:
-    """A column of the runs, which sorts by number where all values are numbers.
+def _values(name: str, runs: Sequence[Run]) -> list[Any]:
+    return [run[name] for run in runs]
 
-    Args:
-        measured: it is a figure, which is left out of runs that did not end ok.
-    """
-    values: list[Any] = [run[name] if not measured or run["status"] == "ok" else None for run in runs]
-    known = [value for value in values if value is not None]
-    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
-    texts = [figures.text(name if numeric else "", value) for value in values]
-    return Column(name, name, texts, values if numeric and known else None)
+
+def _ended(name: str, runs: Sequence[Run]) -> list[Any]:
+    """The figures of runs that ended ok; others have none."""
+    return [run[name] if run["status"] == "ok" else None for run in runs]
 
 
 def _is_same(column: Column) -> bool:

@@ -11,17 +11,16 @@ from functools import cached_property
 from typing import Any
 
 from analysis import formatting
-from analysis.figures.setting_charts import efficiency, losses
+from analysis.figures.setting_charts import efficiency, losses, mean_time_s
 from analysis.figures.setting_charts import phases as phase_figures
 from analysis.figures.trade_off import trade_off
 from analysis.figures.vega import Figure
 from analysis.report import rerun_commands
 from analysis.report.blocks import Block, Column, Fold, Grid, Heading, Paragraph, Plot, Section
-from analysis.report.run_details import RunDetails
 from analysis.report.runs_section import list_axes
 from analysis.runs import grouping
+from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import Cell
-from analysis.runs.load import Run
 from analysis.runs.setting_figure import of_setting
 from multicard.measure import formulas, timing
 from multicard.records import figures
@@ -32,6 +31,8 @@ RANKS = grouping.RANKS
 MOST_PROFILE_ROWS = 5000
 PLOTS_IN_SIGHT, MOST_PLOTS = 2, 10  # of a subsection
 MOST_COMMANDS = 20  # that a figure names
+VOLUMES = ("peak_memory_bytes", "h2d_bytes", "received_bytes")
+ENERGY = ("energy_joules", "joules_per_image", "joules_per_token")
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,7 @@ class ComparedSetting:
     """Runs that ended ok and repeat one another."""
 
     cell: Cell
-    details: list[RunDetails]
-
-    @property
-    def runs(self) -> list[Run]:
-        return [run_details.run for run_details in self.details]
+    runs: list[DetailedRun]
 
     @property
     def ranks(self) -> int:
@@ -51,43 +48,37 @@ class ComparedSetting:
 
     @cached_property
     def time_s(self) -> float | None:
-        """Time by which it is compared: of the training, or of a token, since with `max_steps` n GPUs tune n times the
-        rows."""
-        if self.runs[0]["kind"] == "llm":
-            rate = self.mean("tokens_per_s")
-            return 1 / rate if rate else None
-        return self.mean("total_s")
+        return mean_time_s(self.runs)
 
     def mean(self, column: str) -> float | None:
-        """The mean of a column, of peak memory the highest; None where a run has no value."""
+        """A figure of the setting; None where a run has no value."""
         return of_setting(self.runs, column)
 
 
-def by_setting(details: Sequence[RunDetails], mix: bool) -> list[ComparedSetting]:
+def by_setting(runs: Sequence[DetailedRun], mix: bool) -> list[ComparedSetting]:
     """The settings of the runs that ended ok, in the order of their first runs.
 
     Args:
         mix: let runs of several commits and machines be one setting.
     """
-    ok = {run_details.run.folder: run_details for run_details in details if run_details.run["status"] == "ok"}
-    groups: dict[Cell, list[RunDetails]] = {}
-    for cell, runs in grouping.by_setting([run_details.run for run_details in ok.values()], mix=mix).items():
-        for run_details in (ok[run.folder] for run in runs):  # a recipe that was asked for makes another setting
-            groups.setdefault((*cell, (grouping.RECIPE, run_details.recipe)), []).append(run_details)
+    ok = {run.folder: run for run in runs if run["status"] == "ok"}
+    groups: dict[Cell, list[DetailedRun]] = {}
+    for cell, own in grouping.by_setting(list(ok.values()), mix=mix).items():
+        for run in (ok[run.folder] for run in own):  # a recipe that was asked for makes another setting
+            groups.setdefault((*cell, (grouping.RECIPE, run.recipe)), []).append(run)
     return [ComparedSetting(cell, group) for cell, group in groups.items()]
 
 
-def section(details: Sequence[RunDetails], mix: bool) -> Section:
+def section(runs: Sequence[DetailedRun], mix: bool) -> Section:
     """The figures of each subsection, then its table."""
-    runs, settings = [run_details.run for run_details in details], by_setting(details, mix)
-    commands = rerun_commands.of_sweeps(runs)[:MOST_COMMANDS]
+    settings, commands = by_setting(runs, mix), rerun_commands.of_sweeps(runs)[:MOST_COMMANDS]
     subsections: list[tuple[str, list[Figure], Grid | None]] = [
         ("Scaling", [*efficiency(runs), *trade_off(runs)], scaling(settings)),
         ("A step", phase_figures(runs), phases(settings)),
         ("Learning", losses(runs), learning(settings)),
-        ("Profiles", [], profiles(details)),
+        ("Profiles", [], profiles(runs)),
         ("Memory and bytes", [], volumes(settings)),
-        ("Energy", [], energy(settings)),
+        ("Energy", [], _figures_grid("energy", "Energy", settings, ENERGY, "Of the run's GPUs, by NVML.")),
     ]
     blocks: list[Block] = []
     for title, charts, grid in subsections:
@@ -128,20 +119,18 @@ def scaling(settings: Sequence[ComparedSetting]) -> Grid | None:
     shown = [setting for setting, _, _ in compared]
     speedups = [_speedup(setting, one) for setting, one, _ in compared]
     shares = [
-        speedup / setting.ranks if speedup is not None else None
-        for setting, speedup in zip(shown, speedups, strict=True)
+        None if speedup is None else speedup / setting.ranks for setting, speedup in zip(shown, speedups, strict=True)
     ]
-    shares_text = Column.of_numbers("efficiency", "parallel_efficiency", shares, "{:.0%}")
+    efficiency = Column.of("parallel_efficiency", shares, "efficiency", "{:.0%}")
     doubtful = [share is not None and share > formulas.DOUBTFUL_EFFICIENCY for share in shares]
-    texts = [text + DOUBTFUL * doubt for text, doubt in zip(shares_text.texts, doubtful, strict=True)]
+    texts = [text + DOUBTFUL * doubt for text, doubt in zip(efficiency.texts, doubtful, strict=True)]
+    in_fp64 = [_speedup(setting, fp64) for setting, _, fp64 in compared]
     columns = [
-        _figure("total s", "total_s", shown),
-        _figure("tokens/s", "tokens_per_s", shown),
-        Column.of_numbers("x 1 GPU", "speedup", speedups, "{:.2f}"),
-        replace(shares_text, texts=texts),
-        Column.of_numbers(
-            "x fp64", "speedup_fp64", [_speedup(setting, fp64) for setting, _, fp64 in compared], "{:.2f}"
-        ),
+        _figure("total_s", shown),
+        _figure("tokens_per_s", shown),
+        Column.of("speedup", speedups, "x 1 GPU", "{:.2f}"),
+        replace(efficiency, texts=texts),
+        Column.of("speedup_fp64", in_fp64, "x fp64", "{:.2f}"),
     ]
     note = "x 1 GPU: how many times faster than one rank, alike in all else; efficiency: that over the ranks."
     notes = [note, *[f"{DOUBTFUL} {DOUBTFUL_MEANING}."] * any(doubtful)]
@@ -179,21 +168,19 @@ def _speedup(setting: ComparedSetting, base: ComparedSetting | None) -> float | 
 
 def phases(settings: Sequence[ComparedSetting]) -> Grid | None:
     """Shares of a step by phase; None where no run knows them."""
-    shown = [setting for setting in settings if all(run_details.phases_s for run_details in setting.details)]
+    shown = [setting for setting in settings if all(run.phases_s for run in setting.runs)]
     if not shown:
         return None
-    columns = [_figure("step, s", "step_s", shown)]
-    for phase in timing.PHASES:
-        shares = [_phase_share(setting, phase) for setting in shown]
-        columns.append(Column.of_numbers(phase, f"{phase}_share", shares, "{:.1%}"))
+    shares = {phase: [_phase_share(setting, phase) for setting in shown] for phase in timing.PHASES}
+    parts = [Column.of(f"{phase}_share", own, phase, "{:.1%}") for phase, own in shares.items()]
+    columns = [_figure("step_s", shown), *parts]
     note = "Shares of the mean step; data: waiting for a batch, h2d: copying it to the device."
     return _grid("phases", "Where a step's time goes", shown, columns, note)
 
 
 def _phase_share(setting: ComparedSetting, phase: str) -> float | None:
-    total_s = sum(sum(run_details.phases_s.values()) for run_details in setting.details)
-    phase_s = sum(run_details.phases_s.get(phase, 0.0) for run_details in setting.details)
-    return phase_s / total_s if total_s else None
+    total_s = sum(sum(run.phases_s.values()) for run in setting.runs)
+    return sum(run.phases_s.get(phase, 0.0) for run in setting.runs) / total_s if total_s else None
 
 
 def volumes(settings: Sequence[ComparedSetting]) -> Grid | None:
@@ -202,69 +189,57 @@ def volumes(settings: Sequence[ComparedSetting]) -> Grid | None:
         "Peak memory: of the rank that held most (on CPU ranks the resident memory). To the device: counted over the "
         "run. Collectives: what a rank receives."
     )
-    headings = {"peak memory": "peak_memory_bytes", "to the device": "h2d_bytes", "collectives": "received_bytes"}
-    return _figures_grid("volumes", "Memory and bytes", settings, headings, note)
-
-
-def energy(settings: Sequence[ComparedSetting]) -> Grid | None:
-    """Energy; None where none was measured."""
-    headings = {"energy": "energy_joules", "J/image": "joules_per_image", "J/token": "joules_per_token"}
-    return _figures_grid("energy", "Energy", settings, headings, "Of the run's GPUs, by NVML.")
+    return _figures_grid("volumes", "Memory and bytes", settings, VOLUMES, note)
 
 
 def learning(settings: Sequence[ComparedSetting]) -> Grid | None:
     """Losses and accuracies, also of settings whose single epoch makes no curve; None where no run has any."""
-    shown = [
-        setting for setting in settings if any(run_details.last_loss is not None for run_details in setting.details)
-    ]
+    shown = [setting for setting in settings if any(run.last_loss is not None for run in setting.runs)]
     if not shown:
         return None
+    first = [_known_mean([run.first_loss for run in setting.runs]) for setting in shown]
+    last = [_known_mean([run.last_loss for run in setting.runs]) for setting in shown]
     columns = [
-        Column.of_numbers("epochs", "epochs", [setting.runs[0]["epochs"] for setting in shown], "{:d}"),
-        _losses("first loss", "first_loss", shown),
-        _losses("last loss", "last_loss", shown),
-        _figure("accuracy", "test_accuracy", shown),
+        Column.of("epochs", [setting.runs[0]["epochs"] for setting in shown]),
+        Column.of("first_loss", first, "first loss", "{:.3f}"),
+        Column.of("last_loss", last, "last loss", "{:.3f}"),
+        _figure("test_accuracy", shown),
     ]
     note = "Training losses: means of the first and the last epoch; of tuning, of the first step and the last tenth."
     return _grid("learning", "Loss and accuracy", shown, columns, note)
 
 
-def _losses(heading: str, name: str, settings: Sequence[ComparedSetting]) -> Column:
-    """The means of a loss over the runs that have it."""
-    means = []
-    for setting in settings:
-        known = [loss for each in setting.details if (loss := getattr(each, name)) is not None]
-        means.append(math.fsum(known) / len(known) if known else None)
-    return Column.of_numbers(heading, name, means, "{:.3f}")
+def _known_mean(values: Sequence[float | None]) -> float | None:
+    """The mean over the runs that have a value."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
 
 
-def profiles(details: Sequence[RunDetails]) -> Grid | None:
+def profiles(runs: Sequence[DetailedRun]) -> Grid | None:
     """The metrics of profiled runs, summed over their ranks; None where none was profiled."""
-    ok = [run_details for run_details in details if run_details.run["status"] == "ok"]
-    rows = [(run_details, row) for run_details in ok for row in run_details.profile_rows]
+    rows = [(run, row) for run in runs if run["status"] == "ok" for row in run.profile_rows]
     if not rows:
         return None
     shown = rows[:MOST_PROFILE_ROWS]
 
     def by_step(name: str) -> list[float | None]:
-        return [_ratio(row.get(name), run_details.profile_steps) for run_details, row in shown]
+        return [_ratio(row.get(name), run.profile_steps) for run, row in shown]
 
     ms = [None if seconds is None else 1e3 * seconds for seconds in by_step("total_s")]
-    texts = Column.of_numbers("", "", ms, "{:,.4g}").texts
-    moved = by_step("bytes")
     columns = [
-        *(Column.of_texts(name, [str(row.get(name) or "-") for _, row in shown]) for name in ("group", "metric")),
-        Column.of_numbers("calls a step", "calls", by_step("calls"), "{:,.4g}"),
-        Column("ms a step", "step_s", texts, by_step("total_s")),
-        Column.of_numbers("share", "share", [_ratio(row.get("share"), 1) for _, row in shown], "{:.2%}"),
-        Column("bytes a step", "bytes", [figures.text("_bytes", count) for count in moved], moved),
+        *(Column.of(name, [row.get(name) for _, row in shown]) for name in ("group", "metric")),
+        Column.of("calls", by_step("calls"), "calls a step", "{:,.4g}"),
+        replace(Column.of("step_s", by_step("total_s"), "ms a step"), texts=Column.of("ms", ms, form="{:,.4g}").texts),
+        Column.of("share", [_ratio(row.get("share"), 1) for _, row in shown], form="{:.2%}"),
+        Column.of("bytes", by_step("bytes"), "bytes a step"),
     ]
+    columns[-1] = replace(columns[-1], texts=[figures.text("_bytes", size) for size in by_step("bytes")])
     note = (
         "Summed over ranks, a step; share: of the profiled time. Kernels are in the records: python -m "
         "multicard.observe.profiles FOLDER/profile."
     )
     first = [f"The first {MOST_PROFILE_ROWS:,} of {len(rows):,} rows."] if len(rows) > MOST_PROFILE_ROWS else []
-    settings = [ComparedSetting((), [run_details]) for run_details, _ in shown]
+    settings = [ComparedSetting((), [run]) for run, _ in shown]
     return _grid("profiles", "Metrics of the profiles", settings, columns, note, *first)
 
 
@@ -273,27 +248,24 @@ def _ratio(value: Any, count: int | None) -> float | None:
 
 
 def _figures_grid(
-    name: str, title: str, settings: Sequence[ComparedSetting], headings: dict[str, str], note: str
+    name: str, title: str, settings: Sequence[ComparedSetting], columns: Sequence[str], note: str
 ) -> Grid | None:
-    """Figures by heading and column, of the settings that have one of them."""
-    shown = [setting for setting in settings if any(setting.mean(column) is not None for column in headings.values())]
-    if not shown:
-        return None
-    return _grid(name, title, shown, [_figure(heading, column, shown) for heading, column in headings.items()], note)
+    """Figures of the settings that have one of them."""
+    shown = [setting for setting in settings if any(setting.mean(column) is not None for column in columns)]
+    return _grid(name, title, shown, [_figure(column, shown) for column in columns], note) if shown else None
 
 
-def _figure(heading: str, column: str, settings: Sequence[ComparedSetting]) -> Column:
-    values = [setting.mean(column) for setting in settings]
-    return Column(heading, column, [figures.text(column, value) for value in values], values)
+def _figure(column: str, settings: Sequence[ComparedSetting]) -> Column:
+    return Column.of(column, [setting.mean(column) for setting in settings], figures.FIGURES[column].heading())
 
 
 def _grid(name: str, title: str, settings: Sequence[ComparedSetting], columns: Sequence[Column], *notes: str) -> Grid:
     """The columns that are not empty, after those that say what each row's setting is."""
     ranks, counts = [setting.ranks for setting in settings], [len(setting.runs) for setting in settings]
-    about = [Column.of_texts("setting", _labels(settings), code=True)]
-    about += [Column.of_numbers("gpus", "gpus", ranks, "{:d}")] if len(set(ranks)) > 1 else []
-    about += [Column.of_numbers("n", "n", counts, "{:d}")] if max(counts) > 1 else []
-    marks = Column.of_texts("marks", [grouping.marks(setting.runs) for setting in settings])
+    about = [Column.of("setting", _labels(settings), code=True)]
+    about += [Column.of("gpus", ranks)] if len(set(ranks)) > 1 else []
+    about += [Column.of("n", counts)] if max(counts) > 1 else []
+    marks = Column.of("marks", [grouping.marks(setting.runs) for setting in settings])
     shown = [column for column in (*columns, marks) if not column.is_empty]
     return Grid(name, title, [*about, *shown], notes=notes, printed_rows=40)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,66 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.runs.load import Run
+from multicard.measure.timing import PHASES
 from multicard.records.steps import STEPS
 
 SAMPLES = "gpu.parquet"
+PROFILE_GROUPS = ("derived", "api", "copy", "collective")  # of a profile's rows; kernels are too many
 REST = "rest of the step"
+
+
+@dataclass(frozen=True)
+class DetailedRun(Run):
+    """A run of the report's table with what its record says beyond columns, read once.
+
+    config: of the record. recipe: torchtune's as it was asked for, not as it was chosen. phases_s: seconds of a step by
+    phase. first_loss, last_loss: training losses of the first and last epoch, of tuning of the first step and the last
+    tenth. bound, diagnosis: what holds it back, in a word and a sentence. profile_rows: of all ranks together;
+    profile_steps: over all ranks.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict, repr=False)
+    recipe: str | None = None
+    phases_s: dict[str, float] = field(default_factory=dict)
+    first_loss: float | None = None
+    last_loss: float | None = None
+    bound: str | None = None
+    diagnosis: str | None = None
+    profile_rows: list[dict[str, Any]] = field(default_factory=list)
+    profile_steps: int | None = None
+    surroundings: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+def read(runs: Sequence[Run]) -> list[DetailedRun]:
+    """The runs with their details, in their order."""
+    return [_read(run) for run in runs]
+
+
+def _read(run: Run) -> DetailedRun:
+    try:
+        record = run.record()
+    except (OSError, ValueError):  # removed, or measured again, since it was listed
+        record = {}
+    config, diagnosis, profile = (record.get(key) or {} for key in ("config", "diagnosis", "profile"))
+    phases = record.get("phases_s") or {}
+    rows = [row for row in profile.get("rows") or () if row.get("group") in PROFILE_GROUPS]
+    losses = [loss for epoch in record.get("epochs") or () if (loss := epoch.get("train_loss")) is not None]
+    is_tuning = run["kind"] == "llm"
+    return DetailedRun(
+        run.folder,
+        run.columns,
+        run.prediction,
+        config,
+        config.get("recipe"),
+        {name: phases[name] for name in PHASES if phases.get(name) is not None},
+        run["loss_first"] if is_tuning else losses[0] if losses else None,
+        run["loss_last_tenth"] if is_tuning else losses[-1] if losses else None,
+        diagnosis.get("bound"),
+        diagnosis.get("sentence"),
+        [row for row in rows if row.get("rank") is None] or rows,
+        profile.get("steps") or None,
+        run.environment(),
+    )
 
 
 def epoch_values(run: Run, measure: str) -> list[tuple[int, float]]:
@@ -112,3 +168,13 @@ def _gpu_name(device: dict[str, Any], devices: Sequence[dict[str, Any]]) -> str:
 
 def _epochs(run: Run) -> list[Mapping[str, Any]]:
     return list(run.record().get("epochs") or ())
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """An object of environment.json; empty where something else stands in its place."""
+    return value if isinstance(value, dict) else {}
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """A list of objects of environment.json; empty where something else stands in its place."""
+    return list(map(mapping, value)) if isinstance(value, list) else []

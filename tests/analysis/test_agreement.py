@@ -16,8 +16,8 @@ from analysis.experiments import Panel
 from analysis.figures import chart_data, draw
 from analysis.report import settings_section
 from analysis.report.blocks import ClaimTable, PlainTable, Plot
-from analysis.report.run_details import read
 from analysis.runs import load
+from analysis.runs.details import read
 from analysis.runs.load import Found, Run
 from multicard.measure import formulas
 from tests.helpers import grids, records
@@ -177,7 +177,8 @@ def test_a_setting_has_no_figure_where_one_of_its_runs_has_none(found: Found, pa
 def test_peak_memory_is_the_highest_everywhere(found: Found, panel: Panel):
     runs, others = ok(found, "fp16", 1), ok(found, "fp32", 1)  # one of the former's failed, which held most
     assert panel.repeated.figure(runs, "peak_memory_bytes") == measures.Interval(5e9, None, None)
-    (setting,) = [one for one in settings_section.by_setting(read(found.runs), mix=False) if one.runs[0] in runs]
+    settings = settings_section.by_setting(read(found.runs), mix=False)
+    (setting,) = [one for one in settings if one.runs[0].folder == runs[0].folder]
     assert setting.mean("peak_memory_bytes") == 5e9
     claimed = measures.peak_memory(measures.Sides(others, runs, 0.95, Readings(found.runs)))
     assert claimed.estimate == pytest.approx(6 / 5) and claimed.low is not None and claimed.low < 6 / 5

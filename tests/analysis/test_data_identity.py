@@ -12,8 +12,8 @@ from analysis.commands import best, compare, list_runs
 from analysis.commands.best import Limits
 from analysis.figures import draw
 from analysis.report import settings_section
-from analysis.report.run_details import read as details
 from analysis.runs import grouping, load
+from analysis.runs.details import read as details
 from analysis.runs.load import Run
 from tests.helpers import records
 

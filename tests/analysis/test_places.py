@@ -4,7 +4,7 @@ import pytest
 
 from analysis import experiments
 from analysis.report import gaps_section, papers_section
-from analysis.report.blocks import Commands, Fold, PlainTable
+from analysis.report.blocks import Facts, Fold, PlainTable
 from multicard import workloads
 from papers import places
 
@@ -64,6 +64,6 @@ def test_the_report_has_every_place_and_the_commands_that_fill_it():
     (sizes,) = data_sets.blocks
     assert isinstance(sizes, PlainTable)
     assert any(row[0] == "grammar" and "185,000,000" in row for row in sizes.rows)
-    (commands,) = (block for block in gaps_section.section([], [], panels).blocks if isinstance(block, Commands))
+    (commands,) = (block for block in gaps_section.section([], [], panels).blocks if isinstance(block, Facts))
     of_table2 = next(says for says, command in commands.rows if "experiment=table2 " in f"{command} ")
     assert "In full: 12 cells on 1 to 4 GPUs, 7.9 hours" in of_table2

@@ -16,9 +16,9 @@ from analysis.__main__ import main
 from analysis.commands.list_runs import lines
 from analysis.figures.vega import Figure
 from analysis.report import page, rerun_commands, runs_section, settings_section
-from analysis.report.blocks import ClaimRow, ClaimTable, Fold, Paragraph, PlainTable, Plot, Report, Section, Tiles
-from analysis.report.run_details import read
+from analysis.report.blocks import ClaimRow, ClaimTable, Fold, Headlines, Paragraph, PlainTable, Plot, Report, Section
 from analysis.runs import load
+from analysis.runs.details import read
 from multicard.config.base import plain
 from tests.conftest import typed, typed_llm
 from tests.helpers import grids, records
@@ -110,6 +110,8 @@ def test_the_page_holds_every_run_and_nothing_of_a_run_is_html(tmp_path: Path):
     assert "img" not in tags and tags.count("script") == 3  # the data, Vega, and the page's own
     assert not [name for _, attributes in elements.tags for name in attributes if name.startswith("on")]
     assert any(EVIL in part for part in elements.texts)  # whole, as text
+    quoted = page.in_script({"a": "</script><!--&", "b": [float("nan")]})
+    assert not set("<>&") & set(quoted) and json.loads(quoted) == {"a": "</script><!--&", "b": [None]}
     titles = [attributes["id"] for tag, attributes in elements.tags if tag == "section" and "id" in attributes]
     assert titles == ["answers", "machine", "runs", "settings", "papers", "claims", "gaps", "others"]
 
@@ -160,15 +162,6 @@ def test_speedups_and_shares_of_a_step(tmp_path: Path):
     assert set(texts["backward_share"]) == {"50.0%"} and set(texts["h2d_share"]) == {"0.0%"}
 
 
-def test_several_commits_are_settings_apart_unless_they_are_mixed(tmp_path: Path):
-    for index, commit in enumerate(("a" * 40, "b" * 40)):
-        records.write(tmp_path / str(index), records.vision(total_s=100.0 + index, commit=commit))
-    details = read(load.read([tmp_path]).runs)
-    assert [len(setting.runs) for setting in settings_section.by_setting(details, mix=False)] == [1, 1]
-    (mixed,) = settings_section.by_setting(details, mix=True)
-    assert mixed.mean("total_s") == 100.5
-
-
 @pytest.mark.parametrize("kind", ["vision", "llm"])
 def test_the_command_of_a_run_measures_the_same(kind: str):
     words = {
@@ -185,11 +178,7 @@ def test_the_command_of_a_run_measures_the_same(kind: str):
     assert entry == {"vision": "train_vision.py", "llm": "tune_llm.py"}[kind]
     assert compose(*again).identity() == meant.identity()
     assert len(again) == len(asked) + 1  # nothing but what was asked for, and the name
-
-
-def test_a_configuration_of_another_version_has_no_command():
-    assert rerun_commands.rerun("vision", {"gpus": 2, "warp": 9}) is None
-    assert rerun_commands.rerun("other", {"gpus": 2}) is None
+    assert rerun_commands.rerun(kind, {"gpus": 2, "warp": 9}) is None  # of another version
 
 
 def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -202,11 +191,6 @@ def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys
     assert main(["report", str(tmp_path), "--out", str(tmp_path)]) == 1
     assert "is a folder; name a file" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "absent")]) == 1
-
-
-def test_text_cannot_end_the_data():
-    text = page.in_script({"a": "</script><!--&", "b": [float("nan")]})
-    assert not set("<>&") & set(text) and json.loads(text) == {"a": "</script><!--&", "b": [None]}
 
 
 def test_a_report_of_several_folders_is_beside_what_they_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -224,9 +208,8 @@ def test_a_report_of_several_folders_is_beside_what_they_share(tmp_path: Path, m
 
 def test_commands_are_quoted_as_a_person_would():
     assert rerun_commands.quoted("precision=fp32,bf16") == "precision=fp32,bf16"
-    assert rerun_commands.quoted("dataset.mean=[0.5,0.5]") == "'dataset.mean=[0.5,0.5]'"
     assert rerun_commands.quoted("dataset.root='/data/my photos'") == "\"dataset.root='/data/my photos'\""
-    for word in ("a='$HOME'", "a='b\"c'", "a='it\\'s'", "a='c:\\\\d'", "name=x y", "~", "a='`id`'"):
+    for word in ("a='$HOME'", "a='b\"c'", "a='it\\'s'", "a='c:\\\\d'", "name=x y", "~", "a='`id`'", "a=[0.5,0.5]"):
         assert shlex.split(rerun_commands.quoted(word)) == [word]
 
 
@@ -267,9 +250,9 @@ def blocks_of(report: Report, kind: type) -> list[Any]:
 
 def test_the_headlines_are_the_fastest_what_it_cost_what_bounds_it_and_what_to_try(tmp_path: Path):
     sweep(tmp_path)
-    (headlines,) = blocks_of(build(tmp_path), Tiles)
+    (headlines,) = blocks_of(build(tmp_path), Headlines)
     assert headlines.about.startswith("The fastest of 10 settings")
-    told = {tile.name: (tile.figure, tile.text, tile.code) for tile in headlines.tiles}
+    told = {line.name: (line.figure, line.note, line.setting) for line in headlines.lines}
     assert told["Fastest"] == ("28.7 s", "98.0% accuracy", "gpus=4 precision=fp16")
     assert told["What it cost"] == ("4 GPUs", "115 GPU seconds, 50 kJ, 5 GB of memory on the fullest", "")
     assert told["What bounds it"] == ("Waiting for data", "20% of a step's time. It was not diagnosed.", "")
@@ -278,14 +261,14 @@ def test_the_headlines_are_the_fastest_what_it_cost_what_bounds_it_and_what_to_t
     sentence = "bound by input: waiting for input is 62% of a step of 30.0 ms. To try next: loader=device"
     slow = {"bound": "input", "sentence": sentence, "saves_s": {}, "step_s": {}, "spread": 0.0, "rounds_s": {}}
     records.write(tmp_path / "fast", records.vision(precision="bf16", gpus=8, total_s=9.0) | {"diagnosis": slow})
-    (headlines,) = blocks_of(build(tmp_path), Tiles)
-    assert [(tile.figure, tile.text) for tile in headlines.tiles[2:]] == [
+    (headlines,) = blocks_of(build(tmp_path), Headlines)
+    assert [(line.figure, line.note) for line in headlines.lines[2:]] == [
         ("Input", "Waiting for input is 62% of a step of 30.0 ms."),
         ("loader=device", ""),
     ]
     shutil.rmtree(tmp_path)
     records.write(tmp_path / "oom", records.vision(status="oom"))
-    assert blocks_of(build(tmp_path), Tiles) == []
+    assert blocks_of(build(tmp_path), Headlines) == []
 
 
 def test_why_nothing_is_ranked_is_said(tmp_path: Path):
