@@ -13,7 +13,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import plan as benchmark
 from multicard.decide.plan import command, durations, gantt, schedule, show, simple_plans
 from multicard.decide.plan.jobs_file import Job, JobsFile
 from multicard.decide.plan.node import PlannedNode
@@ -198,10 +197,12 @@ def test_the_chart_has_a_row_for_each_gpu():
 def test_the_chart_is_a_file_in_which_names_are_no_markup():
     tasks, planned = planned_pair()
     root = ElementTree.fromstring(gantt.svg(tasks, planned, 2, "a & b"))
-    titles = [each.text for each in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert titles == ["wide: 0:00:00 to 0:00:40"] * 2 + ["<late>: 0:00:40 to 0:01:20"]
-    borders = [each.get("stroke") for each in root.iter("{http://www.w3.org/2000/svg}rect")]
-    assert borders.count("#c00") == 1  # it ends after its deadline
+    bars = [each for each in root.iter("{http://www.w3.org/2000/svg}path") if each.get("role") == "graphics-symbol"]
+    labels = [each.get("aria-label") for each in bars]
+    assert labels == ["wide: 0:00:00 to 0:00:40"] * 2 + ["<late>: 0:00:40 to 0:01:20"]
+    assert [each.get("stroke") for each in bars] == ["white", "white", "#c00"]  # it ends after its deadline
+    shown = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"GPU 0", "GPU 1", "0:00:00", "0:00:40", "0:01:20", "wide", "<late>", "a & b"} <= {*shown}
 
 
 def test_ranges_and_efficiency():
@@ -297,13 +298,3 @@ def test_without_the_solver_the_remedy_is_said(planned: Main, monkeypatch: pytes
     code, printed, content = planned("{node: {gpus: 2}, jobs: {a: {seconds: {1: 10}}}}")
     assert code == 1 and not content
     assert printed == "refused: a plan needs OR-Tools, which is not installed: pip install ortools\n"
-
-
-def test_the_benchmarks_lists_of_jobs():
-    row = benchmark.papers_row(2.0)
-    assert row.met == "yes" and row.reached.startswith("6,266 s against 7,748 s in turn; 6,454 s with the slowdown")
-    printed, sound = (benchmark.printed_rows("A100", is_sound) for is_sound in (False, True))
-    assert {*sound} < {*printed} and all(row.node == "A100 80GB SXM4" for row in printed)
-    jobs = benchmark.published_jobs(printed, 24, 0)
-    assert len(jobs) == 24 and all(set(job.seconds) == {1, 2, 4, 8} for job in jobs)
-    assert all(1800 <= job.seconds[1].value <= 14400 for job in jobs)

@@ -1,16 +1,13 @@
 """A schedule as a chart: a row a GPU, time to the right. For a terminal, and as SVG."""
 
 from collections.abc import Sequence
-from html import escape
 
-from multicard.decide.plan.schedule import Placed, Schedule, Task
+from multicard.decide.plan.schedule import Schedule, Task
 from multicard.measure.timing import in_hours
 from multicard.records.text_table import cut
 
 LEAST_COLUMNS = 20  # of a terminal's chart
-COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#76b7b2", "#edc948", "#e15759", "#9c755f", "#ff9da7", "#bab0ac")
-ROW, BAR, LEFT, WIDTH, TOP = 30, 24, 80, 880, 40  # pixels of the SVG
-LETTER = 7.2  # pixels of a letter, about
+WIDTH, LETTERS = 780, 100  # pixels of the SVG, and letters that fit into it
 
 
 def text(tasks: Sequence[Task], schedule: Schedule, gpus: int, width: int, noun: str = "GPU") -> list[str]:
@@ -41,43 +38,33 @@ def _bar(name: str, width: int) -> str:
 
 def svg(tasks: Sequence[Task], schedule: Schedule, gpus: int, title: str, noun: str = "GPU") -> str:
     """The chart as a file of its own. The runs of a job have one colour; what ends late has a red border."""
-    jobs = list(dict.fromkeys(task.job for task in tasks))
-    late = schedule.late_s(tasks)
-    scale = (WIDTH - LEFT - 20) / (schedule.makespan_s or 1.0)
-    height = TOP + gpus * ROW + 40
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
-        f'font-size="12" role="img" aria-label="{escape(title)}">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="{LEFT}" y="22" font-size="14">{escape(title)}</text>',
+    import altair as alt
+    import vl_convert
+
+    late, end_s = schedule.late_s(tasks), schedule.makespan_s or 1.0
+    rows = [
+        {
+            "job": task.job,
+            "run": f"{task.name}: {in_hours(placed.start_s)} to {in_hours(placed.end_s)}",
+            "label": cut(task.name, int((placed.end_s - placed.start_s) / end_s * LETTERS)),
+            "gpu": f"{noun} {gpu}",
+            "start": placed.start_s,
+            "end": placed.end_s,
+            "border": "#c00" if place in late else "white",
+        }
+        for place, (task, placed) in enumerate(zip(tasks, schedule.placed, strict=True))
+        for gpu in placed.gpu_ids
     ]
-    parts += _axis(schedule.makespan_s, scale, gpus)
-    for gpu in range(gpus):
-        y = TOP + gpu * ROW + BAR / 2 + 4
-        parts.append(f'<text x="{LEFT - 8}" y="{y:g}" text-anchor="end">{noun} {gpu}</text>')
-    for place, (task, placed) in enumerate(zip(tasks, schedule.placed, strict=True)):
-        colour = COLOURS[jobs.index(task.job) % len(COLOURS)]
-        parts += [_rectangle(task.name, placed, gpu, scale, colour, place in late) for gpu in placed.gpu_ids]
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _axis(makespan_s: float, scale: float, gpus: int) -> list[str]:
-    parts = []
-    for quarter in range(5):
-        x, bottom = LEFT + makespan_s * scale * quarter / 4, TOP + gpus * ROW
-        parts.append(f'<line x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{bottom}" stroke="#ddd"/>')
-        time = in_hours(makespan_s * quarter / 4)
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{time}</text>')
-    return parts
-
-
-def _rectangle(name: str, placed: Placed, gpu: int, scale: float, colour: str, is_late: bool) -> str:
-    x, width = LEFT + placed.start_s * scale, max((placed.end_s - placed.start_s) * scale - 1, 1)
-    y, border = TOP + gpu * ROW, "#c00" if is_late else "white"
-    times = f"{in_hours(placed.start_s)} to {in_hours(placed.end_s)}"
-    label = cut(name, int(width / LETTER)) if width > 3 * LETTER else ""
-    return (
-        f'<g><title>{escape(name)}: {times}</title><rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" rx="3" '
-        f'fill="{colour}" stroke="{border}"/><text x="{x + 5:.1f}" y="{y + BAR / 2 + 4:g}" fill="white">'
-        f"{escape(label)}</text></g>"
+    steps = [end_s * quarter / 4 for quarter in range(5)]
+    axis = alt.Axis(values=steps, labelExpr=f"{[*map(in_hours, steps)]}[round(4 * datum.value / {end_s})]", title=None)
+    x = alt.X("start:Q", axis=axis, scale=alt.Scale(domain=[0, end_s], nice=False))
+    y = alt.Y("gpu:N", sort=[f"{noun} {gpu}" for gpu in range(gpus)], title=None)
+    colour, border = alt.Color("job:N", legend=None), alt.Stroke("border:N", scale=None)
+    bars = (
+        alt.Chart()
+        .mark_bar(cornerRadius=3)
+        .encode(x=x, x2="end:Q", y=y, color=colour, stroke=border, description="run:N")
     )
+    names = alt.Chart().mark_text(align="left", dx=5).encode(x=x, y=y, text="label:N")
+    chart = alt.layer(bars, names, data=alt.Data(values=rows)).properties(title=title, width=WIDTH)
+    return vl_convert.vegalite_to_svg(chart.to_dict())

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from multicard.measure import timing
 from multicard.measure.timing import clock_s
@@ -19,32 +18,6 @@ from multicard.sweep.executor import Executor
 from multicard.sweep.job import SUBMITTED, LocalJob
 from multicard.sweep.shares import Pool
 from multicard.sweep.streak import Streak
-
-
-class Place(Protocol):
-    """keeps_jobs: what was started goes on without the plan's command."""
-
-    keeps_jobs: bool
-
-    def start(self, cell: Cell, gpu_ids: Sequence[int]) -> str | None:
-        """Start a cell. Returns its log; None while others have leased what it needs, which is said."""
-        ...
-
-    def ended(self) -> list[Cell]:
-        """The cells that have ended since the last call, with their records."""
-        ...
-
-    def age_s(self, cell: Cell) -> float | None:
-        """For how many seconds a cell has run by now; None while it is queued."""
-        ...
-
-    def interrupt(self) -> None:
-        """End what was started, unless it is kept."""
-        ...
-
-    def wait_no_more(self) -> None:
-        """Let those pass that wait behind this command."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -63,7 +36,7 @@ class PlanJob(LocalJob):
 
 
 class ThisMachine:
-    """GPU k of the plan is the k-th of this machine; CPU ranks have the cores of their numbers.
+    """Cells as processes here: GPU k of the plan is the k-th of this machine; CPU ranks have the cores of their number.
 
     Args:
         planned: GPUs of the plan's node. What the machine has besides them stands in for those that other commands
@@ -77,6 +50,7 @@ class ThisMachine:
         self.machine = self.executor.machine
 
     def start(self, cell: Cell, gpu_ids: Sequence[int]) -> str | None:
+        """Start a cell. Returns its log; None while others have leased what it needs, which is said."""
         wanted = shares.demand(cell.config, self.machine.whole)
         share = self.machine.lease((wanted, tuple(gpu_ids)), self._among(max(wanted[1] // len(gpu_ids), 1), gpu_ids))
         if share is None:
@@ -85,16 +59,19 @@ class ThisMachine:
         return f"{self.executor.folder}/{process.pid}_0_log.out"
 
     def ended(self) -> list[Cell]:
+        """The cells that have ended since the last call, with their records."""
         return self.executor.collect_ended()
 
-    def age_s(self, cell: Cell) -> float | None:
-        del cell
+    def age_s(self, _: Cell) -> float | None:
+        """For how many seconds a cell has run by now; None while it is queued."""
         return 0.0
 
     def interrupt(self) -> None:
+        """End what was started."""
         self.executor.interrupt()
 
     def wait_no_more(self) -> None:
+        """Let those pass that wait behind this command."""
         self.machine.wait_no_more()
 
     def _among(self, cores_each: int, gpu_ids: Sequence[int]) -> Pool:
@@ -151,3 +128,6 @@ class Slurm:
 
     def wait_no_more(self) -> None:
         """Nothing is waited for here."""
+
+
+Place = ThisMachine | Slurm  # keeps_jobs: what was started goes on without the plan's command
