@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import python
+from multicard.decide.race.posterior import Prior
 from multicard.records import steps, validate
 from multicard.records.run_folder import RESULT
 
@@ -123,7 +124,7 @@ class MeasuredGrid:
         self.full_s = np.array([row["total_s"] for row in rows]) * times
         self.start_s, self.block_s = grid.start_s, grid.block_s
         self.sweep_start_s = float(np.mean([row["wall_s"] - row["total_s"] for row in rows]))
-        self.predictions: list[tuple[float, float] | None] = [None] * len(rows)
+        self.predictions: list[Prior | None] = [None] * len(rows)
 
     def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
         own = np.random.default_rng((self._seed, cell, process)).normal(0, self._between_runs)

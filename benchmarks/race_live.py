@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.race_grid import LONG
-from multicard.decide.race.state import FOLDER
+from multicard.decide.race.grid import FOLDER
 from multicard.measure.timing import clock_s
 from multicard.records.run_folder import RESULT
 

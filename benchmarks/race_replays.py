@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from multicard.decide.race.blocks import of_steps
-from multicard.decide.race.posterior import Block
+from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import QUIET_S
+from multicard.decide.race.readings import rate
 from multicard.decide.race.rules import Race
 from multicard.decide.race.standings import OUT, RaceOptions, Verdict
 
@@ -41,7 +41,7 @@ class World(Protocol):
     """
 
     settings: list[Mapping[str, object]]
-    predictions: list[tuple[float, float] | None]
+    predictions: list[Prior | None]
     truth: np.ndarray
     samples: np.ndarray
     start_s: float
@@ -97,8 +97,8 @@ class MadeGrid:
         self.full_s = FULL_S * np.exp(-self.truth) / np.exp(-self.truth).mean()
         walk = rng.normal(0, kind.drift / 10, 10_000)  # a second each
         self._drift = np.cumsum(walk)
-        self.predictions: list[tuple[float, float] | None] = [
-            (float(figure + rng.normal(0, PREDICTION_SD)), PREDICTION_SD) if kind.predicted else None
+        self.predictions: list[Prior | None] = [
+            Prior(float(figure + rng.normal(0, PREDICTION_SD)), PREDICTION_SD, "scaled") if kind.predicted else None
             for figure in self.truth
         ]
 
@@ -165,7 +165,7 @@ def replay(world: World, options: RaceOptions | None = None, seed: int = 0) -> R
 
     def train(cell: int, turn: int, seconds: float) -> tuple[Block, np.ndarray]:
         steps_s = world.steps_s(cell, processes[cell], seconds, now_s)
-        return Block(cell, turn, *of_steps(steps_s, world.samples[cell] * len(steps_s)), processes[cell]), steps_s
+        return Block(cell, turn, *rate(steps_s, world.samples[cell] * len(steps_s)), processes[cell]), steps_s
 
     while cells := race.next_round():
         begun = [cell for cell in cells if cell not in processes or cell in race.fresh]

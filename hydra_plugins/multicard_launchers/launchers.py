@@ -188,6 +188,7 @@ class SweepLauncher(Launcher):
     def _race(self, sweep: "Sweep") -> None:
         """Find the best of the cells, and measure it."""
         from multicard.decide.race import live
+        from multicard.records.journal import JournalError
         from multicard.run.session import say
         from multicard.sweep import streak
         from multicard.sweep.cells import Sweep
@@ -196,9 +197,9 @@ class SweepLauncher(Launcher):
         finals = Sweep(self.command, refused=[cell for cell in sweep.refused if cell.is_mistake])
         try:
             live.run(sweep, finals)
-        except (KeyboardInterrupt, streak.SameFailureError) as stopped:
+        except (KeyboardInterrupt, streak.SameFailureError, JournalError) as stopped:
             self.command.abandoned = True
-            why = f"stopped, {stopped}" if isinstance(stopped, streak.SameFailureError) else "interrupted"
+            why = "interrupted" if isinstance(stopped, KeyboardInterrupt) else f"stopped, {stopped}"
             say(f"{why}; to go on with the race: {sweep.resume_command()}", error=True)
         finally:
             finals.finish()

@@ -259,7 +259,7 @@ def test_a_task_that_gets_other_gpus_gives_its_turn_in_the_queue_up(world: World
     for gpu, turns in ((0, 0), (0, 0), (1, 1)):
         carried._follow(Schedule((replace(plan.placed[0], gpu_ids=(gpu,)),)))
         assert world.given_up == turns
-    with pytest.raises(ValueError, match="--name plan: another command carries it out"):
+    with pytest.raises(ValueError, match="--name plan: another command has it now"):
         State(world.folder)
     carried.state.close()
 

@@ -15,15 +15,15 @@ import pytest
 
 from benchmarks import race_live
 from hydra_plugins.multicard_launchers.launchers import LocalLauncher
-from multicard.decide.race import live, priors, processes, readings, to_target, view
+from multicard.decide.race import grid, live, processes, readings, to_target, view
 from multicard.decide.race.live import LiveRace
-from multicard.decide.race.posterior import Block
+from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import CellEndedError, CellProcess
-from multicard.decide.race.readings import LEAST_STEPS, BlockReader, Energy
-from multicard.decide.race.state import State
+from multicard.decide.race.readings import LEAST_STEPS, BlockReader, Energy, Reading
 from multicard.llm import workload as llm
 from multicard.machine import leases
 from multicard.ranks.pausing import blocks_file
+from multicard.records.journal import Journal, JournalError
 from multicard.records.progress import Board
 from multicard.records.text_table import in_bytes
 from multicard.sweep import shares
@@ -42,6 +42,8 @@ Raced = Callable[..., tuple[LiveRace, str]]
 def raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Raced:
     """Races cells of these images/s, by batch size, to the end. Returns the race, and what it says there."""
 
+    monkeypatch.setattr(live, "FINAL_RUNS", 1)  # three of the best would take as long as such a grid
+
     def run(rates: dict[int, float], figure: str = "images_per_s", **statuses: Any) -> tuple[LiveRace, str]:
         race = LiveRace(faked([*rates], tmp_path, monkeypatch, figure))
         Process.rates = rates
@@ -51,14 +53,14 @@ def raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Raced:
         for cell in finals:
             cell.result = {"status": "ok", "test_accuracy": 0.5, "total_s": 60.0, "batch_size": cell.cfg.batch_size}
 
-        def of_result(record: dict[str, Any], _: str) -> tuple[float, float]:
+        def full_run(record: dict[str, Any], _: str) -> Reading:
             size = record["batch_size"]
-            return (-math.log(size * 1.2e6) if figure == "peak_memory" else math.log(rates[size])), 0.001
+            return Reading(-math.log(size * 1.2e6) if figure == "peak_memory" else math.log(rates[size]), 0.001)
 
-        monkeypatch.setattr(readings, "of_result", of_result)
+        monkeypatch.setattr(readings, "full_run", full_run)
         monkeypatch.setattr(view.text_table, "terminal_width", lambda: 120)
         race.take_finals(finals)
-        race.close()
+        race.journal.close()
         return race, "\n".join(view.end(race, finals))
 
     return run
@@ -78,7 +80,7 @@ def test_a_cell_that_ends_by_itself_is_out_and_the_race_goes_on(raced: Raced, st
     assert race.rules.verdict().winner == 1 and race.ended == {2}
     reason = "diverged: its loss is not finite" if status == "not finite" else f"{status}: of its own"
     assert race.rules.standings[2].reason == reason
-    lines = [json.loads(line) for line in race.state.path.read_text().splitlines()]
+    lines = [json.loads(line) for line in race.journal.path.read_text().splitlines()]
     assert [line["out"] for line in lines if "out" in line] == [reason] * (status != "failed")
     assert "winner: [2/3]" in said and f"out: [3/3] {reason}" in said
 
@@ -106,13 +108,13 @@ def test_the_least_memory_is_known_after_a_few_steps_of_a_process_each(raced: Ra
 def test_the_energy_of_a_sample_is_that_of_all_steps_of_a_block():
     block = measured([0.1] * 10, 8.0)
     block = replace(block, energy=Energy(joules=120.0, steps=15, seconds=2.0))
-    assert block.log_figure("energy_joules") == (pytest.approx(-math.log(1.0)), pytest.approx(0.05))
-    assert block.log_figure("peak_memory")[0] == pytest.approx(-math.log(10**6))
+    assert block.reading("energy_joules") == (pytest.approx(-math.log(1.0)), pytest.approx(0.05))
+    assert block.reading("peak_memory")[0] == pytest.approx(-math.log(10**6))
     block = replace(block, energy=None)
-    assert not np.isfinite(block.log_figure("energy_joules")).any()
+    assert not np.isfinite(block.reading("energy_joules")).any()
     after = replace(block, energy=Energy(1.0, 2, 3.0))
     assert readings.joined(block, after).energy == after.energy  # the first steps of a process take more
-    assert readings.of_result({"status": "ok", "joules_per_image": 2.0, "total_s": 10.0}, "energy_joules") == (
+    assert readings.full_run({"status": "ok", "joules_per_image": 2.0, "total_s": 10.0}, "energy_joules") == (
         pytest.approx(-math.log(2.0)),
         pytest.approx(0.01),
     )
@@ -128,10 +130,10 @@ def test_a_full_runs_energy_which_has_that_of_evaluation_ranks_the_finalists_alo
             told.add(Block(place, 0, -5.0, 0.01, 0))
         monkeypatch.setattr(Rules, "final_runs", [(1, 0), (1, 1)])
         finals = [replace(cell, result={"status": "ok", "joules_per_image": 2.0}) for cell in race.cells]
-        monkeypatch.setattr(readings, "of_result", lambda *_: (-6.0, 0.01))
+        monkeypatch.setattr(readings, "full_run", lambda *_: Reading(-6.0, 0.01))
         race.take_finals(finals)
         assert len(told.blocks) == blocks and told.full == {0: [-6.0], 1: [-6.0]}
-        race.close()
+        race.journal.close()
 
 
 def write_block(folder: Path, step: int) -> None:
@@ -153,7 +155,7 @@ def test_the_energy_of_a_block_is_read_around_it(tmp_path: Path, monkeypatch: py
     process.wait()
     process.board = SimpleNamespace(run_to=lambda step: write_block(cell.folder, step))  # type: ignore[assignment]
     counter = iter([5.0, 25.0])
-    monkeypatch.setattr(processes.gpus, "joules", lambda uuids: next(counter) if uuids == ("a",) else None)
+    monkeypatch.setattr(processes, "joules", lambda uuids: next(counter) if uuids == ("a",) else None)
     block = process._train(1.0, 0.1)
     assert block.energy is not None and (block.energy.joules, block.energy.steps) == (20.0, block.step)
 
@@ -170,15 +172,34 @@ def test_a_process_that_has_trained_before_does_a_few_steps_more_for_its_peak(
     assert [len(process.run_block(0.0).step_s) for _ in range(3)] == [LEAST_STEPS] * 3
 
 
-def test_a_cell_that_cannot_win_by_its_prediction_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(priors, "of", lambda _: [(math.log(100), 0.05), (math.log(300), 0.05), None])
-    race = LiveRace(faked([8, 16, 32], tmp_path, monkeypatch))
-    (out,) = [each for each in race.rules.standings if each.state == "out"]
-    assert (
-        out.cell == 0 and out.reason.startswith("cannot win: 92.1") and "where another has 276.3 to 325.7" in out.reason
-    )
-    race.close()
-    assert priors.hopeless([(1.0, 0.2), (1.5, 0.2)]) == priors.hopeless([None]) == {}
+def test_a_cell_that_its_estimate_threw_out_comes_back_where_another_leaves_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The first is three times slower by its estimate, and the fastest; it is kept in the journal that it was out."""
+    monkeypatch.setattr(live, "FINAL_RUNS", 1)
+    told = [Prior(math.log(figure), 0.05, "measured", True) for figure in (100, 300)]
+    monkeypatch.setattr(grid, "priors", lambda _: [*told, None])
+    race = LiveRace(cells := faked([8, 16, 32], tmp_path, monkeypatch))
+    Process.rates = {8: 400.0, 16: 200.0, 32: 100.0}
+    race.journal.close()
+    monkeypatch.setattr(grid, "priors", lambda _: [None] * 3)  # as the race's own blocks would change them
+    race = LiveRace(cells)
+    assert [each.cell for each in race.rules.standings if each.reason.startswith("cannot win: 92.1")] == [0]
+    race.run(SHARE)
+    said = capsys.readouterr().out
+    assert "[1/3] out: cannot win" in said and "[1/3] in again: estimates like the one" in said
+    race.journal.close()
+    assert race.rules.finalists == (0,)
+
+
+def test_a_race_that_does_not_pay_measures_the_grid(raced: Raced, monkeypatch: pytest.MonkeyPatch):
+    """It stops after its first block, as a process starts in 2 s and a full run takes less than 2 s more."""
+    monkeypatch.setattr(LiveRace, "full_s", lambda race: 3.0 if race.steps else None)
+    race, said = raced({8: 200.0, 16: 300.0, 32: 400.0})
+    assert [when for when, _ in Process.log] == ["start", "block", "quiet", "end"]
+    assert [(cell.cfg.batch_size, cell.cfg.repetition) for cell in race.finals()] == [(8, 1), (16, 1), (32, 1)]
+    assert "the race ended: it would take longer than all cells of the grid in full" in said
+    assert "winner: [3/3]" in said and "in full" in said.splitlines()[1]
 
 
 def test_a_race_waits_for_the_machine_and_has_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -188,7 +209,6 @@ def test_a_race_waits_for_the_machine_and_has_all_of_it(tmp_path: Path, monkeypa
     of_another, waited = leases.share(names[-1:]), list[float]()
     monkeypatch.setattr(processes, "pause", lambda seconds: of_another.close() or waited.append(seconds))
     (cell,) = faked([8], tmp_path, monkeypatch, "images_per_s")
-    assert cell.config is not None
 
     def free() -> list[str]:
         with leases.opened() as directory, leases.choice(directory) as choice:
@@ -230,7 +250,7 @@ def targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
         monkeypatch.setattr(to_target, "train", train)
         monkeypatch.setattr(to_target, "run_all", run_all)
         monkeypatch.setattr(to_target, "say", said.append)
-        monkeypatch.setattr(to_target.priors, "of", lambda cells: [None] * len(cells))
+        monkeypatch.setattr(to_target.grid, "priors", lambda cells: [None] * len(cells))
         made = sweep(*cells)
         to_target.run(made, finals := Sweep(made.command))
         return finals.cells, trained, "\n".join(said)
@@ -266,11 +286,12 @@ def test_a_cell_that_failed_is_trained_again_when_a_race_to_a_target_goes_on(
     assert targets(times_s)[1] == [8, 16]
 
 
+@pytest.mark.parametrize("error", [SameFailureError, JournalError])
 def test_a_race_that_a_full_disk_stops_says_how_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: type[Exception]
 ):
     def run(*_: Any) -> None:
-        raise SameFailureError("no space left")
+        raise error("no space left")
 
     monkeypatch.setattr("multicard.decide.race.live.run", run)
     monkeypatch.setattr(sys, "orig_argv", ["python", "train_vision.py", "-m", "race=images_per_s"])
@@ -311,7 +332,7 @@ def test_a_dry_run_says_what_a_race_would_do(called: Called, tmp_path: Path):
 def test_tuning_has_no_time_to_an_accuracy():
     cells: list[Any] = [SimpleNamespace(cfg={"lr": 1e-4}, workload=llm.WORKLOAD)]
     with pytest.raises(ValueError, match=r"which train_vision.py has; tune_llm.py has race=tokens_per_s"):
-        to_target.refuse(cells)
+        grid.refuse("total_s", cells)
 
 
 def test_the_benchmark_reads_a_race_and_its_sweep(tmp_path: Path):
@@ -325,11 +346,10 @@ def test_the_benchmark_reads_a_race_and_its_sweep(tmp_path: Path):
         result(f"race/b-{number}", "b" if number < 2 else "a", rate, probe=number == 2)
         result(f"sweep/{number}", "abc"[number], rate)
     result("sweep/3", "d", 50.0)
-    state = State(tmp_path / "race", "images_per_s", {"machine": "vm"})
-    state.add(cell="b", process=1, used_s=3.0)
-    state.add(cell="b", log_figure=1.0, used_s=2.0)
-    state.add(round_s=5.0)
-    state.close()
+    journal = Journal(tmp_path / "race" / grid.FOLDER / "images_per_s.jsonl", "race", {"machine": "vm"})
+    journal.add(cell="b", process=1, used_s=3.0)
+    journal.add(cell="b", log_figure=1.0, used_s=2.0)
+    journal.close()
     (tmp_path / "race.seconds").write_text("20.0\n7.5\n")  # cut off once
     (tmp_path / "sweep.seconds").write_text("42.0\n")
     ran = race_live.read(tmp_path)

@@ -16,19 +16,21 @@ import numpy as np
 import pytest
 
 from multicard.config.base import plain
-from multicard.decide.race import grid, live, priors, processes, readings, view
+from multicard.decide.race import grid, live, processes, readings, view
 from multicard.decide.race.live import LiveRace
+from multicard.decide.race.posterior import Prior
 from multicard.decide.race.processes import CellEndedError
 from multicard.decide.race.readings import BlockReader
-from multicard.decide.race.state import State
+from multicard.estimate.estimates import Estimate
 from multicard.ranks.pausing import blocks_file
 from multicard.records import run_folder
+from multicard.records.journal import JournalError
 from multicard.records.schema_parts import Interval, Prediction
+from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor
-from multicard.sweep.predictions import Predicted
 from multicard.sweep.streak import SameFailureError
+from multicard.vision.workload import WORKLOAD
 from tests.conftest import PATIENCE_S, ROOT, SMALL, composed, typed
-from tests.helpers.cells import cell
 from tests.helpers.race_fakes import SHARE, Process, Rules, faked, measured
 
 Called = Callable[..., tuple[int, str]]
@@ -56,7 +58,7 @@ def test_a_block_is_read_once_all_ranks_have_written_it(tmp_path: Path):
     assert block is not None and reader.next() is None
     assert block.step_s == pytest.approx([0.6, 0.8]) and block.samples.tolist() == [16.0, 12.0]
     assert (
-        block.log_figure("images_per_s")[0] == pytest.approx(math.log(28 / 1.4))
+        block.reading("images_per_s")[0] == pytest.approx(math.log(28 / 1.4))
         and block.peaks_bytes == [10, 10]
         and not block.diverged
     )
@@ -74,7 +76,7 @@ def test_the_error_of_a_block_is_that_of_its_rate():
     for _ in range(200):
         tokens = random.integers(50, 150, 100).astype(float)
         block = measured(tokens * 1e-3 * (1 + 0.05 * random.normal(size=100)), tokens)
-        rate, error = block.log_figure("images_per_s")
+        rate, error = block.reading("images_per_s")
         errors.append(error)
         rates.append(rate)
     # 5 % a step over 100 steps; the tokens themselves, which differ by a third, are no error of the rate
@@ -88,45 +90,33 @@ def test_a_block_is_as_long_as_asked_for():
     assert readings.steps_for(5.0, 60.0, skips=1, steps_per_epoch=100) == readings.LEAST_STEPS + 1
 
 
-def test_what_a_race_knows_is_kept_to_the_last_whole_line(tmp_path: Path):
-    state = State(tmp_path, "images_per_s", {"code": ["a", ""]})
-    state.add(cell="1", out="beaten")
-    state.close()
-    with state.path.open("a") as file:
-        file.write('{"cell": "2", "ou')
-    again = State(tmp_path, "images_per_s", {"code": ["a", ""]})
-    assert again.lines == [{"cell": "1", "out": "beaten"}]
-    again.add(cell="3", out="diverged")
-    again.close()
-    assert [line["cell"] for line in State(tmp_path, "images_per_s", {"code": ["a", ""]}).lines] == ["1", "3"]
-    assert State(tmp_path, "tokens_per_s", {"code": ["a", ""]}).lines == []
-    with pytest.raises(ValueError, match="cut off with another code; choose another name=, or remove"):
-        State(tmp_path, "images_per_s", {"code": ["b", ""]})
+def made(number: int, *words: str) -> Cell:
+    task: Any = composed(*words)
+    return Cell(number=number, workload=WORKLOAD, composed=task, cfg=task, folder=Path("a/b"), config=typed(*words))
 
 
 def test_a_group_of_which_options_are_swept_is_one_axis():
     words = [("loader=batched",), ("loader=device", "batch_size=8"), ("loader=torch", "dataset.image_size=32")]
-    first, second, third = grid.settings([plain(typed(*own)) for own in words])
+    first, second, third = grid.settings([made(number, *own) for number, own in enumerate(words)])
     assert first.keys() == second.keys() == third.keys() == {"loader", "batch_size", "dataset.image_size"}
     assert len({own["loader"] for own in (first, second, third)}) == 3
     assert first["batch_size"] == third["batch_size"] != second["batch_size"]
 
 
-def test_predictions_of_images_are_priors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    cells = [
-        cell(number, tmp_path / str(number), cfg=composed(*CPU, *words), config=typed(*CPU, *words))
-        for number, words in enumerate([("gpus=2", "batch_size=10"), ("strategy=ddp",)])
-    ]
-    scaled = Prediction(basis="scaled", step_s=Interval(0.1, 0.08, 0.125))
-    answers = [scaled, Prediction(basis="published", step_s=Interval(0.1, 0.08, 0.125))]
+def test_estimates_of_this_machine_are_priors_and_its_own_runs_may_exclude(monkeypatch: pytest.MonkeyPatch):
+    """Two ranks of 10 images in 0.1 s; the interval is 1.25 times to either side."""
+    cells = [made(number, *CPU, *words) for number, words in enumerate([("gpus=2", "batch_size=10"), (), (), ()])]
+    bases = [("scaled", ""), ("measured", ""), ("measured", "&"), ("published", "")]
+    told = [Prediction(basis, step_s=Interval(0.1, 0.08, 0.125), marks=marks) for basis, marks in bases]
+    target: Any = None
     monkeypatch.setattr(
-        "multicard.sweep.predictions.of",
-        lambda cells, targets, memory: [Predicted(*each) for each in zip(cells, targets, answers, strict=True)],
+        "multicard.estimate.estimates.estimate",
+        lambda configs, _: [Estimate(config, target, each) for config, each in zip(configs, told, strict=True)],
     )
-    first, second = priors.of(cells)
-    assert second is None and first is not None
-    # two ranks of 10 images in 0.1 s; the interval is 1.25 times to either side
-    assert first[0] == pytest.approx(math.log(200.0)) and first[1] == pytest.approx(math.log(1.25) / 1.645)
+    first, second, third, fourth = grid.priors(cells)
+    assert fourth is None and first is not None and second is not None and third is not None
+    assert first == Prior(pytest.approx(math.log(200.0)), pytest.approx(math.log(1.25) / 1.645), "scaled", False)
+    assert (second.basis, second.may_exclude, third.may_exclude) == ("measured", True, False)
 
 
 @pytest.fixture
@@ -164,7 +154,7 @@ def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(
     assert "as good, within 2%: [2/3]" in said
     assert "vouch for accuracy, which batch_size may change" in said and said.endswith("batch_size=32")
     assert "\n  [2/3]: 49% slower, 16 MB, 1 CPU rank\nit took" in said  # and none that diverged
-    ran.close()
+    ran.journal.close()
 
 
 def test_the_memory_of_a_cell_is_that_of_a_rank_and_its_need_that_of_all(
@@ -174,12 +164,12 @@ def test_the_memory_of_a_cell_is_that_of_a_rank_and_its_need_that_of_all(
     ran, _ = race(8, 16)
     ran.run(SHARE)
     assert ran.peaks == {0: 700, 1: 700} and ran.needed == {0: 1300, 1: 1300}
-    monkeypatch.setattr(live.gpus, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(live.processes, "free_bytes", lambda _: 1000)
     assert not ran._has_room(0)
-    ran.close()
+    ran.journal.close()
     again, _ = race(16, 8, 32)
     assert (again.peaks, again.needed) == (ran.peaks, ran.needed)
-    again.close()
+    again.journal.close()
 
 
 @pytest.mark.parametrize("status", ["oom", "killed"])  # as the host's out-of-memory killer does
@@ -197,7 +187,7 @@ def test_a_cell_without_memory_beside_others_is_tried_alone(race: Callable[..., 
         ("end", 8),
         ("start", 16),
     ]
-    ran.close()
+    ran.journal.close()
 
 
 def test_those_that_have_waited_longest_end_where_memory_runs_short(
@@ -205,12 +195,12 @@ def test_those_that_have_waited_longest_end_where_memory_runs_short(
 ):
     ran, _ = race(8, 16, 32, rounds=1)
     ran.needed = {place: size * 10**6 for place, size in enumerate((8, 16, 32))}
-    monkeypatch.setattr(live.gpus, "free_bytes", lambda _: (60 - 16 * len(ran.alive)) * 10**6)
+    monkeypatch.setattr(live.processes, "free_bytes", lambda _: (60 - 16 * len(ran.alive)) * 10**6)
     ran.run(SHARE)
     assert [size for what, size in Process.log if what == "end"] == [8, 16, 32]
     started = Process.log.index(("start", 32))
     assert Process.log.index(("block", 16)) < Process.log.index(("end", 8)) < started
-    ran.close()
+    ran.journal.close()
 
 
 def test_those_that_have_started_and_not_trained_still_take_their_memory(
@@ -218,13 +208,13 @@ def test_those_that_have_started_and_not_trained_still_take_their_memory(
 ):
     ran, _ = race(8, 16, 32, 64)
     ran.share, ran.needed = SHARE, {0: 300}
-    monkeypatch.setattr(live.gpus, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(live.processes, "free_bytes", lambda _: 1000)
     ran._start_all(range(4))
     assert [*ran.alive] == [0, 1, 2]  # 300 each, of 900
     ran.alive[1].run_block(0.0)
     ran._start_all(range(4))
     assert [*ran.alive] == [0, 1, 2, 3]
-    ran.close()
+    ran.journal.close()
 
 
 def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(
@@ -235,16 +225,16 @@ def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(
     monkeypatch.setattr(Executor, "interrupt", lambda self: ended.extend(self.running))
 
     def fill(process: Process) -> None:
-        ran.state._file.close()
-        ran.state._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+        ran.journal._file.close()
+        ran.journal._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
 
     monkeypatch.setattr(Process, "wait_until_quiet", fill)
-    with pytest.raises(SameFailureError, match=r"cannot write to .*images_per_s\.jsonl: No space left on device"):
+    with pytest.raises(JournalError, match=r"cannot write to .*images_per_s\.jsonl: No space left on device"):
         ran.run(SHARE)
     assert len(ended) == 2  # both that had started
-    ran.close()
+    ran.journal.close()
     again, _ = race(8, 16)  # the lock was let go
-    again.close()
+    again.journal.close()
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -268,7 +258,7 @@ def test_data_that_is_gone_ends_a_race_only_where_all_cells_read_it(
     with pytest.raises(SameFailureError) if shared else nullcontext():
         ran.run(SHARE)
     assert rules.reasons == ({} if shared else {0: "failed: dataset.root=elsewhere: no such folder"})
-    ran.close()
+    ran.journal.close()
 
 
 def test_a_race_that_was_cut_off_goes_on(
@@ -280,7 +270,7 @@ def test_a_race_that_was_cut_off_goes_on(
     Process.statuses = {("block", 8): ["ok", "interrupted"]}
     with pytest.raises(KeyboardInterrupt):
         ran.run(SHARE)
-    ran.close()
+    ran.journal.close()
     assert len(ended) == 1  # that of the other cell
     capsys.readouterr()
     again, rules = race(16, 8, 32, rounds=1)
@@ -289,7 +279,7 @@ def test_a_race_that_was_cut_off_goes_on(
     assert again.used_s == {0: 3.0, 1: 3.0} and again.peaks == {0: 16 * 10**6, 1: 8 * 10**6}
     again.run(SHARE)
     assert [(block.cell, block.round, block.process) for block in rules.blocks[2:]] == [(0, 1, 3), (1, 1, 4), (2, 1, 5)]
-    again.close()
+    again.journal.close()
 
 
 def test_a_process_takes_a_folder_without_a_finished_record(
@@ -304,27 +294,27 @@ def test_a_process_takes_a_folder_without_a_finished_record(
     ran._start(0)
     assert ran.alive[0].cell.folder.name.endswith("-r2-probe") and ran.alive[0].cell.cfg.probe.enabled
     assert ran.alive[0].cell.config is not None and plain(ran.alive[0].cell.config)["probe"]["enabled"]
-    ran.close()
+    ran.journal.close()
 
 
 @pytest.mark.slow
-def test_a_race_on_cpu_ranks(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Three processes: two cells, and one final run; within an allocation of SLURM, as by srun."""
+def test_a_race_on_cpu_ranks_that_does_not_pay(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Three processes: one raced cell, and both in full; within an allocation of SLURM, as by srun."""
     for name, value in {"JOB_ID": "17", "NTASKS": "1", "PROCID": "0", "NODEID": "0", "JOB_NODELIST": "n[1-2]"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setattr(live, "FINALISTS", 1)
-    monkeypatch.setattr(live, "FINAL_RUNS", 1)
     words = [word for word in SMALL if not word.startswith("batch_size")]
-    words += ["model.width=0.35", "batch_size=4,16", f"hydra.sweep.dir={tmp_path}", "race=images_per_s"]
-    code, printed = called("-m", *words, "race.block=0.5")
+    words += ["model.width=0.35", "batch_size=4,16", "dataset.train_limit=16", "race=images_per_s"]
+    code, printed = called("-m", *words, "race.block=0.2", f"hydra.sweep.dir={tmp_path}")
     assert code == 0 and "winner: [" in printed, printed
+    assert "race=images_per_s: 2 runs: it would take longer than all cells of the grid in full" in printed
     results = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")}
-    assert {record["probe"]["ended_by"] for name, record in results.items() if name.endswith("-probe")} == {"race"}
-    (final,) = [record for name, record in results.items() if not name.endswith("-probe")]
-    assert final["status"] == "ok" and final["config"]["race"]["figure"] is None
-    (path,) = [path for path in tmp_path.glob("*/environment.json") if not path.parent.name.endswith("-probe")]
-    assert json.loads(path.read_text())["slurm"]["SLURM_JOB_ID"] == "17"
-    assert (tmp_path / ".race" / "images_per_s.jsonl").read_text().count("log_figure") >= 1
+    (probe,) = [record for name, record in results.items() if name.endswith("-probe")]
+    finals = [record for name, record in results.items() if not name.endswith("-probe")]
+    assert probe["probe"]["ended_by"] == "race" and len(finals) == 2
+    assert all(final["status"] == "ok" and final["config"]["race"]["figure"] is None for final in finals)
+    paths = [path for path in tmp_path.glob("*/environment.json") if not path.parent.name.endswith("-probe")]
+    assert {json.loads(path.read_text())["slurm"]["SLURM_JOB_ID"] for path in paths} == {"17"}
+    assert (tmp_path / ".race" / "images_per_s.jsonl").read_text().count("log_figure") == 1
 
 
 def test_a_race_is_a_sweep_on_this_machine(called: Called, tmp_path: Path):

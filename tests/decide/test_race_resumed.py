@@ -28,7 +28,7 @@ Resumed = Callable[..., LiveRace]
 def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resumed:
     """A race of a quarter of a made grid, which goes on after these lines of an earlier one."""
     made, numbers = MadeGrid(Kind(), SEED), count()
-    monkeypatch.setattr(grid, "settings", lambda configs: made.settings[::4])
+    monkeypatch.setattr(grid, "settings", lambda _: made.settings[::4])
     (cell,) = faked(SIZES[:1], tmp_path / "sweep", monkeypatch)
     cells = [of_size(cell, size) for size in SIZES]
     Process.rates = dict(zip(SIZES, np.exp(made.truth[::4]).tolist(), strict=True))
@@ -53,7 +53,7 @@ def of_size(cell: Cell, size: int) -> Cell:
 
 def _as_lists(rules: Race) -> Any:
     """What is learned, to be compared."""
-    return rules._learned.scales, rules._learned.scatter.tolist()
+    return rules._model.log_scales.tolist()
 
 
 def decide(race: LiveRace) -> tuple[Any, ...]:
@@ -75,8 +75,8 @@ def run(race: LiveRace, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[Any
 
     monkeypatch.setattr(race.rules, "next_round", note)
     race.run(SHARE)
-    race.close()
-    return decided, race.state.path.read_text().splitlines(keepends=True)
+    race.journal.close()
+    return decided, race.journal.path.read_text().splitlines(keepends=True)
 
 
 def ends_of_rounds(lines: list[str]) -> list[int]:
@@ -91,7 +91,7 @@ def test_at_the_end_of_each_round_it_is_where_the_uncut_one_is(resumed: Resumed,
         for more in (0, 1):  # the beginning of the next round, of which nothing came
             race = resumed(lines[: end + more])
             assert decide(race) == decided[number]
-            race.close()
+            race.journal.close()
 
 
 def test_cut_off_within_a_round_and_again_it_is_where_it_was(resumed: Resumed, monkeypatch: pytest.MonkeyPatch):
@@ -103,13 +103,13 @@ def test_cut_off_within_a_round_and_again_it_is_where_it_was(resumed: Resumed, m
     for number, end in enumerate(ends, 1):
         race = resumed(lines[:end])
         assert decide(race) == decided[number]
-        race.close()
+        race.journal.close()
 
 
 def test_a_cell_that_was_killed_is_in_again(resumed: Resumed, monkeypatch: pytest.MonkeyPatch):
     first = resumed([])
     (place,) = first.rules.next_round()[:1]
-    first.close()
+    first.journal.close()
     again = resumed([])
     Process.statuses = {("block", SIZES[place]): ["killed"]}
     _, lines = run(again, monkeypatch)
@@ -117,4 +117,4 @@ def test_a_cell_that_was_killed_is_in_again(resumed: Resumed, monkeypatch: pytes
     assert [json.loads(line)["lost"] for line in lines if '"lost"' in line] == [again.rules.standings[place].reason]
     race = resumed(lines)
     assert race.rules.standings[place].state != OUT and place not in race.ended
-    race.close()
+    race.journal.close()

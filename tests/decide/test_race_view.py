@@ -11,15 +11,12 @@ import pytest
 
 from multicard.config.job import Device
 from multicard.config.race import RaceConfig
-from multicard.decide.race import front, live, readings, rules, view
+from multicard.decide.race import live, readings, rules, view
 from multicard.decide.race.live import LiveRace
-from multicard.decide.race.posterior import Block
-from multicard.decide.race.rules import SURE, Race
-from multicard.decide.race.standings import IN, OUT, RaceOptions, Standing, Verdict
+from multicard.decide.race.standings import IN, OUT, Standing, Verdict
 from multicard.llm import workload as llm
 from multicard.sweep.shares import Pool
 from multicard.vision import workload as vision
-from tests.helpers.cells import sweep
 from tests.helpers.race_fakes import SHARE, Rules, faked
 
 MB = 10**6
@@ -47,7 +44,7 @@ def otherwise(
     )
     sign = -1 if figure == "energy_joules" else 1
     known = [standing(place, sign * float(np.log(rate)), error) for place, rate in enumerate(rates)]
-    return front.lines(race, known, accuracies or {})
+    return view.otherwise(race, known, accuracies or {})
 
 
 def test_what_takes_less_is_named_with_its_cost():
@@ -63,13 +60,13 @@ def test_what_takes_less_is_named_with_its_cost():
 
 def test_gpus_and_cpu_ranks_are_told_apart(monkeypatch: pytest.MonkeyPatch):
     assert otherwise([100, 60], [50, 20], gpus=[1, 2], device=Device.auto)[1].endswith("2 CPU ranks")  # without a GPU
-    monkeypatch.setattr(front, "machine", lambda: Pool(["a", "b"], [0]))
+    monkeypatch.setattr(view, "machine", lambda: Pool(["a", "b"], [0]))
     header, line = otherwise([100, 60], [50, 20], gpus=[1, 2], device=Device.auto)
     assert "fewer GPUs:" in header and line.endswith("2 GPUs")
     assert otherwise([100, 60], [50, 20], gpus=[1, 2])[1].endswith("2 CPU ranks")
     configs = [SimpleNamespace(device=device) for device in (Device.cpu, Device.cuda)]
     of_both: list[Any] = [SimpleNamespace(config=config) for config in configs]
-    assert front.unit(of_both) == "GPU or CPU rank"
+    assert view.unit(of_both) == "GPU or CPU rank"
 
 
 def test_figures_within_the_tolerance_are_not_better():
@@ -93,44 +90,6 @@ def test_accuracy_counts_where_runs_are_apart():
     assert otherwise([100, 90], [50, 60], accuracies={0: [0.90], 1: [0.93]}) == []  # by chance, perhaps
 
 
-SETTINGS = [{"a": str(a), "b": str(b)} for a in range(4) for b in range(2)]
-
-
-def raced(figures: Sequence[float], full_s: float | None = None, **options: Any) -> Race:
-    race = Race(SETTINGS, [None] * len(SETTINGS), 10.0, 2.0, RaceOptions(**options), full_s=full_s)
-    rng = np.random.default_rng(0)
-    processes: dict[int, int] = {}
-    while cells := race.next_round():
-        for cell in cells:
-            processes[cell] = processes.get(cell, -1) + (cell not in processes or cell in race.fresh)
-            race.add(Block(cell, race.round, figures[cell] + rng.normal(0, 0.005), 0.005, processes[cell]))
-    return race
-
-
-def test_why_a_race_ended(monkeypatch: pytest.MonkeyPatch):
-    apart = [0.3 * place for place in range(8)]
-    assert raced(apart).ending == SURE
-    assert raced(apart, full_s=12.0).ending == rules.TIME  # 8 of them take as long as 8 blocks
-    alike = raced([5.0] * 8, tolerance=0.001)
-    assert alike.ending == rules.NOTHING_LEFT and len(alike.finalists) > 1
-    assert raced([5.0, 5.0, *[3.0] * 6], full_s=40.0, tolerance=0.001, runs=1).ending == rules.CLOSE
-    race = Race(SETTINGS[:1], [None], 10.0, 2.0)
-    race.out(0, "oom")
-    assert race.next_round() == [] and race.ending == rules.NO_CELL
-    monkeypatch.setattr(rules, "MOST_ROUNDS", 1)
-    assert raced([5.0] * 8, tolerance=0.001).ending == rules.ROUNDS
-
-
-def test_a_race_ends_by_its_own_time_too():
-    race = Race(SETTINGS, [None] * len(SETTINGS), 10.0, 2.0)
-    for cell in race.next_round():
-        race.add(Block(cell, race.round, 5.0, 0.005, 0))
-    race.costs(10.0, 2.0, 1000.0, raced_s=3999.0)
-    assert race.next_round()
-    race.costs(10.0, 2.0, 1000.0, raced_s=4000.0)
-    assert race.next_round() == [] and race.ending == rules.TIME
-
-
 @pytest.fixture
 def measured_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """What a race of three cells says, of which each was measured in full and ended at this accuracy; 90 % were asked
@@ -138,7 +97,7 @@ def measured_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def end(*accuracies: float) -> str:
         monkeypatch.setattr(live, "Race", told := Rules(1))
-        monkeypatch.setattr(readings, "of_result", lambda record, _: (record["log_figure"], 0.01))
+        monkeypatch.setattr(readings, "full_run", lambda record, _: readings.Reading(record["log_figure"], 0.01))
         monkeypatch.setattr(view.text_table, "terminal_width", lambda: 120)
         cells = faked([8, 16, 32], tmp_path / str(accuracies), monkeypatch, "images_per_s", "target_accuracy=0.9")
         race = LiveRace(cells)
@@ -151,7 +110,7 @@ def measured_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
             cell.result["test_accuracy"] = accuracies[place]
         assert told.raced_s == race.raced_s > 0
         race.take_finals(finals)
-        race.close()
+        race.journal.close()
         return "\n".join(view.end(race, finals))
 
     return end
@@ -166,23 +125,6 @@ def test_a_cell_that_missed_its_target_does_not_win(measured_in_full: Callable[.
     said = measured_in_full(0.8, 0.82, 0.85)
     assert "winner" not in said and "none of the fastest reached the target; race=total_s" in said
     assert "[2/3] out: missed target_accuracy=0.9 in a full run, which ended at 82.0%" in said
-
-
-def test_a_small_grid_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    said: list[str] = []
-    monkeypatch.setattr(view, "say", said.append)
-    for cells in (2, 9, 10):
-        race: Any = SimpleNamespace(cells=[None] * cells, options=RaceConfig("images_per_s"), rules=Rules())
-        view.say_if_small(race)
-    assert [line.partition(";")[0].removeprefix("race=images_per_s: measures the best in full, ") for line in said] == [
-        "3 to 6 runs, of a grid of 2 cells",
-        "3 to 9 runs, of a grid of 9 cells",
-    ]
-    monkeypatch.setattr(view, "say_if_small", lambda race: said.append(f"of {len(race.cells)}"))
-    monkeypatch.setattr(live.processes, "whole_machine", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        live.run(made := sweep(*faked([8, 16], tmp_path, monkeypatch)), made)
-    assert said[-1] == "of 2"  # before it waits for the machine
 
 
 def test_energy_is_of_an_image_or_a_token():
@@ -210,6 +152,6 @@ def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeyp
     assert max(map(len, said[1:6])) <= 120 and said[5].endswith("out: 64.2% behind"), "\n".join(said)
     for axis in ("precision", "gpus", "loader", "batch_size", "layout", "accuracy"):
         assert axis in said[1], said[1]
-    assert "the race ended: it has taken 50% of the time of the whole grid" in said
+    assert f"the race ended: {rules.TIME}" in said
     assert "that is less sure than race.confidence=0.95" in said
     assert "the race does not vouch for accuracy, which precision, batch_size, gpus may change" in said

@@ -43,6 +43,8 @@ class Rules:
     full_s: float | None = None
     raced_s: float = 0.0
     ending: str = SURE
+    gives_up: bool = False
+    most_s: float = 100.0
 
     def costs(self, _: float, __: float, full_s: float, raced_s: float) -> None:
         self.full_s, self.raced_s = full_s, raced_s

@@ -1,24 +1,22 @@
 """What a plan that is carried out knows, on disk as it comes to know it: the same command again goes on.
 
 `multirun/NAME/.plan/events.jsonl` has a JSON object a line: what was planned at first, then starts and ends of tasks.
-What is done stands in the records of the runs themselves. A line that was cut off does not count.
+What is done stands in the records of the runs themselves.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from multicard.measure.timing import since_epoch_s
+from multicard.records.journal import Journal
 
 FOLDER = ".plan"
 
 
-class State:
+class State(Journal):
     """Events of earlier commands with the same name, and of this one, with their time since the first began.
 
     Args:
@@ -29,21 +27,9 @@ class State:
     """
 
     def __init__(self, sweep: Path) -> None:
-        self.folder = sweep / FOLDER
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(self.folder / "lock", mode=0o600)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise ValueError(f"--name {sweep.name}: another command carries it out; choose another name") from None
-        path = self.folder / "events.jsonl"
-        self.events = list(_read(path))
-        begun = [event["began"] for event in self.events if "began" in event]
+        super().__init__(sweep / FOLDER / "events.jsonl", f"--name {sweep.name}")
+        begun = [event["began"] for event in self.entries if "began" in event]
         self.began: float | None = begun[0] if begun else None
-        is_cut = path.exists() and not path.read_text().endswith("\n")
-        self._file = path.open("a")
-        if is_cut:
-            self._file.write("\n")
 
     def begin(self) -> None:
         """Note that this command starts tasks from now on."""
@@ -55,15 +41,10 @@ class State:
         """Seconds since the first command began; 0 before."""
         return 0.0 if self.began is None else since_epoch_s() - self.began
 
-    def add(self, **values: Any) -> None:
-        self.events.append(values)
-        self._file.write(json.dumps(values) + "\n")
-        self._file.flush()
-
     def planned(self) -> dict[str, Mapping[str, Any]]:
         """What was first planned of each task: gpus, gpu_ids, start_s, end_s."""
         planned: dict[str, Mapping[str, Any]] = {}
-        for event in self.events:
+        for event in self.entries:
             for name, placed in event.get("planned", {}).items():
                 planned.setdefault(name, placed)
         return planned
@@ -71,7 +52,7 @@ class State:
     def last(self, task: str) -> Mapping[str, Any]:
         """The last start or end of a task; empty where there is none."""
         return next(
-            (event for event in reversed(self.events) if task in (event.get("started"), event.get("ended"))), {}
+            (event for event in reversed(self.entries) if task in (event.get("started"), event.get("ended"))), {}
         )
 
     def span_s(self, record: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -86,22 +67,6 @@ class State:
     def idle_s(self) -> float:
         """Seconds between commands: from an earlier one's last event to the next one's first."""
         began = self.began or 0.0
-        moments = [event["began"] - began if "began" in event else event["at_s"] for event in self.events]
-        return sum(later - earlier for event, (earlier, later) in zip(self.events[1:], pairwise(moments), strict=True)
+        moments = [event["began"] - began if "began" in event else event["at_s"] for event in self.entries]
+        return sum(later - earlier for event, (earlier, later) in zip(self.entries[1:], pairwise(moments), strict=True)
                    if "began" in event)  # fmt: skip
-
-    def close(self) -> None:
-        self._file.close()
-        self._lock.release()
-
-
-def _read(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    for line in path.read_text().split("\n")[:-1]:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value

@@ -2,7 +2,7 @@
 full.
 
 One cell trains at a time, on the whole machine; the others that are in wait in their processes, as long as memory
-allows. All that is learnt is on disk at once (`state`), so that a race which was cut off goes on.
+allows. All that is learnt is in a journal at once, so that a race which was cut off goes on.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,18 @@ from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
-from multicard.config.base import plain
 from multicard.config.job import Device, count
 from multicard.config.repetition import share
-from multicard.decide.race import gpus, grid, priors, processes, readings, to_target, view
+from multicard.decide.race import grid, processes, readings, to_target, view
 from multicard.decide.race.posterior import Block
 from multicard.decide.race.processes import CellEndedError, CellProcess
 from multicard.decide.race.readings import Measured
-from multicard.decide.race.rules import Race
-from multicard.decide.race.standings import OUT, RaceOptions
-from multicard.decide.race.state import State, head
+from multicard.decide.race.rules import NOT_WORTH, Race
+from multicard.decide.race.standings import MISSED, OUT, RaceOptions
 from multicard.measure.timing import clock_s
 from multicard.ranks.elastic import KILLED
 from multicard.records import run_folder
+from multicard.records.journal import JournalError
 from multicard.run.session import say
 from multicard.sweep.cells import Cell, Sweep, settle
 from multicard.sweep.executor import NO_RECORD, Executor, run_all
@@ -46,70 +45,65 @@ def run(sweep: Sweep, finals: Sweep) -> None:
         ValueError: an earlier race of this name was of other code, or on another machine, or goes on now.
         KeyboardInterrupt: on Ctrl-C, once what ran has ended.
         SameFailureError: a cell failed for a cause that the others have too.
+        JournalError: what it learns cannot be kept.
     """
-    cells = sweep.cells
-    if not cells:
+    if not sweep.cells:
         return
-    figure = str(cells[0].cfg.race.figure)
-    grid.refuse(figure, cells)
+    figure = str(sweep.cells[0].config.race.figure)
+    grid.refuse(figure, sweep.cells)
     if figure == "total_s":
         to_target.run(sweep, finals)
         return
-    race = LiveRace(cells)
-    view.say_if_small(race)
+    race = LiveRace(sweep.cells)
     try:
-        with processes.whole_machine(race.widest) as share:
-            race.run(share)
-        finals.cells += race.finals()
+        with processes.whole_machine(race.widest) as machine_share:
+            race.run(machine_share)
+        runs = race.finals()
+        finals.cells += runs
         settle(finals)
         if finals.left:
-            say(f"race={figure}: {count(len(finals.left), 'run')} of the best in full")
+            what = NOT_WORTH if race.rules.ending == NOT_WORTH else "the best in full"
+            say(f"race={figure}: {count(len(finals.left), 'run')}: {what}")
             run_all(finals)
-        race.take_finals(finals.cells)
-        say("\n".join(view.end(race, finals.cells)))
+        race.take_finals(runs)
+        say("\n".join(view.end(race, runs)))
         sweep.command.abandoned |= race.rules.verdict().winner is None
     finally:
-        race.close()
+        race.journal.close()
 
 
 class LiveRace:
     """The cells of a race, their processes, and what the rules say.
 
-    share: the machine, while it runs. By the cell's place among `cells`: alive, the processes; peaks, the peak memory
-    of the rank that takes most, in bytes; needed, what a process takes of the memory that cells share: of a GPU,
-    that of its rank; of the host, that of all ranks.
+    share: the machine, while it runs. ended: cells that cannot go on. raced_s: seconds of all rounds, with starts and
+    ends. By the cell's place among `cells`: alive, the processes; used_s, seconds that it took; peaks, the peak memory
+    of the rank that takes most, in bytes; needed, what a process takes of the memory that cells share: of a GPU, that
+    of its rank; of the host, that of all ranks; steps, seconds of a step, and steps of an epoch.
     """
 
     share: MachineShare
 
     def __init__(self, cells: Sequence[Cell]) -> None:
-        self.cells = [cell for cell in cells if cell.config is not None]
-        assert self.cells and self.cells[0].config is not None
-        self.options = self.cells[0].config.race
+        self.cells, self.options = [*cells], cells[0].config.race
         self.figure = str(self.options.figure)
-        on_gpus = [cell.config for cell in self.cells if cell.config and cell.config.device is not Device.cpu]
-        self.widest = on_gpus[0] if on_gpus else self.cells[0].config
+        on_gpus = [cell.config for cell in cells if cell.config.device is not Device.cpu]
+        self.widest = [*on_gpus, cells[0].config][0]  # the machine has GPUs for this one, where any needs one
         self.on_gpus = bool(on_gpus) and bool(machine().gpus)
-        axes = grid.settings([plain(cell.config) for cell in self.cells if cell.config is not None])
         runs, process_sd = (1, PEAK_SD) if self.figure == "peak_memory" else (FINAL_RUNS, RaceOptions.process_sd)
         options = RaceOptions(self.options.confidence, share(self.options.tolerance), FINALISTS, runs, process_sd)
-        self.executor = Executor(self.cells[0].folder.parent)
-        self.state = State(self.cells[0].folder.parent, self.figure, head(), anew=bool(self.cells[0].cfg.rerun))
-        known = priors.of_race(self.cells, self.state)
-        self.rules = Race(axes, known, START_S, self.options.block, options)
-        for place, reason in priors.hopeless(known).items():
-            self.rules.out(place, reason)
+        self.executor, self.journal = Executor(cells[0].folder.parent), grid.open_journal(cells[0])
+        known = grid.kept_priors(cells, self.journal)
+        self.rules = Race(grid.settings(cells), known, START_S, self.options.block, options)
         self.alive: dict[int, CellProcess] = {}
         self.peaks: dict[int, int] = {}
         self.needed: dict[int, int] = {}
-        self.ended: set[int] = set()  # cells that cannot go on
-        self.said: set[int] = set()  # cells of which it was said that they are out
-        self.started = 0
-        self.raced_s = 0.0  # seconds of all rounds, with starts and ends
         self.used_s: dict[int, float] = {}
-        self.starts_s: list[float] = []
-        self.blocks_s: list[float] = []
-        self.steps: dict[int, tuple[float, int]] = {}  # seconds of a step, and steps of an epoch
+        self.steps: dict[int, tuple[float, int]] = {}
+        self.ended: set[int] = set()
+        self.started, self.raced_s = 0, 0.0
+        self._said_out: set[int] = set()
+        self._starts_s: list[float] = []
+        self._blocks_s: list[float] = []
         self._resume()
 
     def _resume(self) -> None:
@@ -117,45 +111,40 @@ class LiveRace:
 
         Of the same cells its rounds are decided anew, as they were then: so this race goes on as that one would have.
         """
-        places = {cell.config.identity(): place for place, cell in enumerate(self.cells) if cell.config is not None}
-        same = any([*line.get("priors", ())] == [*places] for line in self.state.lines)
-        taken, lost, began = 0, set[int](), False
-        for line in self.state.lines:
-            self.raced_s += line.get("round_s", 0.0)
-            if "began" in line:
+        places = {cell.config.identity(): place for place, cell in enumerate(self.cells)}
+        same = any([*entry.get("priors", ())] == [*places] for entry in self.journal.entries)
+        lost, began = set[int](), False
+        for entry in self.journal.entries:
+            self.raced_s += entry.get("round_s", 0.0)
+            if "began" in entry:
                 self._tell_costs()
                 began = True
-            if began and same and line.keys() & {"log_figure", "out", "lost"}:  # else nothing came of the round
+            if began and same and entry.keys() & {"log_figure", "out", "lost"}:  # else nothing came of the round
                 self.rules.replay_round()
                 began = False
-            if "resumed" in line:
+            if "resumed" in entry:
                 self._take_back(lost)
-            place = places.get(str(line.get("cell")))
+            place = places.get(str(entry.get("cell")))
             if place is None:
                 continue
-            self.started = max(self.started, line.get("process", 0))
-            if "log_figure" in line:
-                self.steps[place] = line["step_s"], line["steps_per_epoch"]
-                self.peaks[place], self.needed[place] = line["peak_bytes"], line["needed_bytes"]
-                block = Block(place, line["round"], line["log_figure"], line["error"], line["process"])
-                self.rules.add(block)
-                self.blocks_s.append(line["used_s"])
-                taken += 1
-            elif "out" in line:
-                self.rules.out(place, line["out"])
+            self.started = max(self.started, entry.get("process", 0))
+            if "log_figure" in entry:
+                self._take(place, entry)
+            elif "out" in entry:
+                self.rules.out(place, entry["out"])
                 self.ended.add(place)
-            elif "lost" in line:
-                self.rules.out(place, line["lost"])
+            elif "lost" in entry:
+                self.rules.out(place, entry["lost"])
                 lost.add(place)
-            elif "used_s" in line:
-                self.starts_s.append(line["used_s"])
-            self.used_s[place] = self.used_s.get(place, 0.0) + line.get("used_s", 0.0)
+            elif "used_s" in entry:
+                self._starts_s.append(entry["used_s"])
+            self.used_s[place] = self.used_s.get(place, 0.0) + entry.get("used_s", 0.0)
         self._take_back(lost)
         self._tell_costs()
-        if taken:
-            self.said |= {standing.cell for standing in self.rules.standings if standing.state == OUT}
-            self.state.add(resumed=True)
-            say(f"race={self.figure}: goes on after {count(taken, 'block')} of an earlier one")
+        if self._blocks_s:
+            self._said_out |= {standing.cell for standing in self.rules.standings if standing.state == OUT}
+            self.journal.add(resumed=True)
+            say(f"race={self.figure}: goes on after {count(len(self._blocks_s), 'block')} of an earlier one")
 
     def _take_back(self, lost: set[int]) -> None:
         """What ended these cells from outside need not be there when the race goes on later."""
@@ -163,28 +152,35 @@ class LiveRace:
             self.rules.take_back(place)
         lost.clear()
 
-    def run(self, share: MachineShare) -> None:
+    def _take(self, place: int, entry: dict[str, Any]) -> None:
+        """Add a block, as the journal has it, to what is known."""
+        self.steps[place] = entry["step_s"], entry["steps_per_epoch"]
+        self.peaks[place], self.needed[place] = entry["peak_bytes"], entry["needed_bytes"]
+        self.rules.add(Block(place, entry["round"], entry["log_figure"], entry["error"], entry["process"]))
+        self._blocks_s.append(entry["used_s"])
+
+    def run(self, machine_share: MachineShare) -> None:
         """Race until the rules say that it is over."""
-        self.share = share
+        self.share = machine_share
         try:
             with view.Screen(self) as screen:
                 while order := self.rules.next_round():
                     self._round(order, screen)
                 self._drop()
-                for place in list(self.alive):
+                for place in [*self.alive]:
                     self._end(place)
         except KeyboardInterrupt as interrupted:
             say(f"interrupted by {str(interrupted) or 'SIGINT'}: ending what runs", error=True)
             self.executor.interrupt()
             raise
-        except SameFailureError:
+        except (SameFailureError, JournalError):
             self.executor.interrupt()
             raise
 
     def _round(self, order: Sequence[int], screen: view.Screen) -> None:
         """Have these cells train a block each, one after the other."""
         began_s = clock_s()
-        self.state.add(began=self.rules.round)
+        self.journal.add(began=self.rules.round)
         self._drop()
         for place in self.rules.fresh & self.alive.keys():
             self._end(place)
@@ -194,16 +190,19 @@ class LiveRace:
             if process is not None:
                 process.wait_until_quiet()
             screen.block_ended()
+            self._tell_costs()
+            if self.rules.gives_up:
+                break
         round_s = clock_s() - began_s
         self.raced_s += round_s
         self._tell_costs()
-        self.state.add(round_s=round_s)
+        self.journal.add(round_s=round_s)
         screen.round_ended()
 
     def _tell_costs(self) -> None:
         full_s = self.full_s()
         if full_s is not None:
-            self.rules.costs(median(self.starts_s), fmean(self.blocks_s), full_s, self.raced_s)
+            self.rules.costs(median(self._starts_s), fmean(self._blocks_s), full_s, self.raced_s)
 
     def _start_all(self, places: Sequence[int]) -> None:
         """Start the processes of a round, as far as memory allows: then its blocks follow one another closely."""
@@ -214,7 +213,7 @@ class LiveRace:
                 try:
                     self._start(place)
                 except CellEndedError as ended:
-                    self._forget_ended(place)
+                    self.alive.pop(place, None)
                     if not self.alive or not _may_want_memory(ended.record):  # else it is tried alone in its turn
                         self._judge_end(place, ended.record)
 
@@ -226,17 +225,19 @@ class LiveRace:
                 process = self.alive.get(place) or self._start(place)
                 measured = process.run_block(0.0 if self.figure == "peak_memory" else self.options.block)
             except CellEndedError as ended:
-                self._forget_ended(place)
+                self.alive.pop(place, None)
                 self._judge_end(place, ended.record)
                 continue
             if not measured.diverged:
-                self._take(place, process, measured)
+                self._note(place, self._entry(process, measured))
                 return process
             self._out(place, "diverged: its loss is not finite")
         return None
 
     def _start(self, place: int) -> CellProcess:
-        self._make_room(place)
+        """Start a process of the cell, once those that have waited longest have ended for its memory."""
+        while self.alive and not self._has_room(place):
+            self._end(min(self.alive, key=lambda other: self.alive[other].ran_at_s))
         cell, repetition = self.cells[place], 1
         while run_folder.finished(processes.folder_of(cell, repetition, probe=True)) is not None:
             repetition += 1
@@ -244,8 +245,8 @@ class LiveRace:
         probe = processes.as_probe(cell, repetition)
         process = processes.start(self.executor, probe, self.started, self.share)
         self.alive[place] = process
-        self.starts_s.append(process.start_s)
-        self._note(place, process=process.number, used_s=process.start_s)
+        self._starts_s.append(process.start_s)
+        self._note(place, {"process": process.number, "used_s": process.start_s})
         return process
 
     def _judge_end(self, place: int, record: dict[str, Any]) -> None:
@@ -258,7 +259,7 @@ class LiveRace:
         if record["status"] == "interrupted":
             raise KeyboardInterrupt
         if _may_want_memory(record) and self.alive:
-            for other in list(self.alive):
+            for other in [*self.alive]:
                 self._end(other)
             return
         message = (record["cause"] or {}).get("message", "it ended by itself")
@@ -267,73 +268,60 @@ class LiveRace:
             raise SameFailureError(message)
         self._out(place, f"{record['status']}: {message}", lasts=record["status"] in ("oom", "diverged"))
 
-    def _take(self, place: int, process: CellProcess, measured: Measured) -> None:
-        """Add a block to what the rules know."""
-        block = Block(place, self.rules.round, *measured.log_figure(self.figure), process.number)
-        peaks = measured.peaks_bytes
-        self.steps[place] = measured.mean_step_s, measured.steps_per_epoch
-        self.peaks[place] = max(peaks)
-        self.needed[place] = max(peaks) if self.on_gpus else sum(peaks)
-        self.rules.add(block)
-        self.blocks_s.append(process.block_s)
-        self._note(
-            place,
-            process=process.number,
-            round=block.round,
-            log_figure=block.log_figure,
-            error=block.error,
-            step_s=measured.mean_step_s,
-            steps_per_epoch=measured.steps_per_epoch,
-            peak_bytes=self.peaks[place],
-            needed_bytes=self.needed[place],
-            used_s=process.block_s,
-        )
+    def _entry(self, process: CellProcess, measured: Measured) -> dict[str, Any]:
+        """A block, as the journal has it."""
+        reading, peaks = measured.reading(self.figure), measured.peaks_bytes
+        return {
+            "process": process.number,
+            "round": self.rules.round,
+            "log_figure": reading.log_figure,
+            "error": reading.error,
+            "step_s": measured.mean_step_s,
+            "steps_per_epoch": measured.steps_per_epoch,
+            "peak_bytes": max(peaks),
+            "needed_bytes": max(peaks) if self.on_gpus else sum(peaks),
+            "used_s": process.block_s,
+        }
 
-    def _note(self, place: int, **values: Any) -> None:
-        config = self.cells[place].config
-        assert config is not None
-        self.state.add(cell=config.identity(), **values)
-        self.used_s[place] = self.used_s.get(place, 0.0) + values.get("used_s", 0.0)
+    def _note(self, place: int, entry: dict[str, Any]) -> None:
+        self.journal.add(cell=self.cells[place].config.identity(), **entry)
+        self.used_s[place] = self.used_s.get(place, 0.0) + entry.get("used_s", 0.0)
+        if "log_figure" in entry:
+            self._take(place, entry)
 
     def _out(self, place: int, reason: str, lasts: bool = True) -> None:
         """
         Args:
-            lasts: whether the cell is out too when the race goes on after an interruption.
+            lasts: the cell is out too when the race goes on after an interruption.
         """
         self.ended.add(place)
         self.rules.out(place, reason)
-        self._note(place, **{"out" if lasts else "lost": reason})
+        self._note(place, {"out" if lasts else "lost": reason})
         self._drop()
 
     def _drop(self) -> None:
-        """End the processes of cells that are out, and say why they are."""
+        """End the processes of cells that are out. Say which are out, and why, and which are in again."""
         for standing in self.rules.standings:
-            if standing.state != "out":
-                continue
-            if standing.cell not in self.said:
-                self.said.add(standing.cell)
-                say(f"{self.cells[standing.cell].label}out: {standing.reason}")
-            if standing.cell in self.alive:
+            label, is_out = self.cells[standing.cell].label, standing.state == OUT
+            if is_out and standing.cell not in self._said_out:
+                self._said_out.add(standing.cell)
+                say(f"{label}out: {standing.reason}")
+            elif not is_out and standing.cell in self._said_out:
+                self._said_out.discard(standing.cell)
+                say(f"{label}in again: estimates like the one by which it was out have missed")
+            if is_out and standing.cell in self.alive:
                 self._end(standing.cell)
 
     def _end(self, place: int) -> None:
         self.alive.pop(place).end()
 
-    def _forget_ended(self, place: int) -> None:
-        self.alive.pop(place, None)
-
     def _has_room(self, place: int) -> bool:
-        """Whether there is memory for a process of the cell, beside what those still take that have not trained yet. A
-        cell that has not trained is taken to need the most."""
+        """True where there is memory for a process of the cell, beside what those still take that have not trained yet.
+        A cell that has not trained is taken to need the most."""
         most = max(self.needed.values(), default=0)
         untrained = [other for other, process in self.alive.items() if process.step_s is None]
         needed = sum(ON_GPU_BYTES * self.on_gpus + self.needed.get(each, most) for each in (place, *untrained))
-        return needed <= (1 - MARGIN) * gpus.free_bytes(self.on_gpus)
-
-    def _make_room(self, place: int) -> None:
-        """End those that have waited longest until there is memory for another process."""
-        while self.alive and not self._has_room(place):
-            self._end(min(self.alive, key=lambda other: self.alive[other].ran_at_s))
+        return needed <= (1 - MARGIN) * processes.free_bytes(self.on_gpus)
 
     def full_s(self) -> float | None:
         """The seconds of a cell that is measured in full, with its start: the mean of those that trained; None before
@@ -342,20 +330,18 @@ class LiveRace:
             step_s * steps * getattr(self.cells[place].config, "epochs", 1)
             for place, (step_s, steps) in self.steps.items()
         ]
-        return sum(trained) / len(trained) + median(self.starts_s) if trained and self.starts_s else None
+        return fmean(trained) + median(self._starts_s) if trained and self._starts_s else None
 
     def finals(self) -> list[Cell]:
         """The runs of the finalists, each in a fresh process."""
         first = min((turn for turn, _ in self.rules.final_runs), default=0)
         return [processes.as_result(self.cells[place], turn - first + 1) for turn, place in self.rules.final_runs]
 
-    def take_finals(self, finals: list[Cell]) -> None:
+    def take_finals(self, finals: Sequence[Cell]) -> None:
         """Tell the rules what the finalists' runs came to. One that missed its target accuracy in any cannot win."""
-        lost: dict[int, str] = {}
-        missed: dict[int, str] = {}
-        measured: set[int] = set()
+        lost, missed, measured = dict[int, str](), dict[int, str](), set[int]()
         for (turn, place), cell in zip(self.rules.final_runs, finals, strict=True):
-            known = None if cell.result is None else readings.of_result(cell.result, self.figure)
+            known = None if cell.result is None else readings.full_run(cell.result, self.figure)
             if cell.result is None or known is None:
                 status = "not measured" if cell.result is None else cell.result["status"]
                 lost[place] = f"{status} when it was measured in full"
@@ -364,24 +350,17 @@ class LiveRace:
             target = cell.cfg.get("target_accuracy")
             if target is not None and cell.result["time_to_target_s"] is None:
                 ended_at = f"{cell.result['test_accuracy']:.1%}"
-                missed[place] = f"{readings.MISSED}={target:g} in a full run, which ended at {ended_at}"
+                missed[place] = f"{MISSED}={target:g} in a full run, which ended at {ended_at}"
             self.started += 1
-            if self.figure != "peak_memory":  # of which the steps of a process tell all
-                # a run's energy has that of evaluation, of which blocks have none
-                is_alike = self.figure != "energy_joules"
-                self.rules.add_full(Block(place, turn, *known, self.started), is_alike)
-        for place in lost.keys() - measured:
-            self.rules.out(place, lost[place])
-        for place, reason in missed.items():
-            self.ended.add(place)
+            is_alike = self.figure not in readings.OTHER_WORK
+            self.rules.add_full(Block(place, turn, *known, self.started), is_alike)
+        self.ended |= missed.keys()
+        for place, reason in (missed | {place: lost[place] for place in lost.keys() - measured}).items():
             self.rules.out(place, reason)
-
-    def close(self) -> None:
-        self.state.close()
 
 
 def _may_want_memory(record: dict[str, Any]) -> bool:
-    """Whether a cell's process ran out of memory, or was killed, as the host's out-of-memory killer does: it is not
+    """True where a cell's process ran out of memory, or was killed, as the host's out-of-memory killer does: it is not
     always seen to have done so."""
     message = (record["cause"] or {}).get("message") or ""
     return record["status"] == "oom" or any(words in message for words in (*KILLED, NO_RECORD))

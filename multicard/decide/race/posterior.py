@@ -1,40 +1,38 @@
-"""What is known of every cell of a grid from blocks of some: a Gaussian model of the logarithm of the figure.
+"""What is known of every cell of a grid from blocks of some: a Gaussian process on the logarithm of the figure.
 
 The figure of a cell is the sum of the effects of its axes, of interactions of pairs of axes, and of an offset of its
 own. A block shows it with an offset of its process, the drift of its round (a random walk, common to all cells of the
-round), and its own noise. All of it is Gaussian, so that the posterior is linear algebra.
+round), and its own noise. The scales of these parts (`DEFAULTS`) are learned by marginal likelihood with a prior around
+their defaults: what two cells cannot tell, twenty can. Those of interactions, which say what cells that never ran may
+hold, are unsure for long: draws are from a mixture of posteriors with smaller and larger ones.
 
-The standard deviations of these parts (`Scales`) are learned by marginal likelihood with a prior around their defaults:
-what two cells cannot tell, twenty can. Those of the interactions, which say what cells that never ran may hold, are
-unsure for long: draws are from a mixture of posteriors with smaller and larger ones.
-
-Blocks of some cells scatter several times as much as the steps within them tell, those of others do not, as a machine's
-slow spells are longer than a block. So each cell has a factor of its own (`Learned.scatter`), a scaled inverse
-chi-squared variable around 1 (Gelman et al. 2013, Bayesian Data Analysis, section 2.6) that is found by expectation
-maximisation. A few blocks tell little of it: the posteriors of the mixture have factors drawn from what is known.
-
-A prediction of a cell counts as a measurement of it, with errors that cells with the same settings share: predictions
-of one axis rest on the same pairs of runs, and many of them are no surer of it than a single one.
+An estimate of a cell counts as a measurement of it, with errors that cells with the same settings share: estimates of
+one axis rest on the same pairs of runs, and many of them are no surer of it than a single one.
 """
 
-import itertools
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import linalg
+from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.optimize import minimize
 
 LEVEL_SD = 1.0  # of the level of all cells, and of the effect of an axis: next to nothing is assumed of either
 AXIS_SD = 0.5
-PREDICTION_SHARES = (0.25, 0.5, 0.25)  # of a prediction's variance: of all cells, of those alike, of its own
-SCALE_SPREAD = 0.7  # of the logarithm of a scale around its default
-SCALE_STEP = 1.4
-LEARNING_STEPS = 3
-MIXED_STEPS = (-1, 0, 1, 2)  # of the scales of interactions
-SCATTER_DEGREES = 3.0  # of freedom, of a cell's scatter before its blocks: it differs by 2.6 times, up or down
-SCATTER_STEPS = 3  # of expectation maximisation, from what was learned before
-SCATTER_DRAWS = 3  # by scales of interactions
+# Scales, standard deviations of logarithms: of all interactions of pairs of axes, of a cell's offset, between processes
+# of a cell, and from a round to the next. The last is a factor on the errors of blocks: a machine that is slow for
+# seconds makes blocks differ by more than the steps within them show.
+PAIR, OWN, PROCESS, DRIFT, INFLATION = range(5)
+DEFAULTS = (0.03, 0.1, 0.01, 0.005, 1.2)
+SCALE_SPREAD = 0.7  # standard deviation of the logarithm of a scale around its default
+MOST_APART = 3.0  # that a scale's logarithm goes, as far larger ones drown the rest by rounding
+MIXED_FACTORS = (1.0, 1 / 1.4, 1.4, 1.96)  # on the scales of interactions
+PRIOR_SHARES = (0.25, 0.5, 0.25)  # of an estimate's variance: common to all cells, to those alike, its own
+FRESH = 10**6  # the number of a process that has not run
 BLOCK_ERROR = 0.01  # of a block before there is one
+NORMAL_90 = 1.645  # half of a 90 % interval in standard deviations
 FLOOR = 1e-9  # added to variances, for rounding
 
 
@@ -42,9 +40,9 @@ FLOOR = 1e-9  # added to variances, for rounding
 class Block:
     """A measured stretch of steps.
 
-    log_figure: larger is better. error: its standard error from the steps within. process: a number that is another
-    for each process of a cell. is_full: of a full run, which is longer than a machine's slow spells, so that its steps
-    tell all of its error.
+    log_figure: larger is better. error: its standard error from the steps within. process: a number that differs
+    between the processes of a cell. is_full: of a full run, which is longer than a machine's slow spells, so that its
+    steps tell all of its error.
     """
 
     cell: int
@@ -55,37 +53,41 @@ class Block:
     is_full: bool = False
 
 
-@dataclass(frozen=True)
-class Scales:
-    """Standard deviations on the scale of logarithms.
+class Prior(NamedTuple):
+    """An estimate of a cell's log figure before the race.
 
-    pair: of all interactions of pairs of axes. own: of a cell's offset. process: between processes of a cell.
-    drift: from a round to the next. inflation: of the errors of blocks, a factor, as a machine that is slow for seconds
-    makes blocks differ by more than the steps within them show.
+    basis: what it rests on. may_exclude: a cell that is far behind by it need not run.
     """
 
-    pair: float = 0.03
-    own: float = 0.1
-    process: float = 0.01
-    drift: float = 0.005
-    inflation: float = 1.2
+    mean: float
+    sd: float
+    basis: str = ""
+    may_exclude: bool = False
+
+    @property
+    def interval(self) -> str:
+        """90 %, of the figure."""
+        return " to ".join(f"{math.exp(self.mean + side * NORMAL_90 * self.sd):,.4g}" for side in (-1, 1))
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What blocks tell of themselves.
+class Row(NamedTuple):
+    """The figure of a cell itself, a block or an estimate of it; or an array of each.
 
-    scatter: the variance (cells,) of each cell's blocks by that which their errors and the inflation say; full runs
-        have none.
+    process: below 0 for what is of no process. inflated, exact: the variance of its own noise, by whether the inflation
+    applies. estimate: 1 for an estimate.
     """
 
-    scales: Scales
-    scatter: np.ndarray
+    cell: Any
+    round: Any = 0.0
+    process: Any = -1.0
+    inflated: Any = 0.0
+    exact: Any = 0.0
+    estimate: Any = 0.0
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """Mean (cells,) and covariance (cells, cells) of the cells' log figures."""
+    """Mean (n,) and covariance (n, n) of log figures."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -101,208 +103,146 @@ class Posterior:
         return float(self.mean[cell] - self.mean[other]), float(np.sqrt(max(variance, FLOOR)))
 
     def draws(self, normals: np.ndarray) -> np.ndarray:
-        """Draws (n, cells) by as many standard normal ones."""
+        """Draws (n, cells) from as many standard normal ones."""
         jitter = (FLOOR + 1e-12 * float(np.trace(self.covariance))) * np.eye(len(self.mean))
-        return self.mean + normals @ linalg.cholesky(self.covariance + jitter)  # the upper factor
+        return self.mean + normals @ cholesky(self.covariance + jitter)  # the upper factor
 
 
 class Model:
     """The cells of a grid before and after blocks.
 
+    effects: values of axes beyond the first of each, and 1 for the level: what the cells' figures mostly follow from.
+    log_scales: as learned.
+
     Args:
         settings: of each cell, by axis.
-        predictions: of each cell's log figure, mean and standard deviation; None where there is none.
+        priors: of each cell; None where there is none.
+        process_sd: the default between processes of a cell.
     """
 
     def __init__(
-        self, settings: Sequence[Mapping[str, object]], predictions: Sequence[tuple[float, float] | None]
+        self, settings: Sequence[Mapping[str, object]], priors: Sequence[Prior | None], process_sd: float
     ) -> None:
+        self._cells = cells = len(settings)
+        self._figures = [Row(cell) for cell in range(cells)]
+        self._priors = {cell: prior for cell, prior in enumerate(priors) if prior is not None}
         axes = sorted({axis for setting in settings for axis in setting})
-        alike = np.zeros((len(settings), len(settings)))
-        used = 0
-        for axis in axes:
-            values = [repr(setting.get(axis)) for setting in settings]
-            codes = np.unique(values, return_inverse=True)[1]
-            if codes.max() > 0:  # an axis with one value tells nothing apart
-                alike += codes[:, None] == codes
-                used += 1
-        self._axes = LEVEL_SD**2 + AXIS_SD**2 * alike
-        self._pairs = alike * (alike - 1) / max(used * (used - 1), 1)  # as a share of all pairs of axes
-        self._eye = np.eye(len(settings))
-        self._predicted = np.array([cell for cell, item in enumerate(predictions) if item is not None], int)
-        known = np.array([item for item in predictions if item is not None], float).reshape(-1, 2)
-        self._means, sd = known.T
-        common, shared, single = PREDICTION_SHARES
-        part = np.ix_(self._predicted, self._predicted)
-        correlation = common + shared * alike[part] / max(used, 1) + single * self._eye[part]
-        self._errors = np.outer(sd, sd) * correlation
+        codes = [np.unique([repr(own.get(axis)) for own in settings], return_inverse=True)[1] for axis in axes]
+        used = [each for each in codes if each.max() > 0]  # an axis with one value tells nothing apart
+        self.effects = 1 + sum(int(each.max()) for each in used)
+        alike = sum((each[:, None] == each for each in used), np.zeros((cells, cells)))
+        pairs = alike * (alike - 1) / max(len(used) * (len(used) - 1), 1)  # as a share of all pairs of axes
+        sd = np.array([0.0 if prior is None else prior.sd for prior in priors])
+        common, shared, single = PRIOR_SHARES
+        errors = np.outer(sd, sd) * (common + shared * alike / max(len(used), 1) + single * np.eye(cells))
+        self._parts = np.stack((LEVEL_SD**2 + AXIS_SD**2 * alike, pairs, errors))
+        self._default_log_scales = np.log(DEFAULTS)
+        self._default_log_scales[PROCESS] = math.log(process_sd)
+        self.log_scales = self._default_log_scales
 
-    def prior(self, scales: Scales, level: float) -> Posterior:
-        """Before any block; `level` is the mean of all cells where there are no predictions."""
-        covariance = self._axes + scales.pair**2 * self._pairs + scales.own**2 * self._eye
-        if not len(self._predicted):
-            return Posterior(np.full(len(covariance), level), covariance)
-        level = float(self._means.mean())
-        rows = covariance[self._predicted]
-        gain = linalg.solve(rows[:, self._predicted] + self._errors, rows, assume_a="pos").T
-        return Posterior(level + gain @ (self._means - level), covariance - gain @ rows)
+    def forget(self, basis: str) -> None:
+        """Leave the estimates of this basis out from now on."""
+        self._priors = {cell: prior for cell, prior in self._priors.items() if prior.basis != basis}
 
-    def posterior(self, blocks: Sequence[Block], learned: Learned) -> Posterior:
+    def learn(self, blocks: Sequence[Block]) -> None:
+        """Take the scales of the highest likelihood of these blocks times the scales' prior density."""
         if not blocks:
-            return self.prior(learned.scales, 0.0)
-        return self._given(_Arrays(blocks, learned.scatter), learned.scales)
+            return
+        rows, figures, _ = self._seen(blocks, self.log_scales)
+        fixed, scaled = self._between(rows, rows)
 
-    def unlearned(self, scales: Scales) -> Learned:
-        """Before any block."""
-        return Learned(scales, np.ones(len(self._eye)))
+        def loss(log_scales: np.ndarray) -> tuple[float, np.ndarray]:
+            parts = np.exp(2 * log_scales)[:, None, None] * scaled
+            factor = cholesky(fixed + parts.sum(axis=0), lower=True)
+            inverse = cho_solve((factor, True), np.eye(len(figures)))
+            weights = inverse @ figures
+            value = float(figures @ weights) / 2 + float(np.log(np.diag(factor)).sum())
+            gradient = np.einsum("kij,ij->k", parts, inverse - np.outer(weights, weights))
+            apart = (log_scales - self._default_log_scales) / SCALE_SPREAD
+            return value + float(apart @ apart) / 2, gradient + apart / SCALE_SPREAD
 
-    def learned(self, blocks: Sequence[Block], learned: Learned, defaults: Scales) -> Learned:
-        """The scales by which the blocks are likeliest, up or down from those of `learned` by at most LEARNING_STEPS;
-        then each cell's scatter."""
-        if not blocks:
-            return learned
-        scales, arrays = learned.scales, _Arrays(blocks, learned.scatter)
-        best = self._fit(arrays, scales, defaults)
-        for _ in range(LEARNING_STEPS):
-            before = scales
-            for field, factor in itertools.product(fields(Scales), (SCALE_STEP, 1 / SCALE_STEP)):
-                tried = replace(scales, **{field.name: getattr(scales, field.name) * factor})
-                fit = self._fit(arrays, tried, defaults)
-                if fit > best:
-                    scales, best = tried, fit
-            if scales == before:
-                break
-        scatter = learned.scatter
-        for _ in range(SCATTER_STEPS):
-            scatter = self._scatter(_Arrays(blocks, scatter), scales)
-        return Learned(scales, scatter)
+        bounds = [(default - MOST_APART, default + MOST_APART) for default in self._default_log_scales]
+        self.log_scales = minimize(loss, self.log_scales, jac=True, method="L-BFGS-B", bounds=bounds).x
 
-    def draws(self, blocks: Sequence[Block], learned: Learned, defaults: Scales, normals: np.ndarray) -> np.ndarray:
-        """Draws of all cells' figures (n, cells) by as many standard normal ones: from posteriors with other scales of
-        interactions and other scatter, by how likely these are."""
-        scales, rng = learned.scales, np.random.default_rng(len(blocks))
-        factors = [SCALE_STEP**step for step in MIXED_STEPS]
-        mixed = [replace(scales, pair=scales.pair * factor, own=scales.own * factor) for factor in factors]
-        if blocks:
-            fits = np.array([self._fit(_Arrays(blocks, learned.scatter), tried, defaults) for tried in mixed])
-        else:
-            fits = np.array([_log_prior(tried, defaults) for tried in mixed])
-        shares = np.repeat(np.exp(fits - fits.max()), SCATTER_DRAWS)
+    def posterior(self, blocks: Sequence[Block]) -> Posterior:
+        """The figures of all cells."""
+        return self._given(blocks, self._figures, self.log_scales)[0]
+
+    def drawn(self, blocks: Sequence[Block], normals: np.ndarray) -> tuple[Posterior, np.ndarray]:
+        """The posterior, and draws of all cells' figures (n, cells) by as many standard normal ones: from posteriors
+        with other scales of interactions, by how likely these are."""
+        posteriors, log_shares = [], []
+        for factor in MIXED_FACTORS:
+            log_scales = self.log_scales.copy()
+            log_scales[[PAIR, OWN]] += math.log(factor)
+            posterior, log_likelihood = self._given(blocks, self._figures, log_scales)
+            apart = (log_scales - self._default_log_scales) / SCALE_SPREAD
+            posteriors.append(posterior)
+            log_shares.append(log_likelihood - float(apart @ apart) / 2)
+        shares = np.exp(np.array(log_shares) - max(log_shares))
         ends = np.round(np.cumsum(shares / shares.sum()) * len(normals)).astype(int)
-        degrees, drawn = scatter_degrees(blocks, len(self._eye)), []
-        for number, part in enumerate(np.split(normals, ends[:-1])):
-            scatter = learned.scatter * degrees / rng.chisquare(degrees)
-            drawn.append(self.posterior(blocks, Learned(mixed[number // SCATTER_DRAWS], scatter)).draws(part))
-        return np.concatenate(drawn)
+        parts = zip(posteriors, np.split(normals, ends[:-1]), strict=True)
+        return posteriors[0], np.concatenate([posterior.draws(part) for posterior, part in parts])
 
-    def outlook(self, blocks: Sequence[Block], learned: Learned) -> np.ndarray:
+    def outlook(self, blocks: Sequence[Block]) -> np.ndarray:
         """The covariance (3 cells, 3 cells) of the cells' figures, of a further block of each cell's last process, and
-        of a block of a fresh process, all in the round to come; whatever they will show."""
-        cells, scales = np.arange(len(self._eye)), learned.scales
-        last = np.full(len(cells), -1)
-        errors = np.full(len(cells), BLOCK_ERROR)
-        if blocks:
-            errors[:] = np.median([block.error for block in blocks])
-        for block in blocks:
-            last[block.cell] = block.process
-        for cell in {block.cell for block in blocks}:
-            errors[cell] = np.median([block.error for block in blocks if block.cell == cell])
-        errors *= np.sqrt(learned.scatter)
+        of a block of a fresh process, both in the next round."""
         ahead = max((block.round for block in blocks), default=0) + 1
-        prior = np.tile(self.prior(scales, 0.0).covariance, (3, 3))
-        covariance = prior.copy()
-        covariance[len(cells) :, len(cells) :] += scales.drift**2 * ahead
-        own = scales.process**2 + np.square(scales.inflation * errors) + FLOOR
-        covariance += np.diag(np.concatenate((np.zeros(len(cells)), own, own)))
-        if not blocks:
-            return covariance
-        arrays = _Arrays(blocks, learned.scatter)
-        shared = prior[:, arrays.cells]
-        shared[len(cells) :] += scales.drift**2 * arrays.rounds
-        same = (cells[:, None] == arrays.cells) & (last[:, None] == arrays.processes)
-        shared[len(cells) : 2 * len(cells)] += scales.process**2 * same
-        factor = linalg.cholesky(prior[np.ix_(arrays.cells, arrays.cells)] + arrays.noise(scales), lower=True)
-        seen = linalg.solve_triangular(factor, shared.T, lower=True)
-        return covariance - seen.T @ seen
+        last = {block.cell: block.process for block in blocks}
+        every = [block.error for block in blocks] or [BLOCK_ERROR]
+        errors = [[block.error for block in blocks if block.cell == cell] or every for cell in range(self._cells)]
+        variances = [float(np.median(each)) ** 2 for each in errors]
+        going_on = [Row(cell, ahead, last.get(cell, FRESH), own) for cell, own in enumerate(variances)]
+        fresh = [Row(cell, ahead, FRESH, own) for cell, own in enumerate(variances)]
+        return self._given(blocks, [*self._figures, *going_on, *fresh], self.log_scales)[0].covariance
 
-    def _fit(self, arrays: "_Arrays", scales: Scales, defaults: Scales) -> float:
-        """The logarithm of the likelihood of blocks by these scales, times their prior's density."""
-        prior = self.prior(scales, float(arrays.figures.mean()))
-        covariance = prior.covariance[np.ix_(arrays.cells, arrays.cells)] + arrays.noise(scales)
-        factor = linalg.cholesky(covariance, lower=True, overwrite_a=True, check_finite=False)
-        residuals = arrays.means(scales) - prior.mean[arrays.cells]
-        shown = linalg.solve_triangular(factor, residuals, lower=True, check_finite=False)
-        likelihood = -float(shown @ shown) / 2 - float(np.log(np.diag(factor)).sum())
-        return likelihood + _log_prior(scales, defaults)
+    def _given(self, blocks: Sequence[Block], asked: Sequence[Row], log_scales: np.ndarray) -> tuple[Posterior, float]:
+        """What the blocks and the estimates say of other figures, and the logarithm of their likelihood."""
+        rows, figures, level = self._seen(blocks, log_scales)
+        factor = cholesky(self._covariance(rows, rows, log_scales), lower=True)
+        shared = np.column_stack((figures, self._covariance(rows, asked, log_scales)))
+        white = solve_triangular(factor, shared, lower=True)
+        shown, known = white[:, 0], white[:, 1:]
+        covariance = self._covariance(asked, asked, log_scales) - known.T @ known
+        log_likelihood = -float(shown @ shown) / 2 - float(np.log(np.diag(factor)).sum())
+        return Posterior(level + known.T @ shown, covariance), log_likelihood
 
-    def _scatter(self, arrays: "_Arrays", scales: Scales) -> np.ndarray:
-        """Each cell's scatter: a step of expectation maximisation from that of `arrays`."""
-        prior, own = self.prior(scales, float(arrays.figures.mean())), arrays.own(scales)
-        covariance = prior.covariance[np.ix_(arrays.cells, arrays.cells)] + arrays.noise(scales)
-        weights = linalg.inv(covariance)
-        mean = own * (weights @ (arrays.means(scales) - prior.mean[arrays.cells]))
-        variance = own - own**2 * np.diag(weights)
-        unscaled = own / arrays.scatter[arrays.cells]
-        seen = np.bincount(arrays.cells, arrays.are_short * (mean**2 + variance) / unscaled, minlength=len(self._eye))
-        short = np.bincount(arrays.cells, arrays.are_short, minlength=len(self._eye))
-        return (SCATTER_DEGREES + seen) / (SCATTER_DEGREES + short)
+    def _seen(self, blocks: Sequence[Block], log_scales: np.ndarray) -> tuple[list[Row], np.ndarray, float]:
+        """What was seen, by how much it is above a level, and that level."""
+        rows = [Row(cell, estimate=1.0) for cell in self._priors]
+        figures = [prior.mean for prior in self._priors.values()]
+        for block, variance in zip(blocks, _variances(blocks), strict=True):
+            noise = variance if block.is_full else math.exp(2 * log_scales[INFLATION]) * variance
+            figures.append(block.log_figure - noise / 2)  # logarithms scatter around that of their mean minus this
+            own = {"exact" if block.is_full else "inflated": variance}
+            rows.append(Row(block.cell, block.round, block.process, **own))
+        level = float(np.mean(figures[: len(self._priors)] or figures or [0.0]))
+        return rows, np.array(figures) - level, level
 
-    def _given(self, arrays: "_Arrays", scales: Scales) -> Posterior:
-        prior = self.prior(scales, float(arrays.figures.mean()))
-        rows = prior.covariance[arrays.cells]
-        noise = arrays.noise(scales)
-        residuals = arrays.means(scales) - prior.mean[arrays.cells]
-        factor = linalg.cholesky(rows[:, arrays.cells] + noise, lower=True)
-        white = linalg.solve_triangular(factor, np.column_stack((residuals, rows)), lower=True)
-        shown, seen = white[:, 0], white[:, 1:]
-        return Posterior(prior.mean + seen.T @ shown, prior.covariance - seen.T @ seen)
+    def _covariance(self, rows: Sequence[Row], columns: Sequence[Row], log_scales: np.ndarray) -> np.ndarray:
+        fixed, scaled = self._between(rows, columns)
+        return fixed + np.tensordot(np.exp(2 * log_scales), scaled, 1)
 
-
-def scatter_degrees(blocks: Sequence[Block], cells: int) -> np.ndarray:
-    """Degrees of freedom (cells,) of what is known of each cell's scatter."""
-    short = np.array([block.cell for block in blocks if not block.is_full], int)
-    return SCATTER_DEGREES + np.bincount(short, minlength=cells)
+    def _between(self, rows: Sequence[Row], columns: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+        """The covariance of rows (n, m): what no scale changes, and what each scale's square multiplies (5, n, m)."""
+        down, across = (Row(*np.array(each, float).reshape(-1, len(Row._fields)).T) for each in (rows, columns))
+        axes, pairs, errors = self._parts[:, down.cell.astype(int)[:, None], across.cell.astype(int)]
+        same = down.cell[:, None] == across.cell
+        in_process = same & (down.process[:, None] == across.process) & (across.process >= 0)
+        drift = np.minimum(down.round[:, None], across.round)
+        inflated, fixed = np.zeros(same.shape), axes + errors * np.outer(down.estimate, across.estimate)
+        if rows is columns:
+            inflated, fixed = np.diag(down.inflated), fixed + np.diag(down.exact + FLOOR)
+        return fixed, np.stack((pairs, same, in_process, drift, inflated))
 
 
-def _log_prior(scales: Scales, defaults: Scales) -> float:
-    values = np.array([[getattr(part, field.name) for field in fields(Scales)] for part in (scales, defaults)])
-    return -float(np.square(np.log(values[0] / values[1]) / SCALE_SPREAD).sum()) / 2
+def _variances(blocks: Sequence[Block]) -> np.ndarray:
+    """The variance of each block by the steps within it.
 
-
-class _Arrays:
-    """Blocks (n,) as arrays.
-
-    Args:
-        scatter: see `Learned`.
+    An error of few steps is itself unsure, and most so where they show little: the best cell must not drop out by a
+    block that happened to be calm. None is smaller than is usual for its cell, and for all.
     """
-
-    def __init__(self, blocks: Sequence[Block], scatter: np.ndarray) -> None:
-        self.cells = np.array([block.cell for block in blocks])
-        self.figures = np.array([block.log_figure for block in blocks])
-        self.rounds = np.array([block.round for block in blocks], float)
-        self.processes = np.array([block.process for block in blocks])
-        self._walk = np.minimum(self.rounds[:, None], self.rounds)
-        self._process = (self.cells[:, None] == self.cells) & (self.processes[:, None] == self.processes)
-        self.are_short = ~np.array([block.is_full for block in blocks])
-        self.scatter = scatter
-        errors = np.array([block.error for block in blocks])
-        kinds = np.unique(2 * self.cells + self.are_short, return_inverse=True)[1]
-        usual = np.array([np.median(errors[kinds == kind]) for kind in range(kinds.max() + 1)])[kinds]
-        for part in (self.are_short, ~self.are_short):
-            usual[part] = np.maximum(usual[part], np.median(errors[part]) if part.any() else 0.0)
-        # An error of few steps is itself unsure, and most so where they show little: the best cell must not drop out
-        # by a block that happened to be calm. None is smaller than is usual for its cell, and for all.
-        self._variances = np.square(np.maximum(errors, usual))
-
-    def means(self, scales: Scales) -> np.ndarray:
-        """The logarithms (n,) of mean figures: logarithms scatter around that of their mean by half a variance less."""
-        return self.figures - self.own(scales) / 2
-
-    def own(self, scales: Scales) -> np.ndarray:
-        """The variance (n,) of each block alone."""
-        factors = np.where(self.are_short, scales.inflation**2 * self.scatter[self.cells], 1.0)
-        return factors * self._variances + FLOOR
-
-    def noise(self, scales: Scales) -> np.ndarray:
-        """The covariance (n, n) of the blocks around their cells' figures."""
-        return np.diag(self.own(scales)) + scales.drift**2 * self._walk + scales.process**2 * self._process
+    errors = np.array([block.error for block in blocks])
+    kinds = [[block.is_full for block in blocks], [(block.is_full, block.cell) for block in blocks]]
+    usual = [[np.median(errors[[other == kind for other in every]]) for kind in every] for every in kinds]
+    return np.square(np.max([errors, *usual], axis=0))

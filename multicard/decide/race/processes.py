@@ -1,7 +1,7 @@
 """The processes of a race: cells that are started as probes, train a block when they are told to, and pause."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.base import RunConfig
-from multicard.decide.race import gpus, readings
+from multicard.decide.race import readings
 from multicard.decide.race.readings import BlockReader, Energy, Measured
+from multicard.machine import devices, nvml
+from multicard.measure import memory
 from multicard.measure.timing import clock_s, pause
 from multicard.ranks import os_calls
 from multicard.records import identity
@@ -68,47 +70,43 @@ class CellProcess:
     block_s: float = 0.0
     ran_at_s: float = field(default_factory=clock_s)
 
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        """That it computes on."""
-        return (self.running.share.gpus or ())[: self.cell.config.gpus]
-
     def run_block(self, block_s: float) -> Measured:
-        """Let it train for so many seconds, and a few steps at least. A process that has not trained yet does a few
-        steps first, by which the length of its block is chosen.
+        """Let it train so that `block_s` seconds are measured, and a few steps at least. A process that has not trained
+        yet does a few steps first, by which the length of its block is chosen.
 
         Raises:
             CellEndedError: it ended.
         """
-        assert self.board is not None and self.last is not None
-        began_s, measured = clock_s(), None
+        began_s, first = clock_s(), None
         if self.step_s is None:
-            measured = self._train(0.0, 1.0)
-            self.step_s = measured.mean_step_s
-        left_s = block_s - (measured.seconds if measured is not None else 0.0)
-        if measured is not None and measured.energy is not None:  # of its warm-up too
+            first = self._train(0.0, 1.0)
+            self.step_s = first.mean_step_s
+        if first is None or first.energy is not None:  # which has that of its warm-up too
             measured = self._train(block_s, self.step_s)
-        elif measured is None or left_s > 0:
-            measured = readings.joined(measured, self._train(left_s, self.step_s))
-        assert measured is not None
+        elif first.seconds < block_s:
+            measured = readings.joined(first, self._train(block_s - first.seconds, self.step_s))
+        else:
+            measured = first
         self.step_s = measured.mean_step_s
         self.ran_at_s = clock_s()
         self.block_s = self.ran_at_s - began_s
         return measured
 
     def _train(self, seconds: float, step_s: float) -> Measured:
+        """Train a stretch in which so many seconds are measured."""
         assert self.board is not None and self.last is not None
+        gpus = (self.running.share.gpus or ())[: self.cell.config.gpus]
         while True:
             steps = readings.steps_for(seconds, step_s, self.last.skips, self.last.steps_per_epoch)
-            began, began_s, joules = self.last.step, clock_s(), gpus.joules(self.gpus)
+            began, began_s, before = self.last.step, clock_s(), joules(gpus)
             self.board.run_to(began + steps)
             measured = self.wait()
+            after = joules(gpus)
             if not len(measured.step_s):
                 continue
-            after = gpus.joules(self.gpus)
-            if joules is None or after is None:
+            if before is None or after is None:
                 return measured
-            return replace(measured, energy=Energy(after - joules, measured.step - began, clock_s() - began_s))
+            return replace(measured, energy=Energy(after - before, measured.step - began, clock_s() - began_s))
 
     def wait(self) -> Measured:
         """Wait until its ranks pause.
@@ -160,18 +158,20 @@ class CellProcess:
 
 def as_probe(cell: Cell, repetition: int) -> Cell:
     """The cell as it is raced."""
-    cfg = deepcopy(cell.cfg)
-    cfg.probe.enabled, cfg.repetition = True, repetition
-    config = replace(cell.config, probe=replace(cell.config.probe, enabled=True), repetition=repetition)
-    return replace(cell, cfg=cfg, config=config, folder=folder_of(cell, repetition, probe=True), result=None)
+    return _changed(cell, repetition, is_probe=True, figure=cell.config.race.figure)
 
 
 def as_result(cell: Cell, repetition: int) -> Cell:
     """The cell as it is measured in full."""
-    cfg = deepcopy(cell.cfg)
-    cfg.race.figure, cfg.repetition = None, repetition
-    config = replace(cell.config, race=replace(cell.config.race, figure=None), repetition=repetition)
-    return replace(cell, cfg=cfg, config=config, folder=folder_of(cell, repetition, probe=False), result=None)
+    return _changed(cell, repetition, is_probe=False, figure=None)
+
+
+def _changed(cell: Cell, repetition: int, is_probe: bool, figure: str | None) -> Cell:
+    cfg, config = deepcopy(cell.cfg), cell.config
+    cfg.probe.enabled, cfg.race.figure, cfg.repetition = is_probe, figure, repetition
+    probe, race = replace(config.probe, enabled=is_probe), replace(config.race, figure=figure)
+    config = replace(config, probe=probe, race=race, repetition=repetition)
+    return replace(cell, cfg=cfg, config=config, folder=folder_of(cell, repetition, is_probe), result=None)
 
 
 def folder_of(cell: Cell, repetition: int, probe: bool) -> Path:
@@ -221,3 +221,24 @@ def whole_machine(config: RunConfig) -> Iterator[MachineShare]:
         yield share
     finally:
         on.give_back(share)
+
+
+def free_bytes(on_gpus: bool) -> int:
+    """Memory that a process can still have: of the host, or of the GPU that has least."""
+    if not on_gpus:
+        return memory.available_memory_bytes()
+    with nvml.opened() as library:
+        used = [_ask(library, "nvmlDeviceGetMemoryInfo", uuid) for uuid in devices.visible_gpus()]
+    return min((0 if each is None else each.free for each in used), default=0)
+
+
+def joules(uuids: Sequence[str]) -> float | None:
+    """What the GPUs' energy counters show, together; None where there is no GPU, or one has no counter."""
+    with nvml.opened() as library:
+        read = [_ask(library, "nvmlDeviceGetTotalEnergyConsumption", uuid) for uuid in uuids]
+    return 1e-3 * sum(read) if read and None not in read else None
+
+
+def _ask(library: Any, function: str, uuid: str) -> Any:
+    handle = None if library is None else nvml.ask(library, library.nvmlDeviceGetHandleByUUID, uuid)
+    return None if handle is None else nvml.ask(library, getattr(library, function), handle)

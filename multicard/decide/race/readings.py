@@ -1,28 +1,40 @@
-"""Blocks of steps that the ranks of a cell have measured between two pauses, as a race takes them."""
+"""What the ranks of a cell have measured, as a race takes it: blocks of steps between two pauses, and full runs."""
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from multicard.decide.race import blocks
 from multicard.measure import formulas
+from multicard.measure.series import mean_variance
 from multicard.ranks.pausing import blocks_file
 from multicard.records import run_folder
 from multicard.records.steps import COLUMNS
 
 LEAST_STEPS = 4  # measured in a block, however long they take
-MISSED = "missed target_accuracy"  # begins the reason why a cell that was measured in full cannot win
 COUNTER_S = 0.1  # within which a GPU's energy counter is up to date
+FEW_STEPS = 2.0  # times the standard error of steps that are too few to tell their correlation
+LEAST_ERROR = 1e-4  # of a block whose steps are all equal: clocks tick
+SINGLE_ERROR = 0.1  # of a block of a single step
+# Figures whose full runs rank the finalists alone: a run's energy has that of evaluation, of which blocks have none,
+# and its peak memory is that of all it does.
+OTHER_WORK = ("energy_joules", "peak_memory")
+
+
+class Reading(NamedTuple):
+    """A figure: its logarithm, negative where less is better, and the standard error of that."""
+
+    log_figure: float
+    error: float
 
 
 @dataclass(frozen=True)
 class Energy:
-    """Of a block from its start to its pause, with the steps that are not measured: of so many steps, in so many
-    seconds."""
+    """GPU energy of one block, unmeasured steps included."""
 
     joules: float
     steps: int
@@ -54,28 +66,40 @@ class Measured:
     def mean_step_s(self) -> float:
         return self.seconds / len(self.step_s)
 
-    def log_figure(self, figure: str) -> tuple[float, float]:
-        """The logarithm of the race's figure, negative where less is better, and its standard error; not finite where
-        it has none."""
+    def reading(self, figure: str) -> Reading:
+        """The race's figure; not finite where the block has none."""
         if figure == "peak_memory":
-            return -math.log(max(self.peaks_bytes)), blocks.LEAST_ERROR  # the same in every step
+            return _negative(max(self.peaks_bytes), LEAST_ERROR)  # the same in every step
         if figure == "energy_joules":
-            return self._log_energy()
-        return self._log_rate()
-
-    def _log_energy(self) -> tuple[float, float]:
-        """Of the joules of a sample."""
-        energy, samples = self.energy, float(self.samples.mean())
-        if energy is None or energy.joules <= 0 or samples <= 0:
-            return math.nan, math.nan
-        return -math.log(energy.joules / (energy.steps * samples)), COUNTER_S / energy.seconds
-
-    def _log_rate(self) -> tuple[float, float]:
-        """Of samples a second; where samples differ from step to step, its error is by how far the time of each step is
-        from that of its samples at the mean rate."""
+            energy, samples = self.energy, float(self.samples.mean())
+            if energy is None or energy.joules <= 0 or samples <= 0:
+                return Reading(math.nan, math.nan)
+            return _negative(energy.joules / (energy.steps * samples), COUNTER_S / energy.seconds)
+        # Where samples differ from step to step, the error is by how far the time of each step is from that of its
+        # samples at the mean rate.
         samples = float(self.samples.sum())
         expected_s = self.samples * self.seconds / samples
-        return blocks.of_steps(self.step_s - expected_s + self.mean_step_s, samples)
+        return rate(self.step_s - expected_s + self.mean_step_s, samples)
+
+
+def rate(steps_s: np.ndarray, samples: float) -> Reading:
+    """Samples a second over consecutive steps (n,), n at least 1; not finite where a step is not, or took no time.
+
+    Args:
+        samples: of all steps together.
+    """
+    total_s, count = float(steps_s.sum()), len(steps_s)
+    if not (math.isfinite(total_s) and total_s > 0 and samples > 0):
+        return Reading(math.nan, math.nan)
+    mean_s = total_s / count
+    term = mean_variance(steps_s)
+    if term is not None and term.degrees >= 1:
+        error = math.sqrt(term.variance) / mean_s
+    elif count > 1:
+        error = FEW_STEPS * float(steps_s.std(ddof=1)) / math.sqrt(count) / mean_s
+    else:
+        error = SINGLE_ERROR
+    return Reading(math.log(samples / total_s), max(error, LEAST_ERROR))
 
 
 class BlockReader:
@@ -86,15 +110,16 @@ class BlockReader:
 
     def next(self) -> Measured | None:
         """The next block, once all ranks have written it; else None."""
-        first = self._line(0)
-        if first is None:
+        lines = [self._line(0)]
+        if lines[0] is None:
             return None
-        self.ranks = first["ranks"]
-        lines = [first, *(self._line(rank) for rank in range(1, self.ranks))]
-        if None in lines:
+        self.ranks = lines[0]["ranks"]
+        lines += [self._line(rank) for rank in range(1, self.ranks)]
+        whole = [line for line in lines if line is not None]
+        if len(whole) < self.ranks:
             return None
         self._taken += 1
-        return together([line for line in lines if line is not None])
+        return together(whole)
 
     def _line(self, rank: int) -> dict[str, Any] | None:
         try:
@@ -104,7 +129,7 @@ class BlockReader:
         return json.loads(lines[self._taken]) if len(lines) > self._taken + 1 else None  # a whole line ends
 
 
-def together(lines: list[dict[str, Any]]) -> Measured:
+def together(lines: Sequence[dict[str, Any]]) -> Measured:
     """One block of all ranks. The mean of their seconds: they step together, but for what each waits at the end."""
     first = lines[0]
     return Measured(
@@ -118,9 +143,9 @@ def together(lines: list[dict[str, Any]]) -> Measured:
     )
 
 
-def of_result(record: dict[str, Any], figure: str) -> tuple[float, float] | None:
-    """The logarithm of a finished run's figure and its standard error, as of a block: rates without the warm-up, and
-    without the first step of each epoch; None where it has none.
+def full_run(record: dict[str, Any], figure: str) -> Reading | None:
+    """The figure of a finished run: rates without the warm-up, and without the first step of each epoch; None where it
+    has none.
 
     Args:
         record: with its `folder`.
@@ -128,10 +153,11 @@ def of_result(record: dict[str, Any], figure: str) -> tuple[float, float] | None
     if record["status"] != "ok":
         return None
     if figure == "peak_memory":
-        return _negative(record["peak_memory_bytes"]["max"], blocks.LEAST_ERROR)
+        peak_bytes = record["peak_memory_bytes"]["max"]
+        return _negative(peak_bytes, LEAST_ERROR) if peak_bytes else None
     if figure == "energy_joules":
         joules = record.get("joules_per_image") or record.get("joules_per_token")
-        return _negative(joules, COUNTER_S / (record["total_s"] or COUNTER_S))
+        return _negative(joules, COUNTER_S / (record["total_s"] or COUNTER_S)) if joules else None
     value, table = record.get(figure), run_folder.read_steps(Path(record["folder"]))
     rate_per_s = value["non_padding"] if isinstance(value, dict) else value
     if not rate_per_s or table is None:
@@ -142,31 +168,21 @@ def of_result(record: dict[str, Any], figure: str) -> tuple[float, float] | None
     after = numbers >= config.get("warmup_steps" if "skip_steps" not in config else "skip_steps", 0)
     later = after & (numbers % (int(columns["step"].max()) + 1) > 0)
     counted = seconds[later] if later.any() else seconds[after]
-    return blocks.of_steps(counted, rate_per_s * float(seconds[after].mean()) * len(counted))
+    return rate(counted, rate_per_s * float(seconds[after].mean()) * len(counted))
 
 
-def _negative(value: float | None, error: float) -> tuple[float, float] | None:
-    return (-math.log(value), error) if value else None
+def _negative(value: float, error: float) -> Reading:
+    return Reading(-math.log(value), error)
 
 
-def joined(before: Measured | None, after: Measured) -> Measured:
-    """Two blocks in a row as one."""
-    if before is None:
-        return after
-    return Measured(
-        after.step,
-        after.skips,
-        after.steps_per_epoch,
-        np.concatenate([before.step_s, after.step_s]),
-        np.concatenate([before.samples, after.samples]),
-        after.peaks_bytes,
-        after.diverged,
-        after.energy,  # what a process does first takes more
-    )
+def joined(before: Measured, after: Measured) -> Measured:
+    """Two blocks in a row as one, with the energy of the second: what a process does first takes more."""
+    step_s = np.concatenate([before.step_s, after.step_s])
+    return replace(after, step_s=step_s, samples=np.concatenate([before.samples, after.samples]))
 
 
 def steps_for(block_s: float, step_s: float, skips: int, steps_per_epoch: int) -> int:
-    """Steps to train until so many seconds of them are measured: the block, and each epoch, begins with others."""
+    """Steps to train so that `block_s` seconds are measured: the block, and each epoch, begins with skipped ones."""
     wanted = max(LEAST_STEPS, math.ceil(block_s / step_s))
     epochs = wanted // max(1, steps_per_epoch - 1) if steps_per_epoch > 1 else 0
     return wanted + skips + epochs

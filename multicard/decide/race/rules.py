@@ -12,6 +12,8 @@ Everything is decided by draws of all cells' figures from the posterior (`poster
   martingale: however often one looks, the race drops the best cell with no more than the sum of these probabilities at
   the times at which cells dropped out. That sum is kept under DROP_SHARE of 1 - confidence; a look may spend a quarter
   of what is left of it.
+- A cell that is far behind by estimates that may exclude it does not start. It comes back once a block of any cell lies
+  outside the interval of an estimate of the same basis. A basis that misses by as much as it excludes is forgotten.
 - The race is over when, but for a share of 1 - confidence, nothing is better than the best finalist by more than the
   tolerance. That share grows with the race's time, as being surer costs more: MISS_SHARES from and up to SPENT of the
   grid's time. The rest of 1 - confidence is for machines that are not as the model has them. There is one finalist;
@@ -19,6 +21,7 @@ Everything is decided by draws of all cells' figures from the posterior (`poster
   been enough, took as long as the full runs that a single one would save: at worst that part of it takes twice as long
   as if one had known.
 - The finalists then run in full, each `runs` times in fresh processes, in turns. These count like blocks.
+- A race that would take longer than its grid measures the grid instead.
 """
 
 import math
@@ -28,12 +31,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import ndtr, stdtr
 
-from multicard.decide.race.posterior import FLOOR, Block, Model, Posterior, Scales, scatter_degrees
+from multicard.decide.race.posterior import FLOOR, NORMAL_90, Block, Model, Posterior, Prior
 from multicard.decide.race.standings import BEATEN, IN, NOT_STARTED, OUT, RaceOptions, Standing, Verdict
 
 DRAWS = 4096
 DROP_SHARE = 0.1  # of 1 - confidence, for dropping the best cell
 MISS_SHARES, SPENT = (0.1, 0.75), (0.04, 0.10)  # of 1 - confidence, for missing it; by the share of the grid's time
+NOISE_DEGREES = 3  # of freedom: what is known of a cell's noise before its first block
 PROCESSES = 3  # of a cell before the finals
 SPENT_AT_ONCE = 0.25  # of the probability that is left for dropping the best cell
 MOST_CELLS = 8  # of a round
@@ -41,12 +45,15 @@ WORTH_ROUND = 0.5  # of what the first block of a round says a second: a round e
 WORTH_GOING_ON = 0.02  # of the uncertainty, which a block resolves at least: else the race ends undecided
 MOST_ROUNDS = 200
 MOST_SPENT = 0.5  # of the grid's time: a race that takes longer ends undecided, with the finalists that it has
+CELLS_AN_EFFECT = 3  # cells that a race starts for each value of an axis beyond the first
+HOPELESS = 4.0  # standard deviations between two estimates by which the worse cell is excluded
 # Why a race ended
 SURE = "one cell is within the tolerance of the best, as surely as was asked for"
 CLOSE = "the best cells are too close: to tell them apart would take as long as to measure them in full"
-TIME = f"it has taken {MOST_SPENT:.0%} of the time of the whole grid"
+TIME = f"it has taken {MOST_SPENT:.0%} of the time of the whole grid, or all but that of the full runs"
 ROUNDS = f"it has taken {MOST_ROUNDS} rounds"
 NOTHING_LEFT = "further blocks would hardly tell the best cells apart"
+NOT_WORTH = "it would take longer than all cells of the grid in full, which are measured instead"
 NO_CELL = "no cell is left"
 
 
@@ -55,13 +62,13 @@ class _Known:
     """What a look at the race sees.
 
     draws: figures (DRAWS, cells), minus infinity for cells that cannot win any more. enough: in which draws a cell is
-    within the tolerance of the best.
+    within the tolerance of the best. best: the best cell of each draw.
     """
 
     posterior: Posterior
     draws: np.ndarray
     enough: np.ndarray
-    best: np.ndarray  # of each draw, the best cell
+    best: np.ndarray
 
     @property
     def leads(self) -> np.ndarray:
@@ -77,15 +84,14 @@ class Race:
 
     Args:
         settings: of each cell, by axis.
-        predictions: of each cell's log figure (mean, standard deviation), or None.
-        start_s: of a process. block_s: of a block. full_s: of a finalist's full run with its start; None: runs of any
-            length are saved.
+        priors: of each cell's log figure, or None.
+        start_s: of a process. block_s: of a block. full_s: of a full run with its start; None: not known yet.
     """
 
     def __init__(
         self,
         settings: Sequence[Mapping[str, object]],
-        predictions: Sequence[tuple[float, float] | None],
+        priors: Sequence[Prior | None],
         start_s: float,
         block_s: float,
         options: RaceOptions | None = None,
@@ -100,13 +106,12 @@ class Race:
         self.over, self.ending = False, ""
         self._count = len(settings)
         self._start_s, self._block_s, self._full_s = start_s, block_s, full_s
-        self._model = Model(settings, predictions)
-        self._defaults = Scales(process=self.options.process_sd)
-        self._learned = self._model.unlearned(self._defaults)
+        self._priors, self._missed = dict(enumerate(priors)), set[str]()
+        self._model = Model(settings, priors, self.options.process_sd)
         self._normals = np.random.default_rng(seed).standard_normal((DRAWS, self._count))
         self._tolerance = -math.log1p(-self.options.tolerance)
         self._blocks: list[Block] = []
-        self._reasons: dict[int, str] = {}
+        self._ended: dict[int, str] = {}  # why cells that ran, or cannot, are out
         self._spent = 0.0
         self._full: dict[int, list[float]] = {}  # log figures of full runs, by cell
         self._enough_s: dict[int, float] = {}  # by number of finalists, since when they are enough
@@ -127,14 +132,15 @@ class Race:
         self.fresh = frozenset()
         if self.over:
             return []
-        self._learned = self._model.learned(self._blocks, self._learned, self._defaults)
+        self._model.learn(self._blocks)
         known = self._look()
         cells, ending = self._round(known) if known else ([], NO_CELL)
         if cells and self._rounds < MOST_ROUNDS:
             self._rounds += 1
             return cells
         self.over, self.ending, self._finals = True, ending or ROUNDS, self._rounds
-        self.finalists = self._chosen(self._look(), self.options.finalists)
+        whole = np.flatnonzero(self._alive()).tolist()
+        self.finalists = tuple(whole) if ending == NOT_WORTH else self._chosen(self._look(), self._most_finalists())
         return []
 
     def replay_round(self) -> None:
@@ -152,9 +158,26 @@ class Race:
         self._start_s, self._block_s, self._full_s, self._raced_s = start_s, block_s, full_s, raced_s
 
     @property
+    def gives_up(self) -> bool:
+        """True where, as the first round tells, the starts, a block of each and the fewest full runs take longer than
+        the whole grid."""
+        if self._full_s is None or self._rounds > 1:
+            return False
+        started = min(self._count, CELLS_AN_EFFECT * self._model.effects)
+        least_s = started * (self._start_s + self._block_s) + self.options.runs * self._full_s
+        return least_s >= self._count * self._full_s
+
+    @property
+    def most_s(self) -> float:
+        """Seconds after which the race ends undecided: the full runs of one cell fit into the grid's time after it."""
+        if self._full_s is None:
+            return math.inf
+        return max(min(MOST_SPENT * self._count, self._count - self.options.runs), 0) * self._full_s
+
+    @property
     def final_runs(self) -> list[tuple[int, int]]:
         """The finalists' full runs in their order, each with its round, once the race is over."""
-        turns = range(self._finals, self._finals + self.options.runs)
+        turns = range(self._finals, self._finals + (1 if self.ending == NOT_WORTH else self.options.runs))
         return [(turn, cell) for turn in turns for cell in self.finalists]
 
     def add(self, block: Block) -> None:
@@ -164,12 +187,20 @@ class Race:
             return
         self._rounds = max(self._rounds, block.round + 1)
         self._blocks.append(block)
+        prior = self._priors[block.cell]
+        if prior is None:
+            return
+        apart = abs(block.log_figure - prior.mean) / math.hypot(prior.sd, block.error)
+        if apart > NORMAL_90:
+            self._missed.add(prior.basis)
+        if apart > HOPELESS:
+            self._model.forget(prior.basis)
 
     def add_full(self, block: Block, is_alike: bool = True) -> None:
         """A full run of a finalist, as a block of a new process.
 
         Args:
-            is_alike: whether its figure is of the same work as that of blocks; else it ranks the finalists alone.
+            is_alike: its figure is of the same work as that of blocks; else it ranks the finalists alone.
         """
         if is_alike:
             self.add(replace(block, is_full=True))
@@ -177,63 +208,78 @@ class Race:
 
     def out(self, cell: int, reason: str) -> None:
         """A cell that cannot go on: failed, out of memory, diverged."""
-        self._reasons.setdefault(cell, reason)
+        self._ended.setdefault(cell, reason)
 
     def take_back(self, cell: int) -> None:
         """Let a cell run again that was out for a cause that may be gone."""
-        self._reasons.pop(cell, None)
+        self._ended.pop(cell, None)
 
     @property
     def standings(self) -> list[Standing]:
         known = self._look()
-        posterior = self._posterior() if known is None else known.posterior
+        posterior = self._model.posterior(self._blocks) if known is None else known.posterior
         leader = None if known is None else self._leader(known)
         leads = np.zeros(self._count) if known is None else known.leads
         return [self._standing(cell, posterior, leader, float(leads[cell])) for cell in range(self._count)]
 
     def verdict(self) -> Verdict:
         """Who won: by the finalists' full runs, which are the results; how sure that is, by all that was measured."""
-        known = self._look()
-        cells = [cell for cell in self.finalists if cell not in self._reasons]
+        known, reasons = self._look(), self._reasons
+        cells = [cell for cell in self.finalists if cell not in reasons]
         if known is None or not cells:
             return Verdict(None, 0.0)
         figures = {cell: float(np.mean(self._full[cell])) for cell in cells if cell in self._full}
         winner = max(figures or cells, key=lambda cell: figures.get(cell, float(known.posterior.mean[cell])))
-        started = [*self._started(), *(cell for cell, why in self._reasons.items() if why.startswith(BEATEN))]
+        started = [*self._started(), *(cell for cell, why in reasons.items() if why.startswith(BEATEN))]
         near = {cell: self._near(known.posterior, winner, cell) for cell in sorted(started) if cell != winner}
         confidence = self.options.confidence
         equal = tuple(cell for cell, probability in near.items() if probability >= confidence)
         unsure = (cell for cell, probability in near.items() if 1 - confidence < probability < confidence)
-        close = tuple(cell for cell in unsure if cell not in self._reasons)
+        close = tuple(cell for cell in unsure if cell not in reasons)
         return Verdict(winner, max(float(known.enough[:, winner].mean()) - self._spent, 0.0), equal, close)
 
-    def _posterior(self) -> Posterior:
-        return self._model.posterior(self._blocks, self._learned)
+    @property
+    def _reasons(self) -> dict[int, str]:
+        """Why cells are out."""
+        ran = {block.cell for block in self._blocks}
+        usable = {
+            cell: prior
+            for cell, prior in self._priors.items()
+            if prior is not None and prior.may_exclude and prior.basis not in self._missed and cell not in self._ended
+        }
+        best = max(usable.values(), key=lambda prior: prior.mean, default=None)
+        hopeless = {
+            cell: f"cannot win: {prior.interval} by its estimate ({prior.basis}), where another has {best.interval}"
+            for cell, prior in usable.items()
+            if best and cell not in ran and best.mean - prior.mean > HOPELESS * math.hypot(prior.sd, best.sd)
+        }
+        return hopeless | self._ended
 
     def _alive(self) -> np.ndarray:
-        return np.array([cell not in self._reasons for cell in range(self._count)])
+        reasons = self._reasons
+        return np.array([cell not in reasons for cell in range(self._count)])
 
     def _look(self) -> _Known | None:
         """None where no cell is left."""
         alive = self._alive()
         if not alive.any():
             return None
-        posterior = self._posterior()
-        draws = self._model.draws(self._blocks, self._learned, self._defaults, self._normals)
+        posterior, draws = self._model.drawn(self._blocks, self._normals)
         draws = np.where(alive, draws, -np.inf)
         enough = draws >= draws.max(axis=1, keepdims=True) - self._tolerance
         return _Known(posterior, draws, enough, draws.argmax(axis=1))
 
     def _started(self) -> list[int]:
         """Cells that ran a block and are in the race."""
-        return sorted({block.cell for block in self._blocks} - self._reasons.keys())
+        return sorted({block.cell for block in self._blocks} - self._ended.keys())
 
     def _leader(self, known: _Known) -> int | None:
-        started = self._started()
-        return max(started, key=lambda cell: known.posterior.mean[cell]) if started else None
+        return max(self._started(), key=lambda cell: known.posterior.mean[cell], default=None)
 
     def _round(self, known: _Known) -> tuple[list[int], str]:
         """The cells of the next round; none, and why, where there is none."""
+        if self.gives_up:
+            return [], NOT_WORTH
         leader = self._leader(known)
         if leader is None:
             likeliest = int(known.leads.argmax())
@@ -252,9 +298,9 @@ class Race:
         """Why to end: one finalist is enough, or several are by now cheaper than to go on, or none may be found in
         time; empty where it is worth going on."""
         seconds = self._seconds()
-        if self._full_s is not None and max(seconds, self._raced_s) >= MOST_SPENT * self._count * self._full_s:
+        if max(seconds, self._raced_s) >= self.most_s:
             return TIME
-        for count in range(1, self.options.finalists + 1):
+        for count in range(1, self._most_finalists() + 1):
             finalists = self._chosen(known, count)
             if known.enough[:, finalists].any(axis=1).mean() < 1 - self._spare():
                 self._enough_s.pop(count, None)
@@ -265,15 +311,22 @@ class Race:
                 return CLOSE if more_runs else SURE
         return ""
 
+    def _most_finalists(self) -> int:
+        """Those whose full runs fit into what is left of the grid's time, one at least."""
+        if self._full_s is None:
+            return self.options.finalists
+        left_s = self._count * self._full_s - max(self._seconds(), self._raced_s)
+        return max(1, min(self.options.finalists, int(left_s / (self.options.runs * self._full_s))))
+
     def _seconds(self) -> float:
         """What the blocks took."""
         return len(self._processes()) * self._start_s + len(self._blocks) * self._block_s
 
     def _drop(self, known: _Known, leader: int) -> None:
-        """Beaten cells, the worst first, as long as their probabilities to be the best allow it."""
+        """Drop beaten cells, the worst first, as long as their probabilities to be the best allow it."""
         behind = {cell: known.posterior.difference(leader, cell) for cell in self._started() if cell != leader}
-        degrees = scatter_degrees(self._blocks, self._count)  # of each cell's noise, of which its blocks tell little
-        wrong = {cell: float(stdtr(degrees[cell], -mean / sd)) for cell, (mean, sd) in behind.items()}
+        blocks = np.bincount([block.cell for block in self._blocks], minlength=self._count)
+        wrong = {cell: float(stdtr(NOISE_DEGREES + blocks[cell], -mean / sd)) for cell, (mean, sd) in behind.items()}
         allowed = SPENT_AT_ONCE * (DROP_SHARE * (1 - self.options.confidence) - self._spent)
         for cell in sorted(wrong, key=lambda cell: wrong[cell]):
             allowed -= wrong[cell]
@@ -282,15 +335,16 @@ class Race:
             self._spent += wrong[cell]
             mean, sd = behind[cell]
             share, least = (-math.expm1(-value) for value in (mean, mean - 2 * sd))
-            self._reasons[cell] = f"{BEATEN}{share:.1%} behind the leader, at least {max(least, 0.0):.1%}"
+            self._ended[cell] = f"{BEATEN}{share:.1%} behind the leader, at least {max(least, 0.0):.1%}"
 
     def _telling(self, known: _Known, leader: int) -> list[int]:
         """The cells whose next blocks say most of how far those that may beat the leader are from it; sets `fresh`."""
         beaten = ~known.enough[:, leader]
         mass = np.bincount(known.best[beaten], minlength=self._count) / max(beaten.sum(), 1)
         rivals = np.flatnonzero(mass)
-        covariance = self._model.outlook(self._blocks, self._learned)
-        before = self._apart(covariance, leader, rivals)
+        covariance = self._model.outlook(self._blocks)
+        own = np.diag(covariance)
+        before = np.maximum(own[leader] + own[rivals] - 2 * covariance[leader, rivals], FLOOR)
         open_turns, seconds = self._turns()
         picked: list[int] = []
         first_rate = 0.0
@@ -307,16 +361,8 @@ class Race:
             open_turns[[turn % self._count, turn % self._count + self._count]] = False
             column = covariance[:, self._count + turn]
             covariance = covariance - np.outer(column, column) / column[self._count + turn]
-        started = set(self._started())
-        cells = [turn % self._count for turn in picked]
-        self.fresh = frozenset(turn % self._count for turn in picked if turn >= self._count) & started
-        return cells
-
-    @staticmethod
-    def _apart(covariance: np.ndarray, leader: int, rivals: np.ndarray) -> np.ndarray:
-        """The variance of the leader's figure - each rival's (rivals,)."""
-        own = np.diag(covariance)
-        return np.maximum(own[leader] + own[rivals] - 2 * covariance[leader, rivals], FLOOR)
+        self.fresh = frozenset(turn % self._count for turn in picked if turn >= self._count) & {*self._started()}
+        return [turn % self._count for turn in picked]
 
     def _turns(self) -> tuple[np.ndarray, np.ndarray]:
         """Which blocks can run, first of running processes, then of fresh ones (2 cells,), and what they take."""
@@ -330,7 +376,8 @@ class Race:
         return {(block.cell, block.process) for block in self._blocks}
 
     def _chosen(self, known: _Known | None, most: int) -> tuple[int, ...]:
-        """The fewest cells, the best first, one of which is good enough with what may go wrong; at most so many."""
+        """The smallest set of at most `most` cells, the best first, that holds a good enough one at the accepted
+        risk."""
         started = self._started()
         chosen: list[int] = []
         if known is None:
@@ -349,7 +396,16 @@ class Race:
 
     def _standing(self, cell: int, posterior: Posterior, leader: int | None, best: float) -> Standing:
         blocks = sum(block.cell == cell for block in self._blocks)
-        state = OUT if cell in self._reasons else IN if blocks else NOT_STARTED
+        reason = self._reasons.get(cell, "")
         behind = (0.0, 0.0) if leader is None or cell == leader else posterior.difference(leader, cell)
-        mean, sd = float(posterior.mean[cell]), float(posterior.sd[cell])
-        return Standing(cell, state, self._reasons.get(cell, ""), blocks, mean, sd, *behind, best)
+        return Standing(
+            cell,
+            OUT if reason else IN if blocks else NOT_STARTED,
+            reason,
+            blocks,
+            float(posterior.mean[cell]),
+            float(posterior.sd[cell]),
+            *behind,
+            best,
+            float(np.mean(self._full[cell])) if cell in self._full else None,
+        )

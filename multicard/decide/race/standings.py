@@ -1,16 +1,18 @@
-"""What the rules of a race say of its cells: where each stands, and who won."""
+"""What the rules of a race are asked for, and what they say of its cells."""
 
 from dataclasses import dataclass
 
 NOT_STARTED, IN, OUT = "not started", "in", "out"
-BEATEN = "beaten: "  # begins the reason of a cell that dropped out
+# Beginnings of reasons: of a cell that dropped out, and of one that cannot win for its accuracy in a full run
+BEATEN, MISSED = "beaten: ", "missed target_accuracy"
 
 
 @dataclass(frozen=True)
 class RaceOptions:
     """confidence: that the winner is within `tolerance` (a share) of the best cell.
 
-    finalists: at most. runs: of each in full. process_sd: between processes of a cell, before any was repeated.
+    finalists: the most that run in full. runs: of each. process_sd: between processes of a cell, before any was
+    repeated.
     """
 
     confidence: float = 0.95
@@ -24,10 +26,10 @@ class RaceOptions:
 class Standing:
     """A cell in the race.
 
-    state: NOT_STARTED, IN or OUT. reason: why it is out, else "". blocks: that it ran.
+    state: NOT_STARTED, IN or OUT. reason: why it is out, else "". blocks: their number.
     log_figure, error: mean and standard deviation; measured or by what others say of it.
     behind, behind_error: the same of how far it is behind the leader, 0 for the leader itself.
-    best: the probability that no other cell is better.
+    best: the probability that no other cell is better. in_full: the mean log figure of its full runs.
     """
 
     cell: int
@@ -36,9 +38,10 @@ class Standing:
     blocks: int
     log_figure: float
     error: float
-    behind: float
-    behind_error: float
-    best: float
+    behind: float = 0.0
+    behind_error: float = 0.0
+    best: float = 0.0
+    in_full: float | None = None
 
 
 @dataclass(frozen=True)

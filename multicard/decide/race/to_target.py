@@ -1,19 +1,16 @@
 """`race=total_s`: the cell that reaches its target accuracy in the least time.
 
-Speed alone does not say when a cell is there, so cells train in turn towards the target, those first that are predicted
+Speed alone does not say when a cell is there, so cells train in turn towards the target, those first that are estimated
 to be fast. The first that reaches it sets the bar: a cell that has trained longer than the bar by MARGIN is stopped and
 out, one that is there sooner lowers the bar. Those that came within MARGIN are measured in full, three times each.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean
+from statistics import fmean
 
 from multicard.config.job import count
-from multicard.config.keys import require
-from multicard.decide.race import priors, processes, view
-from multicard.decide.race.state import State, head
+from multicard.decide.race import grid, processes, view
 from multicard.measure.timing import clock_s, in_hours, pause
 from multicard.records import run_folder
 from multicard.records.progress import Board
@@ -26,39 +23,7 @@ from multicard.sweep.streak import SameFailureError, would_fail_too
 MARGIN = 0.25  # by which times to a target differ from run to run: an epoch more or less
 FINALISTS, RUNS = 3, 3
 POLL_S = 0.2
-
-
-@dataclass
-class Times:
-    """What is known of the cells, by their place.
-
-    reached_s: to the target, of each that was there. reasons: why the others are out.
-    """
-
-    reached_s: dict[int, float] = field(default_factory=dict)
-    reasons: dict[int, str] = field(default_factory=dict)
-    used_s: dict[int, float] = field(default_factory=dict)
-
-    @property
-    def bar_s(self) -> float | None:
-        """After which a cell that is not there is out; None before one was."""
-        return (1 + MARGIN) * min(self.reached_s.values()) if self.reached_s else None
-
-    def finalists(self) -> list[int]:
-        near = [place for place, time_s in self.reached_s.items() if time_s <= (self.bar_s or 0.0)]
-        return sorted(near, key=lambda place: self.reached_s[place])[:FINALISTS]
-
-
-def refuse(cells: Sequence[Cell]) -> None:
-    """
-    Raises:
-        ValueError: an entry that has no accuracy, cells without a target, or that train on once they are there.
-    """
-    workload = cells[0].workload
-    own = "is the time to an accuracy, which train_vision.py has"
-    require("target_accuracy" in cells[0].cfg, f"race=total_s: {own}; {workload.entry} has race={workload.unit}_per_s")
-    remedy = "race=total_s: is the time to an accuracy; set target_accuracy=0.97 or another, and stop_at_target=true"
-    require(all(cell.cfg.get("target_accuracy") and cell.cfg.stop_at_target for cell in cells), remedy)
+SLOW = "not at its target after"  # begins the reason of a cell that was stopped
 
 
 def run(sweep: Sweep, finals: Sweep) -> None:
@@ -70,81 +35,118 @@ def run(sweep: Sweep, finals: Sweep) -> None:
     Raises:
         KeyboardInterrupt: on Ctrl-C, once what ran has ended.
         SameFailureError: a cell failed for a cause that the others have too.
+        JournalError: what it learns cannot be kept.
     """
-    cells = sweep.cells
-    state = State(cells[0].folder.parent, "total_s", head(), anew=bool(cells[0].cfg.rerun))
-    outs = {line["cell"]: line for line in state.lines if "out" in line}
-    known = priors.of(cells)
-    order = sorted(range(len(cells)), key=lambda place: -(known[place] or (0.0, 0.0))[0])
-    times, runs = Times(), {place: processes.as_result(cells[place], 1) for place in range(len(cells))}
+    race = TargetRace(sweep.cells)
     try:
-        settle(Sweep(sweep.command, [*runs.values()]))
-        first = cells[order[0]].config
-        with processes.whole_machine(first) as share:
-            for place in order:
-                line = outs.get(_name(cells[place]))
-                if line is not None:
-                    times.reasons[place], times.used_s[place] = line["out"], line["used_s"]
-                    continue
-                left = [cells[other] for other in order if other not in times.reasons]
-                lasts = _judge(times, place, runs[place], share, left)
-                if place in times.reasons and lasts:
-                    out = {"out": times.reasons[place], "used_s": times.used_s[place]}
-                    state.add(cell=_name(cells[place]), **out)
-        best = times.finalists()
-        finals.cells += [runs[place] for place in best]
-        more = [processes.as_result(cells[place], turn) for turn in range(2, RUNS + 1) for place in best]
-        finals.cells += more
+        settle(Sweep(sweep.command, [*race.runs]))
+        with processes.whole_machine(sweep.cells[race.order[0]].config) as share:
+            for place in race.order:
+                race.judge(place, share)
+        best = race.finalists()
+        more = [processes.as_result(race.cells[place], turn) for turn in range(2, RUNS + 1) for place in best]
+        finals.cells += [*(race.runs[place] for place in best), *more]
         settle(rest := Sweep(sweep.command, more))
         if rest.left:
             say(f"race=total_s: {count(len(rest.left), 'run')} more of those that came near the best")
             run_all(rest)
-        say("\n".join(end(cells, times, finals.cells)))
-        sweep.command.abandoned |= not times.reached_s
+        say("\n".join(race.end(finals.cells)))
+        sweep.command.abandoned |= not race.reached_s
     finally:
-        state.close()
+        race.journal.close()
 
 
-def _name(cell: Cell) -> str:
-    return cell.config.identity()
+class TargetRace:
+    """Cells on their way to a target.
 
-
-def _judge(times: Times, place: int, cell: Cell, share: MachineShare, left: Sequence[Cell]) -> bool:
-    """Train a cell to its target or beyond the bar, unless it was measured before, and note the result.
-
-    Args:
-        left: cells that are not out.
-
-    Returns:
-        Whether that holds when the race goes on after an interruption too: what ended the cell from outside need not be
-        there then.
-
-    Raises:
-        SameFailureError: the cells that are left would fail likewise.
+    order: of the cells, those first that are estimated to be fast. By the cell's place: runs, the first run of each;
+    reached_s, to the target, of each that was there; reasons, why the others are out; used_s.
     """
-    began_s, bar_s = clock_s(), times.bar_s
-    stopped_s = None if cell.result is not None else train(cell, share, bar_s)
-    record = cell.result
-    assert record is not None
-    times.used_s[place] = clock_s() - began_s
-    if stopped_s is not None:
-        times.reasons[place] = f"not at its target after {stopped_s:.1f} s, in which another is"
-    elif record["status"] == "interrupted":
-        raise KeyboardInterrupt
-    elif record["status"] != "ok":
-        message = (record["cause"] or {}).get("message", "")
-        if would_fail_too(left, cell):
-            raise SameFailureError(message)
-        times.reasons[place] = f"{record['status']}: {message}"
-    elif record["time_to_target_s"] is None:
-        times.reasons[place] = f"did not reach its target in its epochs ({record['test_accuracy']:.1%})"
-    else:
-        times.reached_s[place] = record["time_to_target_s"]
-        times.used_s[place] = max(times.used_s[place], (record["startup_s"] or 0.0) + record["total_s"])
-        say(f"{cell.label}reached its target in {record['time_to_target_s']:.1f} s")
-        return True
-    say(f"{cell.label}out: {times.reasons[place]}")
-    return stopped_s is not None or record["status"] in ("ok", "oom", "diverged")
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self.cells, self.journal = [*cells], grid.open_journal(cells[0])
+        speeds = [float("-inf") if prior is None else prior.mean for prior in grid.priors(cells)]
+        self.order = sorted(range(len(cells)), key=lambda place: -speeds[place])
+        self.runs = [processes.as_result(cell, 1) for cell in cells]
+        self.reached_s: dict[int, float] = {}
+        self.reasons: dict[int, str] = {}
+        self.used_s: dict[int, float] = {}
+
+    @property
+    def bar_s(self) -> float | None:
+        """After which a cell that is not there is out; None before one was."""
+        return (1 + MARGIN) * min(self.reached_s.values()) if self.reached_s else None
+
+    def finalists(self) -> list[int]:
+        near = [place for place, time_s in self.reached_s.items() if time_s <= (self.bar_s or 0.0)]
+        return sorted(near, key=lambda place: self.reached_s[place])[:FINALISTS]
+
+    def judge(self, place: int, share: MachineShare) -> None:
+        """Train a cell to its target or beyond the bar, unless it was measured before, and keep the result where it
+        holds when the race goes on after an interruption: what ended a cell from outside need not be there then.
+
+        Raises:
+            SameFailureError: the cells that are left would fail likewise.
+        """
+        name = self.cells[place].config.identity()
+        known = next((entry for entry in self.journal.entries if entry.get("cell") == name), None)
+        if known is not None:
+            self.reasons[place], self.used_s[place] = known["out"], known["used_s"]
+            return
+        cell, began_s = self.runs[place], clock_s()
+        stopped_s = None if cell.result is not None else train(cell, share, self.bar_s)
+        record = cell.result
+        assert record is not None
+        self.used_s[place] = clock_s() - began_s
+        if stopped_s is None and record["status"] == "ok" and record["time_to_target_s"] is not None:
+            self.reached_s[place] = record["time_to_target_s"]
+            self.used_s[place] = max(self.used_s[place], view.whole_s(record))
+            say(f"{cell.label}reached its target in {record['time_to_target_s']:.1f} s")
+            return
+        if stopped_s is not None:
+            reason = f"{SLOW} {stopped_s:.1f} s, in which another is"
+        elif record["status"] == "interrupted":
+            raise KeyboardInterrupt
+        elif record["status"] == "ok":
+            reason = f"did not reach its target in its epochs ({record['test_accuracy']:.1%})"
+        else:
+            message = (record["cause"] or {}).get("message", "")
+            if would_fail_too([self.cells[other] for other in self.order if other not in self.reasons], cell):
+                raise SameFailureError(message)
+            reason = f"{record['status']}: {message}"
+        self.reasons[place] = reason
+        say(f"{cell.label}out: {reason}")
+        if stopped_s is not None or record["status"] in ("ok", "oom", "diverged"):
+            self.journal.add(cell=name, out=reason, used_s=self.used_s[place])
+
+    def end(self, finals: Sequence[Cell]) -> list[str]:
+        """The winner, those near it, and what the race took."""
+        reached: dict[int, list[tuple[float, float]]] = {}  # seconds and accuracy of each run
+        for place, cell in enumerate(self.cells):
+            records = [final.result for final in finals if final.number == cell.number and final.result is not None]
+            if records and all(record["status"] == "ok" and record["time_to_target_s"] for record in records):
+                reached[place] = sorted((record["time_to_target_s"], record["test_accuracy"]) for record in records)
+        if not reached:
+            return ["race=total_s: no cell reached its target in each of its runs"]
+        means_s = {place: fmean(time_s for time_s, _ in runs) for place, runs in reached.items()}
+        order = sorted(reached, key=lambda place: means_s[place])
+        lines = [""]
+        for place in order:
+            several = ", ".join(f"{time_s:.1f}" for time_s, _ in reached[place])
+            accuracy = f"accuracy {fmean(accuracy for _, accuracy in reached[place]):.1%}"
+            what = "winner: " if place == order[0] else "next: "
+            lines.append(f"{what}{self.cells[place].label}{self.cells[place].folder.name}")
+            lines.append(f"  {means_s[place]:.1f} s to its target ({several}), {accuracy}")
+        overlap = [place for place in order[1:] if reached[place][0][0] <= reached[order[0]][-1][0]]
+        if overlap:
+            named = ", ".join(self.cells[place].label.strip() for place in overlap)
+            lines.append(f"too close to tell from the winner: {named}")
+        final_s = sum(view.whole_s(final.result) for final in finals if final.result and final.cfg.repetition > 1)
+        used = in_hours(sum(self.used_s.values()) + final_s)
+        lines.append(f"it took {used}, of it {in_hours(final_s)} to repeat the best")
+        stopped = sum(reason.startswith(SLOW) for reason in self.reasons.values())
+        lines.append(f"{count(len(self.reasons), 'cell')} out, {stopped} of them stopped before the target")
+        return [*lines, f"to run the winner: {view.command(self.cells[order[0]])}"]
 
 
 def train(cell: Cell, share: MachineShare, bar_s: float | None) -> float | None:
@@ -177,41 +179,8 @@ def train(cell: Cell, share: MachineShare, bar_s: float | None) -> float | None:
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether a run trains."""
+    """True once a run trains."""
     try:
         return Board(folder, 1, node=0).read(0).of > 0
     except (OSError, ValueError):  # not there, or not whole
         return False
-
-
-def end(cells: Sequence[Cell], times: Times, finals: Sequence[Cell]) -> list[str]:
-    """The winner, those near it, and what the race took."""
-    measured: dict[int, list[float]] = {}
-    accuracies: dict[int, list[float]] = {}
-    for place, cell in enumerate(cells):
-        records = [final.result for final in finals if final.number == cell.number and final.result is not None]
-        reached = [record for record in records if record["status"] == "ok" and record["time_to_target_s"]]
-        if reached and len(reached) == len(records):
-            measured[place] = [record["time_to_target_s"] for record in reached]
-            accuracies[place] = [record["test_accuracy"] for record in reached]
-    if not measured:
-        return ["race=total_s: no cell reached its target in each of its runs"]
-    order = sorted(measured, key=lambda place: mean(measured[place]))
-    lines = [""]
-    for place in order:
-        what = "winner: " if place == order[0] else "next: "
-        several = ", ".join(f"{time_s:.1f}" for time_s in sorted(measured[place]))
-        lines.append(f"{what}{cells[place].label}{cells[place].folder.name}")
-        accuracy = f"accuracy {mean(accuracies[place]):.1%}"
-        lines.append(f"  {mean(measured[place]):.1f} s to its target ({several}), {accuracy}")
-    overlap = [place for place in order[1:] if min(measured[place]) <= max(measured[order[0]])]
-    if overlap:
-        named = ", ".join(cells[place].label.strip() for place in overlap)
-        lines.append(f"too close to tell from the winner: {named}")
-    final_s = sum(view.whole_s(final.result) for final in finals if final.result and final.cfg.repetition > 1)
-    lines.append(
-        f"it took {in_hours(sum(times.used_s.values()) + final_s)}, of it {in_hours(final_s)} to repeat the best"
-    )
-    stopped = sum("not at its target" in reason for reason in times.reasons.values())
-    lines.append(f"{count(len(times.reasons), 'cell')} out, {stopped} of them stopped before the target")
-    return [*lines, f"to run the winner: {view.command(cells[order[0]])}"]

@@ -4,40 +4,39 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Protocol, Self
 
 from multicard.config.base import plain
-from multicard.config.job import count
+from multicard.config.job import Device, count
 from multicard.config.race import FIGURES, LESS_IS_BETTER, RaceConfig
-from multicard.decide.race import front
-from multicard.decide.race.readings import MISSED
-from multicard.decide.race.rules import CLOSE, MOST_SPENT, SURE, Race
-from multicard.decide.race.standings import BEATEN, IN, NOT_STARTED, OUT, Standing
+from multicard.config.repetition import share
+from multicard.decide.race.rules import CLOSE, SURE, Race
+from multicard.decide.race.standings import BEATEN, IN, MISSED, NOT_STARTED, OUT, Standing
 from multicard.measure.timing import in_hours
 from multicard.records import comparable, table, text_table
 from multicard.records.text_table import in_bytes
 from multicard.run.session import say
 from multicard.sweep.cells import Cell
+from multicard.sweep.shares import machine
 
 NORMAL_95 = 1.96
-LISTED = 12  # cells at most in the table at the end
+LISTED = 12  # most cells in the table at the end
 END_WIDTH = 120  # of that table where there is no terminal: why cells are out was said in full when they dropped out
+LEAST_RUNS = 2  # of a cell, without which nobody knows by how much its accuracy differs from run to run
 CHANGES_ACCURACY = (  # groups and keys; gpus, as batch_size is of a rank
     *("precision", "strategy", "batch_size", "gpus", "gradient_accumulation_steps", "epochs", "max_steps"),
     *("lr", "schedule", "warmup_steps", "weight_decay", "optimizer", "method", "recipe", "model"),
     *("dataset", "template", "tokenizer", "max_seq_len", "packed"),
 )
 ENERGY = {"images": "J an image", "tokens": "J a token"}  # those that are no padding
+WORSE = {"energy_joules": ("energy", "more energy"), "peak_memory": ("memory", "more memory")}
 OWN_WORDS = ("race.", "name=", "rerun=", "hydra.", "tracker")  # of the race's command, that the winner's leaves out
 
 
 class ShownRace(Protocol):
-    """What is shown of a race (`live.LiveRace`).
-
-    By a cell's place among `cells`: the peak memory of its rank that takes most, in bytes, and the seconds that it took
-    so far. raced_s: seconds of all rounds. ended: cells that cannot go on.
-    """
+    """What is shown of a race (`live.LiveRace`, which says what these are)."""
 
     cells: list[Cell]
     options: RaceConfig
@@ -83,32 +82,19 @@ class Screen:
 
 
 def _round(race: ShownRace) -> list[str]:
-    """How the race stands, and what is still to come."""
+    """How the race stands, and what is still to come at most, before the final runs are known."""
     standings = race.rules.standings
     states = {state: sum(each.state == state for each in standings) for state in (IN, OUT, NOT_STARTED)}
     leader = max((each for each in standings if each.state == IN), key=lambda each: each.log_figure, default=None)
     ahead = "" if leader is None else f"; ahead: {race.cells[leader.cell].label}{figure(race, leader)}"
     said = ", ".join(f"{number} {state}" for state, number in states.items() if number)
-    return [f"race, round {race.rules.round + 1}, {in_hours(race.raced_s)}: {said}{ahead}", *_left(race)]
-
-
-def say_if_small(race: ShownRace) -> None:
-    """Say that full runs of the best take about as long as all of a small grid, or longer."""
-    options, cells = race.rules.options, len(race.cells)
-    if cells <= options.runs * options.finalists:
-        most = count(options.runs * min(options.finalists, cells), "run")
-        what = f"measures the best in full, {options.runs} to {most}, of a grid of {count(cells, 'cell')}"
-        say(f"race={race.options.figure}: {what}; without it, each cell is measured once, or thrice with repeat=3")
-
-
-def _left(race: ShownRace) -> list[str]:
-    """What is still to come at most, before the final runs are known."""
+    lines = [f"race, round {race.rules.round + 1}, {in_hours(race.raced_s)}: {said}{ahead}"]
     full_s, options = race.full_s(), race.rules.options
     if full_s is None:
-        return []
-    most_s = MOST_SPENT * full_s * len(race.cells) - race.raced_s
+        return lines
+    left = in_hours(max(race.rules.most_s - race.raced_s, 0.0))
     runs = f"{options.runs} to {count(options.runs * min(options.finalists, len(race.cells)), 'full run')}"
-    return [f"at most about {in_hours(max(most_s, 0.0))} left, then {runs} of about {in_hours(full_s)} each"]
+    return [*lines, f"at most about {left} left, then {runs} of about {in_hours(full_s)} each"]
 
 
 def _sorted(standings: Sequence[Standing], winner: int | None) -> list[Standing]:
@@ -123,7 +109,7 @@ def figure(race: ShownRace, standing: Standing) -> str:
 
 
 def _unit(race: ShownRace) -> str:
-    """Of the figure."""
+    """Unit of the race's figure."""
     name = str(race.options.figure)
     return ENERGY[race.cells[0].workload.unit] if name == "energy_joules" else FIGURES[name]
 
@@ -135,7 +121,7 @@ def value(race: ShownRace, log_figure: float) -> str:
 
 
 def interval(race: ShownRace, standing: Standing) -> str:
-    """Of the figure, 95 %."""
+    """95 % interval of the figure."""
     sign = -1 if race.options.figure in LESS_IS_BETTER else 1
     ends = (standing.log_figure + side * sign * NORMAL_95 * standing.error for side in (-1, 1))
     return " to ".join(value(race, log_figure) for log_figure in ends)
@@ -143,28 +129,27 @@ def interval(race: ShownRace, standing: Standing) -> str:
 
 def end(race: ShownRace, finals: Sequence[Cell]) -> list[str]:
     """The table of the race, its winner, and what it took."""
-    verdict = race.rules.verdict()
-    known = _sorted(race.rules.standings, verdict.winner)
-    missed = [each for each in race.rules.standings if each.reason.startswith(MISSED)]
+    verdict, standings = race.rules.verdict(), race.rules.standings
+    known = _sorted(standings, verdict.winner)
+    missed = [each for each in standings if each.reason.startswith(MISSED)]
     if verdict.winner is None and missed:
         lines = [f"{race.cells[each.cell].label}out: {each.reason}" for each in missed]
         remedy = "race=total_s looks for the cell that reaches its target first"
         return [f"race={race.options.figure}: none of the fastest reached the target; {remedy}", *lines]
     if verdict.winner is None:
         return [f"race={race.options.figure}: no cell could be measured to its end"]
-    width = text_table.terminal_width() or END_WIDTH
     accuracies = _accuracies(race, finals)
+    width = text_table.terminal_width() or END_WIDTH
     lines = ["", *_table(race, known[:LISTED], width, accuracies, verdict.winner)]
     if len(known) > LISTED:
         lines.append(f"and {count(len(known) - LISTED, 'cell')} that ran, and came after these")
     for place in sorted(race.ended - {each.cell for each in known[:LISTED]}):
-        reason = race.rules.standings[place].reason
-        lines.append(f"out: {race.cells[place].label}{reason}")
-    unstarted = [race.cells[each.cell].label.strip() for each in race.rules.standings if each.state == NOT_STARTED]
+        lines.append(f"out: {race.cells[place].label}{standings[place].reason}")
+    unstarted = [each.cell for each in standings if each.state == NOT_STARTED]
     if unstarted:
         why = ", as cells with the same settings say enough of them" if race.rules.ending in (SURE, CLOSE) else ""
-        named = ", ".join(unstarted[:LISTED]) + (", ..." if len(unstarted) > LISTED else "")
-        lines.append(f"{count(len(unstarted), 'cell')} never ran{why}: {named}")
+        more = ", ..." if len(unstarted) > LISTED else ""
+        lines.append(f"{count(len(unstarted), 'cell')} never ran{why}: {_labels(race, unstarted[:LISTED])}{more}")
     lines.append(f"the race ended: {race.rules.ending}")
     winner, tolerance = known[0], race.options.tolerance
     sure = f"within {tolerance} of the best with a probability of {verdict.sure:.0%}"
@@ -173,17 +158,20 @@ def end(race: ShownRace, finals: Sequence[Cell]) -> list[str]:
         lines.append(f"that is less sure than race.confidence={race.options.confidence:g}")
     for cells, what in ((verdict.equal, f"as good, within {tolerance}"), (verdict.close, "too close to tell")):
         if cells:
-            lines.append(f"{what}: {', '.join(race.cells[place].label.strip() for place in cells)}")
+            lines.append(f"{what}: {_labels(race, cells)}")
     if missed:
-        lines.append(
-            "cells that were beaten by one that missed its target are not tried again: race without such cells"
-        )
-    lines += front.lines(race, known, accuracies)
+        again = "are not tried again: race without such cells"
+        lines.append(f"cells that were beaten by one that missed its target {again}")
+    lines += otherwise(race, known, accuracies)
     lines.append(_cost(race, finals))
     differ = _differing(race)
     if differ:
         lines.append(f"the race does not vouch for accuracy, which {', '.join(differ)} may change")
     return [*lines, f"to run it: {command(race.cells[winner.cell])}"]
+
+
+def _labels(race: ShownRace, places: Sequence[int]) -> str:
+    return ", ".join(race.cells[place].label.strip() for place in places)
 
 
 def _accuracies(race: ShownRace, finals: Sequence[Cell]) -> dict[int, list[float]]:
@@ -209,21 +197,22 @@ def _table(
         accuracies: of cells that were measured in full, by their place.
         winner: where the race is over.
     """
-    axes, shown = _axes(race), ["accuracy"] if accuracies else []
-    rows = [
-        [
-            race.cells[each.cell].label.strip(),
-            *(comparable.cell(_as_record(race.cells[each.cell]), axis) for axis in axes),
-            value(race, each.log_figure),
-            interval(race, each),
-            in_bytes(race.peaks[each.cell]) if each.cell in race.peaks else "-",
-            *(f"{fmean(values):.1%}" if (values := (accuracies or {}).get(each.cell)) else "-" for _ in shown),
-            "winner" if each.cell == winner else _state(each),
-        ]
-        for each in standings
-    ]
-    headings = ["cell", *axes, _unit(race), "interval", "memory", *shown, "race"]
-    return text_table.text(headings, rows, width, "l" * (len(axes) + 1) + "rrr" + "r" * len(shown) + "l")
+    records = [_as_record(cell) for cell in race.cells]
+    axes = comparable.varied(records, table.ALWAYS[race.cells[0].workload.name])
+    columns: dict[str, list[str]] = {"cell": [race.cells[each.cell].label.strip() for each in standings]}
+    columns |= {axis: [comparable.cell(records[each.cell], axis) for each in standings] for axis in axes}
+    columns[_unit(race)] = [value(race, each.log_figure) for each in standings]
+    columns["interval"] = [interval(race, each) for each in standings]
+    if any(each.in_full is not None for each in standings):
+        columns["in full"] = ["-" if each.in_full is None else value(race, each.in_full) for each in standings]
+    columns["memory"] = [in_bytes(race.peaks[each.cell]) if each.cell in race.peaks else "-" for each in standings]
+    if accuracies:
+        of_cells = [accuracies.get(each.cell) for each in standings]
+        columns["accuracy"] = [f"{fmean(values):.1%}" if values else "-" for values in of_cells]
+    figures = len(columns) - len(axes) - 1
+    columns["race"] = ["winner" if each.cell == winner else _state(each) for each in standings]
+    align = "l" * (len(axes) + 1) + "r" * figures + "l"
+    return text_table.text([*columns], [*zip(*columns.values(), strict=True)], width, align)
 
 
 def _state(standing: Standing) -> str:
@@ -231,41 +220,106 @@ def _state(standing: Standing) -> str:
     return f"out: {beaten}" if standing.state == OUT else standing.state
 
 
-def _axes(race: ShownRace) -> list[str]:
-    return comparable.varied([_as_record(cell) for cell in race.cells], table.ALWAYS[race.cells[0].workload.name])
-
-
 def _as_record(cell: Cell) -> dict[str, Any]:
     return {"axes": cell.workload.axes(cell.cfg, str(cell.cfg.device)), "config": plain(cell.config)}
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What a cell gives and needs. peak_bytes: of the rank that takes most. accuracies: of its full runs; empty where
+    it had none."""
+
+    standing: Standing
+    peak_bytes: int
+    gpus: int
+    accuracies: Sequence[float]
+
+    def is_better(self, other: "Choice", tolerance: float) -> bool:
+        """True where any of its figures is better, by more than the tolerance and by more than chance."""
+        ahead = self.standing.log_figure - other.standing.log_figure
+        noise = NORMAL_95 * math.hypot(self.standing.error, other.standing.error)
+        repeated = min(len(self.accuracies), len(other.accuracies)) >= LEAST_RUNS
+        return (
+            ahead > max(-math.log1p(-tolerance), noise)
+            or self.peak_bytes < (1 - tolerance) * other.peak_bytes
+            or self.gpus < other.gpus
+            or (repeated and min(self.accuracies) > max(other.accuracies))
+        )
+
+
+def otherwise(race: ShownRace, known: Sequence[Standing], accuracies: Mapping[int, Sequence[float]]) -> list[str]:
+    """The cells that are better than the winner in something, and than which no other cell is better in all, with what
+    it costs to choose them.
+
+    Args:
+        known: the cells that ran, the winner first, then the best first. accuracies: by the cell's place.
+    """
+    choices = [
+        Choice(each, race.peaks[each.cell], race.cells[each.cell].config.gpus, accuracies.get(each.cell, ()))
+        for each in known
+        if each.cell in race.peaks and each.cell not in race.ended
+    ]
+    tolerance, chosen = share(race.options.tolerance), choices[:1]
+    for choice in choices[1:]:
+        is_new = all(choice.is_better(other, tolerance) for other in chosen)
+        if is_new and all(
+            choice.is_better(other, tolerance) or not other.is_better(choice, tolerance) for other in choices
+        ):
+            chosen.append(choice)
+    lines = []
+    for choice in chosen[1:]:
+        apart = chosen[0].standing.log_figure - choice.standing.log_figure
+        cell = race.cells[choice.standing.cell]
+        parts = [cost(str(race.options.figure), apart), in_bytes(choice.peak_bytes), count(choice.gpus, unit([cell]))]
+        parts += [f"accuracy {fmean(choice.accuracies):.1%}"] if choice.accuracies else []
+        lines.append(f"  {cell.label.strip()}: {', '.join(parts)}")
+    what = f"less memory of a rank, fewer {unit(race.cells)}s" + (", or a higher accuracy" if accuracies else "")
+    return [f"otherwise, for {what}:", *lines] if lines else []
+
+
+def unit(cells: Sequence[Cell]) -> str:
+    """What cells compute on."""
+    has_gpus = bool(machine().gpus)
+    on_cpu = [cell.config.device is Device.cpu or not has_gpus for cell in cells]
+    return "CPU rank" if all(on_cpu) else "GPU or CPU rank" if any(on_cpu) else "GPU"
+
+
+def cost(figure_name: str, apart: float) -> str:
+    """How much worse a cell's figure is than the winner's, which is the best by full runs.
+
+    Args:
+        apart: by how much the winner's logarithm is better; below 0 where all that was measured puts the cell first.
+    """
+    relative = math.expm1(apart) if figure_name in LESS_IS_BETTER else -math.expm1(-apart)
+    percent, (noun, worse) = f"{max(relative, 0.0):.0%}", WORSE.get(figure_name, ("speed", "slower"))
+    return f"the same {noun}" if percent == "0%" else f"{percent} {worse}"
+
+
 def _cost(race: ShownRace, finals: Sequence[Cell]) -> str:
     """The time that the race took, and that the whole grid would have taken."""
-    final_s = sum(whole_s(cell.result) for cell in finals if cell.result is not None)
-    used_s = race.raced_s + final_s
-    full_s = race.full_s()
-    whole = None if full_s is None else full_s * len(race.cells)
-    line = f"it took {in_hours(used_s)}, of it {in_hours(final_s)} for the final runs"
-    if full_s is None or whole is None:
+    finals_s = {id(cell): whole_s(cell.result) for cell in finals if cell.result is not None}
+    used_s, full_s = race.raced_s + sum(finals_s.values()), race.full_s()
+    line = f"it took {in_hours(used_s)}, of it {in_hours(sum(finals_s.values()))} for the final runs"
+    if full_s is None:
         return line
-    gpus, unit = [1 if cell.config is None else cell.config.gpus for cell in race.cells], front.unit(race.cells)
-    minutes = sum(used_s * gpus[place] for place, used_s in race.used_s.items())
-    minutes += sum(whole_s(cell.result) * cell.config.gpus for cell in finals if cell.result and cell.config)
-    shares = f"{used_s / whole:.0%}; {minutes / 60:,.1f} of {full_s * sum(gpus) / 60:,.1f} minutes of a {unit}"
-    return f"{line}; the whole grid, once, takes about {in_hours(whole)} ({shares})"
+    whole_grid_s, gpus = full_s * len(race.cells), [cell.config.gpus for cell in race.cells]
+    gpu_s = sum(used_s * gpus[place] for place, used_s in race.used_s.items())
+    gpu_s += sum(finals_s.get(id(cell), 0.0) * cell.config.gpus for cell in finals)
+    minutes = f"{gpu_s / 60:,.1f} of {full_s * sum(gpus) / 60:,.1f} minutes of a {unit(race.cells)}"
+    return (
+        f"{line}; the whole grid, once, takes about {in_hours(whole_grid_s)} ({used_s / whole_grid_s:.0%}; {minutes})"
+    )
 
 
-def whole_s(record: dict[str, Any]) -> float:
+def whole_s(record: Mapping[str, Any]) -> float:
     return (record.get("startup_s") or 0.0) + (record.get("total_s") or 0.0)
 
 
 def _differing(race: ShownRace) -> list[str]:
     """Keys that change accuracy, and differ between cells; none where the winner has reached its target accuracy."""
-    first = race.cells[0]
-    assert first.config is not None
-    if getattr(first.config, "target_accuracy", None) is not None:
+    if getattr(race.cells[0].config, "target_accuracy", None) is not None:
         return []
-    own = [plain(cell.config) for cell in race.cells if cell.config is not None]
+    own = [plain(cell.config) for cell in race.cells]
     return [key for key in CHANGES_ACCURACY if any(values.get(key) != own[0].get(key) for values in own)]
 
 
