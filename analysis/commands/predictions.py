@@ -16,7 +16,7 @@ from analysis.commands import list_runs
 from analysis.formatting import counted
 from analysis.runs.caveats import legend
 from analysis.runs.load import Skipped
-from analysis.runs.predicted import BASES, COMPUTED, MEMORY, PREDICTED, VERDICTS, Comparison, Comparisons
+from analysis.runs.predicted import BASES, MEMORY, PREDICTED, VERDICTS, Comparison, Comparisons
 from analysis.stats.intervals import wilson
 from multicard.measure.repeated_runs import CONFIDENCE
 from multicard.records import figures, text_table
@@ -107,7 +107,7 @@ def accuracies(compared: Comparisons) -> list[Accuracy]:
     for column in PREDICTED:
         by_basis = {
             basis: [each for each in compared.figures if (each.column, each.basis) == (column, basis)]
-            for basis in dict.fromkeys((*BASES, COMPUTED, *(each.basis for each in compared.figures)))
+            for basis in dict.fromkeys((*BASES, *(each.basis for each in compared.figures)))
         }
         filled = {basis: group for basis, group in by_basis.items() if group}
         rows += [Accuracy.of(column, basis, group) for basis, group in filled.items()]

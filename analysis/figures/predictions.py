@@ -13,7 +13,7 @@ from analysis.figures.vega import SHAPES, Figure, Spec, calculated, cycled, figu
 from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.load import Run
-from analysis.runs.predicted import BASES, COMPUTED, PREDICTED, Comparison, compare
+from analysis.runs.predicted import BASES, PREDICTED, Comparison, compare
 from multicard.records.text_table import clean
 
 TITLE = "Predicted against measured"
@@ -32,7 +32,7 @@ def predicted(runs: Sequence[Run]) -> list[Figure]:
     figures = compare(runs).figures
     if not figures:
         return []
-    bases = [basis for basis in (*BASES, COMPUTED) if any(each.basis == basis for each in figures)]
+    bases = [basis for basis in BASES if any(each.basis == basis for each in figures)]
     bases += sorted({each.basis for each in figures} - {*bases})
     rows: list[Row] = []
     charts: list[Spec] = []

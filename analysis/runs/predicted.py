@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from analysis.runs.caveats import MARKS
 from analysis.runs.load import Run
+from multicard.estimate.basis import Basis, of_memory
 from multicard.records.schema_parts import Interval, Prediction
 
 MEMORY = "peak_memory_bytes"
@@ -21,9 +22,7 @@ PREDICTED = {
     "energy_joules": "energy_joules",
     MEMORY: "allocated_bytes",
 }
-MEASURED = "measured"
-BASES = (MEASURED, "probed", "scaled", "published")  # from the best to the poorest
-COMPUTED = "computed"  # memory that no run of the cell had shown
+BASES = tuple(basis for basis in Basis if basis is not Basis.unknown)  # from the best to the poorest
 VERDICTS = ("yes", "tight", "no")
 SLOWED = ("disturbed", "loaded", "crowded", "oversubscribed", "profiled")  # marks; such runs do not teach times either
 OUT_OF_MEMORY = "oom"
@@ -32,7 +31,10 @@ LEAST = 1e-9  # below which a figure in seconds, joules or bytes is none
 
 @dataclass(frozen=True)
 class Comparison:
-    """One predicted figure of a run, with its 90 % interval, and the measured one, in the unit of the column's name."""
+    """One predicted figure of a run, with its 90 % interval, and the measured one, in the unit of the column's name.
+
+    basis: with the marks of the runs behind it, as "scaled&".
+    """
 
     run: Run
     column: str
@@ -116,12 +118,5 @@ def _figures(run: Run, prediction: Prediction, columns: Sequence[str]) -> Iterat
         if interval is None or not measured or (column == MEMORY and run["cpu_ranks"]):
             continue
         if min(measured, interval.value) > LEAST:
-            yield Comparison(
-                run, column, _basis(column, prediction), interval.value, interval.low, interval.high, measured
-            )
-
-
-def _basis(column: str, prediction: Prediction) -> str:
-    if column != MEMORY:
-        return prediction.basis
-    return MEASURED if prediction.memory_basis.startswith(MEASURED) else COMPUTED
+            basis = of_memory(prediction) if column == MEMORY else prediction.basis + prediction.marks
+            yield Comparison(run, column, str(basis), interval.value, interval.low, interval.high, measured)

@@ -175,22 +175,12 @@ class Predictor:
         if memory or target.device_type == "cuda":
             machine = Machine(target.device_type, target.gpu or "", target.memory_bytes)
             here = [run for run in self.history.runs if run.is_of(target.hardware, None)]
-            sizes = [self._sizes_or_reason(config) for config in configs]
+            sizes = [self._sizes(config) for config in configs]
             peaks.add(predictions, configs, machine, here, sizes, memory)
         return predictions
 
-    def _sizes(self, config: RunConfig) -> Facts:
-        """The sizes of a run's data, read once for all runs that have the same.
-
-        Raises:
-            ValueError: they cannot be read, with the key and the remedy.
-        """
-        sizes = self._sizes_or_reason(config)
-        if isinstance(sizes, str):
-            raise ValueError(sizes)
-        return sizes
-
-    def _sizes_or_reason(self, config: RunConfig) -> Facts | str:
+    def _sizes(self, config: RunConfig) -> Facts | str:
+        """The sizes of a run's data, read once for all runs that have the same, or why they cannot be read."""
         values = plain(config)
         key = dumps([values.get(group) for group in TEXT] if isinstance(config, LlmConfig) else values["dataset"])
         if key not in self._known_sizes:
@@ -217,10 +207,7 @@ class Predictor:
         prediction = Prediction(estimated.basis, estimated.runs, estimated.about, step_s, marks=estimated.marks)
         if estimated.basis.may_exclude and not alike.of_this_cell():
             prediction.basis, prediction.about = Basis.scaled, f"{estimated.about}, of another length"
-        try:
-            length = lengths.length(config, alike, here, sizes)
-        except ValueError:  # the data is not there
-            length = None
+        length = lengths.length(config, alike, here, sizes)
         if length is None:
             prediction.about += "; the size of its data is not known, so no total"
             return prediction

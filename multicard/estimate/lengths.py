@@ -57,8 +57,7 @@ def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun], sizes: Size
 
     Args:
         runs: of any settings, for the sizes of their data.
-        sizes: reads that of a configuration (`memory.facts.facts_of`), where runs do not tell it; raises ValueError
-            where it cannot.
+        sizes: reads that of a configuration, where runs do not tell it; gives a reason instead where it cannot.
     """
     known = (count for run in reversed(alike.of_this_cell()) if (count := steps_per_epoch(run)))
     steps = next((count for count in known if 0 < count < MOST_STEPS), None)
@@ -71,7 +70,7 @@ def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun], sizes: Size
     train, test = (_images(config, runs, part) for part in ("train", "test"))
     if sizes is not None and None in (train, test):
         read = sizes(config)
-        train, test = read.train, read.test
+        train, test = (None, None) if isinstance(read, str) else (read.train, read.test)
     if test is None or (train is None and steps is None):
         return None
     computed = of_images(config, train, test) if train is not None else Length(steps or 0, test=test)

@@ -15,7 +15,6 @@ nodes with the same GPUs differ by over 1.3 times. Its sources, of which it has 
 import csv
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -60,22 +59,19 @@ PAPERS_TUNING = PAPERS_JOB | {
     "optimizer_in_bwd": "false",
     "batch_size": "2",
 }
-VENDOR = re.compile(r"(LambdaCloud|Lambda Cloud|DellTexas|Dell|SMC|1CC|RAIDZ1|Quadro|NVIDIA|Tesla|GeForce|—|\d+ ?x) *")
-FAMILY = re.compile(r"(H100|H200|B200).*(SXM|PCIe|NVL)|(RTX \d+ ?Ada|RTX A?\d+|[ABHLV]\d{2,3}S?|GTX \d+)")
 
 
 @dataclass(frozen=True, eq=False)
 class Series:
     """A row: samples a second of a workload on 1, 2, ... GPUs of a node.
 
-    model: of the GPUs and their links, as "A100 40GB PCIe". family: GPUs that are left out together, as "A100".
-    gpu: the model's name in `multicard.estimate.gpus`, "" where it has none. defect: why it is left out; "" if sound.
+    family: GPUs that are left out together: one chip, and from the H100 on one kind of links.
+    gpu: its name in `multicard.estimate.gpus`, "" where it has none. defect: why it is left out; "" if sound.
     rates: samples (or tokens) a second, by number of GPUs. batches: of a GPU, by number of GPUs; empty where unknown.
     """
 
     source: str
     node: str
-    model: str
     family: str
     gpu: str
     workload: str
@@ -95,19 +91,6 @@ class Series:
         return {gpus: seconds * self.batches.get(gpus, 1.0) for gpus, seconds in self.sample_s.items()}
 
 
-def model(name: str) -> str:
-    """A node's name without its vendor, the number of GPUs and the PCIe generation."""
-    return re.sub(r" Gen\d$", "", VENDOR.sub("", name).strip())
-
-
-def family(name: str) -> str:
-    """The GPUs that are left out together: one chip, and from the H100 on one kind of links."""
-    match = FAMILY.search(model(name))
-    if not match:
-        return model(name)
-    return f"{match[1]} {match[2]}" if match[1] else match[3]
-
-
 @cache
 def table() -> tuple[Series, ...]:
     with FILE.open(newline="") as lines:
@@ -118,9 +101,8 @@ def _series(row: Mapping[str, str]) -> Series:
     rates = {gpus: float(row[f"rate_{gpus}"]) for gpus in COUNTS if row[f"rate_{gpus}"]}
     batches = [float(batch) for batch in row["batch_per_gpu"].split()]
     by_count = dict(zip(rates, batches * (len(rates) if len(batches) == 1 else 1), strict=False))
-    names = row["model"], family(row["model"]), row["gpu"]
-    settings = row["workload"], row["precision"]
-    return Series(row["source"], row["node"], *names, *settings, rates, by_count, row["defect"])
+    own = {name: row[name] for name in ("source", "node", "family", "gpu", "workload", "precision", "defect")}
+    return Series(**own, rates=rates, batches=by_count)
 
 
 @cache

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from multicard.config.base import LATER, plain
-from multicard.estimate import before_run, gpus, history, memory, run, totals
-from multicard.estimate.estimates import Estimate, estimate
+from multicard.estimate import before_run, gpus, history, memory, totals
+from multicard.estimate.estimates import Estimate, Predictor, estimate
 from multicard.estimate.history import History
 from multicard.estimate.memory.answers import Active
-from multicard.estimate.run import Predictor, Target
+from multicard.estimate.target import Target, targets
 from multicard.machine import environment
 from multicard.machine.allocation import Allocation
 from multicard.measure import formulas
@@ -201,17 +201,6 @@ def test_a_key_that_came_later_has_the_value_of_what_earlier_runs_did():
 # ---- bases
 
 
-def test_a_cell_like_those_that_ran_is_scaled():
-    known = past(vision(0.1), vision(0.3, precision="fp64"), vision(0.11, gpus=2))
-    prediction = predicted(config(vision(gpus=2, precision="fp64")), known)
-    assert (prediction.basis, prediction.fits) == ("scaled", None)
-    assert prediction.step_s is not None and prediction.total_s is not None
-    assert prediction.step_s.low < 0.33 < prediction.step_s.high
-    measured = predicted(config(vision()), known).step_s
-    assert measured is not None
-    assert prediction.step_s.high / prediction.step_s.value > measured.high / measured.value
-
-
 def test_another_commit_widens_and_another_machine_says_nothing():
     record = vision()
     same, other = (predicted(config(record), past(record), commit=commit) for commit in (records.COMMIT, "0" * 40))
@@ -236,14 +225,6 @@ def test_a_total_is_of_all_epochs_and_says_so_where_the_run_may_stop():
     assert "all epochs, and the run stops at its target" in predicted(stopping, past(record)).about
 
 
-def test_a_gpu_that_others_measured_has_a_published_basis():
-    wanted = typed("dataset=mnist", "dataset.image_size=500", "gpus=1", "precision=fp32", "predict.gpu=h100-94gb")
-    wanted.batch_size, wanted.pin_memory = 32, False
-    prediction = predicted(wanted, History(), run.target(wanted))
-    assert (prediction.basis, prediction.step_s is None) == ("published", False)
-    assert predicted(wanted, History(), Target(None, None, "cuda")).basis == "unknown"
-
-
 def test_one_call_answers_for_runs_on_several_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(environment, "cpu_model", lambda: "AMD EPYC")
     monkeypatch.setattr(environment, "cores", lambda: 16)
@@ -254,7 +235,7 @@ def test_one_call_answers_for_runs_on_several_machines(tmp_path: Path, monkeypat
     named.batch_size = 32
     configs = [config(other), named, config(record)]
     folder = tmp_path / "multirun" / "sweep" / "run"
-    unknown, published, measured = estimate(configs, folder, run.targets(configs))
+    unknown, published, measured = estimate(configs, folder, targets(configs))
     assert [each.basis for each in (unknown, published, measured)] == ["unknown", "published", "measured"]
     assert unknown.step_s is unknown.total_s is unknown.energy_joules is None and not unknown.may_exclude
     assert published.target.hardware == "h100-94gb" and not published.may_exclude and published.start_s is None
@@ -277,23 +258,23 @@ def test_only_a_cell_that_ran_unmarked_may_be_excluded(basis: str, may: int):
 
 def test_a_target_is_a_gpu_by_name_a_memory_or_this_machine(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ValueError, match=r"predict\.gpu=h1000: .*h100-94gb"):
-        run.target(typed("predict.gpu=h1000"))
-    named = run.target(typed("predict.gpu=h100-94gb"))
+        targets([typed("predict.gpu=h1000")])[0]
+    named = targets([typed("predict.gpu=h100-94gb")])[0]
     assert (named.hardware, named.cores, named.device_type) == ("h100-94gb", None, "cuda")
     assert named.memory_bytes == gpus.GPUS["h100-94gb"].memory_bytes
-    stated = run.target(typed("predict.gpu=h100-94gb", "predict.memory=80GB"))
+    stated = targets([typed("predict.gpu=h100-94gb", "predict.memory=80GB")])[0]
     assert stated.memory_bytes == 80 * 10**9
     monkeypatch.setattr(environment, "gpus", list)
-    assert run.target(typed("predict.memory=80GiB")) == Target(None, None, "cuda", None, 80 * 2**30)
-    here = run.target(typed())
+    assert targets([typed("predict.memory=80GiB")])[0] == Target(None, None, "cuda", None, 80 * 2**30)
+    here = targets([typed()])[0]
     assert (here.device_type, here.hardware) == ("cpu", environment.cpu_model())
     assert here.cores == f"{environment.cores()} cores"
-    assert run.target(typed("device=cuda")) == Target(None, None, "cuda")
+    assert targets([typed("device=cuda")])[0] == Target(None, None, "cuda")
     monkeypatch.setattr(environment, "cores", lambda: 16)
     beside = typed("gpus=2", "cpus_per_gpu=3", "exclusive=false")
-    assert [run.target(each).cores for each in (typed("gpus=2"), beside)] == ["16 cores", "3 cores a rank"]
+    assert [targets([each])[0].cores for each in (typed("gpus=2"), beside)] == ["16 cores", "3 cores a rank"]
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")  # within a job, which has so many
-    assert run.target(typed("gpus=2")).cores == "8 cores a rank"
+    assert targets([typed("gpus=2")])[0].cores == "8 cores a rank"
 
 
 def test_jobs_of_cpu_ranks_are_of_one_machine_where_a_rank_has_as_many_cores():
@@ -314,19 +295,19 @@ def test_jobs_of_cpu_ranks_are_of_one_machine_where_a_rank_has_as_many_cores():
 def test_the_gpus_of_this_machine_are_the_target(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     install(monkeypatch, Nvml(Gpu("GPU-a"), Gpu("GPU-b", bus=1)))
-    here = run.target(typed())
+    here = targets([typed()])[0]
     assert (here.hardware, here.gpu, here.gpus, here.device_type) == ("H200", "H200", 2, "cuda")
     assert here.memory_bytes == gpus.usable_bytes("H200", 150_000_000_000)
-    assert run.target(typed("device=cpu")).device_type == "cpu"
+    assert targets([typed("device=cpu")])[0].device_type == "cpu"
 
 
 def test_the_machine_is_asked_once_for_all_cells(monkeypatch: pytest.MonkeyPatch):
     asked: list[int] = []
     monkeypatch.setattr(environment, "gpus", lambda: asked.append(1) or [{"name": "H200", "memory_bytes": 10**11}])
     cells = [typed("gpus=1"), typed("gpus=2"), typed("device=cpu"), typed("predict.gpu=a10")]
-    assert [each.device_type for each in run.targets(cells)] == ["cuda", "cuda", "cpu", "cuda"]
-    assert [each.gpu for each in run.targets(cells, here=True)] == ["H200", "H200", None, "H200"]
-    assert len(asked) == 2 and run.targets(cells[2:3])[0].device_type == "cpu" and len(asked) == 2
+    assert [each.device_type for each in targets(cells)] == ["cuda", "cuda", "cpu", "cuda"]
+    assert [each.gpu for each in targets(cells, here=True)] == ["H200", "H200", None, "H200"]
+    assert len(asked) == 2 and targets(cells[2:3])[0].device_type == "cpu" and len(asked) == 2
 
 
 # ---- memory
@@ -381,7 +362,7 @@ def test_memory_that_was_measured_replaces_what_was_predicted(monkeypatch: pytes
 
 def test_data_that_is_not_there_is_the_reason_for_no_memory():
     wanted = typed("dataset=images", "dataset.root=/nowhere", "predict.gpu=h100-94gb")
-    (prediction,) = Predictor(run.target(wanted), History(), None).predict_all([wanted])
+    (prediction,) = Predictor(targets([wanted])[0], History(), None).predict_all([wanted])
     assert prediction.memory_bytes is None
     assert "/nowhere" in prediction.memory_basis
 

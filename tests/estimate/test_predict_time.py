@@ -54,21 +54,6 @@ def test_a_whole_run_lies_between_a_serial_part_and_a_cost_of_each_doubling():
     assert scaling.whole_run({1: 100.0, 2: 50.0}, 4)[0] == pytest.approx(25.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [
-        ("DellTexas H100 80GB SXM5", "H100 SXM"),
-        ("8x H100 80GB PCIe Gen5", "H100 PCIe"),
-        ("LambdaCloud A100 40GB PCIe", "A100"),
-        ("A100 80GB SXM4", "A100"),
-        ("RTX 6000 Ada", "RTX 6000 Ada"),
-        ("A stranger's GPU", "A stranger's GPU"),
-    ],
-)
-def test_near_duplicates_are_one_family(name, family):
-    assert published.family(name) == family
-
-
 def test_what_is_published_of_a_gpu():
     left_out = {(row.source, row.workload, row.precision) for row in published.table() if row.defect}
     assert {("lambda", name, "fp16") for name in ("bert_base_squad", "ncf", "tacotron2")} <= left_out

@@ -5,9 +5,10 @@ from typing import Any
 
 from multicard.config.base import RunConfig
 from multicard.estimate import history
+from multicard.estimate.estimates import Predictor
 from multicard.estimate.history import History
 from multicard.estimate.memory.answers import Request, config_of
-from multicard.estimate.run import Predictor, Target
+from multicard.estimate.target import Target
 from multicard.measure import formulas
 from multicard.records.schema_parts import Prediction
 from tests.helpers import records
