@@ -134,10 +134,12 @@ def test_sending_twice_replaces_the_same_views(
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--project", "a/b"], "--project: 'a/b' is no project: W&B takes names"),
-        (["--project", ""], "--project: '' is no project"),
-        (["--entity", "a b?"], "--entity: 'a b?' is no user or team"),
-        (["--dry-run", "no/o.json"], "there is no folder no"),
+        (["dashboard", "--project", "a/b"], "--project: 'a/b' is no project: W&B takes names"),
+        (["dashboard", "--project", ""], "--project: '' is no project"),
+        (["dashboard", "--entity", "a b?"], "--entity: 'a b?' is no user or team"),
+        (["dashboard", "--dry-run", "no/o.json"], "there is no folder no"),
+        (["sync", "--project", "a/b"], "W&B takes names of"),
+        (["sync", "--entity", ""], "W&B takes names of"),
     ],
 )
 def test_bad_words_are_one_line(
@@ -145,7 +147,7 @@ def test_bad_words_are_one_line(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        main(["dashboard", *words])
+        main(words)
     error = capsys.readouterr().err
     assert ended.value.code == 1 and text in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
 

@@ -36,7 +36,9 @@ def where(conditions: Cell, **figures: Callable[[Any], Any]) -> World:
     """
 
     def meets(value: Any, wanted: Any) -> bool:
-        return wanted(value) if callable(wanted) else value in (wanted if isinstance(wanted, tuple) else (wanted,))
+        if callable(wanted):
+            return bool(wanted(value))
+        return value in (wanted if isinstance(wanted, tuple) else (wanted,))
 
     def world(cell: Cell, x: Any) -> dict[str, Any]:
         chosen = all(meets(cell[column], wanted) for column, wanted in conditions.items())

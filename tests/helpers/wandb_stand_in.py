@@ -42,7 +42,6 @@ class Stored:
 class Server:
     """The server's memory.
 
-    refusals: how many further file streams it answers with an error.
     projects: "entity/name" of those that a dashboard may go to. views: workspaces and reports, by the server's id.
     refused_views: names of those that it does not take.
     calls: the names of the GraphQL operations, in their order.
@@ -54,7 +53,6 @@ class Server:
     used: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    refusals: int = 0
     projects: tuple[str, ...] = ("someone/multicard", "someone/my-node", "my-team/my-node")
     views: dict[str, dict[str, Any]] = field(default_factory=dict)
     refused_views: set[str] = field(default_factory=set)
@@ -190,28 +188,23 @@ def running() -> Iterator[Server]:
         def log_message(self, format: str, *_: object) -> None:  # noqa: A002 - its name
             pass
 
-        def answer(self, content: Any, status: int = 200) -> None:
-            body = json.dumps(content).encode()
+        def answer(self, content: Any = None, status: int = 200) -> None:
+            body = json.dumps({} if content is None else content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
         def body(self) -> bytes:
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-        def do_HEAD(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def do_GET(self) -> None:
-            self.answer({})
+        do_HEAD = do_GET = answer  # noqa: N815
 
         def do_PUT(self) -> None:
             self.body()
-            self.answer({})
+            self.answer()
 
         def do_POST(self) -> None:
             content = self.body()
@@ -221,13 +214,10 @@ def running() -> Iterator[Server]:
                     self.answer(state.graphql(json.loads(content)))
                 elif found is None:  # W&B's figures of its own work
                     self.close_connection = True
-                    self.answer({}, 404)
-                elif state.refusals:
-                    state.refusals -= 1
-                    self.answer({"error": "no"}, 400)
+                    self.answer(status=404)
                 else:
                     state.stream(found[3], json.loads(content))
-                    self.answer({})
+                    self.answer()
 
     class Listener(ThreadingHTTPServer):
         def handle_error(self, request: Any, client_address: Any) -> None:  # a client that has gone
