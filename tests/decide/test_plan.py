@@ -150,13 +150,6 @@ def test_bounds_in_closed_form():
     assert schedule.lower_bound_s([both] * 3, 4) == 15
 
 
-def test_the_simple_plans_of_the_papers_table_2():
-    four = [task({1: 6266, 2: 3339, 3: 2318, 4: 1937})] * 4
-    assert simple_plans.in_turn(four, 4).makespan_s == 7748
-    side_by_side = simple_plans.one_gpu_each(four, 4)
-    assert side_by_side.makespan_s == 6266 and [each.gpu_ids[0] for each in side_by_side.placed] == [0, 1, 2, 3]
-
-
 def test_in_turn_the_nearest_deadline_comes_first():
     planned = simple_plans.in_turn([task({1: 10}), task({1: 10}, deadline_s=30), task({1: 10}, deadline_s=20)], 1)
     assert [each.start_s for each in planned.placed] == [20, 10, 0]

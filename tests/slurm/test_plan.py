@@ -20,7 +20,7 @@ jobs:
 
 
 def plan(folder: Path) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "multicard", *["plan", "jobs.yaml", "--run", "--json", "plan.json", "--seconds", "1"]]
+    words = [sys.executable, "-m", "multicard", "plan", "jobs.yaml", "--run", "--json", "plan.json", "--seconds", "1"]
     variables = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(words, cwd=folder, env=variables, text=True, stdout=-1, stderr=subprocess.STDOUT)
 

@@ -10,7 +10,7 @@ import argparse
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -179,8 +179,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("jobs", metavar="JOBS.yaml", type=Path)
     parser.add_argument("--goal", choices=[*Goal], help="instead of the file's: what is made least")
     parser.add_argument("--probe", action="store_true", help="run the probes that unknown times need")
-    parser.add_argument("--seconds", metavar="S", type=_seconds, default=solver.LIMIT_S, help="to search (10)")
-    parser.add_argument("--seed", metavar="N", type=_seed, default=0, help="of the search (0)")
+    parser.add_argument(
+        "--seconds", metavar="S", type=_within(float, 1, 3600), default=solver.LIMIT_S, help="to search (10)"
+    )
+    parser.add_argument("--seed", metavar="N", type=_within(int, 0, 2**31 - 1), default=0, help="of the search (0)")
     parser.add_argument("--run", action="store_true", help="carry the plan out; the same command again goes on")
     parser.add_argument("--name", help="of the plan's folder under multirun/ (the file's name)")
     parser.add_argument("--svg", metavar="FILE", type=_file, help="write the chart there")
@@ -195,18 +197,13 @@ def _file(text: str) -> Path:
     return path
 
 
-def _seed(text: str) -> int:
-    seed = int(text)
-    if not 0 <= seed < 2**31:
-        raise argparse.ArgumentTypeError(f"{text} is not from 0 to {2**31 - 1}")
-    return seed
+def _within(kind: type[int] | type[float], low: int, high: int) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        if not low <= (value := kind(text)) <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not from {low} to {high}")
+        return value
 
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} is not from 1 to 3600")
-    return seconds
+    return number
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ class JobRun:
 
     @property
     def basis(self) -> str:
-        return "" if self.estimate is None else str(self.estimate.basis)
+        """What the times rest on, with the marks of those runs."""
+        told = None if self.estimate is None else self.estimate.prediction
+        return "" if told is None else f"{told.basis} {told.marks}".strip()
 
     @property
     def is_unknown(self) -> bool:
