@@ -1,8 +1,6 @@
 """How well races find the best cell of a grid, and for how much of the grid's time.
 
     python -m benchmarks.race [--races 200]
-    python -m benchmarks.race --measure short|long [--folder FOLDER]
-    python -m benchmarks.race --live [--folder FOLDER]
 
 Made grids have 96 cells with effects of axes between 1 % and 70 %, interactions of 5 %, 1 % between runs and 4 %
 between steps. The measured grids have 96 cells on CPU ranks; a process replays stretches of its cell's own steps. The
@@ -13,29 +11,18 @@ Five times as fast with OMP_NUM_THREADS=1, as its matrices are small.
 a sweep: how often the cell that looks best where each runs once in full is within 2 % of the best. wrong: races in
 which a cell that dropped out as beaten is better than the winner. covered: races whose winner has its true figure
 within its 95 % interval. sure: races that say to be within 2 % with 95 % confidence; right: these of them that are.
-
---measure runs a measured grid, which takes a quarter of an hour (short) or 75 minutes (long) on two cores that do
-nothing else, and keeps it beside this file. FOLDER may be of one that was cut off, or the `sweep` of --live.
-
---live runs a race of the long grid here and then its whole sweep, an hour and a half on two cores that do nothing else;
-the goal is 25 % of the sweep's time.
 """
 
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 from scipy.stats import binomtest
 
-from benchmarks import race_live
 from benchmarks.common import machine, parser
-from benchmarks.race_grid import GRIDS, LONG, SHORT, MeasuredGrid
-from benchmarks.race_replays import Kind, MadeGrid, Replay, World, replay, swept
+from benchmarks.race_replays import GRIDS, LONG, SHORT, Kind, MadeGrid, MeasuredGrid, Replay, World, replay, swept
 from multicard.decide.race.standings import RaceOptions
 from multicard.records import text_table
 
-SHARE_LIVE = 0.25
 NEAR, SHARE, SHARE_FAST = 0.95, 0.15, 0.12  # goals: near the best, and of the time where a start costs 10 s and 3 s
 FIRST_SEED = 10_000  # the rules were tuned on smaller ones
 HARDER = "runs differ by 3 %"  # than the goal is for
@@ -63,7 +50,7 @@ HEADER += ("wrong", "covered", "sure", "right", "met")
 def row(name: str, races: Sequence[Replay], by_sweep: Sequence[float], goal: float | None) -> tuple[str, ...]:
     """by_sweep: see `swept`. goal: of the share of time; None: the row has no goal."""
     near = [race.loss <= 0.02 for race in races]
-    low, high = wilson(sum(near), len(near))
+    low, high = binomtest(sum(near), len(near)).proportion_ci(0.95, "wilson")
     shares = [race.share for race in races]
     sure = np.array([race.verdict.sure >= RaceOptions.confidence for race in races])
     right = f"{np.mean(np.array(near)[sure]):.0%}" if sure.any() else "-"
@@ -77,42 +64,16 @@ def row(name: str, races: Sequence[Replay], by_sweep: Sequence[float], goal: flo
     return name, *figures, f"{worst:.1%}", *times, *counts, *said, "-" if goal is None else met
 
 
-def wilson(hits: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927, J. Am. Stat. Assoc. 22:209)."""
-    interval = binomtest(hits, count).proportion_ci(0.95, "wilson")
-    return float(interval.low), float(interval.high)
-
-
 def replayed(world: Callable[[int], World], races: int) -> tuple[list[Replay], list[float]]:
     """Races, and what sweeps would have chosen."""
     seeds = range(FIRST_SEED, FIRST_SEED + races)
     return [replay(world(seed), seed=seed) for seed in seeds], [swept(world(seed)) for seed in seeds]
 
 
-def live(folder: Path) -> None:
-    ran = race_live.measure(folder)
-    share = f"{ran.race_s:.0f} s of the sweep's {ran.sweep_s:.0f} s, {ran.race_s / ran.sweep_s:.1%}"
-    print(f"{ran.cells} cells, {ran.started} of them started: {share} (goal: {SHARE_LIVE:.0%})")
-    print(f"winner in the sweep: {ran.loss:.1%} behind the sweep's best; {machine()}")
-
-
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--races", type=int, default=200, help="of each kind")
-    options.add_argument("--measure", choices=GRIDS, help="a grid")
-    options.add_argument("--live", action="store_true", help="a race and its sweep")
-    options.add_argument("--folder", type=Path, help="for the records of these; a temporary one by default")
     arguments = options.parse_args()
-    if arguments.live or arguments.measure:
-        folder = (arguments.folder or Path(tempfile.mkdtemp(prefix="race-"))).absolute()
-        print(f"records: {folder}", flush=True)
-        if arguments.live:
-            live(folder)
-        else:
-            grid = GRIDS[arguments.measure]
-            grid.sweep(folder)
-            print(f"{grid.write(folder)} cells in {grid.path.name}")
-        return
     rows: list[tuple[str, ...]] = []
     for name, kind in KINDS.items():
         goal = None if name == HARDER else SHARE_FAST if kind.start_s < 10 else SHARE

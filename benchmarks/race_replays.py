@@ -1,10 +1,20 @@
-"""Races replayed for `benchmarks.race`: on made grids, and on one that was measured in full."""
+"""Races replayed for `benchmarks.race`: on made grids, and on two that were measured in full on CPU ranks.
+
+A row of a measured grid is a cell: its axes, the seconds of its steps after the warm-up, samples a step, seconds of
+training, and of its whole attempt. They are of
+
+    python train_vision.py -m dataset=digits model.width=0.35 dataset.image_size=48 device=cpu layout=nchw,nhwc \\
+        loader=torch,batched,device gpus=1,2 malloc=tuned,system optimizer.fused=false,true
+
+with `epochs=4 precision=fp32,bf16` (short) and `epochs=10 batch_size=16,32` (long), on two cores.
+"""
 
 import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,6 +24,8 @@ from multicard.decide.race.readings import rate
 from multicard.decide.race.rules import Race
 from multicard.decide.race.standings import OUT, RaceOptions, Verdict
 
+HERE = Path(__file__).parent
+STRETCH_S = 5.0  # of steps that follow one another as they were measured: longer than a machine's slow spells
 AXES: dict[str, tuple[object, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
     "gpus": (1, 2),
@@ -112,6 +124,60 @@ class MadeGrid:
         noise = correlated(rng.normal(0, 1, count), kind.correlation)
         steps_s = step_s * (1 + kind.between_steps * noise)
         return steps_s * np.where(rng.random(count) < kind.slowed, 2.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid that was measured in full: where it is kept, and what it differs in.
+
+    start_s: of a process of a race, the mean of the starts in a race of it on two cores. block_s: of a block.
+    """
+
+    path: Path
+    axes: tuple[str, ...]
+    start_s: float
+    block_s: float
+
+
+REST = ("layout", "loader", "gpus", "malloc", "optimizer.fused")
+SHORT = Grid(HERE / "race_grid_short.parquet", ("precision", *REST), 6.5, 1.0)
+LONG = Grid(HERE / "race_grid_long.parquet", ("batch_size", *REST), 9.0, 2.0)
+GRIDS = {"short": SHORT, "long": LONG}
+
+
+class MeasuredGrid:
+    """A measured grid as a world of replays.
+
+    A process runs the measured steps of its cell, in stretches of STRETCH_S from a step drawn at random: within them
+    steps keep their correlation, stalls and slow spells (the circular block bootstrap of Politis and Romano 1992). The
+    truth is the mean of the measured run. That processes differ is added.
+
+    Args:
+        times: of its epochs that a full run has; the measured ones stand for all of them.
+    """
+
+    def __init__(self, grid: Grid, seed: int, between_runs: float = 0.01, times: int = 1) -> None:
+        import pyarrow.parquet as pq
+
+        rows: list[dict[str, Any]] = pq.read_table(grid.path).to_pylist()
+        self._seed, self._between_runs = seed, between_runs
+        self._steps_s = [np.array(row["steps_s"], float) for row in rows]
+        self.settings: list[Mapping[str, object]] = [{axis: row[axis] for axis in grid.axes} for row in rows]
+        self.samples = np.array([row["samples"] for row in rows])
+        self.truth = np.log(self.samples / [steps_s.mean() for steps_s in self._steps_s])
+        self.full_s = np.array([row["total_s"] for row in rows]) * times
+        self.start_s, self.block_s = grid.start_s, grid.block_s
+        self.sweep_start_s = float(np.mean([row["wall_s"] - row["total_s"] for row in rows]))
+        self.predictions: list[Prior | None] = [None] * len(rows)
+
+    def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
+        own = np.random.default_rng((self._seed, cell, process)).normal(0, self._between_runs)
+        series = self._steps_s[cell]
+        count, stretch = (max(3, round(span_s / series.mean())) for span_s in (seconds, STRETCH_S))
+        rng = np.random.default_rng((self._seed, cell, process, int(now_s * 1000)))
+        firsts = rng.integers(len(series), size=-(-count // stretch))
+        places = (firsts[:, None] + np.arange(stretch)).ravel()[:count] % len(series)
+        return series[places] * np.exp(-own)
 
 
 def correlated(normals: np.ndarray, correlation: float) -> np.ndarray:

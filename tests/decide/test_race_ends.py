@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import race_live
 from hydra_plugins.multicard_launchers.launchers import LocalLauncher
 from multicard.decide.race import grid, live, processes, readings, to_target, view
 from multicard.decide.race.live import LiveRace
@@ -23,7 +22,7 @@ from multicard.decide.race.readings import LEAST_STEPS, BlockReader, Energy, Rea
 from multicard.llm import workload as llm
 from multicard.machine import leases
 from multicard.ranks.pausing import blocks_file
-from multicard.records.journal import Journal, JournalError
+from multicard.records.journal import JournalError
 from multicard.records.progress import Board
 from multicard.records.text_table import in_bytes
 from multicard.sweep import shares
@@ -146,14 +145,18 @@ def write_block(folder: Path, step: int) -> None:
         file.write(json.dumps(line | {"step_s": [0.1] * steps, "samples": [8.0] * steps}) + "\n")
 
 
-def test_the_energy_of_a_block_is_read_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (cell,) = faked([8], tmp_path, monkeypatch, "energy_joules")
-    cell.folder.mkdir()
-    running = SimpleNamespace(cell=cell, share=SimpleNamespace(gpus=("a", "b")), has_ended=bool)
-    process = CellProcess(cell, 1, Executor(tmp_path), running, BlockReader(cell.folder))  # type: ignore[arg-type]
+def ready(cell: Cell, gpus: tuple[str, ...] | None) -> CellProcess:
+    """A process of the cell that has paused before its first step, and writes a block when it is let go."""
+    running: Any = SimpleNamespace(cell=cell, share=SimpleNamespace(gpus=gpus), has_ended=bool)
+    process = CellProcess(cell, 1, Executor(cell.folder.parent), running, BlockReader(cell.folder))
     write_block(cell.folder, 0)
     process.wait()
     process.board = SimpleNamespace(run_to=lambda step: write_block(cell.folder, step))  # type: ignore[assignment]
+    return process
+
+
+def test_the_energy_of_a_block_is_read_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    process = ready(*faked([8], tmp_path, monkeypatch, "energy_joules"), gpus=("a", "b"))
     counter = iter([5.0, 25.0])
     monkeypatch.setattr(processes, "joules", lambda uuids: next(counter) if uuids == ("a",) else None)
     block = process._train(1.0, 0.1)
@@ -163,12 +166,7 @@ def test_the_energy_of_a_block_is_read_around_it(tmp_path: Path, monkeypatch: py
 def test_a_process_that_has_trained_before_does_a_few_steps_more_for_its_peak(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (cell,) = faked([8], tmp_path, monkeypatch, "peak_memory")
-    running = SimpleNamespace(cell=cell, share=SimpleNamespace(gpus=None), has_ended=bool)
-    process = CellProcess(cell, 1, Executor(tmp_path), running, BlockReader(cell.folder))  # type: ignore[arg-type]
-    write_block(cell.folder, 0)
-    process.wait()
-    process.board = SimpleNamespace(run_to=lambda step: write_block(cell.folder, step))  # type: ignore[assignment]
+    process = ready(*faked([8], tmp_path, monkeypatch, "peak_memory"), gpus=None)
     assert [len(process.run_block(0.0).step_s) for _ in range(3)] == [LEAST_STEPS] * 3
 
 
@@ -306,6 +304,9 @@ def test_a_race_that_a_full_disk_stops_says_how_it_goes_on(
 
 def test_what_cannot_be_raced_is_refused_in_a_line(called: Called, tmp_path: Path):
     for words, remedy in {
+        ("race=images_per_s", "hydra/launcher=submitit_slurm"): "leave out hydra/launcher=submitit_slurm",
+        ("race=images_per_s", "probe=true"): "leave out probe=true",
+        ("race=images_per_s,tokens_per_s",): "race.figure=images_per_s,tokens_per_s: takes one value, not a sweep",
         ("race=images_per_s", "hydra/sweeper=basic"): "leave out hydra/sweeper",
         ("race=images_per_s", "hydra.sweeper.max_batch_size=2"): "leave out hydra.sweeper.max_batch_size=2",
         ("race=images_per_s", "repeat=2"): "leave out repeat=2",
@@ -320,6 +321,8 @@ def test_what_cannot_be_raced_is_refused_in_a_line(called: Called, tmp_path: Pat
     }.items():
         code, printed = called("-m", *words, "seed=0,1", *SMALL, f"hydra.sweep.dir={tmp_path}")
         assert code == 1 and remedy in printed and len(printed.strip().splitlines()) == 1, printed
+    code, printed = called("race=images_per_s", *SMALL, f"hydra.run.dir={tmp_path / 'a'}")
+    assert code == 1 and "race=images_per_s: needs cells to choose from, a sweep; add -m" in printed
 
 
 def test_a_dry_run_says_what_a_race_would_do(called: Called, tmp_path: Path):
@@ -333,27 +336,6 @@ def test_tuning_has_no_time_to_an_accuracy():
     cells: list[Any] = [SimpleNamespace(cfg={"lr": 1e-4}, workload=llm.WORKLOAD)]
     with pytest.raises(ValueError, match=r"which train_vision.py has; tune_llm.py has race=tokens_per_s"):
         grid.refuse("total_s", cells)
-
-
-def test_the_benchmark_reads_a_race_and_its_sweep(tmp_path: Path):
-    def result(folder: str, identity: str, rate: float, probe: bool = False) -> None:
-        path = tmp_path / folder / "result.json"
-        path.parent.mkdir(parents=True)
-        record = {"status": "ok", "probe": {} if probe else None, "identity": identity, "images_per_s": rate}
-        path.write_text(json.dumps(record | {"startup_s": 2.0, "total_s": 8.0}))
-
-    for number, rate in enumerate((90.0, 100.0, 200.0)):
-        result(f"race/b-{number}", "b" if number < 2 else "a", rate, probe=number == 2)
-        result(f"sweep/{number}", "abc"[number], rate)
-    result("sweep/3", "d", 50.0)
-    journal = Journal(tmp_path / "race" / grid.FOLDER / "images_per_s.jsonl", "race", {"machine": "vm"})
-    journal.add(cell="b", process=1, used_s=3.0)
-    journal.add(cell="b", log_figure=1.0, used_s=2.0)
-    journal.close()
-    (tmp_path / "race.seconds").write_text("20.0\n7.5\n")  # cut off once
-    (tmp_path / "sweep.seconds").write_text("42.0\n")
-    ran = race_live.read(tmp_path)
-    assert (ran.cells, ran.started, ran.race_s, ran.sweep_s, ran.loss) == (4, 1, 27.5, 42.0, 0.5)
 
 
 def test_what_a_killed_start_of_a_run_left_is_not_taken_for_its_training(

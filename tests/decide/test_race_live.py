@@ -317,21 +317,6 @@ def test_a_race_on_cpu_ranks_that_does_not_pay(called: Called, tmp_path: Path, m
     assert (tmp_path / ".race" / "images_per_s.jsonl").read_text().count("log_figure") == 1
 
 
-def test_a_race_is_a_sweep_on_this_machine(called: Called, tmp_path: Path):
-    code, printed = called("race=images_per_s", *SMALL, f"hydra.run.dir={tmp_path / 'a'}")
-    assert code == 1 and "race=images_per_s: needs cells to choose from, a sweep; add -m" in printed
-    for word, remedy in {
-        "hydra/launcher=submitit_slurm": "leave out hydra/launcher=submitit_slurm",
-        "probe=true": "leave out probe=true",
-    }.items():
-        code, printed = called("-m", "race=images_per_s", word, *SMALL, f"hydra.sweep.dir={tmp_path / 'b'}")
-        assert code == 1 and remedy in printed, printed
-    code, printed = called("-m", "race=tokens_per_s", "seed=0,1", *SMALL, f"hydra.sweep.dir={tmp_path / 'c'}")
-    assert code == 1 and "race=tokens_per_s: train_vision.py has race=images_per_s" in printed
-    code, printed = called("-m", "race=images_per_s,tokens_per_s", *SMALL)
-    assert code == 1 and "race.figure=images_per_s,tokens_per_s: takes one value, not a sweep" in printed
-
-
 def test_a_cells_process_ends_when_the_race_is_killed():
     race = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     lines = f"from multicard.ranks import os_calls; os_calls.die_with({race.pid}); print(flush=True); input()"
