@@ -1,5 +1,5 @@
 # make demo     install, run a small sweep and one tuning run, print what was measured, plan a list of the papers'
-#               trainings on four GPUs, and write a page about the runs, with the command of their dashboard in W&B
+#               trainings on four GPUs, and write a page about the runs; what was found stands at the end
 # make test     install, lint, run the tests (those of a cluster where `tests/slurm/cluster up` has started one)
 # make test-gpu what only a CUDA device can show
 # make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other, and a report of them
@@ -18,9 +18,9 @@ UV := uv==0.13.8
 install: .venv/installed
 
 demo: install
-	$(BIN)/python train_vision.py -m layout=nchw,nhwc gpus=1,2 batch_size=16 epochs=5
-	$(BIN)/python tune_llm.py method=qlora template=grammar max_steps=100
-	$(BIN)/python -m multicard plan docs/jobs.yaml
+	$(BIN)/python train_vision.py -m layout=nchw,nhwc gpus=1,2 batch_size=16 epochs=3 model.width=0.5 dataset.image_size=48
+	$(BIN)/python tune_llm.py method=qlora template=grammar max_steps=40
+	$(BIN)/python -m multicard plan docs/jobs.yaml --seconds 2
 	$(BIN)/python -m analysis report
 
 test: lint

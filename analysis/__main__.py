@@ -175,8 +175,9 @@ def _report(options: argparse.Namespace) -> int:
 
     folders = options.folders or FOLDERS
     found = load.read(folders)
-    print(clean(report.write_runs(found, folders, options.out, options.title, options.mix)))
-    print(f"The same runs as a dashboard in Weights & Biases: {clean(dashboard.command(found.runs))}")
+    lines = report.write_runs(found, folders, options.out, options.title, options.mix).splitlines()
+    command = dashboard.command(found.runs)
+    formatting.say([f"The same runs as a dashboard in Weights & Biases: {clean(command)}", *map(clean, lines)])
     return 0
 
 

@@ -15,6 +15,7 @@ from analysis.figures.captions import listed
 from analysis.formatting import counted
 from analysis.report import (
     gaps_section,
+    headlines,
     overview_section,
     page,
     papers_section,
@@ -23,7 +24,7 @@ from analysis.report import (
     runs_section,
     settings_section,
 )
-from analysis.report.blocks import Report
+from analysis.report.blocks import Headlines, Report
 from analysis.runs import details, load
 from analysis.runs.caveats import MARKS
 from analysis.runs.load import Found
@@ -44,7 +45,8 @@ def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: boo
 
 
 def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: str | None, mix: bool) -> str:
-    """Write the report on the runs under `folders`; return what it holds, in a line.
+    """Write the report on the runs under `folders`; return what was found, in a sentence, and
+    on a last line what the page holds.
 
     Args:
         found: these runs.
@@ -59,7 +61,8 @@ def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: s
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
     report = build(found, title or _title(folders), mix, plans_section.read(folders))
     size_bytes = page.write(path, report)
-    return f"{path}: {report.summary}; {page.counts(report)}, {size_bytes / 1e6:.1f} MB"
+    found_first = [headlines.finding(block) for block in report.blocks() if isinstance(block, Headlines)]
+    return "\n".join([*found_first, f"{path}: {report.summary}; {page.counts(report)}, {size_bytes / 1e6:.1f} MB"])
 
 
 def default_path(folders: Sequence[Path]) -> Path:

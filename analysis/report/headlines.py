@@ -37,6 +37,13 @@ def headlines(runs: Sequence[DetailedRun], mix: bool) -> Headlines | None:
     return Headlines(about, [_fastest(ranking), _cost(best), *_bound_and_next(best)])
 
 
+def finding(top: Headlines) -> str:
+    """The first headline as a sentence."""
+    fastest = top.lines[0]
+    setting = f" with {fastest.setting}" if fastest.setting else ""
+    return f"{top.about}: {fastest.figure}{fastest.marks}{setting}" + f" ({fastest.note})" * bool(fastest.note) + "."
+
+
 def _fastest(ranking: Ranking) -> Line:
     """The time, what was reached in it, and what the next on the front would save."""
     accuracy, loss = (of_setting(ranking.best, column) for column in ("test_accuracy", "loss_last_tenth"))

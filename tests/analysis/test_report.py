@@ -184,8 +184,9 @@ def test_the_command_of_a_run_measures_the_same(kind: str):
 def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     sweep(tmp_path)
     assert main(["report", str(tmp_path), "--title", "A & B"]) == 0
-    output = capsys.readouterr().out
-    assert output.startswith(f"{tmp_path / 'report.html'}: 11 runs, 1 of them did not end ok, measured 2026-11-21; ")
+    *_, finding, last = capsys.readouterr().out.splitlines()
+    assert finding.startswith("The fastest of ") and finding.endswith(".")
+    assert last.startswith(f"{tmp_path / 'report.html'}: 11 runs, 1 of them did not end ok, measured 2026-11-21; ")
     text = (tmp_path / "report.html").read_text()
     assert "<title>A &amp; B</title>" in text and not list(tmp_path.glob(".report*"))
     assert main(["report", str(tmp_path), "--out", str(tmp_path)]) == 1
