@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks import prediction_growth as growth
 from multicard.estimate import published, totals
 from multicard.estimate.published import Series
-from multicard.estimate.time import estimate, scaling
+from multicard.estimate.time import estimate, known, scaling
 from multicard.estimate.time.observations import StepObservation
 from multicard.records.schema_parts import Interval
 
@@ -82,7 +82,7 @@ def papers_totals() -> list[Outcome]:
     for times in series.values():
         for gpus in (3, 4):
             total_s, sd = scaling.whole_run(times, gpus)
-            half = math.exp(estimate.NORMAL_90 * sd)
+            half = math.exp(known.NORMAL_90 * sd)
             outcomes.append(Outcome(total_s, total_s / half, total_s * half, times[gpus]))
     return outcomes
 

@@ -10,7 +10,7 @@ from multicard.decide.plan.node import PlannedNode
 from multicard.decide.plan.runs import JobRun, unknown_reason
 from multicard.decide.plan.schedule import Option, Task, quantile
 from multicard.estimate.time import scaling
-from multicard.estimate.time.estimate import NORMAL_90
+from multicard.estimate.time.known import NORMAL_90
 from multicard.estimate.totals import product
 from multicard.records.schema_parts import Interval
 

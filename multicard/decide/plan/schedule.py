@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from multicard.estimate.time.estimate import NORMAL_90
+from multicard.estimate.time.known import NORMAL_90
 from multicard.records.schema_parts import Interval
 
 SAME_S = 1e-6  # seconds by which sums of the same times may differ

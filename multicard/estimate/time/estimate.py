@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 
 from multicard.estimate import gpus
 from multicard.estimate.basis import Basis
-from multicard.estimate.time import known, scaling
+from multicard.estimate.time import scaling
 from multicard.estimate.time.known import CPU_SD, GPUS, Known, Pairs, cells, effect, grown, joined
 from multicard.estimate.time.observations import StepObservation, axes, differences, usable
 from multicard.measure import repeated_runs
 
 CONFIDENCE = 0.90  # of all intervals
-NORMAL_90 = known.NORMAL_90
 MOST_CROSSED = 4  # axes, beyond which a cell is not alike
 MOST_CELLS = 64  # from which a way is looked for
 
