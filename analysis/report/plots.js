@@ -6,6 +6,7 @@ const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const NARROW = 600; // width of the window in pixels, below which charts stand below each other
 const MOST_TRIES = 5; // drawings of a figure, until it fits
 const LEAST_FACTOR = 0.3; // of the width of charts; a figure that does not fit then is scrolled
+const DRAWN = ["chart", "shown", "shown_low", "shown_high", "least", "most"]; // fields of rows that are no data
 const ERRORS = 1; // what Vega logs: no warnings, as of a bound that no row has
 const BELOW = { bottom: { anchor: "start", direction: "vertical", margin: 6 } }; // legends, one below the other
 
@@ -88,7 +89,7 @@ class Plot {
   }
 
   download() {
-    const names = [...new Set(this.packed.rows.flatMap((row) => Object.keys(row)))];
+    const names = [...new Set(this.packed.rows.flatMap((row) => Object.keys(row)))].filter((name) => !DRAWN.includes(name));
     save(this.place.dataset.plot, [names, ...this.packed.rows.map((row) => names.map((name) => row[name]))]);
   }
 }

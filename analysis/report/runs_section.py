@@ -13,15 +13,9 @@ from analysis.runs.load import Run
 from multicard.records.figures import FIGURES
 
 RESULT, SETTINGS, ABOUT = "Result", "Settings", "About the run"  # groups of columns
-HEADINGS = {  # of the figures that are shown at first, the most telling ones first
-    "total_s": "time, s",
-    "test_accuracy": "accuracy",
-    "loss_last_tenth": "loss",
-    "images_per_s": "images/s",
-    "tokens_per_s": "tokens/s",
-    "peak_memory_bytes": "peak memory",
-}
 KEPT = ("status", "total_s", "test_accuracy", "loss_last_tenth", "marks")  # however narrow the window is
+# Figures that are shown at first, the most telling ones first
+LISTED = sorted((figure.name for figure in FIGURES.values() if figure.listed), key=lambda name: name not in KEPT)
 KEPT_SETTINGS, MOST_SETTINGS = 2, 6  # that are shown at first
 TEXTS = ("cause", "diagnosis", "measured by", "folder")
 
@@ -64,10 +58,10 @@ def list_axes(runs: Sequence[Run]) -> list[str]:
 
 def _results(runs: Sequence[Run]) -> list[Column]:
     """How each run ended, and its figures."""
-    more = [name for name in FIGURES if name not in HEADINGS]
+    more = [name for name in FIGURES if name not in LISTED]
     columns = [
         Column.of("status", [run["status"] for run in runs]),
-        *(Column.of(name, _ended(name, runs), heading) for name, heading in HEADINGS.items()),
+        *(Column.of(name, _ended(name, runs), FIGURES[name].heading()) for name in LISTED),
         Column.of("marks", [run["marks"] for run in runs]),
         *(Column.of(name, _ended(name, runs), shown=False) for name in more),
     ]

@@ -304,7 +304,7 @@ def test_columns_are_the_figures_then_the_settings_that_tell_runs_apart(tmp_path
         records.write(tmp_path / str(index), records.vision("cpu", precision=precision, lr=lr, gpus=2))
     grid = runs_section.grid(read(load.read([tmp_path]).runs))
     shown = [column.heading for column in grid.columns if column.shown]
-    assert shown == ["status", "time, s", "accuracy", "images/s", "peak memory", "precision", "lr"]
+    assert shown == ["status", "total s", "accuracy", "images/s", "peak memory", "precision", "lr"]
     assert [column.heading for column in grid.columns if column.names] == ["precision", "lr"]
     hidden = {column.key: column.group for column in grid.columns if not column.shown}
     assert (hidden["step_s"], hidden["gpus"], hidden["commit"]) == ("Result", "Settings", "About the run")

@@ -85,7 +85,7 @@ def test_nothing_but_tables_is_wider_than_the_window(browser: Any, everything: P
 def test_columns_that_have_room_come_with_the_window(browser: Any, everything: Path):
     view = View(browser, everything, SCREEN)
     wide = view.headings()
-    assert wide[:3] == ["status", "time, s", "accuracy"]
+    assert wide[:3] == ["status", "total s", "accuracy"]
     assert {"images/s", "peak memory", "precision", "gpus"} <= {*wide}
     scroll = view.page.locator("[data-grid=runs] .scroll")
     assert scroll.evaluate("each => each.scrollWidth <= each.clientWidth + 1")
@@ -94,7 +94,7 @@ def test_columns_that_have_room_come_with_the_window(browser: Any, everything: P
     narrow = view.headings()
     edges = "all => all.slice(0, 3).map(each => each.getBoundingClientRect().right)"
     assert max(view.page.eval_on_selector_all("[data-grid=runs] .sort", edges)) <= PHONE - 16
-    assert {"status", "time, s", "accuracy", "loss", "precision"} <= {*narrow} < {*wide}
+    assert {"status", "total s", "accuracy", "loss", "precision"} <= {*narrow} < {*wide}
     view.page.locator(".menu summary").click()
     view.page.get_by_role("checkbox", name="peak memory").check()
     chosen = view.headings()
