@@ -1,10 +1,11 @@
 # make demo     install, run a small sweep and one tuning run, print what was measured, plan a list of the papers'
 #               trainings on four GPUs, and write a page about the runs; what was found stands at the end
-# make test     install, lint, run the tests (those of a cluster where `tests/slurm/cluster up` has started one)
+# make test     install, lint, run the tests that start no processes and a chosen few that do (CONTRIBUTING.md has the tiers)
+# make test-all `make test`, and then all other tests (those of a cluster where `tests/slurm/cluster up` has started one)
 # make test-gpu what only a CUDA device can show
 # make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other, and a report of them
 #               (a nightly job: about ten minutes on 2 quiet cores)
-# make faults   every fault of benchmarks.faults, and ten minutes of random ones over SLURM (a nightly job: an hour, after
+# make faults   every fault of tests/faults, and ten minutes of random ones over SLURM (a nightly job: an hour, after
 #               `tests/slurm/cluster up`; some faults need root)
 # make dali     install NVIDIA DALI too (loader=dali)
 # make lint     ruff, basedpyright and the layers of imports alone
@@ -14,7 +15,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 UV := uv==0.13.8
 
-.PHONY: demo test test-gpu experiments faults dali lint lock install
+.PHONY: demo test test-all test-gpu experiments faults dali lint lock install
 install: .venv/installed
 
 demo: install
@@ -24,7 +25,10 @@ demo: install
 	$(BIN)/python -m analysis report
 
 test: lint
-	$(BIN)/python -m pytest -m "not gpu and not slurm"
+	$(BIN)/python -m pytest -m "core or not (process or slow or gpu or slurm)"
+
+test-all: test
+	$(BIN)/python -m pytest -m "(process or slow) and not (core or gpu or slurm or nightly)"
 	$(BIN)/python -m pytest -m slurm -n 0 -rs
 
 test-gpu: install
@@ -44,8 +48,8 @@ experiments: dali
 
 faults: install
 	@failed=; \
-	$(BIN)/python -m benchmarks.faults --slurm || failed=faults; \
-	$(BIN)/python -m benchmarks.faults --soak 10 || failed="$$failed soak"; \
+	$(BIN)/python -m pytest -m faults -n 0 -rs || failed=faults; \
+	$(BIN)/python -m tests.faults.soak 10 || failed="$$failed soak"; \
 	test -z "$$failed" || { echo "failed: $$failed" >&2; exit 1; }
 
 dali: install

@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from multicard.records import run_folder
 from multicard.records.text_table import in_bytes
 
 IMAGES, TEST_IMAGES, EPOCHS = 60_000, 10_000, 20  # the papers' training
 PAPERS_TOTAL_S = {"fp64": 6234, "fp32": 3721, "fp16": 2477}  # on one H100: 2503.15252, Table 2 (fp64, fp32 derived)
-COMPARED_STEPS, LOSS_TOLERANCE = 30, 0.05  # kernels add in any order, and training magnifies that
 CEILING = "memory's ceiling, images/s"  # a heading of `benchmarks.step`
 Read = Callable[[Path, str], list["Finding"]]  # of the step's folder and its log
 
@@ -64,21 +60,6 @@ def of_tests(_: Path, log: str) -> list[Finding]:
         Finding("tests", ", ".join(counts), passed=not bad),
         *(Finding(name, "failed", passed=False) for name in bad),
     ]
-
-
-def of_fused(folder: Path, _: str) -> list[Finding]:
-    """The losses of the fused optimiser beside those of the unfused one, step by step."""
-    runs = {bool(record["config"]["optimizer"]["fused"]): record for record in records(folder)}
-    tables = {fused: run_folder.read_steps(record["folder"]) for fused, record in runs.items()}
-    if {*tables} != {True, False} or None in tables.values():
-        return [Finding("fp16, fused against unfused", "a run left no steps", passed=False)]
-    fused, unfused = (tables[key]["loss"].to_numpy() for key in (True, False))
-    first = slice(min(COMPARED_STEPS, len(fused), len(unfused)))
-    apart = np.abs(fused[first] - unfused[first]) / np.abs(unfused[first])
-    finite = bool(np.isfinite(fused).all() and np.isfinite(unfused).all())
-    same = len(fused) == len(unfused) and finite and bool((apart <= LOSS_TOLERANCE).all())
-    value = f"apart by {apart.max():.1%} at most in the first {first.stop} of {len(fused)} steps"
-    return [Finding("fp16, fused against unfused", value if finite else "a loss is not finite", passed=same)]
 
 
 def of_step(_: Path, log: str) -> list[Finding]:

@@ -84,7 +84,7 @@ class Pass:
 
     def _sweep(self, entry: str, name: str, words: Words) -> list[str]:
         fixed = {"name": name, "hydra.sweep.dir": self.out / name, "tracker.mode": "disabled"}
-        return [sys.executable, entry, "-m", *overrides(words | fixed)]
+        return [sys.executable, entry, "-m", *(f"{key}={value}" for key, value in (words | fixed).items())]
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,6 @@ def dali_absent(_: Pass) -> str:
     return "" if installed else "DALI is not installed"
 
 
-def overrides(words: Words) -> list[str]:
-    return [f"{key}={value}" for key, value in words.items()]
-
-
 def module(name: str, *words: object) -> list[str]:
     return [sys.executable, "-m", name, *map(str, words)]
 
@@ -136,175 +132,68 @@ def tests(run: Pass) -> list[str]:
     return module("pytest", *PYTEST, "-m", "gpu", "tests/gpu", *done)
 
 
-def step_alone(*words: str, precisions: tuple[str, ...] = ("fp16", "bf16")) -> Callable[[Pass], list[str]]:
-    large = ("--image-size", 500, "--batch-size", 64, "--precisions", *precisions)
+def step_alone(*words: str) -> Callable[[Pass], list[str]]:
+    large = ("--image-size", 500, "--batch-size", 64, "--precisions", "fp16", "bf16")
     small = ("--image-size", 32, "--batch-size", 4, "--precisions", "fp32", "--rounds", 2)
     return lambda run: module("benchmarks.step", *(large if run.cuda else small), *words)
 
 
-def compiled(mode: str) -> tuple[str, ...]:
-    return ("--layouts", "nhwc", "--only-compiled", "--compile", mode)
-
-
 def measuring(run: Pass) -> list[str]:
-    words = {name: value for name, value in run.vision(MEASURED).items() if name not in LIMITS}
+    words = {key: value for key, value in run.vision(MEASURED).items() if key not in ("epochs", "dataset.train_limit")}
     size = ("--minutes", 2, "--steps", 50) if run.cuda else ("--minutes", 0.05, "--steps", 1)
-    return module("benchmarks.training_within", *size, *overrides(words))
+    return module("benchmarks.training_within", *size, *(f"{key}={value}" for key, value in words.items()))
 
 
 def images(count: int, epochs: int = 2) -> Words:
-    """So many training images, and test images in MNIST's proportion."""
+    """Limits of the training images, and of the test images in MNIST's proportion."""
     return {"dataset.train_limit": count, "dataset.test_limit": count // 6, "epochs": epochs}
 
 
-BOTH_KINDS = ("--pointwise", "convolution", "linear")
-COMPILES = gpu_only("it compiles for minutes")
+COMPILED = ("--layouts", "nhwc", "--only-compiled", "--compile", "default", "--pointwise", "convolution", "linear")
 PAPERS: Words = {"experiment": "table2", "gpus": 1, "dataset": "mnist", "precision": "fp64,fp32,fp16"}
-FUSED: Words = {"precision": "fp16", "optimizer.fused": "true,false", "dataset": "digits", "epochs": 2}
-FEW: Words = {"dataset.train_limit": 24, "dataset.test_limit": 8, "batch_size": 4}  # fp16 is slow on CPUs
-FP32: Words = {"precision": "fp32"}
+FP32: Words = {"precision": "fp32"}  # fp16 is slow on CPUs
 MEASURED: Words = {"preset": "fast", "compile": False, "dataset": "mnist", "dataset.image_size": 64}
-LIMITS = ("epochs", "dataset.train_limit")  # which `benchmarks.training_within` sets
 TOO_LARGE: Words = {"loader": "device", "batch_size": 4096, "dataset": "mnist", "dataset.image_size": 700}
 PACKED: Words = {"packed": True, "max_seq_len": 2048, "batch_size": "4,6", "compile": True, "dataset.rows": 10_000}
 SMALL_PACKED: Words = {"max_seq_len": 256, "batch_size": 2, "compile": False}
+LORA: Words = LLAMA | {"method": "lora"}
 PUBLISHED = "12,473 tokens/s (best published, H100); 14,000 (goal)"
 
+
+# name, title, seconds expected, command, findings
 STEPS = [
-    Step(
-        "machine",
-        "versions, bandwidth of copies, nvidia-smi",
-        25,
-        lambda run: module("benchmarks.bandwidth"),
-        findings.of_machine,
-    ),
-    Step(
-        "tests",
-        "pytest -m gpu",
-        90,
-        tests,
-        findings.of_tests,
-        skip=gpu_only("its tests need a CUDA device"),
-        goes_on=True,
-    ),
-    Step(
-        "fused",
-        "fp16: losses with a fused optimiser",
-        45,
-        lambda run: run.train("fused", FUSED, FEW),
-        findings.of_fused,
-    ),
+    Step("machine", "versions, bandwidth of copies, nvidia-smi", 25,
+        lambda run: module("benchmarks.bandwidth"), findings.of_machine),
+    Step("tests", "pytest -m gpu", 90, tests, findings.of_tests,
+        skip=gpu_only("its tests need a CUDA device"), goes_on=True),
     Step("step", "the training step alone, eager", 60, step_alone(), findings.of_step),
-    Step(
-        "compiled",
-        "compiled; pointwise as matrix products too",
-        150,
-        step_alone(*compiled("default"), *BOTH_KINDS),
-        findings.of_step,
-        skip=COMPILES,
-    ),
-    Step(
-        "graphs",
-        "compiled, with CUDA graphs",
-        100,
-        step_alone(*compiled("reduce-overhead")),
-        findings.of_step,
-        skip=COMPILES,
-    ),
-    Step(
-        "goal",
-        "20,000 images at 500 px, 2 epochs, profiled",
-        75,
-        lambda run: run.train("goal", GOAL | images(20_000) | {"profile": "kineto"}, FP32),
-        findings.of_goal,
-    ),
-    Step(
-        "papers",
-        "Table 2 on one GPU, extrapolated",
-        150,
-        lambda run: run.train("papers", PAPERS | images(3840), {"precision": "fp64,fp32"}),
-        findings.of_papers,
-        goes_on=True,
-    ),
-    Step(
-        "lora",
-        "Llama3-8B, random weights: LoRA and QLoRA",
-        110,
-        lambda run: run.tune("lora", LLAMA | run.text() | {"method": "lora,qlora"}),
-        findings.of_tuning(),
-        goes_on=True,
-    ),
-    Step(
-        "dpo",
-        "Llama3-8B: DPO",
-        70,
-        lambda run: run.tune("dpo", LLAMA | {"method": "dpo"}),
-        findings.of_tuning(),
-    ),
-    Step(
-        "lora_fp32",
-        "Llama3-8B: LoRA in fp32",
-        90,
-        lambda run: run.tune("lora_fp32", LLAMA | run.text() | {"method": "lora", "precision": "fp32"}),
+    Step("compiled", "compiled; pointwise as matrix products too", 150, step_alone(*COMPILED), findings.of_step,
+        skip=gpu_only("it compiles for minutes")),
+    Step("goal", "20,000 images at 500 px, 2 epochs, profiled", 75,
+        lambda run: run.train("goal", GOAL | images(20_000) | {"profile": "kineto"}, FP32), findings.of_goal),
+    Step("papers", "Table 2 on one GPU, extrapolated", 150,
+        lambda run: run.train("papers", PAPERS | images(3840), {"precision": "fp64,fp32"}), findings.of_papers,
+        goes_on=True),
+    Step("lora", "Llama3-8B, random weights: LoRA and QLoRA", 110,
+        lambda run: run.tune("lora", LLAMA | run.text() | {"method": "lora,qlora"}), findings.of_tuning(),
+        goes_on=True),
+    Step("dpo", "Llama3-8B: DPO", 70, lambda run: run.tune("dpo", LLAMA | {"method": "dpo"}), findings.of_tuning()),
+    Step("lora_fp32", "Llama3-8B: LoRA in fp32", 90,
+        lambda run: run.tune("lora_fp32", LORA | run.text() | {"precision": "fp32"}),
         findings.of_tuning("0.77 s/it (papers, Table 5, H100)"),
-        skip=gpu_only("the step lora is in fp32 on CPU ranks"),
-    ),
-    Step(
-        "packed",
-        "Llama3-8B: LoRA, packed and compiled",
-        180,
-        lambda run: run.tune("packed", LLAMA | {"method": "lora"} | PACKED, SMALL_PACKED),
-        findings.of_tuning(PUBLISHED),
-        goes_on=True,
-    ),
-    Step(
-        "diagnose",
-        "what limits the goal's run",
-        60,
-        lambda run: run.train("diagnose", GOAL | images(6400) | {"diagnose": True}, FP32),
-        findings.of_diagnosis,
-    ),
-    Step(
-        "memory",
-        "a run that exceeds the memory",
-        30,
-        lambda run: run.train("memory", TOO_LARGE | images(4096, epochs=1)),
-        findings.of_memory,
-        skip=gpu_only("it would exceed the host's memory"),
-    ),
-    Step(
-        "dali",
-        "the goal's run with DALI",
-        45,
-        lambda run: run.train("dali", GOAL | images(6400) | {"loader": "dali"}, FP32),
-        findings.of_training,
-        skip=dali_absent,
-    ),
+        skip=gpu_only("the step lora is in fp32 on CPU ranks")),
+    Step("packed", "Llama3-8B: LoRA, packed and compiled", 180,
+        lambda run: run.tune("packed", LORA | PACKED, SMALL_PACKED), findings.of_tuning(PUBLISHED), goes_on=True),
+    Step("diagnose", "what limits the goal's run", 60,
+        lambda run: run.train("diagnose", GOAL | images(6400) | {"diagnose": True}, FP32), findings.of_diagnosis),
+    Step("memory", "a run that exceeds the memory", 30,
+        lambda run: run.train("memory", TOO_LARGE | images(4096, epochs=1)), findings.of_memory,
+        skip=gpu_only("it would exceed the host's memory")),
+    Step("dali", "the goal's run with DALI", 45,
+        lambda run: run.train("dali", GOAL | images(6400) | {"loader": "dali"}, FP32), findings.of_training,
+        skip=dali_absent),
     Step("measuring", "what measuring costs a step", 90, measuring, findings.of_measuring),
-    # these compile for minutes: after whatever else is worth knowing
-    Step(
-        "autotune",
-        "compiled, max-autotune-no-cudagraphs",
-        240,
-        step_alone(*compiled("max-autotune-no-cudagraphs"), *BOTH_KINDS, precisions=("fp16",)),
-        findings.of_step,
-        skip=COMPILES,
-    ),
-    Step(
-        "autotune_graphs",
-        "compiled, max-autotune",
-        180,
-        step_alone(*compiled("max-autotune"), precisions=("fp16",)),
-        findings.of_step,
-        skip=COMPILES,
-    ),
-    Step(
-        "whole",
-        "the goal: 60,000 images at 500 px, 20 epochs",
-        480,
-        lambda run: run.train("whole", GOAL | {"epochs": 20}),
-        findings.of_whole,
-        skip=gpu_only("it takes days"),
-        last=True,
-    ),
-]
+    Step("whole", "the goal: 60,000 images at 500 px, 20 epochs", 480,
+        lambda run: run.train("whole", GOAL | {"epochs": 20}), findings.of_whole,
+        skip=gpu_only("it takes days"), last=True),
+]  # fmt: skip

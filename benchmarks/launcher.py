@@ -7,8 +7,6 @@ earlier records, and with `--submit` the jobs, submitted to SLURM on hold and ca
 20 ms a cell.
 """
 
-import argparse
-import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -19,16 +17,13 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import setup_globals
 from hydra.types import HydraContext, RunMode
 
-from benchmarks.common import spread
+from benchmarks.common import ROOT, machine, parser, spread
 from multicard import workloads
-from multicard.machine.environment import cores, cpu_model
 from multicard.measure.timing import clock_s
 from multicard.sweep import cells as sweep_cells
 from multicard.sweep import slurm_submit
 from multicard.sweep.command import Command
 from multicard.vision.workload import WORKLOAD
-
-ROOT = Path(__file__).parent.parent
 
 
 def cells(count: int) -> list[list[str]]:
@@ -60,20 +55,18 @@ def measure(count: int, folder: Path, to_slurm: bool) -> tuple[float, float, flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--submit", action="store_true", help="to the SLURM that sbatch finds")
-    args = parser.parse_args()
+    options = parser(__doc__, rounds=3)
+    options.add_argument("--cells", type=int, default=200)
+    options.add_argument("--submit", action="store_true", help="to the SLURM that sbatch finds")
+    args = options.parse_args()
     workloads.register()
-    print(f"{cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}, {args.cells} cells")
+    print(f"{machine()}, {args.cells} cells")
     rounds = []
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as temporary:
             rounds.append(measure(args.cells, Path(temporary) / "sweep", args.submit))
-    for name, seconds in zip(
-        ("composing", "planning, composing included", "submitting"), zip(*rounds, strict=True), strict=True
-    ):
+    names = ("composing", "planning, composing included", "submitting")
+    for name, seconds in zip(names, zip(*rounds, strict=True), strict=True):
         print(f"{name + ', ms a cell:':42}{spread([1e3 * s / args.cells for s in seconds])}")
     added = [1e3 * (planned_s + submitted_s - composed_s) / args.cells for composed_s, planned_s, submitted_s in rounds]
     print(f"{'the launcher adds, ms a cell:':42}{spread(added)}")

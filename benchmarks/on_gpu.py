@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.common import ROOT, parser
 from benchmarks.gpu_findings import Finding
 from benchmarks.gpu_steps import IMAGES, ROWS, STEPS, TOKENIZER, Pass, Step
-from multicard.machine import devices, environment
+from multicard.machine import devices
 from multicard.measure.timing import clock_s, timestamp
 from multicard.ranks import os_calls
 from multicard.records import run_folder, text_table
@@ -67,7 +67,6 @@ def take(run: Pass, step: Step, limit_s: float) -> dict[str, Any]:
         "started_at": timestamp(),
         "command": shlex.join(command),
         "log": str(log),
-        "git": environment.git(ROOT),
     }
     before_s, record["attempts"] = record["seconds"], record["attempts"] + 1
     write(run, record | {"status": "running", "why": "the call was killed"})
@@ -170,9 +169,6 @@ def show(run: Pass, steps: Sequence[Step]) -> int:
     left = [record["step"] for record in records if record["status"] not in ("ok", "skipped", "failed")]
     if left:
         print(f"left for another call: {', '.join(left)}")
-    states = {str(record["git"]) for record in records if record.get("git")}
-    if len(states) > 1:
-        print(f"the steps ran on {len(states)} states of the code, so they do not compare; --again takes all anew")
     return 1 if failed else 0
 
 

@@ -2,10 +2,9 @@
 
     python -m benchmarks.torchtune_within [--steps 12] [method=qlora epochs=4 ...]
 
-`benchmarks.torchtune_overhead` compares whole processes, and on a small machine two runs of the same program differ by
-more than the cost. Here both kinds of steps share process, memory, threads and model; rows are packed, so that every
-step does the same work. Prints the ratio of each block with the probe to the mean of its two neighbours without it, by
-medians of their steps.
+Between whole processes, two runs of the same program differ by more than the cost on a small machine. Here both kinds
+of steps share process, memory, threads and model; rows are packed, so that every step does the same work. Prints the
+ratio of each block with the probe to the mean of its two neighbours without it, by medians of their steps.
 """
 
 import json

@@ -18,7 +18,10 @@ os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(ROOT / ".pytest_cache" / "hypot
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
+from itertools import count
+from multiprocessing import forkserver
 from types import FrameType
 from typing import Any
 
@@ -115,32 +118,45 @@ def shared(name: str) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def processes() -> None:
+    """Marks the tests that use it, themselves or through another fixture, as starting ranks, commands or a browser."""
+
+
+class Measuring:
+    """Measures one small run of `train_vision.py` per call, in a folder of its own; the record holds `folder`."""
+
+    workload, entry, small = WORKLOAD, "train_vision", SMALL
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.numbers = folder, count(1)
+        warm_up()
+
+    def __call__(self, *overrides: str) -> dict[str, Any]:
+        cfg = composed(*self.small, *overrides, entry=self.entry)
+        return run.measure(self.workload, cfg, self.folder / "sweep" / str(next(self.numbers)), keep_refused=True)
+
+
+class Tuning(Measuring):
+    """The same of `tune_llm.py`: a few steps of the tiny model, where the words say no more."""
+
+    workload, entry, small = llm.WORKLOAD, "tune_llm", ("tracker.mode=disabled", "max_steps=4", "skip_steps=1")
+
+
+@pytest.fixture(scope="session")
+def once(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """The same for tests that only read: what was measured with the same words before is not measured again."""
+    return cache(Measuring(tmp_path_factory.mktemp("once")))
+
+
 @pytest.fixture
-def measured(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Measures one small run per call, in a folder of its own; the record holds `folder`."""
-    calls = []
-    warm_up()
-
-    def measure(*overrides: str) -> dict[str, Any]:
-        calls.append(overrides)
-        cfg = composed(*SMALL, *overrides)
-        return run.measure(WORKLOAD, cfg, tmp_path / "sweep" / str(len(calls)), keep_refused=True)
-
-    return measure
+def measured(processes: None, tmp_path: Path) -> Measuring:
+    return Measuring(tmp_path)
 
 
 @pytest.fixture
-def tuned(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """The same for `tune_llm.py`: a few steps of the tiny model, where the words say no more."""
-    calls = []
-    warm_up()
-
-    def measure(*overrides: str) -> dict[str, Any]:
-        calls.append(overrides)
-        cfg = composed("tracker.mode=disabled", "max_steps=4", "skip_steps=1", *overrides, entry="tune_llm")
-        return run.measure(llm.WORKLOAD, cfg, tmp_path / "sweep" / str(len(calls)), keep_refused=True)
-
-    return measure
+def tuned(processes: None, tmp_path: Path) -> Tuning:
+    return Tuning(tmp_path)
 
 
 def awaited(condition: Callable[[], Any]) -> Any:
@@ -165,17 +181,17 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 
 def calls_of(work: Callable[[], object]) -> int:
     """The calls of functions that Python makes for `work`: a measure of it on a machine that is busy."""
-    count, before = [0], sys.getprofile()
+    calls, before = [0], sys.getprofile()
 
     def note(_: FrameType, event: str, __: object) -> None:
-        count[0] += event in ("call", "c_call")
+        calls[0] += event in ("call", "c_call")
 
     sys.setprofile(note)
     try:
         work()
     finally:
         sys.setprofile(before)
-    return count[0]
+    return calls[0]
 
 
 def command(
@@ -247,13 +263,40 @@ def wandb_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[wa
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser(processes: None) -> Iterator[Any]:
     """Of the pages that `report` writes."""
     from tests.helpers import report_view
 
     yield from report_view.launched()
 
 
+STARTERS = {"process", "gpu", "slurm", "faults"}  # marks of the tests that may start Python processes
+starter: list[str] = []  # the test that is running, where it may not
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow tests first: one that starts last keeps a worker busy while the others have nothing left."""
+    """Mark the tests by their fixtures, and take the slow ones first: one that starts last keeps a worker busy while
+    the others have nothing left."""
+    for item in items:
+        if "processes" in getattr(item, "fixturenames", ()):
+            item.add_marker("process")
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Hold the test to its tier: without a mark it starts neither ranks nor another Python."""
+    starter[:] = [] if STARTERS & {mark.name for mark in item.iter_markers()} else [item.nodeid]
+
+
+def _refuse_in_pure_tests(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "subprocess.Popen" and starter and sys.executable in (arguments[0], *arguments[1]):
+        raise AssertionError(f"{starter[0]} starts a process: it is to use the fixture `processes`")
+
+
+def _connect_unless_pure(*arguments: Any, connect: Any = forkserver.connect_to_new_process) -> Any:
+    _refuse_in_pure_tests("subprocess.Popen", (sys.executable, ()))
+    return connect(*arguments)
+
+
+sys.addaudithook(_refuse_in_pure_tests)
+forkserver.connect_to_new_process = _connect_unless_pure

@@ -66,6 +66,7 @@ def test_a_dry_run_says_the_same(line: str):
     assert {"words": words, **freeze.dry_run(words.split())} == DRY_RUNS[line]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.slow
 @pytest.mark.parametrize("words", QUICK)
 def test_a_quick_benchmark_reaches_the_same(words: str):

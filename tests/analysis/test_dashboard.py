@@ -152,6 +152,7 @@ def test_bad_words_are_one_line(
     assert ended.value.code == 1 and text in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("processes")
 def test_without_a_login_it_ends_in_one_line(tmp_path: Path, wandb_server: Server):
     env = {name: value for name, value in os.environ.items() if name != "WANDB_API_KEY"}
     line = [sys.executable, "-m", "analysis", "dashboard"]

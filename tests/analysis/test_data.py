@@ -26,6 +26,7 @@ def keys(value: Any, depth: int) -> Any:
     return {k: keys(v, depth - 1) for k, v in value.items()} if isinstance(value, dict) and depth else None
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("fixture", "words", "build"), [("measured", ["gpus=2"], "vision"), ("tuned", [], "llm")])
 def test_the_builder_makes_records_as_the_entries_leave_them(
     fixture: str, words: list[str], build: str, request: pytest.FixtureRequest
@@ -365,6 +366,7 @@ def test_the_work_of_a_list_grows_no_faster_than_its_runs(tmp_path: Path):
     assert many < 5 * few
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_command_starts_without_torch_and_ends_with_its_reader(tmp_path: Path):
     records.write(tmp_path / "a", records.vision())
     code = "import sys; from analysis.__main__ import main; main(sys.argv[1:]); print('torch' in sys.modules)"

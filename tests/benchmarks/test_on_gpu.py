@@ -50,6 +50,7 @@ def statuses(run: Pass, steps: list[Step]) -> list[str]:
     return [record["status"] for record in records(run, steps).values()]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_step_that_fails_does_not_stop_the_others_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     checked = replace(step("checked", "print(1)"), read=lambda *_: [Finding("a check", "wrong", passed=False)])
     steps = [step("bad", "print('reason'); raise SystemExit(3)"), checked, step("good", "print(40 + 2)")]
@@ -67,19 +68,7 @@ def test_a_step_that_fails_does_not_stop_the_others_and_is_named(tmp_path: Path,
     assert max(map(len, printed.split("failed: bad (")[0].splitlines())) <= on_gpu.WIDTH
 
 
-def test_steps_of_different_code_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    run, steps = Pass(tmp_path, cuda=False), [step("old", "print(1)"), step("new", "print(2)")]
-    for number, each in enumerate(steps):
-        assert on_gpu.show(run, steps) == 0
-        assert "states of the code" not in capsys.readouterr().out
-        monkeypatch.setattr(on_gpu.environment, "git", lambda _, number=number: {"commit": str(number)})
-        on_gpu.take_all(run, [each], minutes=10)
-    assert on_gpu.show(run, steps) == 0
-    assert "the steps ran on 2 states of the code, so they do not compare; --again" in capsys.readouterr().out
-
-
+@pytest.mark.usefixtures("processes")
 def test_another_call_takes_what_is_left_first_and_what_failed_again(tmp_path: Path):
     order = tmp_path / "order"
     code = f"print(open({str(order)!r}, 'a').write('%s ')); raise SystemExit(%d)"
@@ -93,6 +82,7 @@ def test_another_call_takes_what_is_left_first_and_what_failed_again(tmp_path: P
     assert order.read_text().split() == ["a", "b", "c", "a", "b"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_does_not_fit_waits_and_shorter_steps_are_taken(tmp_path: Path):
     long, last = step("long", "", estimate_s=5000), step("last", "print(1)", estimate_s=200, last=True)
     steps = [last, long, step("short", "print(1)", estimate_s=200)]
@@ -105,25 +95,7 @@ def test_what_does_not_fit_waits_and_shorter_steps_are_taken(tmp_path: Path):
     assert [s.name for s in on_gpu.queue(fresh, steps, whole=True)] == ["last", "long", "short"]
 
 
-def test_a_step_that_takes_too_long_is_stopped_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    limit_s = 1234.0
-
-    class OutOfTime(subprocess.Popen[bytes]):
-        """Its limit is over once it has begun, however long that takes here."""
-
-        def wait(self, timeout: float | None = None) -> int:
-            if timeout == limit_s:
-                awaited((tmp_path / "slow.log").read_text)
-                raise subprocess.TimeoutExpired(self.args, limit_s)
-            return super().wait(timeout)
-
-    monkeypatch.setattr(on_gpu.subprocess, "Popen", OutOfTime)
-    slow = step("slow", "import time; print('begun', flush=True); time.sleep(600)")
-    record = on_gpu.take(Pass(tmp_path, cuda=False), slow, limit_s)
-    assert (record["status"], record["rc"], record["findings"][0]["value"]) == ("stopped", None, "begun")
-    assert record == run_folder.read_json(tmp_path / "slow.json")
-
-
+@pytest.mark.usefixtures("processes")
 def test_a_step_may_take_twice_its_estimate_at_first_and_then_what_is_left(tmp_path: Path):
     slow = step("slow", "import time; time.sleep(2); print('done')", estimate_s=0.5)
     run = Pass(tmp_path, cuda=True)
@@ -135,6 +107,7 @@ def test_a_step_may_take_twice_its_estimate_at_first_and_then_what_is_left(tmp_p
     assert record["seconds"] > 3  # of both attempts
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
 def test_a_call_that_is_killed_leaves_a_record_and_no_process(sent: signal.Signals, tmp_path: Path):
     code = f"""
@@ -157,6 +130,7 @@ on_gpu.main()
     assert [s.name for s in on_gpu.queue(Pass(tmp_path, cuda=False), [step("slow", "")], whole=False)] == ["slow"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_step_is_skipped_with_a_reason_until_it_can_be_taken(tmp_path: Path):
     run, can = Pass(tmp_path, cuda=False), step("can", "print(1)")
     on_gpu.take_all(run, [replace(can, skip=lambda _: "not installed")], minutes=1)
@@ -201,21 +175,6 @@ def test_the_extrapolation_is_exact_where_images_take_the_same_time():
     assert formula == "7.0 + 20 (0.50 + 60,000 / 500 + 10,000 / 2,000)"
 
 
-@pytest.mark.parametrize(("shift", "passed"), [(0.0, True), (0.01, True), (0.1, False), (np.nan, False)])
-def test_fused_losses_are_compared_with_unfused_ones(shift: float, passed: bool, tmp_path: Path):
-    for fused in (True, False):
-        folder = tmp_path / str(fused)
-        run_folder.write_json(folder / "result.json", {"config": {"optimizer": {"fused": fused}}})
-        losses = np.linspace(2, 1, 40)
-        losses[7] *= 1 + shift * fused
-        steps = {"epoch": np.zeros(40, int), "rank": np.zeros(40, int), "step": np.arange(40), "loss": losses}
-        run_folder.write_parquet(folder / "steps.parquet", steps)
-    (finding,) = gpu_findings.of_fused(tmp_path, "")
-    assert finding.passed is passed
-    if passed:
-        assert finding.value == f"apart by {shift:.1%} at most in the first 30 of 40 steps"
-
-
 @pytest.mark.parametrize("read", [gpu_findings.of_goal, gpu_findings.of_papers, gpu_findings.of_whole])
 def test_a_run_that_diverged_is_no_pass(read: gpu_findings.Read, tmp_path: Path):
     cause = {"message": "rank 0: the loss is not finite from step 5 on"}
@@ -247,6 +206,7 @@ def test_images_in_the_form_of_mnist_are_a_data_set(tmp_path: Path):
     assert len(np.unique(data.train.images[:1000], axis=0)) > 950
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [VISION, TUNING], ids=["vision", "tuning"])
 def test_a_pass_on_cpu_ranks(
@@ -286,9 +246,3 @@ def test_a_folder_without_data_is_refused(
     capsys.readouterr()
     on_gpu.main()
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["goal", "lora"]
-
-
-def test_a_machine_without_the_libraries_of_the_analysis_can_run_it():
-    code = "import sys, benchmarks.on_gpu; print({'analysis', 'duckdb', 'torch'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "set()"

@@ -69,6 +69,34 @@ COMPOSED = [
     (["dry_run=true", "name=.."], "name='..': is the name of a folder under multirun/"),
     (["dry_run=true", "gpus=0"], "gpus=0: must be 1 or more"),
     (["dry_run=true", "seed=99999999999999999999"], "seed=99999999999999999999: must be below 2^63"),
+    (["gpus=1,2"], "gpus=1,2: several values are a sweep"),
+    (["name='a\x1b[2Jb'"], "name="),
+    (["gpus=0"], "gpus=0"),
+    (["gpus=two"], "gpus=two: must be a whole number"),
+    (["epochs=0"], "epochs=0"),
+    (["nodes=2"], "nodes=2"),
+    (["device=cuda"], "device=cuda"),
+    (["device=tpu"], "device=tpu: invalid value 'tpu', expected one of [auto, cuda, cpu]"),
+    (["strategy=dp"], "strategy=dp"),
+    (["compile=true", "strategy=dp", "device=cpu"], "strategy=dp"),
+    (["dataset.image_size=16"], "dataset.image_size=16"),
+    (["dataset=mnist", "dataset.root=/nowhere"], "dataset.root=/nowhere"),
+    (["dry_run=true", "dataset=mnist", "dataset.root=/nowhere"], "dataset.root=/nowhere"),
+    (["dataset=images"], "dataset.root"),
+    (["dataset=images", "dataset.root=/nowhere"], "dataset.root=/nowhere"),
+    (["dataset=images", "dataset.root=/nowhere", "dataset.cache=disk"], "dataset.cache"),
+    (["dataset=mnits"], "dataset=mnits: no such option; choose one of digits, mnist, images"),
+    (["dataset.downlod=true"], "dataset.downlod: no such key here; nearest: dataset.download"),
+    (["dataset.download=true"], "dataset.download: not a key of the option chosen for dataset; "),  # digits
+    (["+epoch=3"], "epoch: no such key here; nearest: epochs"),
+    (["precison=fp32"], "precison: no such key here; nearest: precision"),
+    (["zzzz=1"], "zzzz: no such key here; --help shows all keys"),
+    (["precision=fp8"], "precision=fp8: no such option; choose one of bf16, fp16, fp32, fp32_ieee, fp64, half, tf32"),
+    (["method=lora"], "method: belongs to tune_llm.py"),
+    (["max_steps=3"], "max_steps: belongs to tune_llm.py"),
+    (["tokenizer.vocab_size=300"], "tokenizer.vocab_size: belongs to tune_llm.py"),
+    (["dataset=samsum"], "dataset=samsum: belongs to tune_llm.py; train_vision.py has digits, mnist, images"),
+    (["-m", "model=mobilenet_v2,llama3_8b"], "model=llama3_8b: belongs to tune_llm.py; train_vision.py has mobile"),
 ]
 
 
@@ -81,8 +109,9 @@ def test_what_hydra_refuses_is_a_line_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     code, printed = called(*words)
-    assert code == 1 and printed.startswith(f"refused: {line}") and printed.count("\n") == 1
+    assert code == 1 and printed.startswith(f"refused: {line}") and printed.count("\n") == 1 and "\x1b" not in printed
     assert not list(tmp_path.iterdir())
 
 

@@ -71,6 +71,10 @@ EXCLUDED: dict[str, dict[int, int]] = {
     "dataset_metrics": {1: 8},
 }
 FROM_START = {"llm_metrics", "dataset_metrics"}
+NAMES = [
+    name if name in ("table3", "dataset_metrics", "loss_curves") else pytest.param(name, marks=pytest.mark.slow)
+    for name in EXPERIMENTS
+]
 PROFILED = {"vision_metrics", "precision_metrics", "llm_api_share", "transfer_volume", *FROM_START}
 PHOTOGRAPHS = {"loaders", "layout"}
 
@@ -124,6 +128,7 @@ def test_make_experiments_runs_all_of_both_entries():
     assert "run train_vision.py vision; run tune_llm.py tuning;" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("entry", "words"),
     [(VISION, ["gpus=1", "precision=fp32"]), (TUNING, ["gpus=2", "template=instruct", "method=lora"])],
@@ -139,6 +144,7 @@ def test_all_is_every_experiment_and_each_setting_once(entry: str, words: list[s
     assert len(together) < sum(map(len, of_each))
 
 
+@pytest.mark.slow
 def test_cells_alike_are_measured_once_and_said_in_a_line_where_they_are_many(called: Called, tmp_path: Path):
     words = ["-m", "dry_run=true", f"hydra.sweep.dir={tmp_path}", "scale=smoke"]
     _, printed = called(*words, "gpus=1,2", "pin_memory=true,True")
@@ -147,7 +153,7 @@ def test_cells_alike_are_measured_once_and_said_in_a_line_where_they_are_many(ca
     assert "12 of 16 cells measure the same as others: left out" in printed and "measures the same" not in printed
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_at_full_scale_it_is_the_papers_and_fits_a_node_of_4_gpus(name: str, plan: Plan):
     entry, expected, same = EXPERIMENTS[name]
     root = ["dataset.root=photographs"] if name in PHOTOGRAPHS else []
@@ -172,6 +178,7 @@ def test_at_full_scale_it_is_the_papers_and_fits_a_node_of_4_gpus(name: str, pla
             assert (getattr(config.dataset, "cache", None), config.numa) == (reads[config.loader.name], "none")
 
 
+@pytest.mark.slow
 def test_no_cell_of_the_full_model_is_refused_for_its_sizes(plan: Plan):
     """Rows, tokenizer, NF4's blocks and QAT's groups fit, as it is checked before a run."""
     checked = set()
@@ -185,7 +192,7 @@ def test_no_cell_of_the_full_model_is_refused_for_its_sizes(plan: Plan):
     assert len(checked) == 15
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_at_smoke_scale_it_has_the_same_axes_on_small_things(name: str, plan: Plan):
     entry, expected, _ = EXPERIMENTS[name]
     words = list[str]()
@@ -286,6 +293,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.slow
 @pytest.mark.parametrize(("entry", "words", "cells"), RUNS, ids=[entry for entry, *_ in RUNS])
 def test_it_runs_at_smoke_scale(entry: str, words: list[str], cells: set[Any], tmp_path: Path, called: Called):

@@ -54,6 +54,7 @@ def test_each_option_has_its_function(group: str):
     assert options(group) == set(GROUPS[group])
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_controller_reads_the_objects_without_torch():
     line = "import sys; from multicard import workloads; workloads.register(); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", line], check=True, cwd=ROOT)

@@ -29,6 +29,8 @@ from multicard.sweep.shares import Pool
 from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited, typed
 from tests.helpers.plan_world import AGO_S, BEGAN_S, World, in_own_time, statuses
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:

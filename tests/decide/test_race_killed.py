@@ -19,6 +19,7 @@ from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited
 WORDS = (*SMALL, "lr=0.1,0.2", "model.width=0.35", "race=images_per_s", "race.block=0.5")
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.slow
 def test_a_race_goes_on_after_a_killed_rank_and_after_a_killed_command(tmp_path: Path):
     def start() -> subprocess.Popen[str]:

@@ -297,6 +297,7 @@ def test_a_process_takes_a_folder_without_a_finished_record(
     ran.journal.close()
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.slow
 def test_a_race_on_cpu_ranks_that_does_not_pay(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Three processes: one raced cell, and both in full; within an allocation of SLURM, as by srun."""
@@ -317,6 +318,7 @@ def test_a_race_on_cpu_ranks_that_does_not_pay(called: Called, tmp_path: Path, m
     assert (tmp_path / ".race" / "images_per_s.jsonl").read_text().count("log_figure") == 1
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_cells_process_ends_when_the_race_is_killed():
     race = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     lines = f"from multicard.ranks import os_calls; os_calls.die_with({race.pid}); print(flush=True); input()"

@@ -407,6 +407,7 @@ def test_an_error_of_a_prediction_stops_no_run(
     assert "no prediction (KeyError: 'a defect')" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_has_the_prediction_that_was_made_before_it(tmp_path: Path, called: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(comparable, "BUSY_SHARE", math.inf)  # other tests are at work too
     words = ["-m", *SMALL, "gpus=1", f"hydra.sweep.dir={tmp_path / 'multirun' / 'sweep'}", "name=sweep"]

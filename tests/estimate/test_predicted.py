@@ -195,6 +195,7 @@ def test_cells_that_will_not_fit_are_refused_before_the_first_starts(node: Node,
     assert code == 1 and "[3/3] refused: fit=refuse" in printed and not (tmp_path / "dry").exists()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_race_leaves_out_what_will_not_fit(
     node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

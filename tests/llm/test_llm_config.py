@@ -1,9 +1,6 @@
 """The options of tune_llm.py: all compose, the closed sets are whole, and what cannot work is refused by its key."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -181,31 +178,6 @@ def test_what_cannot_work_is_refused_by_its_key_before_any_model_is_built(words:
         preflight.prepare(config)
     assert str(refusal.value).startswith(says.replace("{}", str(unfit)))
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    "words", [["--help"], ["--cfg", "job"], ["gpus=0"], ["dataset=digits"], ["method=qlora", "gpus=4"]], ids=" ".join
-)
-def test_answers_that_need_no_torch_do_not_wait_for_it(words: list[str], tmp_path: Path):
-    line = [sys.executable, "-X", "importtime", "tune_llm.py", f"hydra.run.dir={tmp_path / 'run'}", *words]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False)
-    imported = {line.split("|")[2].strip() for line in done.stderr.splitlines() if line.count("|") == 2}
-    assert "hydra" in imported
-    assert not imported & {"torch", "torchtune", "datasets", "wandb", "pyarrow"}
-
-
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [(["dataset=digits"], "dataset=digits"), (["method=qat", "method.groupsize=512"], "method.groupsize=512")],
-)
-def test_a_refused_run_says_why_in_a_line_and_leaves_nothing(
-    words: list[str], key: str, tmp_path: Path, called: Callable[..., tuple[int, str]]
-):
-    code, printed = called(f"hydra.run.dir={tmp_path / 'run'}", *words, entry="tune_llm.py")
-    assert code == 1
-    (line,) = printed.splitlines()
-    assert line.startswith(f"refused: {key}")
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_recipe_follows_from_method_and_gpus():

@@ -68,7 +68,9 @@ def test_every_method_reads_every_template(tuned: Tuned, method: str, template: 
     assert result["communication_bytes"]["all_gather"] == 0
 
 
-@pytest.mark.parametrize(("method", "gpus"), [*((method, 2) for method in METHODS), ("lora", 4)])
+@pytest.mark.parametrize(
+    ("method", "gpus"), [*(pytest.param(method, 2, marks=pytest.mark.core) for method in METHODS), ("lora", 4)]
+)
 def test_communication_bytes_in_closed_form(tuned: Tuned, method: str, gpus: int):
     result = ok(tuned(f"method={method}", f"gpus={gpus}", "dataset.rows=80", FIXED, "max_steps=3"))
     assert len(result["peak_memory_bytes"]["per_rank"]) == gpus
@@ -151,6 +153,7 @@ def on_ranks(words: list[str], gpus: int, folder: Path) -> list[Any]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(gpus)]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize("words", [[], [QWEN, ALL_ADAPTED]], ids=["llama", "qwen"])
 def test_qloras_base_is_nf4(words: list[str], gpus: int, tmp_path: Path):
@@ -162,6 +165,7 @@ def test_qloras_base_is_nf4(words: list[str], gpus: int, tmp_path: Path):
         assert sum(kind == "NF4Tensor" for kind, *_ in rank["kinds"].values()) == 2 * 7
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize(
     ("words", "outputs"), [([], 1), ([QWEN], 0)], ids=["llama", "qwen"]
@@ -173,6 +177,7 @@ def test_qats_linears_are_all_fake_quantised(words: list[str], outputs: int, gpu
         assert all(trained for _, _, trained in rank["kinds"].values())
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("words", [["method=lora"], ["method=dpo"], ["method=full"]])
 @pytest.mark.parametrize("pin", [True, False])
 def test_pin_memory_reaches_the_loader(pin: bool, words: list[str], tmp_path: Path):

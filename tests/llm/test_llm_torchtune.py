@@ -194,6 +194,7 @@ def test_a_checkpoint_of_other_sizes_is_refused(tuned: Tuned, words: list[str], 
     assert says in result["cause"]["message"]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.slow
 def test_running_out_of_memory_is_recorded_and_the_sweep_goes_on(tmp_path: Path):
     limit = 12 * 2**30  # of address space: the first cell's feed-forward layers alone take 48 GB

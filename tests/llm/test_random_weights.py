@@ -58,6 +58,7 @@ def address_space(more_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("method", ["qlora", "full"])
 def test_loading_takes_no_memory_beside_the_model(method: str, precision: str):
@@ -87,6 +88,7 @@ def load_in_little_memory(method: str, precision: str) -> None:
         _ = [weight.to("cpu") for weight in state.values()]  # all at once do not fit
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("method", "precision"),
     [("lora", "fp32"), ("lora", "bf16"), ("qlora", "bf16"), ("dpo", "bf16"), ("full", "bf16"), ("qat", "bf16")],

@@ -109,6 +109,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_process_that_is_killed_holds_nothing():
     words = [sys.executable, "-c", HOLDS, *NAMES, "a\x1b[31m"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -186,6 +187,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_process_that_is_killed_waits_no_more(folder: Path):
     words = [sys.executable, "-c", QUEUES]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -219,6 +221,7 @@ while taken < 100:
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_processes_that_take_by_turns_never_have_the_same(tmp_path: Path):
     words = [sys.executable, "-c", TAKES_BY_TURNS]
     processes = [

@@ -35,6 +35,7 @@ def test_linux_counts_ticks_by_core_and_interrupts_are_nobodys():
     assert load.cores_s(stat) == {0: (150 * tick_s, 40 * tick_s), 3: (1 * tick_s, 0.0)}
 
 
+@pytest.mark.usefixtures("processes")
 def test_descendants_are_the_runs_own_while_they_run_and_after():
     before_s = load.own_cpu_s()
     script = f"{BURN}\nprint(flush=True)\ninput()"

@@ -77,6 +77,7 @@ def test_checkpoints_are_closed_to_others(tmp_path: Path):
     assert mode(tmp_path / "checkpoint") == 0o700
 
 
+@pytest.mark.usefixtures("processes")
 def test_ranks_import_nothing_from_the_folder_that_a_command_is_started_in(tmp_path: Path):
     """Python looks there first, and others may write there."""
     (tmp_path / "selectors.py").write_text("raise SystemExit('run')")  # which the fork server imports

@@ -108,6 +108,7 @@ print(before, after, measure.peak_memory_bytes(device))
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_peak_memory_grows_with_what_is_held():
     # in a process of its own: where the system does not let a peak be reset, that of earlier tests would stand
     done = subprocess.run([sys.executable, "-c", PEAK], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -165,6 +165,7 @@ def test_every_bound_has_its_words_and_its_advice():
             assert llm.advise(typed_llm("method=dpo"), placement, bound)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "bound", "word"),

@@ -146,6 +146,7 @@ def wrapped(folder: Path, work: str, ranks: int) -> failures.Failure | None:
     return elastic.launch(work, (folder, "hello"), Placement("cpu", "gloo", ranks, False), job)
 
 
+@pytest.mark.usefixtures("processes")
 def test_ranks_start_as_commands_under_a_profiler(stand_in: Path, tmp_path: Path):
     folder = tmp_path / "run"
     assert wrapped(folder, "tests.helpers.rank_work:says_hello", 2) is None
@@ -155,6 +156,7 @@ def test_ranks_start_as_commands_under_a_profiler(stand_in: Path, tmp_path: Path
     assert sorted(path.name for path in folder.iterdir()) == ["0.txt", "1.txt", "logs", "profile", "ranks"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_rank_that_fails_under_a_profiler_says_why(stand_in: Path, tmp_path: Path):
     (tmp_path / "run" / "ranks").mkdir(parents=True)
     failure = wrapped(tmp_path / "run", "tests.helpers.rank_work:no_such_function", 1)

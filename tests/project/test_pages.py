@@ -118,6 +118,7 @@ def run(words: list[str], replaced: dict[str, str], folder: Path, called: Called
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("line", VISION)
 def test_a_documented_command_runs(line: str, tmp_path: Path, called: Called):
     words = shlex.split(line)[2:]
@@ -134,6 +135,7 @@ def test_a_documented_command_runs(line: str, tmp_path: Path, called: Called):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("line", TUNING)
 def test_a_documented_tuning_command_runs(line: str, tmp_path: Path, called: Called):
     words = []

@@ -49,6 +49,7 @@ def test_a_rank_that_sees_an_older_checkpoint_than_the_others_is_refused(
         checkpoint.load(tmp_path, alone())
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_controller_needs_no_torch_for_it():
     line = "import sys, multicard.ranks.checkpoint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", line], check=False).returncode == 0

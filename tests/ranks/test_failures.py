@@ -75,6 +75,7 @@ def test_a_rank_reports_an_engine_that_is_not_there_by_its_memory(tmp_path: Path
     assert roomy == unknown == {"kind": "exception", "message": f"RuntimeError: {error}", "memory_bytes": None}
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("opens", [False, True])
 def test_a_full_disk_as_ranks_start_is_one_line_that_names_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], opens: bool

@@ -34,6 +34,7 @@ def wait_for_interruption() -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("number", interruption.SIGNALS, ids=lambda number: number.name)
 def test_while_a_command_imports_a_signal_ends_it_with_a_line(number: signal.Signals, tmp_path: Path):
     interrupted = f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep({DEADLINE_S})\n"
@@ -103,6 +104,7 @@ def test_a_hang_up_that_nohup_ignores_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.usefixtures("processes")
 def test_ranks_that_are_being_started_are_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     warm_up()
     assert interruption.WAITS_IN >= {LocalElasticAgent._start_workers.__name__, Executor.submit_process.__name__}
@@ -146,6 +148,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_terminals_signals_leave_the_helpers_alone_and_a_killed_command_says_nothing():
     done = subprocess.run([sys.executable, "-c", HELPERS], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGKILL, "alive\n", "")

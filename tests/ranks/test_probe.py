@@ -205,6 +205,7 @@ def written(record: dict[str, Any]) -> dict[str, Any]:
     return json.loads((Path(record["folder"]) / "result.json").read_text())
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_probe_of_training_and_the_full_run_stand_side_by_side(
     called: Callable[..., tuple[int, str]], tmp_path: Path
 ):

@@ -24,6 +24,8 @@ from multicard.run.workload import Workload
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import PATIENCE_S, ROOT, SMALL, composed, free_port, warm_up
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 # As if there were a GPU, as far as torch's Python goes: ends at the first import that starts CUDA, with its name
 IMPORT_ON_A_GPU = """
 import os, sys

@@ -152,6 +152,7 @@ def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(tmp_path: Path
     assert content.difference(unknown, known) is None and content.difference(known, unknown) is None
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_record_has_it_and_a_measurement_of_other_data_is_refused_not_taken(
     called: Callable[..., tuple[int, str]], tmp_path: Path
 ):

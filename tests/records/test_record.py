@@ -162,6 +162,7 @@ def test_only_measurements_are_kept(tmp_path: Path, status: str, done: bool):
     assert (run_folder.finished(tmp_path) is not None) is done
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_folder_is_measured_into_by_one_process(tmp_path: Path):
     folder = tmp_path / "sweep" / "cell"
     run_folder.claim(folder)

@@ -64,6 +64,7 @@ def trained(folder: Path, *words: str, bad: list[tuple[int, int]]) -> dict[str, 
     return run.measure(workload, cfg, folder / "sweep" / "1", keep_refused=True)
 
 
+@pytest.mark.usefixtures("processes")
 def test_all_ranks_stop_after_the_epoch_in_which_one_diverged(tmp_path: Path):
     record = trained(tmp_path, "diagnose=true", "profile=kineto", bad=[(0, 0), (1, 2)])
     assert (record["status"], len(record["epochs"]), record["non_finite_losses"]) == ("diverged", 1, 2)
@@ -78,6 +79,7 @@ def test_all_ranks_stop_after_the_epoch_in_which_one_diverged(tmp_path: Path):
     assert run_folder.read_json(folder / "result.json")["status"] == "diverged"  # pyright: ignore[reportOptionalSubscript]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_diverged_run_can_train_on_for_its_timing(tmp_path: Path):
     bad = [(1, 2), (1, 3), (1, 4), (1, 5), (0, 4)]
     record = trained(tmp_path, "stop_on_divergence=false", "profile=kineto", "profile.steps=1", bad=bad)
@@ -86,6 +88,7 @@ def test_a_diverged_run_can_train_on_for_its_timing(tmp_path: Path):
     assert record["step_s"]["mean"] > 0 and record["profile"]["steps"] == 1
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_a_run_got_over_is_counted(tmp_path: Path):
     record = trained(tmp_path, bad=[(0, 0), (1, 1), (0, 4)])
     assert (record["status"], record["cause"], record["non_finite_losses"]) == ("ok", None, 3), record["cause"]
@@ -100,6 +103,7 @@ def test_a_rank_without_a_batch_in_the_last_round_has_not_diverged(measured: Mea
     assert (record["status"], record["non_finite_losses"]) == ("ok", 0), record["cause"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_sweep_goes_on_after_a_divergence_and_ends_well(called: Callable[..., tuple[int, str]], tmp_path: Path):
     words = ("-m", *SMALL, "epochs=2", "lr=1e30,0.01", "model.width=0.35", "name=s", f"hydra.sweep.dir={tmp_path}/s")
     code, printed = called(*words)

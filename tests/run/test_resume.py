@@ -19,6 +19,8 @@ from multicard.vision.summary import summarise
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, typed, warm_up
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 THREADS = ("loader=batched", "loader.ahead=3", "dataset.augment=true")
 pytestmark = pytest.mark.slow
 NO_WORKERS_KEPT = ("loader.persistent_workers=false",)

@@ -37,8 +37,9 @@ def ok(result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def test_the_record_is_whole(measured: Measured):
-    result = ok(measured("gpus=2", "epochs=2", "target_accuracy=0.01"))
+@pytest.mark.core
+def test_the_record_is_whole(once: Measured):
+    result = ok(once("gpus=2", "epochs=2", "target_accuracy=0.01"))
     folder = Path(result["folder"])
     record = json.loads((folder / "result.json").read_text())
     assert record == {key: value for key, value in result.items() if key != "folder"}
@@ -85,8 +86,8 @@ def test_the_record_is_whole(measured: Measured):
     assert sum(record["phases_s"].values()) == pytest.approx(sum(row["step_s"] for row in rows) / len(rows))
 
 
-def test_rates_are_samples_over_the_time_of_the_same_steps(measured: Measured):
-    result = ok(measured("gpus=2"))
+def test_rates_are_samples_over_the_time_of_the_same_steps(once: Measured):
+    result = ok(once("gpus=2"))
     rows = run_folder.read_steps(Path(result["folder"])).to_pylist()
     counted = [row for row in rows if row["step"] >= 1]
     slowest_s = max(sum(row["step_s"] for row in counted if row["rank"] == rank) for rank in (0, 1))
@@ -111,14 +112,14 @@ def test_steps_add_up_to_the_epochs(gpus: int, measured: Measured):
         assert steps_s <= epoch["train_s"] + 1e-6  # which goes on until the rank has noted its last step
 
 
-def test_communication_bytes_in_closed_form(measured: Measured):
-    result = ok(measured("gpus=2", "epochs=2"))
+def test_communication_bytes_in_closed_form(once: Measured):
+    result = ok(once("gpus=2", "epochs=2", "target_accuracy=0.01"))
     parameters = 4 * result["parameters"]
     statistics = 4 * 2 * 17056  # running mean and variance of MobileNetV2's 17,056 channels
     buffers = statistics + 8 * 52  # and 52 batch counters
     assert result["communication_bytes"]["all_reduce"] == 6 * parameters  # 2 (w - 1) / w = 1
     assert result["communication_bytes"]["broadcast"] == parameters + buffers + 6 * buffers + 2 * statistics
-    alone = ok(measured())
+    alone = ok(once())
     assert alone["communication_bytes"]["all_reduce"] == alone["communication_bytes"]["broadcast"] == 0
 
 
@@ -143,6 +144,7 @@ def test_precision_decides_how_many_bytes_cross(measured: Measured):
     assert fp32["d2h"] is fp32["d2d"] is None
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("strategy", "loaded", "trained", "rounds"),
     [("ddp_ds", 2 * 51, 2 * 51, 4), ("ddp_rr", 2 * 101, 101, 4), ("ddp", 2 * 101, 2 * 101, 7)],
@@ -192,7 +194,7 @@ def test_a_target_that_is_not_reached_has_no_time(measured: Measured):
 @pytest.mark.parametrize(
     "words",
     [
-        ["layout=nhwc", "optimizer=adam", "schedule=cosine"],
+        pytest.param(["layout=nhwc", "optimizer=adam", "schedule=cosine", "loader=batched"], marks=pytest.mark.core),
         ["optimizer=adamw", "schedule=constant", "num_workers=2", "gpus=2"],
         ["model.width=0.5", "malloc=system", "strategy.gradient_as_bucket_view=true", "gpus=2"],
         ["model.name=resnet18"],
@@ -288,6 +290,7 @@ def test_real_photographs_train(measured: Measured, tmp_path: Path, words: tuple
         assert result["input"]["decoded"]["train"]["bytes"] == 96 * 32 * 32 * 3
 
 
+@pytest.mark.core
 def test_the_input_of_a_run_is_recorded(measured: Measured):
     result = ok(measured("loader=device", "gpus=2", "epochs=2", "dataset.device_budget_bytes=3072"))
     test = {"mode": "resident", "bytes": 25 * 64, "budget_bytes": 3072}

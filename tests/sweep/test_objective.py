@@ -87,6 +87,7 @@ def returned(monkeypatch: pytest.MonkeyPatch) -> list[JobReturn]:
     return jobs
 
 
+@pytest.mark.usefixtures("processes")
 def test_another_sweeper_gets_the_figure_of_each_cell(called: Called, returned: list[JobReturn], tmp_path: Path):
     words = ["precision=tf32,fp32", "objective=test_accuracy", f"hydra.sweep.dir={tmp_path}"]  # no tf32 on the CPU
     code, printed = called("-m", "hydra/sweeper=basic", *SMALL, *words)
@@ -154,6 +155,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     TOLD.clear()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_search_goes_on_by_what_cells_return(called: Called, search: list[str], tmp_path: Path):
     words = [*search, *SMALL, "objective=test_accuracy", "lr=interval(0.1,0.2)", f"hydra.sweep.dir={tmp_path / 'x'}"]
     code, printed = called(*words, "dry_run=true")

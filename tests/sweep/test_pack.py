@@ -228,6 +228,7 @@ def test_an_interrupted_cell_ends_the_sweep(
     assert second.result is None and not second.folder.exists()
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.slow
 def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):
     words = ["-m", *SMALL, "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path}", "cpus_per_gpu=1"]
@@ -264,6 +265,7 @@ def test_several_nodes_are_refused_before_anything_starts(
     assert not (tmp_path / "sweep" / ".submitit").exists()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_job_that_another_user_put_there_is_not_run(tmp_path: Path):
     """What stands in for another user's folder is one that is open to others."""
     (tmp_path / "1_submitted.pkl").write_bytes(b"cos\nsystem\n(S'echo run'\ntR.")  # a pickle that runs a command
@@ -313,6 +315,7 @@ print("done", together)
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_two_packing_commands_at_once_never_share_a_gpu_or_a_core(tmp_path: Path):
     """Processes with the kernel's locks, each with cells that want one, several or all of the same machine."""
     variables = os.environ | {leases.VARIABLE: str(tmp_path / "leases")}

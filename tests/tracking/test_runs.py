@@ -304,6 +304,7 @@ def test_a_run_that_wandb_has_open_is_ended_when_interrupted(
     assert completed(record, stand_in, tmp_path, monkeypatch) is record and len(calls) == closed
 
 
+@pytest.mark.usefixtures("processes")
 def test_online_without_a_login_ends_before_anything_is_trained(tmp_path: Path):
     clean = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
     env = {**clean, "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}

@@ -181,6 +181,7 @@ datasets.load(images(Path(sys.argv[1])), 0)
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_killed_build_leaves_no_partial_cache(photographs: Path):
     builder = subprocess.Popen([sys.executable, "-c", SLOW, str(photographs)], cwd=ROOT)
     folder = photographs / ".multicard"

@@ -19,6 +19,7 @@ from tests.helpers.rank_work import Small
 from tests.vision.test_strategy import on_ranks
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.slow
 def test_compiling_leaves_no_trace_and_computes_the_same(tmp_path: Path):
     config = typed(*SMALL, "compile=reduce-overhead", "batch_size=4")
@@ -32,6 +33,7 @@ def test_compiling_leaves_no_trace_and_computes_the_same(tmp_path: Path):
     assert compiled["cuda_graphs"] is False  # on CPU ranks
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("world", "strategy", "precision"),
     [(1, "ddp_ds", "fp16"), (2, "ddp_ds", "fp32"), (2, "ddp", "fp32"), (2, "ddp_rr", "fp32")],
@@ -87,6 +89,7 @@ def test_the_modes_options_reach_inductor(mode: str, layout: str):
     assert options.get("triton.cudagraphs", False) == compilation.has_cuda_graphs(mode)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("mode", compilation.CUDA_GRAPHS)
 def test_cuda_graphs_have_each_batch_marked_and_are_warm_before_training(mode: str, tmp_path: Path):
     config = typed(*SMALL, f"compile={mode}", "batch_size=4")
@@ -95,6 +98,7 @@ def test_cuda_graphs_have_each_batch_marked_and_are_warm_before_training(mode: s
     assert seen["cuda_graphs"] is True  # nothing was compiled, so that nothing was left out
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_torch_cannot_compile_is_said(tmp_path: Path):
     config = typed(*SMALL, "compile=true", "batch_size=4")
     with pytest.raises(pytest.fail.Exception, match=r"compile=true: torch cannot compile the model here .*false"):

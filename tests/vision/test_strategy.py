@@ -18,6 +18,8 @@ from multicard.vision.data.loaders import LOADERS
 from multicard.vision.train import smallest_batch
 from tests.conftest import SMALL, has_dali, typed, warm_up
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 
 def on_ranks(world: int, work: str, folder: Path, *arguments: Any) -> list[Any]:
     """What each rank of `tests.helpers.rank_work:work` saved."""

@@ -8,12 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
-from benchmarks.common import ROOT
 from multicard.measure.timing import clock_s, pause
 
-CLUSTER = ROOT / "tests" / "slurm" / "cluster"
+CLUSTER = Path(__file__).parent.parent / "slurm" / "cluster"
 NODES = ("n1", "n2")
 WITHIN_S = 120.0
 
@@ -40,9 +37,9 @@ def home() -> Path:
     return Path(os.environ["SLURM_CONF"]).parent
 
 
-def daemon(name: str) -> psutil.Process:
-    """slurmctld, slurmdbd, or slurmd-n1."""
-    return psutil.Process(int((home() / "run" / f"{name}.pid").read_text()))
+def kill(name: str) -> None:
+    """Kill a daemon: slurmctld, slurmdbd, or slurmd-n1."""
+    os.kill(int((home() / "run" / f"{name}.pid").read_text()), signal.SIGKILL)
 
 
 def start(name: str) -> None:
@@ -50,7 +47,7 @@ def start(name: str) -> None:
     program, _, node = name.partition("-")
     variables = os.environ | {"MYSQL_UNIX_PORT": str(home() / "db" / "sock")}
     subprocess.run([program, *(("-N", node) if node else ())], check=True, env=variables, timeout=60)
-    wait_until_idle() if node else wait_until_answering()
+    wait_until_idle() if node else _wait_for(states)
 
 
 def states() -> list[str]:
@@ -58,10 +55,6 @@ def states() -> list[str]:
         return ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split()
     except subprocess.SubprocessError:
         return []
-
-
-def wait_until_answering() -> None:
-    _wait_for(lambda: bool(states()))
 
 
 def wait_until_idle() -> None:
@@ -89,21 +82,6 @@ def resume() -> None:
     wait_until_idle()
 
 
-def node_of(job: str) -> str:
-    return ask("squeue", "-h", "-j", job, "-o", "%N")
-
-
-def clean(_: object) -> None:
-    """No job, and every node as it was: SLURM drains one that cannot start a job, on a full disk say."""
-    cancel_all()
-    with suppress(TimeoutError):
-        resume()
-
-
 def cancel_all() -> None:
     with suppress(subprocess.SubprocessError):
         ask("scancel", "--user", ask("id", "-un"))
-
-
-def kill(name: str) -> None:
-    daemon(name).send_signal(signal.SIGKILL)

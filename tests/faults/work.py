@@ -7,7 +7,6 @@ ended and before the record is written). Without the variable this is `multicard
 
 import ctypes
 import os
-import signal
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -79,16 +78,11 @@ def swallow() -> None:
     raise RuntimeError(f"{len(chunks)} chunks of {CHUNK_BYTES} bytes did not exceed the limit")
 
 
-def crash() -> None:
-    ctypes.string_at(0)
-
-
 ACTS: dict[str, Callable[[], object]] = {
     "hold": hold,
     "raise": raise_error,
     "run_out": run_out,
     "swallow": swallow,
     "exit": lambda: os._exit(3),
-    "crash": crash,
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "crash": lambda: ctypes.string_at(0),
 }

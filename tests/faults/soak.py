@@ -1,4 +1,6 @@
-"""The soak: a sweep of tiny cells over SLURM with a random fault every few seconds, typed again until all are measured.
+"""A sweep of tiny cells over SLURM with a random fault every few seconds, typed again until all are measured.
+
+    python -m tests.faults.soak MINUTES [SEED]
 
 Every cell has to end with one whole record that never changed once it was there, and nothing may be left.
 """
@@ -6,6 +8,7 @@ Every cell has to end with one whole record that never changed once it was there
 import random
 import shutil
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,12 +17,12 @@ from subprocess import CalledProcessError
 
 import psutil
 
-from benchmarks.faults import cluster, observe
-from benchmarks.faults.command import Command
-from benchmarks.faults.disk import empty, fill, mount
-from benchmarks.faults.fault import TINY, Fault, Trial
 from multicard.measure.timing import clock_s, in_hours, pause
+from multicard.ranks import interruption
 from multicard.records import run_folder
+from tests.faults import cluster, harness
+from tests.faults.acts import empty, fill, mount
+from tests.faults.harness import ROOT, TINY, Command, Fault, Trial
 
 CELLS_A_MINUTE = 20
 AT_ONCE = 4  # jobs
@@ -41,7 +44,7 @@ class Soak:
 
     def look(self) -> None:
         """Note records that have come, and those that are no longer what they were."""
-        records = observe.measured(self.trial.sweep)
+        records = harness.measured(self.trial.sweep)
         self.changed |= {
             folder
             for folder, started_at in self.seen.items()
@@ -125,7 +128,7 @@ def sweep(cells: int) -> Fault:
     words = ("-m", "hydra/launcher=submitit_slurm", "hydra.sweep.dir={sweep}", *TINY, "gpus=1", "cpus_per_gpu=1")
     seeds = ",".join(map(str, range(cells)))
     words = (*words, f"hydra.launcher.array_parallelism={AT_ONCE}", f"seed={seeds}")
-    return Fault("soak", "", words, ("train_vision.py",))
+    return Fault("soak", words, "train_vision.py")
 
 
 def run(minutes: float, seed: int, out: Path) -> int:
@@ -171,15 +174,20 @@ def until_measured(soak: Soak, faults: dict[str, Callable[[Soak], bool]], calm_s
 def report(soak: Soak, cells: int, took_s: float) -> int:
     """Say what is true at the end; the exit code."""
     trial = soak.trial
-    records = observe.records(trial.sweep)
-    whole = sum(record["status"] == "ok" and observe.is_whole(folder, record) for folder, record in records.items())
-    twice = len(soak.changed) + observe.again_measured({}, records)
-    left = [" ".join(process.cmdline()[:6]) for process in trial.outlasting()]
-    left += [str(path.relative_to(trial.sweep)) for path in observe.passing(trial.sweep)]
+    records = harness.records(trial.sweep)
+    whole = sum(record["status"] == "ok" and harness.is_whole(folder, record) for folder, record in records.items())
+    twice = len(soak.changed) + harness.again_measured({}, records)
+    left = trial.left(files=True)
     for name, count in soak.done.items():
         print(f"{count:5} x {name}")
     print(f"the command was typed {len(trial.commands)} times in {in_hours(took_s)}")
     print(f"{whole} of {cells} cells are measured, {twice} of them twice; {len(left)} processes or files are left")
-    for name in left[: observe.NAMED]:
-        print(f"left: {name}")
+    print("\n".join(f"left: {name}" for name in left))
     return 0 if whole == cells and not twice and not left else 1
+
+
+if __name__ == "__main__":
+    for number in interruption.SIGNALS:  # a shell ignores some of them for what it starts beside itself
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # by way of what a trial undoes
+    minutes, *seed = sys.argv[1:]
+    sys.exit(run(float(minutes), int((seed or ["0"])[0]), ROOT / "multirun" / "soak"))

@@ -1,0 +1,150 @@
+"""Faults of jobs and of SLURM itself, on the one that `tests/slurm/cluster up` starts: see cluster.py."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from multicard.measure.timing import pause
+from multicard.records import run_folder
+from tests.faults import cluster, harness
+from tests.faults.acts import empty, fill, held, kill_command, kill_holder, mount, root, said, then_release
+from tests.faults.harness import SWEEP, Fault, Trial
+
+SLURM = (*SWEEP, "gpus=1", "cpus_per_gpu=1", "hydra/launcher=submitit_slurm")
+# SLURM warns of the limit up to a minute before `signal_delay_s`
+SHORT = (*SLURM, "time_min=2", "max_requeues=0", "hydra.launcher.signal_delay_s=10")
+LATE_S = 5.0
+
+
+def claim(trial: Trial) -> dict:
+    """Who measures the first cell: the controller's process and its job."""
+    return json.loads((trial.first_run() / run_folder.RUNNING).read_text())
+
+
+def node(trial: Trial) -> str:
+    return cluster.ask("squeue", "-h", "-j", claim(trial)["job"], "-o", "%N")
+
+
+def steps_of(process: psutil.Process) -> list[psutil.Process]:
+    """SLURM's own processes around a controller."""
+    return [parent for parent in process.parents() if "slurmstepd" in parent.name()]
+
+
+def kill_step(trial: Trial) -> None:
+    """Kill SLURM's own process around the controller, and then the controller."""
+    controller = psutil.Process(claim(trial)["pid"])
+    with suppress(psutil.NoSuchProcess):
+        for each in (*steps_of(controller), controller):
+            each.kill()
+
+
+def node_down(trial: Trial) -> None:
+    """The node is taken down, which ends and requeues its jobs, and comes back."""
+    where, controller = node(trial), psutil.Process(claim(trial)["pid"])
+    running = [controller, *steps_of(controller)]
+    cluster.update(where, "down")
+    while any(each.is_running() for each in running):  # SLURM drains a node that still has the job's earlier start
+        pause(0.2)
+    trial.release()
+    cluster.resume()
+
+
+def restart(name: Callable[[Trial], str]) -> Callable[[Trial], None]:
+    """A daemon is killed, and started again once the first cell has gone on."""
+
+    def act(trial: Trial) -> None:
+        daemon = name(trial)
+        trial.after.callback(cluster.wait_until_idle)
+        cluster.kill(daemon)
+        trial.release()
+        pause(3.0)  # nobody answers meanwhile
+        cluster.start(daemon)
+
+    return act
+
+
+def submitted_once(trial: Trial) -> str | None:
+    """Whether each cell was submitted once, by SLURM's accounting."""
+    names = ",".join(path.stem for path in (trial.sweep / ".submitit").glob("*.json"))
+    number = len(cluster.ask("sacct", "-X", "-n", "-P", "-o", "JobID", "--name", names).split()) if names else 0
+    return None if number == 2 else f"{number} jobs were submitted for two cells"
+
+
+def hide_record(trial: Trial) -> None:
+    """The record is seen late, as on a shared file system: after its job has left the queue."""
+    job, record = claim(trial)["job"], trial.first_run() / run_folder.RESULT
+    trial.release()
+    while not record.exists():
+        pause(0.01)
+    record.rename(record.with_name("late"))
+    while cluster.ask("squeue", "-h", "-r", "-o", "%i").split().count(job):
+        pause(0.5)
+    pause(LATE_S)
+    record.with_name("late").rename(record)
+
+
+def open_to_others(trial: Trial) -> str | None:
+    """Whether others may read or write what SLURM's jobs unpickle."""
+    folder = trial.sweep / ".submitit"
+    open_ = [path.name for path in (folder, *folder.glob("*.pkl")) if path.stat().st_mode & 0o077]
+    return f"open to others: {', '.join(open_)}" if open_ else None
+
+
+def beside(trial: Trial) -> None:
+    """Type the same command once the first has submitted; both wait for the same jobs."""
+    second = trial.start(again=True)
+    trial.wait_for(said(r"was submitted before"))
+    trial.release()
+    second.wait()
+
+
+HELD = Fault("", SLURM, inside="hold@step3", at=held, needs=cluster.problem)
+ENDED = replace(HELD, statuses=("failed", "ok"))
+GOES_ON = replace(HELD, code=0, statuses=("ok", "ok"), check=submitted_once)
+FAULTS = (
+    replace(ENDED, name="recording-killed", inside="hold@record", act=kill_holder(),
+        says=r"^\[1/2\] .*failed: SLURM ended job \S+ on n\d as FAILED"),
+    replace(ENDED, name="slurmstepd-killed", words=SHORT, act=kill_step, statuses=("ok", "timeout"),
+        says=r"^\[1/2\] .*timeout: SLURM ended job \S+ on n\d as TIMEOUT"),
+    replace(HELD, name="full-disk", prepare=mount("sweep", "size=4m"), act=then_release(fill), mend=empty,
+        says=r"^\[1/2\] .*failed: .*(No space left|disk|without leaving a record|no controller was left)",
+        needs=lambda: root() or cluster.problem()),
+    replace(GOES_ON, name="node-down", act=node_down),
+    replace(GOES_ON, name="node-down-recording", inside="hold@record", act=node_down),
+    replace(GOES_ON, name="node-drained", act=then_release(lambda trial: cluster.update(node(trial), "drain"))),
+    replace(GOES_ON, name="slurmd-killed", act=restart(lambda trial: f"slurmd-{node(trial)}")),
+    replace(GOES_ON, name="slurmctld-killed", act=restart(lambda _: "slurmctld")),
+    replace(GOES_ON, name="slurmdbd-killed", act=restart(lambda _: "slurmdbd")),
+    replace(GOES_ON, name="late-record", inside="hold@record", act=hide_record),
+    replace(GOES_ON, name="open-umask", inside="", prefix=("sh", "-c", 'umask 0; exec "$@"', "sh"), at=None,
+        check=open_to_others),
+    replace(HELD, name="terminal-closed", leaves_jobs=True, check=submitted_once, act=kill_command(signal.SIGHUP),
+        code=None),
+    replace(GOES_ON, name="two-commands", act=beside),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """Leave no job, and every node as it was: SLURM drains one that cannot start a job, on a full disk say."""
+    yield
+    if "SLURM_CONF" in os.environ:
+        cluster.cancel_all()
+        cluster.resume()
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.faults
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in FAULTS])
+def test_a_fault_of_slurm_loses_nothing_and_leaves_nothing(fault: Fault, tmp_path: Path):
+    if problem := fault.needs():
+        pytest.skip(problem)
+    assert harness.wrong(fault, tmp_path) == []
