@@ -8,7 +8,7 @@ import pytest
 from multicard.cli import command_line
 from multicard.config import callbacks
 from multicard.llm import workload as llm
-from multicard.sweep import dry_run, executor
+from multicard.sweep import dry_run, executor, slurm_submit
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Pace
 from multicard.vision.workload import WORKLOAD
@@ -53,6 +53,7 @@ def test_what_a_command_takes_is_not_refused(words: list[str]):
     command_line.check(command_line.overrides(words), WORKLOAD)
 
 
+SLURM = "hydra/launcher=submitit_slurm"
 COMPOSED = [
     (["gpus=1.5"], "gpus=1.5: must be a whole number"),
     (["lr=abc"], "lr=abc: must be a number"),
@@ -97,6 +98,37 @@ COMPOSED = [
     (["tokenizer.vocab_size=300"], "tokenizer.vocab_size: belongs to tune_llm.py"),
     (["dataset=samsum"], "dataset=samsum: belongs to tune_llm.py; train_vision.py has digits, mnist, images"),
     (["-m", "model=mobilenet_v2,llama3_8b"], "model=llama3_8b: belongs to tune_llm.py; train_vision.py has mobile"),
+    (
+        ["experiment=templates", "dry_run=true"],
+        "experiment=templates: belongs to tune_llm.py; train_vision.py has image_",
+    ),
+    (
+        ["experiment=tabel2", "dry_run=true"],
+        "experiment=tabel2: no such option; choose one of image_size, layout",
+    ),
+    (["scale=full,smoke", "dry_run=true"], "scale=full,smoke: takes one value, not a sweep"),
+    (["scale=tiny", "dry_run=true"], "scale=tiny: no such option; choose one of full, smoke"),
+    (["-m", "hydra/sweeper=basic", "repeat=3"], "repeat=3: needs multicard's own sweeper; leave hydra/sweeper out"),
+    (["-m", "hydra/sweeper=basic", "repeat=auto"], "repeat=auto: needs multicard's own sweeper"),
+    (["-m", "hydra/sweeper=basic", "experiment=all"], "experiment=all: needs multicard's own sweeper"),
+    (["-m", "objective=fast"], "objective=fast: no figure of a record of train_vision.py; docs/record.md lists them"),
+    (["-m", "+hydra.sweeper.entry=x"], "hydra.sweeper.entry: is hydra.experiment.entry now"),
+    (["-m", "gpus=1,auto"], "gpus=1,auto: auto stands alone, as gpus=auto"),
+    (["-m", "gpus=auto", "race=images_per_s", "precision=fp32,bf16"], "gpus=auto: a race is by what cells measure"),
+    (["-m", "gpus=auto", "probe=true"], "gpus=auto: is by predictions, which probes are made for; give the numbers"),
+    (["-m", "gpus=auto", "predict=true", "predict.gpu=h100-80gb"], "gpus=auto: is of this machine, not of predict.gpu"),
+    (["-m", "gpus=auto", SLURM], "gpus=auto: is of this machine, not of SLURM's"),
+    ([SLURM, "device=cpu", "hydra.launcher.signal_delay_s=x"], "hydra.launcher.signal_delay_s=x: must be a whole num"),
+    ([SLURM, "device=cpu", "hydra.launcher.array_parallelism=0"], "hydra.launcher.array_parallelism=0: must be a who"),
+    ([SLURM, "device=cpu", "hydra.launcher.setup=x"], "hydra.launcher.setup=x: write it as [command,...]"),
+    (
+        [SLURM, "device=cpu", "hydra.launcher.additional_parameters=x"],
+        "hydra.launcher.additional_parameters=x: write it",
+    ),
+    (
+        [SLURM, "device=cpu", "+hydra.launcher.mail=me"],
+        "hydra.launcher.mail: submitit has no such option; use hydra",
+    ),
 ]
 
 
@@ -110,6 +142,7 @@ def test_what_hydra_refuses_is_a_line_and_leaves_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(slurm_submit.shutil, "which", lambda _: "/bin/true")
     code, printed = called(*words)
     assert code == 1 and printed.startswith(f"refused: {line}") and printed.count("\n") == 1 and "\x1b" not in printed
     assert not list(tmp_path.iterdir())
@@ -128,6 +161,12 @@ def test_a_folder_that_was_there_before_or_holds_a_record_stays(tmp_path: Path):
 def test_help_of_a_sweep_shows_its_first_cell(called: Callable[..., tuple[int, str]]):
     code, printed = called("-m", "gpus=3,4", "precision=fp16,bf16", "--help")
     assert code == 0 and "  gpus=3 " in printed and "  precision=fp16 " in printed
+
+
+def test_experiments_of_the_other_entry_are_not_those_of_tuning(called: Callable[..., tuple[int, str]]):
+    code, printed = called("experiment=table2", "dry_run=true", entry="tune_llm.py")
+    assert code == 1 and printed.count("\n") == 1
+    assert printed.startswith("refused: experiment=table2: belongs to train_vision.py; tune_llm.py has dataset_metrics")
 
 
 def test_a_recipe_that_torchtune_does_not_have_is_refused_before_a_rank_starts():

@@ -250,34 +250,13 @@ def test_smoke_shrinks_a_command_without_an_experiment_too(plan: Plan):
     assert single.identity() != whole.identity()
 
 
-REFUSED = [
-    (VISION, "experiment=templates", "experiment=templates: belongs to tune_llm.py; train_vision.py has image_size"),
-    (
-        TUNING,
-        "experiment=table2",
-        "experiment=table2: belongs to train_vision.py; tune_llm.py has dataset_metrics, datasets, llm_api",
-    ),
-    (VISION, "experiment=tabel2", "experiment=tabel2: no such option; choose one of image_size, layout, loaders"),
-    (VISION, "experiment=table2,table3", "experiment=table2,table3: takes one value, not a sweep"),
-    (TUNING, "scale=full,smoke", "scale=full,smoke: takes one value, not a sweep"),
-    (VISION, "scale=tiny", "scale=tiny: no such option; choose one of full, smoke"),
-]
-
-
-@pytest.mark.parametrize(("entry", "word", "says"), REFUSED, ids=[f"{entry} {word}" for entry, word, _ in REFUSED])
-def test_what_is_no_experiment_of_the_entry_is_refused_in_a_line(entry: str, word: str, says: str, called: Called):
-    code, printed = called(word, "dry_run=true", entry=entry)
-    assert code == 1
-    (line,) = printed.splitlines()
-    assert line.startswith(f"refused: {says}")
-
-
 def test_photographs_are_the_users(called: Called, tmp_path: Path):
     code, printed = called("experiment=loaders", f"hydra.sweep.dir={tmp_path}", "gpus=1", "loader=torch")
     assert code == 1
     assert printed.count("refused: dataset.root is not set: set it to a folder") == 2  # both sizes
 
 
+@pytest.mark.slow
 def test_on_slurm_an_experiment_is_arrays_by_gpus(called: Called, tmp_path: Path):
     words = ["experiment=table2", "hydra/launcher=submitit_slurm", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
     code, printed = called(*words)

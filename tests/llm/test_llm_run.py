@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,10 @@ def steps(result: dict[str, Any], column: str, rank: int = 0) -> np.ndarray:
     return table[column].to_numpy()[table["rank"].to_numpy() == rank]
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-@pytest.mark.parametrize("method", METHODS)
+READ = {*product(METHODS, ["instruct"]), *product(["lora", "dpo"], TEMPLATES)}  # templates of rows and of pairs
+
+
+@pytest.mark.parametrize(("method", "template"), sorted(READ))
 def test_every_method_reads_every_template(tuned: Tuned, method: str, template: str):
     result = ok(tuned(f"method={method}", f"template={template}", "dataset.rows=40"))
     assert result["kind"] == "llm"
@@ -178,8 +181,10 @@ def test_qats_linears_are_all_fake_quantised(words: list[str], outputs: int, gpu
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("words", [["method=lora"], ["method=dpo"], ["method=full"]])
-@pytest.mark.parametrize("pin", [True, False])
+@pytest.mark.parametrize(
+    ("words", "pin"),
+    [(["method=lora"], True), (["method=dpo"], True), (["method=full"], True), (["method=lora"], False)],
+)
 def test_pin_memory_reaches_the_loader(pin: bool, words: list[str], tmp_path: Path):
     (rank,) = on_ranks([*words, "dataset.rows=20", f"pin_memory={str(pin).lower()}"], 1, tmp_path)
     assert rank["pin_memory"] is pin

@@ -114,6 +114,7 @@ def test_figures_of_them_have_the_bars_of_their_steps():
     assert set(measured) == {None, chart_data.OF_STEPS}
 
 
+@pytest.mark.slow
 def test_runs_are_reported_with_the_same_figures(tmp_path: Path):
     assert main(["report", RUNS, "--out", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text()

@@ -290,7 +290,7 @@ def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
     on_hold = "hydra.launcher.additional_parameters={hold: true}"
     running, latest = sweep.start(on_hold), other.start(on_hold, "code=latest")
     jobs = wait_for(lambda: held if len(held := ask("squeue", "-h", "-t", "PD", "-o", "%F").split()) == 2 else None)
-    with (copy / "multicard" / "cli.py").open("a") as file:
+    with (copy / "multicard" / "cli" / "command.py").open("a") as file:
         file.write("# edited while the job waits\n")
     ask("scontrol", "release", *jobs)
     output, _ = running.communicate(timeout=PATIENCE_S)

@@ -188,23 +188,6 @@ def test_single_runs_that_begin_at_once_choose_different_gpus(bound: list[list[i
             assert os.environ[devices.VISIBLE] == "b" and bound == [[1, 2, 3]]
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["gpus=1,auto"], "gpus=1,auto: auto stands alone, as gpus=auto"),
-        (["gpus=auto", "race=images_per_s", "precision=fp32,bf16"], "gpus=auto: a race is by what cells measure"),
-        (["gpus=auto", "probe=true"], "gpus=auto: is by predictions, which probes are made for; give the numbers"),
-        (["gpus=auto", "predict=true", "predict.gpu=h100-80gb"], "gpus=auto: is of this machine, not of predict.gpu"),
-        (["gpus=auto", "hydra/launcher=submitit_slurm"], "gpus=auto: is of this machine, not of SLURM's"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_where_it_has_no_meaning_it_is_refused(called: Called, tmp_path: Path, words: list[str], line: str):
-    code, printed = called("-m", *words, f"hydra.sweep.dir={tmp_path / 'x'}")
-    assert code == 1 and printed.startswith(f"refused: {line}") and printed.count("\n") == 1
-    assert not (tmp_path / "x").exists()
-
-
 def test_it_takes_the_place_of_an_axis():
     assert command_line.switched(["gpus=auto"], WORKLOAD) == ["gpus=1", "gpus_auto=true"]
     assert composed("gpus=1", "gpus_auto=true").gpus_auto is True

@@ -168,23 +168,6 @@ def test_a_search_goes_on_by_what_cells_return(called: Called, search: list[str]
     assert code == 1 and "[1/1] measured before (ok)" in printed  # 1: a cell was refused
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["hydra/sweeper=basic", "repeat=3"], "repeat=3: needs multicard's own sweeper; leave hydra/sweeper out"),
-        (["hydra/sweeper=basic", "repeat=auto"], "repeat=auto: needs multicard's own sweeper"),
-        (["hydra/sweeper=basic", "experiment=all"], "experiment=all: needs multicard's own sweeper"),
-        (["objective=fast"], "objective=fast: no figure of a record of train_vision.py; docs/record.md lists them"),
-        (["+hydra.sweeper.entry=x"], "hydra.sweeper.entry: is hydra.experiment.entry now"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_another_sweeper_cannot_do_is_refused(called: Called, tmp_path: Path, words: list[str], line: str):
-    code, printed = called("-m", *words, f"hydra.sweep.dir={tmp_path / 'sweep'}")
-    assert code == 1 and printed.startswith(f"refused: {line}") and printed.count("\n") == 1
-    assert not (tmp_path / "sweep").exists()
-
-
 def test_groups_without_an_option_may_be_added():
     assert workloads.optional_groups(WORKLOAD) == ["experiment"]
     assert workloads.optional_groups(llm.WORKLOAD) == ["template", "experiment"]

@@ -354,27 +354,3 @@ def test_a_refused_submission_is_a_line_and_leaves_no_job(
     left = {path.name for path in sweep.rglob("*") if path.is_file()}
     assert left <= {"multirun.yaml", "result.json", "lock"}
     assert sweep.exists() == (not line.startswith("hydra"))  # what holds for all cells leaves nothing
-
-
-@pytest.mark.parametrize(
-    ("option", "line"),
-    [
-        ("hydra.launcher.signal_delay_s=x", "hydra.launcher.signal_delay_s=x: must be a whole number"),
-        ("hydra.launcher.array_parallelism=0", "hydra.launcher.array_parallelism=0: must be a whole number"),
-        ("hydra.launcher.setup=x", "hydra.launcher.setup=x: write it as [command,...]"),
-        ("hydra.launcher.additional_parameters=x", "hydra.launcher.additional_parameters=x: write it as {option: "),
-        ("+hydra.launcher.mail=me", "hydra.launcher.mail: submitit has no such option; use hydra.launcher.additional"),
-    ],
-)
-def test_an_option_of_the_launcher_that_is_none_is_a_line(
-    option: str,
-    line: str,
-    called: Callable[..., tuple[int, str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(slurm_submit.shutil, "which", lambda _: "/bin/true")
-    words = ["device=cpu", "hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
-    code, printed = called(*words, option)
-    assert code == 1 and printed.startswith(f"refused: {line}") and printed.count("\n") == 1
-    assert not (tmp_path / "sweep").exists()
