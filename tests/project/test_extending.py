@@ -51,7 +51,7 @@ if __name__ == "__main__":
     assert record["communication_bytes"]["all_reduce"] > 0
     for state in test_claims.STATES:
         test_claims.test_a_claim_is_judged_by_what_was_measured("qlora-below-lora", state, fresh())
-    test_claims.test_what_was_not_measured_has_its_command("qlora-below-lora", fresh())
+    test_claims.test_what_was_not_measured_has_its_command(fresh())
     analysis.main(["claims", "tests/fixtures/records_v1", "--only", "qlora-below-lora"])
 """
 
