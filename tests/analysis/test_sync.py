@@ -193,6 +193,7 @@ def test_without_a_server_nothing_is_tried(
     wandb.teardown()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_that_is_followed_online_is_the_one_that_its_record_names(tmp_path: Path, wandb_server: Server):
     warm_up()
     cfg = composed(*SMALL, "tracker.mode=online", "tracker.project=trial", "epochs=2")

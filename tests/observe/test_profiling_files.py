@@ -348,6 +348,7 @@ def test_a_report_is_exported_by_nsys_where_it_is(
     assert len(read([folder]).ranks) == 1  # the export that is there already
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_benchmark_reads_what_it_writes(tmp_path: Path):
     path = tmp_path / "made.json"
     events = profile_reader.write(path, 2_000_000)

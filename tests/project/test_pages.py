@@ -82,7 +82,7 @@ def test_the_readme_is_short_and_names_every_page():
 
 
 def test_make_targets_and_modules_that_are_named_exist():
-    text = "\n".join(PAGES.values())
+    text = "\n".join(page for name, page in PAGES.items() if name != "CHANGELOG.md")  # which names what is gone
     code = "\n".join([*FENCED.findall(text), *re.findall(r"`([^`\n]+)`", text)])
     for target in set(re.findall(r"^make ([a-z-]+)", code, re.MULTILINE)):
         assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
