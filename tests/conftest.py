@@ -36,6 +36,7 @@ from multicard.config.vision import VisionConfig
 from multicard.llm import workload as llm
 from multicard.measure.timing import clock_s, pause
 from multicard.ranks import elastic, interruption
+from multicard.records import run_folder
 from multicard.run import controller as run
 from multicard.vision.workload import WORKLOAD
 from tests.helpers import wandb_stand_in
@@ -134,7 +135,9 @@ class Measuring:
 
     def __call__(self, *overrides: str) -> dict[str, Any]:
         cfg = composed(*self.small, *overrides, entry=self.entry)
-        return run.measure(self.workload, cfg, self.folder / "sweep" / str(next(self.numbers)), keep_refused=True)
+        return as_dict(
+            run.measure(self.workload, cfg, self.folder / "sweep" / str(next(self.numbers)), keep_refused=True)
+        )
 
 
 class Tuning(Measuring):
@@ -157,6 +160,12 @@ def measured(processes: None, tmp_path: Path) -> Measuring:
 @pytest.fixture
 def tuned(processes: None, tmp_path: Path) -> Tuning:
     return Tuning(tmp_path)
+
+
+def as_dict(measured: run_folder.Run) -> dict[str, Any]:
+    """What result.json has of a run, with its `folder`, and `tracker_error` where W&B failed."""
+    problem = {} if measured.tracker_error is None else {"tracker_error": measured.tracker_error}
+    return run_folder.content_of(measured.record) | {"folder": str(measured.folder), **problem}
 
 
 def awaited(condition: Callable[[], Any]) -> Any:

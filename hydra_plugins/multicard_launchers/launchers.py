@@ -261,7 +261,7 @@ class LocalLauncher(SweepLauncher):
             )
             _ = done.return_value  # raises what the task raised: a defect, never a run's end
             assert cell.result is not None
-            if cell.result["status"] == "interrupted":
+            if cell.result.status == "interrupted":
                 raise KeyboardInterrupt
             pace.say_progress([cell])
             streak.add(cell)

@@ -8,10 +8,11 @@ from typing import Any
 
 from multicard.config.base import RunConfig
 from multicard.machine import devices
+from multicard.records.schema_parts import Prediction
 from multicard.run.session import say
 
 
-def prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> dict[str, Any] | None:
+def prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> Prediction | None:
     """The record's `prediction` of a run in `folder`, on the code that `environment.git` describes; None where nothing
     is known of it.
     """
@@ -31,15 +32,13 @@ def no_reason_to_stop() -> Iterator[None]:
         say(f"no prediction ({type(error).__name__}: {error}); please report this error of multicard", error=True)
 
 
-def _prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> dict[str, Any] | None:
+def _prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> Prediction | None:
     from multicard.estimate import history  # what starts without a history does without
 
     if not history.read(history.history_folders(folder)).runs and not devices.visible_gpus():
         return None
-    import msgspec
-
     from multicard.estimate.estimates import Basis, estimate
 
     (estimated,) = estimate([config], folder, git=git)
     known = estimated.basis is not Basis.unknown or estimated.needed_memory_bytes is not None
-    return msgspec.to_builtins(estimated.prediction) if known else None
+    return estimated.prediction if known else None

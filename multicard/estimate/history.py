@@ -83,7 +83,7 @@ class PastRun:
     @cached_property
     def marks(self) -> str:
         """The marks of the run in tables (`comparable.marks`)."""
-        return comparable.marks(_marked(self.record))
+        return comparable.marks(self.record)
 
     @cached_property
     def left_out(self) -> str | None:
@@ -257,21 +257,6 @@ def _run(path: str, modified_ns: int, inode: int) -> PastRun | None:
     if record.schema_version > SCHEMA_VERSION:
         raise ValueError("written by a newer version")
     return PastRun(record, Path(path).parent) if record.status in FINISHED else None
-
-
-def _marked(record: AnyRecord) -> dict[str, Any]:
-    """What `comparable.marks` reads."""
-    others = {} if record.load is None else msgspec.to_builtins(record.load)
-    disturbers = [] if record.gpu is None else record.gpu.disturbed_by
-    axes = {"device": record.axes.get("device"), "gpus": _count(record.axes.get("gpus"))}
-    profile = record.config.get("profile")
-    return {
-        "axes": axes,
-        "config": {"profile": profile if isinstance(profile, dict) else None},
-        "load": others,
-        "cores": record.cores,
-        "gpu": {"disturbed_by": disturbers},
-    }
 
 
 def _count(value: Any) -> int:

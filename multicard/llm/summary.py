@@ -1,14 +1,19 @@
 """The summary in result.json, from the ranks' files and steps."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from multicard.config.llm import LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models
-from multicard.measure import compile_cache, formulas, losses
+from multicard.measure import formulas, losses
 from multicard.ranks.meeting import peak_memory
+from multicard.records.schema import LlmEpoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
+from multicard.records.schema_parts import Communication, Divergence, Segment, Statistics, TextRows, Transfers
 from multicard.records.steps import COLUMNS
 
 REWARDS = {"chosen": "rewards_chosen", "rejected": "rewards_rejected", "accuracy": "rewards_accuracies"}
@@ -49,63 +54,55 @@ def axes(config: Any, device: str) -> dict[str, Any]:
 
 
 def summarise(
-    config: LlmConfig, placement: Placement, ranks: list[dict[str, Any]], steps: Any, joules: float | None = None
-) -> dict[str, Any]:
-    """The summary of a run, whole or cut short.
+    record: LlmRecord, config: LlmConfig, placement: Placement, ranks: list[dict[str, Any]], steps: Any
+) -> None:
+    """Fill in the figures of a run, whole or cut short.
 
     Args:
+        record: with its `gpu`.
         ranks: the rank files, by rank.
         steps: the steps of all ranks (an Arrow table), or None where no epoch ended.
-        joules: of all GPUs while it trained; None where that is not known.
     """
     table = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
     first = ranks[0] if ranks else {}
     ended = min((len(rank["epochs"]) for rank in ranks), default=0)  # epochs, on all ranks
     table = {name: column[table["epoch"] < ended] for name, column in table.items()} if ended else {}
-    epochs = [_epoch(index, ranks, table) for index in range(ended)]
-    speed = _speed(ranks, table, config.skip_steps)
-    tokens = speed["tokens"]["non_padding"]
-    total_s = epochs[-1]["ended_s"] if epochs else None
-    return {
-        "total_s": total_s,
-        # a run that is stopped starts anew: it is measured in one piece
-        "segments": [{"first_step": 0, "steps": sum(epoch["steps"] for epoch in epochs), "trained_s": total_s}],
-        "epochs": epochs,
-        **speed,
-        "joules_per_token": None if joules is None or not tokens else joules / tokens,
-        "loss": _loss(table),
-        **_judged(table, len(ranks), methods.of(config).pairs),
-        "text_rows": first.get("text_rows"),
-        **({"rewards": _rewards(table)} if methods.of(config).pairs else {}),
-        "peak_memory_bytes": peak_memory(ranks, placement.device) | _phases(ranks),
-        "transfer_bytes": _transfers(table, placement),
-        "communication_bytes": _communication(ranks),
-        "parameters": first.get("parameters"),
-        "trainable_parameters": first.get("trainable_parameters"),
-        "nf4_tensors": first.get("nf4_tensors"),
-        "fake_quantised_linears": first.get("fake_quantised_linears"),
-        "cuda_graphs": first.get("cuda_graphs"),
-        **_work(config, ranks, table, speed),
-        "compile_s": max((rank["compile_s"] for rank in ranks if "compile_s" in rank), default=None),
-        "compile_cache": compile_cache.over_ranks(rank.get("compile_cache") for rank in ranks),
-        "warmup_steps": first.get("warmup_steps"),
-        "threads": first.get("threads"),
-        "oversubscribed": placement.oversubscribed,
-    }
+    record.epochs = epochs = [_epoch(index, ranks, table) for index in range(ended)]
+    record.total_s = epochs[-1].ended_s if epochs else None
+    # a run that is stopped starts anew: it is measured in one piece
+    record.segments = [Segment(steps=sum(epoch.steps or 0 for epoch in epochs), trained_s=record.total_s)]
+    _rate(record, ranks, table, config.skip_steps)
+    if record.training_joules is not None and record.tokens and record.tokens.non_padding:
+        record.joules_per_token = record.training_joules / record.tokens.non_padding
+    record.loss = _loss(table)
+    pairs = methods.of(config).pairs
+    record.non_finite_losses, record.divergence = _judged(table, len(ranks), pairs)
+    record.rewards = _rewards(table) if pairs else UNSET
+    record.peak_memory_bytes = peak_memory(ranks, placement.device)
+    record.peak_memory_bytes.setup, record.peak_memory_bytes.train = _phases(ranks)
+    source = "counted" if placement.device == "cuda" else "counted: what would cross to a device"
+    record.transfer_bytes = Transfers(h2d=int(table["h2d_bytes"].sum()) if table else 0, source=source)
+    record.communication_bytes = _communication(ranks)
+    record.text_rows = msgspec.convert(first.get("text_rows"), TextRows | None)
+    for name in ("parameters", "trainable_parameters", "nf4_tensors", "fake_quantised_linears"):
+        setattr(record, name, first.get(name))
+    record.cuda_graphs, record.warmup_steps = first.get("cuda_graphs"), first.get("warmup_steps")
+    record.threads = first.get("threads")
+    record.flops_per_token, record.mfu = _work(record, config, ranks, table)
 
 
-def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]) -> dict[str, Any]:
+def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]) -> LlmEpoch:
     """One epoch over all ranks: times are the slowest rank's."""
     by_rank = [rank["epochs"][index] for rank in ranks]
     rows = table["epoch"] == index
-    return {
-        "epoch": index,
-        "steps": by_rank[0]["steps"],
-        "train_s": max(epoch["train_s"] for epoch in by_rank),
-        "ended_s": max(epoch["ended_s"] for epoch in by_rank),
-        "train_loss": float(table["loss"][rows & (table["rank"] == 0)].mean()) if rows.any() else None,
-        "samples": int(table["samples"][rows].sum()),
-    }
+    return LlmEpoch(
+        epoch=index,
+        steps=by_rank[0]["steps"],
+        train_s=max(epoch["train_s"] for epoch in by_rank),
+        ended_s=max(epoch["ended_s"] for epoch in by_rank),
+        train_loss=float(table["loss"][rows & (table["rank"] == 0)].mean()) if rows.any() else None,
+        samples=int(table["samples"][rows].sum()),
+    )
 
 
 def _numbers(table: dict[str, np.ndarray]) -> np.ndarray:
@@ -114,26 +111,24 @@ def _numbers(table: dict[str, np.ndarray]) -> np.ndarray:
     return table["epoch"] * per_epoch + table["step"]
 
 
-def _speed(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], skip: int) -> dict[str, Any]:
-    """Iteration times, tokens, and tokens/s after the warm-up."""
+def _rate(record: LlmRecord, ranks: list[dict[str, Any]], table: dict[str, np.ndarray], skip: int) -> None:
+    """Fill in iteration times, tokens, and tokens/s after the warm-up."""
+    record.tokens, record.tokens_per_s = Tokens(), TokenRates()
     if not table or not len(table["step"]):
-        nothing = dict.fromkeys(TOKENS)
-        empty = {"iteration_s": formulas.statistics([], skip), "data_s": None}
-        return empty | {"tokens": nothing, "tokens_per_s": dict(nothing)}
+        record.iteration_s = msgspec.convert(formulas.statistics([], skip), Statistics)
+        return
     number = _numbers(table)
     steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS))
     measured = number >= skip
     by_rank = [measured & (table["rank"] == rank["rank"]) for rank in ranks]
     seconds = [table["step_s"][rows].sum() for rows in by_rank]
-    return {
-        "iteration_s": formulas.statistics(steps_s, skip),
-        "data_s": float(table["data_s"][measured].mean()) if measured.any() else None,  # mean over the ranks
-        "tokens": {name: int(table[column].sum()) for name, column in TOKENS.items()},
-        "tokens_per_s": {
-            name: formulas.throughput_per_s([table[column][rows].sum() for rows in by_rank], seconds)
-            for name, column in TOKENS.items()
-        },
-    }
+    record.iteration_s = msgspec.convert(formulas.statistics(steps_s, skip), Statistics)
+    if measured.any():
+        record.data_s = float(table["data_s"][measured].mean())  # mean over the ranks
+    for name, column in TOKENS.items():
+        setattr(record.tokens, name, int(table[column].sum()))
+        rate = formulas.throughput_per_s([table[column][rows].sum() for rows in by_rank], seconds)
+        setattr(record.tokens_per_s, name, rate)
 
 
 def _first_rank(table: dict[str, np.ndarray], column: str) -> np.ndarray:
@@ -144,80 +139,72 @@ def last_tenth(values: np.ndarray) -> np.ndarray:
     return values[-max(1, len(values) // 10) :]
 
 
-def _loss(table: dict[str, np.ndarray]) -> dict[str, float | None]:
+def _loss(table: dict[str, np.ndarray]) -> Loss:
     """Of all ranks together, as rank 0 logs it; DPO's is divided by the world size, over which torchtune sums it."""
     logged = _first_rank(table, "loss")
     if not len(logged):
-        return {"first": None, "last": None, "mean_of_last_tenth": None}
-    last = float(last_tenth(logged).mean())
-    return {"first": float(logged[0]), "last": float(logged[-1]), "mean_of_last_tenth": last}
+        return Loss()
+    return Loss(float(logged[0]), float(logged[-1]), float(last_tenth(logged).mean()))
 
 
-def _judged(table: dict[str, np.ndarray], ranks: int, pairs: bool) -> dict[str, Any]:
-    """What is said of losses that are not finite; of several ranks only the loss of all together is known.
+def _judged(table: dict[str, np.ndarray], ranks: int, pairs: bool) -> tuple[int | None, Divergence | None]:
+    """The losses that are not finite; of several ranks only the loss of all together is known.
 
     DPO's rewards count too: its loss is 0 where the margin between them is infinite.
     """
     if not table:
-        return losses.UNKNOWN
+        return None, None
     logged = {name: _first_rank(table, name) for name in table}
     columns = ("loss", "rewards_chosen", "rewards_rejected") if pairs else ("loss",)
-    judged = losses.judge(logged, np.all([np.isfinite(logged[column]) for column in columns], axis=0))
-    if judged["divergence"] is not None and ranks > 1:
-        judged["divergence"]["rank"] = None
-    return judged
+    count, first = losses.judge(logged, np.all([np.isfinite(logged[column]) for column in columns], axis=0))
+    if first is None:
+        return count, None
+    epoch, step, rank = first
+    return count, Divergence(epoch, step, None if ranks > 1 else rank)
 
 
-def _rewards(table: dict[str, np.ndarray]) -> dict[str, float | None]:
+def _rewards(table: dict[str, np.ndarray]) -> Rewards:
     """DPO's implicit rewards and the share of pairs that they order rightly: means of the last tenth of the steps.
 
     torchtune's single-device recipe logs those of the last batch of each step, the distributed one the ranks' mean.
     """
-    rewards: dict[str, float | None] = {}
+    rewards = Rewards()
     for name, column in REWARDS.items():
         values = _first_rank(table, column)
-        rewards[name] = float(last_tenth(values).mean()) if len(values) else None
-    chosen, rejected = rewards["chosen"], rewards["rejected"]
-    return rewards | {"margin": None if chosen is None or rejected is None else chosen - rejected}
+        setattr(rewards, name, float(last_tenth(values).mean()) if len(values) else None)
+    if rewards.chosen is not None and rewards.rejected is not None:
+        rewards.margin = rewards.chosen - rewards.rejected
+    return rewards
 
 
-def _phases(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def _phases(ranks: list[dict[str, Any]]) -> Iterator[int | None]:
     """The maxima while the model was built and while it was trained."""
-    peaks = {}
     for phase in ("setup", "train"):
         by_rank = [rank.get(f"{phase}_peak_memory_bytes") for rank in ranks]
-        peaks[phase] = max((peak for peak in by_rank if peak is not None), default=None)
-    return peaks
+        yield max((peak for peak in by_rank if peak is not None), default=None)
 
 
-def _transfers(table: dict[str, np.ndarray], placement: Placement) -> dict[str, Any]:
-    """Batches that the recipes handed to their devices, over all ranks."""
-    source = "counted" if placement.device == "cuda" else "counted: what would cross to a device"
-    moved = int(table["h2d_bytes"].sum()) if table else 0
-    return {"h2d": moved, "d2h": None, "d2d": None, "source": source}
-
-
-def _communication(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _communication(ranks: list[dict[str, Any]]) -> Communication | None:
     """Bytes that a rank receives in collectives while it trains, the highest of the ranks; None where none finished."""
     counted = [rank["communication_bytes"] for rank in ranks if "communication_bytes" in rank]
     if not counted:
         return None
-    return {kind: max(count[kind] for count in counted) for kind in counted[0]} | {"per": "rank", "source": "counted"}
+    highest = {kind: max(count[kind] for count in counted) for kind in counted[0]}
+    return Communication(**highest, per="rank", source="counted")
 
 
 def _work(
-    config: LlmConfig, ranks: list[dict[str, Any]], table: dict[str, np.ndarray], speed: dict[str, Any]
-) -> dict[str, Any]:
-    """`flops_per_token` (of all tokens, padding too) and the share of the devices' peak that it makes."""
+    record: LlmRecord, config: LlmConfig, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]
+) -> tuple[float | None, float | None]:
+    """FLOPs a token (of all tokens, padding too) and the share of the devices' peak that they make."""
     if not table or not table["tokens"].sum():
-        return {"flops_per_token": None, "mfu": None}
-    vocabulary, rate = ranks[0]["vocabulary"], speed["tokens_per_s"]["all"]
+        return None, None
+    vocabulary, rate = ranks[0]["vocabulary"], record.tokens_per_s and record.tokens_per_s.all
     length = float(table["attended"].sum() / table["tokens"].sum())
     adapters, passes = methods.adapter_parameters(config, vocabulary), methods.of(config).reference_passes
     flops = models.flops_per_token(config.model, vocabulary, length, adapters, passes)
     peak = peak_flops_per_s(ranks[0]["device"], config.precision.name)
-    share = None if peak is None or rate is None else flops * rate / (len(ranks) * peak)
-    return {"flops_per_token": flops, "mfu": share}
+    return flops, None if peak is None or rate is None else flops * rate / (len(ranks) * peak)
 
 
 # Dense matrix peaks in operations a second (NVIDIA's data sheets): fp32 without TF32, as torchtune computes, and bf16

@@ -10,6 +10,7 @@ from multicard.config.placement import Placement
 from multicard.llm import methods, preflight, summary, torchtune_config
 from multicard.llm.data import content
 from multicard.llm.data.templates import TEMPLATES
+from multicard.records.schema import LlmRecord
 from multicard.run.workload import Workload
 
 SCHEMAS: dict[str, dict[str, type]] = {
@@ -77,6 +78,7 @@ WORKLOAD = Workload(
     arguments=arguments,
     axes=summary.axes,
     describe=describe,
+    record=LlmRecord,
     summarise=summary.summarise,
     advise=advise,
     unit="tokens",

@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any
 
 import numpy as np
-
-UNKNOWN = {"non_finite_losses": None, "divergence": None}  # of a run without a finished epoch
 
 
 def end_finite(losses: Sequence[float]) -> bool:
@@ -14,8 +11,8 @@ def end_finite(losses: Sequence[float]) -> bool:
     return not losses or isfinite(losses[-1])
 
 
-def judge(table: Mapping[str, np.ndarray], finite: np.ndarray) -> dict[str, Any]:
-    """The record's `non_finite_losses` and `divergence`.
+def judge(table: Mapping[str, np.ndarray], finite: np.ndarray) -> tuple[int, tuple[int, int, int] | None]:
+    """The number of losses that are not finite, and epoch, step and rank where a run diverged.
 
     A run diverged where the last loss of a rank is not finite. Losses from which it recovered are only counted.
 
@@ -31,5 +28,4 @@ def judge(table: Mapping[str, np.ndarray], finite: np.ndarray) -> dict[str, Any]
         finite_rows = np.flatnonzero(finite[rows])
         trailing = rows[finite_rows[-1] + 1 :] if len(finite_rows) else rows
         starts += [(int(epoch[row]), int(step[row]), int(number)) for row in trailing[:1]]
-    first = dict(zip(("epoch", "step", "rank"), min(starts), strict=True)) if starts else None
-    return {"non_finite_losses": int((~finite).sum()), "divergence": first}
+    return int((~finite).sum()), min(starts, default=None)

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from statistics import median
-from typing import Any
+
+from multicard.records.schema_parts import Diagnosis
 
 WHOLE_BATCHES = ("whole", "host", "device", "alone", "core")  # ablations that train on them
 DESCRIPTIONS = {
@@ -52,7 +53,7 @@ def _spread_s(rounds_s: dict[str, list[float]]) -> dict[str, float]:
     return {cost: max(values) - min(values) for cost, values in known.items()}
 
 
-def diagnose(ranks: list[dict[str, list[float]]], advise: Callable[[str], str]) -> dict[str, Any]:
+def diagnose(ranks: list[dict[str, list[float]]], advise: Callable[[str], str]) -> Diagnosis:
     """The record's `diagnosis`.
 
     Args:
@@ -68,12 +69,12 @@ def diagnose(ranks: list[dict[str, list[float]]], advise: Callable[[str], str]) 
     clear = most_s > spread_s[largest]
     finding = f"{DESCRIPTIONS[largest]} is {most_s / whole:.0%} of a step of {1e3 * whole:.1f} ms"
     unclear = f"no bound is clear: {finding}, but rounds differ by {1e3 * spread_s[largest]:.1f} ms. Diagnose again"
-    return {
-        "bound": largest if clear else None,
-        "sentence": f"bound by {largest}: {finding}. To try next: {advise(largest)}" if clear else unclear,
-        "saves_s": saves_s,
-        "saves_spread_s": spread_s,
-        "step_s": step_s,
-        "spread": (max(rounds_s["whole"]) - min(rounds_s["whole"])) / whole,  # range over median
-        "rounds_s": rounds_s,
-    }
+    return Diagnosis(
+        bound=largest if clear else None,
+        sentence=f"bound by {largest}: {finding}. To try next: {advise(largest)}" if clear else unclear,
+        saves_s=saves_s,
+        saves_spread_s=spread_s,
+        step_s=step_s,
+        spread=(max(rounds_s["whole"]) - min(rounds_s["whole"])) / whole,  # range over median
+        rounds_s=rounds_s,
+    )

@@ -3,29 +3,12 @@
 import errno
 import signal
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from threading import main_thread
 
 from multicard.machine.environment import host
 from multicard.measure.memory import DeviceMemory
 from multicard.ranks import interruption
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a run ended: the record's `cause`.
-
-    kind: oom, diverged, exception, signal, exit, node, interrupt, timeout, preempted or requeued; slurm, disk,
-    tracker, record, launch or refused.
-    """
-
-    kind: str
-    message: str
-    rank: int | None = None
-    host: str | None = None
-    memory_bytes: int | None = None  # held by the rank when memory ran out
-    log: str | None = None  # relative to the run folder
-    log_tail: tuple[str, ...] = ()
+from multicard.records.schema_parts import Cause as Failure
 
 
 class Interrupted(BaseException):

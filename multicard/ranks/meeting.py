@@ -7,6 +7,7 @@ from multicard.machine.devices import used_gpu
 from multicard.machine.environment import cpu_set, host
 from multicard.measure import memory
 from multicard.ranks.process import Rank
+from multicard.records.schema_parts import Memory
 
 if TYPE_CHECKING:
     import torch
@@ -73,8 +74,8 @@ def device_name(device: "torch.device") -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def peak_memory(ranks: list[dict[str, Any]], device: str) -> dict[str, Any]:
+def peak_memory(ranks: list[dict[str, Any]], device: str) -> Memory:
     """The summary's `peak_memory_bytes`: the maximum and every rank's."""
     per_rank = [rank["peak_memory_bytes"] for rank in ranks]
     known = [peak for peak in per_rank if peak is not None]
-    return {"max": max(known, default=None), "per_rank": per_rank, "kind": memory.peak_memory_kind(device)}
+    return Memory(max(known, default=None), per_rank, memory.peak_memory_kind(device))

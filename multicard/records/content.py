@@ -10,7 +10,8 @@ outside of the pieces. Dates and folders above the data are not covered.
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+
+from multicard.records.schema_parts import Data
 
 BUDGET_BYTES = 64 << 20
 MOST_FILES = 1024
@@ -20,7 +21,7 @@ Blob = tuple[str, Path | memoryview]  # its name within the data, and a file or 
 Parts = Mapping[str, Sequence[Blob]]
 
 
-def fingerprint(parts: Parts) -> dict[str, Any]:
+def fingerprint(parts: Parts) -> Data:
     """The record's `data`.
 
     Args:
@@ -35,19 +36,14 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
             digits[part], own_bytes, own_hashed_bytes = _digest(blobs)
             size_bytes, hashed_bytes = size_bytes + own_bytes, hashed_bytes + own_hashed_bytes
     whole = sha256(" ".join(f"{part}={own}" for part, own in digits.items()).encode())
-    return {
-        "fingerprint": whole.hexdigest()[:DIGITS],
-        "parts": digits,
-        "bytes": size_bytes,
-        "hashed_bytes": hashed_bytes,
-    }
+    return Data(whole.hexdigest()[:DIGITS], digits, size_bytes, hashed_bytes)
 
 
-def difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str | None:
+def difference(before: Data | None, now: Data | None) -> str | None:
     """The parts in which two fingerprints differ: "dataset 1a2b, now 3c4d"; None where those known of both agree."""
     if before is None or now is None:
         return None
-    pairs = {name: (before["parts"][name], new) for name, new in now["parts"].items() if name in before["parts"]}
+    pairs = {name: (before.parts[name], new) for name, new in now.parts.items() if name in before.parts}
     return ", ".join(f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new) or None
 
 

@@ -177,7 +177,7 @@ FIGURES = {
         _time("evaluate_s", "evaluation"),
         _time("compile_s", "compilation"),
         _time("time_to_target_s", "time to the target accuracy"),
-        _time("step_s", "time of a step", "steps.mean", llm_title="time of an iteration", head="step s", at_end=(LLM,)),
+        _time("step_s", "time of a step", "steps.mean", llm_title="time of an iteration", head="s/step", at_end=(LLM,)),
         _time("step_median_s", "step, median", "steps.median"),
         _time("step_p95_s", "step, 95th percentile", "steps.p95"),
         _time("step_std_s", "step, standard deviation", "steps.std"),

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from multicard.measure import formulas, series
+from multicard.records.schema_parts import ProbeEnd
 from multicard.records.steps import COLUMNS
 
 
-def is_probe(config: dict[str, Any], folder: str | Path) -> bool:
+def is_probe(config: dict[str, Any], folder: str | Path = "") -> bool:
     """Whether a run, however it ended, is a probe.
 
     Args:
@@ -19,7 +20,7 @@ def is_probe(config: dict[str, Any], folder: str | Path) -> bool:
     return bool((config.get("probe") or {}).get("enabled")) if config else Path(folder).name.endswith("-probe")
 
 
-def ended(ranks: list[dict[str, Any]], table: Any) -> dict[str, Any] | None:
+def ended(ranks: list[dict[str, Any]], table: Any) -> ProbeEnd | None:
     """The record's `probe`, by the steps of all ranks; None where it has none.
 
     Args:
@@ -32,12 +33,11 @@ def ended(ranks: list[dict[str, Any]], table: Any) -> dict[str, Any] | None:
     counts = np.arange(len(seconds)) % (int(step.max()) + 1) > 0  # without the first of each epoch
     end = dict(ranks[0]["probe"])
     counts[end.pop("left_out", [])] = False  # of a race: what followed its pauses
-    return end | asdict(series.mean_step(seconds[counts] if counts.any() else seconds))
+    return ProbeEnd(**end, **asdict(series.mean_step(seconds[counts] if counts.any() else seconds)))
 
 
-def sentence(record: dict[str, Any]) -> str:
+def sentence(probe: ProbeEnd, total_s: float | None) -> str:
     """How a probe ended, in a line."""
-    probe = record["probe"]
-    known = "" if probe["half_width"] is None else f" ± {probe['half_width']:.1%}"
-    counted = f"{probe['steps']} steps, {record['total_s']:.1f} s"
-    return f"[probe] step {probe['step_s']:.4g} s{known}, {counted}; ended by {probe['ended_by']}"
+    known = "" if probe.half_width is None else f" ± {probe.half_width:.1%}"
+    counted = f"{probe.steps} steps, {total_s or 0.0:.1f} s"
+    return f"[probe] step {probe.step_s:.4g} s{known}, {counted}; ended by {probe.ended_by}"

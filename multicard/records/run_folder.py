@@ -28,20 +28,25 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 
 from multicard.config.keys import require
 from multicard.machine import slurm
 from multicard.machine.environment import host
 from multicard.measure.timing import clock_s, pause
-from multicard.records import validate
+from multicard.records import steps, validate
+from multicard.records.schema import AnyRecord
+from multicard.records.schema_parts import Attempt
 
 RESULT, ENVIRONMENT = "result.json", "environment.json"
 STATUSES = ("ok", "oom", "diverged", "failed", "timeout", "preempted", "interrupted", "refused")
 DONE = ("ok", "oom", "diverged")  # out of memory and divergence are measurements: they would happen again
+ALWAYS = ("schema_version", "kind", "name", "job", "status", "cause", "started_at", "axes", "repetition")
 RUNNING = ".running.json"  # who is measuring into the folder now
 SEGMENTS = "segments.json"
 MACHINE = "machine.parquet"
@@ -98,9 +103,31 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def write_result(folder: Path, result: dict[str, Any]) -> None:
+@dataclass
+class Run:
+    """A run that has a record: its folder and what is in it.
+
+    tracker_error: why W&B does not have it; None where it has, or was not asked to.
+    """
+
+    folder: Path
+    record: AnyRecord
+    tracker_error: str | None = None
+
+    @property
+    def status(self) -> str:
+        return self.record.status
+
+
+def content_of(record: AnyRecord) -> dict[str, Any]:
+    """The content of result.json: of a run that was not measured, the keys that all records have."""
+    content = msgspec.to_builtins(record, enc_hook=float)  # of NumPy's numbers
+    return content if record.identity is not None else {key: content[key] for key in ALWAYS}
+
+
+def write_result(run: Run) -> None:
     """Write result.json, checked by the schema (see `validate.checked`)."""
-    text = _json_text({key: value for key, value in result.items() if key != "folder"})
+    folder, text = run.folder, _json_text(content_of(run.record))
     with validate.checked(folder / RESULT):
         validate.check_record(text)
     write_text(folder / RESULT, text)
@@ -128,9 +155,9 @@ def write_steps(folder: Path, rank: int, epoch: int, columns: dict[str, np.ndarr
     Args:
         columns: (steps,) each, as the schema has them after epoch, rank and step.
     """
-    steps = len(columns["step_s"])
-    index = {"epoch": np.full(steps, epoch, np.int32), "rank": np.full(steps, rank, np.int32)}
-    columns = {**index, "step": np.arange(steps, dtype=np.int32), **columns}
+    count = len(columns["step_s"])
+    index = {"epoch": np.full(count, epoch, np.int32), "rank": np.full(count, rank, np.int32)}
+    columns = {**index, "step": np.arange(count, dtype=np.int32), **columns}
     path = steps_file(folder, rank, epoch)
     with validate.checked(path):
         validate.check_steps(columns)
@@ -323,9 +350,8 @@ def beside(folder: Path, hosts: set[str], before: dict[str, tuple[int, int]]) ->
         if marker is not None:
             count += marker["host"] in hosts and owner(other, marked.get("job")) is not None
         elif name in now and now[name] != before.get(name):
-            record = read_json(other / RESULT) or {}
-            used = {node for segment in record.get("segments") or () for node in segment.get("hosts") or ()}
-            count += bool(used & hosts)
+            ended = read(other)
+            count += ended is not None and any(hosts & {*(part.hosts or ())} for part in ended.record.segments)
     return count
 
 
@@ -336,13 +362,13 @@ def clear(folder: Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def read_segments(folder: Path) -> list[dict[str, Any]]:
+def read_segments(folder: Path) -> list[Attempt]:
     """Each start of the run, in order; one that left no `end` was cut off."""
-    return (read_json(folder / SEGMENTS) or {}).get("segments", [])
+    return msgspec.convert((read_json(folder / SEGMENTS) or {}).get("segments", []), list[Attempt])
 
 
-def write_segments(folder: Path, segments: list[dict[str, Any]]) -> None:
-    write_json(folder / SEGMENTS, {"segments": segments})
+def write_segments(folder: Path, segments: list[Attempt]) -> None:
+    write_json(folder / SEGMENTS, {"segments": msgspec.to_builtins(segments)})
 
 
 def release(folder: Path) -> None:
@@ -361,13 +387,17 @@ def find_cell(sweep: Path, ending: str) -> Path | None:
     return next((path for path in sorted(sweep.glob(f"*{ending}")) if path.is_dir()), None)
 
 
-def finished(folder: Path) -> dict[str, Any] | None:
-    """The run's record, if it is one that need not be measured again."""
-    result = read_json(folder / RESULT)
-    return result if result is not None and result.get("status") in DONE else None
+def finished(folder: Path) -> Run | None:
+    """The run in a folder, if it is one that need not be measured again."""
+    run = read(folder)
+    return run if run is not None and run.status in DONE else None
 
 
-def read_record(folder: Path) -> dict[str, Any] | None:
-    """The record that a run has left, with its folder; None before it has."""
-    record = read_json(folder / RESULT)
-    return None if record is None else record | {"folder": str(folder)}
+def read(folder: Path) -> Run | None:
+    """The run in a folder; None before it has left a record, or where that is broken."""
+    try:
+        record = validate.decode((folder / RESULT).read_bytes())
+    except (OSError, ValueError):
+        return None
+    steps.redefine(folder, record)
+    return Run(folder, record)

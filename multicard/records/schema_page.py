@@ -99,7 +99,7 @@ def _text(hint: Any) -> str:
     if origin in (Union, UnionType):
         parts = [_text(part) for part in inner if part not in (NoneType, UnsetType)]
         return " or ".join([*dict.fromkeys(parts), *(["null"] if NoneType in inner else [])])
-    if origin is list:
+    if origin in (list, tuple):
         return f"list of {_text(inner[0])}"
     if origin is dict:
         return f"{_text(inner[1])} by name"

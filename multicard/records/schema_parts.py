@@ -11,22 +11,22 @@ def doc(text: str) -> Meta:
     return Meta(description=text)
 
 
-class Cause(Struct):
+class Cause(Struct, frozen=True):
     """Why a run did not end ok."""
 
     kind: Annotated[
-        str | None,
+        str,
         doc(
             "refused, launch, oom, exception, signal, exit, node, disk, tracker, record, slurm, interrupt, "
             "timeout, preempted, requeued or diverged"
         ),
-    ] = None
-    message: Annotated[str | None, doc("one line")] = None
+    ] = ""
+    message: Annotated[str, doc("one line")] = ""
     rank: Annotated[int | None, doc("the first rank to fail")] = None
     host: Annotated[str | None, doc("its node")] = None
     memory_bytes: Annotated[int | None, doc("bytes that the rank held when memory ran out")] = None
     log: Annotated[str | None, doc("the rank's log, relative to the run folder")] = None
-    log_tail: Annotated[list[str], doc("its last lines")] = []
+    log_tail: Annotated[tuple[str, ...], doc("its last lines")] = ()
 
 
 class Divergence(Struct):
@@ -58,6 +58,18 @@ class Segment(Struct):
     first_step: Annotated[int, doc("the run's step that it began with, from 0")] = 0
     steps: Annotated[int | None, doc("steps trained in it; 0 where its work was not saved")] = None
     trained_s: Annotated[float | None, doc("seconds of training and evaluation")] = None
+
+
+class Attempt(Segment):
+    """A segment with what the controller notes of it in segments.json until the record is written."""
+
+    saved_step: Annotated[int | None, doc("step of the newest checkpoint, unless the attempt resumed from it")] = None
+    data: "Data | None" = None
+    started_s: Annotated[float | None, doc("begin of its start-up, on the machine's clock")] = None
+    failure: Cause | None = None
+    load: "Load | None" = None
+    beside: int | None = None
+    prediction: "Prediction | None" = None
 
 
 class Data(Struct):

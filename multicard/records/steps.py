@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -57,16 +56,6 @@ def is_warmup(steps: int, segments: Sequence[Segment], warmup_steps: int) -> np.
         if segment.steps:  # work that was not saved has no first step of its own
             flags[segment.first_step :][:warmup_steps] = True
     return flags
-
-
-def mean_s(result: dict[str, Any]) -> float | None:
-    """The mean of the steps of a record that is not decoded, with its `folder`; see `redefine`."""
-    stored = result.get("step_s") or result["iteration_s"]
-    if "definition" in stored:
-        return stored["mean"]
-    record = msgspec.convert(result, AnyRecord)
-    redefine(Path(result["folder"]), record)
-    return record.steps.mean if record.steps else None
 
 
 def redefine(folder: Path, record: AnyRecord) -> None:

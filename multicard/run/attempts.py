@@ -2,7 +2,6 @@
 
 import errno
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,16 @@ from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import ended_file
 from multicard.records import content, run_folder
-
-# Keys of an attempt that are not in the record's `segments`
-HERE_ALONE = ("saved_step", "data", "started_s", "failure", "load", "beside", "prediction")
+from multicard.records.schema_parts import Attempt, Data, Load, Prediction, Segment
 
 
 def begin(
     folder: Path,
     allocation: Allocation,
     git: dict[str, Any] | None = None,
-    data: dict[str, Any] | None = None,
+    data: Data | None = None,
     started_s: float | None = None,
-    prediction: dict[str, Any] | None = None,
+    prediction: Prediction | None = None,
 ) -> None:
     """Note an attempt: the run starts, or resumes from its checkpoint.
 
@@ -33,70 +30,64 @@ def begin(
         prediction: of the record; that of the run's first attempt stays.
     """
     before = run_folder.read_segments(folder)
-    if before and before[-1]["end"] is None:  # its ranks may have saved a checkpoint before all were killed
-        before[-1]["saved_step"] = _saved_step(folder, before[-1])
+    if before and before[-1].end is None:  # its ranks may have saved a checkpoint before all were killed
+        before[-1].saved_step = _saved_step(folder, before[-1])
     run_folder.remove_files(folder / "ranks", "e*_r*.json")  # how an earlier start's ranks ended
-    attempt = {
-        "started_at": timestamp(),
-        "ended_at": None,
-        "end": None,  # stays so where nobody was left to write it
-        "job": allocation.job,
-        "hosts": list(allocation.hosts),
-        "commit": (git or {}).get("commit"),
-        "first_step": checkpoint.latest(folder) or 0,
-        "saved_step": None,
-        "data": data,
-        "started_s": started_s,
-        "prediction": before[0].get("prediction") if before else prediction,
-    }
+    attempt = Attempt(
+        started_at=timestamp(),
+        job=allocation.job,
+        hosts=list(allocation.hosts),
+        commit=(git or {}).get("commit"),
+        first_step=checkpoint.latest(folder) or 0,
+        data=data,
+        started_s=started_s,
+        prediction=before[0].prediction if before else prediction,
+    )
     run_folder.write_segments(folder, [*before, attempt])
 
 
-def require_same_data(folder: Path, data: dict[str, Any]) -> None:
+def require_same_data(folder: Path, data: Data) -> None:
     """Refuse to resume from a checkpoint on other data than it was trained on.
 
     Raises:
         ValueError: what differs, with the remedy.
     """
-    before = next(
-        (attempt["data"] for attempt in reversed(run_folder.read_segments(folder)) if attempt.get("data")), None
-    )
+    before = next((attempt.data for attempt in reversed(run_folder.read_segments(folder)) if attempt.data), None)
     if checkpoint.latest(folder) is not None and (changed := content.difference(before, data)) is not None:
         remedy = "put that data back, or start the run again with rerun=true"
         raise ValueError(f"the data is no longer that of the run's checkpoint ({changed}); {remedy}")
 
 
-def end(folder: Path, failure: Failure | None, load: dict[str, Any] | None = None, beside: int | None = None) -> None:
+def end(folder: Path, failure: Failure | None, load: Load | None = None, beside: int | None = None) -> None:
     """Note how the last attempt ended, the step that it was saved at, and all else that only this process knows: from
     now on the record follows from the folder.
 
     Args:
         load, beside: of the record.
     """
-    attempts = run_folder.read_segments(folder)
-    _require_any(attempts, folder)
+    attempts = _attempts(folder)
     last = attempts[-1]
-    last |= {"ended_at": timestamp(), "end": "ok" if failure is None else failure.kind}
-    last |= {"failure": None if failure is None else asdict(failure), "load": load, "beside": beside}
-    last["saved_step"] = _saved_step(folder, last)
+    last.ended_at, last.end = timestamp(), "ok" if failure is None else failure.kind
+    last.failure, last.load, last.beside = failure, load, beside
+    last.saved_step = _saved_step(folder, last)
     run_folder.write_segments(folder, attempts)
 
 
-def _saved_step(folder: Path, attempt: dict[str, Any]) -> int | None:
+def _saved_step(folder: Path, attempt: Attempt) -> int | None:
     """The step of the newest checkpoint, unless the attempt itself resumed from it."""
     saved = checkpoint.latest(folder)
-    return saved if saved != (attempt["first_step"] or None) else None
+    return saved if saved != (attempt.first_step or None) else None
 
 
-def last(folder: Path) -> dict[str, Any]:
+def last(folder: Path) -> Attempt:
+    return _attempts(folder)[-1]
+
+
+def _attempts(folder: Path) -> list[Attempt]:
     attempts = run_folder.read_segments(folder)
-    _require_any(attempts, folder)
-    return dict.fromkeys(HERE_ALONE) | attempts[-1]
-
-
-def _require_any(attempts: list[dict[str, Any]], folder: Path) -> None:
     if not attempts:  # somebody removed the folder
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / run_folder.SEGMENTS))
+    return attempts
 
 
 def is_trained(folder: Path, ranks: int) -> bool:
@@ -106,21 +97,21 @@ def is_trained(folder: Path, ranks: int) -> bool:
     attempts = run_folder.read_segments(folder)
     if not attempts:
         return False
-    if attempts[-1]["end"] is not None:
-        return attempts[-1]["end"] in run_folder.DONE
-    saved = checkpoint.latest(folder) not in (None, attempts[-1]["first_step"])
+    if attempts[-1].end is not None:
+        return attempts[-1].end in run_folder.DONE
+    saved = checkpoint.latest(folder) not in (None, attempts[-1].first_step)
     return not saved and all(ended_file(folder, rank).exists() for rank in range(ranks))
 
 
 def moved_on(folder: Path) -> bool:
     """Whether the last attempt came further than the one before: else a job would be requeued for ever."""
     attempts = run_folder.read_segments(folder)
-    return bool(attempts) and attempts[-1]["saved_step"] is not None
+    return bool(attempts) and attempts[-1].saved_step is not None
 
 
 def requeues(folder: Path) -> int:
     """How often a time limit or a preemption stopped the run."""
-    return sum(attempt["end"] in ("timeout", "preempted") for attempt in run_folder.read_segments(folder))
+    return sum(attempt.end in ("timeout", "preempted") for attempt in run_folder.read_segments(folder))
 
 
 def current(folder: Path) -> int:
@@ -131,16 +122,16 @@ def current(folder: Path) -> int:
 def parts(folder: Path) -> list[tuple[int, int]]:
     """The number of the attempt and of the node, both from 0, of everything whose work is in the result."""
     attempts = run_folder.read_segments(folder)
-    return [(number, node) for number in in_result(folder) for node in range(len(attempts[number]["hosts"]))]
+    return [(number, node) for number in in_result(folder) for node in range(len(attempts[number].hosts or ()))]
 
 
 def in_result(folder: Path) -> list[int]:
     """The attempts, from 0, whose work is in the result: those that saved it, and the last."""
     attempts = run_folder.read_segments(folder)
-    return [number for number, attempt in enumerate(attempts) if attempt["saved_step"] or attempt is attempts[-1]]
+    return [number for number, attempt in enumerate(attempts) if attempt.saved_step or attempt is attempts[-1]]
 
 
-def merge(folder: Path, trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def merge(folder: Path, trained: list[Segment]) -> list[Segment]:
     """The `segments` of the record: each attempt with what it trained.
 
     Args:
@@ -148,6 +139,9 @@ def merge(folder: Path, trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     figures, numbers, segments = iter(trained), in_result(folder), []
     for number, attempt in enumerate(run_folder.read_segments(folder)):
-        own = (next(figures, None) if number in numbers else None) or {"steps": 0, "trained_s": None}
-        segments.append({key: value for key, value in attempt.items() if key not in HERE_ALONE} | own)
+        segment = Segment(**{name: getattr(attempt, name) for name in Segment.__struct_fields__})
+        own = next(figures, None) if number in numbers else None
+        segment.steps, segment.trained_s = (0, None) if own is None else (own.steps, own.trained_s)
+        segment.first_step = segment.first_step if own is None else own.first_step
+        segments.append(segment)
     return segments

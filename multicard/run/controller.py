@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 from omegaconf import DictConfig
 
 from multicard.config.job import count
@@ -16,9 +17,10 @@ from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure, Interrupted
 from multicard.records import run_folder
 from multicard.records.progress import Board
+from multicard.records.run_folder import Run
+from multicard.records.schema_parts import Load
 from multicard.run import attempts, outcome
 from multicard.run.machine_sampler import MachineSampler
-from multicard.run.outcome import Record
 from multicard.run.peers import Peers
 from multicard.run.preemption import StopOnWarning
 from multicard.run.prepare import Predict, PreparedRun, job_of, prepare
@@ -38,7 +40,7 @@ def measure(
     predict: Predict = lambda *_: None,
     started_s: float | None = None,
     label: str = "",
-) -> Record:
+) -> Run:
     """Measure one configuration into `folder`, or say why not; whatever ends the run, the record says it.
 
     Args:
@@ -51,11 +53,11 @@ def measure(
         label: of the cell, before what is said of it.
 
     Returns:
-        The record, as in result.json, and its `folder`.
+        The run with its record; its status is "requeued" where nothing is recorded yet.
     """
     started_s = clock_s() if started_s is None else started_s
     allocation = allocation or Allocation()
-    record = outcome.begin(workload, cfg, folder, allocation.job)
+    measured = outcome.begin(workload, cfg, folder, allocation.job)
     peers = Peers(allocation)
     claimed = False
     try:
@@ -63,25 +65,26 @@ def measure(
             try:
                 run = prepare(workload, cfg, folder, started_s, allocation, peers, predict)
             except ValueError as refusal:
-                return outcome.refuse(record, str(refusal), keep_refused, label)
+                return outcome.refuse(measured, str(refusal), keep_refused, label)
             claimed = True
             mirror = Mirror(run.config, workload.name, folder, workload.axes(run.config, run.placement.device))
             try:
                 failure = _train(run, mirror, peers, label)
                 if failure is not None and outcome.status_of(failure) not in run_folder.DONE and requeue(failure):
                     claimed = False  # the requeued job keeps its claim
-                    return record | {"status": "requeued"}
-                record = outcome.complete(run, record, mirror)
+                    measured.record.status = "requeued"
+                    return measured
+                measured = outcome.complete(run, measured, mirror)
             except Exception as error:
-                record = outcome.not_recorded(record, error)
+                measured = outcome.not_recorded(measured, error)
     except Interrupted as interruption:  # before or after the ranks ran: what was written by then stays
-        record = outcome.fail(record, interruption.failure)
+        measured = outcome.fail(measured, interruption.failure)
     finally:
         peers.close()
         if claimed:
             run_folder.release(folder)
-    say(outcome.line(record))
-    return record
+    say(outcome.line(measured))
+    return measured
 
 
 def _train(run: PreparedRun, mirror: Mirror, peers: Peers, label: str) -> Failure | None:
@@ -95,11 +98,12 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, label: str) -> Failur
         if run.placement.crowded(cores):
             say(f"  {CROWDED}: {run.placement.processes} ranks on {count(cores, 'core')}")
         failure = _run_ranks(run, mirror, peers)
-        load, beside = run.load.end(), run_folder.beside(run.folder, set(run.allocation.hosts), run.others)
+        load = msgspec.convert(run.load.end(), Load)
+        beside = run_folder.beside(run.folder, set(run.allocation.hosts), run.others)
         if pauses(run.config):
             load, beside = None, None  # what others of the race did while it paused
     peers.close()  # the other nodes need not wait for the record
-    if attempts.last(run.folder)["end"] is None:
+    if attempts.last(run.folder).end is None:
         attempts.end(run.folder, failure, load, beside)
     return failure
 

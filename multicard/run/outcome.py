@@ -2,14 +2,16 @@
 
 import traceback
 from contextlib import suppress
-from dataclasses import asdict
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from omegaconf import DictConfig
 
 from multicard.config.base import TrackerMode, plain
+from multicard.measure import compile_cache
 from multicard.measure.timing import timestamp
 from multicard.observe import diagnosis
 from multicard.observe.energy import gpu_record, parts
@@ -17,7 +19,9 @@ from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure, in_a_line
 from multicard.ranks.process import LOG_LINES
 from multicard.records import probes, run_folder
-from multicard.records.schema import SCHEMA_VERSION
+from multicard.records.run_folder import Run
+from multicard.records.schema import SCHEMA_VERSION, AnyRecord
+from multicard.records.schema_parts import CompileCache, Divergence, Gpu
 from multicard.run import attempts
 from multicard.run.prepare import PreparedRun, binds
 from multicard.run.session import say
@@ -25,43 +29,39 @@ from multicard.run.workload import Workload
 from multicard.tracking.mirror import Mirror
 
 STOPPED = ("timeout", "preempted")  # kinds of failure after which a job may be requeued; statuses too
-Record = dict[str, Any]
 
 
-def begin(workload: Workload, cfg: DictConfig, folder: Path, job: str | None = None) -> Record:
-    """The fields of every record, however its run ends. `folder` is for this process and is not written to disk."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": workload.name,
-        "name": folder.parent.name,
-        "job": job,
-        "folder": str(folder),
-        "status": "failed",
-        "cause": None,
-        "started_at": timestamp(),
-        "axes": workload.axes(cfg, str(cfg.device)),
-        "repetition": cfg.repetition,
-    }
+def begin(workload: Workload, cfg: DictConfig, folder: Path, job: str | None = None) -> Run:
+    """A run with what every record has, however it ends."""
+    record = workload.record(
+        schema_version=SCHEMA_VERSION,
+        name=folder.parent.name,
+        job=job,
+        status="failed",
+        started_at=timestamp(),
+        axes=workload.axes(cfg, str(cfg.device)),
+        repetition=cfg.repetition,
+    )
+    return Run(folder, record)
 
 
-def refuse(record: Record, message: str, keep: bool = True, label: str = "") -> Record:
+def refuse(run: Run, message: str, keep: bool = True, label: str = "") -> Run:
     """Say why a run is refused, and complete its record.
 
     Args:
         keep: write the record, unless the folder is in use or holds a measurement.
         label: of the cell, before the line that is printed.
     """
-    folder = Path(record["folder"])
-    record |= {"status": "refused", "cause": asdict(Failure("refused", message))}
+    run.record.status, run.record.cause = "refused", Failure("refused", message)
     say(f"{label}refused: {message}", error=True)
-    if keep and run_folder.finished(folder) is None and run_folder.owner(folder, record["job"]) is None:
+    if keep and run_folder.finished(run.folder) is None and run_folder.owner(run.folder, run.record.job) is None:
         with suppress(OSError):  # where nothing can be written, the line above has to do
-            run_folder.write_result(folder, record)
-            run_folder.release(folder)
-    return record
+            run_folder.write_result(run)
+            run_folder.release(run.folder)
+    return run
 
 
-def fail(record: Record, failure: Failure, status: str | None = None) -> Record:
+def fail(run: Run, failure: Failure, status: str | None = None) -> Run:
     """Complete the record of a run that ended before its ranks' work could be recorded.
 
     A measurement, or a record that the same job wrote itself, stays as it is.
@@ -69,100 +69,97 @@ def fail(record: Record, failure: Failure, status: str | None = None) -> Record:
     Args:
         status: where it does not follow from the failure.
     """
-    folder = Path(record["folder"])
-    record |= {"status": status or status_of(failure), "cause": asdict(failure)}
-    before = run_folder.read_json(folder / "result.json")
-    if before is None or (before["status"] not in run_folder.DONE and before.get("job") != record["job"]):
+    run.record.status, run.record.cause = status or status_of(failure), failure
+    before = run_folder.read(run.folder)
+    if before is None or (before.status not in run_folder.DONE and before.record.job != run.record.job):
         with suppress(OSError):  # where nothing can be written, the line that is printed has to do
-            run_folder.write_result(folder, record)
-    return record
+            run_folder.write_result(run)
+    return run
 
 
-def complete(run: PreparedRun, record: Record, mirror: Mirror) -> Record:
+def complete(prepared: PreparedRun, begun: Run, mirror: Mirror) -> Run:
     """Write the record of a run whose last attempt has ended, and mirror it.
 
     The record follows from what is in the folder, and nothing that it is made of is removed before it is there: whoever
     is cut off here, the next start writes the same.
     """
-    config, folder = run.config, run.folder
-    result, steps = _from_folder(run, record)
-    run_folder.write_result(folder, result)
+    config, folder = prepared.config, prepared.folder
+    record, steps = _from_folder(prepared, begun.record)
+    run = Run(folder, record)
+    run_folder.write_result(run)
     clean_up(folder)
     mirrored = config.tracker.mode is not TrackerMode.disabled
-    kind = (result["cause"] or {}).get("kind")
+    kind = None if record.cause is None else record.cause.kind
     if mirrored and kind != "tracker" and (kind != "interrupt" or mirror.is_open):  # else who interrupts waits for W&B
         try:
-            mirror.close(result, steps)
+            mirror.close(run_folder.content_of(record), steps)
         except Exception as error:  # whatever it is: the record is there, and stays as it is
             why = str(error) if isinstance(error, RuntimeError) else in_a_line(error)
             mode = config.tracker.mode.value
             say(f"tracker.mode={mode}: W&B failed ({why}); the record is in {folder}", error=True)
-            result["tracker_error"] = why
-    return result
+            run.tracker_error = why
+    return run
 
 
-def _from_folder(run: PreparedRun, record: Record) -> tuple[Record, Any]:
+def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     """The record, and the table of all steps, from what the ranks and the attempts left."""
-    config, placement, folder = run.config, run.placement, run.folder
+    config, placement, folder, record = run.config, run.placement, run.folder, copy(begun)
     attempt = attempts.last(folder)
-    failure = Failure(**attempt["failure"]) if attempt["failure"] else None
+    failure = attempt.failure
     ranks = run_folder.read_ranks(folder, placement.world_size if failure is None else 0)
     steps = run_folder.merge_steps(folder)
-    gpu = None if placement.device == "cpu" else gpu_record.merge(folder, attempts.parts(folder), failure is None)
+    if placement.device != "cpu":
+        record.gpu = msgspec.convert(gpu_record.merge(folder, attempts.parts(folder), failure is None), Gpu)
     training_began_s = ranks[0]["started_s"] if ranks else None
-    is_timed = None not in (training_began_s, attempt["started_s"])
-    figures = run.workload.summarise(config, placement, ranks, steps, gpu_record.training_joules(gpu))
-    ended = failure or _diverged(figures["divergence"])
-    result = record | {
-        "started_at": attempt["started_at"],
-        "axes": run.workload.axes(config, placement.device),
-        "identity": config.identity(),
-        "config": plain(config),
-        "status": status_of(ended),
-        "cause": None if ended is None else asdict(ended),
-        "ended_at": attempt["ended_at"],
-        "startup_s": training_began_s - attempt["started_s"] if is_timed else None,
-        **figures,
-        "probe": probes.ended(ranks, steps) if config.probe.enabled and failure is None else None,
-        "prediction": attempt["prediction"],
-        "data": attempt["data"],
-        "load": attempt["load"],
-        "beside": attempt["beside"],
-        "gpu": gpu,
-        "profile": None,
-        "diagnosis": None,
-    }
+    if training_began_s is not None and attempt.started_s is not None:
+        record.startup_s = training_began_s - attempt.started_s
+    record.started_at, record.ended_at = attempt.started_at, attempt.ended_at
+    record.axes = run.workload.axes(config, placement.device)
+    record.identity, record.config = config.identity(), plain(config)
+    run.workload.summarise(record, config, placement, ranks, steps)
+    record.compile_s = max((rank["compile_s"] for rank in ranks if rank.get("compile_s") is not None), default=None)
+    compiled = compile_cache.over_ranks(rank.get("compile_cache") for rank in ranks)
+    record.compile_cache = msgspec.convert(compiled, CompileCache | None)
+    record.oversubscribed = placement.oversubscribed
+    ended = failure or _diverged(record.divergence)
+    record.status, record.cause = status_of(ended), ended
+    if config.probe.enabled and failure is None:
+        record.probe = probes.ended(ranks, steps)
+    record.prediction, record.data = attempt.prediction, attempt.data
+    record.load, record.beside = attempt.load, attempt.beside
     finished_ranks = ranks if failure is None else []
     if finished_ranks and "profile" in finished_ranks[0]:
         from multicard.observe.profiles import run_profile
 
-        result["profile"] = run_profile.of_run(folder, [rank["profile"] for rank in finished_ranks], result)
-        result["transfer_bytes"] |= run_profile.whole_run_copies(result["profile"], result)
+        record.profile = run_profile.of_run(folder, [rank["profile"] for rank in finished_ranks], record)
+        run_profile.add_copies(record)
     if finished_ranks and finished_ranks[0].get("ablations") is not None:
         advise = partial(run.workload.advise, config, placement)
-        result["diagnosis"] = diagnosis.diagnose([rank["ablations"] for rank in finished_ranks], advise)
-    result["segments"] = attempts.merge(folder, result.get("segments", []))
-    result["segments"][-1]["end"] = "ok" if ended is None else ended.kind
+        record.diagnosis = diagnosis.diagnose([rank["ablations"] for rank in finished_ranks], advise)
+    record.segments = attempts.merge(folder, record.segments)
+    record.segments[-1].end = "ok" if ended is None else ended.kind
     machine = _complete_environment(run, ranks)
-    git = machine.get("git") or dict.fromkeys(("commit", "dirty", "changes"))
-    cores = (machine.get("cpu") or {}).get("cores")
-    return result | {"hardware": _hardware(run, machine, ranks), "cores": cores, **git}, steps
+    git = machine.get("git") or {}
+    record.commit, record.dirty, record.changes = git.get("commit"), git.get("dirty"), git.get("changes")
+    record.cores, record.hardware = (machine.get("cpu") or {}).get("cores"), _hardware(run, machine, ranks)
+    return record, steps
 
 
-def not_recorded(record: Record, error: Exception) -> Record:
+def not_recorded(run: Run, error: Exception) -> Run:
     """The record of a run that an error kept from being recorded; what it was to be made of stays in the folder."""
-    folder = Path(record["folder"])
+    run.record.status = "failed"
     if isinstance(error, OSError) and error.strerror:
-        message = f"hydra.run.dir: could not record the run in {folder} ({error.strerror}); free some space"
-        return record | {"status": "failed", "cause": asdict(Failure("disk", message))}
+        message = f"hydra.run.dir: could not record the run in {run.folder} ({error.strerror}); free some space"
+        run.record.cause = Failure("disk", message)
+        return run
     remedy = "its measurements are kept: the same command tries again to record them, rerun=true measures again"
     message = f"the run ended, but could not be recorded ({in_a_line(error)}); {remedy}"
     lines = "".join(traceback.format_exception(error)).splitlines()[-LOG_LINES:]
-    record |= {"status": "failed", "cause": asdict(Failure("record", message, log_tail=tuple(lines)))}
-    if run_folder.finished(folder) is None:
+    run.record.cause = Failure("record", message, log_tail=tuple(lines))
+    if run_folder.finished(run.folder) is None:
         with suppress(OSError):
-            run_folder.write_result(folder, record)
-    return record
+            run_folder.write_result(run)
+    return run
 
 
 def clean_up(folder: Path) -> None:
@@ -213,23 +210,22 @@ def status_of(failure: Failure | None) -> str:
     return failure.kind if failure.kind in ("oom", "diverged", *STOPPED) else "failed"
 
 
-def _diverged(divergence: dict[str, Any] | None) -> Failure | None:
+def _diverged(divergence: Divergence | None) -> Failure | None:
     """The cause of a run whose ranks ended by themselves; None where its last losses are finite."""
     if divergence is None:
         return None
-    epoch, step, rank = (divergence[key] for key in ("epoch", "step", "rank"))
+    epoch, step, rank = divergence.epoch, divergence.step, divergence.rank
     where = "" if rank is None else f", first on rank {rank}"
     return Failure("diverged", f"the loss is not finite from epoch {epoch}, step {step} on (from 0){where}", rank=rank)
 
 
-def line(record: Record) -> str:
+def line(run: Run) -> str:
     """How a run ended, in a line; below it, what bounds it where that was diagnosed."""
-    if record["status"] != "ok":
-        cause = record["cause"]
-        log = f" (log: {Path(record['folder']) / cause['log']})" if cause.get("log") else ""
-        return f"  {record['status']}: {cause['message']}{log}"
-    if record.get("probe") is not None:
-        return f"  {probes.sentence(record)}"
-    diagnosed = record.get("diagnosis")
-    bound = f"\n  {diagnosed['sentence']}" if diagnosed else ""
-    return f"  ok in {record['total_s']:.1f} s, started in {record['startup_s']:.1f} s{bound}"
+    record = run.record
+    if record.cause is not None:
+        log = f" (log: {run.folder / record.cause.log})" if record.cause.log else ""
+        return f"  {record.status}: {record.cause.message}{log}"
+    if record.probe is not None:
+        return f"  {probes.sentence(record.probe, record.total_s)}"
+    bound = f"\n  {record.diagnosis.sentence}" if record.diagnosis else ""
+    return f"  ok in {record.total_s or 0.0:.1f} s, started in {record.startup_s or 0.0:.1f} s{bound}"

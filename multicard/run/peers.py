@@ -12,12 +12,13 @@ import json
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from os import dup
 from threading import Event, Lock, Thread
 from typing import Any
+
+import msgspec
 
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s, pause
@@ -109,7 +110,7 @@ class Peers:
         message = _receive(connection)
         failure = _lost(self._allocation.hosts[node])
         if message is not None:
-            failure = message["failure"] and _failure(message["failure"])
+            failure = message["failure"] and msgspec.convert(message["failure"], Failure)
         with self._lock:
             if failure is not None and self._failure is None and not self._closed:
                 self._failure = failure
@@ -188,13 +189,8 @@ class Guest:
         """Say how this node's ranks ended, and wait until node 0 needs this controller no more."""
         with self._lock:
             self._finishing = True
-        _send(self._connection, failure=None if failure is None else asdict(failure))
+        _send(self._connection, failure=None if failure is None else msgspec.structs.asdict(failure))
         self._released.wait(LAST_WORDS_S)
-
-
-def _failure(fields: dict[str, Any]) -> Failure:
-    values: dict[str, Any] = fields | {"log_tail": tuple(fields["log_tail"])}  # JSON has no tuples
-    return Failure(**values)
 
 
 def _lost(name: str) -> Failure:

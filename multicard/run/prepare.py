@@ -22,13 +22,14 @@ from multicard.observe.profiles import nsys_launch
 from multicard.ranks import checkpoint
 from multicard.ranks.process import Job
 from multicard.records import content, run_folder
+from multicard.records.schema_parts import Data, Prediction
 from multicard.run import attempts
 from multicard.run.peers import Peers
 from multicard.run.session import say
 from multicard.run.workload import Workload
 
 # The record's `prediction` of a run that is about to start in a folder, on the code that `environment.git` describes
-Predict = Callable[[RunConfig, Path, dict[str, Any] | None], dict[str, Any] | None]
+Predict = Callable[[RunConfig, Path, dict[str, Any] | None], Prediction | None]
 
 
 @dataclass(frozen=True)
@@ -90,15 +91,15 @@ def problem(workload: Workload, cfg: DictConfig) -> str | None:
 
 
 def changed_data(
-    workload: Workload, config: RunConfig, record: dict[str, Any], known: dict[str, Any] | None = None
+    workload: Workload, config: RunConfig, data: Data | None, known: dict[str, Data | None] | None = None
 ) -> str | None:
-    """Why the record of this configuration is of other data than lies there now; None where it is not, or where that
+    """Why the record of this configuration is of other `data` than lies there now; None where it is not, or where that
     cannot be told: an older record, or a machine that does not hold the data.
 
     Args:
         known: fingerprints by the configuration of the data, for a sweep whose cells have the same data; added to.
     """
-    if record.get("data") is None:
+    if data is None:
         return None
     values, known = plain(config), {} if known is None else known
     key = json.dumps([values.get(group) for group in ("dataset", "tokenizer", "model")])
@@ -107,7 +108,7 @@ def changed_data(
             known[key] = content.fingerprint(workload.data(config))
         except (ValueError, OSError):
             known[key] = None
-    changed = content.difference(record["data"], known[key])
+    changed = content.difference(data, known[key])
     remedy = "put that data back, measure again with rerun=true, or choose another name="
     return changed and f"the data is no longer that of the record ({changed}); {remedy}"
 
@@ -137,7 +138,7 @@ def prepare(
         try:
             run_folder.remove_partial(folder)
             if restarted and trained:
-                problem = changed_data(workload, config, attempts.last(folder))
+                problem = changed_data(workload, config, attempts.last(folder).data)
                 require(problem is None, problem or "")
                 return PreparedRun(workload, config, placement, folder, allocation)
             if restarted and checkpoint.latest(folder) is None:
@@ -178,7 +179,7 @@ def _with_profiler(config: RunConfig, placement: Placement) -> RunConfig:
 
 def _untimed(
     workload: Workload, config: RunConfig, sweep: Path
-) -> tuple[dict[str, Any], Load, dict[str, tuple[int, int]], float]:
+) -> tuple[Data, Load, dict[str, tuple[int, int]], float]:
     """The fingerprint of a run's data, the machine's load from now on, the records of the sweep, and the seconds that
     all of it took."""
     began_s = clock_s()

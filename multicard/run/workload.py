@@ -8,6 +8,7 @@ from typing import Any
 from multicard.config.base import RunConfig
 from multicard.config.placement import Placement
 from multicard.records.content import Parts
+from multicard.records.schema import LlmRecord, VisionRecord
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Workload:
     arguments: of `work` after its `Rank`: configuration, folder, and JSON-ready values.
     axes: the record's `axes`, by configuration and device.
     describe: one line about a run before it starts.
-    summarise: the record's figures, from the ranks' reports, the table of steps and the joules of training.
+    record: the struct of a run's record.
+    summarise: fills in the record's figures, from the ranks' reports and the table of steps.
     advise: the option to try next against what bounds a run.
     unit: what ranks count while they work; nccl: torch's name of the backend where NCCL is chosen.
     processes: ranks on each node.
@@ -48,7 +50,8 @@ class Workload:
     arguments: Callable[[Any, Placement, Path], tuple[Any, ...]]
     axes: Callable[[Any, str], dict[str, Any]]
     describe: Callable[[Any, Placement], str]
-    summarise: Callable[[Any, Placement, list[dict[str, Any]], Any, float | None], dict[str, Any]]
+    record: type[VisionRecord] | type[LlmRecord]
+    summarise: Callable[[Any, Any, Placement, list[dict[str, Any]], Any], None]
     advise: Callable[[Any, Placement, str], str]
     unit: str = "images"
     nccl: str = "nccl"

@@ -10,8 +10,10 @@ from typing import Any
 from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
 
-from multicard.config.base import RunConfig, Scale
+from multicard.config.base import RunConfig, Scale, plain
 from multicard.records import identity, run_folder
+from multicard.records.run_folder import Run
+from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.run import outcome, prepare
 from multicard.run.session import say
 from multicard.run.workload import Workload
@@ -38,7 +40,7 @@ class Place:
     cfg: DictConfig
     folder: Path
     overrides: dict[int, list[str]] = field(default_factory=dict)
-    result: dict[str, Any] | None = None
+    result: Run | None = None
 
 
 @dataclass(kw_only=True)
@@ -46,6 +48,16 @@ class Cell(Place):
     """A cell that can be measured: `config` is `cfg` as dataclasses."""
 
     config: RunConfig
+
+    def as_record(self, device: str = "") -> AnyRecord:
+        """What tells its record from others, before it is measured.
+
+        Args:
+            device: that it is to run on; by default the configuration's.
+        """
+        axes = self.workload.axes(self.cfg, device or str(self.cfg.device))
+        config = plain(self.config)
+        return self.workload.record(schema_version=SCHEMA_VERSION, status="", axes=axes, config=config)
 
     def refused(self, reason: str, is_mistake: bool = True) -> "Refused":
         """The cell as one that is not measured."""
@@ -110,8 +122,8 @@ class Sweep:
                 cell.record()
 
     def finish(self) -> None:
-        """Hand the records to the command, in the sweep's order."""
-        self.command.records += [cell.result for cell in self.every if cell.result is not None]
+        """Hand the runs to the command, in the sweep's order."""
+        self.command.runs += [cell.result for cell in self.every if cell.result is not None]
 
     def say_left(self, ended: str = "interrupted") -> None:
         """Say which cells a sweep has left that ended early, and the command that measures them.
@@ -119,7 +131,7 @@ class Sweep:
         Args:
             ended: why it ended.
         """
-        left = [cell for cell in self.every if cell.result is None or cell.result["status"] == "interrupted"]
+        left = [cell for cell in self.every if cell.result is None or cell.result.status == "interrupted"]
         say(f"{ended}: {len(left)} of {len(self.every)} cells are left:", error=True)
         for cell in left[:NAMED_CELLS]:
             say(f"  {cell.label}{cell.folder.name}", error=True)
@@ -208,14 +220,14 @@ def settle(sweep: Sweep) -> None:
     there now."""
     fingerprints: dict[str, Any] = {}
     for cell in list(sweep.cells):
-        record = None if cell.cfg.rerun else run_folder.finished(cell.folder)
-        if record is None:
+        run = None if cell.cfg.rerun else run_folder.finished(cell.folder)
+        if run is None:
             continue
-        changed = prepare.changed_data(cell.workload, cell.config, record, fingerprints)
+        changed = prepare.changed_data(cell.workload, cell.config, run.record.data, fingerprints)
         if changed is not None:
             sweep.refuse(cell, changed)
             continue
         if not cell.cfg.predict.enabled:  # whose table shows it
-            say(f"{cell.label}measured before ({record['status']}): {cell.folder}")
+            say(f"{cell.label}measured before ({run.status}): {cell.folder}")
         outcome.release_finished(cell.folder)
-        cell.result = record | {"folder": str(cell.folder)}
+        cell.result = run

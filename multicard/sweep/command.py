@@ -1,11 +1,15 @@
 """One command of an entry: what it was asked to do, and what came of it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import UNSET
 
 from multicard.measure.timing import clock_s, process_started_s
-from multicard.records import probe_table, run_folder, table
+from multicard.records import run_folder, table
 from multicard.records.probes import is_probe
+from multicard.records.run_folder import Run
 from multicard.run.session import say
 from multicard.run.workload import Workload
 
@@ -21,7 +25,7 @@ class Command:
         overrides: the keys that they set.
 
     Attributes:
-        records: of the cells, in the order of the table at the end.
+        runs: of the cells, in the order of the table at the end.
         is_sweep: several runs may have been asked for.
         foreseen_s: seconds that predictions took before the first run, which are no part of its start-up.
         abandoned: something is left undone.
@@ -30,7 +34,7 @@ class Command:
 
     def __init__(self, workload: Workload, words: Sequence[str] = (), overrides: "Sequence[Override]" = ()) -> None:
         self.workload, self.words, self.overrides = workload, [*words], [*overrides]
-        self.records: list[dict[str, Any]] = []
+        self.runs: list[Run] = []
         self.is_sweep = self.abandoned = self.would_refuse = False
         self.foreseen_s = 0.0
         self._runs = 0
@@ -47,26 +51,27 @@ class Command:
 
     def close(self) -> int:
         """Print the table of what this command measured and return its exit code."""
-        single_refusal = [record["status"] for record in self.records] == ["refused"] and not self.is_sweep
-        if self.records and not single_refusal:
-            probing = all(is_probe(record.get("config", {}), record["folder"]) for record in self.records)
-            (probe_table if probing else table).show(self.records)
-            _show_profiles(self.records)
-        bad = any(record["status"] in run_folder.BAD or "tracker_error" in record for record in self.records)
+        single_refusal = [run.status for run in self.runs] == ["refused"] and not self.is_sweep
+        if self.runs and not single_refusal:
+            table.show(self.runs, probes=all(is_probe(run.record.config, run.folder) for run in self.runs))
+            _show_profiles(self.runs)
+        bad = any(run.status in run_folder.BAD or run.tracker_error is not None for run in self.runs)
         return 1 if bad or self.abandoned or self.would_refuse else 0
 
 
-def _show_profiles(records: list[dict[str, Any]]) -> None:
+def _show_profiles(runs: list[Run]) -> None:
     """Print the metrics of a single profiled run; for several, the command that shows them."""
-    profiled = [record for record in records if record.get("profile") is not None]
-    for record in profiled:
-        if "error" in record["profile"]:
-            say(f"profile: {record['profile']['error']} ({record['folder']})", error=True)
-    profiles = [record["profile"] for record in profiled if "rows" in record["profile"]]
-    if len(records) == 1 and profiles:
+    profiles = []
+    for run in runs:
+        profile = run.record.profile
+        if profile is not None and profile.error is not UNSET:
+            say(f"profile: {profile.error} ({run.folder})", error=True)
+        elif profile is not None:
+            profiles.append(profile)
+    if len(runs) == 1 and profiles:
         from multicard.observe.profiles import text
         from multicard.observe.profiles.profile_data import Profile
 
-        say("\n".join(["", *text.profile_lines(Profile.from_dict(profiles[0]), top=10)]))
+        say("\n".join(["", *text.profile_lines(Profile.from_dict(msgspec.to_builtins(profiles[0])), top=10)]))
     elif profiles:
         say("Profiles: python -m multicard profile FOLDER/profile, with --against OTHER/profile to compare two")

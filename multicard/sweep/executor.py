@@ -18,6 +18,7 @@ from multicard.config.placement import require_nodes
 from multicard.measure.timing import clock_s, in_hours, pause
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
+from multicard.records.run_folder import Run
 from multicard.run import outcome
 from multicard.run.session import say
 from multicard.sweep.cells import Cell, Sweep
@@ -101,7 +102,7 @@ class Executor:
             self.machine.give_back(process.share)
         return [process.cell for process in ended]
 
-    def collect(self, process: Running, interrupted: bool = False) -> dict[str, Any]:
+    def collect(self, process: Running, interrupted: bool = False) -> Run:
         """Take the record of a process that has ended.
 
         Args:
@@ -109,7 +110,7 @@ class Executor:
         """
         cell = process.cell
         self.running.remove(process)
-        cell.result = run_folder.read_record(cell.folder)
+        cell.result = run_folder.read(cell.folder)
         if cell.result is None:
             log = self.folder / f"{process.job.job_id}_0_log.err"
             failure = Failure("exit", f"the process of {cell.folder.name} {NO_RECORD}", log=str(log))
@@ -176,7 +177,7 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
             ended = executor.collect_ended()
             for cell in ended:
                 streak.add(cell)
-            if any(cell.result and cell.result["status"] == "interrupted" for cell in ended):
+            if any(cell.result and cell.result.status == "interrupted" for cell in ended):
                 raise KeyboardInterrupt  # a terminal's signal may reach the cells alone: Python can drop the command's
             pace.say_progress(ended)
             if streak.ends(waiting):
@@ -214,7 +215,7 @@ class Pace:
     def say_progress(self, ended: Sequence[Cell]) -> None:
         """Count cells that ended, and say how many have and when the rest will, where some are left. A refused cell
         takes no time, and so tells none."""
-        measured = sum(cell.result is not None and cell.result["status"] != "refused" for cell in ended)
+        measured = sum(cell.result is not None and cell.result.status != "refused" for cell in ended)
         self.ended += measured
         self.total -= len(ended) - measured
         left_s = self.left_s()

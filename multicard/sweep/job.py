@@ -107,13 +107,13 @@ class LocalJob(CellJob):
         os.environ.update(self.variables)
         problem = self.code_problem()
         if problem is not None:
-            return outcome.refuse(outcome.begin(self.workload, self.cfg, self.folder), problem)["status"]
+            return outcome.refuse(outcome.begin(self.workload, self.cfg, self.folder), problem).status
         if self.gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
         os.sched_setaffinity(0, self.cpus)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)  # the launcher has them blocked until here
         began = {"predict": before_run.prediction, "started_s": process_started_s()}
-        return run.measure(self.workload, self.cfg, self.folder, True, **began)["status"]
+        return run.measure(self.workload, self.cfg, self.folder, True, **began).status
 
 
 @dataclass(frozen=True)
@@ -136,21 +136,20 @@ class SlurmJob(CellJob):
             return self.assist(allocation)
         problem = self.code_problem()
         if problem is not None:
-            return outcome.refuse(outcome.begin(self.workload, self.cfg, self.folder, allocation.job), problem)[
-                "status"
-            ]
+            begun = outcome.begin(self.workload, self.cfg, self.folder, allocation.job)
+            return outcome.refuse(begun, problem).status
         done = run_folder.finished(self.folder)
-        if done is not None and done["job"] == allocation.job:  # requeued after all was recorded
+        if done is not None and done.record.job == allocation.job:  # requeued after all was recorded
             with closing(Peers(allocation)) as peers:
                 peers.meet()  # else the other nodes would wait for this one
             outcome.clean_up(self.folder)
             run_folder.release(self.folder)
-            return done["status"]
+            return done.status
         began = {"predict": before_run.prediction, "started_s": process_started_s()}
         result = run.measure(self.workload, self.cfg, self.folder, True, allocation, self.requeue, **began)
-        if result["status"] == "requeued":
+        if result.status == "requeued":
             pause(KILLED_WITHIN_S)
-        return result["status"]
+        return result.status
 
     def requeue(self, failure: Failure) -> bool:
         """Put this job back into the queue, if that leads anywhere. Returns whether SLURM starts it again.

@@ -2,15 +2,14 @@
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable
+from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
-from msgspec import Struct
 
 from multicard.config.keys import require
-from multicard.records.schema import LlmRecord, Record, VisionRecord
+from multicard.records import figures
+from multicard.records.run_folder import Run
 from multicard.run.workload import Workload
 from multicard.sweep.cells import Cell, Refused
 
@@ -23,9 +22,6 @@ class NothingMeasuredError(Exception):
     """A dry run, or a prediction, has shown the first cells of a search, which chooses the next by their figures."""
 
 
-RECORDS: dict[str, type[Record]] = {record.kind: record for record in (VisionRecord, LlmRecord)}
-
-
 def refuse(workload: Workload, name: str | None) -> None:
     """Refuse what is no figure of a workload's records.
 
@@ -34,7 +30,7 @@ def refuse(workload: Workload, name: str | None) -> None:
     """
     if name is None:
         return
-    known = [*figures(RECORDS[workload.name])]
+    known = [*figures.numbers(workload.record)]
     words = [figure for figure in known if figure.startswith(f"{name}.")][:3] or difflib.get_close_matches(
         name, known, n=3
     )
@@ -42,24 +38,13 @@ def refuse(workload: Workload, name: str | None) -> None:
     require(name in known, f"objective={name}: no figure of a record of {workload.entry}; {remedy}")
 
 
-def figures(struct: type[Struct], prefix: str = "") -> Iterator[str]:
-    """The numbers of a record, as "total_s" or "step_s.mean"."""
-    for name, hint in get_type_hints(struct).items():
-        types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        if {int, float} & {*types}:
-            yield prefix + name
-        for part in types:
-            if isinstance(part, type) and issubclass(part, Struct):
-                yield from figures(part, f"{prefix}{name}.")
-
-
-def value(record: Mapping[str, Any] | None, name: str | None) -> float | None:
-    """The figure `name` of a record; NaN where it has none, or did not end ok. None where no figure is asked for."""
+def value(run: Run | None, name: str | None) -> float | None:
+    """The figure `name` of a run; NaN where it has none, or did not end ok. None where no figure is asked for."""
     if name is None:
         return None
-    figure: Any = record if record is not None and record["status"] == "ok" else None
+    figure: Any = run.record if run is not None and run.status == "ok" else None
     for key in name.split("."):
-        figure = figure.get(key) if isinstance(figure, Mapping) else None
+        figure = getattr(figure, key, None)
     return float(figure) if isinstance(figure, int | float) else math.nan
 
 
@@ -83,5 +68,5 @@ def returns(cells: Iterable[Cell | Refused], name: str | None) -> list[JobReturn
 
 
 def _missing(cell: Cell | Refused, name: str | None) -> str:
-    status = "not measured" if cell.result is None else cell.result["status"]
+    status = "not measured" if cell.result is None else cell.result.status
     return f"objective={name}: {cell.label}{cell.folder.name} has none ({status})"

@@ -101,10 +101,7 @@ def _experiment(cell: Cell) -> str:
 
 def _rows(groups: Sequence[Sequence[Predicted]]) -> list[Row]:
     """A row for each cell, with the axes that the final table would show."""
-    records = [
-        {"axes": cell.workload.axes(cell.cfg, answer.target.device_type), "config": plain(cell.config)}
-        for cell, answer in ((group[0].cell, group[0].estimate) for group in groups)
-    ]
+    records = [group[0].cell.as_record(group[0].estimate.target.device_type) for group in groups]
     axes = comparable.varied(records, table.ALWAYS[groups[0][0].cell.workload.name])
     rows = []
     for record, group in zip(records, groups, strict=True):
@@ -142,8 +139,8 @@ def _probes(command: Command, members: Sequence[Predicted], experiment: str) -> 
 
 def _finished_probes(sweep: Path) -> list[dict[str, str]]:
     """What those measured that lie in the sweep's folder: a command takes their records, whatever they say."""
-    records = [run_folder.finished(folder) for folder in sweep.glob("*-probe")]
-    return [_axes(record["config"]) for record in records if record is not None]
+    runs = [run_folder.finished(folder) for folder in sweep.glob("*-probe")]
+    return [_axes(run.record.config) for run in runs if run is not None]
 
 
 def _axes(config: Mapping[str, Any]) -> dict[str, str]:

@@ -87,11 +87,11 @@ class Queue:
         ended = []
         for cell in waiting:
             job = self.jobs[cell.number]
-            record = run_folder.read_record(cell.folder)
-            if record is not None and record.get("job") == job:
+            run = run_folder.read(cell.folder)
+            if run is not None and run.record.job == job:
                 # after its record a job removes what it resumes from, and mirrors the run
                 if job not in self.states or not run_folder.is_held_by(cell.folder, job):
-                    cell.result = record
+                    cell.result = run
                     ended.append(cell)
             elif job in self.states:
                 self.missing_since_s.pop(job, None)
@@ -119,8 +119,8 @@ class Queue:
             self.states = slurm.queued([*self.jobs.values()])
         cells = {cell.number: cell for cell in self.cells}
         for number, job in queued.items():
-            record = run_folder.read_record(cells[number].folder)
-            if job not in self.states and (record is None or record.get("job") != job):
+            run = run_folder.read(cells[number].folder)
+            if job not in self.states and (run is None or run.record.job != job):
                 del self.jobs[number]
         cancelled = len(queued.keys() - self.jobs.keys())
         self.pace.total -= cancelled
@@ -199,7 +199,7 @@ def progress(queue: Queue) -> Table:
     """How many cells are queued, running and ended, by status, the time so far and an estimate of the rest."""
     states = [queue.states.get(job) for job in queue.jobs.values()]
     running = sum(state is not None and not state.queued for state in states)
-    ended = Counter(cell.result["status"] for cell in queue.cells if cell.result is not None)
+    ended = Counter(cell.result.status for cell in queue.cells if cell.result is not None)
     counts = {"queued": len(states) - running, "running": running, **ended}
     left_s = queue.pace.left_s()
     times = [in_hours(clock_s() - queue.pace.started_s), "-" if left_s is None else in_hours(left_s)]

@@ -45,8 +45,8 @@ class Streak:
 
     def error(self) -> SameFailureError:
         result = self.cells[-1].result
-        assert result is not None
-        return SameFailureError(f"{len(self.cells)} cells in a row failed for one cause: {result['cause']['message']}")
+        assert result is not None and result.record.cause is not None
+        return SameFailureError(f"{len(self.cells)} cells in a row failed for one cause: {result.record.cause.message}")
 
 
 def would_fail_too(left: Sequence[Cell], ended: Cell) -> bool:
@@ -64,8 +64,10 @@ def _would_fail(left: Sequence[Cell], cause: str, failed: Sequence[Cell]) -> boo
 def cause_of(cell: Cell) -> str:
     """What failures of one cause have in common; empty where a cell did not fail, or may have failed for its own
     settings."""
-    cause = (cell.result or {}).get("cause") or {}
-    kind, message = cause.get("kind"), cause.get("message") or ""
+    cause = cell.result and cell.result.record.cause
+    if cause is None:
+        return ""
+    kind, message = cause.kind, cause.message
     if kind in EVERYWHERE and f"disk of {SHARED_MEMORY}" not in message:
         return kind
     if kind == "refused" and message.startswith(FOLDERS) and "cannot write to" in message:

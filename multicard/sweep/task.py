@@ -52,7 +52,7 @@ class Task:
                 with shares.announced([sweep.cells[0].config]):
                     run(self.command, sweep.cells[0], keep_refused=False)
             sweep.finish()
-        return objective.value(self.command.records[-1] if self.command.records else None, cfg.objective)
+        return objective.value(self.command.runs[-1] if self.command.runs else None, cfg.objective)
 
     def _single(self, cfg: DictConfig, until_ended: ExitStack) -> Sweep:
         """The sweep of one cell that a single run is.

@@ -12,7 +12,6 @@ cases. So before the last repetition it needs intervals of EARLY, which are wide
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -22,7 +21,8 @@ from multicard.config.keys import require
 from multicard.config.repetition import LEAST_AUTO, share
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, UNDECIDED, Spread
-from multicard.records import comparable, steps
+from multicard.records import comparable
+from multicard.records.schema import AnyRecord
 from multicard.run.session import say
 from multicard.sweep.cells import Cell
 
@@ -47,13 +47,13 @@ class Setting:
     runs: int = 0
     unusable: bool = False
 
-    def add(self, record: dict[str, Any]) -> None:
-        mean_s = steps.mean_s(record) if record["status"] == "ok" else None
+    def add(self, record: AnyRecord) -> None:
+        mean_s = record.steps.mean if record.status == "ok" and record.steps else None
         self.runs += 1
         if not mean_s:
             self.unusable = True
             return
-        self.step_s.setdefault(str(record.get("hardware")), []).append(mean_s)
+        self.step_s.setdefault(str(record.hardware), []).append(mean_s)
 
 
 class UntilSure:
@@ -87,7 +87,7 @@ class UntilSure:
         """Take the records of the batch, and choose the next one: `batch` is empty at the end."""
         for cell in cells:
             if cell.result is not None:
-                self._setting(cell).add(cell.result)
+                self._setting(cell).add(cell.result.record)
         self.rounds += 1
         unsure = self.unsure(EARLY) if self.rounds <= self.most else []
         self.batch = [[*words, f"repetition={self.rounds}"] for setting in unsure for words in setting.words]

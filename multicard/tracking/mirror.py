@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from multicard.config.base import RunConfig, TrackerMode, plain
 from multicard.machine import network
 from multicard.records import run_folder
@@ -75,7 +77,8 @@ class Mirror:
         Args:
             ranks: the files of all ranks.
         """
-        first, attempts = ranks[0] if ranks else {}, run_folder.read_segments(self._folder)
+        first = ranks[0] if ranks else {}
+        attempts = msgspec.to_builtins(run_folder.read_segments(self._folder))
         last = attempts[-1] if attempts else {}
         known = [{**attempt, "trained_s": None} for attempt in attempts]
         trained_s = [part["trained_s"] for part in first.get("segments") or ()]

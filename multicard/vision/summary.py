@@ -2,14 +2,16 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
-from multicard.measure import compile_cache, formulas, losses
+from multicard.measure import formulas, losses
 from multicard.measure.timing import PHASES
 from multicard.ranks.meeting import peak_memory
-from multicard.records.schema_parts import Segment
+from multicard.records.schema import VisionEpoch, VisionRecord
+from multicard.records.schema_parts import Communication, Divergence, Parts, Segment, Statistics, Transfers
 from multicard.records.steps import COLUMNS, is_warmup
 from multicard.vision.strategy import STRATEGIES, Traffic
 
@@ -36,73 +38,63 @@ def axes(config: VisionConfig, device: str) -> dict[str, Any]:
 
 
 def summarise(
-    config: VisionConfig, placement: Placement, ranks: list[dict[str, Any]], steps: Any, joules: float | None = None
-) -> dict[str, Any]:
-    """The summary of a run, complete or not.
+    record: VisionRecord, config: VisionConfig, placement: Placement, ranks: list[dict[str, Any]], steps: Any
+) -> None:
+    """Fill in the figures of a run, complete or not.
 
     Args:
+        record: with its `gpu`.
         ranks: the rank files, by rank. Epochs that not all of them finished are left out.
         steps: the steps of all ranks (an Arrow table); None before the end of the first epoch.
-        joules: energy of all GPUs in training and evaluation; None where unknown.
     """
     finished = min((len(rank["epochs"]) for rank in ranks), default=0)
     ranks = [rank | {"epochs": rank["epochs"][:finished]} for rank in ranks]
     columns = {} if steps is None or not finished else {name: steps[name].to_numpy() for name in steps.column_names}
     table = {name: column[columns["epoch"] < finished] for name, column in columns.items()}
-    epochs = [_epoch(index, ranks, table) for index in range(finished)]
     first = ranks[0] if ranks else {}
-    trained = sum(epoch["samples_trained"] for epoch in epochs)
-    train_s, evaluate_s = (sum(epoch[key] for epoch in epochs) for key in ("train_s", "evaluate_s"))
-    return {
-        "total_s": epochs[-1]["ended_s"] if epochs else None,
-        "train_s": train_s if epochs else None,
-        "evaluate_s": evaluate_s if epochs else None,
-        "epochs": epochs,
-        **_rates(ranks, table, config.warmup_steps),
-        "joules_per_image": None if joules is None or not trained else joules / trained,
-        **_judged(table),
-        "test_accuracy": epochs[-1]["test_accuracy"] if epochs else None,
-        "time_to_target_s": time_to_target_s(epochs, config.target_accuracy),
-        "peak_memory_bytes": peak_memory(ranks, placement.device),
-        "transfer_bytes": _transfers(ranks, table, placement),
-        "communication_bytes": _communication(config, ranks, table),
-        "compile_s": max((rank["compile_s"] for rank in ranks if rank["compile_s"] is not None), default=None),
-        "compile_cache": compile_cache.over_ranks(rank["compile_cache"] for rank in ranks),
-        "cuda_graphs": first.get("cuda_graphs"),
-        "input": first.get("input"),
-        "parameters": first.get("parameters"),
-        "num_workers": first.get("num_workers"),
-        "threads": first.get("threads"),
-        "segments": first.get("segments", []),
-        "oversubscribed": placement.oversubscribed,
-    }
+    record.epochs = epochs = [_epoch(index, ranks, table) for index in range(finished)]
+    if epochs:
+        record.total_s, record.test_accuracy = epochs[-1].ended_s, epochs[-1].test_accuracy
+        record.train_s = sum(epoch.train_s or 0.0 for epoch in epochs)
+        record.evaluate_s = sum(epoch.evaluate_s or 0.0 for epoch in epochs)
+    _rate(record, ranks, table, config.warmup_steps)
+    if record.training_joules is not None and record.samples_trained:
+        record.joules_per_image = record.training_joules / record.samples_trained
+    record.non_finite_losses, record.divergence = _judged(table)
+    record.time_to_target_s = time_to_target_s(epochs, config.target_accuracy)
+    record.peak_memory_bytes = peak_memory(ranks, placement.device)
+    record.transfer_bytes = _transfers(ranks, table, placement)
+    record.communication_bytes = _communication(config, ranks, table)
+    for name in ("cuda_graphs", "input", "parameters", "num_workers", "threads"):
+        setattr(record, name, first.get(name))
+    record.segments = msgspec.convert(first.get("segments", []), list[Segment])
 
 
-def time_to_target_s(epochs: list[dict[str, Any]], target: float | None) -> float | None:
+def time_to_target_s(epochs: list[VisionEpoch], target: float | None) -> float | None:
     """Seconds from the start of training to the end of the first evaluation at `target` or above; None: never."""
-    return next((e["ended_s"] for e in epochs if target is not None and e["test_accuracy"] >= target), None)
+    reached = (epoch.ended_s for epoch in epochs if target is not None and (epoch.test_accuracy or 0.0) >= target)
+    return next(reached, None)
 
 
-def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]) -> dict[str, Any]:
+def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]) -> VisionEpoch:
     """One epoch over all ranks: times are the slowest rank's, the loss is weighted by the samples trained."""
     parts = [rank["epochs"][index] for rank in ranks]
     gaps_s = [part["gap_s"] for part in parts if part["gap_s"] is not None]
     rows = {name: column[table["epoch"] == index] for name, column in table.items()}
-    trained = int(rows["samples"].sum())
     has_loss = rows["samples"] > 0
     longest_s = {key: max(part[key] for part in parts) for key in ("train_s", "first_batch_s", "evaluate_s", "ended_s")}
     steps, distinct = _steps_and_samples(ranks, rows)
-    return {
-        "epoch": index,
-        "steps": steps,
+    return VisionEpoch(
+        epoch=index,
+        steps=steps,
         **longest_s,
-        "gap_s": max(gaps_s, default=None),
-        "train_loss": float(np.average(rows["loss"][has_loss], weights=rows["samples"][has_loss])),
+        gap_s=max(gaps_s, default=None),
+        train_loss=float(np.average(rows["loss"][has_loss], weights=rows["samples"][has_loss])),
         **{key: parts[0][key] for key in ("test_loss", "test_accuracy", "test_right", "test_samples")},
-        "samples": distinct,
-        "samples_trained": trained,
-        "images_per_s": formulas.throughput_per_s([distinct], [longest_s["train_s"]]),
-    }
+        samples=distinct,
+        samples_trained=int(rows["samples"].sum()),
+        images_per_s=formulas.throughput_per_s([distinct], [longest_s["train_s"]]),
+    )
 
 
 def _steps_and_samples(ranks: list[dict[str, Any]], rows: dict[str, np.ndarray]) -> tuple[int, int]:
@@ -111,24 +103,25 @@ def _steps_and_samples(ranks: list[dict[str, Any]], rows: dict[str, np.ndarray])
     return steps, round(ranks[0]["distinct_samples"] * steps / whole)
 
 
-def _judged(table: dict[str, np.ndarray]) -> dict[str, Any]:
-    """What is said of losses that are not finite; a rank without a batch in a round has none there."""
+def _judged(table: dict[str, np.ndarray]) -> tuple[int | None, Divergence | None]:
+    """The losses that are not finite; a rank without a batch in a round has none there."""
     if not table:
-        return losses.UNKNOWN
+        return None, None
     has_loss = table["samples"] > 0
     known = {name: column[has_loss] for name, column in table.items()}
-    return losses.judge(known, np.isfinite(known["loss"]))
+    count, first = losses.judge(known, np.isfinite(known["loss"]))
+    return count, None if first is None else Divergence(*first)
 
 
-def _rates(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], warmup_steps: int) -> dict[str, Any]:
-    """Step and phase times, and images/s over the steps after the warm-up.
+def _rate(record: VisionRecord, ranks: list[dict[str, Any]], table: dict[str, np.ndarray], warmup_steps: int) -> None:
+    """Fill in step and phase times, and images/s over the steps after the warm-up.
 
     `images_per_s` counts every sample of an epoch once, however often padding or `ddp` trained it;
     `trained_images_per_s` counts each time.
     """
     if not table:
-        empty = {"step_s": formulas.statistics([], warmup_steps), "phases_s": None}
-        return {**empty, "images_per_s": None, "trained_images_per_s": None}
+        record.step_s = msgspec.convert(formulas.statistics([], warmup_steps), Statistics)
+        return
     number = table["epoch"] * ranks[0]["steps_per_epoch"] + table["step"]
     segments = [Segment(first_step=part["first_step"], steps=part["steps"]) for part in ranks[0]["segments"]]
     warmup = is_warmup(number.max() + 1, segments, warmup_steps)
@@ -138,41 +131,37 @@ def _rates(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], warmup_ste
     trained_per_s = formulas.throughput_per_s(samples, [table["step_s"][rows].sum() for rows in by_rank])
     first = {name: column[table["epoch"] == 0] for name, column in table.items()}
     trained, (_, distinct) = first["samples"].sum(), _steps_and_samples(ranks, first)
-    phases_s = {phase: float(table[f"{phase}_s"][measured].mean()) for phase in PHASES} if measured.any() else None
     steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS))
-    return {
-        "step_s": formulas.statistics(steps_s[~warmup], 0) | {"warmup_count": int(warmup.sum())},
-        "images_per_s": trained_per_s and trained_per_s * distinct / trained,
-        "trained_images_per_s": trained_per_s,
-        "phases_s": phases_s,  # mean a step and rank
-    }
+    statistics = formulas.statistics(steps_s[~warmup], 0) | {"warmup_count": int(warmup.sum())}
+    record.step_s = msgspec.convert(statistics, Statistics)
+    record.images_per_s = trained_per_s and trained_per_s * distinct / trained
+    record.trained_images_per_s = trained_per_s
+    if measured.any():  # mean a step and rank
+        record.phases_s = {phase: float(table[f"{phase}_s"][measured].mean()) for phase in PHASES}
 
 
-def _transfers(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], placement: Placement) -> dict[str, Any]:
+def _transfers(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], placement: Placement) -> Transfers:
     """Bytes handed to the devices, over all ranks and finished epochs."""
     counted = {}
     for part in ("images", "labels"):
         key = f"h2d_{part}_bytes"
-        counted[f"h2d_{part}"] = {
-            "train": int(table[key].sum()) if table else 0,
-            "evaluate": sum(epoch[f"evaluate_{key}"] for rank in ranks for epoch in rank["epochs"]),
-        }
+        trained = int(table[key].sum()) if table else 0
+        counted[part] = Parts(trained, sum(epoch[f"evaluate_{key}"] for rank in ranks for epoch in rank["epochs"]))
     setups = [rank["setup_h2d_bytes"] for rank in ranks]
-    setup = {part: sum(sizes[part] for sizes in setups) for part in ("train", "evaluate")}  # before the first batch
-    crosses = placement.device == "cuda"
-    return {
-        "h2d": sum(sum(part.values()) for part in (*counted.values(), setup)),
-        **counted,
-        "h2d_setup": setup,
-        "d2h": None,
-        "d2d": None,
-        "source": "counted" if crosses else "counted: what would cross to a device",
-    }
+    setup = Parts(*(sum(sizes[part] for sizes in setups) for part in ("train", "evaluate")))  # before the first batch
+    moved = (*counted.values(), setup)
+    return Transfers(
+        h2d=sum((part.train or 0) + (part.evaluate or 0) for part in moved),
+        h2d_images=counted["images"],
+        h2d_labels=counted["labels"],
+        h2d_setup=setup,
+        source="counted" if placement.device == "cuda" else "counted: what would cross to a device",
+    )
 
 
 def _communication(
     config: VisionConfig, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]
-) -> dict[str, Any] | None:
+) -> Communication | None:
     """Bytes that a rank receives in collectives, from sizes and steps; None where the strategy does not know them."""
     first = ranks[0] if ranks else {}
     sizes = (first.get(f"{part}_bytes", 0) for part in ("parameter", "gradient", "buffer", "statistics"))
@@ -183,4 +172,4 @@ def _communication(
         full_steps = steps - len(set(zip(table["epoch"][without_batch], table["step"][without_batch], strict=True)))
     traffic = Traffic(len(ranks), steps, full_steps, len(first.get("epochs", [])), *sizes)
     received = STRATEGIES[config.strategy.name].received(config, traffic)
-    return None if received is None else received | {"per": "rank", "source": "computed"}
+    return None if received is None else Communication(**received, per="rank", source="computed")

@@ -15,6 +15,7 @@ from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, ModelCo
 from multicard.machine import environment
 from multicard.measure import memory
 from multicard.records.content import Parts
+from multicard.records.schema import VisionRecord
 from multicard.records.text_table import in_bytes
 from multicard.run.session import say
 from multicard.run.workload import Workload
@@ -190,6 +191,7 @@ WORKLOAD = Workload(
     arguments=arguments,
     axes=summary.axes,
     describe=describe,
+    record=VisionRecord,
     summarise=summary.summarise,
     advise=advise,
     resumable=True,

@@ -24,12 +24,14 @@ from multicard.machine import leases
 from multicard.ranks.pausing import blocks_file
 from multicard.records.journal import JournalError
 from multicard.records.progress import Board
+from multicard.records.run_folder import Run
 from multicard.records.text_table import in_bytes
 from multicard.sweep import shares
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.executor import Executor, Running
 from multicard.sweep.streak import SameFailureError
 from tests.conftest import SMALL
+from tests.helpers import records
 from tests.helpers.cells import sweep
 from tests.helpers.race_fakes import SHARE, Process, Rules, faked, measured
 
@@ -50,10 +52,11 @@ def raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Raced:
         race.run(SHARE)
         finals = race.finals()
         for cell in finals:
-            cell.result = {"status": "ok", "test_accuracy": 0.5, "total_s": 60.0, "batch_size": cell.cfg.batch_size}
+            made = {"test_accuracy": 0.5, "total_s": 60.0, "axes": {"batch_size": cell.cfg.batch_size}}
+            cell.result = records.as_run(made)
 
-        def full_run(record: dict[str, Any], _: str) -> Reading:
-            size = record["batch_size"]
+        def full_run(run: Run, _: str) -> Reading:
+            size = float(run.record.axes["batch_size"] or 0)
             return Reading(-math.log(size * 1.2e6) if figure == "peak_memory" else math.log(rates[size]), 0.001)
 
         monkeypatch.setattr(readings, "full_run", full_run)
@@ -93,8 +96,8 @@ def test_a_process_that_is_killed_is_out_with_the_reason(tmp_path: Path, monkeyp
     process = CellProcess(cell, 1, executor, executor.running[0], BlockReader(cell.folder))
     with pytest.raises(CellEndedError) as ended:
         process.wait()
-    assert ended.value.record["status"] == "failed"
-    assert "ended without a record" in ended.value.record["cause"]["message"]
+    record = ended.value.run.record
+    assert record.status == "failed" and record.cause is not None and "ended without a record" in record.cause.message
 
 
 def test_the_least_memory_is_known_after_a_few_steps_of_a_process_each(raced: Raced):
@@ -113,7 +116,7 @@ def test_the_energy_of_a_sample_is_that_of_all_steps_of_a_block():
     assert not np.isfinite(block.reading("energy_joules")).any()
     after = replace(block, energy=Energy(1.0, 2, 3.0))
     assert readings.joined(block, after).energy == after.energy  # the first steps of a process take more
-    assert readings.full_run({"status": "ok", "joules_per_image": 2.0, "total_s": 10.0}, "energy_joules") == (
+    assert readings.full_run(records.as_run({"joules_per_image": 2.0, "total_s": 10.0}), "energy_joules") == (
         pytest.approx(-math.log(2.0)),
         pytest.approx(0.01),
     )
@@ -128,7 +131,7 @@ def test_a_full_runs_energy_which_has_that_of_evaluation_ranks_the_finalists_alo
         for place in range(2):
             told.add(Block(place, 0, -5.0, 0.01, 0))
         monkeypatch.setattr(Rules, "final_runs", [(1, 0), (1, 1)])
-        finals = [replace(cell, result={"status": "ok", "joules_per_image": 2.0}) for cell in race.cells]
+        finals = [replace(cell, result=records.as_run({"joules_per_image": 2.0})) for cell in race.cells]
         monkeypatch.setattr(readings, "full_run", lambda *_: Reading(-6.0, 0.01))
         race.take_finals(finals)
         assert len(told.blocks) == blocks and told.full == {0: [-6.0], 1: [-6.0]}
@@ -236,7 +239,8 @@ def targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
             record = {"status": "interrupted" if stopped else "ok", "cause": None, "time_to_target_s": time_s}
             if size in (failing or {}):
                 record |= {"status": "failed", "cause": {"kind": (failing or {})[size], "message": "no space left"}}
-            cell.result = record | {"test_accuracy": 0.9, "startup_s": 2.0, "total_s": time_s or 50.0}
+            record |= {"test_accuracy": 0.9, "startup_s": 2.0, "total_s": time_s or 50.0}
+            cell.result = records.as_run(record)
             return bar_s if stopped else None
 
         def run_all(sweep: Sweep) -> None:

@@ -31,6 +31,7 @@ from multicard.sweep.executor import Executor
 from multicard.sweep.streak import SameFailureError
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import PATIENCE_S, ROOT, SMALL, composed, typed
+from tests.helpers import records
 from tests.helpers.race_fakes import SHARE, Process, Rules, faked, measured
 
 Called = Callable[..., tuple[int, str]]
@@ -250,7 +251,7 @@ def test_data_that_is_gone_ends_a_race_only_where_all_cells_read_it(
 
     def gone(executor: Any, cell: Any, *rest: Any) -> Any:
         if cell.cfg.batch_size == 8:
-            raise CellEndedError(record)
+            raise CellEndedError(records.as_run(record))
         return start(executor, cell, *rest)
 
     monkeypatch.setattr(live.processes, "start", gone)

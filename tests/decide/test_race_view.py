@@ -17,6 +17,7 @@ from multicard.decide.race.standings import IN, OUT, Standing, Verdict
 from multicard.llm import workload as llm
 from multicard.sweep.shares import Pool
 from multicard.vision import workload as vision
+from tests.helpers import records
 from tests.helpers.race_fakes import SHARE, Rules, faked
 
 MB = 10**6
@@ -97,7 +98,7 @@ def measured_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def end(*accuracies: float) -> str:
         monkeypatch.setattr(live, "Race", told := Rules(1))
-        monkeypatch.setattr(readings, "full_run", lambda record, _: readings.Reading(record["log_figure"], 0.01))
+        monkeypatch.setattr(readings, "full_run", lambda run, _: readings.Reading(float(run.record.repetition), 0.01))
         monkeypatch.setattr(view.text_table, "terminal_width", lambda: 120)
         cells = faked([8, 16, 32], tmp_path / str(accuracies), monkeypatch, "images_per_s", "target_accuracy=0.9")
         race = LiveRace(cells)
@@ -106,8 +107,8 @@ def measured_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
         for cell in finals:
             place = cell.number - 1
             reached_s = 5.0 if accuracies[place] >= 0.9 else None
-            cell.result = {"status": "ok", "log_figure": float(place), "total_s": 9.0, "time_to_target_s": reached_s}
-            cell.result["test_accuracy"] = accuracies[place]
+            own = {"repetition": place, "time_to_target_s": reached_s, "test_accuracy": accuracies[place]}
+            cell.result = records.as_run(own | {"total_s": 9.0})
         assert told.raced_s == race.raced_s > 0
         race.take_finals(finals)
         race.journal.close()
@@ -147,7 +148,7 @@ def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeyp
         cells=cells, options=cells[0].config.race if cells[0].config else None, rules=told, raced_s=60.0,
         peaks=dict.fromkeys(range(4), 570 * MB), used_s={}, ended=set(), full_s=lambda: 100.0,
     )  # fmt: skip
-    final = replace(cells[0], result={"status": "ok", "test_accuracy": 0.875, "total_s": 60.0})
+    final = replace(cells[0], result=records.as_run({"test_accuracy": 0.875, "total_s": 60.0}))
     said = view.end(race, [final])
     assert max(map(len, said[1:6])) <= 120 and said[5].endswith("out: 64.2% behind"), "\n".join(said)
     for axis in ("precision", "gpus", "loader", "batch_size", "layout", "accuracy"):

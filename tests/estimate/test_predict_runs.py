@@ -129,8 +129,8 @@ def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path
     assert isinstance(prepared, prepare.PreparedRun)
     attempts.end(folder, Failure("oom", "CUDA out of memory"))
     mirror = Mirror(prepared.config, "vision", folder, {})
-    record = outcome.complete(prepared, outcome.begin(WORKLOAD, cfg, folder), mirror)
-    assert (record["status"], record["hardware"]) == ("oom", "H200")
+    ended = outcome.complete(prepared, outcome.begin(WORKLOAD, cfg, folder), mirror)
+    assert (ended.status, ended.record.hardware) == ("oom", "H200")
     (run,) = history.read([tmp_path / "sweep"]).runs
     assert run.is_of("H200", None)
 
@@ -371,26 +371,24 @@ def test_data_that_is_not_there_is_the_reason_for_no_memory():
 
 
 def test_a_requeued_run_keeps_its_first_prediction(tmp_path: Path):
-    attempts.begin(tmp_path, Allocation(), prediction={"basis": "scaled"})
+    attempts.begin(tmp_path, Allocation(), prediction=Prediction("scaled"))
     attempts.end(tmp_path, Failure("preempted", ""))
-    attempts.begin(tmp_path, Allocation(), prediction={"basis": "measured"})
-    assert attempts.last(tmp_path)["prediction"] == {"basis": "scaled"}
-    attempts.end(tmp_path, None)
-    assert "prediction" not in attempts.merge(tmp_path, [{"steps": 1, "trained_s": 1.0}])[0]
+    attempts.begin(tmp_path, Allocation(), prediction=Prediction("measured"))
+    assert attempts.last(tmp_path).prediction == Prediction("scaled")
 
 
 def test_the_time_of_a_prediction_is_no_part_of_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     now_s = [0.0]
     monkeypatch.setattr(prepare, "clock_s", lambda: now_s[0])
 
-    def predict(*_: Any) -> dict[str, Any]:
+    def predict(*_: Any) -> Prediction:
         now_s[0] += 1000.0
-        return {"basis": "scaled"}
+        return Prediction("scaled")
 
     folder, alone = tmp_path / "sweep" / "run", Allocation()
     prepare.prepare(WORKLOAD, composed(*SMALL), folder, 7.0, alone, Peers(alone), predict)
     attempt = attempts.last(folder)
-    assert (attempt["started_s"], attempt["prediction"]) == (1007.0, {"basis": "scaled"})
+    assert (attempt.started_s, attempt.prediction) == (1007.0, Prediction("scaled"))
 
 
 def test_an_error_of_a_prediction_stops_no_run(

@@ -12,10 +12,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
 from multicard.measure.timing import pause
 from multicard.ranks.process import Rank
+from multicard.records.schema import VisionRecord
 from multicard.vision import summary
 
 VARIABLE, FOLDER = "MULTICARD_FAULT", "MULTICARD_FAULT_FOLDER"
@@ -40,11 +40,11 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     vision.train(rank, config, folder, workers)
 
 
-def summarise(config: VisionConfig, placement: Placement, *arguments: Any) -> dict[str, Any]:
+def summarise(record: VisionRecord, config: VisionConfig, *arguments: Any) -> None:
     """As `multicard.vision.summary.summarise`, with the fault in the controller, which calls it."""
     if config.seed == SEED:
         reach("record")
-    return summary.summarise(config, placement, *arguments)
+    summary.summarise(record, config, *arguments)
 
 
 def reach(point: str) -> None:

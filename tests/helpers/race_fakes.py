@@ -18,6 +18,7 @@ from multicard.decide.race.standings import RaceOptions, Standing, Verdict
 from multicard.sweep.cells import Cell
 from multicard.sweep.shares import MachineShare
 from tests.conftest import SMALL, composed, typed
+from tests.helpers import records
 from tests.helpers.cells import cell
 
 SHARE = MachineShare(None, (0,))
@@ -128,7 +129,8 @@ class Process:
             self._end()
             message = "rank 0 was killed by SIGKILL" if status == "killed" else "of its own"
             status = "failed" if status == "killed" else status
-            raise CellEndedError({"status": status, "cause": {"message": message}})
+            ended = records.as_run(records.vision(status=status, cause={"message": message}))
+            raise CellEndedError(ended)
 
     def run_block(self, _: float) -> Measured:
         self.end_with("block")

@@ -7,12 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from multicard.measure import formulas, timing
 from multicard.observe.profiles.profile_data import Derived, Profile, RankProfile, Row
+from multicard.records import run_folder
+from multicard.records.run_folder import Run
+from multicard.records.schema import AnyRecord
 
 COMMIT = "8fdd49003961b229ab73624738c1943cc72646c1"
 JOB = {
@@ -194,6 +198,26 @@ def _record(kind: str, defaults: dict[str, Any], device: str, changes: dict[str,
         "changes": None,
     }
     return record | own
+
+
+def as_run(record: dict[str, Any]) -> Run:
+    """A run with a record that is made here, or a part of one, in the folder that it names."""
+    return Run(Path(record.get("folder", "")), as_record(record), record.get("tracker_error"))
+
+
+def as_record(record: dict[str, Any]) -> Any:
+    least = {"schema_version": 1, "kind": "vision", "status": "ok", "axes": {}}
+    return msgspec.convert(least | record, AnyRecord)
+
+
+def put(folder: Path, record: dict[str, Any]) -> None:
+    """Write result.json as a run does."""
+    run_folder.write_result(as_run(record | {"folder": str(folder)}))
+
+
+def training_joules(gpu: dict[str, Any] | None) -> float | None:
+    """The energy of training of the record's `gpu`."""
+    return as_record({"gpu": gpu}).training_joules
 
 
 def data(fingerprint: str = "9b990dc14fcc") -> dict[str, Any]:

@@ -350,14 +350,15 @@ def test_the_mirror_takes_the_loss_of_the_rank_that_knows_it(tuned: Tuned):
 
 def test_the_table_shows_what_tuning_measures(tuned: Tuned):
     from multicard.records import table
+    from tests.helpers import records
 
     same = ("dataset.rows=40", "device=cpu")  # a refused one knows no better than auto
     results = [ok(tuned(f"gpus={gpus}", *same)) for gpus in (1, 2)]
     refused = tuned("gpus=0", *same)
     assert refused["status"] == "refused" and refused["axes"]["method"] == "lora"
-    lines = [line.split() for line in table.lines([*results, refused])]
+    lines = [line.split() for line in table.lines([records.as_run(record) for record in (*results, refused)])]
     assert lines[0][:4] == ["method", "template", "gpus", "status"] and "recipe" not in lines[0]
-    assert {"s/iteration", "tokens/s", "collectives"} <= set(lines[0]) and "accuracy" not in lines[0]
+    assert {"s/step", "tokens/s", "collectives"} <= set(lines[0]) and "accuracy" not in lines[0]
     # without the marks of a machine that others use too
     assert [[*line[:3], line[3].rstrip("&>p")] for line in lines[1:4]] == [
         ["lora", "instruct", "1", "ok"],

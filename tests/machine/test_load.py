@@ -14,6 +14,7 @@ from multicard.machine import environment, load
 from multicard.machine.environment import host
 from multicard.records import comparable, run_folder
 from tests.conftest import awaited, typed
+from tests.helpers import records
 
 BURN = "import time; t = time.process_time()\nwhile time.process_time() < t + 0.3: pass"
 
@@ -71,7 +72,7 @@ def test_a_crowd_is_said_at_the_run_and_in_its_record(
     monkeypatch.setattr(environment, "cores", lambda: 1)
     record = measured("gpus=2")
     assert "more CPU ranks than cores: they took turns: 2 ranks on 1 core\n" in capsys.readouterr().out
-    assert (record["cores"], record["threads"]) == (1, 1) and ">" in comparable.marks(record)
+    assert (record["cores"], record["threads"]) == (1, 1) and ">" in comparable.marks(records.as_record(record))
 
 
 def run(sweep: Path, name: str, hosts: list[str] | None = None, **marker: Any) -> Path:

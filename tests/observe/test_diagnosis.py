@@ -57,9 +57,9 @@ def test_a_step_is_its_slowest_ranks_and_the_median_of_the_rounds():
     ]
     assert diagnosis.slowest(ranks) == {"whole": [0.3, 0.5, 0.2], "device": [0.2, 0.1, 0.1]}
     result = diagnosis.diagnose([rank | {"input": [0.25] * 3} for rank in ranks], "try {}".format)
-    assert result["step_s"] == {"whole": 0.3, "device": 0.1, "input": 0.25}
-    assert result["bound"] == "input" and result["spread"] == pytest.approx(1.0)
-    assert result["sentence"] == (
+    assert result.step_s == {"whole": 0.3, "device": 0.1, "input": 0.25}
+    assert result.bound == "input" and result.spread == pytest.approx(1.0)
+    assert result.sentence == (
         "bound by input: waiting for batches is 67% of a step of 300.0 ms. To try next: try input"
     )
 
@@ -78,7 +78,7 @@ def test_the_bound_is_the_cost_whose_ablation_is_fast(cost: str, without: dict[s
     slow = dict.fromkeys(STEPS, 0.1) | {"core": 0.03, "half": 0.016, "input": 0.08 if cost == "input" else 0.01}
     rounds = {name: [seconds * factor for factor in (0.9, 1.0, 1.3)] for name, seconds in (slow | without).items()}
     result = diagnosis.diagnose([rounds], "try {}".format)
-    assert result["bound"] == cost and result["saves_s"][cost] >= 0.07, result
+    assert result.bound == cost and result.saves_s[cost] >= 0.07, result
 
 
 def test_ablations_take_turns_and_their_first_round_warms_up():
@@ -182,14 +182,14 @@ def test_a_run_is_bound_by_its_slow_part(work: Callable[..., None], bound: str, 
     tiny = ("dataset.train_limit=48", "dataset.test_limit=16", "num_workers=0")
     cfg = composed(*SMALL, *tiny, word, "diagnose=true")
     workload = replace(vision.WORKLOAD, work=f"{work.__module__}:{work.__name__}")
-    result = run.measure(workload, cfg, tmp_path / "run", keep_refused=True)
-    assert result["status"] == "ok", result["cause"]
-    judgement = result["diagnosis"]
-    assert judgement["bound"] == bound, judgement
-    assert judgement["saves_s"][bound] >= 0.8 * rank_work.SLOW_S
-    assert judgement["sentence"] in outcome.line(result)
-    counted = result["step_s"]["count"] + result["step_s"]["warmup_count"]
-    assert counted == result["segments"][0]["steps"]  # no step of an ablation counts
+    measured = run.measure(workload, cfg, tmp_path / "run", keep_refused=True)
+    record = measured.record
+    assert record.status == "ok" and record.diagnosis and record.diagnosis.sentence and record.steps, record.cause
+    assert record.diagnosis.bound == bound, record.diagnosis
+    assert (record.diagnosis.saves_s[bound] or 0.0) >= 0.8 * rank_work.SLOW_S
+    assert record.diagnosis.sentence in outcome.line(measured)
+    counted = (record.steps.count or 0) + (record.steps.warmup_count or 0)
+    assert counted == record.segments[0].steps  # no step of an ablation counts
 
 
 @pytest.mark.slow
@@ -236,8 +236,8 @@ def test_a_bound_is_named_where_rounds_agree_on_it(gains_s: tuple[float, ...], b
         for name, seconds in times.items():
             rounds[name].append(seconds * slowdown)
     result = diagnosis.diagnose([rounds], "try {}".format)
-    assert result["bound"] == bound, result
-    assert result["sentence"].startswith("no bound is clear: " if bound is None else "bound by communication: ")
+    assert result.bound == bound, result
+    assert result.sentence.startswith("no bound is clear: " if bound is None else "bound by communication: ")
 
 
 DISTRIBUTED = ("lora_finetune_distributed", "full_finetune_distributed", "lora_dpo_distributed", "qat_distributed")

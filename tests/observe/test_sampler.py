@@ -25,6 +25,7 @@ from multicard.records import run_folder
 from multicard.sweep import job
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import PATIENCE_S, SMALL, awaited, composed, typed
+from tests.helpers import records
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install, process
 
 HIDDEN = 5_000_000  # above what Linux gives to any process
@@ -102,9 +103,7 @@ def test_gpus_with_different_support_are_sampled_while_their_counters_run(
     columns = ("energy_joules", "sm_clock_mhz", "memory_clock_mhz", "utilisation", "reasons")
     assert second["missing"] == dict.fromkeys(columns, "Not Supported")
     assert (
-        record["energy_joules"]
-        == first["energy_joules"] + second["energy_joules"]
-        == gpu_record.training_joules(record)
+        record["energy_joules"] == first["energy_joules"] + second["energy_joules"] == records.training_joules(record)
     )
 
     parts.remove(tmp_path)
@@ -119,7 +118,7 @@ def test_gpus_with_different_support_are_sampled_while_their_counters_run(
 def test_what_is_not_known_of_the_training_is_not_passed_off_as_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, Nvml(Gpu("GPU-a")))
     record = sampled(tmp_path, ["GPU-a"], ranks=1, started=False)
-    assert record["covers"] == record["parts"][0]["covers"] == "sampled" and gpu_record.training_joules(record) is None
+    assert record["covers"] == record["parts"][0]["covers"] == "sampled" and records.training_joules(record) is None
     assert record["devices"][0]["power_max_w"] == 100 and record["energy_joules"] == 0
 
 
@@ -143,7 +142,7 @@ def test_on_cpu_ranks_nothing_is_asked_nor_written(tmp_path: Path, monkeypatch: 
     with Sampler(tmp_path, [], range(2)) as watched:
         pause(0.05)
     watched.write()
-    assert not list(tmp_path.iterdir()) and gpu_record.training_joules(None) is None
+    assert not list(tmp_path.iterdir()) and records.training_joules(None) is None
 
 
 def test_a_sampler_that_fails_says_why_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -288,7 +287,7 @@ def test_starts_and_nodes_add_up_and_a_missing_one_is_said(tmp_path: Path, monke
     record = gpu_record.merge(tmp_path, [(start, node) for start in (0, 1) for node in (0, 1)], wait=False)
     assert [(device["host"], device["uuid"]) for device in record["devices"]] == [("n1", "GPU-a"), ("n2", "GPU-b")]
     assert record["devices"][0]["energy_joules"] == pytest.approx(joules[0] + joules[1])
-    assert gpu_record.training_joules(record) == pytest.approx(sum(joules))
+    assert records.training_joules(record) == pytest.approx(sum(joules))
     assert len(pq.read_table(tmp_path / "gpu.parquet").group_by(["start", "node"]).aggregate([])) == 4
 
     expected = [(start, node) for start in (0, 1) for node in (0, 1)]

@@ -20,6 +20,7 @@ from multicard.measure.timing import PHASES
 from multicard.observe.profiles import nsys_launch, run_profile
 from multicard.observe.profiles.training_window import TrainingWindow
 from multicard.records import comparable
+from multicard.records.schema_parts import ProfileTable
 from multicard.run import prepare
 from tests.conftest import typed
 from tests.helpers import records
@@ -45,8 +46,10 @@ def test_a_training_is_profiled_from_its_start_to_its_end(measured: Measured):
     assert phases["forward"]["calls"] == 2 * steps and phases["evaluate"]["calls"] == 2 * 2
     assert profile["h2d"]["counted_bytes"] == result["transfer_bytes"]["h2d"]  # evaluation's too
     assert "step_s" not in profile  # there is no step without the profiler to compare with
-    assert comparable.PROFILED in comparable.marks(result)
-    assert any("traced by a profiler while it trained" in line for line in comparable.notes([result]))
+    assert comparable.PROFILED in comparable.marks(records.as_record(result))
+    assert any(
+        "traced by a profiler while it trained" in line for line in comparable.notes([records.as_record(result)])
+    )
 
 
 def test_a_tuning_is_profiled_for_its_first_steps(tuned: Measured):
@@ -109,7 +112,7 @@ def test_a_window_after_the_training_does_nothing_during_it(tmp_path: Path):
 
 
 def test_a_profile_that_was_lost_when_the_run_was_stopped_is_an_error_in_the_record(tmp_path: Path):
-    assert run_profile.of_run(tmp_path, [{"error": "lost"}], {}) == {"error": "lost"}
+    assert run_profile.of_run(tmp_path, [{"error": "lost"}], records.as_record({})) == ProfileTable(error="lost")
 
 
 def test_runs_keep_the_identity_that_they_had_before_the_window_was_chosen():

@@ -23,8 +23,10 @@ from multicard.observe.profiles.profile_data import Profile
 from multicard.ranks import elastic, failures
 from multicard.ranks.process import Job, Rank
 from multicard.records import comparable
+from multicard.records.schema_parts import ProfileCopies, ProfileCost, Transfers
 from multicard.run import session
 from tests.conftest import warm_up
+from tests.helpers import records
 from tests.helpers.profiler_files import Event, write_nsys
 
 Measured = Callable[..., dict[str, Any]]
@@ -172,22 +174,22 @@ def test_reports_of_nsys_join_the_record(stand_in: Path, tmp_path: Path):
         write_nsys(tmp_path / f"r0{rank}.made", {1: [step, copy, within]})
         (tmp_path / "profile" / f"r0{rank}.nsys-rep").write_text("report")
     ranks = [{"first_step": 3, "steps": 1, "window_s": 2e-4, "counted_h2d_bytes": counted} for counted in (990, 960)]
-    result = {"step_s": {"mean": 1e-4, "count": 8, "warmup_count": 2}}
-    profile = run_profile.of_run(tmp_path, ranks, result)
-    assert profile["step_s"] == pytest.approx({"inside": 2e-4, "outside": 1e-4, "ratio": 2.0})
-    assert profile["h2d"] == {
-        "counted_bytes": 1950,
-        "profiled_bytes": 2000,
-        "disagreement": pytest.approx(50 / 1950),
-        "whole_run_bytes": 20000,
-        "source": "the profiler's window, scaled by steps",
-    }
-    assert profile["files"] == ["profile/r00.nsys-rep", "profile/r01.nsys-rep"]
-    moved = run_profile.whole_run_copies(profile, result | {"transfer_bytes": {"source": "counted"}})
-    source = "counted; d2h and d2d: the profiler's window, scaled by steps"
-    assert moved == {"d2h": 0, "d2d": 2 * 70 * 10, "source": source}
-    assert run_profile.whole_run_copies({"error": "nothing readable"}, result) == {}
-    assert comparable.profiled_off({"profile": profile}) == pytest.approx(50 / 1950)
+    moved = {"h2d": 0, "d2h": None, "d2d": None, "source": "counted"}
+    steps = {"mean": 1e-4, "count": 8, "warmup_count": 2}
+    record = records.as_record({"step_s": steps, "transfer_bytes": moved})
+    record.profile = profile = run_profile.of_run(tmp_path, ranks, record)
+    assert profile.step_s == ProfileCost(2e-4, 1e-4, pytest.approx(2.0))
+    source = "the profiler's window, scaled by steps"
+    assert profile.h2d == ProfileCopies(1950, 2000, pytest.approx(50 / 1950), 20000, source)
+    assert profile.files == ["profile/r00.nsys-rep", "profile/r01.nsys-rep"]
+    run_profile.add_copies(record)
+    assert record.transfer_bytes == Transfers(
+        h2d=0, d2h=0, d2d=2 * 70 * 10, source="counted; d2h and d2d: the profiler's window, scaled by steps"
+    )
+    unread = records.as_record({"step_s": steps, "transfer_bytes": moved, "profile": {"error": "nothing readable"}})
+    run_profile.add_copies(unread)
+    assert unread.transfer_bytes == Transfers(h2d=0, source="counted")
+    assert comparable.profiled_off(record) == pytest.approx(50 / 1950)
 
 
 def test_a_trace_of_other_steps_is_an_error_in_the_record(stand_in: Path, tmp_path: Path):
@@ -195,4 +197,6 @@ def test_a_trace_of_other_steps_is_an_error_in_the_record(stand_in: Path, tmp_pa
     write_nsys(tmp_path / "r00.made", {1: [Event("range", "ProfilerStep#3", 0, 100, 1), Event("kernel", "k", 5, 1, 7)]})
     (tmp_path / "profile" / "r00.nsys-rep").write_text("report")
     ranks = [{"first_step": 3, "steps": 2, "window_s": 1.0, "counted_h2d_bytes": 0}]
-    assert "holds [1] steps, by rank, not the window's [2]" in run_profile.of_run(tmp_path, ranks, {})["error"]
+    assert "holds [1] steps, by rank, not the window's [2]" in str(
+        run_profile.of_run(tmp_path, ranks, records.as_record({})).error
+    )

@@ -228,9 +228,7 @@ def test_a_probe_of_a_race_is_known_by_the_steps_that_counted():
     columns = {"epoch": [0] * 6, "rank": [0] * 6, "step": [*range(6)], "step_s": [9.0, 1.0, 1.0, 5.0, 1.0, 1.0]}
     table = {name: SimpleNamespace(to_numpy=lambda values=values: np.array(values)) for name, values in columns.items()}
     end = probes.ended([{"probe": {"ended_by": "race", "steps_per_epoch": 6, "left_out": [0, 3]}}], table)
-    assert (
-        end is not None and end["step_s"] == 1.0 and end["steps"] + end["warmup_steps"] == 4 and "left_out" not in end
-    )
+    assert end is not None and end.step_s == 1.0 and end.steps + end.warmup_steps == 4
 
 
 def test_what_a_race_cannot_be_is_refused():

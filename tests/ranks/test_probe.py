@@ -20,7 +20,7 @@ from multicard.measure.timing import StepEnds
 from multicard.ranks import probing
 from multicard.ranks.probing import LEAD, Probing
 from multicard.ranks.process import Rank
-from multicard.records import comparable, probe_table, probes
+from multicard.records import comparable, probes, table
 from multicard.records.progress import Board
 from multicard.run import preemption
 from multicard.run.preemption import StopOnWarning
@@ -212,7 +212,8 @@ def test_a_probe_of_training_and_the_full_run_stand_side_by_side(
     words = [*SMALL, "gpus=2", "epochs=2", "model.width=0.35", "dataset.train_limit=256"]
     words += [f"hydra.run.dir={tmp_path / 'sweep'}"]
     code, printed = called(*words, "probe=true", "probe.seconds=0.001")
-    assert code == 0 and "[probe] step " in printed and "ended by seconds" in printed and probe_table.NOTE in printed
+    assert code == 0 and "[probe] step " in printed and "ended by seconds" in printed
+    assert table.NOTE_ON_PROBES in printed
     (folder,) = (tmp_path / "sweep").iterdir()
     probe = json.loads((folder / "result.json").read_text())
     assert folder.name.endswith(f"-{probe['identity']}-probe") and probe["status"] == "ok"
@@ -226,7 +227,7 @@ def test_a_probe_of_training_and_the_full_run_stand_side_by_side(
         load.read([tmp_path])
 
     code, printed = called(*words, "probe=true")
-    assert code == 0 and "measured before (ok)" in printed and probe_table.NOTE in printed
+    assert code == 0 and "measured before (ok)" in printed and table.NOTE_ON_PROBES in printed
 
     code, printed = called(*words)
     assert code == 0 and "measured before" not in printed and "images/s" in printed
@@ -245,7 +246,7 @@ def test_a_probe_whose_epochs_end_first_has_them_all(measured: Measured):
     end = written(record)["probe"]
     assert (end["ended_by"], end["steps_per_epoch"]) == ("run", 6)
     assert end["steps"] + end["warmup_steps"] == 3 * 5  # without the first of each epoch
-    assert "ended by run" in probes.sentence(record)
+    assert "ended by run" in probes.sentence(records.as_record(record).probe, 1.0)
     assert list(wandb_file.read(Path(record["folder"]))["run"].tags) == ["a", "b", "probe"]
 
 
@@ -266,9 +267,10 @@ def test_what_a_probe_cannot_be_is_refused(word: str):
 
 
 def test_no_run_is_compared_with_a_probe():
-    run = records.vision() | {"folder": "a"}
-    probe = run | {"config": run["config"] | {"probe": plain(typed("probe.enabled=true"))["probe"]}}
+    made = records.vision()
+    own = {"config": made["config"] | {"probe": plain(typed("probe.enabled=true"))["probe"]}}
+    run, probe = (records.as_record(record) for record in (made, made | own))
     assert comparable.reference(run, [run]) is run and comparable.reference(run, [probe]) is None
-    assert probes.is_probe({}, "x-1a2b3c4d-probe") and not probes.is_probe(run["config"], "x-1a2b3c4d")
-    refused = {key: run[key] for key in ("kind", "name", "axes", "folder")} | {"status": "refused"}
-    assert [line.split()[2] for line in probe_table.lines([refused])[:2]] == ["status", "refused"]
+    assert probes.is_probe({}, "x-1a2b3c4d-probe") and not probes.is_probe(run.config, "x-1a2b3c4d")
+    refused = {key: made[key] for key in ("kind", "name", "axes")} | {"status": "refused"}
+    assert [line.split()[2] for line in table.probe_lines([records.as_run(refused)])[:2]] == ["status", "refused"]

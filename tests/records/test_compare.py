@@ -3,9 +3,10 @@
 from typing import Any
 
 from multicard.records import comparable
+from tests.helpers import records
 
 
-def result(status: str = "ok", **changes: Any) -> dict[str, Any]:
+def result(status: str = "ok", own: dict[str, Any] | None = None, **changes: Any) -> Any:
     config: dict[str, Any] = {
         "name": "x",
         "gpus": 1,
@@ -24,7 +25,8 @@ def result(status: str = "ok", **changes: Any) -> dict[str, Any]:
             config[group] = value
     axes = {"gpus": config["gpus"], "precision": config["precision"]["name"], "dataset": config["dataset"]["name"]}
     state = {"hardware": hardware, "commit": commit, "dirty": dirty}
-    return {"status": status, "axes": axes | {"device": "cpu"}, "config": config, **state}
+    made = {"status": status, "axes": axes | {"device": "cpu"}, "config": config, **state}
+    return records.as_record(made | (own or {}))
 
 
 def test_a_reference_differs_on_its_axis_alone():
@@ -61,7 +63,7 @@ def test_what_differs_beside_the_axes_is_shown():
 
 def test_a_refused_run_has_no_configuration():
     refused = result(status="refused")
-    del refused["config"]
+    refused.config = {}
     assert comparable.varied([refused, result(gpus=2)], ()) == ["gpus"]
     assert comparable.cell(refused, "lr") == "-" and comparable.cell(refused, "gpus") == "1"
 
@@ -73,9 +75,9 @@ def test_several_commits_and_machines_are_said():
 
 
 def test_runs_of_several_pieces_are_said():
-    whole = result() | {"segments": [{"commit": "abc", "steps": 9}]}
-    stopped = result() | {"segments": [{"commit": "abc", "steps": 4}, {"commit": "abc", "steps": 5}]}
-    anew = result() | {"segments": [{"commit": "abc", "steps": 0}, {"commit": "def", "steps": 9}]}
+    whole = result(own={"segments": [{"commit": "abc", "steps": 9}]})
+    stopped = result(own={"segments": [{"commit": "abc", "steps": 4}, {"commit": "abc", "steps": 5}]})
+    anew = result(own={"segments": [{"commit": "abc", "steps": 0}, {"commit": "def", "steps": 9}]})
     assert comparable.notes([whole]) == []
     assert comparable.notes([whole, stopped]) == ["1 stopped and started again: see segments in the records"]
     (note,) = comparable.notes([stopped, anew])
@@ -84,20 +86,20 @@ def test_runs_of_several_pieces_are_said():
 
 
 def test_an_input_that_is_not_as_asked_is_said():
-    fits = result() | {"input": {"loader": "device", "train": {"mode": "resident"}}}
-    streamed = result() | {"input": {"loader": "device", "train": {"mode": "streamed"}}}
+    fits = result(own={"input": {"loader": "device", "train": {"mode": "resident"}}})
+    streamed = result(own={"input": {"loader": "device", "train": {"mode": "streamed"}}})
     (note,) = comparable.notes([fits, streamed, result()])
     assert note.startswith("1 with more images than dataset.device_budget_bytes")
     parts = {"train": {"skipped": 2}, "test": {"skipped": 1}}
-    assert comparable.notes([result() | {"input": {"decoded": parts}}]) == [
+    assert comparable.notes([result(own={"input": {"decoded": parts}})]) == [
         "up to 3 broken images left out: see input in the records"
     ]
 
 
 def test_runs_that_others_disturbed_are_said():
-    alone = result() | {"gpu": {"disturbed_by": []}}
-    shared = result() | {"gpu": {"disturbed_by": [{"name": "solve", "pid": 7}, {"name": None, "pid": 8}]}}
-    assert comparable.notes([alone, result() | {"gpu": None}]) == []
+    alone = result(own={"gpu": {"disturbed_by": []}})
+    shared = result(own={"gpu": {"disturbed_by": [{"name": "solve", "pid": 7}, {"name": None, "pid": 8}]}})
+    assert comparable.notes([alone, result(own={"gpu": None})]) == []
     assert comparable.notes([alone, shared, shared]) == [
         "! others used the GPUs of 2 while they were measured (8, solve): see gpu.disturbed_by in the records"
     ]
@@ -105,18 +107,18 @@ def test_runs_that_others_disturbed_are_said():
 
 def test_what_follows_from_another_axis_is_not_shown():
     single, distributed = result(recipe="auto"), result(recipe="auto", gpus=2)
-    single["axes"]["recipe"], distributed["axes"]["recipe"] = "single_device", "distributed"
+    single.axes["recipe"], distributed.axes["recipe"] = "single_device", "distributed"
     assert comparable.varied([single, distributed], ()) == ["gpus"]
     forced = result(recipe="distributed")
-    forced["axes"]["recipe"] = "distributed"
+    forced.axes["recipe"] = "distributed"
     assert comparable.varied([single, forced], ()) == ["recipe"]
 
 
 def test_bytes_that_a_profiler_saw_otherwise_are_said():
-    def profiled(disagreement: float | None) -> dict[str, Any]:
-        return result() | {"profile": {"h2d": {"disagreement": disagreement}}}
+    def profiled(disagreement: float | None) -> Any:
+        return result(own={"profile": {"h2d": {"disagreement": disagreement}}})
 
-    assert comparable.notes([profiled(0.02), profiled(None), result() | {"profile": {"error": "x"}}]) == []
+    assert comparable.notes([profiled(0.02), profiled(None), result(own={"profile": {"error": "x"}})]) == []
     assert comparable.notes([profiled(0.01), profiled(-0.05)]) == [
         "profiled bytes to the device are -5% off those counted: see profile.h2d in the records"
     ]

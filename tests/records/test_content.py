@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -15,6 +14,7 @@ from multicard.machine import network
 from multicard.machine.allocation import Allocation
 from multicard.records import content, run_folder
 from multicard.records.content import Blob, text_blob
+from multicard.records.schema_parts import Data
 from multicard.run import attempts, prepare
 from multicard.run.peers import Peers
 from multicard.vision.workload import WORKLOAD
@@ -34,10 +34,10 @@ def photographs(root: Path, red: int = 0) -> Path:
 
 def digits(root: Path) -> str:
     config = typed("dataset=images", f"dataset.root={root}", "dataset.image_size=32")
-    return content.fingerprint(WORKLOAD.data(config))["fingerprint"]
+    return content.fingerprint(WORKLOAD.data(config)).fingerprint
 
 
-def digest(*blobs: Blob) -> dict[str, Any]:
+def digest(*blobs: Blob) -> Data:
     return content.fingerprint({"dataset": blobs})
 
 
@@ -55,9 +55,9 @@ def test_photographs_are_known_by_names_classes_and_content_wherever_they_lie(tm
 def test_all_of_small_data_counts():
     whole = b"x" * 300_000
     known = digest(("rows", memoryview(whole)))
-    assert known["bytes"] == known["hashed_bytes"] == 300_000
+    assert known.bytes == known.hashed_bytes == 300_000
     assert all(
-        digest(("rows", memoryview(whole[:place] + b"y" + whole[place + 1 :])))["fingerprint"] != known["fingerprint"]
+        digest(("rows", memoryview(whole[:place] + b"y" + whole[place + 1 :]))).fingerprint != known.fingerprint
         for place in (0, 65_536, 150_000, 299_999)
     )
 
@@ -67,7 +67,7 @@ def test_of_large_data_evenly_spaced_pieces_count(tmp_path: Path, monkeypatch: p
     file, whole = tmp_path / "weights", bytearray(50 * content.PIECE_BYTES)
     file.write_bytes(whole)
     known = digest(("weights", file))
-    assert known["hashed_bytes"] == 4 * content.PIECE_BYTES
+    assert known.hashed_bytes == 4 * content.PIECE_BYTES
     assert digest(("weights", memoryview(bytes(whole)))) == known  # a file and its bytes are one
     changed = []
     for place in (0, len(whole) // 3, 2 * len(whole) // 3, len(whole) - 1, 5 * content.PIECE_BYTES):
@@ -85,7 +85,7 @@ def test_of_many_files_some_are_opened_and_all_are_known_by_name_and_size(monkey
         return [(f"{index}.jpg", memoryview(value if index == changed else b"x")) for index in range(9)]
 
     known = digest(*blobs())
-    assert known["hashed_bytes"] == 3
+    assert known.hashed_bytes == 3
     assert [digest(*blobs(index)) != known for index in (0, 1, 4, 8)] == [True, False, True, True]
     assert digest(*blobs(1, b"yy")) != known
 
@@ -96,7 +96,7 @@ def test_a_difference_names_the_parts():
     )
     old, new = content.fingerprint(before), content.fingerprint(now)
     changed = content.difference(old, new)
-    assert changed == f"dataset {old['parts']['dataset']}, now {new['parts']['dataset']}"
+    assert changed == f"dataset {old.parts['dataset']}, now {new.parts['dataset']}"
     assert content.difference(old, old) is content.difference(None, new) is None
     with pytest.raises(ValueError, match=r"nowhere: cannot be read"):
         digest(("rows", Path("nowhere")))
@@ -104,7 +104,7 @@ def test_a_difference_names_the_parts():
 
 def test_rows_are_known_by_their_file_and_synthetic_ones_by_their_generator(tmp_path: Path):
     def of(*words: str) -> dict[str, str]:
-        return content.fingerprint(text.parts(typed_llm(*words)))["parts"]
+        return content.fingerprint(text.parts(typed_llm(*words))).parts
 
     for name, answer in (("a", "b"), ("same", "b"), ("other", "c")):
         row = {"instruction": "a", "output": answer}
@@ -145,10 +145,10 @@ def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(tmp_path: Path
     config = typed_llm("dataset=alpaca_cleaned", "tokenizer=llama3", "tokenizer.path=unread")
     monkeypatch.setattr(text, "_tokenizer", lambda config: [text_blob("tokenizer.model", "t")])
     unknown = content.fingerprint(text.parts(config))
-    assert set(unknown["parts"]) == {"tokenizer"}
+    assert set(unknown.parts) == {"tokenizer"}
     assert row_sources.load(config) is None and row_sources.load(config) is None and len(fetched) == 1
     known = content.fingerprint(text.parts(config))
-    assert set(known["parts"]) == {"dataset", "tokenizer"}
+    assert set(known.parts) == {"dataset", "tokenizer"}
     assert content.difference(unknown, known) is None and content.difference(known, unknown) is None
 
 
@@ -194,7 +194,6 @@ def test_a_checkpoint_of_other_data_is_not_resumed_from(tmp_path: Path):
     attempts.require_same_data(tmp_path, old)
     with pytest.raises(ValueError, match=r"no longer that of the run's checkpoint \(dataset .*rerun=true"):
         attempts.require_same_data(tmp_path, new)
-    assert "data" not in attempts.merge(tmp_path, [])[0]
 
 
 def test_a_requeued_run_is_refused_on_other_data_and_keeps_its_checkpoint(tmp_path: Path):

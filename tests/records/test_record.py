@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from multicard.records import run_folder, schema_page
+from multicard.records import run_folder, schema_page, validate
 from tests.conftest import ROOT
 from tests.helpers import records
 
@@ -97,21 +97,27 @@ def test_steps_that_the_schema_does_not_have_are_not_written(tmp_path: Path, cha
         ({"segments": None}, "Expected `array`, got `null`"),
     ],
 )
-def test_a_record_that_the_schema_does_not_have_is_not_written(tmp_path: Path, change: dict[str, Any], message: str):
-    run_folder.write_result(tmp_path, records.vision() | {"folder": "not recorded"})
-    before = (tmp_path / "result.json").read_text()
-    assert "not recorded" not in before
+def test_what_the_schema_does_not_have_is_no_record(change: dict[str, Any], message: str):
     with pytest.raises(TypeError, match=message):
-        run_folder.write_result(tmp_path, records.vision() | change)
+        validate.check_record(json.dumps(records.vision() | change))
+
+
+def test_a_record_of_wrong_types_is_not_written(tmp_path: Path):
+    run = records.as_run(records.vision() | {"folder": str(tmp_path)})
+    run_folder.write_result(run)
+    before = (tmp_path / "result.json").read_text()
+    assert json.loads(before) == run_folder.content_of(run.record)
+    run.record.total_s = "many"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(TypeError, match="Expected `float"):
+        run_folder.write_result(run)
     assert (tmp_path / "result.json").read_text() == before
 
 
-def test_a_record_that_ended_ok_has_every_key(tmp_path: Path):
-    for record in (records.vision(), records.llm()):
-        del record["total_s"], record["segments"]
-        with pytest.raises(TypeError, match=f"{record['kind']} record lacks segments, total_s"):
-            run_folder.write_result(tmp_path, record)
-        run_folder.write_result(tmp_path, record | {"status": "failed"})
+def test_a_run_that_was_not_measured_has_the_keys_of_all_records(tmp_path: Path):
+    refused = records.vision(status="refused", cause={"kind": "refused", "message": "gpus=0"}, identity=None)
+    run_folder.write_result(records.as_run(refused | {"folder": str(tmp_path)}))
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert tuple(content) == run_folder.ALWAYS and content["cause"]["message"] == "gpus=0"
 
 
 def test_an_environment_is_checked_when_it_is_written(tmp_path: Path):
@@ -158,7 +164,7 @@ def test_cells_are_found_by_identity(tmp_path: Path):
     [("ok", True), ("oom", True), ("diverged", True), ("failed", False), ("timeout", False), ("refused", False)],
 )
 def test_only_measurements_are_kept(tmp_path: Path, status: str, done: bool):
-    run_folder.write_json(tmp_path / "result.json", {"status": status})
+    run_folder.write_json(tmp_path / "result.json", records.vision(status=status))
     assert (run_folder.finished(tmp_path) is not None) is done
 
 
@@ -202,20 +208,20 @@ def test_a_claim_that_came_to_nothing_leaves_things_as_they_were(tmp_path: Path)
     run_folder.claim(folder)
     run_folder.disclaim(folder)
     assert not list(tmp_path.iterdir())
-    run_folder.write_json(folder / "result.json", {"status": "ok"})
+    run_folder.write_json(folder / "result.json", records.vision())
     run_folder.claim(folder)
     run_folder.disclaim(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["cell"]
-    assert run_folder.finished(folder) == {"status": "ok"}
+    assert run_folder.finished(folder) is not None
 
 
 def test_a_measurement_is_kept_until_the_next_one_has_finished(tmp_path: Path):
     folder = tmp_path / "cell-0a1b2c3d"
     folder.mkdir()
-    run_folder.write_json(folder / "result.json", {"status": "ok", "which": 1})
+    run_folder.write_json(folder / "result.json", records.vision(name="1"))
     for status, left in (("failed", 2), ("failed", 2), ("ok", 1)):
         run_folder.claim(folder)
-        run_folder.write_json(folder / "result.json", {"status": status, "which": 2})
+        run_folder.write_json(folder / "result.json", records.vision(name="2", status=status))
         run_folder.release(folder)
         assert len(list(tmp_path.iterdir())) == left
         assert run_folder.find_cell(tmp_path, "0a1b2c3d") == folder
@@ -225,8 +231,10 @@ def test_outside_the_tests_a_mismatch_is_reported_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.delenv("MULTICARD_STRICT")
-    run_folder.write_result(tmp_path, records.vision() | {"total_time_s": 1.0})
+    run = records.as_run(records.vision() | {"folder": str(tmp_path)})
+    run.record.total_s = "many"  # pyright: ignore[reportAttributeAccessIssue]
+    run_folder.write_result(run)
     run_folder.write_environment(tmp_path, records.environment(cpu={"core": 2}))
-    assert run_folder.read_json(tmp_path / "result.json") == records.vision() | {"total_time_s": 1.0}
+    assert run_folder.read_json(tmp_path / "result.json") == run_folder.content_of(run.record)
     lines = capsys.readouterr().err.splitlines()
     assert [line.endswith("please report this error of multicard") for line in lines] == [True, True]

@@ -6,6 +6,14 @@ import pytest
 
 from multicard.measure import formulas
 from multicard.records import table, text_table
+from tests.helpers import records
+
+TUNED = {
+    "kind": "llm",
+    "iteration_s": {"mean": 0.1, "definition": formulas.STEP_DEFINITION},
+    "loss": {"first": 2.0, "mean_of_last_tenth": 1.0},
+    "tokens_per_s": {"non_padding": 10.0},
+}
 
 
 def result(total_s: float, status: str = "ok", **axes: Any) -> dict[str, Any]:
@@ -29,18 +37,22 @@ def result(total_s: float, status: str = "ok", **axes: Any) -> dict[str, Any]:
     }
 
 
-def printed(records: list[dict[str, Any]]) -> list[list[str]]:
-    return [line.split() for line in table.lines(records)]
+def printed(made: list[dict[str, Any]]) -> list[list[str]]:
+    return [line.split() for line in lines_of(made)]
+
+
+def lines_of(made: list[dict[str, Any]]) -> list[str]:
+    return table.lines([records.as_run(record) for record in made])
 
 
 def test_efficiency_is_against_one_gpu_and_against_fp64_of_the_same_kind():
-    records = [
+    made = [
         result(100.0, precision="fp64"),
         result(60.0, precision="fp64", gpus=2),
         result(40.0, precision="fp16"),
         result(25.0, precision="fp16", gpus=2),
     ]
-    header, *rows = printed(records)[:5]
+    header, *rows = printed(made)[:5]
     assert header[:3] == ["precision", "gpus", "status"]
     assert rows[0][2:8] == ["ok", "100.0", "1,234", "1.00", "(100%)", "1.00"]
     assert rows[1][3:8] == ["60.0", "1,234", "1.67", "(83%)", "1.00"]
@@ -51,14 +63,12 @@ def test_efficiency_is_against_one_gpu_and_against_fp64_of_the_same_kind():
 
 def test_efficiency_counts_the_ranks_of_all_nodes():
     times_s = {(1, 1): 100.0, (2, 1): 55.0, (2, 4): 16.0}
-    records = [result(total_s, nodes=nodes, gpus=gpus) for (nodes, gpus), total_s in times_s.items()]
-    _, *rows = printed(records)[:4]
+    made = [result(total_s, nodes=nodes, gpus=gpus) for (nodes, gpus), total_s in times_s.items()]
+    _, *rows = printed(made)[:4]
     assert [row[6:8] for row in rows] == [["1.00", "(100%)"], ["1.82", "(91%)"], ["6.25", "(78%)"]]
-    step_s = {"mean": 0.1, "definition": formulas.STEP_DEFINITION}
     tuned = [
         result(50.0, nodes=nodes, gpus=gpus, method="lora", template="instruct")
-        | {"kind": "llm", "tokens_per_s": {"non_padding": 1000.0 / total_s}, "iteration_s": step_s}
-        | {"loss": {"first": 2.0, "mean_of_last_tenth": 1.0}, "communication_bytes": None}
+        | {**TUNED, "tokens_per_s": {"non_padding": 1000.0 / total_s}}
         for (nodes, gpus), total_s in times_s.items()
     ]
     shares = [share for line in printed(tuned) for share in line if share.endswith("%)")]
@@ -66,23 +76,23 @@ def test_efficiency_counts_the_ranks_of_all_nodes():
 
 
 def test_a_failed_run_is_shown_and_never_a_reference():
-    records = [result(100.0, status="failed"), result(50.0, gpus=2)]
-    _, first, second, *_ = printed(records)
+    made = [result(100.0, status="failed"), result(50.0, gpus=2)]
+    _, first, second, *_ = printed(made)
     assert first[2:] == ["failed", *["-"] * 5]  # the two comparisons are left out: nothing can be compared
     assert second[2:6] == ["ok", "50.0", "1,234", "98.77%"]
 
 
 def on_ranks(total_s: float, gpus: int, threads: int = 2, data: str = "a1", **more: Any) -> dict[str, Any]:
-    content = {"fingerprint": data, "parts": {"dataset": data}}
+    content = {"fingerprint": data, "parts": {"dataset": data}, "bytes": 1, "hashed_bytes": 1}
     return result(total_s, gpus=gpus, device="cpu") | {"threads": threads, "data": content, "cores": 4} | more
 
 
 def test_an_efficiency_that_cannot_be_is_marked_with_the_likely_reason():
-    lines = table.lines([on_ranks(100.0, 1), on_ranks(45.6, 2), on_ranks(22.0, 4, threads=1)])
+    lines = lines_of([on_ranks(100.0, 1), on_ranks(45.6, 2), on_ranks(22.0, 4, threads=1)])
     assert "2.19 (110%) " in lines[2] and "4.55 (114%)?" in lines[3]
     (why,) = [line for line in lines if line.startswith("? ")]
     assert "110% of the ideal" in why and "the run on one was slower" in why
-    assert not any(line.startswith("?") for line in table.lines([on_ranks(100.0, 1), on_ranks(45.5, 2)]))
+    assert not any(line.startswith("?") for line in lines_of([on_ranks(100.0, 1), on_ranks(45.5, 2)]))
 
 
 def test_runs_on_other_data_are_not_compared_and_are_told_apart():
@@ -92,7 +102,7 @@ def test_runs_on_other_data_are_not_compared_and_are_told_apart():
     header, *rows = printed(alike)
     assert "data" in header and [row[header.index("data")] for row in rows[:2]] == ["a1", "b2"]
     older = [on_ranks(100.0, 1) | {"data": None}, on_ranks(50.0, 2) | {"data": None}]
-    assert "2.00 (100%)" in table.lines(older)[2]  # which do not say: as before
+    assert "2.00 (100%)" in lines_of(older)[2]  # which do not say: as before
 
 
 def test_another_precision_is_compared_with_as_many_threads_alone():
@@ -101,34 +111,36 @@ def test_another_precision_is_compared_with_as_many_threads_alone():
         | {"axes": {"precision": name, "gpus": 1}, "config": {"precision": {"name": name}}}
         for name, total_s in (("fp64", 100.0), ("fp32", 50.0))
     )
-    assert "2.00" in table.lines([fp64, fp32])[2].split()
-    assert "2.00" not in " ".join(table.lines([fp64, fp32 | {"threads": 2}]))
+    assert "2.00" in lines_of([fp64, fp32])[2].split()
+    assert "2.00" not in " ".join(lines_of([fp64, fp32 | {"threads": 2}]))
 
 
 def test_a_loaded_machine_and_ranks_that_take_turns_are_marked():
     busy = {"others_cores": 1.6, "stolen_cores": 0.0}
-    lines = table.lines([on_ranks(9.0, 1, load=busy), on_ranks(9.0, 8, threads=1), on_ranks(9.0, 2, beside=1)])
+    lines = lines_of([on_ranks(9.0, 1, load=busy), on_ranks(9.0, 8, threads=1), on_ranks(9.0, 2, beside=1)])
     assert [line.split()[2] for line in lines[1:4]] == ["ok&", "ok>", "ok"]
     assert "& others kept up to 1.6 of 4 cores busy during 1 run: see load in the records" in lines
     assert "> more CPU ranks than cores: they took turns, in 1 run" in lines
     assert "1 run was measured beside other runs of the sweep, on the same machine" in lines
     stolen = [{"others_cores": 0.2, "stolen_cores": 1.0}, {"others_cores": None, "stolen_cores": 2.0}]
-    lines = table.lines([on_ranks(9.0, gpus, load=load) for gpus, load in enumerate(stolen, 1)])
+    lines = lines_of([on_ranks(9.0, gpus, load=load) for gpus, load in enumerate(stolen, 1)])
     assert "& others kept up to 2.0 of 4 cores busy during 2 runs: see load in the records" in lines
-    quiet = table.lines([on_ranks(9.0, 1, load={"others_cores": 0.3, "stolen_cores": 0.05})])
+    quiet = lines_of([on_ranks(9.0, 1, load={"others_cores": 0.3, "stolen_cores": 0.05})])
     assert not any(line.startswith("&") for line in quiet)
 
 
 def test_a_diverged_run_has_no_figures_and_is_named_with_its_cause():
     cause = {"message": "the loss is not finite"}
-    records = [result(100.0, status="diverged") | {"cause": cause}, result(50.0, gpus=2)]
-    _, first, second, *rest = printed(records)
+    made = [result(100.0, status="diverged") | {"cause": cause}, result(50.0, gpus=2)]
+    _, first, second, *rest = printed(made)
     assert first[2:] == ["diverged", *["-"] * 5] and second[2:6] == ["ok", "50.0", "1,234", "98.77%"]
     assert any(" ".join(words).endswith("gpus=1: diverged: the loss is not finite") for words in rest)
 
 
 def test_rows_that_were_cut_are_said_in_a_line():
-    read = [{"text_rows": {"read": 40, "cut": cut, "left_out": left_out}} for cut, left_out in ((12, 3), (0, 0))]
+    read = [
+        {**TUNED, "text_rows": {"read": 40, "cut": cut, "left_out": left_out}} for cut, left_out in ((12, 3), (0, 0))
+    ]
     whole = [" ".join(words) for words in printed([result(1.0) | read[0], result(2.0, gpus=2) | read[1]])]
     assert any("up to 12 of 40 rows cut at max_seq_len, 3 of them left out" in line for line in whole)
     assert not any("max_seq_len" in word for words in printed([result(1.0) | read[1]]) for word in words)
@@ -141,8 +153,8 @@ def test_a_short_run_says_why_it_has_no_throughput():
 
 
 def test_oversubscribed_runs_are_marked():
-    records = [result(1.0) | {"oversubscribed": True}, result(2.0, gpus=2)]
-    lines = printed(records)
+    made = [result(1.0) | {"oversubscribed": True}, result(2.0, gpus=2)]
+    lines = printed(made)
     assert lines[1][2] == "ok*" and lines[2][2] == "ok"
     assert any("oversubscribe=true" in " ".join(line) for line in lines)
 
@@ -162,8 +174,8 @@ def test_bytes_are_readable(count: float | None, text: str):
 
 
 def test_the_last_line_says_where_the_records_are():
-    assert table.folders([result(1.0)]) == "multirun/x/1.0/"
-    assert table.folders([result(1.0), result(2.0)]) == "multirun/x/*/result.json"
+    assert table.folders([records.as_run(result(1.0))]) == "multirun/x/1.0/"
+    assert table.folders([records.as_run(result(1.0)), records.as_run(result(2.0))]) == "multirun/x/*/result.json"
 
 
 @pytest.mark.parametrize(

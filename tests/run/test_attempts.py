@@ -9,6 +9,7 @@ from multicard.machine import slurm
 from multicard.machine.allocation import Allocation
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
+from multicard.records.schema_parts import Segment
 from multicard.run import attempts
 
 JOB = Allocation(("n1", "n2"), job="12_3")
@@ -27,12 +28,12 @@ def test_attempts_are_listed_with_what_each_trained(tmp_path: Path):
     attempts.begin(tmp_path, JOB)  # killed without a word: what it did is lost
     attempts.begin(tmp_path, JOB)
     attempts.end(tmp_path, None)
-    trained = [{"first_step": 0, "steps": 10, "trained_s": 1.0}, {"first_step": 10, "steps": 5, "trained_s": 0.5}]
+    trained = [Segment(steps=10, trained_s=1.0), Segment(first_step=10, steps=5, trained_s=0.5)]
     first, lost, last = attempts.merge(tmp_path, trained)
-    assert (first["end"], first["first_step"], first["steps"], first["trained_s"]) == ("preempted", 0, 10, 1.0)
-    assert (lost["end"], lost["first_step"], lost["steps"], lost["trained_s"]) == (None, 10, 0, None)
-    assert (last["end"], last["first_step"], last["steps"], last["trained_s"]) == ("ok", 10, 5, 0.5)
-    assert (last["job"], last["hosts"]) == ("12_3", ["n1", "n2"])
+    assert (first.end, first.first_step, first.steps, first.trained_s) == ("preempted", 0, 10, 1.0)
+    assert (lost.end, lost.first_step, lost.steps, lost.trained_s) == (None, 10, 0, None)
+    assert (last.end, last.first_step, last.steps, last.trained_s) == ("ok", 10, 5, 0.5)
+    assert (last.job, last.hosts) == ("12_3", ["n1", "n2"])
     assert attempts.requeues(tmp_path) == 1
 
 
@@ -41,10 +42,10 @@ def test_what_an_attempt_saved_before_it_was_killed_without_a_word_is_its_own(tm
     save(tmp_path, 10)
     attempts.begin(tmp_path, JOB)
     attempts.end(tmp_path, None)
-    trained = [{"first_step": 0, "steps": 10, "trained_s": 1.0}, {"first_step": 10, "steps": 5, "trained_s": 0.5}]
+    trained = [Segment(steps=10, trained_s=1.0), Segment(first_step=10, steps=5, trained_s=0.5)]
     killed, last = attempts.merge(tmp_path, trained)
-    assert (killed["end"], killed["first_step"], killed["steps"], killed["trained_s"]) == (None, 0, 10, 1.0)
-    assert (last["end"], last["first_step"], last["steps"], last["trained_s"]) == ("ok", 10, 5, 0.5)
+    assert (killed.end, killed.first_step, killed.steps, killed.trained_s) == (None, 0, 10, 1.0)
+    assert (last.end, last.first_step, last.steps, last.trained_s) == ("ok", 10, 5, 0.5)
     assert attempts.parts(tmp_path) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 

@@ -16,7 +16,6 @@ from multicard.decide.plan import packed_gpus
 from multicard.decide.plan.schedule import Option, Task, by_need, earliest, lower_bound_s
 from multicard.estimate.estimates import Predictor
 from multicard.machine import devices, leases
-from multicard.records import run_folder
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.sweep import auto_gpus, shares
 from multicard.sweep.shares import Pool
@@ -127,7 +126,7 @@ def test_gpus_that_no_cell_can_use_alone_are_planned_with_all_the_same(monkeypat
 
 def test_a_cell_keeps_the_number_with_which_it_was_measured(shown: Shown, tmp_path: Path):
     digits = typed(*SMALL, "gpus=1", "precision=fp32").identity()
-    run_folder.write_result(tmp_path / "x" / f"any-{digits}", records.vision(data=None))
+    records.put(tmp_path / "x" / f"any-{digits}", records.vision(data=None))
     assert "[1/2] gpus=auto: 1 (measured so before)" in shown("precision=fp32,bf16")[0]
     assert shown("precision=fp32,bf16", "rerun=true")[1] == ["4", "2"]
 
@@ -135,7 +134,7 @@ def test_a_cell_keeps_the_number_with_which_it_was_measured(shown: Shown, tmp_pa
 def test_each_seed_keeps_its_own_number_and_a_new_one_has_that_of_the_others(shown: Shown, tmp_path: Path):
     for seed, gpus in ((2, 2), (3, 1)):
         digits = typed(*SMALL, f"gpus={gpus}", "precision=fp32", f"seed={seed}").identity()
-        run_folder.write_result(tmp_path / "x" / f"any-{digits}", records.vision(data=None))
+        records.put(tmp_path / "x" / f"any-{digits}", records.vision(data=None))
     printed, numbers = shown("precision=fp32", "seed=1,2,3")
     assert "[1/3] gpus=auto: 2 (another seed was measured so before)\n" in printed
     assert "[2/3] gpus=auto: 2 (measured so before)\n[3/3] gpus=auto: 1 (measured so before)\n" in printed

@@ -24,16 +24,18 @@ from multicard.sweep import objective
 from multicard.sweep.axes import shrunk
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, typed
+from tests.helpers import records
 from tests.helpers.cells import cell
 
 Called = Callable[..., tuple[int, str]]
 
 
 def test_a_figure_is_a_number_of_the_record():
-    record = {"status": "ok", "total_s": 3, "step_s": {"mean": 0.5}, "time_to_target_s": None}
+    made = {"status": "ok", "total_s": 3, "step_s": {"mean": 0.5}, "time_to_target_s": None}
+    record, failed = records.as_run(made), records.as_run(made | {"status": "oom"})
     assert objective.value(record, "total_s") == 3.0 and objective.value(record, "step_s.mean") == 0.5
     assert objective.value(record, None) is None
-    nothing = [(record, "time_to_target_s"), (record, "step_s.mean.x"), (record | {"status": "oom"}, "total_s")]
+    nothing = [(record, "time_to_target_s"), (record, "step_s.mean.x"), (failed, "total_s")]
     assert all(math.isnan(objective.value(*case) or 0.0) for case in [*nothing, (None, "total_s")])
 
 
@@ -52,7 +54,7 @@ def test_a_name_that_is_none_is_refused_with_the_nearest():
 
 
 def test_cells_that_measure_the_same_return_the_same():
-    result = {"status": "ok", "total_s": 2.0}
+    result = records.as_run({"status": "ok", "total_s": 2.0})
     cells = [
         cell(2, overrides={2: ["a=2"]}),
         cell(1, result=result, overrides={1: ["a=1"], 3: ["b=1"]}),

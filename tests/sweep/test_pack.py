@@ -224,7 +224,7 @@ def test_an_interrupted_cell_ends_the_sweep(
     with pytest.raises(KeyboardInterrupt):
         executor.run_all(cells)
     first, second = cells.cells
-    assert first.result is not None and first.result["status"] == "interrupted"
+    assert first.result is not None and first.result.status == "interrupted"
     assert second.result is None and not second.folder.exists()
 
 

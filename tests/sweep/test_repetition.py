@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from omegaconf import DictConfig
@@ -12,6 +13,7 @@ from omegaconf import DictConfig
 from multicard.config.repetition import share
 from multicard.measure import formulas, repeated_runs
 from multicard.records import content, run_folder
+from multicard.records.run_folder import Run
 from multicard.run import controller as run
 from multicard.run import outcome
 from multicard.run.prepare import typed
@@ -51,18 +53,21 @@ def sweep(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
     def take(*words: str, step_s: Callable[[str, int], float] = lambda *_: 0.1) -> tuple[int, str, Measured]:
         measured: Measured = []
 
-        def measure(workload: Any, cfg: Any, folder: Path, **_: Any) -> dict[str, Any]:
+        def measure(workload: Any, cfg: Any, folder: Path, **_: Any) -> Run:
             config = typed(workload, cfg)
             measured.append((config.precision.name, config.seed, config.repetition))
-            own = outcome.begin(workload, cfg, folder) | {"status": "ok", "identity": config.identity()}
+            begun = outcome.begin(workload, cfg, folder).record
+            own = {"axes": begun.axes, "repetition": begun.repetition, "identity": config.identity()}
             seconds = step_s(config.precision.name, config.repetition)
             status = "ok" if math.isfinite(seconds) else "oom"
             timed = {"status": status, "step_s": formulas.statistics([seconds if status == "ok" else 1.0] * 10, 1)}
-            record = records.vision("cpu") | own | timed | {"data": content.fingerprint(workload.data(config))}
+            data = msgspec.to_builtins(content.fingerprint(workload.data(config)))
+            record = records.vision("cpu") | own | timed | {"data": data, "folder": str(folder)}
             if status != "ok":
                 record["cause"] = {"kind": "oom", "message": "out of memory"}
-            run_folder.write_result(folder, record)
-            return record
+            measured_run = records.as_run(record)
+            run_folder.write_result(measured_run)
+            return measured_run
 
         monkeypatch.setattr(run, "measure", measure)
         code, printed = called("-m", *words, "device=cpu", f"hydra.sweep.dir={tmp_path}/s")
@@ -196,7 +201,7 @@ def until_sure(random: np.random.Generator, sd: float, compare: str | None, slow
         for name, _ in rounds.batch:
             seconds = 0.1 * math.exp(sd * random.normal()) * (slower if "bf16" in name else 1)
             rounds.settings[name].add(
-                {"status": "ok", "step_s": {"mean": seconds, "definition": "wall"}, "hardware": "x"}
+                records.as_record({"step_s": {"mean": seconds, "definition": "wall"}, "hardware": "x"})
             )
         rounds.take([])
     return rounds

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from multicard.sweep.cells import Cell
 from multicard.sweep.streak import Streak, cause_of
 from tests.conftest import SMALL
-from tests.helpers import cells
+from tests.helpers import cells, records
 
 DISK = ("disk", "hydra.run.dir: cannot write to /x/seed=1 (No space left on device); free some space")
 FULL = ("refused", "hydra.run.dir: cannot write to /x/seed=2 (No space left on device); free some space")
@@ -23,7 +23,7 @@ MODEL = ("exception", "RuntimeError: expected scalar type Float but found Half")
 def cell(cause: tuple[str, str] | None = None, **dataset: Any) -> Cell:
     kind, message = cause or (None, None)
     result = {"status": "ok" if cause is None else "failed", "cause": cause and {"kind": kind, "message": message}}
-    return cells.cell(cfg=DictConfig({"dataset": {"name": "images", **dataset}}), result=result)
+    return cells.cell(cfg=DictConfig({"dataset": {"name": "images", **dataset}}), result=records.as_run(result))
 
 
 def ends(*causes: tuple[str, str] | None, left: int = 1, **dataset: Any) -> bool:

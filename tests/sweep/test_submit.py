@@ -148,7 +148,7 @@ def test_a_job_that_was_requeued_after_its_record_leaves_it(tmp_path: Path, monk
     monkeypatch.setattr(slurm, "allocation", lambda *_: Allocation(job="7"))
     folder = tmp_path / "cell"
     run_folder.claim(folder, "7")
-    run_folder.write_result(folder, records.vision(job="7"))
+    records.put(folder, records.vision(job="7"))
     run_folder.write_json(folder / "checkpoint" / "latest.json", {"steps": 5, "world_size": 1})
     assert SlurmJob(WORKLOAD, DictConfig({"code": "latest"}), folder, None)() == "ok"
     assert [path.name for path in folder.iterdir()] == ["result.json"]
@@ -214,14 +214,14 @@ def test_a_cell_has_ended_once_its_job_has_tidied_up_or_is_gone(
     cell = cells.cell(0, tmp_path)
     queue = slurm_wait.Queue([cell], {0: "4_0"}, Streak())
     run_folder.claim(tmp_path, "4_0")
-    run_folder.write_result(tmp_path, records.vision(job="4_0"))
+    records.put(tmp_path, records.vision(job="4_0"))
     assert queue.poll() == []
     if has_left == "its folder":
         run_folder.release(tmp_path)
     else:
         queued.clear()
     assert queue.poll() == [cell]
-    assert (cell.result or {})["status"] == "ok"
+    assert cell.result is not None and cell.result.status == "ok"
 
 
 def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
@@ -240,7 +240,7 @@ def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
     monkeypatch.setattr(slurm, "queued", look)
     monkeypatch.setattr(slurm_wait, "pause", lambda _: None)
     monkeypatch.setattr(slurm_wait, "SHORTEST_POLL_S", 0.0)
-    monkeypatch.setattr(run_folder, "read_record", lambda _: None)
+    monkeypatch.setattr(run_folder, "read", lambda _: None)
     held_cells = [cells.cell(number) for number in range(2)]
     with pytest.raises(KeyboardInterrupt):
         slurm_wait._watch(slurm_wait.Queue(held_cells, {0: "4_0", 1: "4_1"}, Streak()), None)

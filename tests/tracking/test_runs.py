@@ -17,6 +17,7 @@ from analysis.dashboard import views
 from multicard.config import base
 from multicard.config.base import TrackerMode
 from multicard.records import run_folder
+from multicard.records.run_folder import Run
 from multicard.run import outcome
 from multicard.sweep.command import Command
 from multicard.tracking import keys, mirror, run_record, upload
@@ -265,12 +266,13 @@ def test_a_failed_run_is_mirrored_as_failed(measured: Measured):
     assert summary["cause.log_tail"].splitlines() == list(cause["log_tail"])
 
 
-def completed(record: dict[str, Any], stand_in: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A run's record once it is written and mirrored."""
-    monkeypatch.setattr(outcome, "_from_folder", lambda *_: (record, None))
+def completed(record: dict[str, Any], stand_in: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run once its record is written and mirrored."""
+    begun = records.as_run(record)
+    monkeypatch.setattr(outcome, "_from_folder", lambda *_: (begun.record, None))
     monkeypatch.setattr(outcome, "clean_up", lambda _: None)
     run: Any = SimpleNamespace(config=typed(*OFFLINE), folder=folder)
-    return outcome.complete(run, {}, stand_in)
+    return outcome.complete(run, begun, stand_in)
 
 
 def test_a_tracker_that_fails_is_an_error_and_leaves_the_record(
@@ -284,11 +286,11 @@ def test_a_tracker_that_fails_is_an_error_and_leaves_the_record(
     monkeypatch.setattr(wandb, "init", broken)
     stand_in = mirror.Mirror(typed(*OFFLINE), "vision", tmp_path, {})
     result = completed(records.vision() | {"folder": str(tmp_path)}, stand_in, tmp_path, monkeypatch)
-    assert result["status"] == "ok" and json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
+    assert result.status == "ok" and json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tracker.mode=offline: W&B failed (CommError: no space left on device)")
     command = Command(WORKLOAD)
-    command.records.append(result)
+    command.runs.append(result)
     assert command.close() == 1  # though the run itself is fine
 
 
@@ -300,7 +302,7 @@ def test_a_run_that_wandb_has_open_is_ended_when_interrupted(
 ):
     """One that is not open yet need not be waited for: `sync` brings it."""
     record, calls = records.vision(cause={"kind": kind, "message": ""}), list[Any]()
-    stand_in = SimpleNamespace(is_open=is_open, close=lambda *told: calls.append(told))
+    stand_in: Any = SimpleNamespace(is_open=is_open, close=lambda *told: calls.append(told))
     assert completed(record, stand_in, tmp_path, monkeypatch) is record and len(calls) == closed
 
 

@@ -201,8 +201,8 @@ def test_caches_and_fingerprints_tell_ways_of_decoding_apart(tmp_path: Path, mon
     again = datasets.load(config.dataset, 0)
     assert again.facts["decoded"]["train"]["built_s"] is not None
     assert np.array_equal(again.train.images, now.train.images)
-    assert told_before["fingerprint"] != told["fingerprint"]
-    old, new = told_before["parts"], told["parts"]
+    assert told_before.fingerprint != told.fingerprint
+    old, new = told_before.parts, told.parts
     assert old["dataset"] == new["dataset"]
     assert content.difference(told_before, told) == f"decoding {old['decoding']}, now {new['decoding']}"
-    assert "decoding" not in content.fingerprint(WORKLOAD.data(typed()))["parts"]
+    assert "decoding" not in content.fingerprint(WORKLOAD.data(typed())).parts

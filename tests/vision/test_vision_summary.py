@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,6 +11,7 @@ from multicard.config.placement import Placement
 from multicard.measure.timing import PHASES
 from multicard.vision.summary import summarise
 from tests.conftest import typed
+from tests.helpers import records
 
 PER_EPOCH, SAMPLES = 4, 10  # steps an epoch, samples a step and rank
 
@@ -53,8 +55,15 @@ def steps(*ranks: list[float]) -> pa.Table:
 
 
 def summary(ranks: list[dict[str, Any]], table: pa.Table | None, warmup_steps: int) -> dict[str, Any]:
-    placement = Placement("cpu", "gloo", len(ranks), False)
-    return summarise(typed(f"warmup_steps={warmup_steps}", "strategy=ddp_ds"), placement, ranks, table)
+    return summarised(ranks, table, typed(f"warmup_steps={warmup_steps}", "strategy=ddp_ds"), "cpu")
+
+
+def summarised(
+    ranks: list[dict[str, Any]], table: pa.Table | None, config: Any, device: str, joules: float | None = None
+) -> dict[str, Any]:
+    record = records.as_record({"gpu": {"energy_joules": joules, "covers": "training"}})
+    summarise(record, config, Placement(device, "gloo", len(ranks), False), ranks, table)
+    return msgspec.to_builtins(record, enc_hook=float)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +123,10 @@ def test_rounds_without_a_batch_for_every_rank_broadcast_no_buffers():
 
 def test_joules_per_image_count_every_training_of_an_image():
     ranks = [rank_file(rank, 2, [(0, 8)]) for rank in range(2)]
-    run = typed("strategy=ddp_ds"), Placement("cuda", "nccl", 2, False), ranks, steps([1] * 8, [1] * 8)
-    assert summarise(*run, 3200.0)["joules_per_image"] == 3200 / (2 * 8 * SAMPLES)
-    assert summarise(*run)["joules_per_image"] is None
-    assert summarise(run[0], run[1], [], None, 3200.0)["joules_per_image"] is None
+    config, table = typed("strategy=ddp_ds"), steps([1] * 8, [1] * 8)
+    assert summarised(ranks, table, config, "cuda", 3200.0)["joules_per_image"] == 3200 / (2 * 8 * SAMPLES)
+    assert summarised(ranks, table, config, "cuda")["joules_per_image"] is None
+    assert summarised([], None, config, "cuda", 3200.0)["joules_per_image"] is None
 
 
 def test_a_run_without_a_whole_epoch_has_no_figures():

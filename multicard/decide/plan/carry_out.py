@@ -211,15 +211,15 @@ class CarryingOut:
         """Take what an earlier command has done of a task. Returns why the rest is to be planned again."""
         name, reasons = each.task.name, []
         for option in each.task.options:
-            record = run_folder.read_record(self.cells[name, option.gpus].folder) or {}
-            status = record.get("status")
+            run = run_folder.read(self.cells[name, option.gpus].folder)
+            status = run and run.status
             if status == "oom" and any(own.gpus <= option.gpus for own in each.options):
                 self._forget_few(each.task.job, option.gpus)
                 reasons.append(f"{name} does not fit on {option.gpus}")
             if status in ("ok", "diverged") and each.status != "ok":
                 each.status, each.option, last = status, option, self.state.last(name)
                 each.gpu_ids = tuple(last.get("gpu_ids") or range(option.gpus))
-                span = self.state.span_s(record) or (None, None)
+                span = (run and self.state.span_s(run.record)) or (None, None)
                 each.start_s, each.end_s = (last["start_s"], last["end_s"]) if last.get("status") == status else span
                 say(f"{name}: {'done' if status == 'ok' else status} before")
                 reasons += [f"{name} has {status}"] if status == "diverged" else []
@@ -274,14 +274,14 @@ class CarryingOut:
 
     def _end(self, each: Progress) -> str:
         assert each.cell is not None and each.option is not None and each.start_s is not None
-        record = each.cell.result or {}
+        assert each.cell.result is not None
+        record = each.cell.result.record
         each.cell, each.end_s, name = None, self.state.now_s(), each.task.name
         span = self.state.span_s(record)
         if span is not None and (not each.begun or span[0] < each.start_s - LEAST_OUTSIDE_S):
             (each.start_s, each.end_s), each.begun = span, True  # it ran between two looks, or for an earlier command
         lasted_s = each.end_s - each.start_s
-        status = record["status"]
-        cause = str((record.get("cause") or {}).get("message") or "").partition("\n")[0]
+        status, cause = record.status, "" if record.cause is None else record.cause.message.partition("\n")[0]
         span_s = {"start_s": each.start_s, "end_s": each.end_s}
         self.state.add(ended=name, at_s=each.end_s, status=status, cause=cause, gpu_ids=[*each.gpu_ids], **span_s)
         planned = in_hours(each.planned_s)

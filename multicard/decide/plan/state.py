@@ -12,6 +12,7 @@ from typing import Any
 
 from multicard.measure.timing import since_epoch_s
 from multicard.records.journal import Journal
+from multicard.records.schema import AnyRecord
 
 FOLDER = ".plan"
 
@@ -55,10 +56,9 @@ class State(Journal):
             (event for event in reversed(self.entries) if task in (event.get("started"), event.get("ended"))), {}
         )
 
-    def span_s(self, record: Mapping[str, Any]) -> tuple[float, float] | None:
+    def span_s(self, record: AnyRecord) -> tuple[float, float] | None:
         """Start and end of a run by its record, to a second; None where it does not say, or ended before all this."""
-        attempts = record.get("segments") or [record]
-        moments = attempts[0].get("started_at"), record.get("ended_at")
+        moments = (record.segments or [record])[0].started_at, record.ended_at
         if self.began is None or None in moments:
             return None
         start_s, end_s = (datetime.fromisoformat(str(moment)).timestamp() - self.began for moment in moments)

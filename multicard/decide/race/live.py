@@ -22,6 +22,8 @@ from multicard.measure.timing import clock_s
 from multicard.ranks.elastic import KILLED
 from multicard.records import run_folder
 from multicard.records.journal import JournalError
+from multicard.records.run_folder import Run
+from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.run.session import say
 from multicard.sweep.cells import Cell, Sweep, settle
 from multicard.sweep.executor import NO_RECORD, Executor, run_all
@@ -214,8 +216,8 @@ class LiveRace:
                     self._start(place)
                 except CellEndedError as ended:
                     self.alive.pop(place, None)
-                    if not self.alive or not _may_want_memory(ended.record):  # else it is tried alone in its turn
-                        self._judge_end(place, ended.record)
+                    if not self.alive or not _may_want_memory(ended.run.record):  # else it is tried alone in its turn
+                        self._judge_end(place, ended.run)
 
     def _block(self, place: int) -> CellProcess | None:
         """Have a cell train a block, in a process that is started where it has none. Returns it; None where the cell is
@@ -226,7 +228,7 @@ class LiveRace:
                 measured = process.run_block(0.0 if self.figure == "peak_memory" else self.options.block)
             except CellEndedError as ended:
                 self.alive.pop(place, None)
-                self._judge_end(place, ended.record)
+                self._judge_end(place, ended.run)
                 continue
             if not measured.diverged:
                 self._note(place, self._entry(process, measured))
@@ -249,24 +251,24 @@ class LiveRace:
         self._note(place, {"process": process.number, "used_s": process.start_s})
         return process
 
-    def _judge_end(self, place: int, record: dict[str, Any]) -> None:
+    def _judge_end(self, place: int, run: Run) -> None:
         """A cell's process ended by itself: the cell is out, unless the memory that it wants may be what others hold;
         these end, and it is tried again alone.
 
         Raises:
             SameFailureError: the other cells would fail likewise: the disk is full, the data that all read is gone.
         """
-        if record["status"] == "interrupted":
+        if run.status == "interrupted":
             raise KeyboardInterrupt
-        if _may_want_memory(record) and self.alive:
+        if _may_want_memory(run.record) and self.alive:
             for other in [*self.alive]:
                 self._end(other)
             return
-        message = (record["cause"] or {}).get("message", "it ended by itself")
+        message = "it ended by itself" if run.record.cause is None else run.record.cause.message
         left = [self.cells[each.cell] for each in self.rules.standings if each.state != OUT]
-        if would_fail_too(left, replace(self.cells[place], result=record)):
+        if would_fail_too(left, replace(self.cells[place], result=run)):
             raise SameFailureError(message)
-        self._out(place, f"{record['status']}: {message}", lasts=record["status"] in ("oom", "diverged"))
+        self._out(place, f"{run.status}: {message}", lasts=run.status in ("oom", "diverged"))
 
     def _entry(self, process: CellProcess, measured: Measured) -> dict[str, Any]:
         """A block, as the journal has it."""
@@ -343,13 +345,14 @@ class LiveRace:
         for (turn, place), cell in zip(self.rules.final_runs, finals, strict=True):
             known = None if cell.result is None else readings.full_run(cell.result, self.figure)
             if cell.result is None or known is None:
-                status = "not measured" if cell.result is None else cell.result["status"]
+                status = "not measured" if cell.result is None else cell.result.status
                 lost[place] = f"{status} when it was measured in full"
                 continue
             measured.add(place)
             target = cell.cfg.get("target_accuracy")
-            if target is not None and cell.result["time_to_target_s"] is None:
-                ended_at = f"{cell.result['test_accuracy']:.1%}"
+            record = cell.result.record
+            if target is not None and isinstance(record, VisionRecord) and record.time_to_target_s is None:
+                ended_at = f"{record.test_accuracy or 0.0:.1%}"
                 missed[place] = f"{MISSED}={target:g} in a full run, which ended at {ended_at}"
             self.started += 1
             is_alike = self.figure not in readings.OTHER_WORK
@@ -359,8 +362,8 @@ class LiveRace:
             self.rules.out(place, reason)
 
 
-def _may_want_memory(record: dict[str, Any]) -> bool:
+def _may_want_memory(record: AnyRecord) -> bool:
     """True where a cell's process ran out of memory, or was killed, as the host's out-of-memory killer does: it is not
     always seen to have done so."""
-    message = (record["cause"] or {}).get("message") or ""
-    return record["status"] == "oom" or any(words in message for words in (*KILLED, NO_RECORD))
+    message = "" if record.cause is None else record.cause.message
+    return record.status == "oom" or any(words in message for words in (*KILLED, NO_RECORD))

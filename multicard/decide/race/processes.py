@@ -17,6 +17,7 @@ from multicard.measure.timing import clock_s, pause
 from multicard.ranks import os_calls
 from multicard.records import identity
 from multicard.records.progress import Board
+from multicard.records.run_folder import Run
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor, Running
 from multicard.sweep.job import LocalJob
@@ -44,9 +45,9 @@ class RaceJob(LocalJob):
 class CellEndedError(Exception):
     """The process of a cell has ended by itself: why is in its record."""
 
-    def __init__(self, record: dict[str, Any]) -> None:
-        super().__init__(record["status"])
-        self.record = record
+    def __init__(self, run: Run) -> None:
+        super().__init__(run.status)
+        self.run = run
 
 
 @dataclass

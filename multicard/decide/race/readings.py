@@ -13,6 +13,9 @@ from multicard.measure import formulas
 from multicard.measure.series import mean_variance
 from multicard.ranks.pausing import blocks_file
 from multicard.records import run_folder
+from multicard.records.figures import FIGURES
+from multicard.records.run_folder import Run
+from multicard.records.schema import VisionRecord
 from multicard.records.steps import COLUMNS
 
 LEAST_STEPS = 4  # measured in a block, however long they take
@@ -143,28 +146,25 @@ def together(lines: Sequence[dict[str, Any]]) -> Measured:
     )
 
 
-def full_run(record: dict[str, Any], figure: str) -> Reading | None:
+def full_run(run: Run, figure: str) -> Reading | None:
     """The figure of a finished run: rates without the warm-up, and without the first step of each epoch; None where it
     has none.
-
-    Args:
-        record: with its `folder`.
     """
-    if record["status"] != "ok":
+    record = run.record
+    if record.status != "ok":
         return None
     if figure == "peak_memory":
-        peak_bytes = record["peak_memory_bytes"]["max"]
+        peak_bytes = FIGURES["peak_memory_bytes"].value(record)
         return _negative(peak_bytes, LEAST_ERROR) if peak_bytes else None
     if figure == "energy_joules":
-        joules = record.get("joules_per_image") or record.get("joules_per_token")
-        return _negative(joules, COUNTER_S / (record["total_s"] or COUNTER_S)) if joules else None
-    value, table = record.get(figure), run_folder.read_steps(Path(record["folder"]))
-    rate_per_s = value["non_padding"] if isinstance(value, dict) else value
+        joules = FIGURES["joules_per_image" if isinstance(record, VisionRecord) else "joules_per_token"].value(record)
+        return _negative(joules, COUNTER_S / (record.total_s or COUNTER_S)) if joules else None
+    rate_per_s, table = FIGURES[figure].value(record), run_folder.read_steps(run.folder)
     if not rate_per_s or table is None:
         return None
     columns = {name: table[name].to_numpy() for name in COLUMNS}
     seconds = formulas.step_times_s(*columns.values())
-    numbers, config = np.arange(len(seconds)), record["config"]
+    numbers, config = np.arange(len(seconds)), record.config
     after = numbers >= config.get("warmup_steps" if "skip_steps" not in config else "skip_steps", 0)
     later = after & (numbers % (int(columns["step"].max()) + 1) > 0)
     counted = seconds[later] if later.any() else seconds[after]

@@ -14,6 +14,7 @@ from multicard.decide.race import grid, processes, view
 from multicard.measure.timing import clock_s, in_hours, pause
 from multicard.records import run_folder
 from multicard.records.progress import Board
+from multicard.records.schema import VisionRecord
 from multicard.run.session import say
 from multicard.sweep.cells import Cell, Sweep, settle
 from multicard.sweep.executor import Executor, run_all
@@ -95,37 +96,40 @@ class TargetRace:
             return
         cell, began_s = self.runs[place], clock_s()
         stopped_s = None if cell.result is not None else train(cell, share, self.bar_s)
-        record = cell.result
-        assert record is not None
+        assert cell.result is not None
+        record = cell.result.record
+        assert isinstance(record, VisionRecord)
         self.used_s[place] = clock_s() - began_s
-        if stopped_s is None and record["status"] == "ok" and record["time_to_target_s"] is not None:
-            self.reached_s[place] = record["time_to_target_s"]
-            self.used_s[place] = max(self.used_s[place], view.whole_s(record))
-            say(f"{cell.label}reached its target in {record['time_to_target_s']:.1f} s")
+        if stopped_s is None and record.status == "ok" and record.time_to_target_s is not None:
+            self.reached_s[place] = record.time_to_target_s
+            self.used_s[place] = max(self.used_s[place], view.whole_s(cell.result))
+            say(f"{cell.label}reached its target in {record.time_to_target_s:.1f} s")
             return
         if stopped_s is not None:
             reason = f"{SLOW} {stopped_s:.1f} s, in which another is"
-        elif record["status"] == "interrupted":
+        elif record.status == "interrupted":
             raise KeyboardInterrupt
-        elif record["status"] == "ok":
-            reason = f"did not reach its target in its epochs ({record['test_accuracy']:.1%})"
+        elif record.status == "ok":
+            reason = f"did not reach its target in its epochs ({record.test_accuracy or 0.0:.1%})"
         else:
-            message = (record["cause"] or {}).get("message", "")
+            message = "" if record.cause is None else record.cause.message
             if would_fail_too([self.cells[other] for other in self.order if other not in self.reasons], cell):
                 raise SameFailureError(message)
-            reason = f"{record['status']}: {message}"
+            reason = f"{record.status}: {message}"
         self.reasons[place] = reason
         say(f"{cell.label}out: {reason}")
-        if stopped_s is not None or record["status"] in ("ok", "oom", "diverged"):
+        if stopped_s is not None or record.status in ("ok", "oom", "diverged"):
             self.journal.add(cell=name, out=reason, used_s=self.used_s[place])
 
     def end(self, finals: Sequence[Cell]) -> list[str]:
         """The winner, those near it, and what the race took."""
         reached: dict[int, list[tuple[float, float]]] = {}  # seconds and accuracy of each run
         for place, cell in enumerate(self.cells):
-            records = [final.result for final in finals if final.number == cell.number and final.result is not None]
-            if records and all(record["status"] == "ok" and record["time_to_target_s"] for record in records):
-                reached[place] = sorted((record["time_to_target_s"], record["test_accuracy"]) for record in records)
+            runs = [final.result for final in finals if final.number == cell.number and final.result is not None]
+            records = [run.record for run in runs if run.status == "ok" and isinstance(run.record, VisionRecord)]
+            known = [(each.time_to_target_s, each.test_accuracy or 0.0) for each in records if each.time_to_target_s]
+            if known and len(known) == len(runs):
+                reached[place] = sorted(known)
         if not reached:
             return ["race=total_s: no cell reached its target in each of its runs"]
         means_s = {place: fmean(time_s for time_s, _ in runs) for place, runs in reached.items()}
@@ -168,7 +172,7 @@ def train(cell: Cell, share: MachineShare, bar_s: float | None) -> float | None:
                 stopped_s = clock_s() - began_s
                 executor.interrupt()
                 assert cell.result is not None
-                return None if cell.result["status"] == "ok" else stopped_s  # it may have ended meanwhile
+                return None if cell.result.status == "ok" else stopped_s  # it may have ended meanwhile
             pause(POLL_S)
     except KeyboardInterrupt as interrupted:
         say(f"interrupted by {str(interrupted) or 'SIGINT'}: ending what runs", error=True)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from multicard.config.base import plain
 from multicard.config.job import Device, count
@@ -16,6 +16,7 @@ from multicard.decide.race.rules import CLOSE, SURE, Race
 from multicard.decide.race.standings import BEATEN, IN, MISSED, NOT_STARTED, OUT, Standing
 from multicard.measure.timing import in_hours
 from multicard.records import comparable, table, text_table
+from multicard.records.run_folder import Run
 from multicard.records.text_table import in_bytes
 from multicard.run.session import say
 from multicard.sweep.cells import Cell
@@ -179,7 +180,7 @@ def _accuracies(race: ShownRace, finals: Sequence[Cell]) -> dict[int, list[float
     places = {cell.number: place for place, cell in enumerate(race.cells)}
     known: dict[int, list[float]] = {}
     for cell in finals:
-        accuracy = None if cell.result is None else cell.result.get("test_accuracy")
+        accuracy = cell.result and getattr(cell.result.record, "test_accuracy", None)
         if accuracy is not None:
             known.setdefault(places[cell.number], []).append(accuracy)
     return known
@@ -197,7 +198,7 @@ def _table(
         accuracies: of cells that were measured in full, by their place.
         winner: where the race is over.
     """
-    records = [_as_record(cell) for cell in race.cells]
+    records = [cell.as_record() for cell in race.cells]
     axes = comparable.varied(records, table.ALWAYS[race.cells[0].workload.name])
     columns: dict[str, list[str]] = {"cell": [race.cells[each.cell].label.strip() for each in standings]}
     columns |= {axis: [comparable.cell(records[each.cell], axis) for each in standings] for axis in axes}
@@ -218,10 +219,6 @@ def _table(
 def _state(standing: Standing) -> str:
     beaten = standing.reason.removeprefix(BEATEN).partition(" the leader")[0]
     return f"out: {beaten}" if standing.state == OUT else standing.state
-
-
-def _as_record(cell: Cell) -> dict[str, Any]:
-    return {"axes": cell.workload.axes(cell.cfg, str(cell.cfg.device)), "config": plain(cell.config)}
 
 
 @dataclass(frozen=True)
@@ -311,8 +308,9 @@ def _cost(race: ShownRace, finals: Sequence[Cell]) -> str:
     )
 
 
-def whole_s(record: Mapping[str, Any]) -> float:
-    return (record.get("startup_s") or 0.0) + (record.get("total_s") or 0.0)
+def whole_s(run: Run) -> float:
+    """Seconds of a run, its start-up included."""
+    return (run.record.startup_s or 0.0) + (run.record.total_s or 0.0)
 
 
 def _differing(race: ShownRace) -> list[str]:

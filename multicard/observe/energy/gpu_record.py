@@ -183,11 +183,6 @@ def summarise(parts: list[dict[str, Any]], samples: Samples, missing: list[str])
     }
 
 
-def training_joules(gpu: dict[str, Any] | None) -> float | None:
-    """The energy of the training alone; None where it is unknown or includes more than the training."""
-    return gpu["energy_joules"] if gpu is not None and gpu["covers"] == "training" else None
-
-
 def _spans(part: dict[str, Any], samples: Samples) -> list[Span]:
     """The spans that a part's figures cover, one at least."""
     if part["trained_s"]:
