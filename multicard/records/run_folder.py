@@ -121,7 +121,7 @@ class Run:
 
 def content_of(record: AnyRecord) -> dict[str, Any]:
     """The content of result.json: of a run that was not measured, the keys that all records have."""
-    content = msgspec.to_builtins(record, enc_hook=float)  # of NumPy's numbers
+    content = msgspec.json.decode(msgspec.json.encode(record, enc_hook=float))  # the hook is of NumPy's numbers
     return content if record.identity is not None else {key: content[key] for key in ALWAYS}
 
 
