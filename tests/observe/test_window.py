@@ -24,7 +24,7 @@ from multicard.ranks import elastic, failures
 from multicard.ranks.process import Job, Rank
 from multicard.records import comparable
 from multicard.records.schema_parts import ProfileCopies, ProfileCost, Transfers
-from multicard.run import session
+from multicard.sweep import command
 from tests.conftest import warm_up
 from tests.helpers import records
 from tests.helpers.profiler_files import Event, write_nsys
@@ -63,10 +63,10 @@ def test_a_profiled_run_on_cpu_ranks(measured: Measured, capsys: pytest.CaptureF
     assert Profile.from_dict(profile).as_dict()["rows"] == profile["rows"]
     assert not (folder / "wandb").exists()  # tracker.mode=disabled
     capsys.readouterr()
-    session.show_profiles([result])
+    command._show_profiles([records.as_run(result)])
     printed = capsys.readouterr().out
     assert "gloo all_reduce" in printed and "Phases" in printed and "Summed over ranks" in printed
-    session.show_profiles([result, result])
+    command._show_profiles([records.as_run(result)] * 2)
     assert "Profiles: python -m multicard profile FOLDER/profile" in capsys.readouterr().out
 
 
