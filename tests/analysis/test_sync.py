@@ -15,7 +15,7 @@ from multicard.records import run_folder
 from multicard.run import controller as run
 from multicard.tracking import keys, run_record, upload
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import SMALL, composed, warm_up
+from tests.conftest import SMALL, as_dict, composed, warm_up
 from tests.helpers import records
 from tests.helpers.wandb_stand_in import SUMMARY, Server, Stored
 
@@ -197,7 +197,7 @@ def test_without_a_server_nothing_is_tried(
 def test_a_run_that_is_followed_online_is_the_one_that_its_record_names(tmp_path: Path, wandb_server: Server):
     warm_up()
     cfg = composed(*SMALL, "tracker.mode=online", "tracker.project=trial", "epochs=2")
-    result = run.measure(WORKLOAD, cfg, tmp_path / "sweep" / "1", keep_refused=True)
+    result = as_dict(run.measure(WORKLOAD, cfg, tmp_path / "sweep" / "1", keep_refused=True))
     assert result["status"] == "ok" and "tracker_error" not in result, result
     ((name, stored),) = wandb_server.runs.items()
     assert name == run_record.run_id(result) and stored.exit_code == 0

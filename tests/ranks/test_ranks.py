@@ -22,7 +22,7 @@ from multicard.ranks.process import Job
 from multicard.run import controller as run
 from multicard.run.workload import Workload
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import PATIENCE_S, ROOT, SMALL, composed, free_port, warm_up
+from tests.conftest import PATIENCE_S, ROOT, SMALL, as_dict, composed, free_port, warm_up
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -123,7 +123,7 @@ def test_nothing_of_a_local_run_listens_beyond_this_machine(
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     warm_up()
     cfg = composed(*words, entry=Path(workload.entry).stem)
-    result = run.measure(replace(workload, work=work), cfg, tmp_path / "run", keep_refused=True)
+    result = as_dict(run.measure(replace(workload, work=work), cfg, tmp_path / "run", keep_refused=True))
     assert result["status"] == "ok", result["cause"]
     addresses = (tmp_path / "run" / "listeners.txt").read_text().split()
     assert len(addresses) >= 3  # the agent's store, and gloo of each rank

@@ -72,7 +72,7 @@ class Trained:
         warm_up()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(attempts, "end", note_end)
-            assert run.measure(WORKLOAD, self.cfg, self.folder, keep_refused=True)["status"] == "ok"
+            assert run.measure(WORKLOAD, self.cfg, self.folder, keep_refused=True).status == "ok"
         self.record = run_folder.read_json(self.folder / "result.json")
 
     def _copy(self, target: Path) -> None:

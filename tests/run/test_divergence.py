@@ -13,7 +13,7 @@ from multicard.measure import losses
 from multicard.records import run_folder
 from multicard.run import controller as run
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import SMALL, composed, warm_up
+from tests.conftest import SMALL, as_dict, composed, warm_up
 
 Measured = Callable[..., dict[str, Any]]
 NAN, INF = float("nan"), float("inf")
@@ -59,7 +59,7 @@ def trained(folder: Path, *words: str, bad: list[tuple[int, int]]) -> dict[str, 
 
     workload = replace(WORKLOAD, work="tests.helpers.rank_work:train_with_bad_losses", arguments=arguments)
     cfg = composed(*SMALL, "gpus=2", "epochs=2", *words)
-    return run.measure(workload, cfg, folder / "sweep" / "1", keep_refused=True)
+    return as_dict(run.measure(workload, cfg, folder / "sweep" / "1", keep_refused=True))
 
 
 @pytest.mark.usefixtures("processes")
