@@ -269,7 +269,7 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
         Whether what an earlier try left is still there: the same job was requeued, or `keep`.
 
     Raises:
-        ValueError: where another process, or job, is measuring into it.
+        ValueError: another process, or job, is measuring into it, or it holds a measurement that cannot be read.
     """
     marker, key = folder / RUNNING, f"name={folder.parent.name}"
     mine = {"host": host(), "pid": os.getpid(), "job": job}
@@ -282,7 +282,14 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
     if keep:
         write_json(marker, mine)
         return True
-    if finished(folder) is not None and not _aside(folder).exists():
+    measured = finished(folder) is not None
+    status = (read_json(folder / RESULT) or {}).get("status")
+    remedy = "use that version, choose another name=, or remove the folder"
+    require(
+        measured or status not in DONE,
+        f"{key}: {folder.name}/{RESULT} is of another version of multicard, or altered; {remedy}",
+    )
+    if measured and not _aside(folder).exists():
         folder.rename(_aside(folder))
     try:
         if folder.exists():

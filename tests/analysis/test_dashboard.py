@@ -189,5 +189,5 @@ def test_what_the_server_refuses_is_one_line(
 def test_the_report_names_the_dashboard_of_its_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     records.write(tmp_path / "r", records.vision())
     assert main(["report", str(tmp_path)]) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
+    line = capsys.readouterr().out.splitlines()[0]
     assert line.endswith(command(load.read([tmp_path]).runs)) and "dashboard --project " in line

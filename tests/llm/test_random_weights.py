@@ -1,6 +1,8 @@
 """Random weights: the same on every rank and for any number of them, and never held twice."""
 
 import multiprocessing
+import os
+import pickle
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +12,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torchtune import config, training
+from torchtune.training.checkpointing._utils import safe_torch_load
 
-from multicard.llm import methods
+from multicard.llm import methods, pretrained
 from multicard.llm.random_weights import CALL, STD, RandomWeight, random_weights
 from multicard.llm.torchtune_components import RandomCheckpointer
 from tests.conftest import typed_llm, warm_up
@@ -100,3 +103,25 @@ def test_two_ranks_begin_with_the_weights_of_one(method: str, precision: str, tm
     assert len(alone["weights"]) > 20
     for name, whole in alone["weights"].items():
         assert torch.equal(torch.cat([rank["weights"][name] for rank in ranks]), whole), name
+
+
+class _Hostile:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch '{self.path}'",)
+
+
+def test_weights_that_would_run_a_command_are_not_unpickled(tmp_path: Path):
+    file, ran = tmp_path / "consolidated.00.pth", tmp_path / "ran"
+    config = typed_llm("model=llama3_tiny", f"model.weights={tmp_path}").model
+    file.write_bytes(pickle.dumps({"tok_embeddings.weight": _Hostile(ran)}, protocol=2))
+    with pytest.raises(ValueError, match=r"consolidated\.00\.pth is cut off"):
+        pretrained.check_weights(config, 512)
+    torch.save({"tok_embeddings.weight": _Hostile(ran)}, file)  # whole: torchtune's own loading meets it
+    with pytest.raises(ValueError, match="Unable to load checkpoint"):
+        safe_torch_load(file)
+    assert not ran.exists()

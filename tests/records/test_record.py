@@ -227,6 +227,16 @@ def test_a_measurement_is_kept_until_the_next_one_has_finished(tmp_path: Path):
         assert run_folder.find_cell(tmp_path, "0a1b2c3d") == folder
 
 
+@pytest.mark.parametrize("change", [{"schema_version": 99}, {"total_s": "long"}])
+def test_a_measurement_that_cannot_be_read_is_not_replaced(tmp_path: Path, change: dict[str, Any]):
+    path = tmp_path / "cell" / "result.json"
+    run_folder.write_json(path, records.vision() | change)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"cell/result\.json is of another version of multicard, or altered; use that"):
+        run_folder.claim(path.parent)
+    assert path.read_bytes() == before and [each.name for each in path.parent.iterdir()] == ["result.json"]
+
+
 def test_outside_the_tests_a_mismatch_is_reported_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
