@@ -60,6 +60,7 @@ def test_the_analysis_says_the_same():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("line", DRY_RUNS)
 def test_a_dry_run_says_the_same(line: str):
     words = DRY_RUNS[line]["words"]

@@ -70,8 +70,8 @@ def fail(run: Run, failure: Failure, status: str | None = None) -> Run:
         status: where it does not follow from the failure.
     """
     run.record.status, run.record.cause = status or status_of(failure), failure
-    before = run_folder.read(run.folder)
-    if before is None or (before.status not in run_folder.DONE and before.record.job != run.record.job):
+    before = run_folder.read_json(run.folder / run_folder.RESULT)  # also one that this version cannot read
+    if before is None or (before.get("status") not in run_folder.DONE and before.get("job") != run.record.job):
         with suppress(OSError):  # where nothing can be written, the line that is printed has to do
             run_folder.write_result(run)
     return run

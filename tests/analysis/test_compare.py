@@ -12,7 +12,7 @@ from analysis.commands import compare, compare_table, environment_diff
 from analysis.runs import load
 from analysis.stats.between_runs import Ratio
 from multicard.measure import formulas
-from multicard.records import steps as record_steps
+from multicard.records import run_folder
 from tests.helpers import records
 from tests.measure.test_series import autocorrelated
 
@@ -156,7 +156,8 @@ def test_the_steps_of_older_records_are_derived_anew(tmp_path: Path):
         folder = records.write(tmp_path / name, older, columns)
         (run,) = load.read([folder]).runs
         assert (run["step_s"], run["step_std_s"], run["steps"]) == (2.5, pytest.approx(math.sqrt(0.5)), 2)
-        assert record_steps.mean_s(older | {"folder": str(folder)}) == 2.5
+        read = run_folder.read(folder)
+        assert read is not None and read.record.steps is not None and read.record.steps.mean == 2.5
         (folder / "steps.parquet").unlink()
         (run,) = load.read([folder]).runs
         assert run["step_s"] is None and run["steps"] == 2  # figures of two definitions are not to be mixed

@@ -13,7 +13,7 @@ from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Pace
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import typed_llm
-from tests.helpers import cells
+from tests.helpers import cells, records
 
 WORDS = [
     (["name=žluť"], "name=žluť: Hydra cannot read this value; close its brackets, or quote it: 'name=\"žluť\"'"),
@@ -178,7 +178,7 @@ def test_a_recipe_that_torchtune_does_not_have_is_refused_before_a_rank_starts()
 
 
 def ended(number: int, status: str) -> Cell:
-    return cells.cell(number, result={"status": status})
+    return cells.cell(number, result=records.as_run({"status": status}))
 
 
 def test_cells_that_are_refused_alike_are_one_line_of_a_dry_run(capsys: pytest.CaptureFixture[str]):

@@ -346,6 +346,7 @@ def test_the_longest_row_is_as_torchtunes(tmp_path, words):
     assert longest <= facts_of(config).length <= longest + 3
 
 
+@pytest.mark.usefixtures("processes")
 def test_predictions_are_made_in_another_process_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config, machine = typed(*TINY), Machine("cuda", "NVIDIA H100 NVL", 94 * 10**9)

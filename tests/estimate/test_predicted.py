@@ -13,6 +13,7 @@ from multicard.estimate.memory import answers
 from multicard.estimate.target import Target
 from multicard.machine import devices, environment
 from multicard.records import run_folder
+from multicard.records.run_folder import Run
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.run import controller as run
 from multicard.sweep import fewest_probes, prediction_table, slurm_submit
@@ -159,9 +160,9 @@ class Node:
             return Prediction("unknown", fits="no", memory_basis=peaks.RAN_OUT)
         return Prediction("unknown", memory_bytes=memory, fits=fits, gpu_memory_bytes=99_900_000_000)
 
-    def measure(self, _: Any, cfg: Any, folder: Path, *__: Any, **___: Any) -> dict[str, Any]:
+    def measure(self, _: Any, cfg: Any, folder: Path, *__: Any, **___: Any) -> Run:
         self.started.append(cfg.batch_size)
-        return records.vision(batch_size=cfg.batch_size) | {"folder": str(folder)}
+        return records.as_run(records.vision(batch_size=cfg.batch_size) | {"folder": str(folder)})
 
 
 @pytest.fixture

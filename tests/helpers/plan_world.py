@@ -14,7 +14,9 @@ from multicard.decide.plan.carry_out import CarryingOut
 from multicard.decide.plan.jobs_file import Goal
 from multicard.decide.plan.schedule import Option, Task
 from multicard.decide.plan.state import State
+from multicard.records.run_folder import Run
 from multicard.records.schema_parts import Interval
+from tests.helpers import records
 
 BEGAN_S = 1.7e9  # of the first command, since 1970
 AGO_S = 1000.0  # since the first command began, where there was one
@@ -32,15 +34,19 @@ class FakeCell:
     lasts_s: float
     ends: str = "ok"
     queued_s: float = 0.0
-    result: dict[str, Any] | None = None
+    result: Run | None = None
 
     def leave(self, began_s: float, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
         """Leave a record of a run, at seconds since the plan began."""
         ends = [datetime.fromtimestamp(began_s + s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for s in (start_s, end_s)]
-        cause = None if self.ends == "ok" else {"message": f"it was made to end {self.ends}"}
-        record = {"status": self.ends, "cause": cause, "started_at": ends[0], "ended_at": ends[1]} | more
+        cause = None if self.ends == "ok" else {"kind": "exception", "message": f"it was made to end {self.ends}"}
+        record = (
+            records.vision(segments=[])
+            | {"status": self.ends, "cause": cause, "started_at": ends[0], "ended_at": ends[1]}
+            | more
+        )
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "result.json").write_text(json.dumps(record))
+        records.put(self.folder, record)
         return record
 
 
@@ -90,7 +96,7 @@ class World:
         over = [(cell, start_s) for cell, start_s in self.running.values() if start_s + cell.lasts_s <= self.now_s]
         for cell, start_s in over:
             del self.running[cell.name]
-            cell.result = cell.leave(start_s, 0, cell.lasts_s)
+            cell.result = records.as_run(cell.leave(start_s, 0, cell.lasts_s) | {"folder": str(cell.folder)})
         return [cell for cell, _ in over]
 
     def age_s(self, cell: FakeCell) -> float | None:

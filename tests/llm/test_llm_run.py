@@ -15,11 +15,11 @@ from multicard.config.placement import Placement
 from multicard.llm import torchtune_config
 from multicard.llm.data.templates import TEMPLATES
 from multicard.llm.methods import METHODS
-from multicard.observe.energy import gpu_record
 from multicard.ranks import elastic
 from multicard.ranks.process import Job
 from multicard.records import run_folder
 from multicard.records.progress import Board
+from multicard.records.schema import Record
 from tests.conftest import typed_llm, warm_up
 
 Tuned = Callable[..., dict[str, Any]]
@@ -298,9 +298,7 @@ def test_tokens_by_hand_for_pairs(tuned: Tuned):
 
 
 def test_rates_are_tokens_over_the_time_of_the_same_steps(tuned: Tuned, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        gpu_record, "training_joules", lambda gpu: 5e3 if gpu is None else None
-    )  # as if GPUs had been there
+    monkeypatch.setattr(Record, "training_joules", 5e3)  # as if GPUs had been there
     result = ok(tuned("gpus=2", "dataset.rows=28", "max_steps=null"))
     assert result["joules_per_token"] == 5e3 / sum(steps(result, "non_padding", rank).sum() for rank in (0, 1))
     times = [steps(result, "step_s", rank)[1:] for rank in (0, 1)]

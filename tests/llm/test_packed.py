@@ -10,6 +10,7 @@ from multicard.llm import models, summary
 from multicard.llm.packed_batches import PackedBatch, counted, half_mask
 from multicard.llm.step_probe import COUNTS, count
 from tests.conftest import typed_llm
+from tests.helpers import records
 from tests.llm.test_llm_run import ok, steps
 
 LENGTH = 16
@@ -47,9 +48,10 @@ def test_the_work_of_packed_rows_follows_from_their_lengths():
     batch = counts(packed(), "cpu")
     table = {name: torch.tensor([value]).numpy() for name, value in batch.items()}
     ranks = [{"vocabulary": 100, "device": "cpu"}]
-    work = summary._work(config, ranks, table, {"tokens_per_s": {"all": 1.0}})
+    record = records.as_record(records.llm(tokens_per_s={"all": 1.0}))
+    flops_per_token, _ = summary._work(record, config, ranks, table)
     alone = [models.flops_per_token(config.model, 100, size, None, 0) * size for size in (5, 4, 3, 4, 7, 9, 2, 6, 8)]
-    assert work["flops_per_token"] == pytest.approx(sum(alone) / 48)
+    assert flops_per_token == pytest.approx(sum(alone) / 48)
 
 
 def test_bytes_are_those_that_cross_to_a_gpu():

@@ -81,7 +81,7 @@ def run(sweep: Path, name: str, hosts: list[str] | None = None, **marker: Any) -
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("")
     if hosts is not None:
-        run_folder.write_json(folder / "result.json", {"status": "ok", "segments": [{"hosts": hosts}]})
+        run_folder.write_json(folder / "result.json", records.vision(segments=[records.segment() | {"hosts": hosts}]))
     if marker:
         run_folder.write_json(folder / ".running.json", {"job": None} | marker)
     return folder

@@ -11,6 +11,7 @@ import pytest
 from multicard.llm import summary
 from multicard.measure import losses
 from multicard.records import run_folder
+from multicard.records.schema_parts import Divergence
 from multicard.run import controller as run
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, as_dict, composed, warm_up
@@ -46,8 +47,7 @@ def test_infinite_rewards_are_a_divergence_of_dpo():
     rewards = {"rewards_chosen": [0.1, NAN, 5.0, NAN], "rewards_rejected": [0.1, NAN, -INF, NAN]}
     table = {name: np.array(values) for name, values in (columns | rewards).items()}
     assert summary._judged(table, ranks=2, pairs=False) == (0, None)
-    judged = summary._judged(table, ranks=2, pairs=True)
-    assert judged == {"non_finite_losses": 1, "divergence": {"epoch": 0, "step": 1, "rank": None}}
+    assert summary._judged(table, ranks=2, pairs=True) == (1, Divergence(epoch=0, step=1, rank=None))
 
 
 def trained(folder: Path, *words: str, bad: list[tuple[int, int]]) -> dict[str, Any]:

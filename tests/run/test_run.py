@@ -349,8 +349,8 @@ def test_a_failure_on_a_full_disk_is_said_where_it_cannot_be_recorded(tmp_path: 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(run_folder, "write_result", full)
-    record = outcome.fail(outcome.begin(WORKLOAD, composed(*SMALL), tmp_path / "s" / "cell"), Failure("slurm", "gone"))
-    assert (record["status"], record["cause"]["message"]) == ("failed", "gone")
+    run = outcome.fail(outcome.begin(WORKLOAD, composed(*SMALL), tmp_path / "s" / "cell"), Failure("slurm", "gone"))
+    assert run.status == "failed" and run.record.cause is not None and run.record.cause.message == "gone"
 
 
 def test_a_sweep_in_a_folder_that_cannot_be_written_to_is_refused_in_a_line(

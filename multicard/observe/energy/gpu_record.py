@@ -190,7 +190,7 @@ def _spans(part: dict[str, Any], samples: Samples) -> list[Span]:
     key = (part["start"], part["node"])
     times = [rows["time_s"] for (start, node, _), rows in samples.items() if (start, node) == key]
     first_s, last_s = (max(time[0] for time in times), min(time[-1] for time in times)) if times else (0.0, 0.0)
-    return [(first_s, max(first_s, last_s))]
+    return [(float(first_s), float(max(first_s, last_s)))]
 
 
 def _disturbers(parts: list[dict[str, Any]], spans: list[list[Span]]) -> list[dict[str, Any]]:
