@@ -41,7 +41,8 @@ def finding(top: Headlines) -> str:
     """The first headline as a sentence."""
     fastest = top.lines[0]
     setting = f" with {fastest.setting}" if fastest.setting else ""
-    return f"{top.about}: {fastest.figure}{fastest.marks}{setting}" + f" ({fastest.note})" * bool(fastest.note) + "."
+    marks = f" [{fastest.marks}]" if fastest.marks else ""
+    return f"{top.about}: {fastest.figure}{setting}{marks}" + f" ({fastest.note})" * bool(fastest.note) + "."
 
 
 def _fastest(ranking: Ranking) -> Line:
