@@ -108,7 +108,7 @@ class SweepLauncher(Launcher):
         return sweep
 
     def _measure_until_sure(self, job_overrides: Sequence[Sequence[str]], first: int) -> None:
-        from multicard.run.session import say
+        from multicard.messages import say
         from multicard.sweep.until_sure import UntilSure
 
         rounds = UntilSure(self.config, job_overrides)
@@ -188,8 +188,8 @@ class SweepLauncher(Launcher):
     def _race(self, sweep: "Sweep") -> None:
         """Find the best of the cells, and measure it."""
         from multicard.decide.race import live
+        from multicard.messages import say
         from multicard.records.journal import JournalError
-        from multicard.run.session import say
         from multicard.sweep import streak
         from multicard.sweep.cells import Sweep
 
@@ -206,7 +206,7 @@ class SweepLauncher(Launcher):
 
     def _say_left_out(self, sweep: "Sweep") -> None:
         """Say which cells a race leaves out."""
-        from multicard.run.session import say
+        from multicard.messages import say
 
         for cell in sweep.refused:
             if not cell.is_mistake:

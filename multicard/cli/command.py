@@ -12,8 +12,8 @@ from multicard import workloads
 from multicard.cli import command_line
 from multicard.cli import help as command_help
 from multicard.config import callbacks
+from multicard.messages import say
 from multicard.ranks import interruption
-from multicard.run.session import say
 from multicard.run.workload import Workload
 from multicard.sweep.command import Command
 from multicard.sweep.objective import NoFigureError, NothingMeasuredError

@@ -8,8 +8,8 @@ from typing import Any
 
 from multicard.config.base import RunConfig
 from multicard.machine import devices
+from multicard.messages import say
 from multicard.records.schema_parts import Prediction
-from multicard.run.session import say
 
 
 def prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> Prediction | None:

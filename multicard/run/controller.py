@@ -12,6 +12,7 @@ from multicard.config.race import pauses
 from multicard.machine import environment
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s
+from multicard.messages import say
 from multicard.observe.energy.sampler import Sampler
 from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure, Interrupted
@@ -25,7 +26,6 @@ from multicard.run.peers import Peers
 from multicard.run.preemption import StopOnWarning
 from multicard.run.prepare import Predict, PreparedRun, job_of, prepare
 from multicard.run.progress_bar import ProgressBar
-from multicard.run.session import say
 from multicard.run.workload import Workload
 from multicard.tracking.mirror import Mirror
 

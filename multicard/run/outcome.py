@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from multicard.config.base import TrackerMode, plain
 from multicard.measure import compile_cache
 from multicard.measure.timing import timestamp
+from multicard.messages import say
 from multicard.observe import diagnosis
 from multicard.observe.energy import gpu_record, parts
 from multicard.ranks import checkpoint
@@ -24,7 +25,6 @@ from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.records.schema_parts import CompileCache, Divergence, Gpu
 from multicard.run import attempts
 from multicard.run.prepare import PreparedRun, binds
-from multicard.run.session import say
 from multicard.run.workload import Workload
 from multicard.tracking.mirror import Mirror
 

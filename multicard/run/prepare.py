@@ -18,6 +18,7 @@ from multicard.machine import devices, environment
 from multicard.machine.allocation import Allocation
 from multicard.machine.load import Load
 from multicard.measure.timing import clock_s
+from multicard.messages import say
 from multicard.observe.profiles import nsys_launch
 from multicard.ranks import checkpoint
 from multicard.ranks.process import Job
@@ -25,7 +26,6 @@ from multicard.records import content, run_folder
 from multicard.records.schema_parts import Data, Prediction
 from multicard.run import attempts
 from multicard.run.peers import Peers
-from multicard.run.session import say
 from multicard.run.workload import Workload
 
 # The record's `prediction` of a run that is about to start in a folder, on the code that `environment.git` describes

@@ -21,10 +21,10 @@ from multicard.config.keys import require
 from multicard.config.placement import place
 from multicard.config.prediction import is_elsewhere
 from multicard.measure.timing import in_hours
+from multicard.messages import say
 from multicard.records import identity, run_folder
 from multicard.records.schema_parts import Interval
 from multicard.run import prepare
-from multicard.run.session import say
 from multicard.run.workload import Workload
 from multicard.sweep import shares
 from multicard.sweep.cells import NAMED_CELLS

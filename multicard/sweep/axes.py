@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from multicard.config.job import count
-from multicard.run.session import say
+from multicard.messages import say
 from multicard.workloads import CONF
 
 OUTERMOST = ("repetition", "seed")  # so that all cells are measured once before any is measured again

@@ -11,11 +11,11 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
 
 from multicard.config.base import RunConfig, Scale, plain
+from multicard.messages import say
 from multicard.records import identity, run_folder
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.run import outcome, prepare
-from multicard.run.session import say
 from multicard.run.workload import Workload
 from multicard.sweep.command import Command
 

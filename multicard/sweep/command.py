@@ -7,10 +7,10 @@ import msgspec
 from msgspec import UNSET
 
 from multicard.measure.timing import clock_s, process_started_s
+from multicard.messages import say
 from multicard.records import run_folder, table
 from multicard.records.probes import is_probe
 from multicard.records.run_folder import Run
-from multicard.run.session import say
 from multicard.run.workload import Workload
 
 if TYPE_CHECKING:

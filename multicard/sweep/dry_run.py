@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from multicard.config.job import Device, count
 from multicard.config.placement import place
 from multicard.machine.allocation import Allocation
+from multicard.messages import say
 from multicard.records import text_table
 from multicard.run import prepare
-from multicard.run.session import say
 from multicard.sweep.cells import Cell, Sweep
 
 

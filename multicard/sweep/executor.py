@@ -16,11 +16,11 @@ from multicard.config.base import RunConfig
 from multicard.config.job import count
 from multicard.config.placement import require_nodes
 from multicard.measure.timing import clock_s, in_hours, pause
+from multicard.messages import say
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
 from multicard.records.run_folder import Run
 from multicard.run import outcome
-from multicard.run.session import say
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.job import STARTS_JOBS, CellJob, LocalJob, jobs_folder, make_jobs, submission, terminal_blocked
 from multicard.sweep.shares import Machine, MachineShare

@@ -10,8 +10,8 @@ from multicard.config.repetition import AUTO, LEAST_AUTO
 from multicard.estimate import before_run, gpus
 from multicard.machine import devices
 from multicard.measure.timing import clock_s
+from multicard.messages import say
 from multicard.records.text_table import in_bytes
-from multicard.run.session import say
 from multicard.sweep.cells import NAMED_CELLS, Cell, Sweep
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from multicard.estimate.estimates import Effort, Estimate
 from multicard.estimate.target import UNKNOWN_NODE, Target, targets
 from multicard.estimate.time import observations
 from multicard.machine import environment
+from multicard.messages import say
 from multicard.records import comparable, run_folder, table, text_table
-from multicard.run.session import say
 from multicard.sweep import dry_run, fewest_probes, prediction_table
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command

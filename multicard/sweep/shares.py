@@ -13,7 +13,7 @@ from multicard.machine import devices, leases, tickets
 from multicard.machine.leases import Lease
 from multicard.machine.tickets import Request, Ticket
 from multicard.measure.timing import clock_s, pause
-from multicard.run.session import say
+from multicard.messages import say
 
 LEASES_POLL_S = 1.0
 CHOOSING_ALONE = "choosing-alone"  # the turn of single runs that choose what they run on

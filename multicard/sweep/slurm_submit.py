@@ -21,8 +21,8 @@ from omegaconf import OmegaConf
 from multicard.config.job import Resources, count, resources
 from multicard.config.keys import require
 from multicard.machine import slurm
+from multicard.messages import say
 from multicard.records import run_folder
-from multicard.run.session import say
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.job import STARTS_JOBS, SUBMITTED, SlurmJob, jobs_folder, make_jobs, submission, terminal_blocked
 

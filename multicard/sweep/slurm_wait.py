@@ -13,12 +13,12 @@ from multicard.config.job import count
 from multicard.machine import slurm
 from multicard.machine.slurm import State
 from multicard.measure.timing import clock_s, in_hours, pause
+from multicard.messages import say
 from multicard.ranks import interruption
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import LOG_LINES
 from multicard.records import run_folder
 from multicard.run import outcome
-from multicard.run.session import say
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.executor import Pace
 from multicard.sweep.job import SUBMITTED

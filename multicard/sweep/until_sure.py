@@ -21,9 +21,9 @@ from multicard.config.keys import require
 from multicard.config.repetition import LEAST_AUTO, share
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, UNDECIDED, Spread
+from multicard.messages import say
 from multicard.records import comparable
 from multicard.records.schema import AnyRecord
-from multicard.run.session import say
 from multicard.sweep.cells import Cell
 
 EARLY = 0.998  # confidence of comparisons before the last repetition

@@ -14,10 +14,10 @@ from multicard.config.prediction import starts_nothing
 from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, ModelConfig, VisionConfig
 from multicard.machine import environment
 from multicard.measure import memory
+from multicard.messages import say
 from multicard.records.content import Parts
 from multicard.records.schema import VisionRecord
 from multicard.records.text_table import in_bytes
-from multicard.run.session import say
 from multicard.run.workload import Workload
 from multicard.vision import models, summary
 from multicard.vision.data import datasets

@@ -13,10 +13,10 @@ from multicard.decide.plan.schedule import Option, Placed, Schedule, Task
 from multicard.decide.plan.show import ranges
 from multicard.decide.plan.state import State
 from multicard.measure.timing import in_hours, pause
+from multicard.messages import say
 from multicard.ranks import interruption
 from multicard.records import run_folder
 from multicard.records.schema_parts import Interval
-from multicard.run.session import say
 from multicard.sweep.cells import Cell
 
 POLL_S = 0.2

@@ -27,9 +27,9 @@ from multicard.decide.plan.schedule import Option, Schedule, Task
 from multicard.decide.plan.state import FOLDER, State
 from multicard.machine import private
 from multicard.measure.timing import in_hours
+from multicard.messages import say
 from multicard.ranks import os_calls
 from multicard.records import run_folder
-from multicard.run.session import say
 
 JSON = "plan.json"  # in FOLDER
 

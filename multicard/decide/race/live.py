@@ -19,12 +19,12 @@ from multicard.decide.race.readings import Measured
 from multicard.decide.race.rules import NOT_WORTH, Race
 from multicard.decide.race.standings import MISSED, OUT, RaceOptions
 from multicard.measure.timing import clock_s
+from multicard.messages import say
 from multicard.ranks.elastic import KILLED
 from multicard.records import run_folder
 from multicard.records.journal import JournalError
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord, VisionRecord
-from multicard.run.session import say
 from multicard.sweep.cells import Cell, Sweep, settle
 from multicard.sweep.executor import NO_RECORD, Executor, run_all
 from multicard.sweep.shares import MachineShare, machine

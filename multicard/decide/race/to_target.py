@@ -12,10 +12,10 @@ from statistics import fmean
 from multicard.config.job import count
 from multicard.decide.race import grid, processes, view
 from multicard.measure.timing import clock_s, in_hours, pause
+from multicard.messages import say
 from multicard.records import run_folder
 from multicard.records.progress import Board
 from multicard.records.schema import VisionRecord
-from multicard.run.session import say
 from multicard.sweep.cells import Cell, Sweep, settle
 from multicard.sweep.executor import Executor, run_all
 from multicard.sweep.shares import MachineShare

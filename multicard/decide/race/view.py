@@ -15,10 +15,10 @@ from multicard.config.repetition import share
 from multicard.decide.race.rules import CLOSE, SURE, Race
 from multicard.decide.race.standings import BEATEN, IN, MISSED, NOT_STARTED, OUT, Standing
 from multicard.measure.timing import in_hours
+from multicard.messages import say
 from multicard.records import comparable, table, text_table
 from multicard.records.run_folder import Run
 from multicard.records.text_table import in_bytes
-from multicard.run.session import say
 from multicard.sweep.cells import Cell
 from multicard.sweep.shares import machine
 

@@ -1,4 +1,4 @@
-"""What a command prints."""
+"""Lines that a command prints, at once."""
 
 import sys
 
