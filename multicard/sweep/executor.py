@@ -3,6 +3,7 @@
 Sweeps, races and plans are policies over it: they say which cell starts next, and on what.
 """
 
+import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
@@ -52,16 +53,20 @@ class Executor:
 
     Args:
         sweep: the folder that holds those of the cells.
+        ends_by: signal that the processes get when this command is gone; None: they go on.
+        reports: print a line for each cell that has ended.
 
     Attributes:
         running: those that have not been collected.
     """
 
-    def __init__(self, sweep: Path) -> None:
+    def __init__(self, sweep: Path, ends_by: int | None = None, reports: bool = True) -> None:
         import submitit
 
         self.folder = jobs_folder(sweep)
         self.machine = Machine()
+        self.reports = reports
+        self.ends_with = None if ends_by is None else (os.getpid(), ends_by)
         self.running: list[Running] = []
         self._submitit = submitit.AutoExecutor(self.folder, cluster="local", local_python=STARTS_JOBS)
         self._submitit.update_parameters(timeout_min=NO_LIMIT_MIN)
@@ -70,18 +75,14 @@ class Executor:
         """A share of the machine for a cell; None while it has to wait."""
         return self.machine.take(config)
 
-    def start(self, cell: Cell, share: MachineShare, job_class: type[LocalJob] = LocalJob, **options: Any) -> Running:
-        """Start a process of the cell on its share.
-
-        Args:
-            options: of the job, beside those of all.
-        """
+    def start(self, cell: Cell, share: MachineShare) -> Running:
+        """Start a process of the cell on its share."""
         if run_folder.finished(cell.folder) is None:  # a failed try's record is not to be taken for the new one
             (cell.folder / "result.json").unlink(missing_ok=True)
         gpus = None if share.gpus is None else ",".join(share.gpus)
         with submission() as umask:
-            options |= {"umask": umask, "gpus": gpus, "cpus": share.cpus, "leased": share.names}
-            (job,) = make_jobs([cell], job_class, **options)
+            options = {"umask": umask, "gpus": gpus, "cpus": share.cpus, "leased": share.names}
+            (job,) = make_jobs([cell], LocalJob, **options, ends_with=self.ends_with)
             self.submit_process(cell, job, share)
         return self.running[-1]
 
@@ -118,7 +119,8 @@ class Executor:
                 failure = Failure("interrupt", "interrupted by SIGINT before it began")
             cell.result = outcome.fail(outcome.begin(cell.workload, cell.cfg, cell.folder), failure)
             run_folder.release(cell.folder)
-        say(f"{cell.label}{cell.folder.name}: {outcome.line(cell.result).strip()}")
+        if self.reports:
+            say(f"{cell.label}{cell.folder.name}: {outcome.line(cell.result).strip()}")
         return cell.result
 
     def interrupt(self) -> None:

@@ -20,7 +20,7 @@ from multicard.machine.allocation import Allocation
 from multicard.measure.timing import pause, process_started_s
 from multicard.observe.energy.sampler import Sampler
 from multicard.observe.profiles import nsys_launch
-from multicard.ranks import elastic, failures
+from multicard.ranks import elastic, failures, os_calls
 from multicard.ranks.failures import Failure, Interrupted
 from multicard.records import run_folder
 from multicard.records.progress import Board
@@ -96,13 +96,17 @@ class LocalJob(CellJob):
         gpus: what CUDA_VISIBLE_DEVICES is to be; None leaves it.
         cpus: the cores to keep to.
         leased: the names of both, as leases.
+        ends_with: a process, and the signal that this one gets when that is gone; None: it goes on alone.
     """
 
     gpus: str | None = None
     cpus: tuple[int, ...] = ()
     leased: tuple[str, ...] = ()
+    ends_with: tuple[int, int] | None = None
 
     def measure(self) -> str:
+        if self.ends_with is not None:
+            os_calls.die_with(*self.ends_with)
         leases.share(self.leased)  # to the end of this process, also where the command that started it is gone
         os.environ.update(self.variables)
         problem = self.code_problem()

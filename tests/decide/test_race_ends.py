@@ -350,12 +350,12 @@ def test_what_a_killed_start_of_a_run_left_is_not_taken_for_its_training(
     assert to_target.has_begun(tmp_path)
     begun: list[bool] = []
 
-    def submit(_: Any, cell: Any, __: Any) -> Any:
+    def start(_: Any, cell: Any, __: Any) -> Any:
         begun.append(to_target.has_begun(cell.folder))
         return SimpleNamespace(has_ended=lambda: True)
 
     monkeypatch.setattr(Executor, "collect", lambda *_: None)
-    monkeypatch.setattr(processes, "submit", submit)
+    monkeypatch.setattr(Executor, "start", start)
     cell: Any = SimpleNamespace(folder=tmp_path)
     share: Any = None
     assert to_target.train(cell, share, 50.0) is None and begun == [False]

@@ -1,38 +1,20 @@
 """Where the cells of a plan run: on GPUs and cores of this machine that they lease, or as jobs of SLURM."""
 
-import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from multicard.measure import timing
 from multicard.measure.timing import clock_s
-from multicard.ranks import os_calls
 from multicard.records import run_folder
 from multicard.sweep import shares, slurm_submit, slurm_wait
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 from multicard.sweep.executor import Executor
-from multicard.sweep.job import SUBMITTED, LocalJob
+from multicard.sweep.job import SUBMITTED
 from multicard.sweep.shares import Pool
 from multicard.sweep.streak import Streak
-
-
-@dataclass(frozen=True)
-class PlanJob(LocalJob):
-    """A cell of a plan: it is interrupted when the plan's command is gone.
-
-    Args:
-        plan: the process of that command.
-    """
-
-    plan: int = 0
-
-    def measure(self) -> str:
-        os_calls.die_with(self.plan, signal.SIGTERM)
-        return super().measure()
 
 
 class ThisMachine:
@@ -46,7 +28,7 @@ class ThisMachine:
     keeps_jobs = False
 
     def __init__(self, sweep: Path, planned: int) -> None:
-        self.executor, self.planned = Executor(sweep), planned
+        self.executor, self.planned = Executor(sweep, signal.SIGTERM, reports=False), planned
         self.machine = self.executor.machine
 
     def start(self, cell: Cell, gpu_ids: Sequence[int]) -> str | None:
@@ -55,7 +37,7 @@ class ThisMachine:
         share = self.machine.lease((wanted, tuple(gpu_ids)), self._among(max(wanted[1] // len(gpu_ids), 1), gpu_ids))
         if share is None:
             return None
-        process = self.executor.start(cell, share, PlanJob, plan=os.getpid())
+        process = self.executor.start(cell, share)
         return f"{self.executor.folder}/{process.pid}_0_log.out"
 
     def ended(self) -> list[Cell]:

@@ -5,6 +5,7 @@ One cell trains at a time, on the whole machine; the others that are in wait in 
 allows. All that is learnt is in a journal at once, so that a race which was cut off goes on.
 """
 
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, median
@@ -93,7 +94,7 @@ class LiveRace:
         self.on_gpus = bool(on_gpus) and bool(machine().gpus)
         runs, process_sd = (1, PEAK_SD) if self.figure == "peak_memory" else (FINAL_RUNS, RaceOptions.process_sd)
         options = RaceOptions(self.options.confidence, share(self.options.tolerance), FINALISTS, runs, process_sd)
-        self.executor, self.journal = Executor(cells[0].folder.parent), grid.open_journal(cells[0])
+        self.executor, self.journal = Executor(cells[0].folder.parent, signal.SIGKILL), grid.open_journal(cells[0])
         known = grid.kept_priors(cells, self.journal)
         self.rules = Race(grid.settings(cells), known, START_S, self.options.block, options)
         self.alive: dict[int, CellProcess] = {}

@@ -1,6 +1,5 @@
 """The processes of a race: cells that are started as probes, train a block when they are told to, and pause."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -14,32 +13,15 @@ from multicard.decide.race.readings import BlockReader, Energy, Measured
 from multicard.machine import devices, nvml
 from multicard.measure import memory
 from multicard.measure.timing import clock_s, pause
-from multicard.ranks import os_calls
 from multicard.records import identity
 from multicard.records.progress import Board
 from multicard.records.run_folder import Run
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor, Running
-from multicard.sweep.job import LocalJob
 from multicard.sweep.shares import LEASES_POLL_S, Machine, MachineShare
 
 POLL_S = 0.02
 QUIET_S, QUIET_SHARE, QUIET_WITHIN_S = 0.1, 0.2, 5.0  # a paused cell is quiet below this share of a core
-
-
-@dataclass(frozen=True)
-class RaceJob(LocalJob):
-    """A cell of a race: it ends when the race is gone.
-
-    Args:
-        race: the process of the race.
-    """
-
-    race: int = 0
-
-    def measure(self) -> str:
-        os_calls.die_with(self.race)
-        return super().measure()
 
 
 class CellEndedError(Exception):
@@ -196,17 +178,12 @@ def start(executor: Executor, cell: Cell, number: int, share: MachineShare) -> C
     (cell.folder / "result.json").unlink(missing_ok=True)
     for path in cell.folder.glob("blocks/*.jsonl"):  # of a process that was killed
         path.unlink()
-    running = submit(executor, cell, share)
+    running = executor.start(cell, share)
     process = CellProcess(cell, number, executor, running, BlockReader(cell.folder))
     process.wait()
     process.board = Board(cell.folder, process.reader.ranks)
     process.start_s = clock_s() - began_s
     return process
-
-
-def submit(executor: Executor, cell: Cell, share: MachineShare) -> Running:
-    """Start a process of the cell, which ends with the race."""
-    return executor.start(cell, share, RaceJob, race=os.getpid())
 
 
 @contextmanager

@@ -5,6 +5,7 @@ to be fast. The first that reaches it sets the bar: a cell that has trained long
 out, one that is there sooner lowers the bar. Those that came within MARGIN are measured in full, three times each.
 """
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -159,12 +160,12 @@ def train(cell: Cell, share: MachineShare, bar_s: float | None) -> float | None:
     Returns:
         The seconds after which it was stopped; None where it ended by itself. Its record is its result.
     """
-    executor = Executor(cell.folder.parent)
+    executor = Executor(cell.folder.parent, signal.SIGKILL)
     if run_folder.finished(cell.folder) is None:
         for board in cell.folder.glob(".progress*"):  # of an earlier start that was killed: `has_begun` reads it
             board.unlink(missing_ok=True)
     try:
-        running = processes.submit(executor, cell, share)
+        running = executor.start(cell, share)
         began_s = None
         while not running.has_ended():
             began_s = began_s or (clock_s() if has_begun(cell.folder) else None)
