@@ -19,10 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from analysis.claims.measures import MEASURES
-from analysis.claims.readings import Readings
-from analysis.claims.rules import UNDECIDED, Comparison
-from analysis.claims.sides import Sides
-from analysis.claims.units import UNITS
+from analysis.claims.rules import UNDECIDED, UNITS, Comparison
+from analysis.claims.sides import Readings, Sides
 from analysis.commands import compare
 from analysis.commands.better import Better
 from analysis.runs import load

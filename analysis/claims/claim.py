@@ -1,28 +1,29 @@
-"""The papers' claims, as `vision_claims.yaml` and `tuning_claims.yaml` have them."""
+"""The papers' claims, from `vision_claims.yaml` and `tuning_claims.yaml`."""
 
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from analysis.claims.rules import Rule
 
 FILES = [Path(__file__).with_name(f"{kind}_claims.yaml") for kind in ("vision", "tuning")]
+PAPERS = {2503: "2503.15252", 2505: "2505.22905"}
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A sentence of a paper that runs can test.
 
-    name: short, as `--only` takes it.
-    section: of the papers, as the files have it. says: the sentence.
-    in_2503, in_2505: the table, figure or section of arXiv 2503.15252 and of 2505.22905; empty where it is not in it.
+    name: as `--only` takes it. section: the heading in the file.
+    says: the sentence.
+    places: its table, figure or section by key of PAPERS; empty where neither paper has it.
     printed: the papers' own figures; empty where the sentence has them all.
     test: the rules in words.
     experiment: of conf/experiment, whose cells test the claim.
     needs: which comparisons must hold: `all` that were measured, `one` of them (an "up to"), or all of `every_cell`.
-    counted: whether it follows from what a program does and not from a machine, so that CPU ranks and shrunk runs
+    counted: True if it follows from what a program does and not from a machine, so that CPU ranks and shrunk runs
         decide it as GPUs do.
     note: a caveat that is printed with the claim.
     """
@@ -31,8 +32,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     experiment: str
     test: str
     rules: list[Rule]
-    in_2503: str = ""
-    in_2505: str = ""
+    places: dict[Literal[2503, 2505], str] = {}
     printed: str = ""
     needs: Literal["all", "one", "every_cell"] = "all"
     note: str = ""
@@ -41,31 +41,27 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     section: str = ""
 
     @property
-    def places(self) -> dict[str, str]:
-        """Where it stands, by the paper's number on arXiv."""
-        places = {"2503.15252": self.in_2503, "2505.22905": self.in_2505}
-        return {paper: place for paper, place in places.items() if place}
+    def cited(self) -> dict[str, str]:
+        """Its table, figure or section by the paper's number on arXiv."""
+        return {PAPERS[paper]: place for paper, place in self.places.items()}
 
     @property
     def source(self) -> str:
-        return "; ".join(f"arXiv {paper}, {place}" for paper, place in self.places.items()) or "in neither paper"
-
-    @property
-    def cited(self) -> str:
-        """The sentence with its source."""
-        return f"{self.says} ({self.source})" + f"; {self.note}" * bool(self.note)
+        return "; ".join(f"arXiv {paper}, {place}" for paper, place in self.cited.items()) or "in neither paper"
 
 
 def load(content: bytes) -> tuple[Claim, ...]:
-    """Claims in the form of these files: by section and name.
+    """Claims of a YAML file, by section and name.
 
     Raises:
         msgspec.ValidationError: an unknown key or rule, or a value of the wrong type, with its place in the file.
     """
-    sections = msgspec.yaml.decode(content, type=dict[str, dict[str, Claim]])
+    written: dict[str, dict[str, Any]] = msgspec.yaml.decode(content)
+    for claim in (claim for section in written.values() for claim in section.values()):
+        claim["rules"] = [{"rule": "contrast"} | rule for rule in claim["rules"]]
     return tuple(
         msgspec.structs.replace(claim, name=name, section=section)
-        for section, claims in sections.items()
+        for section, claims in msgspec.convert(written, dict[str, dict[str, Claim]]).items()
         for name, claim in claims.items()
     )
 

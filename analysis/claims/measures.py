@@ -1,8 +1,8 @@
 """What a claim measures of two groups of runs (`Sides`), by the name that rules give it.
 
-A measure is a figure of a run in one of the forms of `Sides`: a ratio of two groups, a share or a factor of one group
-by itself. Counted bytes and the peak of torch's allocator are exact: the interval of single runs has no width. The
-resident memory of CPU ranks is not exact.
+A measure is a figure of a run in one of the forms of `Sides`: a ratio of two groups, or a share or factor of one group.
+Figures of profiles are calls, copies and collectives of a rank, as the papers' Table 1 names them. Counted bytes and
+the peak of torch's allocator are exact: the interval of single runs has no width. Resident memory of CPU ranks is not.
 """
 
 import math
@@ -11,25 +11,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from analysis.claims import profile_figures
-from analysis.claims.profile_figures import of_ranks, over
-from analysis.claims.readings import Figure, Readings
-from analysis.claims.sides import Sides
+from analysis.claims.sides import Figure, Readings, Sides
 from analysis.runs.load import Run
 from analysis.runs.setting_figure import MEMORY, is_exact
 from analysis.stats import between_runs, intervals, shares
 from analysis.stats.intervals import Interval
 from multicard.measure.repeated_runs import combined
+from multicard.observe.profiles.names import COPIES
+from multicard.observe.profiles.profile_data import Profile, RankProfile
 from multicard.records.text_table import clean
 from multicard.vision.precision import PRECISIONS
 
-WITHOUT = {"step_s": "a run has no more steps than the warm-up leaves out"}
+MISSING = {"step_s": "a run has no more steps than the warm-up leaves out"}
+RankFigure = Callable[[Profile, RankProfile], float]  # raises ValueError where a profile has none
 
 
 def _column(name: str) -> Figure:
     def figure(_: Readings, run: Run) -> float:
         if run[name] is None:
-            raise ValueError(WITHOUT.get(name, f"a record has no {name}"))
+            raise ValueError(MISSING.get(name, f"a record has no {name}"))
         return run[name]
 
     return figure
@@ -77,18 +77,17 @@ def share_of_reading(readings: Readings, run: Run) -> float:
 
 
 def cost_of_nsys(readings: Readings, run: Run) -> float:
-    """The time of a step that Nsight Systems records, to one that it does not."""
+    """The time of a step that Nsight Systems records / of one that it does not."""
     if readings.profile(run).source != "nsys":
         raise ValueError("not of Nsight Systems: profile=nsys, where it is installed")
-    ratio = readings.profiled_step_ratio(run)
+    ratio = readings.record(run)["profile_step_s"].get("ratio")
     if ratio is None:
         raise ValueError("a profile without the times of steps inside and outside of it")
     return ratio
 
 
 def trained_h2d_bytes(readings: Readings, run: Run) -> float:
-    """Bytes to the devices of the batches that are trained on: evaluation is divided among the ranks whatever the
-    strategy."""
+    """Bytes to the devices for training; evaluation is divided among the ranks whatever the strategy."""
     moved = readings.record(run)["transfer_bytes"]
     parts = [part.get("train") for key, part in moved.items() if key.startswith("h2d_") and part is not None]
     if not parts or None in parts:
@@ -97,7 +96,7 @@ def trained_h2d_bytes(readings: Readings, run: Run) -> float:
 
 
 def share_of_tensors(readings: Readings, run: Run) -> float:
-    """Bytes of the images copied for training, in those of all images trained on as tensors of three channels."""
+    """Bytes of the images copied for training / bytes of all images trained on as tensors of three channels."""
     images = (readings.record(run)["transfer_bytes"].get("h2d_images") or {}).get("train")
     samples, size_px, precision = run["samples_trained"], run["dataset.image_size"], PRECISIONS.get(run["precision"])
     if images is None or not samples or not size_px or precision is None:
@@ -131,19 +130,93 @@ def mean_loss(readings: Readings, run: Run) -> float:
     return math.exp(sum(map(math.log, losses)) / len(losses))
 
 
+# ---- figures of a rank's profile
+
+
+def _mean_of_ranks(rank_figure: RankFigure, per_step: bool = False) -> Figure:
+    """The mean over the ranks of a profile, of the whole window or of one step."""
+
+    def figure(readings: Readings, run: Run) -> float:
+        profile = readings.profile(run)
+        if not profile.ranks:
+            raise ValueError("a profile has no ranks")
+        if not all(rank.steps for rank in profile.ranks):
+            raise ValueError(f"{clean(str(run.folder))}: its profile does not mark steps")
+        values = [rank_figure(profile, rank) / (rank.steps or 1 if per_step else 1) for rank in profile.ranks]
+        return sum(values) / len(values)
+
+    return figure
+
+
+def _metric(group: str, metric: str) -> RankFigure:
+    """Seconds of a metric of a rank."""
+
+    def seconds(profile: Profile, rank: RankProfile) -> float:
+        if metric in profile.not_recorded:
+            raise ValueError(f"{profile.source} records no {metric}: profile=nsys does")
+        for row in profile.of(rank.rank):
+            if (row.group, row.metric) == (group, metric):
+                return row.total_s
+        raise ValueError(f"no {metric} in the profile: CPU ranks have none")
+
+    return seconds
+
+
+def communicating(_: Profile, rank: RankProfile) -> float:
+    if rank.derived.communication_s is None:
+        raise ValueError("no communication in the profile")
+    return rank.derived.communication_s
+
+
+def window(_: Profile, rank: RankProfile) -> float:
+    return rank.window_s
+
+
+def waiting_share(profile: Profile, rank: RankProfile) -> float:
+    """The share of launches and synchronisations in the CUDA calls."""
+    calls_s = {row.metric: row.total_s for row in profile.of(rank.rank) if row.group == "api"}
+    if not sum(calls_s.values()):
+        raise ValueError("CPU ranks make no CUDA calls")
+    waiting_s = sum(seconds for name, seconds in calls_s.items() if "Launch" in name or "Synchronize" in name)
+    return waiting_s / sum(calls_s.values())
+
+
+def _over(part: RankFigure, whole: RankFigure) -> Figure:
+    """A part / a whole; infinite where the whole is 0 and the part is not."""
+
+    def share(profile: Profile, rank: RankProfile) -> float:
+        above, below = part(profile, rank), whole(profile, rank)
+        return above / below if below else math.inf if above else 0.0
+
+    return _mean_of_ranks(share)
+
+
+def _combined(combine: Callable[[list[float]], float], *parts: RankFigure) -> RankFigure:
+    return lambda profile, rank: combine([part(profile, rank) for part in parts])
+
+
+COPYING, LAUNCHING = _metric("copy", COPIES["HtoD"]), _metric("api", "cudaLaunchKernel")
+STREAM, EVENT = _metric("api", "cudaStreamSynchronize"), _metric("api", "cudaEventSynchronize")
+MEMCPY, DESTROY = _metric("api", "cudaMemcpyAsync"), _metric("api", "cudaEventDestroy")
+BROADCAST, ALL_GATHER = _metric("collective", "nccl Broadcast"), _metric("collective", "nccl AllGather")
+FOUR = _combined(sum, COPYING, LAUNCHING, STREAM, communicating)  # of 2503.15252, Fig. 3
+MEMCPY_AND_REST = _combined(sum, MEMCPY, LAUNCHING, STREAM, communicating)
+FIVE = _combined(sum, LAUNCHING, STREAM, COPYING, EVENT, ALL_GATHER)  # of 2505.22905, Fig. 15
+
+
 # ---- measures in forms of their own
 
 
 def peak_memory(sides: Sides) -> Interval:
     """The peak on the rank that held most, in the run that held most; as wide as the interval of the mean."""
     exact = is_exact((*sides.top, *sides.bottom), MEMORY)
-    of_means = sides.exact_ratio(PEAK) if exact else sides.ratio(PEAK)
-    top, bottom = sides.each(PEAK)
-    return of_means.mapped(lambda ratio: ratio * max(top) / max(bottom) / of_means.estimate)
+    means = sides.exact_ratio(PEAK) if exact else sides.ratio(PEAK)
+    top, bottom = sides.values(PEAK)
+    return means.mapped(lambda ratio: ratio * max(top) / max(bottom) / means.estimate)
 
 
 def mean_share_of_tensors(sides: Sides) -> Interval:
-    (share, *others), _ = sides.each(share_of_tensors)
+    (share, *others), _ = sides.values(share_of_tensors)
     if others:
         return intervals.mean([share, *others], sides.confidence, sides.basis)
     return Interval(share, share, share, "exact")
@@ -154,7 +227,7 @@ def accuracy(sides: Sides) -> Interval:
 
     Many answers do not show how another training would have gone, nor do runs of the same seed, which count as one.
     """
-    accuracies, samples = sides.of_seeds(ACCURACY), sides.of_seeds(ANSWERS)
+    accuracies, samples = sides.values(ACCURACY, of_seeds=True), sides.values(ANSWERS, of_seeds=True)
     top, bottom = (_answers(accuracies[side], samples[side], sides.confidence) for side in (0, 1))
     spreads = sides.spreads(ACCURACY, float, shares.PRIOR_SD, of_seeds=True)
     terms = between_runs.variance_between(spreads, *map(len, reversed(accuracies)))
@@ -167,9 +240,9 @@ def accuracy(sides: Sides) -> Interval:
 
 def accuracy_reached(sides: Sides, figure: Figure) -> Interval:
     """An accuracy of `top` alone: Wilson's interval over all answers, widened by how runs differ."""
-    (accuracies, _), (samples, _) = sides.of_seeds(figure), sides.of_seeds(ANSWERS)
-    over_answers = _answers(accuracies, samples, sides.confidence)
+    accuracies, samples = sides.values(figure, of_seeds=True)[0], sides.values(ANSWERS, of_seeds=True)[0]
     spread = sides.readings.machines(figure, float, shares.PRIOR_SD, of_seeds=True).of(sides.top[0])
+    over_answers = _answers(accuracies, samples, sides.confidence)
     return _widened(sides, over_answers, sides.half_width(spread, len(accuracies)))
 
 
@@ -181,7 +254,7 @@ def _answers(accuracies: Sequence[float], samples: Sequence[float], confidence: 
 
 
 def _widened(sides: Sides, over_answers: Interval, half: float | None) -> Interval:
-    """An interval over answers that holds how runs differ, too; none where no run was repeated."""
+    """An interval over answers, widened by how runs differ; without bounds where no run was repeated."""
     if half is None:
         return Interval(over_answers.estimate, None, None, sides.basis)
     return replace(intervals.difference(over_answers, Interval(0.0, -half, half)), basis=sides.basis)
@@ -193,20 +266,20 @@ def loss(sides: Sides) -> Interval:
     Raises:
         ValueError: a record without losses; losses that became no numbers on both sides.
     """
-    sides_lost = [math.inf in losses for losses in sides.each(mean_loss)]
+    lost = [math.inf in losses for losses in sides.values(mean_loss)]
     if len({len(_epochs(sides.readings, run)) for run in (*sides.top, *sides.bottom)}) > 1:
         raise ValueError("runs of different numbers of epochs")
-    if all(sides_lost):
+    if all(lost):
         raise ValueError("the losses became no numbers on both sides")
-    if any(sides_lost):
-        ratio = math.inf if sides_lost[0] else 0.0
+    if any(lost):
+        ratio = math.inf if lost[0] else 0.0
         return Interval(ratio, ratio, ratio, "a loss that became no number")
     return sides.ratio(mean_loss, of_seeds=True)
 
 
 def time_in(sides: Sides, figure: Figure) -> Interval:
     """The ratio of a metric's seconds; infinite where the bottom has none."""
-    top, bottom = sides.each(figure)
+    top, bottom = sides.values(figure)
     if min(top) > 0 and not any(bottom):
         return Interval(math.inf, math.inf, math.inf, "none on one side")
     return sides.ratio(figure)
@@ -223,8 +296,8 @@ class Measure:
     column: str = ""
 
 
-def _ratio(column: str) -> Measure:
-    return Measure(partial(Sides.ratio, figure=TIME if column == "total_s" else _column(column)), column)
+def _ratio(figure: Figure, column: str = "") -> Measure:
+    return Measure(partial(Sides.ratio, figure=figure), column)
 
 
 def _exact(column: str) -> Measure:
@@ -235,11 +308,15 @@ def _form(form: Callable[..., Interval], figure: Figure) -> Measure:
     return Measure(partial(form, figure=figure))
 
 
-COPYING, LAUNCHING = profile_figures.COPYING, profile_figures.LAUNCHING
+def _time_in(metric: RankFigure) -> Measure:
+    """Seconds of a step and rank."""
+    return _form(time_in, _mean_of_ranks(metric, per_step=True))
+
+
 MEASURES = {
-    "time": _ratio("total_s"),  # of the whole training, with its evaluations
-    "iteration": _ratio("step_s"),
-    "time_in_pauses": _form(Sides.ratio, pause_s),
+    "time": _ratio(TIME, "total_s"),  # of the whole training, with its evaluations
+    "iteration": _ratio(_column("step_s"), "step_s"),
+    "time_in_pauses": _ratio(pause_s),
     "share_of_pauses": _form(Sides.share, share_of_pauses),
     "share_of_reading": _form(Sides.share, share_of_reading),
     "cost_of_nsys": _form(Sides.factor, cost_of_nsys),
@@ -254,36 +331,23 @@ MEASURES = {
     "accuracy_reached": _form(accuracy_reached, ACCURACY),
     "accuracy_after_3_epochs": _form(accuracy_reached, accuracy_after_3),
     "loss": Measure(loss),
-    # of profiles: seconds of a step and rank
-    **{
-        name: _form(time_in, of_ranks(part, per_step=True))
-        for name, part in {
-            "time_copying": COPYING,
-            "time_communicating": profile_figures.communicating_s,
-            "time_synchronising": profile_figures.STREAM,
-            "time_in_memcpy": profile_figures.MEMCPY,
-            "time_in_event_destroy": profile_figures.DESTROY,
-            "time_broadcasting": profile_figures.BROADCAST,
-        }.items()
-    },
+    "time_copying": _time_in(COPYING),
+    "time_communicating": _time_in(communicating),
+    "time_synchronising": _time_in(STREAM),
+    "time_in_memcpy": _time_in(MEMCPY),
+    "time_in_event_destroy": _time_in(DESTROY),
+    "time_broadcasting": _time_in(BROADCAST),
     # shares of the profiled window, or of some calls, compared between two groups
-    **{
-        name: _form(Sides.ratio, of_ranks(over(part, whole)))
-        for name, (part, whole) in {
-            "share_of_launches": (LAUNCHING, profile_figures.FOUR),
-            "share_of_collectives": (profile_figures.communicating_s, profile_figures.FOUR),
-            "share_of_copies": (COPYING, profile_figures.FOUR),
-            "share_of_memcpy": (profile_figures.MEMCPY, profile_figures.MEMCPY_AND_REST),
-            "share_launching": (LAUNCHING, profile_figures.window_s),
-            "share_synchronising": (profile_figures.STREAM, profile_figures.window_s),
-            "share_of_five": (profile_figures.FIVE, profile_figures.window_s),
-        }.items()
-    },
+    "share_of_launches": _ratio(_over(LAUNCHING, FOUR)),
+    "share_of_collectives": _ratio(_over(communicating, FOUR)),
+    "share_of_copies": _ratio(_over(COPYING, FOUR)),
+    "share_of_memcpy": _ratio(_over(MEMCPY, MEMCPY_AND_REST)),
+    "share_launching": _ratio(_over(LAUNCHING, window)),
+    "share_synchronising": _ratio(_over(STREAM, window)),
+    "share_of_five": _ratio(_over(FIVE, window)),
     # of each cell by itself
-    "share_of_calls": _form(Sides.share, of_ranks(profile_figures.waiting_share)),
-    "share_copying": _form(Sides.share, of_ranks(over(COPYING, profile_figures.window_s))),
-    "first_calls_over_all_gather": _form(
-        Sides.factor, of_ranks(over(profile_figures.FIRST_CALLS, profile_figures.ALL_GATHER))
-    ),
-    "all_gather_over_copies": _form(Sides.factor, of_ranks(over(profile_figures.ALL_GATHER, COPYING))),
+    "share_of_calls": _form(Sides.share, _mean_of_ranks(waiting_share)),
+    "share_copying": _form(Sides.share, _over(COPYING, window)),
+    "first_calls_over_all_gather": _form(Sides.factor, _over(_combined(min, EVENT, LAUNCHING), ALL_GATHER)),
+    "all_gather_over_copies": _form(Sides.factor, _over(ALL_GATHER, COPYING)),
 }

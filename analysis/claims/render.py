@@ -107,17 +107,8 @@ def write_verdicts(path: Path, verdicts: Sequence[Verdict], skipped: Sequence[Sk
 
 def _as_dict(verdict: Verdict) -> dict[str, Any]:
     claim = verdict.claim
-    about = {
-        "name": claim.name,
-        "section": claim.section,
-        "claim": claim.says,
-        "source": claim.source,
-        "counted": claim.counted,
-        "note": claim.note,
-        "printed": claim.printed,
-        "test": claim.test,
-        "experiment": claim.experiment,
-    }
+    keys = ("name", "section", "source", "counted", "note", "printed", "test", "experiment")
+    about = {"claim": claim.says} | {key: getattr(claim, key) for key in keys}
     judged = {key: value for key, value in asdict(verdict).items() if key != "claim"}
     return about | judged | {"of_gpus": verdict.of_gpus, "decides": verdict.decides}
 
@@ -166,7 +157,7 @@ def _explanations(verdicts: Sequence[Verdict]) -> list[str]:
 
 def _row(verdict: Verdict) -> list[str]:
     claim = verdict.claim
-    places = "\n".join(f"{paper}: {place}" for paper, place in claim.places.items())
+    places = "\n".join(f"{paper}: {place}" for paper, place in claim.cited.items())
     says = "\n".join(text for text in (claim.name, claim.says, claim.note and f"({claim.note})") if text)
     figures = "\n".join(_listed(verdict)) or verdict.why
     return [says, places or "-", claim.printed or "-", figures, _marked(verdict)]
@@ -228,7 +219,7 @@ def _fields(verdict: Verdict) -> dict[str, list[str]]:
         basis = "; ".join(part for part in (figure.basis, figure.why) if part)
         lines.append(f"{label}: {figure.text}, {figure.verdict}" + f" ({basis})" * bool(basis))
     return {
-        "says": [claim.cited],
+        "says": [f"{claim.says} ({claim.source})" + f"; {claim.note}" * bool(claim.note)],
         "paper": [claim.printed] if claim.printed else [],
         "holds if": [claim.test],
         "measured": [measured(verdict) if figures else verdict.why],

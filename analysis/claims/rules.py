@@ -11,14 +11,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations, product
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from analysis.claims.measures import MEASURES
-from analysis.claims.readings import Readings
-from analysis.claims.sides import Sides
-from analysis.claims.units import UNITS, ClaimUnit, UnitName
+from analysis.claims.sides import Readings, Sides
 from analysis.experiments import Panel
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell
@@ -34,10 +32,61 @@ OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operat
 
 
 @dataclass(frozen=True)
+class ClaimUnit:
+    """A unit in which a figure of a claim is printed.
+
+    convert: brings the measured ratio or share into the unit; it increases.
+    text: the words around the number. opposite: those around a number below 0, which `mirrored` makes positive; empty
+        where a sign says it.
+    of_bottom: True if the figure says what the bottom has over the top, as "faster by" does.
+    """
+
+    name: str
+    text: str
+    convert: Callable[[float], float]
+    digits: int = 1
+    of_bottom: bool = False
+    opposite: str = ""
+    mirrored: Callable[[float], float] = abs
+
+    def phrase(self, estimate: float, low: float | None = None, high: float | None = None) -> str:
+        """A figure in words, with its interval: "faster by 25.0 % (20.0 to 30.0)", "slower by 10.0 % (5.0 to 15.0)"."""
+        bounds = [] if low is None or high is None or low == high else [low, high]
+        is_opposite = bool(self.opposite) and estimate < 0
+        if self.opposite and any((bound < 0) != is_opposite for bound in bounds):  # each bound needs words of its own
+            ends = [self.phrase(bound) for bound in bounds]
+        elif is_opposite:
+            ends = [self._number(self.mirrored(bound)) for bound in reversed(bounds)]
+        else:
+            ends = [self._number(bound) for bound in bounds]
+        words, shown = (self.opposite, self.mirrored(estimate)) if is_opposite else (self.text, estimate)
+        return words.format(self._number(shown)) + (f" ({' to '.join(ends)})" if ends else "")
+
+    def _number(self, value: float) -> str:
+        return f"{value:,.{self.digits}f}"
+
+
+def _slower(percent: float) -> float:
+    """How much faster the other side is, in percent: B is 25 % slower than A where A is 25 % faster than B."""
+    share = 1 + percent / 100
+    return 100 * (1 / share - 1) if share > 0 else math.inf
+
+
+UnitName = Literal["faster", "less", "times", "points", "percent"]
+UNITS: dict[UnitName, ClaimUnit] = {
+    "faster": ClaimUnit("% faster", "faster by {} %", lambda x: 100 * (x - 1), 1, True, "slower by {} %", _slower),
+    "less": ClaimUnit("% less", "less by {} %", lambda ratio: 100 * (1 - 1 / ratio), 1, True, "more by {} %"),
+    "times": ClaimUnit("x", "{} x", float, 2),
+    "points": ClaimUnit("points", "{} points", lambda share: 100 * share, 2),
+    "percent": ClaimUnit("%", "{} %", lambda share: 100 * share),
+}
+
+
+@dataclass(frozen=True)
 class Comparison:
     """One comparison of a rule, before its interval is worked out.
 
-    what: the compared values ("gpus=4 against 1"). where: the cell that both are in ("precision=fp32").
+    what: what is compared ("gpus=4 against 1"). where: the cell that both are in ("precision=fp32").
     over, under: the bounds between which the claim has the figure, in `unit`.
     runs: of both sides; empty where a cell was not measured.
     interval: the interval of the measured ratio at a confidence; None where `settled`.
@@ -51,7 +100,7 @@ class Comparison:
     unit: ClaimUnit
     over: float
     under: float
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...] = ()
     interval: Callable[[Readings, float], Interval] | None = None
     stands_for: int = 1
     settled: tuple[str, str] | None = None
@@ -79,38 +128,35 @@ class Contrast(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     axis: str | list[str]
     pairs: list[tuple[Any, Any]]
     measure: str
-    unit: UnitName
+    unit: UnitName = "times"
     over: float = -math.inf
     under: float = math.inf
     only: dict[str, Any] = {}
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
         axes = [self.axis] if isinstance(self.axis, str) else self.axis
-        return [
-            self._comparison(panel, cell, top, bottom)
-            for top, bottom in self._sides(panel, axes)
-            for cell in _cells(panel, axes, self.only)
-            if all(panel.experiment.has((*cell, *side.items())) for side in (top, bottom))
-        ]
-
-    def _sides(self, panel: Panel, axes: Sequence[str]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Top and bottom of each pair, as values by axis."""
         pairs: Sequence[tuple[Any, Any]] = self.pairs
         if len(axes) == 1:
             values = _values(panel, axes[0])
             pairs = [([top], [bottom]) for pair in self.pairs for top, bottom in _expanded(pair, values)]
-        return [(dict(zip(axes, top, strict=True)), dict(zip(axes, bottom, strict=True))) for top, bottom in pairs]
+        sides = [tuple(dict(zip(axes, side, strict=True)) for side in pair) for pair in pairs]
+        return [
+            self._comparison(panel, cell, top, bottom)
+            for top, bottom in sides
+            for cell in _cells(panel, axes, self.only)
+            if all(panel.experiment.has((*cell, *side.items())) for side in (top, bottom))
+        ]
 
     def _comparison(self, panel: Panel, cell: Cell, top: Mapping[str, Any], bottom: Mapping[str, Any]) -> Comparison:
         unit = UNITS[self.unit]
         first, second = (bottom, top) if unit.of_bottom else (top, bottom)
-        against = " ".join(grouping.typed(value) for value in second.values())
-        what = f"{_typed(tuple(first.items()))} against {against}"
-        of_top, of_bottom = (_ok_runs(panel, {**dict(cell), **side}) for side in (top, bottom))
-        runs = (*of_top, *of_bottom) if of_top and of_bottom else ()
-        interval = _measured(self.measure, of_top, of_bottom)
-        most = _most(self.measure, of_top, of_bottom) if runs else math.inf
-        return Comparison(what, _typed(cell), unit, self.over, self.under, runs, interval, most=most)
+        what = f"{_typed(tuple(first.items()))} against {' '.join(map(grouping.typed, second.values()))}"
+        tops, bottoms = (_ok_runs(panel, {**dict(cell), **side}) for side in (top, bottom))
+        bounds = unit, self.over, self.under
+        if not (tops and bottoms):
+            return Comparison(what, _typed(cell), *bounds)
+        interval, most = _measured(self.measure, tops, bottoms), _most(self.measure, tops, bottoms)
+        return Comparison(what, _typed(cell), *bounds, (*tops, *bottoms), interval, most=most)
 
 
 class GainFalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="gain_falls"):
@@ -132,7 +178,7 @@ class GainFalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
         }
         measured = [(gpus, sides) for gpus, sides in sides_by_gpus.items() if all(sides)]
         if len(measured) < 2:
-            return Comparison("gain on fewest against most GPUs", _typed(cell), *bounds, ())
+            return Comparison("gain on fewest against most GPUs", _typed(cell), *bounds)
         (few, at_fewest), (many, at_most) = measured[0], measured[-1]
 
         def interval(readings: Readings, confidence: float) -> Interval:
@@ -151,7 +197,7 @@ class EachCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     what: str
     measure: str
-    unit: UnitName
+    unit: UnitName = "times"
     over: float = -math.inf
     under: float = math.inf
     only: dict[str, Any] = {}
@@ -183,16 +229,15 @@ class BestOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     def _comparison(self, panel: Panel, cell: Cell) -> Comparison:
         bounds = UNITS["less"], self.over, math.inf
         column = MEASURES[self.measure].column
-        candidates = [(value, _ok_runs(panel, {**dict(cell), self.axis: value})) for value in _values(panel, self.axis)]
-        measured = [(value, runs) for value, runs in candidates if of_setting(runs, column)]
+        groups = [(value, _ok_runs(panel, {**dict(cell), self.axis: value})) for value in _values(panel, self.axis)]
+        measured = [(figure, value, runs) for value, runs in groups if (figure := of_setting(runs, column))]
         if len(measured) < 2:
-            return Comparison(f"{self.axis}: best against worst", _typed(cell), *bounds, ())
-        measured.sort(key=lambda candidate: of_setting(candidate[1], column) or 0.0)
-        (best, least), (worst, most) = measured[0], measured[-1]
+            return Comparison(f"{self.axis}: best against worst", _typed(cell), *bounds)
+        measured.sort(key=operator.itemgetter(0))
+        (_, best, least), (_, worst, most) = measured[0], measured[-1]
         what = f"{self.axis}: {grouping.typed(best)} against {grouping.typed(worst)}"
         interval = _measured(self.measure, most, least)
-        pairs = math.comb(len(measured), 2)
-        return Comparison(what, _typed(cell), *bounds, (*most, *least), interval, pairs)
+        return Comparison(what, _typed(cell), *bounds, (*most, *least), interval, math.comb(len(measured), 2))
 
 
 class SpreadsMore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="spreads_more"):
@@ -201,7 +246,7 @@ class SpreadsMore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
     The spread is the most of a measure over its least along an axis, for each value of the other axis. The smallest
     spread along `axis` has to exceed the largest along `than`.
 
-    than, than_measure: the other axis and the other measure; the same ones where they are not set.
+    than, than_measure: the other axis and the other measure; by default the same ones.
     """
 
     axis: str
@@ -215,21 +260,21 @@ class SpreadsMore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
         return [self._comparison(panel, cell, axes) for cell in _cells(panel, axes, self.only)]
 
     def _comparison(self, panel: Panel, cell: Cell, axes: list[str]) -> Comparison:
-        wide = _lines(panel, cell, axes)
-        narrow = _lines(panel, cell, axes[::-1])
+        wide, narrow = _groups_along(panel, cell, axes), _groups_along(panel, cell, axes[::-1])
         other = self.than_measure or self.measure
-        what = f"spread of {_by_axis(self.measure, self.axis)} against {_by_axis(other, axes[-1])}"
+        named = [f"{name} by {axis.rpartition('.')[2]}" for name, axis in ((self.measure, axes[0]), (other, axes[-1]))]
+        what = f"spread of {' against '.join(named)}".replace("_", " ")
         bounds = UNITS["times"], 1.0, math.inf
         if not (wide and narrow):
-            return Comparison(what, _typed(cell), *bounds, ())
+            return Comparison(what, _typed(cell), *bounds)
 
         def interval(readings: Readings, confidence: float) -> Interval:
-            least = min((_spread(self.measure, line, readings, confidence) for line in wide), key=_ESTIMATE)
-            greatest = max((_spread(other, line, readings, confidence) for line in narrow), key=_ESTIMATE)
+            least = min((_spread(self.measure, groups, readings, confidence) for groups in wide), key=_ESTIMATE)
+            greatest = max((_spread(other, groups, readings, confidence) for groups in narrow), key=_ESTIMATE)
             return intervals.difference(least.mapped(math.log), greatest.mapped(math.log)).mapped(math.exp)
 
-        runs = {id(run): run for line in (*wide, *narrow) for side in line for run in side}
-        pairs = sum(math.comb(len(line), 2) for line in (*wide, *narrow))
+        runs = {id(run): run for groups in (*wide, *narrow) for group in groups for run in group}
+        pairs = sum(math.comb(len(groups), 2) for groups in (*wide, *narrow))
         return Comparison(what, _typed(cell), *bounds, tuple(runs.values()), interval, pairs)
 
 
@@ -240,38 +285,34 @@ class Ends(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="r
     status: str
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
-        comparisons = []
-        for cell in self.cells:
-            runs = tuple(run for group in _groups(panel, cell) for run in group)
-            statuses = {run["status"] for run in runs}
-            refuted = statuses <= {"ok", "oom"} and len(statuses) == 1
-            verdict = HOLDS if statuses == {self.status} else FAILS if refuted else UNDECIDED
-            settled = verdict, " and ".join(sorted(statuses))
-            bounds = UNITS["times"], -math.inf, math.inf
-            comparisons.append(Comparison("it ends", _typed(tuple(cell.items())), *bounds, runs, settled=settled))
-        return comparisons
+        return [self._comparison(panel, cell) for cell in self.cells]
+
+    def _comparison(self, panel: Panel, cell: dict[str, Any]) -> Comparison:
+        runs = tuple(run for group in _groups(panel, cell) for run in group)
+        statuses = {run["status"] for run in runs}
+        refuted = statuses <= {"ok", "oom"} and len(statuses) == 1
+        verdict = HOLDS if statuses == {self.status} else FAILS if refuted else UNDECIDED
+        settled = verdict, " and ".join(sorted(statuses))
+        bounds = UNITS["times"], -math.inf, math.inf
+        return Comparison("it ends", _typed(tuple(cell.items())), *bounds, runs, settled=settled)
 
 
 Rule = Contrast | GainFalls | EachCell | BestOf | SpreadsMore | Ends
 
 
-def _by_axis(measure: str, axis: str) -> str:
-    return f"{measure} by {axis.rpartition('.')[2]}".replace("_", " ")
-
-
-def _lines(panel: Panel, cell: Cell, axes: Sequence[str]) -> list[list[tuple[Run, ...]]]:
-    """The measured groups along the first axis, for each value of the other; those of two groups or more."""
+def _groups_along(panel: Panel, cell: Cell, axes: Sequence[str]) -> list[list[tuple[Run, ...]]]:
+    """Groups of runs along the first axis, for each value of the other; where two or more groups were measured."""
     along, *others = axes
-    lines = [
+    several = [
         [runs for value in _values(panel, along) if (runs := _ok_runs(panel, {**dict(cell), **beside, along: value}))]
         for beside in ([{axis: value} for axis in others for value in _values(panel, axis)] or [{}])
     ]
-    return [line for line in lines if len(line) > 1]
+    return [groups for groups in several if len(groups) > 1]
 
 
-def _spread(measure: str, line: Sequence[Sequence[Run]], readings: Readings, confidence: float) -> Interval:
+def _spread(measure: str, groups: Sequence[Sequence[Run]], readings: Readings, confidence: float) -> Interval:
     """The most of a measure over its least, among groups of runs."""
-    return max((_measured(measure, *pair)(readings, confidence) for pair in permutations(line, 2)), key=_ESTIMATE)
+    return max((_measured(measure, *pair)(readings, confidence) for pair in permutations(groups, 2)), key=_ESTIMATE)
 
 
 def _measured(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> Callable[[Readings, float], Interval]:
@@ -300,7 +341,7 @@ def _expanded(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any, A
 
 
 def _values(panel: Panel, column: str) -> list[Any]:
-    """Of a swept column: the paper's values and those measured beside them; the latter alone where none of the paper's
+    """Values of a swept column: the paper's and those measured beside them; the latter alone where none of the paper's
     was measured. Numbers ascend."""
     printed, measured = panel.experiment.swept[column], panel.values(column)
     both = [*printed, *(value for value in measured if value not in printed)]
@@ -310,7 +351,7 @@ def _values(panel: Panel, column: str) -> list[Any]:
 
 
 def _cells(panel: Panel, axes: Sequence[str], only: Mapping[str, Any]) -> Iterator[Cell]:
-    """The cells of the swept columns but `axes`, and what follows from these, that `only` lets through."""
+    """Cells of the swept columns but `axes`, and what follows from these, that `only` lets through."""
     experiment = panel.experiment
     free = [column for column in experiment.swept if column not in axes]
     columns = [column for column in free if not any(experiment.follows(column, axis) for axis in axes)]
@@ -321,7 +362,7 @@ def _cells(panel: Panel, axes: Sequence[str], only: Mapping[str, Any]) -> Iterat
 
 
 def _meets(value: Any, condition: Any) -> bool:
-    """Whether a value is the one, is among the list, or meets a condition such as ">= 300"."""
+    """True if a value is the one, is among the list, or meets a condition such as ">= 300"."""
     if isinstance(condition, list):
         return value in condition
     match = re.fullmatch(r"([<>]=?) ?(\d+)", condition) if isinstance(condition, str) else None
@@ -331,7 +372,7 @@ def _meets(value: Any, condition: Any) -> bool:
 
 
 def _groups(panel: Panel, wanted: Mapping[str, Any]) -> list[list[Run]]:
-    return [runs for cell, runs in panel.cells.items() if all(dict(cell)[name] == wanted[name] for name in wanted)]
+    return [runs for cell, runs in panel.cells.items() if wanted.items() <= dict(cell).items()]
 
 
 def _ok_runs(panel: Panel, wanted: Mapping[str, Any]) -> tuple[Run, ...]:

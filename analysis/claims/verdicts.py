@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from analysis.claims.claim import CLAIMS, Claim
-from analysis.claims.readings import Readings
 from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED, Comparison
+from analysis.claims.sides import Readings
 from analysis.experiments import Experiment, Panel, load, panels
 from analysis.formatting import counted
 from analysis.runs import grouping
@@ -37,37 +37,36 @@ SETTING = {
 class ClaimFigure:
     """One comparison of a claim, worked out.
 
-    what: what is compared ("precision=fp16 against fp64"). where: the cell beside that ("gpus=4").
+    what, where: what is compared, and in which cell; over, under: the bounds, as in `rules.Comparison`.
     estimate, low, high: in `unit`; None where there is none, which `why` explains.
     confidence: of this interval; the intervals of a claim cover together at 95 %.
-    over, under: the bounds of the claim, in `unit`; infinite where there is none.
     verdict: of this comparison alone.
     runs: how many are compared. basis: the samples behind the interval.
-    part: which rule of the claim.
-    doubtful: it is more than GPUs can give.
+    part: index of the claim's rule.
+    doubtful: True if it is more than GPUs can give.
     """
 
     what: str
     where: str
-    estimate: float | None
-    low: float | None
-    high: float | None
-    confidence: float
-    unit: str
     over: float
     under: float
-    verdict: str
     runs: int
-    basis: str
-    text: str
+    part: int
+    confidence: float
+    verdict: str = UNMEASURED
+    text: str = "-"
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    unit: str = ""
+    basis: str = ""
     why: str = ""
-    part: int = 0
     doubtful: bool = False
 
 
 @dataclass(frozen=True)
 class Other:
-    """Another setting that tests the same claim. apart: what tells it from the first."""
+    """Another setting that tests the same claim. apart: what tells it from the first. figures: how many it has."""
 
     apart: str
     setting: str
@@ -78,43 +77,42 @@ class Other:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say of a claim.
+    """A claim, and what the runs say of it.
 
     verdict: `holds`, `does not hold`, `undecided` or `not measured`.
+    asked: comparisons that all cells of the paper would give there. lost: cells without a run that ended ok, and how
+        they ended. why: what decided the verdict, or why nothing could.
     figures: of the most telling setting; empty where nothing was measured.
-    asked: comparisons that all cells of the paper would give there.
     n: runs compared. marks: of all of them.
-    why: what decided the verdict, or why nothing could.
     setting: what was measured, and where. apart: what tells it from other settings of the experiment.
     unlike: what the experiment chooses for all cells and these runs had otherwise.
-    lost: cells of the setting without a run that ended ok, and how they ended.
     command: measures the claim; None where it was measured.
     others: other settings, each judged by itself. unjudged: how many more there are.
     """
 
     claim: Claim
     verdict: str
-    figures: tuple[ClaimFigure, ...] = ()
     asked: int = 0
+    lost: tuple[str, ...] = ()
+    why: str = ""
+    figures: tuple[ClaimFigure, ...] = ()
     n: int = 0
     marks: str = ""
-    why: str = ""
     setting: str = ""
     apart: str = ""
     unlike: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
     command: str | None = None
     others: tuple[Other, ...] = ()
     unjudged: int = 0
 
     @property
     def of_gpus(self) -> bool:
-        """Whether its runs say something of the papers: full scale, on GPUs that no ranks shared."""
+        """True for runs that say something of the papers: full scale, on GPUs that no ranks shared."""
         return bool(self.n) and not {mark.sign for mark in MARKS if mark.column in NOT_THE_PAPERS} & {*self.marks}
 
     @property
     def decides(self) -> bool:
-        """Whether it confirms or refutes the papers: of their GPUs, or of what CPU ranks count as GPUs do."""
+        """True if it confirms or refutes the papers: runs of their GPUs, or what CPU ranks count as GPUs do."""
         return self.of_gpus or (bool(self.n) and self.claim.counted)
 
 
@@ -130,7 +128,6 @@ class _Candidate:
 
     @property
     def unlike(self) -> list[str]:
-        """What the experiment chooses for all cells and these runs had otherwise."""
         run, chosen = self.runs[0], self.panel.experiment.chosen
         options = {group: run[group] if run[group] is not None else run[f"{group}.name"] for group in chosen}
         return [f"{group}={option}" for group, option in chosen.items() if options[group] != option]
@@ -145,24 +142,18 @@ class _Candidate:
     def judge(self, readings: Readings) -> Verdict:
         confidence = intervals.bonferroni(sum(comparison.stands_for for _, comparison in self.measured))
         figures = tuple(_figure(comparison, part, readings, confidence) for part, comparison in self.measured)
-        verdict = self._verdict(figures)
-        experiment = self.panel.experiment
-        lost = _lost_cells(self.panel)
-        why = _why(verdict, figures, self.asked, lost)
+        verdict, lost = self._verdict(figures), _lost_cells(self.panel)
+        judged = Verdict(self.claim, verdict, self.asked, lost, _why(verdict, figures, self.asked, lost))
         if verdict == UNMEASURED:
-            return Verdict(self.claim, verdict, asked=self.asked, why=why, lost=lost, command=experiment.command)
-        return Verdict(
-            self.claim,
-            verdict,
-            figures,
-            self.asked,
-            len(self.runs),
-            "".join(mark.sign for mark in MARKS if any(run[mark.column] for run in self.runs)),
-            why,
-            _setting(experiment, self.runs),
-            clean(self.panel.apart),
-            tuple(self.unlike),
-            lost,
+            return replace(judged, command=self.panel.experiment.command)
+        return replace(
+            judged,
+            figures=figures,
+            n=len(self.runs),
+            marks="".join(mark.sign for mark in MARKS if any(run[mark.column] for run in self.runs)),
+            setting=_setting(self.panel.experiment, self.runs),
+            apart=clean(self.panel.apart),
+            unlike=tuple(self.unlike),
         )
 
     def _verdict(self, figures: Sequence[ClaimFigure]) -> str:
@@ -184,8 +175,9 @@ def judge(runs: Sequence[Run], mix: bool = False, claims: Sequence[Claim] = CLAI
     Args:
         mix: let runs of several commits and machines share a cell.
     """
-    experiments = dict.fromkeys(claim.experiment for claim in claims)
-    panels_by_experiment = {name: panels(load(name), runs, mix) for name in experiments}
+    panels_by_experiment = {
+        name: panels(load(name), runs, mix) for name in dict.fromkeys(claim.experiment for claim in claims)
+    }
     readings = Readings(runs)
     return [_judge(claim, panels_by_experiment[claim.experiment], readings) for claim in claims]
 
@@ -203,41 +195,30 @@ def _judge(claim: Claim, settings: Sequence[Panel], readings: Readings) -> Verdi
 
 
 def _figure(comparison: Comparison, part: int, readings: Readings, confidence: float) -> ClaimFigure:
-    estimate = low = high = None
-    unit, basis, why, doubtful = "", "", "", False
+    about = comparison.what, comparison.where, comparison.over, comparison.under, len(comparison.runs), part
+    figure, unit = ClaimFigure(*about, confidence), comparison.unit
     if comparison.settled is not None:
         verdict, text = comparison.settled
-    else:
-        assert comparison.interval is not None
-        unit = comparison.unit.name
-        try:
-            ratio = comparison.interval(readings, confidence)
-            doubtful = ratio.estimate > comparison.most
-            interval = ratio.mapped(comparison.unit.convert)
-        except ValueError as error:
-            verdict, text, why = UNMEASURED, "-", str(error)
-        else:
-            estimate, low, high, basis = interval.estimate, interval.low, interval.high, interval.basis
-            verdict = comparison.verdict(low, high)
-            text = comparison.unit.phrase(estimate, low, high) + DOUBTFUL * doubtful
-            if low is None or high is None:
-                why = f"no interval of {basis} on a machine without repetitions"
-    return ClaimFigure(
-        what=comparison.what,
-        where=comparison.where,
+        return replace(figure, verdict=verdict, text=text)
+    assert comparison.interval is not None
+    try:
+        ratio = comparison.interval(readings, confidence)
+        interval = ratio.mapped(unit.convert)
+    except ValueError as error:
+        return replace(figure, unit=unit.name, why=str(error))
+    estimate, low, high = interval.estimate, interval.low, interval.high
+    doubtful = ratio.estimate > comparison.most
+    without = f"no interval of {interval.basis} on a machine without repetitions" if None in (low, high) else ""
+    return replace(
+        figure,
+        verdict=comparison.verdict(low, high),
+        text=unit.phrase(estimate, low, high) + DOUBTFUL * doubtful,
         estimate=estimate,
         low=low,
         high=high,
-        confidence=confidence,
-        unit=unit,
-        over=comparison.over,
-        under=comparison.under,
-        verdict=verdict,
-        runs=len(comparison.runs),
-        basis=basis,
-        text=text,
-        why=why,
-        part=part,
+        unit=unit.name,
+        basis=interval.basis,
+        why=without,
         doubtful=doubtful,
     )
 
@@ -255,8 +236,7 @@ def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, lost: Sequenc
     measured = len(figures) - len(by_verdict[UNMEASURED])
     if measured:
         reasons.append(f"{measured} of {counted(asked, 'comparison')}")
-    if by_verdict[UNMEASURED]:
-        reasons.append(by_verdict[UNMEASURED][0].why)
+    reasons += [figure.why for figure in by_verdict[UNMEASURED][:1]]
     if lost:
         reasons.append(f"not ok: {_first_few(lost)}")
     return clean("; ".join(reasons))
@@ -268,7 +248,7 @@ def _first_few(texts: Sequence[str]) -> str:
 
 
 def labels(figures: Sequence[ClaimFigure]) -> list[str]:
-    """What tells figures from one another: the cells, what is compared, or both."""
+    """A label for each figure that tells it from the others: its cell, what is compared, or both."""
     if len({figure.where for figure in figures}) == len(figures):
         return [figure.where or figure.what for figure in figures]
     if len({figure.what for figure in figures}) == len(figures):

@@ -166,7 +166,7 @@ def _claim_row(verdict: Verdict) -> ClaimRow:
         [(name, figure.text) for name, figure in labelled],
         render.measured(verdict) if figures else verdict.why,
         claim.printed or "-",
-        [f"{paper}, {place}" for paper, place in claim.places.items()],
+        [f"{paper}, {place}" for paper, place in claim.cited.items()],
         claim.note,
         verdict.marks,
         [(name, figure.text) for name, figure in extremes],

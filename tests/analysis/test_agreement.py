@@ -8,8 +8,7 @@ import pytest
 
 from analysis import experiments, report
 from analysis.claims import judge, measures, named
-from analysis.claims.readings import Readings
-from analysis.claims.sides import log
+from analysis.claims.sides import Readings, log
 from analysis.commands import best, compare, compare_table, table
 from analysis.commands.better import Better
 from analysis.experiments import Panel

@@ -10,7 +10,7 @@ import pytest
 from analysis import experiments
 from analysis.__main__ import main
 from analysis.claims import CLAIMS, Verdict, judge, named, render
-from analysis.claims.units import UNITS, UnitName
+from analysis.claims.rules import UNITS, UnitName
 from analysis.runs import load
 from analysis.stats.between_runs import REMEDY
 from tests.conftest import calls_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.claims import judge, measures, named
-from analysis.claims.readings import Readings
+from analysis.claims.sides import Readings
 from analysis.commands.better import Better
 from analysis.runs import load
 from tests.helpers import records
