@@ -240,7 +240,7 @@ class LocalLauncher(SweepLauncher):
     Hydra's own launcher."""
 
     def measure(self, sweep: "Sweep") -> None:
-        from multicard.sweep import shares
+        from multicard.machine import shares
 
         with shares.announced([cell.config for cell in sweep.left]):
             self._measure_in_turn(sweep)
@@ -287,7 +287,8 @@ class SubmititLocalLauncher(SweepLauncher):
 
     def show(self, sweep: "Sweep") -> None:
         from multicard.config.job import count
-        from multicard.sweep import dry_run, shares
+        from multicard.machine import shares
+        from multicard.sweep import dry_run
 
         machine = shares.machine()
         how = f"processes on this machine, {count(len(machine.gpus), 'GPU')} and {count(len(machine.cpus), 'core')}"

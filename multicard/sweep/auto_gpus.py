@@ -20,16 +20,16 @@ from multicard.config.job import Device, count
 from multicard.config.keys import require
 from multicard.config.placement import place
 from multicard.config.prediction import is_elsewhere
+from multicard.machine import shares
+from multicard.machine.shares import Pool
 from multicard.measure.timing import in_hours
 from multicard.messages import say
 from multicard.records import identity, run_folder
 from multicard.records.schema_parts import Interval
 from multicard.run import prepare
 from multicard.run.workload import Workload
-from multicard.sweep import shares
 from multicard.sweep.cells import NAMED_CELLS
 from multicard.sweep.command import Command
-from multicard.sweep.shares import Pool
 
 SWITCH = "gpus_auto=true"
 REPEATS = ("seed=", "repetition=")  # begin words by which cells differ that are to have the same number of GPUs

@@ -16,6 +16,7 @@ import psutil
 from multicard.config.base import RunConfig
 from multicard.config.job import count
 from multicard.config.placement import require_nodes
+from multicard.machine.shares import Machine, MachineShare
 from multicard.measure.timing import clock_s, in_hours, pause
 from multicard.messages import say
 from multicard.ranks.failures import Failure
@@ -24,7 +25,6 @@ from multicard.records.run_folder import Run
 from multicard.run import outcome
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.job import STARTS_JOBS, CellJob, LocalJob, jobs_folder, make_jobs, submission, terminal_blocked
-from multicard.sweep.shares import Machine, MachineShare
 from multicard.sweep.streak import Streak
 
 POLL_S = 0.2

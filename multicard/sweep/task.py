@@ -9,9 +9,10 @@ from omegaconf import DictConfig
 
 from multicard.config.keys import require
 from multicard.estimate import before_run
+from multicard.machine import shares
 from multicard.messages import say
 from multicard.run import controller
-from multicard.sweep import auto_gpus, cells, dry_run, fit, objective, shares
+from multicard.sweep import auto_gpus, cells, dry_run, fit, objective
 from multicard.sweep.cells import Cell, Refused, Sweep
 from multicard.sweep.command import Command
 

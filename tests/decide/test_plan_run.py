@@ -20,12 +20,11 @@ from multicard.decide.plan.node import PlannedNode
 from multicard.decide.plan.places import Slurm, ThisMachine
 from multicard.decide.plan.schedule import Option, Schedule
 from multicard.decide.plan.state import State
-from multicard.machine import leases
+from multicard.machine import leases, shares
+from multicard.machine.shares import Pool
 from multicard.measure.timing import since_epoch_s
 from multicard.records import run_folder
 from multicard.records.schema_parts import Interval
-from multicard.sweep import shares
-from multicard.sweep.shares import Pool
 from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited, typed
 from tests.helpers.plan_world import AGO_S, BEGAN_S, World, in_own_time, statuses
 

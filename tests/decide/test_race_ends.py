@@ -20,13 +20,12 @@ from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import CellEndedError, CellProcess
 from multicard.decide.race.readings import LEAST_STEPS, BlockReader, Energy, Reading
 from multicard.llm import workload as llm
-from multicard.machine import leases
+from multicard.machine import leases, shares
 from multicard.ranks.pausing import blocks_file
 from multicard.records.journal import JournalError
 from multicard.records.progress import Board
 from multicard.records.run_folder import Run
 from multicard.records.text_table import in_bytes
-from multicard.sweep import shares
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.executor import Executor, Running
 from multicard.sweep.streak import SameFailureError
@@ -212,7 +211,7 @@ def test_a_race_waits_for_the_machine_and_has_all_of_it(tmp_path: Path, monkeypa
     (cell,) = faked([8], tmp_path, monkeypatch, "images_per_s")
 
     def free() -> list[str]:
-        with leases.opened() as directory, leases.choice(directory) as choice:
+        with leases.choosing() as choice:
             return [name for name in names if choice is not None and choice.is_free(name)]
 
     with processes.whole_machine(cell.config) as share:

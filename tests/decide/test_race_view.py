@@ -15,7 +15,7 @@ from multicard.decide.race import live, readings, rules, view
 from multicard.decide.race.live import LiveRace
 from multicard.decide.race.standings import IN, OUT, Standing, Verdict
 from multicard.llm import workload as llm
-from multicard.sweep.shares import Pool
+from multicard.machine.shares import Pool
 from multicard.vision import workload as vision
 from tests.helpers import records
 from tests.helpers.race_fakes import SHARE, Rules, faked

@@ -15,8 +15,8 @@ from multicard.decide.race.processes import CellEndedError
 from multicard.decide.race.readings import Measured
 from multicard.decide.race.rules import SURE
 from multicard.decide.race.standings import RaceOptions, Standing, Verdict
+from multicard.machine.shares import MachineShare
 from multicard.sweep.cells import Cell
-from multicard.sweep.shares import MachineShare
 from tests.conftest import SMALL, composed, typed
 from tests.helpers import records
 from tests.helpers.cells import cell

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from multicard.config.placement import place
-from multicard.machine import devices, environment
-from multicard.sweep import shares
+from multicard.machine import devices, environment, shares
 from tests.conftest import typed
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install
 

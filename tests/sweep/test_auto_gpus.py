@@ -15,10 +15,10 @@ from multicard.config.keys import require
 from multicard.decide.plan import packed_gpus
 from multicard.decide.plan.schedule import Option, Task, by_need, earliest, lower_bound_s
 from multicard.estimate.estimates import Predictor
-from multicard.machine import devices, leases
+from multicard.machine import devices, leases, shares
+from multicard.machine.shares import Pool
 from multicard.records.schema_parts import Interval, Prediction
-from multicard.sweep import auto_gpus, shares
-from multicard.sweep.shares import Pool
+from multicard.sweep import auto_gpus
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, typed
 from tests.helpers import records

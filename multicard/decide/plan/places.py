@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from multicard.machine import shares
+from multicard.machine.shares import Pool
 from multicard.measure import timing
 from multicard.measure.timing import clock_s
 from multicard.records import run_folder
-from multicard.sweep import shares, slurm_submit, slurm_wait
+from multicard.sweep import slurm_submit, slurm_wait
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 from multicard.sweep.executor import Executor
 from multicard.sweep.job import SUBMITTED
-from multicard.sweep.shares import Pool
 from multicard.sweep.streak import Streak
 
 

@@ -11,10 +11,10 @@ from multicard.config.vision import VisionConfig
 from multicard.decide.race import processes
 from multicard.decide.race.posterior import NORMAL_90, Prior
 from multicard.estimate import before_run, lengths
+from multicard.machine.shares import machine
 from multicard.records import comparable
 from multicard.records.journal import Journal, code_and_machine
 from multicard.sweep.cells import Cell
-from multicard.sweep.shares import machine
 
 FOLDER = ".race"  # of a sweep: the journals of its races
 MANY = 10**7  # images, by which the last batch of an epoch does not count

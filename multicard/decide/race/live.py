@@ -19,6 +19,7 @@ from multicard.decide.race.processes import CellEndedError, CellProcess
 from multicard.decide.race.readings import Measured
 from multicard.decide.race.rules import NOT_WORTH, Race
 from multicard.decide.race.standings import MISSED, OUT, RaceOptions
+from multicard.machine.shares import MachineShare, machine
 from multicard.measure.timing import clock_s
 from multicard.messages import say
 from multicard.ranks.elastic import KILLED
@@ -28,7 +29,6 @@ from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.sweep.cells import Cell, Sweep, settle
 from multicard.sweep.executor import NO_RECORD, Executor, run_all
-from multicard.sweep.shares import MachineShare, machine
 from multicard.sweep.streak import SameFailureError, would_fail_too
 
 FINALISTS, FINAL_RUNS = 3, 3

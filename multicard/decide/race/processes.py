@@ -11,6 +11,7 @@ from multicard.config.base import RunConfig
 from multicard.decide.race import readings
 from multicard.decide.race.readings import BlockReader, Energy, Measured
 from multicard.machine import devices, nvml
+from multicard.machine.shares import LEASES_POLL_S, Machine, MachineShare
 from multicard.measure import memory
 from multicard.measure.timing import clock_s, pause
 from multicard.records import identity
@@ -18,7 +19,6 @@ from multicard.records.progress import Board
 from multicard.records.run_folder import Run
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor, Running
-from multicard.sweep.shares import LEASES_POLL_S, Machine, MachineShare
 
 POLL_S = 0.02
 QUIET_S, QUIET_SHARE, QUIET_WITHIN_S = 0.1, 0.2, 5.0  # a paused cell is quiet below this share of a core

@@ -12,6 +12,7 @@ from statistics import fmean
 
 from multicard.config.job import count
 from multicard.decide.race import grid, processes, view
+from multicard.machine.shares import MachineShare
 from multicard.measure.timing import clock_s, in_hours, pause
 from multicard.messages import say
 from multicard.records import run_folder
@@ -19,7 +20,6 @@ from multicard.records.progress import Board
 from multicard.records.schema import VisionRecord
 from multicard.sweep.cells import Cell, Sweep, settle
 from multicard.sweep.executor import Executor, run_all
-from multicard.sweep.shares import MachineShare
 from multicard.sweep.streak import SameFailureError, would_fail_too
 
 MARGIN = 0.25  # by which times to a target differ from run to run: an epoch more or less

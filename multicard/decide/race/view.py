@@ -14,13 +14,13 @@ from multicard.config.race import FIGURES, LESS_IS_BETTER, RaceConfig
 from multicard.config.repetition import share
 from multicard.decide.race.rules import CLOSE, SURE, Race
 from multicard.decide.race.standings import BEATEN, IN, MISSED, NOT_STARTED, OUT, Standing
+from multicard.machine.shares import machine
 from multicard.measure.timing import in_hours
 from multicard.messages import say
 from multicard.records import comparable, table, text_table
 from multicard.records.run_folder import Run
 from multicard.records.text_table import in_bytes
 from multicard.sweep.cells import Cell
-from multicard.sweep.shares import machine
 
 NORMAL_95 = 1.96
 LISTED = 12  # most cells in the table at the end
