@@ -40,7 +40,6 @@ from analysis.commands import (
     table,
     table_formats,
 )
-from analysis.figures import write_files
 from analysis.formatting import counted
 from analysis.runs import load, predicted, sql
 from analysis.runs.caveats import legend
@@ -163,9 +162,11 @@ def _predictions(options: argparse.Namespace) -> int:
 
 
 def _figure(options: argparse.Namespace) -> int:
+    from analysis.figures import draw  # altair, which takes a second
+
     loaded = load.read(options.folders or FOLDERS)
     formats = list(dict.fromkeys(options.format))
-    lines = write_files.write(options.name, loaded.runs, options.out, formats, options.mix, options.all)
+    lines = draw.write(options.name, loaded.runs, options.out, formats, options.mix, options.all)
     formatting.say([*lines, *list_runs.skipped(loaded.skipped)])
     return 0
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from analysis import dashboard, experiments
+from analysis import dashboard, experiments, figures
 from analysis.commands import best, compare, list_runs, predictions, sync, table, table_formats
-from analysis.figures import write_files
 from analysis.stats.between_runs import MARGIN
 from multicard.config.base import WANDB_NAMES, TrackerConfig, is_wandb_name
 from papers.printed import DATASETS
@@ -113,13 +112,13 @@ def _predictions(commands: Any) -> argparse.ArgumentParser:
 
 
 def _figure(commands: Any) -> argparse.ArgumentParser:
-    command = commands.add_parser("figure", help="the papers' figures, of your runs", description=write_files.__doc__)
+    command = commands.add_parser("figure", help="the papers' figures, of your runs", description=figures.__doc__)
     command.add_argument(
         "name", metavar="NAME", help="an experiment, all, losses, phases, efficiency, trade_off, timelines or predicted"
     )
     _folders(command)
     command.add_argument(
-        "--out", metavar="FOLDER", type=Path, default=write_files.OUT, help="the folder to write to (outputs/figures)"
+        "--out", metavar="FOLDER", type=Path, default=figures.OUT, help="the folder to write to (outputs/figures)"
     )
     command.add_argument(
         "--format", metavar="svg,pdf,png", type=_names, default="svg", help="the formats of the files (svg)"

@@ -44,7 +44,7 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     saved: the share of the base's time that a cell saves is shown instead of its speed-up.
     timelines: the GPUs over the time of each run of the fullest panel are drawn too.
     form: `lines`, `bars`, `curves` over epochs, `calls` (metrics of profiles in seconds and in percent of the profiled
-        time) or `shares` (the same in percent, stacked),
+        time) or `shares` (the same in percent alone),
         `copies` (bytes of each kind of copy, of runs with a profile, beside bars of the measures).
     metrics: of profiles, that the paper's figure shows; by default those of the papers' other figures.
     """

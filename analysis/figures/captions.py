@@ -12,33 +12,37 @@ from multicard.records.text_table import clean
 COLUMNS = {
     "gpus": "GPUs",
     "pin_memory": "pinned memory",
-    "dataset.image_size": "image size",
+    "dataset.image_size": "image size (px)",
     "layout": "memory layout",
     "strategy": "data distribution",
 }
 PLAIN, SI = ",~f", "~s"  # d3's formats; the second has k, M, G
 MOST_CELLS = 4  # named in a line
-# The settings that a subtitle names where all runs have the same, in this order, and how it words them
+# Settings that a subtitle names where all runs agree, in this order, and how it words them
 COMMON = {
-    "vision": ("dataset", "dataset.image_size", "model", "precision", "layout", "strategy", "loader"),
-    "llm": ("model", "weights", "method", "template", "dataset", "rows", "precision"),
-}
-COUNTS = ("batch_size", "epochs", "max_steps", "gpus", "nodes", "pin_memory")
-PHRASES = {
+    "dataset": "{}",
     "dataset.image_size": "{} px",
-    "loader": "loader {}",
+    "model": "{}",
     "weights": "{} weights",
-    "rows": "{} rows",
+    "method": "{}",
     "template": "template {}",
-    "batch_size": "batches of {} a rank",
-    "max_steps": "at most {} steps an epoch",
+    "rows": "{} rows",
+    "precision": "{}",
+    "layout": "{}",
+    "strategy": "{}",
+    "loader": "loader {}",
+    "batch_size": "batches of {} per rank",
+    "epochs": "{} epochs",
+    "max_steps": "at most {} steps per epoch",
+    "gpus": "{}",
     "nodes": "{} nodes",
+    "pin_memory": "memory {}",
 }
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Values are divided by `divisor`; `format` is d3's."""
+    """Unit of an axis: values are divided by `divisor`; `format` is d3's."""
 
     name: str
     divisor: float
@@ -46,7 +50,7 @@ class Unit:
 
 
 def unit(measure: str, largest: float) -> Unit:
-    """The unit of a column, so that its largest value has one to three digits before the point."""
+    """Unit of a column in which its largest value has one to three digits before the point."""
     if measure.startswith("copied"):  # kinds of copies differ by orders of magnitude
         return Unit("bytes", 1.0, SI)
     scale = figures.unit(measure).scale(largest)
@@ -54,7 +58,7 @@ def unit(measure: str, largest: float) -> Unit:
 
 
 def measure(name: str, kind: str) -> str:
-    """A measure in few words."""
+    """A measure in a few words."""
     figure = figures.find(name)
     return figure.title_of(kind) if figure is not None else name
 
@@ -73,27 +77,16 @@ def column(name: str, runs: Sequence[Run]) -> str:
     return COLUMNS.get(name, name.rpartition(".")[2].replace("_", " "))
 
 
-def column_axis(name: str, runs: Sequence[Run]) -> str:
-    """A swept column as the title of an axis or legend."""
-    return column(name, runs) + (" (px)" if name.endswith("image_size") else "")
-
-
-def counted(name: str, value: Any, runs: Sequence[Run]) -> str:
-    """A swept value with its column: "2 GPUs", "300 px", "method lora"."""
-    if name.endswith("image_size"):
-        return f"{value} px"
-    words = column(name, runs)
-    if name == "gpus":
-        return f"{value} {words.removesuffix('s') if str(value) == '1' else words}"
-    return f"{words} {value}"
-
-
-def named(name: str, value: Any, runs: Sequence[Run]) -> str:
-    """A swept value in words that say what it is: "dali", "300 px", "pinned"."""
+def value(name: str, value: Any, runs: Sequence[Run]) -> str:
+    """A swept value in words that need no heading: "dali", "300 px", "pinned", "2 GPUs", "cache none"."""
+    text, words = grouping.typed(value), column(name, runs)
     if name == "pin_memory":
-        return "pinned" if grouping.typed(value) == "true" else "not pinned"
-    text = grouping.typed(value)
-    return counted(name, text, runs) if name == "gpus" or "." in name or not text.isidentifier() else text
+        return "pinned" if text == "true" else "not pinned"
+    if name.endswith("image_size"):
+        return f"{text} px"
+    if name == "gpus":
+        return f"{text} {words.removesuffix('s') if text == '1' else words}"
+    return f"{words} {text}" if "." in name or not text.isidentifier() else text
 
 
 def listed(words: Sequence[str]) -> str:
@@ -115,28 +108,22 @@ def common_settings(runs: Sequence[Run], varied: Iterable[str]) -> str:
     varied = {*varied}
     varied |= {name.rpartition(".")[2] for name in varied}
     phrases = []
-    for name in (*COMMON.get(runs[0]["kind"], ()), *COUNTS):
+    for name, wording in COMMON.items():
         values = {run[name] for run in runs}
-        if name in varied or len(values) > 1 or values == {None}:
-            continue
-        (value,) = values
-        if name == "pin_memory":
-            phrases.append("pinned memory" if value else "memory not pinned")
-        elif name == "epochs":
-            phrases.append(f"{value} epoch{'s' * (value != 1)}")
-        elif name == "gpus":
-            phrases.append(counted(name, value, runs))
-        elif name != "nodes" or value != 1:
-            phrases.append(PHRASES.get(name, "{}").format(grouping.typed(value)))
+        if name not in varied and len(values) == 1 and values != {None} and (name, values) != ("nodes", {1}):
+            (own,) = values
+            text = value(name, own, runs) if name in ("gpus", "pin_memory") else grouping.typed(own)
+            phrases.append(wording.format(text).removesuffix("s" if own == 1 else ""))
     machines = sorted({clean(str(run["hardware"])) for run in runs})
     commits = sorted({grouping.commit(run) for run in runs})
-    phrases.append(listed(machines) + f" ({len(machines)} machines averaged, as asked)" * (len(machines) > 1))
-    phrases.append(f"commit {listed(commits)}" + f" ({len(commits)} commits averaged, as asked)" * (len(commits) > 1))
+    for prefix, origins, noun in (("", machines, "machines"), ("commit ", commits, "commits")):
+        averaged = f" ({len(origins)} {noun} averaged, as asked)" if len(origins) > 1 else ""
+        phrases.append(f"{prefix}{listed(origins)}{averaged}")
     return ", ".join(phrases)
 
 
 def marks(runs: Sequence[Run]) -> tuple[str, list[str]]:
-    """The signs that every run has, and lines that explain all signs of the runs."""
+    """Signs that every run has, and lines that explain all signs of the runs."""
     signs = [run["marks"] for run in runs]
     common = "".join(mark.sign for mark in caveats.MARKS if all(mark.sign in sign for sign in signs))
     everywhere = [line[3:] for line in caveats.legend([common])]

@@ -41,7 +41,8 @@ def measured(panel: Panel, measure: str) -> list[Row]:
         if interval is not None:
             spread = ok[0]["step_std_s"] if measure == "step_s" and len(ok) == 1 else None
             signs = "".join(dict.fromkeys(sign for run in ok for sign in run["marks"] if sign not in common))
-            rows.append(place | _mean(interval, len(ok), spread) | {"status": "ok", "signs": signs})
+            more = {"status": "ok", "signs": signs, "samples": ok[0]["samples_trained"]}
+            rows.append(place | _mean(interval, len(ok), spread) | more)
         rows += [place | {"status": status, "n": n} for status, n in unended(runs)]
     return rows
 
@@ -118,54 +119,44 @@ def unended(runs: Sequence[Run]) -> list[tuple[str, int]]:
 
 
 def ideal(panel: Panel, measure: str, rows: Sequence[Row]) -> list[Row]:
-    """What n GPUs would reach if they were n times as fast as one, for each series with a run on one GPU.
+    """Ideal scaling of each series with a run on one GPU: n GPUs n times as fast as one.
 
-    Nothing for measures without such an ideal, or along another x. Tuning on more GPUs takes more rows an iteration,
+    Nothing for measures without such an ideal, or along another x. Tuning on more GPUs takes more rows per iteration,
     and with `max_steps` more rows in all: its time is compared per row.
     """
-    if panel.experiment.view.x != "gpus" or not _has_ideal(measure, panel.experiment.kind):
+    kind = panel.experiment.kind
+    is_rate, is_iteration = measure.endswith("_per_s"), measure == "step_s" and kind == "llm"
+    if panel.experiment.view.x != "gpus" or not (measure == "total_s" or is_rate or is_iteration):
         return []
-    series = panel.experiment.series
-    ok = [row for row in rows if row["status"] == "ok"]
-    ideal_rows = []
-    for base in (row for row in ok if row["gpus"] == 1):
-        alike = [row for row in ok if all(row[column] == base[column] for column in series)]
-        shares = _sample_shares(panel, base) if panel.experiment.kind == "llm" else {}
-        for row in alike if len(alike) > 1 else []:
-            gpus, share = row["gpus"], shares.get(row["gpus"], 1.0)
-            factor = gpus if measure.endswith("_per_s") else 1 if measure == "step_s" else share / gpus
-            place = {"measure": measure, **{column: row[column] for column in (*series, "gpus")}}
-            ideal_rows.append(place | {"mean": base["mean"] * factor, "of": IDEAL, "status": "ok"})
-    return ideal_rows
-
-
-def _has_ideal(measure: str, kind: str) -> bool:
-    return measure == "total_s" or measure.endswith("_per_s") or (measure == "step_s" and kind == "llm")
-
-
-def _sample_shares(panel: Panel, base: Row) -> dict[int, float]:
-    """By GPUs: samples trained in the series of `base`, as a share of those on one GPU."""
-    samples: dict[int, int] = {}
-    for cell, runs in panel.cells.items():
-        place = axis_values(cell, panel.experiment.view.x)
-        trained = [run["samples_trained"] for run in runs if run["status"] == "ok" and run["samples_trained"]]
-        if trained and all(place[column] == base[column] for column in panel.experiment.series):
-            samples[place["gpus"]] = trained[0]
-    return {gpus: count / samples[1] for gpus, count in samples.items()} if 1 in samples else {}
+    ideals = []
+    pairs = [(row, base) for row, base in _on_one_gpu(panel, rows) if base is not None]
+    for row, base in pairs:
+        if sum(other is base for _, other in pairs) < 2:
+            continue
+        trained = kind == "llm" and row["samples"] and base["samples"]
+        share = row["samples"] / base["samples"] if trained else 1.0
+        factor = row["gpus"] if is_rate else 1 if is_iteration else share / row["gpus"]
+        place = {column: row[column] for column in ("measure", *panel.experiment.swept)}
+        ideals.append(place | {"mean": base["mean"] * factor, "of": IDEAL, "status": "ok"})
+    return ideals
 
 
 def efficiency(panel: Panel, measure: str) -> list[Row]:
-    """The parallel efficiency of each cell, one GPU's time / (GPUs x its time), as a ratio of means."""
-    ok = [row for row in measured(panel, measure) if row["status"] == "ok"]
-    others = [column for column in panel.experiment.swept if column != "gpus"]
-    times_of_one = {tuple(row[column] for column in others): row["mean"] for row in ok if str(row["gpus"]) == "1"}
+    """Parallel efficiency of each cell, one GPU's time / (GPUs x its time), as a ratio of means."""
     rows = []
-    for row in ok:
-        time_of_one = times_of_one.get(tuple(row[column] for column in others))
-        if time_of_one is not None:
-            share = formulas.parallel_efficiency(time_of_one, row["mean"], int(row["gpus"]))
+    for row, base in _on_one_gpu(panel, measured(panel, measure)):
+        if base is not None:
+            share = formulas.parallel_efficiency(base["mean"], row["mean"], int(row["gpus"]))
             rows.append(row | {"measure": EFFICIENCY, "mean": share, "low": None, "high": None, "bar": None})
     return rows
+
+
+def _on_one_gpu(panel: Panel, rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
+    """Each row of runs that ended ok, with that of the same series on one GPU."""
+    others = [column for column in panel.experiment.swept if column != "gpus"]
+    ok = [row for row in rows if row["status"] == "ok"]
+    bases = {tuple(row[column] for column in others): row for row in ok if str(row["gpus"]) == "1"}
+    return [(row, bases.get(tuple(row[column] for column in others))) for row in ok]
 
 
 def paper(panel: Panel, measure: str, printed: str | None = None, **labels: str) -> list[Row]:

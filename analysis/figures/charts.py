@@ -1,22 +1,21 @@
 """One layout for all figures: a tidy table drawn with the same layers in a chart for each value of its field `chart`.
 
 Beside its data a row has what is drawn of it, in the unit of its chart: `shown`, `shown_low` and `shown_high`, the
-limits `least` and `most` of the chart's axis, and a `label`. Charts stand beside each other in as many columns as the
-facet has; a phone shows the same specification with one.
+limits `least` and `most` of the chart's axis, and a `label`. Its field `series` says which line or group of bars it
+belongs to. A phone shows the same specification with one chart per row.
 """
 
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
 
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import EXCLUDED, IDEAL, MEASURED, PAPER, Row
-from analysis.figures.vega import DASHES, SHAPES, Spec, cycled, escaped, layered
+from analysis.figures.vega import DASHES, SHAPES, Spec, cycled, layered
 
 WIDTH, HEIGHT = 340, 240  # points, of a chart among at most two
 SMALL_WIDTH, SMALL_HEIGHT = 225, 110  # of a chart among more
@@ -29,84 +28,60 @@ NO_CELL = "n/a"  # label of a cell that the experiment excludes
 SMALL_FROM = 25  # values along x, from which their points are smaller
 # A run that did not end ok
 CROSS = {"shape": "M-1,-1L1,1M1,-1L-1,1", "size": 40, "strokeWidth": 2, "opacity": 1}
+SERIES, PART = "series", "part"  # fields of a row: its series, and which of a measure's charts it is in
 
 Encoding = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Series:
-    """Encodings that tell the series of a figure apart."""
-
-    colour: Encoding = field(default_factory=dict)
-    shape: Encoding = field(default_factory=dict)
-    dash: Encoding = field(default_factory=dict)
-    detail: Encoding = field(default_factory=dict)
-    tooltips: Sequence[alt.Tooltip] = ()
-
-
-def by_colour(name: str, order: Sequence[str], title: str | None) -> dict[str, Encoding]:
-    """The colour and the shape of a column, with one legend; without one for a single series without a title."""
-    legend = alt.Legend(symbolOpacity=1) if title is not None or len(order) > 1 else None
-    options = {"type": "nominal", "title": title, "sort": None, "legend": legend}
-    colour = alt.Color(escaped(name), scale=alt.Scale(domain=list(order)), **options)
-    return {
-        "colour": {"color": colour},
-        "shape": {"shape": alt.Shape(escaped(name), scale=cycled(order, SHAPES), **options)},
+def by_series(order: Sequence[str], *channels: str, field: str = SERIES) -> Encoding:
+    """A field as `color`, `shape` and `strokeDash`, with one legend where there are several values."""
+    if not order:
+        return {}
+    options = {"type": "nominal", "title": None, "sort": None}
+    legend = alt.Legend(symbolOpacity=1) if len(order) > 1 else None
+    scales = {
+        "color": alt.Scale(domain=list(order)),
+        "shape": cycled(order, SHAPES),
+        "strokeDash": cycled(order, [list(dash) for dash in DASHES]),
     }
-
-
-def by_dash(name: str, order: Sequence[str], title: str | None) -> Encoding:
-    legend = alt.Legend(symbolOpacity=1)
-    if title is not None:
-        legend = alt.Legend(symbolType="stroke", symbolSize=500, symbolStrokeWidth=1.6)
-    scale = cycled(order, [list(dash) for dash in DASHES])
-    options = {"type": "nominal", "title": title, "sort": None, "legend": legend if len(order) > 1 else None}
-    return {"strokeDash": alt.StrokeDash(escaped(name), scale=scale, **options)}
+    kinds = {"color": alt.Color, "shape": alt.Shape, "strokeDash": alt.StrokeDash}
+    return {name: kinds[name](field, scale=scales[name], legend=legend, **options) for name in channels}
 
 
 def drawn(
-    rows: Sequence[Row],
-    kind: str,
-    x: str = "",
-    part: Callable[[Row], str] = lambda row: "",
-    series: Callable[[Row], Sequence[str]] = lambda row: (),
-    at_foot: bool = False,
-    titles: dict[str, str] | None = None,
+    rows: Sequence[Row], kind: str, x: str = "", at_foot: bool = False, titles: dict[str, str] | None = None
 ) -> list[Row]:
     """The rows with what is drawn of them, in the unit and within the limits of their measure.
 
     Args:
         x: field along which crosses at one value stand below each other.
-        part: second line of the heading of a row's chart, where a measure has several charts.
-        series: words that name the series of a cross.
         at_foot: whether crosses stand at the foot of the chart, where a bar would, instead of its top.
         titles: of charts by measure, with a place for the unit, instead of those of `captions.axis`.
     """
     shown = []
     for measure in dict.fromkeys(row["measure"] for row in rows):
-        own = [row for row in rows if row["measure"] == measure]
+        absent: Row = {"status": "ok", PART: "", SERIES: ""}
+        own = [absent | row for row in rows if row["measure"] == measure]
         least, most = chart_data.axis_limits(own, measure)
         unit = captions.unit(measure, most)
         title = titles[measure].format(unit.name) if titles else captions.axis(measure, kind, unit)
-        places = [(part(row), row.get(x)) for row in own]
-        crosses = Counter(place for place, row in zip(places, own, strict=True) if row.get("status", "ok") != "ok")
-        strip = STRIP * (most - least)
+        crosses = Counter((row[PART], row.get(x)) for row in own if row["status"] != "ok")
+        foot, strip = least + FOOT * (most - least), STRIP * (most - least)
         top = most if at_foot else most + strip * max(crosses.values(), default=0)
         numbers: Counter[Any] = Counter()
-        for place, row in zip(places, own, strict=True):
-            value, label = row.get("mean"), row.get("signs") or ""
+        for row in own:
+            value, label, place = row.get("mean"), row.get("signs") or "", (row[PART], row.get(x))
             low, high = (None if row.get(end) is None else min(max(row[end], least), most) for end in ("low", "high"))
-            if row.get("status", "ok") != "ok":
+            if row["status"] != "ok":
                 numbers[place] += 1
-                value = least + FOOT * (most - least) if at_foot else top - (numbers[place] - 0.5) * strip
+                value = foot if at_foot else top - (numbers[place] - 0.5) * strip
                 ended = row["status"] + (f" x{row['n']}" if row["n"] > 1 else "")
-                label = " ".join([*(() if at_foot else series(row)), ended])
+                label = ended if at_foot else f"{row[SERIES]} {ended}".strip()
             elif row["of"] == EXCLUDED:
-                value, label = least + FOOT * (most - least), NO_CELL
+                value, label = foot, NO_CELL
             figures = {"shown": value, "shown_low": low, "shown_high": high, "least": least, "most": top}
-            chart = heading(title, place[0])
             divided = {name: None if end is None else end / unit.divisor for name, end in figures.items()}
-            shown.append(row | {"chart": chart, "label": label} | divided)
+            shown.append(row | {"chart": heading(title, row[PART]), "label": label} | divided)
     return shown
 
 
@@ -122,15 +97,13 @@ def facets(
     width: int = WIDTH,
     height: int = HEIGHT,
     free: str = "y",
-    order: Sequence[str] = (),
 ) -> Spec:
     """The layers as a chart for each value of `chart`, with axes of their own.
 
     Args:
         free: the axis whose scale each chart has for itself, from `least` to `most`; empty where all share it.
-        order: of the charts, by default that of the rows.
     """
-    charts = list(order) or list(dict.fromkeys(row["chart"] for row in rows))
+    charts = list(dict.fromkeys(row["chart"] for row in rows))
     limits = alt.Chart().transform_aggregate(least="min(least)", most="max(most)").mark_rule(opacity=0)
     ends = {"y": "least:Q", "y2": "most:Q"} if free == "y" else {"x": "least:Q", "x2": "most:Q"}
     limited = [limits.encode(**ends)] if free and "least" in rows[0] else []
@@ -150,12 +123,13 @@ def where(base: Any, of: str, status: str | None = None) -> Any:
     return chart if status is None else chart.transform_filter(alt.FieldEqualPredicate(field="status", equal=status))
 
 
-def tooltips(columns: Sequence[alt.Tooltip] = (), interval: bool = True) -> list[alt.Tooltip]:
-    """The columns of a row, its mean and interval in the unit of its chart, and its number of runs."""
+def tooltips(*texts: str, interval: bool = True) -> list[alt.Tooltip]:
+    """Text fields of a row, its mean and interval in the unit of its chart, and its number of runs."""
     titles = {"shown": "mean"} | ({"shown_low": "from", "shown_high": "to"} if interval else {})
     values = [alt.Tooltip(name, type="quantitative", title=title, format=".4~g") for name, title in titles.items()]
     runs = [alt.Tooltip("n", type="quantitative", title="runs")]
-    return [*columns, *values, *runs, *([alt.Tooltip("bar:N", title="from and to")] if interval else [])]
+    bounds = [alt.Tooltip("bar:N", title="from and to")] if interval else []
+    return [*(alt.Tooltip(f"{text}:N") for text in texts), *values, *runs, *bounds]
 
 
 def y_axis(**axis: Any) -> alt.Y:
@@ -172,54 +146,72 @@ def number_axis(name: str, values: Sequence[float], title: str) -> alt.X:
     return alt.X(name, type="quantitative", title=title, scale=scale, axis=axis)
 
 
-def line_layers(rows: Sequence[Row], x: alt.X, series: Series, last: Any = None, band: bool = False) -> list[Any]:
+def line_layers(rows: Sequence[Row], x: alt.X, order: Sequence[str], band: bool = False) -> list[Any]:
     """Lines with points, intervals, ideals, printed figures and crosses, as far as rows have them.
 
     Args:
-        last: value at the right end of the axis, where labels of crosses stand to their left.
+        order: of the series.
         band: draw intervals as a band along the line.
     """
-    base = alt.Chart().encode(x=x, y=y_axis())
+    base = alt.Chart().encode(x=x, y=y_axis(), detail=f"{SERIES}:N")
     ok = where(base, MEASURED, "ok")
-    told = series.colour | series.detail
+    colour, shape, dash = (by_series(order, name) for name in ("color", "shape", "strokeDash"))
+    name = x.shorthand.replace("\\", "")
     layers = []
     if any(row["of"] == IDEAL for row in rows):
-        ideal = where(base, IDEAL).mark_line(style="ideal", interpolate="monotone", clip=True)
-        layers.append(ideal.encode(**series.detail))
+        layers.append(where(base, IDEAL).mark_line(style="ideal", interpolate="monotone", clip=True))
     if band and any(row.get("low") is not None for row in rows):
         area = ok.transform_filter("isValid(datum.low)").mark_area(opacity=0.15)
-        layers.append(area.encode(y="shown_low:Q", y2="shown_high:Q", **told))
-    layers.append(ok.mark_line(strokeWidth=1.6).encode(**told, **series.dash))
-    layers += [] if band else intervals(ok, rows, told)
-    name = x.shorthand.replace("\\", "")
-    many = len({row.get(name) for row in rows}) > SMALL_FROM
-    points = ok.mark_point(filled=True, size=12 if many else 50, opacity=1)
-    layers.append(points.encode(**told, **series.shape, tooltip=list(series.tooltips)))
+        layers.append(area.encode(y="shown_low:Q", y2="shown_high:Q", **colour))
+    layers.append(ok.mark_line(strokeWidth=1.6).encode(**colour, **dash))
+    layers += [] if band else intervals(ok, rows, colour)
+    small = len({row.get(name) for row in rows}) > SMALL_FROM
+    points = ok.mark_point(filled=True, size=12 if small else 50, opacity=1)
+    layers.append(points.encode(**colour, **shape, tooltip=tooltips(SERIES, x.shorthand)))
     if any(row["label"] and row["status"] == "ok" for row in rows):
-        signs = ok.mark_text(dx=6, dy=-8, align="left", fontSize=13)
-        layers.append(signs.encode(text="label:N", **series.detail))
-    layers += paper_points(base, rows, told | series.shape)
-    unended = where(base, MEASURED).transform_filter("datum.status != 'ok'")
+        layers.append(ok.mark_text(dx=6, dy=-8, align="left", fontSize=13).encode(text="label:N"))
+    layers += paper_points(base, rows, colour | shape)
     if any(row["status"] != "ok" for row in rows):
-        layers.append(unended.mark_point(**CROSS).encode(**series.colour))
+        unended = where(base, MEASURED).transform_filter("datum.status != 'ok'")
+        layers.append(unended.mark_point(**CROSS).encode(**colour))
+        last = max((row[name] for row in rows if isinstance(row.get(name), int | float)), default=None)
         for condition, align, dx in (("!==", "left", 8), ("===", "right", -8)):
             at_end = unended.transform_filter(f"datum['{name}'] {condition} {json.dumps(last)}")
             layers.append(at_end.mark_text(align=align, dx=dx, fontSize=10).encode(text="label:N"))
     return layers
 
 
-def bar_layers(rows: Sequence[Row], x: alt.X, series: Series) -> list[Any]:
+def bar_layers(rows: Sequence[Row], x: alt.X, order: Sequence[str]) -> list[Any]:
     """Bars in groups with intervals and printed figures; what did not end, or cannot be, stands at the foot."""
-    base = alt.Chart().encode(x=x, y=y_axis(), **series.detail)
+    beside: Encoding = {"xOffset": alt.XOffset(f"{SERIES}:N", scale=alt.Scale(domain=list(order)))} if order else {}
+    base, colour = alt.Chart().encode(x=x, y=y_axis(), **beside), by_series(order, "color")
     ok = where(base, MEASURED, "ok")
-    bars = ok.mark_bar().encode(**series.colour, tooltip=list(series.tooltips))
-    layers = [bars, *intervals(ok, rows, {}, 9, style="plain"), *paper_points(base, rows, series.colour)]
+    bars = ok.mark_bar().encode(**colour, tooltip=tooltips(SERIES, x.shorthand))
+    layers = [bars, *intervals(ok, rows, {}, 9, style="plain"), *paper_points(base, rows, colour)]
     layers.append(ok.mark_text(dy=-8).encode(text="label:N"))
     unended = base.transform_filter("datum.status != 'ok'").mark_point(**CROSS)
-    layers += [unended.encode(**series.colour)] if any(row["status"] != "ok" for row in rows) else []
+    layers += [unended.encode(**colour)] if any(row["status"] != "ok" for row in rows) else []
     at_foot = base.transform_filter(f"datum.status != 'ok' || datum.of == '{EXCLUDED}'")
     layers.append(at_foot.mark_text(angle=270, align="left", dx=8, fontSize=10).encode(text="label:N"))
     return layers
+
+
+def horizontal_bars(rows: Sequence[Row], x: alt.X, y: alt.Y, order: Sequence[str], written: str) -> list[Any]:
+    """Bars from the left in groups, with intervals, and their figures in the format `written` beside them."""
+    beside: Encoding = {"yOffset": alt.YOffset(f"{SERIES}:N", scale=alt.Scale(domain=list(order)))} if order else {}
+    base, colour = alt.Chart().encode(x=x, y=y, **beside), by_series(order, "color")
+    ok = where(base, MEASURED)
+    interval = ok.transform_filter("isValid(datum.low)").mark_rule(style="plain", strokeWidth=1)
+    text = ok.transform_calculate(end="isValid(datum.low) ? datum.shown_high : datum.shown")
+    text = text.mark_text(align="left", dx=4, fontSize=10)
+    ranges = where(base, PAPER).mark_rule(strokeWidth=1.2).encode(x="shown_low:Q", x2="shown_high:Q", **colour)
+    return [
+        ok.mark_bar().encode(**colour, tooltip=tooltips("named", SERIES, y.shorthand.removesuffix(":N"))),
+        interval.encode(x="shown_low:Q", x2="shown_high:Q"),
+        text.encode(x="end:Q", text=alt.Text("shown:Q", format=written)),
+        *([ranges] if any(row["of"] == PAPER for row in rows) else []),
+        *paper_points(base, rows, colour),
+    ]
 
 
 def intervals(ok: Any, rows: Sequence[Row], encoding: Encoding, size: int = 7, **mark: Any) -> list[Any]:
@@ -241,20 +233,3 @@ def paper_points(base: Any, rows: Sequence[Row], encoding: Encoding) -> list[Any
     points = where(base, PAPER).mark_point(filled=False, size=75, strokeWidth=1.6)
     tooltip = [alt.Tooltip("paper:N"), alt.Tooltip("shown:Q", format=".4~g")]
     return [points.encode(**encoding, opacity=label, tooltip=tooltip)]
-
-
-def horizontal_bars(rows: Sequence[Row], x: alt.X, y: alt.Y, series: Series, written: str) -> list[Any]:
-    """Bars from the left in groups, with intervals, and their figures in the format `written` beside them."""
-    base = alt.Chart().encode(x=x, y=y, **series.detail)
-    ok = where(base, MEASURED)
-    interval = ok.transform_filter("isValid(datum.low)").mark_rule(style="plain", strokeWidth=1)
-    text = ok.transform_calculate(end="isValid(datum.low) ? datum.shown_high : datum.shown")
-    text = text.mark_text(align="left", dx=4, fontSize=10)
-    ranges = where(base, PAPER).mark_rule(strokeWidth=1.2).encode(x="shown_low:Q", x2="shown_high:Q", **series.colour)
-    return [
-        ok.mark_bar().encode(**series.colour, tooltip=list(series.tooltips)),
-        interval.encode(x="shown_low:Q", x2="shown_high:Q"),
-        text.encode(x="end:Q", text=alt.Text("shown:Q", format=written)),
-        *([ranges] if any(row["of"] == PAPER for row in rows) else []),
-        *paper_points(base, rows, series.colour),
-    ]

@@ -1,25 +1,33 @@
-"""The figures of an experiment, and those that can be drawn of any runs, by name."""
+"""The figures of an experiment, and those that can be drawn of any runs, by name; and their files."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from analysis import experiments
 from analysis.experiments import Experiment, Panel
+from analysis.figures import ALL
 from analysis.figures.experiment_charts import bars, curves, lines
 from analysis.figures.predictions import predicted
-from analysis.figures.profile_charts import all_metrics, copies, metrics, shares
+from analysis.figures.profile_charts import copies, metrics
 from analysis.figures.setting_charts import efficiency, losses, phases
 from analysis.figures.timelines import NEEDS as SAMPLES
 from analysis.figures.timelines import timelines
 from analysis.figures.trade_off import trade_off
-from analysis.figures.vega import Figure, numbered
+from analysis.figures.vega import FORMATS, Figure, numbered, save
+from analysis.formatting import counted
+from analysis.runs.caveats import legend
+from analysis.runs.load import Run
+from analysis.stats.between_runs import RepeatedRuns
+from multicard.records.text_table import clean
 
 # What draws each form, by what follows the experiment's name in that of the figure
 FORMS = {
     "lines": {"": lines},
     "bars": {"": bars},
     "curves": {"": curves},
-    "calls": {"": metrics, "_all": all_metrics},
+    "calls": {"": metrics},
     "copies": {"": copies, "_counted": bars},
-    "shares": {"": shares, "_all": all_metrics},
+    "shares": {"": metrics},
 }
 TIMELINES = "timelines"
 GENERAL = {
@@ -39,16 +47,64 @@ NEEDS = {
 
 
 def experiment_figures(experiment: Experiment, panels: Sequence[Panel]) -> list[Figure]:
-    """The figures of each panel of an experiment, named after it: one, of profiles another with all their metrics
-    (`_all`), of copies another with the bytes that the runs counted (`_counted`). None for panels without anything to
-    show (no profile that can be read, no epochs).
-    """
+    """The figures of each panel of an experiment, named after it: one, of copies another with the bytes that the runs
+    counted (`_counted`). None for panels without anything to show (no profile that can be read, no epochs)."""
     by_panel: list[list[Figure]] = []
     for panel in panels:
         name, forms = numbered(experiment.name, len(by_panel)), FORMS[experiment.view.form]
         drawn = [figure for ending, draw in forms.items() if (figure := draw(panel, name + ending)) is not None]
         by_panel += [drawn] if drawn else []
-    of_runs = (
-        timelines(panels[0].runs, f"{experiment.name}-{TIMELINES}") if experiment.view.timelines and panels else []
-    )
+    has_timelines = experiment.view.timelines and panels
+    of_runs = timelines(panels[0].runs, f"{experiment.name}-{TIMELINES}") if has_timelines else []
     return [*(figure for drawn in by_panel for figure in drawn), *of_runs]
+
+
+def write(
+    name: str, runs: Sequence[Run], out: Path, formats: Sequence[str], mix: bool = False, whole: bool = False
+) -> list[str]:
+    """Write the figures of a name; a line for each, one for each experiment that was not measured, and the legend.
+
+    Args:
+        mix: let runs of several commits and machines stand in one figure of an experiment.
+        whole: draw settings with few of an experiment's cells too.
+
+    Raises:
+        ValueError: no such figure or format, or nothing to draw.
+    """
+    unknown = [suffix for suffix in formats if suffix not in FORMATS]
+    if unknown:
+        raise ValueError(f"--format: no {', '.join(unknown)}; there are {', '.join(FORMATS)}")
+    names = [*experiments.names(), *GENERAL]
+    if name not in (ALL, *names):
+        raise ValueError(f"no figure {name}; there are {ALL}, {', '.join(names)}")
+    figures, unmeasured = list[Figure](), list[str]()
+    if name in GENERAL:
+        figures = GENERAL[name](runs)
+        if not figures:
+            raise ValueError(f"{name}: of {counted(len(runs), 'run')} none has {NEEDS.get(name, 'what it shows')}")
+    else:
+        repeated = RepeatedRuns(runs)
+        for experiment in map(experiments.load, experiments.names() if name == ALL else [name]):
+            panels = experiments.panels(experiment, runs, mix, repeated)
+            drawn = experiment_figures(experiment, experiments.fullest(panels)[0] if panels and not whole else panels)
+            figures += drawn
+            unmeasured += [] if drawn else [f"{experiment.name}: {_lacking(experiment, panels)}"]
+            lacks = drawn and experiment.view.timelines and TIMELINES not in drawn[-1].name
+            unmeasured += [f"{experiment.name}-{TIMELINES}: no run has {NEEDS[TIMELINES]}"] if lacks else []
+        if not figures:
+            rest = f" (nor any of {counted(len(unmeasured) - 1, 'other')})" if len(unmeasured) > 1 else ""
+            raise ValueError(unmeasured[0] + rest)
+    lines = []
+    for figure in figures:
+        paths = [out / f"{figure.name}.{suffix}" for suffix in formats]
+        for path in paths:
+            save(figure, path)
+        lines.append(f"{' '.join(map(str, paths))}: {clean(figure.title)}" + f" [{figure.marks}]" * bool(figure.marks))
+    return [*lines, *unmeasured, *legend(figure.marks for figure in figures)]
+
+
+def _lacking(experiment: Experiment, panels: Sequence[Panel]) -> str:
+    """Why an experiment has no figure."""
+    if panels and experiment.view.form == "curves":
+        return f"a curve needs two epochs; those of one are in python -m analysis table {experiment.name}"
+    return f"not measured: {experiment.command}"

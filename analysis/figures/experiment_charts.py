@@ -1,27 +1,123 @@
 """Figures of an experiment's measures: lines over a swept number, bars in groups, and curves over epochs.
 
-Colour and shape are for what the experiment is about, dashes or a chart of its own for the rest.
+Colour and shape are for what the experiment is about, charts beside each other for the rest. Columns of which an
+experiment excludes most combinations are one series ("dali, nhwc"): by themselves they would say the same twice.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import altair as alt
 
+from analysis import same_setting
 from analysis.experiments import EFFICIENCY, Panel
 from analysis.figures import captions, chart_data
-from analysis.figures.chart_data import EXCLUDED, IDEAL, Row
-from analysis.figures.charts import HEIGHT, MOST_ACROSS, NO_CELL, WIDTH, bar_layers, drawn, facets, line_layers
-from analysis.figures.layout import Layout
-from analysis.figures.vega import Figure, escaped
+from analysis.figures.chart_data import EXCLUDED, IDEAL, PAPER, Row
+from analysis.figures.charts import (
+    HEIGHT,
+    MOST_ACROSS,
+    NO_CELL,
+    PART,
+    SERIES,
+    WIDTH,
+    bar_layers,
+    drawn,
+    facets,
+    line_layers,
+    number_axis,
+)
+from analysis.figures.vega import Figure, Spec, escaped, figure
+from analysis.formatting import counted
 from analysis.runs import details, grouping
 from analysis.runs.load import Run
-from multicard.config.job import count
 
-FACET_WIDTH = 220  # points, of a chart of lines among several of one measure
+FACET_WIDTH = 220  # points, of a chart among several of one measure
 BAR, LEAST_WIDTH, MOST_WIDTH = 24, 180, 1000  # points: a bar's width, and of all charts beside each other
+MARGIN = 160  # points, of axes and legend
 CURVES = ("train_loss", "test_accuracy")  # keys of a record's epochs
 EFFICIENCY_NOTE = "Parallel efficiency: the time on one GPU / (GPUs x the time), a ratio of means"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The swept columns of a panel that have several values: along x, by colour, and in charts of their own."""
+
+    panel: Panel
+    x: str
+    colour: Sequence[str]
+    parts: Sequence[str]
+
+    @staticmethod
+    def of(panel: Panel, x: str | None = None) -> "Layout":
+        """The layout of a panel, along its view's x or another."""
+        experiment, x = panel.experiment, x or panel.experiment.view.x
+        several = [name for name in experiment.swept if name != x and len(panel.values(name)) > 1]
+        colour = {experiment.view.subject} & {*several} or {*several[:1]}
+        tied = [entry.keys() for entry in experiment.excluded if entry.keys() <= {*several}]
+        for _ in tied:
+            colour = colour.union(*(columns for columns in tied if columns & colour))
+        groups_first = sorted(several, key=lambda name: "." in name)
+        return Layout(
+            panel,
+            x,
+            [name for name in groups_first if name in colour],
+            [name for name in groups_first if name not in colour],
+        )
+
+    @property
+    def by(self) -> list[str]:
+        """The columns that tell the points apart."""
+        return [self.x, *self.colour, *self.parts]
+
+    def words(self, columns: Iterable[str], row: Row) -> str:
+        """Values of a row in words: "dali, nhwc", "300 px, 4 GPUs"."""
+        return ", ".join(captions.value(name, row[name], self.panel.runs) for name in columns)
+
+    def order(self, columns: Sequence[str]) -> list[str]:
+        """The words of all cells, in the order of the columns' values."""
+        ranks = {name: captions.ordered(self.panel.values(name)) for name in columns}
+        cells = sorted(
+            map(dict, self.panel.cells), key=lambda cell: [ranks[name].index(cell[name]) for name in columns]
+        )
+        return list(dict.fromkeys(self.words(columns, cell) for cell in cells)) if columns else []
+
+    def told(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with their series and part, in the order of their charts."""
+        whole = [row | {SERIES: self.words(self.colour, row), PART: self.words(self.parts, row)} for row in rows]
+        order = self.order(self.parts) or [""]
+        return sorted(whole, key=lambda row: order.index(row[PART]))
+
+    def x_axis(self, as_names: bool = False) -> alt.X:
+        """Along numbers with a tick at each where there are few, else along names."""
+        values, title = captions.ordered(self.panel.values(self.x)), captions.column(self.x, self.panel.runs)
+        if captions.is_numeric(values) and not as_names:
+            return number_axis(escaped(self.x), values, title)
+        axis = alt.Axis(labelAngle=0)
+        return alt.X(escaped(self.x), type="ordinal", sort=values, title=title, axis=axis)
+
+    def figure(
+        self, name: str, chart: Spec, rows: list[Row], notes: Sequence[str], width: int, what: str = ""
+    ) -> Figure:
+        """A panel's chart with its title, what all runs have in common, and how to read it.
+
+        Args:
+            what: is shown, where it is not the rows' measures.
+        """
+        panel, experiment = self.panel, self.panel.experiment
+        measures = dict.fromkeys(row["measure"] for row in rows)
+        shown = what or captions.listed([captions.measure(measure, experiment.kind) for measure in measures])
+        title = f"{shown} by {captions.listed([captions.column(column, panel.runs) for column in self.by])}"
+        title = title[:1].upper() + title[1:] + (f" ({panel.apart})" if panel.apart else "")
+        above = [f"{experiment.name}: {experiment.title.rstrip('.')}", captions.common_settings(panel.runs, self.by)]
+        printed = dict.fromkeys(row["printed"] for row in rows if row["of"] == PAPER)
+        beside = [figure for measure in printed for figure in same_setting.beside(panel, measure).values()]
+        papers = [f"{line[:1].upper()}{line[1:]}" for line in same_setting.notes(panel, beside)]
+        hollow = ["Hollow: the papers' own figures"] * bool(printed)
+        _, legend = captions.marks(panel.runs)
+        below = [*dict.fromkeys(notes), *captions.missing_cells(panel.missing), *legend, *hollow, *papers]
+        return figure(name, chart, rows, title, above, below, grouping.marks(panel.runs), width + MARGIN)
 
 
 def lines(panel: Panel, name: str) -> Figure | None:
@@ -34,15 +130,12 @@ def lines(panel: Panel, name: str) -> Figure | None:
         rows = chart_data.measured(panel, measure)
         return [*rows, *chart_data.ideal(panel, measure, rows), *chart_data.paper(panel, measure)]
 
-    def layers(rows: list[Row]) -> list[Any]:
-        last = max(panel.values(layout.x)) if captions.is_numeric(panel.values(layout.x)) else None
-        return line_layers(rows, layout.x_axis(rows), layout.series(), last)
-
     def notes(rows: list[Row]) -> list[str]:
         means = [EFFICIENCY_NOTE] if EFFICIENCY in view.measures else []
         return [*_ideal_notes(panel, rows), *means, *crosses_note(rows)]
 
-    return _by_measure(layout, name, view.measures, rows_of, layers, notes, FACET_WIDTH if layout.faceted else WIDTH)
+    layers = partial(line_layers, x=layout.x_axis(), order=layout.order(layout.colour))
+    return _by_measure(layout, name, view.measures, rows_of, layers, notes, FACET_WIDTH if layout.parts else WIDTH)
 
 
 def _ideal_notes(panel: Panel, rows: Sequence[Row]) -> list[str]:
@@ -59,9 +152,9 @@ def _ideal_notes(panel: Panel, rows: Sequence[Row]) -> list[str]:
 
 def bars(panel: Panel, name: str) -> Figure | None:
     """Groups of bars along x for each measure of the view; narrower where many charts stand beside each other."""
-    layout, view = Layout.of(panel, most_dashes=0), panel.experiment.view
-    colours = len(layout.values(layout.colour)) if layout.colour is not None else 1
-    width = min(len(panel.values(layout.x)) * (colours + 1) * BAR, MOST_WIDTH // min(MOST_ACROSS, layout.parts))
+    layout, view = Layout.of(panel), panel.experiment.view
+    order, across = layout.order(layout.colour), min(MOST_ACROSS, len(layout.order(layout.parts)) or 1)
+    width = min(len(panel.values(layout.x)) * ((len(order) or 1) + 1) * BAR, MOST_WIDTH // across)
 
     def rows_of(measure: str) -> list[Row]:
         rows = [*chart_data.measured(panel, measure), *chart_data.paper(panel, measure)]
@@ -70,11 +163,7 @@ def bars(panel: Panel, name: str) -> Figure | None:
     def layers(rows: list[Row]) -> list[Any]:
         for row in rows:  # a bar of no height would look like a missing one
             row["label"] = "0" if row.get("mean") == 0 else row["label"]
-        order = captions.ordered(panel.values(layout.x))
-        x = alt.X(
-            escaped(layout.x), type="ordinal", sort=order, title=layout.title(layout.x), axis=alt.Axis(labelAngle=0)
-        )
-        return bar_layers(rows, x, layout.series(alt.XOffset))
+        return bar_layers(rows, layout.x_axis(as_names=True), order)
 
     def notes(rows: list[Row]) -> list[str]:
         cells = [grouping.label(tuple(entry.items()), entry) for entry in panel.experiment.excluded]
@@ -86,10 +175,11 @@ def bars(panel: Panel, name: str) -> Figure | None:
 
 def curves(panel: Panel, name: str) -> Figure | None:
     """Training loss and test accuracy by epoch; the papers print none."""
-    layout = Layout.of(panel, x="epoch", most_dashes=len(panel.cells))
+    layout = Layout.of(panel, x="epoch")
 
     def layers(rows: list[Row]) -> list[Any]:
-        return line_layers(rows, layout.x_axis(rows), layout.series(), band=True)
+        axis = number_axis("epoch", sorted({row["epoch"] for row in rows}), "epoch")
+        return line_layers(rows, axis, layout.order(layout.colour), band=True)
 
     def notes(_: list[Row]) -> list[str]:
         return [*loss_gaps(panel.runs), *unended_note(panel)]
@@ -110,23 +200,20 @@ def _by_measure(
     """A figure with charts for each measure that was measured; None without any row.
 
     Args:
-        rows_of: the rows of a measure.
-        layers_of: the layers over all rows.
-        notes_of: further lines below the figure.
         width: of one chart, in points.
         at_foot: as of `charts.drawn`.
     """
     rows, notes, kind = [], [], layout.panel.experiment.kind
     for measure in measures:
-        own = layout.joined(rows_of(measure))
+        own = layout.told(rows_of(measure))
         if rows and not any(row["status"] == "ok" and "mean" in row for row in own):
             notes.append(f"No run has {captions.measure(measure, kind)}")
         else:
             rows += own
     if not rows:
         return None
-    rows = drawn(rows, kind, layout.x, layout.part, layout.series_words, at_foot)
-    columns = min(MOST_ACROSS, layout.parts) if layout.faceted else len(measures)
+    rows = drawn(rows, kind, layout.x, at_foot)
+    columns = min(MOST_ACROSS, len(layout.order(layout.parts))) if layout.parts else len(measures)
     chart = facets(layers_of(rows), rows, columns, width, HEIGHT)
     notes = [*chart_data.means_notes(rows, kind), *notes, *notes_of(rows)]
     return layout.figure(name, chart, rows, notes, columns * width)
@@ -142,7 +229,7 @@ def loss_gaps(runs: Sequence[Run]) -> list[str]:
     """A line where a loss was not finite, which leaves a gap in a curve."""
     counts = [details.lost_losses(run) for run in runs if run["status"] == "ok"]
     gaps, epochs = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-    return [f"The loss of {gaps} of {count(epochs, 'epoch')} was no finite number: not shown"] if gaps else []
+    return [f"The loss of {gaps} of {counted(epochs, 'epoch')} was no finite number: not shown"] if gaps else []
 
 
 def unended_note(panel: Panel) -> list[str]:

@@ -12,19 +12,8 @@ import altair as alt
 from analysis import formatting
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import IDEAL, MEASURED, Row
-from analysis.figures.charts import (
-    WIDTH,
-    Series,
-    by_colour,
-    by_dash,
-    drawn,
-    facets,
-    line_layers,
-    number_axis,
-    tooltips,
-)
-from analysis.figures.experiment_charts import loss_gaps
-from analysis.figures.layout import MARGIN
+from analysis.figures.charts import SERIES, WIDTH, drawn, facets, line_layers, number_axis, tooltips
+from analysis.figures.experiment_charts import MARGIN, loss_gaps
 from analysis.figures.vega import Figure, Spec, figure, numbered
 from analysis.formatting import counted
 from analysis.runs import details, grouping
@@ -34,7 +23,6 @@ from analysis.runs.setting_figure import of_setting
 from multicard.measure import formulas, timing
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 
-SETTING = "setting"  # field of a row: the setting's label
 MOST_SERIES = 8  # settings in a figure with lines
 MOST_BARS = 30  # settings in a figure with bars
 BAR = 18  # points, a bar's thickness
@@ -48,38 +36,27 @@ RANKS = "ranks"
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Runs of one setting that ended ok; the label says what tells it from the others of its figure."""
-
-    label: str
-    runs: list[Run]
-
-
-@dataclass(frozen=True)
 class SettingGroup:
     """The settings of a figure.
 
+    settings: the runs that ended ok, by a label that says what tells a setting from the others of its figure.
     by: the columns that tell them apart. work: kind and data set, where the runs have several.
     unended: number of the runs that did not end ok. left_out: number of settings that have nothing to show.
     """
 
-    settings: list[Setting]
+    settings: dict[str, list[Run]]
     by: list[str]
-    unended: int
+    unended: int = 0
     work: str = ""
     left_out: int = 0
 
     @property
     def runs(self) -> list[Run]:
-        return [run for setting in self.settings for run in setting.runs]
-
-    @property
-    def labels(self) -> list[str]:
-        return [setting.label for setting in self.settings]
+        return [run for runs in self.settings.values() for run in runs]
 
     @property
     def kind(self) -> str:
-        return self.settings[0].runs[0]["kind"]
+        return self.runs[0]["kind"]
 
     def figure(self, name: str, chart: Spec, rows: list[Row], title: str, notes: Sequence[str]) -> Figure:
         """A chart with what its runs have in common above and the notes below."""
@@ -88,6 +65,15 @@ class SettingGroup:
         above, below = [captions.common_settings(self.runs, self.by)], [*notes, *unended, *legend]
         title = f"{title}: {self.work}" if self.work else title
         return figure(name, chart, rows, title, above, below, grouping.marks(self.runs), 2 * WIDTH + MARGIN)
+
+    def line_figure(
+        self, name: str, rows: list[Row], x: str, title: str, notes: Sequence[str], axis: str = ""
+    ) -> Figure:
+        """Lines over a number for each measure of the rows."""
+        shown = drawn(rows, self.kind, x)
+        ticks = number_axis(x, sorted({row[x] for row in rows}), axis or x)
+        chart = facets(line_layers(shown, ticks, list(self.settings), band=True), shown, 2)
+        return self.figure(name, chart, shown, title, notes)
 
 
 def groups(
@@ -108,32 +94,18 @@ def groups(
     for key, own_runs in works.items():
         kind, dataset = (value for _, value in key)
         work = f"{formatting.kind(kind)} on {grouping.typed(dataset)}" if len(works) > 1 else ""
-        cells = list(grouping.by_setting(own_runs, without).items())
-        ended = {cell: [run for run in own if run["status"] == "ok"] for cell, own in cells}
-        shown = [(cell, own) for cell, own in cells if ended[cell] and shows(ended[cell])]
-        left_out = sum(bool(own) for own in ended.values()) - len(shown)
-        elsewhere = sum(len(own) for cell, own in cells if not ended[cell])
+        cells = grouping.by_setting(own_runs, without)
+        ended = {cell: [run for run in own if run["status"] == "ok"] for cell, own in cells.items()}
+        shown = [cell for cell, own in ended.items() if own and shows(own)]
+        left_out = sum(map(bool, ended.values())) - len(shown)
+        elsewhere = sum(len(own) for cell, own in cells.items() if not ended[cell])
         for start in range(0, len(shown), most):
             part = shown[start : start + most]
-            by = grouping.apart([dict(cell) for cell, _ in part], grouping.keys_of(cell for cell, _ in part))
-            settings = [Setting(grouping.label(cell, by) or "all", ended[cell]) for cell, _ in part]
-            unended = sum(len(own) - len(ended[cell]) for cell, own in part)
+            by = grouping.apart([dict(cell) for cell in part], grouping.keys_of(part))
+            settings = {grouping.label(cell, by) or "all": ended[cell] for cell in part}
+            unended = sum(len(cells[cell]) - len(ended[cell]) for cell in part)
             first = start == 0
             yield SettingGroup(settings, by, unended + elsewhere * first, work, left_out * first)
-
-
-def _series(labels: Sequence[str]) -> Series:
-    """Settings told apart by colour, dash and shape; a single one has no legend, for the caption says what it is."""
-    names = [alt.Tooltip(f"{SETTING}:N")]
-    dash = by_dash(SETTING, labels, None)
-    return Series(**by_colour(SETTING, labels, None), dash=dash, tooltips=tooltips(names, interval=False))
-
-
-def _line_chart(group: SettingGroup, rows: list[Row], x: str, title: str) -> tuple[list[Row], Spec]:
-    """The rows as they are drawn, and a chart of lines for each of their measures."""
-    shown = drawn([row | {"status": "ok"} for row in rows], group.kind, x)
-    axis = number_axis(x, sorted({row[x] for row in rows}), title)
-    return shown, facets(line_layers(shown, axis, _series(group.labels), band=True), shown, 2)
 
 
 def losses(runs: Sequence[Run]) -> list[Figure]:
@@ -154,8 +126,7 @@ def losses(runs: Sequence[Run]) -> list[Figure]:
             notes.append(f"Each point is the mean of a {WINDOWS}th of the steps")
         if group.left_out:
             notes.append(f"Not in it: {counted(group.left_out, 'setting')} of a single {x}, which makes no curve")
-        rows, chart = _line_chart(group, rows, x, x)
-        figures.append(group.figure(numbered("losses", len(figures)), chart, rows, title, notes))
+        figures.append(group.line_figure(numbered("losses", len(figures)), rows, x, title, notes))
     return figures
 
 
@@ -168,22 +139,21 @@ def _curve_rows(
     group: SettingGroup, measure: str, x: str, values_of: Callable[[Run, str], list[tuple[int, float]]]
 ) -> Iterator[Row]:
     """A row for each setting and x, the mean over its runs."""
-    for setting in group.settings:
-        values = [pair for run in setting.runs for pair in values_of(run, measure)]
-        for row in chart_data.means_by(x, values):
-            yield {"measure": measure, SETTING: setting.label} | row
+    for label, own in group.settings.items():
+        for row in chart_data.means_by(x, [pair for run in own for pair in values_of(run, measure)]):
+            yield {"measure": measure, SERIES: label} | row
 
 
 def phases(runs: Sequence[Run]) -> list[Figure]:
     """Where a step's time went, a bar for each setting; tuning runs know only how long they waited for a batch."""
     figures = []
     for group in groups(runs, MOST_BARS):
-        rows = [row for setting in group.settings for row in _phase_rows(setting)]
+        rows = [row for label, own in group.settings.items() for row in _phase_rows(label, own)]
         if not rows:
             continue
-        longest_s = max(sum(row["mean"] for row in rows if row[SETTING] == label) for label in group.labels)
+        longest_s = max(sum(row["mean"] for row in rows if row[SERIES] == label) for label in group.settings)
         unit = captions.unit("step_s", longest_s)
-        rows = [row | {"chart": row[SETTING], "shown": row["mean"] / unit.divisor} for row in rows]
+        rows = [row | {"shown": row["mean"] / unit.divisor} for row in rows]
         known = [phase for phase in PHASES if any(row["phase"] == phase for row in rows)]
         ticks = alt.Axis(format=unit.format, tickCount=7)
         bars = (
@@ -193,9 +163,10 @@ def phases(runs: Sequence[Run]) -> list[Figure]:
                 x=alt.X("shown:Q", stack="zero", title=f"mean step ({unit.name})", axis=ticks),
                 color=alt.Color("phase:N", scale=alt.Scale(domain=known), title="phase"),
                 order=alt.Order("order:Q"),
-                tooltip=[alt.Tooltip("phase:N"), *tooltips(interval=False)],
+                tooltip=tooltips("phase", interval=False),
             )
         )
+        rows = [row | {"chart": row[SERIES]} for row in rows]
         chart = facets([bars], rows, 1, 2 * WIDTH, BAR, free="") | {"spacing": 6, "resolve": {}}
         notes = ["Means over the measured steps and ranks", REST_NOTES[group.kind]]
         name = numbered("phases", len(figures))
@@ -203,13 +174,13 @@ def phases(runs: Sequence[Run]) -> list[Figure]:
     return figures
 
 
-def _phase_rows(setting: Setting) -> Iterator[Row]:
-    known = [phases for run in setting.runs if (phases := details.phases_s(run))]
+def _phase_rows(label: str, runs: Sequence[Run]) -> Iterator[Row]:
+    known = [phases for run in runs if (phases := details.phases_s(run))]
     for order, phase in enumerate(PHASES):
         values = [phases[phase] for phases in known if phase in phases]
         if values:
             mean = sum(values) / len(values)
-            yield {SETTING: setting.label, "phase": phase, "order": order, "mean": mean, "n": len(values)}
+            yield {SERIES: label, "phase": phase, "order": order, "mean": mean, "n": len(values)}
 
 
 def efficiency(runs: Sequence[Run]) -> list[Figure]:
@@ -220,26 +191,25 @@ def efficiency(runs: Sequence[Run]) -> list[Figure]:
     """
     figures = []
     for group in groups(runs, MOST_SERIES, ("gpus", "nodes"), lambda own: len(times_s(own)) > 1):
-        rows = [row for setting in group.settings for row in _speedup_rows(setting)]
-        ranks = "CPU ranks" if all(run["cpu_ranks"] for run in group.runs) else "GPUs"
-        rows, chart = _line_chart(group, rows, RANKS, ranks)
+        rows = [row for label, own in group.settings.items() for row in _speedup_rows(label, own)]
+        ranks = captions.column("gpus", group.runs)
         notes = ["Ratios of means; thin grey: the ideal"]
         notes += [f"{DOUBTFUL} {DOUBTFUL_MEANING}"] if any(row.get("signs") for row in rows) else []
         if group.left_out:
             notes.append(f"Not in it: {counted(group.left_out, 'setting')} not measured on one and on several")
         name = numbered("efficiency", len(figures))
-        figures.append(group.figure(name, chart, rows, f"What more {ranks} are worth", notes))
+        figures.append(group.line_figure(name, rows, RANKS, f"What more {ranks} are worth", notes, ranks))
     return figures
 
 
-def _speedup_rows(setting: Setting) -> Iterator[Row]:
+def _speedup_rows(label: str, runs: Sequence[Run]) -> Iterator[Row]:
     """Rows of speed-up and efficiency for each number of ranks, and their ideals."""
-    known_s = times_s(setting.runs)
+    known_s = times_s(runs)
     for ranks, time_s in known_s.items():
         share = formulas.parallel_efficiency(known_s[1], time_s, ranks)
         signs = DOUBTFUL * (share > formulas.DOUBTFUL_EFFICIENCY)
-        n = sum(grouping.ranks(run) == ranks for run in setting.runs)
-        at = {SETTING: setting.label, RANKS: ranks}
+        n = sum(grouping.ranks(run) == ranks for run in runs)
+        at = {SERIES: label, RANKS: ranks}
         for measure, mean, best in (
             ("speedup", formulas.speedup(known_s[1], time_s), ranks),
             ("efficiency", share, 1.0),

@@ -7,8 +7,8 @@ import altair as alt
 import numpy as np
 
 from analysis.figures.chart_data import Row
-from analysis.figures.charts import SMALL_HEIGHT, SMALL_WIDTH, by_colour, by_dash, facets, heading, y_axis
-from analysis.figures.setting_charts import SETTING, groups
+from analysis.figures.charts import SERIES, SMALL_HEIGHT, SMALL_WIDTH, by_series, facets, heading, y_axis
+from analysis.figures.setting_charts import groups
 from analysis.figures.vega import Figure, numbered
 from analysis.runs import details
 from analysis.runs.load import Run
@@ -28,11 +28,11 @@ def timelines(runs: Sequence[Run], name: str = "timelines") -> list[Figure]:
     sampled = [run for run in runs if run["status"] == "ok" and (run.folder / details.SAMPLES).is_file()]
     figures = []
     for group in groups(sampled, MOST_RUNS):
-        rows = [row for setting in group.settings for row in _rows(setting.runs[0], setting.label)]
+        rows = [row for label, own in group.settings.items() for row in _rows(own[0], label)]
         if not rows:
             continue
         if len(group.settings) > 1:
-            rows = [row | {"chart": heading(row["chart"], row[SETTING])} for row in rows]
+            rows = [row | {"chart": heading(row["chart"], row[SERIES])} for row in rows]
         gpus = sorted({row["gpu"] for row in rows if row["of"] == "sample"})
         end_s = max(float(row.get("end_s", row["time_s"])) for row in rows)
         measures = len({row["measure"] for row in rows})
@@ -42,7 +42,7 @@ def timelines(runs: Sequence[Run], name: str = "timelines") -> list[Figure]:
             f"From samples of a second; 0: the first of them; dotted: starts and ends of epochs{shaded}",
             "Memory: in use on the GPU, whoever holds it; utilisation: share of NVML's period with a kernel at work",
         ]
-        several = max(len(setting.runs) for setting in group.settings)
+        several = max(map(len, group.settings.values()))
         notes += ["Of repeated runs the first"] if several > 1 else []
         title = "GPUs over time: utilisation, power and memory"
         figures.append(group.figure(numbered(name, len(figures)), chart, rows, title, notes))
@@ -56,7 +56,7 @@ def _layers(gpus: Sequence[str], end_s: float) -> list[alt.Chart]:
     spans = alt.Chart().transform_filter("datum.of == 'evaluation'").mark_rect(opacity=0.16, style="ideal")
     starts = alt.Chart().transform_filter("datum.of == 'epoch'").mark_rule(style="ideal", strokeDash=[1, 3])
     line = alt.Chart().transform_filter("datum.of == 'sample'").mark_line(strokeWidth=1.2)
-    told = by_colour("gpu", gpus, None)["colour"] | by_dash("gpu", gpus, None)
+    told = by_series(gpus, "color", "strokeDash", field="gpu")
     return [
         spans.encode(x=x, x2="end_s:Q"),
         starts.encode(x=x),
@@ -77,7 +77,7 @@ def _rows(run: Run, label: str) -> Iterator[Row]:
             "least": 0.0,
             "most": max(top, float(np.nan_to_num(samples[measure].astype(float)).max(initial=0.0)) * factor),
         }
-        common = {SETTING: label, "measure": measure, "chart": title}
+        common = {SERIES: label, "measure": measure, "chart": title}
         for gpu in dict.fromkeys(samples["gpu"].tolist()):
             own = samples["gpu"] == gpu
             for time_s, value in _points(samples["time_s"][own], samples[measure][own]):

@@ -34,7 +34,6 @@ INK = {  # text, notes, grid, page
 }
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "cross", "triangle-left")
 DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 1), (1, 3), (9, 2, 2, 2, 2, 2))
-CROSS = {"shape": "M-1,-1L1,1M1,-1L-1,1", "size": 40, "strokeWidth": 2, "opacity": 1}  # a run that did not end ok
 
 
 @dataclass(frozen=True)
@@ -77,23 +76,14 @@ def theme(name: str) -> Spec:
         "axisX": {"labelFlush": False, "labelOverlap": True},
         "legend": words | symbols | {"labelLimit": 420, "titleLimit": 420},
         "header": words | {"labelLimit": 300},
-        "title": {
-            "color": text,
-            "fontSize": 15,
-            "subtitleColor": notes,
-            "subtitleFontSize": 11.5,
-            "subtitlePadding": 5,
-            "offset": 14,
-        },
+        "title": {"color": text, "fontSize": 15, "offset": 14}
+        | {"subtitleColor": notes, "subtitleFontSize": 11.5, "subtitlePadding": 5},
         "text": {"color": text},
         "style": {
             "notes": {"fill": notes, "fontSize": 11, "fontWeight": "normal"},
             "ideal": {"color": "#8C8C8C", "stroke": "#8C8C8C", "strokeWidth": 0.8},
             "plain": {"color": text, "stroke": text},
             "part": {"stroke": page, "strokeWidth": 0.8},
-            "on_dark": {"color": page},
-            "on_light": {"color": INK["light"][0]},
-            "heading": {"fill": text, "fontSize": 12, "fontWeight": "bold"},
         },
     }
 
@@ -182,11 +172,7 @@ def save(figure: Figure, path: Path) -> None:
     if suffix not in FORMATS:
         raise ValueError(f"{path}: a figure is written as .{', .'.join(FORMATS)}")
     config = theme("light") | {"background": "white"}
-    if suffix == "svg":
-        content: bytes = vl_convert.vegalite_to_svg(figure.spec, config=config).encode()
-    elif suffix == "pdf":
-        content = vl_convert.vegalite_to_pdf(figure.spec, config=config)
-    else:
-        content = vl_convert.vegalite_to_png(figure.spec, scale=PNG_SCALE, config=config)
+    scale = {"scale": PNG_SCALE} if suffix == "png" else {}
+    content: str | bytes = getattr(vl_convert, f"vegalite_to_{suffix}")(figure.spec, config=config, **scale)
     with replacing(path) as file:
-        file.write(content)
+        file.write(content.encode() if isinstance(content, str) else content)

@@ -144,7 +144,7 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
     (figure,) = trade_off(found.runs)
     for measure in ("test_accuracy", "peak_memory_bytes"):
         numbered = [row for row in figure.rows if row["measure"] == measure and row["front"]]
-        fronts.append({label_cell(row["setting"]) for row in numbered})
+        fronts.append({label_cell(row["series"]) for row in numbered})
     assert fronts == [{("fp16", 4), ("fp64", 4), ("fp16", 2), ("fp32", 1)}] * 4
     answers = [block for block in build(found, "Runs", mix=False).blocks() if isinstance(block, Answer)]
     (fastest,) = [line for answer in answers for line in answer.lines if line.name == "Fastest"]

@@ -22,7 +22,7 @@ from tests.helpers.grids import drawn, svg, texts
 WRITTEN = {  # in figures whose measures are no axes
     "calls": ("Time of a step and rank (ms)", "Share of the profiled time (%)", "memcpy Host-to-Device"),
     "curves": ("training loss, mean of the epoch", "test accuracy (%)", "epoch"),
-    "shares": ("share of the profiled time (%)", "cudaLaunchKernel"),
+    "shares": ("Share of the profiled time (%)", "cudaLaunchKernel"),
     "copies": ("In a step, all ranks together (bytes)", "memcpy Device-to-Device"),
 }
 OTHERS = len(experiments.names()) - 1  # experiments but one
@@ -79,7 +79,7 @@ def test_no_figure_mixes_two_data_sets_or_draws_a_lone_dot(tmp_path: Path):
     runs = write(tmp_path, *several, single)
     digits, mnist = figures.losses(runs)
     assert digits.title.endswith(": training on digits") and mnist.title.endswith(": training on mnist")
-    assert {row["setting"] for row in digits.rows} == {row["setting"] for row in mnist.rows} == {"lr=0.1", "lr=0.2"}
+    assert {row["series"] for row in digits.rows} == {row["series"] for row in mnist.rows} == {"lr=0.1", "lr=0.2"}
     assert "Not in it: 1 setting of a single epoch, which makes no curve" in mnist.caption
     assert [figure.title.rpartition(" ")[2] for figure in figures.phases(runs)] == ["digits", "mnist"]
     assert figures.losses(write(tmp_path / "one", single)) == []
@@ -89,7 +89,7 @@ def test_a_legend_does_not_repeat_what_all_have(tmp_path: Path):
     """Two settings on one and two GPUs, which differ in the precision alone, and one with nhwc on one GPU."""
     scaled = [records.vision(precision=p, gpus=n, total_s=9.0 / n) for p in ("fp32", "fp16") for n in (1, 2)]
     (figure,) = figures.efficiency(write(tmp_path / "two", *scaled, records.vision(precision="fp32", layout="nhwc")))
-    assert {row["setting"] for row in figure.rows} == {"precision=fp32", "precision=fp16"}
+    assert {row["series"] for row in figure.rows} == {"precision=fp32", "precision=fp16"}
     assert "nchw" in figure.caption and "Not in it: 1 setting not measured on one and on several" in figure.caption
     (alone,) = figures.efficiency(write(tmp_path / "one", *scaled[:2]))
     assert "legend" not in grids.svg(alone) and "fp32" in alone.caption
@@ -112,7 +112,7 @@ def test_many_settings_are_several_figures(tmp_path: Path):
     run_records = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_charts.MOST_SERIES + 1)]
     drawn_losses = figures.losses(write(tmp_path, *run_records))
     assert [figure.name for figure in drawn_losses] == ["losses", "losses-2"]
-    assert [len({row["setting"] for row in figure.rows}) for figure in drawn_losses] == [setting_charts.MOST_SERIES, 1]
+    assert [len({row["series"] for row in figure.rows}) for figure in drawn_losses] == [setting_charts.MOST_SERIES, 1]
 
 
 # Specifications and files
@@ -125,10 +125,10 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
         return grids.oom() if cell.get("gpus") == 2 and cell["seed"] == 1 else {}
 
     grids.fill(tmp_path, name, (0, 1), device, change)
-    figure, *all_metrics = drawn(tmp_path, name)
+    figure, *counted = drawn(tmp_path, name)
     experiment = experiments.load(name)
     form = experiment.view.form
-    assert len(all_metrics) == (form == "shares" or (form in ("calls", "copies") and device == "cuda"))
+    assert len(counted) == (form == "copies" and device == "cuda")
     assert device == "cpu" or vega_lite().is_valid(figure.spec)
     assert not re.search(r"#[0-9a-fA-F]{6}\b|black|white", json.dumps(figure.spec))  # a theme's alone
     words = texts(figure)
@@ -137,7 +137,7 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
     if device == "cuda":
         axes = [captions.axis(measure, experiment.kind, captions.Unit("", 1)) for measure in experiment.view.measures]
         assert all(title in words for title in WRITTEN.get(experiment.view.form, axes))
-    elif "gpus" in experiment.swept and name != "llm_metrics":
+    elif "gpus" in experiment.swept:
         assert ranks in words
     if any(row["status"] != "ok" for row in figure.rows):
         assert "oom" in words

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from analysis import experiments
-from analysis.figures import chart_data, profile_charts
+from analysis.figures import chart_data
 from analysis.figures.draw import experiment_figures
 from analysis.figures.vega import Figure
 from analysis.runs import grouping, load
@@ -160,43 +159,30 @@ def test_wide_intervals_do_not_dwarf_the_means(tmp_path: Path):
     assert "Intervals are cut where they reach beyond the axis" in figure.caption
 
 
-def test_more_values_than_dashes_can_show_are_charts_of_their_own(tmp_path: Path):
-    grids.fill(tmp_path, "template_scaling")
-    grids.fill(tmp_path, "loaders")
-    (faceted,), (dashed,) = drawn(tmp_path, "template_scaling"), drawn(tmp_path, "loaders")
-    charts = [chart.partition(" | ")[2] for chart in faceted.spec["vconcat"][0]["facet"]["sort"]]
-    assert charts == ["instruct", "grammar", "summarize"] * 2 and "strokeDash" not in json.dumps(faceted.spec)
-    assert "strokeDash" in json.dumps(dashed.spec) and len(dashed.spec["vconcat"][0]["facet"]["sort"]) == 2
+def test_columns_beside_the_subject_have_charts_of_their_own(tmp_path: Path):
+    experiment = grids.fill(tmp_path, "loaders")
+    free = replace(experiment, excluded=())
+    (panel,) = experiments.panels(free, load.read([tmp_path]).runs)
+    (figure,) = experiment_figures(free, [panel])
+    assert {row["series"] for row in figure.rows} == {"torch", "dali"}
+    parts = {f"{rest}, {size} px" for rest in ("nchw, cache process", "nhwc, cache none") for size in (300, 500)}
+    assert {row["part"] for row in figure.rows} == parts == {row["chart"].partition(" | ")[2] for row in figure.rows}
+    charts = figure.spec["vconcat"][0]["facet"]["sort"]
+    assert len(charts) == 2 * len(parts) and figure.spec["vconcat"][0]["columns"] == len(parts)
 
 
 def test_columns_of_which_few_combinations_are_measured_are_one_series(tmp_path: Path):
     for name in ("loaders", "layout"):
         grids.fill(tmp_path / name, name)
     (figure,), (of_layout,) = (drawn(tmp_path / name, name) for name in ("loaders", "layout"))
-    field = "loader, layout, dataset.cache"
-    expected = ["torch, nchw, cache process", "torch, nhwc, cache process", "dali, nhwc, cache none"]
-    assert {(row[field], row["loader"], row["layout"]) for row in figure.rows} == {
-        ("torch, nchw, cache process", "torch", "nchw"),
-        ("dali, nhwc, cache none", "dali", "nhwc"),
-    }
-    assert [row[field] for row in measured(of_layout, "total_s", gpus=4)] == expected
-    at = [row["mean"] for row in measured(figure, "total_s", loader="dali", gpus=1)]
-    assert len(at) == 2 and len(set(at)) == 2  # of two image sizes, in lines of their own
-    assert "loader, memory layout, cache" in texts(figure) and "image size (px)" in texts(figure)
-
-
-def test_columns_that_a_chart_has_no_room_for_are_charts_of_their_own(tmp_path: Path):
-    experiment = grids.fill(tmp_path, "loaders")
-    free = replace(experiment, excluded=())
-    (panel,) = experiments.panels(free, load.read([tmp_path]).runs)
-    (figure,) = experiment_figures(free, [panel])
-    rest = {row["dataset.cache, layout, dataset.image_size"] for row in figure.rows}
-    assert rest == {
-        f"cache {cache}, {layout}, {size} px"
-        for cache, layout in (("process", "nchw"), ("none", "nhwc"))
+    assert {(row["series"], row["loader"], row["layout"], row["part"]) for row in figure.rows} == {
+        (series, *series.split(", ")[:2], f"{size} px")
+        for series in ("torch, nchw, cache process", "dali, nhwc, cache none")
         for size in (300, 500)
     }
-    assert {row["chart"].partition(" | ")[2] for row in figure.rows} == rest
+    expected = ["torch, nchw, cache process", "torch, nhwc, cache process", "dali, nhwc, cache none"]
+    assert [row["series"] for row in measured(of_layout, "total_s", gpus=4)] == expected
+    assert "loader, memory layout, cache and image size (px)" in figure.title and "300 px" in texts(figure)
 
 
 # The papers' figures
@@ -230,9 +216,13 @@ def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_pat
         cell = {"dataset__image_size": size, "gpus": gpus, "pin_memory": pin}
         record = records.vision(**setting | cell) | {"profile": grids.profile(gpus, 1.0)}
         records.write(tmp_path / f"{size}-{gpus}-{pin}", record)
-    figure, _ = drawn(tmp_path, "vision_metrics")
+    (figure,) = drawn(tmp_path, "vision_metrics")
     rows = [row for row in figure.rows if row["of"] == chart_data.PAPER]
-    found = {(row["at"], row["pin_memory"]): (row["low"], row["high"]) for row in rows}
+    assert all(row["part"] == row["named"] for row in rows)
+    found = {
+        (f"{row['dataset.image_size']} px, {row['gpus']} GPUs", row["pin_memory"]): (row["low"], row["high"])
+        for row in rows
+    }
     expected = {
         ("500 px, 2 GPUs", "true"): (16, 16),
         ("500 px, 4 GPUs", "true"): (16, 16),
@@ -247,7 +237,7 @@ def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_pat
 
 def test_metrics_of_steps_are_in_time_of_a_step_and_in_percent(tmp_path: Path):
     experiment = grids.fill(tmp_path, "llm_metrics", change=lambda c: {"profile": grids.profile(c["gpus"], 2.0)})
-    figure, _ = drawn(tmp_path, "llm_metrics")
+    (figure,) = drawn(tmp_path, "llm_metrics")
     cells = len(list(grids.cells(experiment)))
     for measure, expected in (("step_s", 2 * 3.0e-3), ("share", 3.0 / 40)):
         copied = measured(figure, measure, metric="memcpy Host-to-Device")
@@ -268,7 +258,7 @@ def test_metrics_of_a_run_from_its_start_are_in_seconds_of_all_ranks(tmp_path: P
         record = json.loads(path.read_text())
         record["config"]["profile"] |= {"window": "start", "seconds": 720.0}
         path.write_text(json.dumps(record))
-    (figure,) = [figure for figure in drawn(tmp_path, "vision_metrics") if not figure.name.endswith("_all")]
+    (figure,) = drawn(tmp_path, "vision_metrics")
     rows = measured(figure, "window_s", metric="memcpy Host-to-Device", gpus=4)
     assert [row["mean"] for row in rows] == pytest.approx([4 * 4000 * 2 * 3.0e-3] * 4)
     assert {row["at"] for row in rows} == {"100 px, 4 GPUs", "500 px, 4 GPUs"}
@@ -276,46 +266,39 @@ def test_metrics_of_a_run_from_its_start_are_in_seconds_of_all_ranks(tmp_path: P
     assert "all ranks together (s)" in words and "Profiled: the run's first 720 s" in words.replace("&apos;", "'")
 
 
-def test_all_metrics_are_by_step_and_rank(tmp_path: Path):
-    experiment = grids.fill(tmp_path, "llm_metrics", change=lambda c: {"profile": grids.profile(c["gpus"], 2.0)})
-    _, figure = drawn(tmp_path, "llm_metrics")
-    assert figure.name == "llm_metrics_all"
-    cells = len(list(grids.cells(experiment)))
-    copied = [row for row in figure.rows if row["metric"] == "memcpy Host-to-Device"]
-    assert [row["mean"] for row in copied] == pytest.approx([2 * 3.0e-3] * cells)
-    metrics = {row["metric"] for row in figure.rows if row["group"] == "api"}
-    assert len(metrics) == profile_charts.MOST_METRICS < len(grids.CALLS) and "cudaStreamIsCapturing" not in metrics
-    assert "Of 10 CUDA API calls the 8 that took longest are shown" in figure.caption
-    assert "Not recorded by kineto: cudaEventDestroy" in figure.caption
+def test_metrics_that_no_profile_has_are_named(tmp_path: Path):
     profile = grids.profile(2, 1.0)
     profile["rows"] = [row for row in profile["rows"] if row["metric"] != "nccl AllGather"]
     grids.fill(tmp_path, "llm_metrics", change=lambda _: {"profile": profile})
-    figure, _ = drawn(tmp_path, "llm_metrics")
+    grids.fill(tmp_path / "dropped", "precision_metrics")
+    (figure,), (dropped,) = drawn(tmp_path, "llm_metrics"), drawn(tmp_path / "dropped", "precision_metrics")
     assert "In none of these profiles: NCCL AllGather" in figure.caption
     assert "NCCL AllGather" not in {row["named"] for row in figure.rows}
+    assert "Not recorded by this profiler: cudaEventDestroy" in dropped.caption
 
 
 def test_shares_are_of_the_profiled_time(tmp_path: Path):
-    grids.fill(
-        tmp_path,
-        "llm_api_share",
-        change=lambda c: grids.oom() if (c["method"], c["template"]) == ("qat", "summarize") else {},
-    )
-    figure, _ = drawn(tmp_path, "llm_api_share")
+    def failed(cell: dict[str, Any]) -> bool:
+        return (cell["method"], cell["template"]) == ("qat", "summarize") or (cell["seed"], cell["method"]) == (
+            1,
+            "lora",
+        )
+
+    grids.fill(tmp_path, "llm_api_share", (0, 1), change=lambda cell: grids.oom() if failed(cell) else {})
+    (figure,) = drawn(tmp_path, "llm_api_share")
     mine = [row for row in figure.rows if row["method"] == "lora" and row["template"] == "grammar"]
-    assert {row["metric"]: row["mean"] for row in mine} == pytest.approx(  # of a step of 40 ms
-        {
-            "cudaLaunchKernel": 9.1 / 40,
-            "cudaStreamSynchronize": 20.5 / 40,
-            "cudaEventSynchronize": 0.4 / 40,
-            "memcpy Host-to-Device": 3.0 / 40,
-            "NCCL AllGather": 2.0 / 40,
-        }
-    )
-    assert "oom" in texts(figure) and texts(figure).count("51") == 11  # 20.5 / 40
-    grids.fill(tmp_path / "cpu", "llm_api_share", device="cpu")
-    figure, _ = drawn(tmp_path / "cpu", "llm_api_share")
-    assert {row["group"] for row in figure.rows} == {"phase"} and "CPU ranks make no CUDA calls" in texts(figure)
+    assert {row["metric"]: (row["mean"], row["n"]) for row in mine} == {
+        "cudaLaunchKernel": (pytest.approx(9.1 / 40), 1),  # of a step of 40 ms; the failed seed is in no mean
+        "cudaStreamSynchronize": (pytest.approx(20.5 / 40), 1),
+        "cudaEventSynchronize": (pytest.approx(0.4 / 40), 1),
+        "memcpy Host-to-Device": (pytest.approx(3.0 / 40), 1),
+        "nccl AllGather": (pytest.approx(2.0 / 40), 1),
+    }
+    assert "method=qat template=summarize (oom x2)" in figure.caption and texts(figure).count("51.2") == 11
+    for name in ("llm_api_share", "llm_metrics"):
+        grids.fill(tmp_path / "cpu", name, device="cpu")
+        (figure,) = drawn(tmp_path / "cpu", name)
+        assert {row["group"] for row in figure.rows} == {"phase"} and "CPU ranks make no CUDA calls" in texts(figure)
 
 
 def test_copies_are_by_kind_and_in_bytes(tmp_path: Path):
@@ -330,17 +313,6 @@ def test_copies_are_by_kind_and_in_bytes(tmp_path: Path):
     assert counted.name == "transfer_volume_counted" and len(measured(counted, "received_bytes")) == 12
     grids.fill(tmp_path, "transfer_volume", change=lambda _: {"profile": None})
     assert [figure.name for figure in drawn(tmp_path, "transfer_volume")] == ["transfer_volume_counted"]
-
-
-def test_a_failed_run_leaves_the_stack_of_its_cell(tmp_path: Path):
-    def change(cell: dict[str, Any]) -> dict[str, Any]:
-        return grids.oom() if cell["seed"] == 1 and cell["method"] == "lora" else {}
-
-    grids.fill(tmp_path, "llm_api_share", (0, 1), change=change)
-    figure, _ = drawn(tmp_path, "llm_api_share")
-    bars = re.findall(r'aria-label="[^"]*metric: cudaStreamSynchronize[^"]*"[^>]*d="([^"]+)"', svg(figure))
-    assert len(bars) == 12 and not any("NaN" in bar or "v0h" in bar for bar in bars)
-    assert texts(figure).count("51") == 12 and texts(figure).count("oom") >= 2
 
 
 def test_curves_are_means_by_epoch(tmp_path: Path):

@@ -69,7 +69,7 @@ def test_each_gpu_has_a_line_and_each_epoch_a_mark(tmp_path: Path):
     assert {row["measure"] for row in samples} == {"power_w", "memory_bytes", "utilisation"}
     assert min(row["time_s"] for row in figure.rows) == 0  # the first sample: no time is below 0
     assert "From samples of a second; 0: the first of them" in figure.caption
-    of_torch = [row for row in figure.rows if "torch" in row["setting"]]
+    of_torch = [row for row in figure.rows if "torch" in row["series"]]
     power = [row for row in of_torch if row["measure"] == "power_w"]  # each chart has its marks
     evaluations = [(row["time_s"], row["end_s"]) for row in power if row["of"] == "evaluation"]
     length_s = TRAIN_S + EVALUATE_S + PAUSE_S
