@@ -17,7 +17,7 @@ from omegaconf import MISSING
 from multicard.config.job import ASKED, Device
 from multicard.config.keys import flat, key, require
 from multicard.config.prediction import PREDICTION, Fit, PredictConfig, ProbeConfig
-from multicard.config.race import RACE, RaceConfig
+from multicard.config.race import RACE, RaceConfig, check_run
 from multicard.config.repetition import AUTO, REPETITION, RepeatedConfig
 
 
@@ -194,12 +194,7 @@ class RunConfig(RepeatedConfig):
             require(self.repeat != AUTO, f"{problem}, and says how sure it is; leave out repeat=auto")
             require(self.profile.name is ProfileName.none, f"{problem}; leave out profile={self.profile.name.value}")
             require(not self.diagnose, f"{problem}; leave out diagnose=true")
-        if self.race.figure is not None:
-            problem = f"race={self.race.figure}: measures cells by turns, and the best of them three times"
-            require(self.repeat == "1", f"{problem}; leave out repeat={self.repeat}")
-            require(self.nodes == 1, f"{problem}, on one machine; leave out nodes={self.nodes}")
-            require(self.profile.name is ProfileName.none, f"{problem}; leave out profile={self.profile.name.value}")
-            require(not self.diagnose, f"{problem}; leave out diagnose=true")
+        check_run(self)
         check_name(self.name)
 
     def identity(self) -> str:

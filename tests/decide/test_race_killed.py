@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from multicard.decide.race.grid import FOLDER
+from multicard.decide.race.live import FOLDER
 from multicard.records import run_folder
 from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited
 

@@ -3,12 +3,10 @@
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,50 +22,41 @@ from multicard.decide.race.readings import BlockReader
 from multicard.estimate.estimates import Estimate
 from multicard.ranks.pausing import blocks_file
 from multicard.records import run_folder
+from multicard.records.figures import FIGURES
 from multicard.records.journal import JournalError
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor
 from multicard.sweep.streak import SameFailureError
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import PATIENCE_S, ROOT, SMALL, composed, typed
+from tests.conftest import SMALL, composed, typed
 from tests.helpers import records
-from tests.helpers.race_fakes import SHARE, Process, Rules, faked, measured
+from tests.helpers.race_fakes import SHARE, Process, Rules, faked, measured, write_block
 
 Called = Callable[..., tuple[int, str]]
 CPU = ("device=cpu", "race.figure=images_per_s")
 
 
-def write_line(folder: Path, rank: int, end: str = "\n", **values: Any) -> None:
-    line = {"step": 5, "ranks": 2, "skips": 3, "steps_per_epoch": 100, "step_s": [0.5, 0.7], "samples": [8.0, 8.0]}
-    path = blocks_file(folder, rank)
-    path.parent.mkdir(exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(line | {"peak_memory_bytes": 10, "loss": 0.5} | values) + end)
-
-
 def test_a_block_is_read_once_all_ranks_have_written_it(tmp_path: Path):
+    write_line = partial(write_block, tmp_path, ranks=2, step_s=[0.5, 0.7], samples=[8.0, 8.0])
     reader = BlockReader(tmp_path)
     assert reader.next() is None
-    write_line(tmp_path, 0)
+    write_line(rank=0)
     assert reader.next() is None
-    write_line(tmp_path, 1, end="", step_s=[0.7, 0.9], samples=[8.0, 4.0])
+    write_line(rank=1, end="", step_s=[0.7, 0.9], samples=[8.0, 4.0])
     assert reader.next() is None  # its line is not whole
     with blocks_file(tmp_path, 1).open("a") as file:
         file.write("\n")
     block = reader.next()
     assert block is not None and reader.next() is None
     assert block.step_s == pytest.approx([0.6, 0.8]) and block.samples.tolist() == [16.0, 12.0]
-    assert (
-        block.reading("images_per_s")[0] == pytest.approx(math.log(28 / 1.4))
-        and block.peaks_bytes == [10, 10]
-        and not block.diverged
-    )
+    assert block.reading(FIGURES["images_per_s"])[0] == pytest.approx(math.log(28 / 1.4))
+    assert block.peaks_bytes == [10, 10] and not block.diverged
     for rank in range(2):
-        write_line(tmp_path, rank, loss=None)
+        write_line(rank=rank, loss=None)
     after = reader.next()
     assert after is not None and after.diverged
-    whole = readings.joined(block, after)
+    whole = block.joined(after)
     assert whole.seconds == pytest.approx(1.4 + 1.2) and len(whole.samples) == 4
 
 
@@ -77,7 +66,7 @@ def test_the_error_of_a_block_is_that_of_its_rate():
     for _ in range(200):
         tokens = random.integers(50, 150, 100).astype(float)
         block = measured(tokens * 1e-3 * (1 + 0.05 * random.normal(size=100)), tokens)
-        rate, error = block.reading("images_per_s")
+        rate, error = block.reading(FIGURES["images_per_s"])
         errors.append(error)
         rates.append(rate)
     # 5 % a step over 100 steps; the tokens themselves, which differ by a third, are no error of the rate
@@ -287,7 +276,7 @@ def test_a_process_takes_a_folder_without_a_finished_record(
     race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch
 ):
     ran, _ = race(8, rounds=1)
-    first = processes.folder_of(ran.cells[0], 1, probe=True)
+    first = processes.as_probe(ran.cells[0], 1).folder
     assert first.name.endswith("-probe")
     first.mkdir()
     monkeypatch.setattr(run_folder, "finished", lambda folder: {} if folder == first else None)
@@ -317,14 +306,3 @@ def test_a_race_on_cpu_ranks_that_does_not_pay(called: Called, tmp_path: Path, m
     paths = [path for path in tmp_path.glob("*/environment.json") if not path.parent.name.endswith("-probe")]
     assert {json.loads(path.read_text())["slurm"]["SLURM_JOB_ID"] for path in paths} == {"17"}
     assert (tmp_path / ".race" / "images_per_s.jsonl").read_text().count("log_figure") == 1
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_cells_process_ends_when_the_race_is_killed():
-    race = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    lines = f"from multicard.ranks import os_calls; os_calls.die_with({race.pid}); print(flush=True); input()"
-    cell = subprocess.Popen([sys.executable, "-c", lines], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
-    assert cell.stdout is not None and cell.stdout.readline() == b"\n" and cell.poll() is None
-    race.kill()
-    race.wait()  # a zombie is not gone
-    assert cell.wait(PATIENCE_S) == -signal.SIGKILL

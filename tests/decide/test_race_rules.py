@@ -23,7 +23,7 @@ PAIR_OF_CELLS = [{"a": 0}, {"a": 1}]
 
 def modelled(settings, priors=None, **scales):
     """A model that has not learned, with these scales."""
-    model = Model(settings, priors or [None] * len(settings), 0.01)
+    model = Model(settings, priors or [None] * len(settings))
     model.log_scales = np.log([*(EXACT | scales).values()])
     return model
 
@@ -87,7 +87,7 @@ def test_drift_is_not_taken_for_speed():
 
 
 def test_scales_are_learned_within_bounds():
-    rng, model = np.random.default_rng(0), Model(GRID, NONE, 0.01)
+    rng, model = np.random.default_rng(0), Model(GRID, NONE)
     seen = [
         Block(cell, turn, FIGURES[cell] + own + rng.normal(0, 0.001), 0.001, process)
         for cell in range(12)
@@ -172,9 +172,8 @@ def test_a_race_finds_the_best_cell_without_starting_all_and_drops_the_beaten_wi
     verdict, standings = race.verdict(), race.standings
     assert verdict.winner == 11 and verdict.sure > 0.95
     assert [standing.cell for standing in standings if standing.state == NOT_STARTED]
-    assert standings[11].behind == 0 and standings[11].best == max(standing.best for standing in standings)
     for standing in standings:
-        assert abs(standing.behind - (FIGURES[11] - FIGURES[standing.cell])) < 4 * standing.behind_error + 0.01
+        assert abs(standing.log_figure - FIGURES[standing.cell]) < 4 * standing.error + 0.01
     beaten = [standing for standing in standings if standing.state == OUT]
     assert beaten and all(standing.reason.startswith("beaten: ") for standing in beaten) and standings[11].state == IN
     assert 0 < race._spent <= DROP_SHARE * 0.05
@@ -192,15 +191,11 @@ def test_a_start_that_costs_much_is_worth_it_where_cheap_blocks_say_nothing_more
     assert verdict.sure > 0.95 and verdict.winner == np.argmax(figures)
 
 
-@pytest.mark.parametrize("options", [RaceOptions(), RaceOptions(process_sd=0.002)])
-def test_two_equal_cells_end_and_are_said_to_be_equal(options):
-    race = Race(GRID, NONE, 10.0, 2.0, options)
+def test_two_equal_cells_end_and_are_said_to_be_equal():
+    race = Race(GRID, NONE, 10.0, 2.0)
     run(race, [5.0 if cell in (3, 7) else 4.0 for cell in range(12)])
     verdict = race.verdict()
     assert {verdict.winner, *verdict.equal, *verdict.close} == {3, 7} and len(verdict.equal) + len(verdict.close) == 1
-    assert options == RaceOptions() or verdict.sure > 0.95  # where processes of a cell hardly differ
-    both = [standing for standing in race.standings if standing.cell in (3, 7)]
-    assert all(standing.behind < 2 * standing.behind_error + 0.005 for standing in both)
 
 
 def test_a_cell_that_dropped_out_within_the_tolerance_is_named_as_good():
@@ -239,12 +234,10 @@ def test_cells_that_fail_are_out_and_do_not_run_again():
     assert race.finalists == () and race.verdict().winner is None and race.final_runs == []
 
 
-def test_one_cell_wins_at_once_and_none_is_refused():
+def test_one_cell_wins_at_once():
     race = Race(GRID[:1], [None], 10.0, 2.0)
     run(race, [5.0])
     assert race.verdict().winner == 0 and len(race.final_runs) == 3
-    with pytest.raises(ValueError, match="needs a cell"):
-        Race([], [], 10.0, 2.0)
 
 
 def test_estimates_say_what_to_start():
@@ -324,15 +317,13 @@ def ended(figures, full_s=None, start_s=10.0, block_s=2.0, **options):
     return race, rounds
 
 
-def test_why_a_race_ended(monkeypatch):
+def test_why_a_race_ended():
     apart = [0.3 * place for place in range(8)]
     assert ended(apart)[0].ending == rules.SURE
     assert ended([5.0] * 8, full_s=23.0, tolerance=0.001)[0].ending == rules.TIME
     alike, _ = ended([5.0] * 8, tolerance=0.001)
     assert alike.ending == rules.NOTHING_LEFT and len(alike.finalists) > 1
     assert ended([5.0, 5.0, *[3.0] * 6], full_s=40.0, tolerance=0.001, runs=1)[0].ending == rules.CLOSE
-    monkeypatch.setattr(rules, "MOST_ROUNDS", 1)
-    assert ended([5.0] * 8, tolerance=0.001)[0].ending == rules.ROUNDS
 
 
 def test_a_race_that_would_not_pay_measures_the_grid():

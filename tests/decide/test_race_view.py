@@ -13,9 +13,11 @@ from multicard.config.job import Device
 from multicard.config.race import RaceConfig
 from multicard.decide.race import live, readings, rules, view
 from multicard.decide.race.live import LiveRace
+from multicard.decide.race.readings import raced_figure
 from multicard.decide.race.standings import IN, OUT, Standing, Verdict
 from multicard.llm import workload as llm
 from multicard.machine.shares import Pool
+from multicard.records.figures import FIGURES
 from multicard.vision import workload as vision
 from tests.helpers import records
 from tests.helpers.race_fakes import SHARE, Rules, faked
@@ -25,7 +27,7 @@ MB = 10**6
 
 def standing(cell: int, log_figure: float, error: float = 0.003, reason: str = "") -> Standing:
     state = OUT if reason else IN
-    return Standing(cell, state, reason, 3, log_figure, error, 0.0, 0.0, 0.5)
+    return Standing(cell, state, reason, 3, log_figure, error)
 
 
 def otherwise(
@@ -41,9 +43,13 @@ def otherwise(
     configs = [SimpleNamespace(gpus=own, device=device) for own in gpus or [1] * len(rates)]
     cells = [SimpleNamespace(label=f"[{place}] ", config=config) for place, config in enumerate(configs)]
     race: Any = SimpleNamespace(
-        cells=cells, options=RaceConfig(figure), peaks=dict(enumerate(peak * MB for peak in peaks)), ended=set()
+        cells=cells,
+        figure=FIGURES[figure],
+        options=RaceConfig(),
+        peaks=dict(enumerate(peak * MB for peak in peaks)),
+        ended=set(),
     )
-    sign = -1 if figure == "energy_joules" else 1
+    sign = -1 if figure == "joules_per_image" else 1
     known = [standing(place, sign * float(np.log(rate)), error) for place, rate in enumerate(rates)]
     return view.otherwise(race, known, accuracies or {})
 
@@ -55,7 +61,7 @@ def test_what_takes_less_is_named_with_its_cost():
         "  [3]: 30% slower, 20 MB, 1 CPU rank",
     ]
     assert otherwise([100, 60], [50, 60], gpus=[2, 1])[1:] == ["  [1]: 40% slower, 60 MB, 1 CPU rank"]
-    of_energy = otherwise([100, 125], [50, 40], figure="energy_joules")
+    of_energy = otherwise([100, 125], [50, 40], figure="joules_per_image")
     assert of_energy[1:] == ["  [1]: 25% more energy, 40 MB, 1 CPU rank"]
 
 
@@ -124,15 +130,13 @@ def test_a_cell_that_missed_its_target_does_not_win(measured_in_full: Callable[.
     said = measured_in_full(0.95, 0.92, 0.91)
     assert "winner: [3/3]" in said and "missed" not in said
     said = measured_in_full(0.8, 0.82, 0.85)
-    assert "winner" not in said and "none of the fastest reached the target; race=total_s" in said
+    assert "winner" not in said and "none of the fastest reached the target; to look at all cells" in said
     assert "[2/3] out: missed target_accuracy=0.9 in a full run, which ended at 82.0%" in said
 
 
 def test_energy_is_of_an_image_or_a_token():
-    for workload, unit in ((vision.WORKLOAD, "J an image"), (llm.WORKLOAD, "J a token")):
-        cells = [SimpleNamespace(workload=workload)]
-        race: Any = SimpleNamespace(options=RaceConfig("energy_joules"), cells=cells)
-        assert view.figure(race, standing(0, 0.0)).startswith(f"1 {unit} (")
+    for workload, unit in ((vision.WORKLOAD, "joules an image"), (llm.WORKLOAD, "joules a token")):
+        assert view.figure(raced_figure("energy_joules", workload), standing(0, 0.0)).startswith(f"1 {unit} (")
 
 
 def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -145,7 +149,7 @@ def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeyp
     monkeypatch.setattr(Rules, "standings", known)
     monkeypatch.setattr(Rules, "verdict", lambda _: Verdict(0, 0.83))
     race: Any = SimpleNamespace(
-        cells=cells, options=cells[0].config.race if cells[0].config else None, rules=told, raced_s=60.0,
+        cells=cells, options=cells[0].config.race, figure=FIGURES["images_per_s"], rules=told, raced_s=60.0,
         peaks=dict.fromkeys(range(4), 570 * MB), used_s={}, ended=set(), full_s=lambda: 100.0,
     )  # fmt: skip
     final = replace(cells[0], result=records.as_run({"test_accuracy": 0.875, "total_s": 60.0}))

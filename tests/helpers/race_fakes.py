@@ -1,5 +1,6 @@
 """Races without processes: cells that train as their batch size says."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 from multicard.decide.race import processes
 from multicard.decide.race.posterior import Block
 from multicard.decide.race.processes import CellEndedError
-from multicard.decide.race.readings import Measured
+from multicard.decide.race.readings import LEAST_STEPS, Measured
 from multicard.decide.race.rules import SURE
-from multicard.decide.race.standings import RaceOptions, Standing, Verdict
+from multicard.decide.race.standings import IN, NOT_STARTED, OUT, RaceOptions, Standing, Verdict
 from multicard.machine.shares import MachineShare
+from multicard.ranks.pausing import blocks_file
 from multicard.sweep.cells import Cell
 from tests.conftest import SMALL, composed, typed
 from tests.helpers import records
@@ -27,6 +29,15 @@ SHARE = MachineShare(None, (0,))
 def measured(step_s: Sequence[float] | np.ndarray, samples: Any = 8.0, peak: int = 10**6, step: int = 5) -> Measured:
     seconds = np.asarray(step_s)
     return Measured(step, 1, 100, seconds, samples * np.ones(len(seconds)), [peak], False)
+
+
+def write_block(folder: Path, rank: int = 0, end: str = "\n", **values: Any) -> None:
+    """As a rank does when it pauses."""
+    line = {"step": 5, "ranks": 1, "skips": 2, "steps_per_epoch": 100, "peak_memory_bytes": 10, "loss": 0.5}
+    path = blocks_file(folder, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(line | {"step_s": [0.1] * LEAST_STEPS, "samples": [8.0] * LEAST_STEPS} | values) + end)
 
 
 @dataclass
@@ -79,22 +90,19 @@ class Rules:
         return [
             Standing(
                 cell,
-                "out" if cell in self.reasons else "in" if cell in known else "not started",
+                OUT if cell in self.reasons else IN if cell in known else NOT_STARTED,
                 self.reasons.get(cell, ""),
                 cell in known,
                 known.get(cell, 0.0),
                 0.005,
-                0.0,
-                0.0,
-                0.5,
             )
             for cell in range(self.cells)
         ]
 
     @property
     def finalists(self) -> list[int]:
-        names = [each for each in self.standings if each.state == "in"]
-        return [each.cell for each in sorted(names, key=lambda each: -each.log_figure)]
+        alive = [each for each in self.standings if each.state == IN]
+        return [each.cell for each in sorted(alive, key=lambda each: -each.log_figure)]
 
     @property
     def final_runs(self) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """A race on this machine: cells train short blocks by turns until the rules know the best, which is then measured in
 full.
 
-One cell trains at a time, on the whole machine; the others that are in wait in their processes, as long as memory
+One cell trains at a time, on the whole machine; the others that are in wait in their processes, as far as memory
 allows. All that is learnt is in a journal at once, so that a race which was cut off goes on.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from multicard.config.job import Device, count
 from multicard.config.repetition import share
-from multicard.decide.race import grid, processes, readings, to_target, view
+from multicard.decide.race import grid, processes, readings, view
 from multicard.decide.race.posterior import Block
 from multicard.decide.race.processes import CellEndedError, CellProcess
 from multicard.decide.race.readings import Measured
@@ -24,17 +24,17 @@ from multicard.measure.timing import clock_s
 from multicard.messages import say
 from multicard.ranks.elastic import KILLED
 from multicard.records import run_folder
-from multicard.records.journal import JournalError
+from multicard.records.journal import Journal, JournalError, code_and_machine
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.sweep.cells import Cell, Sweep, settle
 from multicard.sweep.executor import NO_RECORD, Executor, run_all
 from multicard.sweep.streak import SameFailureError, would_fail_too
 
-FINALISTS, FINAL_RUNS = 3, 3
-MARGIN = 0.1  # of the memory that is available, which stays free
+FOLDER = ".race"  # of a sweep: the journals of its races
+FINAL_RUNS = 3  # of each finalist
+MARGIN = 0.1  # of the available memory, which stays free
 ON_GPU_BYTES = 2 * 10**9  # of a process on a GPU, beside what torch has allocated: its context, and what torch keeps
-PEAK_SD = 0.002  # of the peak memory between processes of a cell
 START_S = 20.0  # of a process, before one was started
 
 
@@ -42,7 +42,7 @@ def run(sweep: Sweep, finals: Sweep) -> None:
     """Race the cells, and measure the best of them in full.
 
     Args:
-        finals: what is measured in full is added to it.
+        finals: takes what is measured in full.
 
     Raises:
         ValueError: an earlier race of this name was of other code, or on another machine, or goes on now.
@@ -52,11 +52,7 @@ def run(sweep: Sweep, finals: Sweep) -> None:
     """
     if not sweep.cells:
         return
-    figure = str(sweep.cells[0].config.race.figure)
-    grid.refuse(figure, sweep.cells)
-    if figure == "total_s":
-        to_target.run(sweep, finals)
-        return
+    grid.refuse(str(sweep.cells[0].config.race.figure), sweep.cells)
     race = LiveRace(sweep.cells)
     try:
         with processes.whole_machine(race.widest) as machine_share:
@@ -65,8 +61,8 @@ def run(sweep: Sweep, finals: Sweep) -> None:
         finals.cells += runs
         settle(finals)
         if finals.left:
-            what = NOT_WORTH if race.rules.ending == NOT_WORTH else "the best in full"
-            say(f"race={figure}: {count(len(finals.left), 'run')}: {what}")
+            reason = NOT_WORTH if race.rules.ending == NOT_WORTH else "the best in full"
+            say(f"race={race.options.figure}: {count(len(finals.left), 'run')}: {reason}")
             run_all(finals)
         race.take_finals(runs)
         say("\n".join(view.end(race, runs)))
@@ -76,25 +72,28 @@ def run(sweep: Sweep, finals: Sweep) -> None:
 
 
 class LiveRace:
-    """The cells of a race, their processes, and what the rules say.
+    """The cells of a race, their processes, and its rules.
 
-    share: the machine, while it runs. ended: cells that cannot go on. raced_s: seconds of all rounds, with starts and
-    ends. By the cell's place among `cells`: alive, the processes; used_s, seconds that it took; peaks, the peak memory
-    of the rank that takes most, in bytes; needed, what a process takes of the memory that cells share: of a GPU, that
-    of its rank; of the host, that of all ranks; steps, seconds of a step, and steps of an epoch.
+    share: the machine, while it runs. widest: configuration of a cell that needs GPUs, if any does. ended: cells that
+    cannot go on. raced_s: seconds of all rounds, with starts and ends. By the cell's place among `cells`: alive, the
+    processes; used_s, its seconds; peaks, peak memory in bytes of the rank that takes most; needed, memory in bytes of
+    its process that cells share (on a GPU that of its rank, on the host that of all ranks); steps, seconds of a step,
+    and steps of an epoch.
     """
 
     share: MachineShare
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self.cells, self.options = [*cells], cells[0].config.race
-        self.figure = str(self.options.figure)
+        self.figure = readings.raced_figure(str(self.options.figure), cells[0].workload)
         on_gpus = [cell.config for cell in cells if cell.config.device is not Device.cpu]
-        self.widest = [*on_gpus, cells[0].config][0]  # the machine has GPUs for this one, where any needs one
+        self.widest = [*on_gpus, cells[0].config][0]
         self.on_gpus = bool(on_gpus) and bool(machine().gpus)
-        runs, process_sd = (1, PEAK_SD) if self.figure == "peak_memory" else (FINAL_RUNS, RaceOptions.process_sd)
-        options = RaceOptions(self.options.confidence, share(self.options.tolerance), FINALISTS, runs, process_sd)
-        self.executor, self.journal = Executor(cells[0].folder.parent, signal.SIGKILL), grid.open_journal(cells[0])
+        sweep = cells[0].folder.parent
+        self.executor = Executor(sweep, signal.SIGKILL)
+        path, owner = sweep / FOLDER / f"{self.options.figure}.jsonl", f"name={sweep.name}: its race"
+        self.journal = Journal(path, owner, code_and_machine(), anew=bool(cells[0].cfg.rerun))
+        options = RaceOptions(self.options.confidence, share(self.options.tolerance), runs=FINAL_RUNS)
         known = grid.kept_priors(cells, self.journal)
         self.rules = Race(grid.settings(cells), known, START_S, self.options.block, options)
         self.alive: dict[int, CellProcess] = {}
@@ -112,12 +111,13 @@ class LiveRace:
     def _resume(self) -> None:
         """Take what an earlier race for the figure knew of these cells.
 
-        Of the same cells its rounds are decided anew, as they were then: so this race goes on as that one would have.
+        With the same cells its rounds are decided anew, as they were then, so that this race goes on as that one would
+        have.
         """
         places = {cell.config.identity(): place for place, cell in enumerate(self.cells)}
         same = any([*entry.get("priors", ())] == [*places] for entry in self.journal.entries)
         lost, began = set[int](), False
-        for entry in self.journal.entries:
+        for entry in [*self.journal.entries, {"resumed": True}]:
             self.raced_s += entry.get("round_s", 0.0)
             if "began" in entry:
                 self._tell_costs()
@@ -125,53 +125,51 @@ class LiveRace:
             if began and same and entry.keys() & {"log_figure", "out", "lost"}:  # else nothing came of the round
                 self.rules.replay_round()
                 began = False
-            if "resumed" in entry:
-                self._take_back(lost)
+            if "resumed" in entry:  # what ended these cells from outside may be gone
+                for place in lost:
+                    self.rules.take_back(place)
+                self.ended -= lost
+                lost.clear()
             place = places.get(str(entry.get("cell")))
-            if place is None:
-                continue
-            self.started = max(self.started, entry.get("process", 0))
-            if "log_figure" in entry:
+            if place is not None:
                 self._take(place, entry)
-            elif "out" in entry:
-                self.rules.out(place, entry["out"])
-                self.ended.add(place)
-            elif "lost" in entry:
-                self.rules.out(place, entry["lost"])
-                lost.add(place)
-            elif "used_s" in entry:
-                self._starts_s.append(entry["used_s"])
-            self.used_s[place] = self.used_s.get(place, 0.0) + entry.get("used_s", 0.0)
-        self._take_back(lost)
+                if "lost" in entry:
+                    lost.add(place)
         self._tell_costs()
         if self._blocks_s:
             self._said_out |= {standing.cell for standing in self.rules.standings if standing.state == OUT}
             self.journal.add(resumed=True)
-            say(f"race={self.figure}: goes on after {count(len(self._blocks_s), 'block')} of an earlier one")
+            say(f"race={self.options.figure}: goes on after {count(len(self._blocks_s), 'block')} of an earlier one")
 
-    def _take_back(self, lost: set[int]) -> None:
-        """What ended these cells from outside need not be there when the race goes on later."""
-        for place in lost:
-            self.rules.take_back(place)
-        lost.clear()
+    def _note(self, place: int, **entry: Any) -> None:
+        """Keep what was learnt of a cell in the journal, and take it."""
+        self.journal.add(cell=self.cells[place].config.identity(), **entry)
+        self._take(place, entry)
 
     def _take(self, place: int, entry: dict[str, Any]) -> None:
-        """Add a block, as the journal has it, to what is known."""
-        self.steps[place] = entry["step_s"], entry["steps_per_epoch"]
-        self.peaks[place], self.needed[place] = entry["peak_bytes"], entry["needed_bytes"]
-        self.rules.add(Block(place, entry["round"], entry["log_figure"], entry["error"], entry["process"]))
-        self._blocks_s.append(entry["used_s"])
+        """Add an entry of the journal to what is known."""
+        self.used_s[place] = self.used_s.get(place, 0.0) + entry.get("used_s", 0.0)
+        self.started = max(self.started, entry.get("process", 0))
+        if "log_figure" in entry:
+            self.steps[place] = entry["step_s"], entry["steps_per_epoch"]
+            self.peaks[place], self.needed[place] = entry["peak_bytes"], entry["needed_bytes"]
+            self.rules.add(Block(place, entry["round"], entry["log_figure"], entry["error"], entry["process"]))
+            self._blocks_s.append(entry["used_s"])
+        elif "used_s" in entry:
+            self._starts_s.append(entry["used_s"])
+        else:
+            self.rules.out(place, entry.get("out") or entry["lost"])
+            self.ended.add(place)
 
     def run(self, machine_share: MachineShare) -> None:
         """Race until the rules say that it is over."""
         self.share = machine_share
         try:
-            with view.Screen(self) as screen:
-                while order := self.rules.next_round():
-                    self._round(order, screen)
-                self._drop()
-                for place in [*self.alive]:
-                    self._end(place)
+            while order := self.rules.next_round():
+                self._round(order)
+            self._drop()
+            for place in [*self.alive]:
+                self._end(place)
         except KeyboardInterrupt as interrupted:
             say(f"interrupted by {str(interrupted) or 'SIGINT'}: ending what runs", error=True)
             self.executor.interrupt()
@@ -180,7 +178,7 @@ class LiveRace:
             self.executor.interrupt()
             raise
 
-    def _round(self, order: Sequence[int], screen: view.Screen) -> None:
+    def _round(self, order: Sequence[int]) -> None:
         """Have these cells train a block each, one after the other."""
         began_s = clock_s()
         self.journal.add(began=self.rules.round)
@@ -192,7 +190,6 @@ class LiveRace:
             process = self._block(place)
             if process is not None:
                 process.wait_until_quiet()
-            screen.block_ended()
             self._tell_costs()
             if self.rules.gives_up:
                 break
@@ -200,7 +197,7 @@ class LiveRace:
         self.raced_s += round_s
         self._tell_costs()
         self.journal.add(round_s=round_s)
-        screen.round_ended()
+        say(view.progress(self))
 
     def _tell_costs(self) -> None:
         full_s = self.full_s()
@@ -210,13 +207,12 @@ class LiveRace:
     def _start_all(self, places: Sequence[int]) -> None:
         """Start the processes of a round, as far as memory allows: then its blocks follow one another closely."""
         if not self.needed:
-            return  # what a process takes once it trains is not known
+            return  # the memory of a process that trains is not known
         for place in places:
             if place not in self.alive and self._has_room(place):
                 try:
                     self._start(place)
                 except CellEndedError as ended:
-                    self.alive.pop(place, None)
                     if not self.alive or not _may_want_memory(ended.run.record):  # else it is tried alone in its turn
                         self._judge_end(place, ended.run)
 
@@ -226,13 +222,13 @@ class LiveRace:
         while place not in self.ended:
             try:
                 process = self.alive.get(place) or self._start(place)
-                measured = process.run_block(0.0 if self.figure == "peak_memory" else self.options.block)
+                measured = process.run_block(self.options.block)
             except CellEndedError as ended:
                 self.alive.pop(place, None)
                 self._judge_end(place, ended.run)
                 continue
             if not measured.diverged:
-                self._note(place, self._entry(process, measured))
+                self._note_block(place, process, measured)
                 return process
             self._out(place, "diverged: its loss is not finite")
         return None
@@ -241,20 +237,18 @@ class LiveRace:
         """Start a process of the cell, once those that have waited longest have ended for its memory."""
         while self.alive and not self._has_room(place):
             self._end(min(self.alive, key=lambda other: self.alive[other].ran_at_s))
-        cell, repetition = self.cells[place], 1
-        while run_folder.finished(processes.folder_of(cell, repetition, probe=True)) is not None:
+        probe, repetition = processes.as_probe(self.cells[place], 1), 1
+        while run_folder.finished(probe.folder) is not None:
             repetition += 1
+            probe = processes.as_probe(self.cells[place], repetition)
         self.started += 1
-        probe = processes.as_probe(cell, repetition)
-        process = processes.start(self.executor, probe, self.started, self.share)
-        self.alive[place] = process
-        self._starts_s.append(process.start_s)
-        self._note(place, {"process": process.number, "used_s": process.start_s})
+        process = self.alive[place] = processes.start(self.executor, probe, self.started, self.share)
+        self._note(place, process=process.number, used_s=process.start_s)
         return process
 
     def _judge_end(self, place: int, run: Run) -> None:
-        """A cell's process ended by itself: the cell is out, unless the memory that it wants may be what others hold;
-        these end, and it is tried again alone.
+        """Take a cell out whose process ended by itself. Where others may hold the memory that it wants, these end
+        instead, and it is tried again alone.
 
         Raises:
             SameFailureError: the other cells would fail likewise: the disk is full, the data that all read is gone.
@@ -271,35 +265,27 @@ class LiveRace:
             raise SameFailureError(message)
         self._out(place, f"{run.status}: {message}", lasts=run.status in ("oom", "diverged"))
 
-    def _entry(self, process: CellProcess, measured: Measured) -> dict[str, Any]:
-        """A block, as the journal has it."""
+    def _note_block(self, place: int, process: CellProcess, measured: Measured) -> None:
         reading, peaks = measured.reading(self.figure), measured.peaks_bytes
-        return {
-            "process": process.number,
-            "round": self.rules.round,
-            "log_figure": reading.log_figure,
-            "error": reading.error,
-            "step_s": measured.mean_step_s,
-            "steps_per_epoch": measured.steps_per_epoch,
-            "peak_bytes": max(peaks),
-            "needed_bytes": max(peaks) if self.on_gpus else sum(peaks),
-            "used_s": process.block_s,
-        }
-
-    def _note(self, place: int, entry: dict[str, Any]) -> None:
-        self.journal.add(cell=self.cells[place].config.identity(), **entry)
-        self.used_s[place] = self.used_s.get(place, 0.0) + entry.get("used_s", 0.0)
-        if "log_figure" in entry:
-            self._take(place, entry)
+        self._note(
+            place,
+            process=process.number,
+            round=self.rules.round,
+            log_figure=reading.log_figure,
+            error=reading.error,
+            step_s=measured.mean_step_s,
+            steps_per_epoch=measured.steps_per_epoch,
+            peak_bytes=max(peaks),
+            needed_bytes=max(peaks) if self.on_gpus else sum(peaks),
+            used_s=process.block_s,
+        )
 
     def _out(self, place: int, reason: str, lasts: bool = True) -> None:
         """
         Args:
-            lasts: the cell is out too when the race goes on after an interruption.
+            lasts: the cell stays out when the race goes on after an interruption.
         """
-        self.ended.add(place)
-        self.rules.out(place, reason)
-        self._note(place, {"out" if lasts else "lost": reason})
+        self._note(place, **{"out" if lasts else "lost": reason})
         self._drop()
 
     def _drop(self) -> None:
@@ -327,8 +313,7 @@ class LiveRace:
         return needed <= (1 - MARGIN) * processes.free_bytes(self.on_gpus)
 
     def full_s(self) -> float | None:
-        """The seconds of a cell that is measured in full, with its start: the mean of those that trained; None before
-        one has."""
+        """Seconds of a full run with its start, the mean of the cells that trained; None before one has."""
         trained = [
             step_s * steps * getattr(self.cells[place].config, "epochs", 1)
             for place, (step_s, steps) in self.steps.items()
@@ -341,7 +326,7 @@ class LiveRace:
         return [processes.as_result(self.cells[place], turn - first + 1) for turn, place in self.rules.final_runs]
 
     def take_finals(self, finals: Sequence[Cell]) -> None:
-        """Tell the rules what the finalists' runs came to. One that missed its target accuracy in any cannot win."""
+        """Take the finalists' runs. A cell that missed its target accuracy in any of them cannot win."""
         lost, missed, measured = dict[int, str](), dict[int, str](), set[int]()
         for (turn, place), cell in zip(self.rules.final_runs, finals, strict=True):
             known = None if cell.result is None else readings.full_run(cell.result, self.figure)
@@ -350,13 +335,13 @@ class LiveRace:
                 lost[place] = f"{status} when it was measured in full"
                 continue
             measured.add(place)
-            target = cell.cfg.get("target_accuracy")
-            record = cell.result.record
+            target, record = cell.cfg.get("target_accuracy"), cell.result.record
             if target is not None and isinstance(record, VisionRecord) and record.time_to_target_s is None:
                 ended_at = f"{record.test_accuracy or 0.0:.1%}"
                 missed[place] = f"{MISSED}={target:g} in a full run, which ended at {ended_at}"
             self.started += 1
-            is_alike = self.figure not in readings.OTHER_WORK
+            # A run's energy has that of evaluation, which blocks do not have
+            is_alike = self.options.figure != "energy_joules"
             self.rules.add_full(Block(place, turn, *known, self.started), is_alike)
         self.ended |= missed.keys()
         for place, reason in (missed | {place: lost[place] for place in lost.keys() - measured}).items():

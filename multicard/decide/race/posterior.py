@@ -117,12 +117,9 @@ class Model:
     Args:
         settings: of each cell, by axis.
         priors: of each cell; None where there is none.
-        process_sd: the default between processes of a cell.
     """
 
-    def __init__(
-        self, settings: Sequence[Mapping[str, object]], priors: Sequence[Prior | None], process_sd: float
-    ) -> None:
+    def __init__(self, settings: Sequence[Mapping[str, object]], priors: Sequence[Prior | None]) -> None:
         self._cells = cells = len(settings)
         self._figures = [Row(cell) for cell in range(cells)]
         self._priors = {cell: prior for cell, prior in enumerate(priors) if prior is not None}
@@ -137,7 +134,6 @@ class Model:
         errors = np.outer(sd, sd) * (common + shared * alike / max(len(used), 1) + single * np.eye(cells))
         self._parts = np.stack((LEVEL_SD**2 + AXIS_SD**2 * alike, pairs, errors))
         self._default_log_scales = np.log(DEFAULTS)
-        self._default_log_scales[PROCESS] = math.log(process_sd)
         self.log_scales = self._default_log_scales
 
     def forget(self, basis: str) -> None:

@@ -1,11 +1,12 @@
-"""The processes of a race: cells that are started as probes, train a block when they are told to, and pause."""
+"""Processes of a race: cells that are started as probes, train a block when they are told to, and pause."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from multicard.config.base import RunConfig
 from multicard.decide.race import readings
@@ -25,7 +26,7 @@ QUIET_S, QUIET_SHARE, QUIET_WITHIN_S = 0.1, 0.2, 5.0  # a paused cell is quiet b
 
 
 class CellEndedError(Exception):
-    """The process of a cell has ended by itself: why is in its record."""
+    """The process of a cell has ended by itself; its record says why."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run.status)
@@ -36,9 +37,9 @@ class CellEndedError(Exception):
 class CellProcess:
     """A process of a cell.
 
-    cell: as it is raced, a probe in a folder of its own. number: of the process, in the whole race. last: what its
-    ranks wrote when they last paused. step_s: of its steps. start_s, block_s: seconds that its start took, and its last
-    block with all that is not measured. ran_at_s: when it last paused.
+    cell: as a probe in a folder of its own. number: of the process, in the whole race. last: what its ranks wrote when
+    they last paused. step_s: of its steps; None before it has trained. start_s, block_s: seconds of its start, and of
+    its last block with all that is not measured. ran_at_s: when it last paused.
     """
 
     cell: Cell
@@ -54,8 +55,8 @@ class CellProcess:
     ran_at_s: float = field(default_factory=clock_s)
 
     def run_block(self, block_s: float) -> Measured:
-        """Let it train so that `block_s` seconds are measured, and a few steps at least. A process that has not trained
-        yet does a few steps first, by which the length of its block is chosen.
+        """Train so that `block_s` seconds are measured, and a few steps at least. A process that has not trained yet
+        does a few steps first, which tell how many make a block.
 
         Raises:
             CellEndedError: it ended.
@@ -67,7 +68,7 @@ class CellProcess:
         if first is None or first.energy is not None:  # which has that of its warm-up too
             measured = self._train(block_s, self.step_s)
         elif first.seconds < block_s:
-            measured = readings.joined(first, self._train(block_s - first.seconds, self.step_s))
+            measured = first.joined(self._train(block_s - first.seconds, self.step_s))
         else:
             measured = first
         self.step_s = measured.mean_step_s
@@ -76,7 +77,7 @@ class CellProcess:
         return measured
 
     def _train(self, seconds: float, step_s: float) -> Measured:
-        """Train a stretch in which so many seconds are measured."""
+        """Train until `seconds` seconds are measured, by steps of `step_s`."""
         assert self.board is not None and self.last is not None
         gpus = (self.running.share.gpus or ())[: self.cell.config.gpus]
         while True:
@@ -116,26 +117,18 @@ class CellProcess:
 
     def wait_until_quiet(self) -> None:
         """Wait until its loader's workers have filled their queues, and nothing of it computes."""
-        ends_s = clock_s() + QUIET_WITHIN_S
-        before_s = self._cpu_s()
-        while clock_s() < ends_s:
+        ends_s, before_s, used_s = clock_s() + QUIET_WITHIN_S, self._cpu_s(), QUIET_S
+        while used_s >= QUIET_SHARE * QUIET_S and clock_s() < ends_s:
             pause(QUIET_S)
             now_s = self._cpu_s()
-            if now_s - before_s < QUIET_SHARE * QUIET_S:
-                return
-            before_s = now_s
+            used_s, before_s = now_s - before_s, now_s
 
     def _cpu_s(self) -> float:
         """CPU time of its processes."""
-        import psutil
-
         total_s = 0.0
-        try:
+        with suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.running.pid).children(recursive=True):
-                times = process.cpu_times()
-                total_s += times.user + times.system
-        except psutil.NoSuchProcess:
-            pass
+                total_s += sum(process.cpu_times()[:2])  # user and system
         return total_s
 
 
@@ -154,19 +147,14 @@ def _changed(cell: Cell, repetition: int, is_probe: bool, figure: str | None) ->
     cfg.probe.enabled, cfg.race.figure, cfg.repetition = is_probe, figure, repetition
     probe, race = replace(config.probe, enabled=is_probe), replace(config.race, figure=figure)
     config = replace(config, probe=probe, race=race, repetition=repetition)
-    return replace(cell, cfg=cfg, config=config, folder=folder_of(cell, repetition, is_probe), result=None)
-
-
-def folder_of(cell: Cell, repetition: int, probe: bool) -> Path:
-    """Of a run of the cell; the cell's own folder names its changed axes."""
-    digits = cell.config.identity()
+    digits, ending = config.identity(), (f"-r{repetition}" if repetition > 1 else "") + ("-probe" if is_probe else "")
     changed = cell.folder.name.partition(f"-{digits}")[0]
-    name = f"{changed}-{digits}" + (f"-r{repetition}" if repetition > 1 else "") + ("-probe" if probe else "")
-    return identity.find(cell.folder.parent, name)
+    folder = identity.find(cell.folder.parent, f"{changed}-{digits}{ending}")
+    return replace(cell, cfg=cfg, config=config, folder=folder, result=None)
 
 
 def start(executor: Executor, cell: Cell, number: int, share: MachineShare) -> CellProcess:
-    """Start a process of the cell, and wait until its ranks are ready to train.
+    """Start a process of a cell, and wait until its ranks are ready to train.
 
     Args:
         cell: as a probe.
@@ -178,8 +166,7 @@ def start(executor: Executor, cell: Cell, number: int, share: MachineShare) -> C
     (cell.folder / "result.json").unlink(missing_ok=True)
     for path in cell.folder.glob("blocks/*.jsonl"):  # of a process that was killed
         path.unlink()
-    running = executor.start(cell, share)
-    process = CellProcess(cell, number, executor, running, BlockReader(cell.folder))
+    process = CellProcess(cell, number, executor, executor.start(cell, share), BlockReader(cell.folder))
     process.wait()
     process.board = Board(cell.folder, process.reader.ranks)
     process.start_s = clock_s() - began_s
@@ -188,7 +175,7 @@ def start(executor: Executor, cell: Cell, number: int, share: MachineShare) -> C
 
 @contextmanager
 def whole_machine(config: RunConfig) -> Iterator[MachineShare]:
-    """Within it no other command takes a GPU or core of this machine by a lease. Waits for those that have some."""
+    """Lease all GPUs and cores of this machine, once other commands have given theirs back."""
     on, whole = Machine(), replace(config, exclusive=None)
     try:
         while (share := on.take(whole)) is None:
@@ -205,18 +192,20 @@ def free_bytes(on_gpus: bool) -> int:
     """Memory that a process can still have: of the host, or of the GPU that has least."""
     if not on_gpus:
         return memory.available_memory_bytes()
-    with nvml.opened() as library:
-        used = [_ask(library, "nvmlDeviceGetMemoryInfo", uuid) for uuid in devices.visible_gpus()]
-    return min((0 if each is None else each.free for each in used), default=0)
+    told = _ask("nvmlDeviceGetMemoryInfo", devices.visible_gpus())
+    return min((0 if each is None else each.free for each in told), default=0)
 
 
 def joules(uuids: Sequence[str]) -> float | None:
-    """What the GPUs' energy counters show, together; None where there is no GPU, or one has no counter."""
+    """Sum of the GPUs' energy counters; None where there is no GPU, or one has no counter."""
+    told = _ask("nvmlDeviceGetTotalEnergyConsumption", uuids)
+    return 1e-3 * sum(told) if told and None not in told else None
+
+
+def _ask(function: str, uuids: Sequence[str]) -> list[Any]:
+    """NVML's answer for each GPU; None where there is none."""
     with nvml.opened() as library:
-        read = [_ask(library, "nvmlDeviceGetTotalEnergyConsumption", uuid) for uuid in uuids]
-    return 1e-3 * sum(read) if read and None not in read else None
-
-
-def _ask(library: Any, function: str, uuid: str) -> Any:
-    handle = None if library is None else nvml.ask(library, library.nvmlDeviceGetHandleByUUID, uuid)
-    return None if handle is None else nvml.ask(library, getattr(library, function), handle)
+        if library is None:
+            return [None] * len(uuids)
+        handles = [nvml.ask(library, library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids]
+        return [handle and nvml.ask(library, getattr(library, function), handle) for handle in handles]

@@ -1,26 +1,23 @@
-"""Which cells of a race run next, which drop out, and when it is over.
+"""Rules of a race: which cells run next, which drop out, and when it is over.
 
 Everything is decided by draws of all cells' figures from the posterior (`posterior.Model`).
 
-- The race asks how it could be wrong: in which draws a cell is better than the leader by more than the tolerance. A
-  cell counts by the share of draws in which it is the best of these (as in top-two Thompson sampling: Russo 2020, Oper.
-  Res. 68:1625).
-- What runs next is what says most of these differences for its seconds: a further block of a cell, of the leader too, a
-  block of a fresh process, once the blocks of one are surer than processes are alike, or of a cell that never ran,
-  which says something of all that are like it. In a Gaussian model that is known before it is measured.
-- A cell drops out when it is beaten. The probability, given all that was measured, that a cell is the best is a
-  martingale: however often one looks, the race drops the best cell with no more than the sum of these probabilities at
-  the times at which cells dropped out. That sum is kept under DROP_SHARE of 1 - confidence; a look may spend a quarter
-  of what is left of it.
+- A rival is a cell that is better than the leader by more than the tolerance, weighted by the share of draws in which
+  it is the best such cell (as in top-two Thompson sampling: Russo 2020, Oper. Res. 68:1625).
+- The next blocks are those that reduce the uncertainty of these differences most per second: a further block of a
+  running cell, a block of a fresh process, or a block of a cell that never ran, which tells about all cells like it. In
+  a Gaussian model this is known before the block is measured.
+- A cell drops out when it is beaten. The posterior probability that a cell is the best is a martingale: however often
+  one looks, the best cell drops out with at most the sum of these probabilities at the times at which cells dropped
+  out. The sum stays below DROP_SHARE of 1 - confidence; one look may spend a quarter of what is left.
 - A cell that is far behind by estimates that may exclude it does not start. It comes back once a block of any cell lies
   outside the interval of an estimate of the same basis. A basis that misses by as much as it excludes is forgotten.
-- The race is over when, but for a share of 1 - confidence, nothing is better than the best finalist by more than the
-  tolerance. That share grows with the race's time, as being surer costs more: MISS_SHARES from and up to SPENT of the
-  grid's time. The rest of 1 - confidence is for machines that are not as the model has them. There is one finalist;
-  or several, where cells are too close for that after PROCESSES processes, or where the race, since as many would have
-  been enough, took as long as the full runs that a single one would save: at worst that part of it takes twice as long
-  as if one had known.
-- The finalists then run in full, each `runs` times in fresh processes, in turns. These count like blocks.
+- The race is over when, but for a share of 1 - confidence, no cell is better than the best finalist by more than the
+  tolerance. The share grows with the race's time from the first to the second of MISS_SHARES, over SPENT of the grid's
+  time; the rest of 1 - confidence is for machines that differ from the model. Several finalists end it where cells are
+  too close, or once the race, since they would have been enough, took as long as the full runs that a single finalist
+  would save.
+- The finalists then run in full, `runs` times each, by turns in fresh processes. Full runs count like blocks.
 - A race that would take longer than its grid measures the grid instead.
 """
 
@@ -37,55 +34,47 @@ from multicard.decide.race.standings import BEATEN, IN, NOT_STARTED, OUT, RaceOp
 DRAWS = 4096
 DROP_SHARE = 0.1  # of 1 - confidence, for dropping the best cell
 MISS_SHARES, SPENT = (0.1, 0.75), (0.04, 0.10)  # of 1 - confidence, for missing it; by the share of the grid's time
-NOISE_DEGREES = 3  # of freedom: what is known of a cell's noise before its first block
+NOISE_DEGREES = 3  # of freedom of a cell's noise before its first block
 PROCESSES = 3  # of a cell before the finals
 SPENT_AT_ONCE = 0.25  # of the probability that is left for dropping the best cell
-MOST_CELLS = 8  # of a round
-WORTH_ROUND = 0.5  # of what the first block of a round says a second: a round ends with blocks that say less
-WORTH_GOING_ON = 0.02  # of the uncertainty, which a block resolves at least: else the race ends undecided
-MOST_ROUNDS = 200
-MOST_SPENT = 0.5  # of the grid's time: a race that takes longer ends undecided, with the finalists that it has
+MOST_CELLS = 8  # in a round
+WORTH_ROUND = 0.5  # least gain per second of a block, relative to the first block of its round
+WORTH_GOING_ON = 0.02  # least share of the uncertainty that a block resolves; below it the race ends undecided
+MOST_SPENT = 0.5  # of the grid's time: a longer race ends undecided
 CELLS_AN_EFFECT = 3  # cells that a race starts for each value of an axis beyond the first
 HOPELESS = 4.0  # standard deviations between two estimates by which the worse cell is excluded
 # Why a race ended
 SURE = "one cell is within the tolerance of the best, as surely as was asked for"
 CLOSE = "the best cells are too close: to tell them apart would take as long as to measure them in full"
 TIME = f"it has taken {MOST_SPENT:.0%} of the time of the whole grid, or all but that of the full runs"
-ROUNDS = f"it has taken {MOST_ROUNDS} rounds"
 NOTHING_LEFT = "further blocks would hardly tell the best cells apart"
 NOT_WORTH = "it would take longer than all cells of the grid in full, which are measured instead"
 NO_CELL = "no cell is left"
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What a look at the race sees.
+class _Look:
+    """The race as the draws show it.
 
-    draws: figures (DRAWS, cells), minus infinity for cells that cannot win any more. enough: in which draws a cell is
-    within the tolerance of the best. best: the best cell of each draw.
+    enough: (DRAWS, cells), true where a cell is within the tolerance of the best. best: (DRAWS,), the best cell.
     """
 
     posterior: Posterior
-    draws: np.ndarray
     enough: np.ndarray
     best: np.ndarray
-
-    @property
-    def leads(self) -> np.ndarray:
-        """The probability of each cell to be the best."""
-        return np.bincount(self.best, minlength=self.draws.shape[1]) / len(self.best)
 
 
 class Race:
     """A race between cells, by the figures of their blocks.
 
-    Its decisions follow from the arguments and the calls, in their order: a race that is called again with the same
-    blocks goes the same way, and so one that was killed goes on.
+    Decisions follow from the arguments and the calls, in their order: a race that is called again with the same blocks
+    decides the same, so one that was killed can go on.
 
     Args:
         settings: of each cell, by axis.
         priors: of each cell's log figure, or None.
-        start_s: of a process. block_s: of a block. full_s: of a full run with its start; None: not known yet.
+        start_s: seconds of starting a process. block_s: of a block. full_s: of a full run with its start; None: unknown
+            until `costs` tells it.
     """
 
     def __init__(
@@ -98,69 +87,66 @@ class Race:
         seed: int = 0,
         full_s: float | None = None,
     ) -> None:
-        if not settings:
-            raise ValueError("a race needs a cell")
         self.options = options or RaceOptions()
         self.finalists: tuple[int, ...] = ()
         self.fresh: frozenset[int] = frozenset()
         self.over, self.ending = False, ""
         self._count = len(settings)
-        self._start_s, self._block_s, self._full_s = start_s, block_s, full_s
+        self._start_s, self._block_s, self._full_s, self._raced_s = start_s, block_s, full_s, 0.0
         self._priors, self._missed = dict(enumerate(priors)), set[str]()
-        self._model = Model(settings, priors, self.options.process_sd)
+        self._model = Model(settings, priors)
         self._normals = np.random.default_rng(seed).standard_normal((DRAWS, self._count))
         self._tolerance = -math.log1p(-self.options.tolerance)
         self._blocks: list[Block] = []
-        self._ended: dict[int, str] = {}  # why cells that ran, or cannot, are out
+        self._ended: dict[int, str] = {}  # reasons of cells that ran, or cannot
         self._spent = 0.0
         self._full: dict[int, list[float]] = {}  # log figures of full runs, by cell
         self._enough_s: dict[int, float] = {}  # by number of finalists, since when they are enough
         self._rounds = self._finals = 0
-        self._raced_s = 0.0
 
     @property
     def round(self) -> int:
-        """The number of the round that `next_round` returned last, which its blocks have."""
+        """Number of the round that `next_round` returned last; its blocks have it."""
         return self._rounds - 1
 
     def next_round(self) -> list[int]:
         """The cells that run next, a block each in this order; none when the race is over.
 
-        Those that have no process are started before the first block, so that the blocks follow one another closely;
-        those in `fresh` end theirs and are started anew.
+        Those without a process are started before the first block, so that the blocks follow one another closely; those
+        in `fresh` end theirs and are started anew.
         """
         self.fresh = frozenset()
         if self.over:
             return []
         self._model.learn(self._blocks)
-        known = self._look()
-        cells, ending = self._round(known) if known else ([], NO_CELL)
-        if cells and self._rounds < MOST_ROUNDS:
+        look = self._look()
+        cells, self.ending = self._round(look) if look else ([], NO_CELL)
+        if cells:
             self._rounds += 1
             return cells
-        self.over, self.ending, self._finals = True, ending or ROUNDS, self._rounds
-        whole = np.flatnonzero(self._alive()).tolist()
-        self.finalists = tuple(whole) if ending == NOT_WORTH else self._chosen(self._look(), self._most_finalists())
+        self.over, self._finals = True, self._rounds
+        alive = np.flatnonzero(self._alive()).tolist()
+        self.finalists = tuple(alive) if self.ending == NOT_WORTH else self._chosen(self._look(), self._finalists())
         return []
 
     def replay_round(self) -> None:
-        """Decide as before the next round of an earlier race, of which the blocks follow."""
+        """Decide as before a round of an earlier race whose blocks follow."""
         self.next_round()
         if self.over:  # by rounding alone, as that race went on
             self.over, self._rounds = False, self._rounds + 1
 
     def costs(self, start_s: float, block_s: float, full_s: float, raced_s: float = 0.0) -> None:
-        """What these take, once it is known of this machine: as the arguments of the same names.
+        """Set the arguments of these names to what this machine takes.
 
         Args:
-            raced_s: what the race took so far, with all that is neither a start nor a block.
+            raced_s: seconds of the race so far, with all that is neither a start nor a block.
         """
         self._start_s, self._block_s, self._full_s, self._raced_s = start_s, block_s, full_s, raced_s
 
     @property
     def gives_up(self) -> bool:
-        """True where, as the first round tells, the starts, a block of each and the fewest full runs take longer than
-        the whole grid."""
+        """True where, by the first round, the starts, a block of each and the fewest full runs take longer than the
+        whole grid."""
         if self._full_s is None or self._rounds > 1:
             return False
         started = min(self._count, CELLS_AN_EFFECT * self._model.effects)
@@ -181,7 +167,7 @@ class Race:
         return [(turn, cell) for turn in turns for cell in self.finalists]
 
     def add(self, block: Block) -> None:
-        """A block that ran."""
+        """Take a block that ran."""
         if not (math.isfinite(block.log_figure) and math.isfinite(block.error) and block.error >= 0):
             self.out(block.cell, "its figure is not finite")
             return
@@ -197,17 +183,17 @@ class Race:
             self._model.forget(prior.basis)
 
     def add_full(self, block: Block, is_alike: bool = True) -> None:
-        """A full run of a finalist, as a block of a new process.
+        """Take a full run of a finalist, as a block of a new process.
 
         Args:
-            is_alike: its figure is of the same work as that of blocks; else it ranks the finalists alone.
+            is_alike: a full run does the same work as a block; else it ranks the finalists alone.
         """
         if is_alike:
             self.add(replace(block, is_full=True))
         self._full.setdefault(block.cell, []).append(block.log_figure)
 
     def out(self, cell: int, reason: str) -> None:
-        """A cell that cannot go on: failed, out of memory, diverged."""
+        """Take a cell out that cannot go on: failed, out of memory, diverged."""
         self._ended.setdefault(cell, reason)
 
     def take_back(self, cell: int) -> None:
@@ -216,27 +202,37 @@ class Race:
 
     @property
     def standings(self) -> list[Standing]:
-        known = self._look()
-        posterior = self._model.posterior(self._blocks) if known is None else known.posterior
-        leader = None if known is None else self._leader(known)
-        leads = np.zeros(self._count) if known is None else known.leads
-        return [self._standing(cell, posterior, leader, float(leads[cell])) for cell in range(self._count)]
+        """All cells, in their order."""
+        posterior, reasons = self._model.posterior(self._blocks), self._reasons
+        blocks = np.bincount([block.cell for block in self._blocks], minlength=self._count)
+        return [
+            Standing(
+                cell,
+                OUT if cell in reasons else IN if blocks[cell] else NOT_STARTED,
+                reasons.get(cell, ""),
+                int(blocks[cell]),
+                float(posterior.mean[cell]),
+                float(posterior.sd[cell]),
+                float(np.mean(self._full[cell])) if cell in self._full else None,
+            )
+            for cell in range(self._count)
+        ]
 
     def verdict(self) -> Verdict:
-        """Who won: by the finalists' full runs, which are the results; how sure that is, by all that was measured."""
-        known, reasons = self._look(), self._reasons
+        """The winner by the finalists' full runs, and how sure that is by all that was measured."""
+        look, reasons = self._look(), self._reasons
         cells = [cell for cell in self.finalists if cell not in reasons]
-        if known is None or not cells:
+        if look is None or not cells:
             return Verdict(None, 0.0)
         figures = {cell: float(np.mean(self._full[cell])) for cell in cells if cell in self._full}
-        winner = max(figures or cells, key=lambda cell: figures.get(cell, float(known.posterior.mean[cell])))
+        winner = max(figures or cells, key=lambda cell: figures.get(cell, float(look.posterior.mean[cell])))
         started = [*self._started(), *(cell for cell, why in reasons.items() if why.startswith(BEATEN))]
-        near = {cell: self._near(known.posterior, winner, cell) for cell in sorted(started) if cell != winner}
+        near = {cell: self._near(look.posterior, winner, cell) for cell in sorted(started) if cell != winner}
         confidence = self.options.confidence
         equal = tuple(cell for cell, probability in near.items() if probability >= confidence)
         unsure = (cell for cell, probability in near.items() if 1 - confidence < probability < confidence)
         close = tuple(cell for cell in unsure if cell not in reasons)
-        return Verdict(winner, max(float(known.enough[:, winner].mean()) - self._spent, 0.0), equal, close)
+        return Verdict(winner, max(float(look.enough[:, winner].mean()) - self._spent, 0.0), equal, close)
 
     @property
     def _reasons(self) -> dict[int, str]:
@@ -259,7 +255,11 @@ class Race:
         reasons = self._reasons
         return np.array([cell not in reasons for cell in range(self._count)])
 
-    def _look(self) -> _Known | None:
+    def _started(self) -> list[int]:
+        """Cells that ran a block and are in the race."""
+        return sorted({block.cell for block in self._blocks} - self._ended.keys())
+
+    def _look(self) -> _Look | None:
         """None where no cell is left."""
         alive = self._alive()
         if not alive.any():
@@ -267,64 +267,24 @@ class Race:
         posterior, draws = self._model.drawn(self._blocks, self._normals)
         draws = np.where(alive, draws, -np.inf)
         enough = draws >= draws.max(axis=1, keepdims=True) - self._tolerance
-        return _Known(posterior, draws, enough, draws.argmax(axis=1))
+        return _Look(posterior, enough, draws.argmax(axis=1))
 
-    def _started(self) -> list[int]:
-        """Cells that ran a block and are in the race."""
-        return sorted({block.cell for block in self._blocks} - self._ended.keys())
-
-    def _leader(self, known: _Known) -> int | None:
-        return max(self._started(), key=lambda cell: known.posterior.mean[cell], default=None)
-
-    def _round(self, known: _Known) -> tuple[list[int], str]:
-        """The cells of the next round; none, and why, where there is none."""
+    def _round(self, look: _Look) -> tuple[list[int], str]:
+        """The cells of the next round; none, and the reason, where the race ends."""
         if self.gives_up:
             return [], NOT_WORTH
-        leader = self._leader(known)
+        leader = max(self._started(), key=lambda cell: look.posterior.mean[cell], default=None)
         if leader is None:
-            likeliest = int(known.leads.argmax())
-            return self._telling(known, likeliest) or [likeliest], ""
-        self._drop(known, leader)
-        ending = self._worth_ending(known)
-        cells = [] if ending else self._telling(known, leader)
+            likeliest = int(np.bincount(look.best).argmax())
+            return self._telling(look, likeliest) or [likeliest], ""
+        self._drop(look, leader)
+        ending = self._worth_ending(look)
+        cells = [] if ending else self._telling(look, leader)
         return cells, ending or ("" if cells else NOTHING_LEFT)
 
-    def _spare(self) -> float:
-        """The probability of missing the best cell at which the race ends."""
-        spent = SPENT[1] if self._full_s is None else self._seconds() / (self._count * self._full_s)
-        return float(np.interp(spent, SPENT, MISS_SHARES)) * (1 - self.options.confidence)
-
-    def _worth_ending(self, known: _Known) -> str:
-        """Why to end: one finalist is enough, or several are by now cheaper than to go on, or none may be found in
-        time; empty where it is worth going on."""
-        seconds = self._seconds()
-        if max(seconds, self._raced_s) >= self.most_s:
-            return TIME
-        for count in range(1, self._most_finalists() + 1):
-            finalists = self._chosen(known, count)
-            if known.enough[:, finalists].any(axis=1).mean() < 1 - self._spare():
-                self._enough_s.pop(count, None)
-                continue
-            since_s = self._enough_s.setdefault(count, seconds)
-            more_runs = (count - 1) * self.options.runs
-            if not more_runs or (self._full_s is not None and seconds - since_s >= more_runs * self._full_s):
-                return CLOSE if more_runs else SURE
-        return ""
-
-    def _most_finalists(self) -> int:
-        """Those whose full runs fit into what is left of the grid's time, one at least."""
-        if self._full_s is None:
-            return self.options.finalists
-        left_s = self._count * self._full_s - max(self._seconds(), self._raced_s)
-        return max(1, min(self.options.finalists, int(left_s / (self.options.runs * self._full_s))))
-
-    def _seconds(self) -> float:
-        """What the blocks took."""
-        return len(self._processes()) * self._start_s + len(self._blocks) * self._block_s
-
-    def _drop(self, known: _Known, leader: int) -> None:
-        """Drop beaten cells, the worst first, as long as their probabilities to be the best allow it."""
-        behind = {cell: known.posterior.difference(leader, cell) for cell in self._started() if cell != leader}
+    def _drop(self, look: _Look, leader: int) -> None:
+        """Drop beaten cells, the worst first, as far as their probabilities to be the best allow it."""
+        behind = {cell: look.posterior.difference(leader, cell) for cell in self._started() if cell != leader}
         blocks = np.bincount([block.cell for block in self._blocks], minlength=self._count)
         wrong = {cell: float(stdtr(NOISE_DEGREES + blocks[cell], -mean / sd)) for cell, (mean, sd) in behind.items()}
         allowed = SPENT_AT_ONCE * (DROP_SHARE * (1 - self.options.confidence) - self._spent)
@@ -337,75 +297,89 @@ class Race:
             share, least = (-math.expm1(-value) for value in (mean, mean - 2 * sd))
             self._ended[cell] = f"{BEATEN}{share:.1%} behind the leader, at least {max(least, 0.0):.1%}"
 
-    def _telling(self, known: _Known, leader: int) -> list[int]:
-        """The cells whose next blocks say most of how far those that may beat the leader are from it; sets `fresh`."""
-        beaten = ~known.enough[:, leader]
-        mass = np.bincount(known.best[beaten], minlength=self._count) / max(beaten.sum(), 1)
+    def _worth_ending(self, look: _Look) -> str:
+        """Why to end: the time is over, one finalist is enough, or several are cheaper than going on; else empty."""
+        seconds = self._seconds()
+        if max(seconds, self._raced_s) >= self.most_s:
+            return TIME
+        for count in range(1, self._finalists() + 1):
+            finalists = self._chosen(look, count)
+            if look.enough[:, finalists].any(axis=1).mean() < 1 - self._accepted_risk():
+                self._enough_s.pop(count, None)
+                continue
+            since_s = self._enough_s.setdefault(count, seconds)
+            more_runs = (count - 1) * self.options.runs
+            if not more_runs or (self._full_s is not None and seconds - since_s >= more_runs * self._full_s):
+                return CLOSE if more_runs else SURE
+        return ""
+
+    def _finalists(self) -> int:
+        """Most finalists whose full runs fit into what is left of the grid's time, one at least."""
+        if self._full_s is None:
+            return self.options.finalists
+        left_s = self._count * self._full_s - max(self._seconds(), self._raced_s)
+        return max(1, min(self.options.finalists, int(left_s / (self.options.runs * self._full_s))))
+
+    def _seconds(self) -> float:
+        """Seconds of all starts and blocks."""
+        return len(self._processes()) * self._start_s + len(self._blocks) * self._block_s
+
+    def _processes(self) -> set[tuple[int, int]]:
+        return {(block.cell, block.process) for block in self._blocks}
+
+    def _accepted_risk(self) -> float:
+        """Probability of missing the best cell at which the race ends."""
+        spent = SPENT[1] if self._full_s is None else self._seconds() / (self._count * self._full_s)
+        return float(np.interp(spent, SPENT, MISS_SHARES)) * (1 - self.options.confidence)
+
+    def _chosen(self, look: _Look | None, most: int) -> tuple[int, ...]:
+        """The fewest cells, at most `most`, that contain a good-enough one at the accepted risk; the best first."""
+        started, chosen = self._started(), list[int]()
+        if look is None:
+            return ()
+        missed = np.ones(DRAWS, bool)
+        while len(chosen) < min(most, len(started)) and (not chosen or missed.mean() > self._accepted_risk()):
+            rest = [cell for cell in started if cell not in chosen]
+            chosen.append(max(rest, key=lambda cell: look.enough[missed, cell].sum()))
+            missed &= ~look.enough[:, chosen[-1]]
+        return tuple(chosen)
+
+    def _telling(self, look: _Look, leader: int) -> list[int]:
+        """The cells whose next blocks tell most about how far the leader's rivals are from it; sets `fresh`."""
+        beaten = ~look.enough[:, leader]
+        mass = np.bincount(look.best[beaten], minlength=self._count) / max(beaten.sum(), 1)
         rivals = np.flatnonzero(mass)
         covariance = self._model.outlook(self._blocks)
         own = np.diag(covariance)
         before = np.maximum(own[leader] + own[rivals] - 2 * covariance[leader, rivals], FLOOR)
-        open_turns, seconds = self._turns()
+        can_run, seconds = self._turns()
         picked: list[int] = []
         first_rate = 0.0
-        while len(picked) < MOST_CELLS and open_turns.any():
+        while len(picked) < MOST_CELLS and can_run.any():
             tells = covariance[self._count :, leader, None] - covariance[self._count :, rivals]
             own = np.maximum(np.diag(covariance)[self._count :, None], FLOOR)  # nothing is left of blocks picked before
             resolved = np.square(tells) / own / before @ mass[rivals]
-            rates = np.where(open_turns & (resolved >= WORTH_GOING_ON), resolved / seconds, 0.0)
+            rates = np.where(can_run & (resolved >= WORTH_GOING_ON), resolved / seconds, 0.0)
             turn = int(rates.argmax())
             if not rates[turn] or rates[turn] < WORTH_ROUND * first_rate:
                 break
             first_rate = first_rate or float(rates[turn])
             picked.append(turn)
-            open_turns[[turn % self._count, turn % self._count + self._count]] = False
+            can_run[[turn % self._count, turn % self._count + self._count]] = False
             column = covariance[:, self._count + turn]
             covariance = covariance - np.outer(column, column) / column[self._count + turn]
         self.fresh = frozenset(turn % self._count for turn in picked if turn >= self._count) & {*self._started()}
         return [turn % self._count for turn in picked]
 
     def _turns(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which blocks can run, first of running processes, then of fresh ones (2 cells,), and what they take."""
+        """Blocks that can run, first of running and then of fresh processes (2 cells,), and their seconds."""
         alive, running = self._alive(), np.zeros(self._count, bool)
         running[self._started()] = True
         processes = np.bincount([cell for cell, _ in self._processes()], minlength=self._count)
         seconds = np.repeat([self._block_s, self._block_s + self._start_s], self._count)
         return np.concatenate((alive & running, alive & (processes < PROCESSES))), seconds
 
-    def _processes(self) -> set[tuple[int, int]]:
-        return {(block.cell, block.process) for block in self._blocks}
-
-    def _chosen(self, known: _Known | None, most: int) -> tuple[int, ...]:
-        """The smallest set of at most `most` cells, the best first, that holds a good enough one at the accepted
-        risk."""
-        started = self._started()
-        chosen: list[int] = []
-        if known is None:
-            return ()
-        missed = np.ones(DRAWS, bool)
-        while len(chosen) < min(most, len(started)) and (not chosen or missed.mean() > self._spare()):
-            rest = [cell for cell in started if cell not in chosen]
-            chosen.append(max(rest, key=lambda cell: known.enough[missed, cell].sum()))
-            missed &= ~known.enough[:, chosen[-1]]
-        return tuple(chosen)
-
     def _near(self, posterior: Posterior, cell: int, other: int) -> float:
-        """The probability that two cells differ by no more than the tolerance."""
+        """Probability that two cells differ by at most the tolerance."""
         mean, sd = posterior.difference(cell, other)
         return float(ndtr((self._tolerance - mean) / sd) - ndtr((-self._tolerance - mean) / sd))
-
-    def _standing(self, cell: int, posterior: Posterior, leader: int | None, best: float) -> Standing:
-        blocks = sum(block.cell == cell for block in self._blocks)
-        reason = self._reasons.get(cell, "")
-        behind = (0.0, 0.0) if leader is None or cell == leader else posterior.difference(leader, cell)
-        return Standing(
-            cell,
-            OUT if reason else IN if blocks else NOT_STARTED,
-            reason,
-            blocks,
-            float(posterior.mean[cell]),
-            float(posterior.sd[cell]),
-            *behind,
-            best,
-            float(np.mean(self._full[cell])) if cell in self._full else None,
-        )

@@ -1,25 +1,23 @@
-"""What the rules of a race are asked for, and what they say of its cells."""
+"""Options of a race, and what its rules say of its cells."""
 
 from dataclasses import dataclass
 
 NOT_STARTED, IN, OUT = "not started", "in", "out"
-# Beginnings of reasons: of a cell that dropped out, and of one that cannot win for its accuracy in a full run
+# First words of reasons: of a cell that dropped out, and of one whose full run did not reach its accuracy
 BEATEN, MISSED = "beaten: ", "missed target_accuracy"
 
 
 @dataclass(frozen=True)
 class RaceOptions:
-    """confidence: that the winner is within `tolerance` (a share) of the best cell.
+    """confidence: of the winner being within `tolerance`, a share, of the best cell.
 
-    finalists: the most that run in full. runs: of each. process_sd: between processes of a cell, before any was
-    repeated.
+    finalists: most cells that are measured in full. runs: of each.
     """
 
     confidence: float = 0.95
     tolerance: float = 0.02
     finalists: int = 3
     runs: int = 3
-    process_sd: float = 0.01
 
 
 @dataclass(frozen=True)
@@ -27,9 +25,8 @@ class Standing:
     """A cell in the race.
 
     state: NOT_STARTED, IN or OUT. reason: why it is out, else "". blocks: their number.
-    log_figure, error: mean and standard deviation; measured or by what others say of it.
-    behind, behind_error: the same of how far it is behind the leader, 0 for the leader itself.
-    best: the probability that no other cell is better. in_full: the mean log figure of its full runs.
+    log_figure, error: mean and standard deviation, from its own blocks and those of cells like it.
+    in_full: mean log figure of its full runs.
     """
 
     cell: int
@@ -38,9 +35,6 @@ class Standing:
     blocks: int
     log_figure: float
     error: float
-    behind: float = 0.0
-    behind_error: float = 0.0
-    best: float = 0.0
     in_full: float | None = None
 
 
@@ -48,9 +42,9 @@ class Standing:
 class Verdict:
     """How a race ended.
 
-    winner: None where no cell could be measured. sure: the probability that it is within the tolerance of the best.
-    equal: cells that differ from it by no more than the tolerance with the race's confidence, beaten ones too.
-    close: those in the race of which neither that nor the contrary is sure.
+    winner: None where no cell could be measured. sure: probability that it is within the tolerance of the best.
+    equal: cells that differ from it by at most the tolerance, with the race's confidence; beaten ones count.
+    close: cells in the race for which neither that nor the contrary is sure.
     """
 
     winner: int | None

@@ -1,46 +1,43 @@
-"""What a race shows: its standings as it goes on, and at the end the winner, the other cells, and what it took."""
+"""Lines that a race prints: its standings after each round; at the end the winner, the other cells, and the cost."""
 
 import math
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Protocol, Self
+from typing import Protocol
 
 from multicard.config.base import plain
 from multicard.config.job import Device, count
-from multicard.config.race import FIGURES, LESS_IS_BETTER, RaceConfig
+from multicard.config.race import RaceConfig
 from multicard.config.repetition import share
 from multicard.decide.race.rules import CLOSE, SURE, Race
 from multicard.decide.race.standings import BEATEN, IN, MISSED, NOT_STARTED, OUT, Standing
 from multicard.machine.shares import machine
 from multicard.measure.timing import in_hours
-from multicard.messages import say
 from multicard.records import comparable, table, text_table
-from multicard.records.run_folder import Run
+from multicard.records.figures import Figure
 from multicard.records.text_table import in_bytes
 from multicard.sweep.cells import Cell
 
 NORMAL_95 = 1.96
 LISTED = 12  # most cells in the table at the end
 END_WIDTH = 120  # of that table where there is no terminal: why cells are out was said in full when they dropped out
-LEAST_RUNS = 2  # of a cell, without which nobody knows by how much its accuracy differs from run to run
+LEAST_RUNS = 2  # of a cell; one does not show by how much its accuracy differs from run to run
 CHANGES_ACCURACY = (  # groups and keys; gpus, as batch_size is of a rank
     *("precision", "strategy", "batch_size", "gpus", "gradient_accumulation_steps", "epochs", "max_steps"),
     *("lr", "schedule", "warmup_steps", "weight_decay", "optimizer", "method", "recipe", "model"),
     *("dataset", "template", "tokenizer", "max_seq_len", "packed"),
 )
-ENERGY = {"images": "J an image", "tokens": "J a token"}  # those that are no padding
-WORSE = {"energy_joules": ("energy", "more energy"), "peak_memory": ("memory", "more memory")}
 OWN_WORDS = ("race.", "name=", "rerun=", "hydra.", "tracker")  # of the race's command, that the winner's leaves out
 
 
 class ShownRace(Protocol):
-    """What is shown of a race (`live.LiveRace`, which says what these are)."""
+    """The attributes of `live.LiveRace` that are shown."""
 
     cells: list[Cell]
     options: RaceConfig
+    figure: Figure
     rules: Race
     peaks: dict[int, int]
     used_s: dict[int, float]
@@ -50,101 +47,54 @@ class ShownRace(Protocol):
     def full_s(self) -> float | None: ...
 
 
-class Screen:
-    """While it is open: on a terminal a table that is drawn anew after each block, elsewhere a line a round."""
-
-    def __init__(self, race: ShownRace) -> None:
-        self._race, self._drawn = race, None
-        if sys.stdout.isatty():
-            from rich.live import Live
-
-            self._drawn = Live(auto_refresh=False, transient=True)
-
-    def __enter__(self) -> Self:
-        if self._drawn is not None:
-            self._drawn.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._drawn is not None:
-            self._drawn.stop()
-
-    def block_ended(self) -> None:
-        if self._drawn is not None:
-            from rich.text import Text
-
-            standings = _sorted(self._race.rules.standings, None)[:LISTED]
-            lines = _table(self._race, standings, text_table.terminal_width())
-            self._drawn.update(Text("\n".join([*lines, *_round(self._race)]), no_wrap=True), refresh=True)
-
-    def round_ended(self) -> None:
-        if self._drawn is None:
-            say("; ".join(_round(self._race)))
-
-
-def _round(race: ShownRace) -> list[str]:
-    """How the race stands, and what is still to come at most, before the final runs are known."""
-    standings = race.rules.standings
+def progress(race: ShownRace) -> str:
+    """A line after each round: how the race stands, and what is still to come at most."""
+    standings, options = race.rules.standings, race.rules.options
     states = {state: sum(each.state == state for each in standings) for state in (IN, OUT, NOT_STARTED)}
+    line = f"race, round {race.rules.round + 1}, {in_hours(race.raced_s)}: "
+    line += ", ".join(f"{number} {state}" for state, number in states.items() if number)
     leader = max((each for each in standings if each.state == IN), key=lambda each: each.log_figure, default=None)
-    ahead = "" if leader is None else f"; ahead: {race.cells[leader.cell].label}{figure(race, leader)}"
-    said = ", ".join(f"{number} {state}" for state, number in states.items() if number)
-    lines = [f"race, round {race.rules.round + 1}, {in_hours(race.raced_s)}: {said}{ahead}"]
-    full_s, options = race.full_s(), race.rules.options
-    if full_s is None:
-        return lines
-    left = in_hours(max(race.rules.most_s - race.raced_s, 0.0))
-    runs = f"{options.runs} to {count(options.runs * min(options.finalists, len(race.cells)), 'full run')}"
-    return [*lines, f"at most about {left} left, then {runs} of about {in_hours(full_s)} each"]
+    if leader is not None:
+        line += f"; ahead: {race.cells[leader.cell].label}{figure(race.figure, leader)}"
+    full_s = race.full_s()
+    if full_s is not None:
+        left = in_hours(max(race.rules.most_s - race.raced_s, 0.0))
+        runs = f"{options.runs} to {count(options.runs * min(options.finalists, len(race.cells)), 'full run')}"
+        line += f"; at most about {left} left, then {runs} of about {in_hours(full_s)} each"
+    return line
 
 
-def _sorted(standings: Sequence[Standing], winner: int | None) -> list[Standing]:
-    """The cells that ran, the best first."""
-    known = [each for each in standings if each.blocks]
-    return sorted(known, key=lambda each: (each.cell == winner, each.state == IN, each.log_figure), reverse=True)
+def figure(raced: Figure, standing: Standing) -> str:
+    return f"{value(raced, standing.log_figure)} {raced.head or raced.title} ({interval(raced, standing)})"
 
 
-def figure(race: ShownRace, standing: Standing) -> str:
-    unit = "" if race.options.figure == "peak_memory" else f" {_unit(race)}"
-    return f"{value(race, standing.log_figure)}{unit} ({interval(race, standing)})"
+def value(raced: Figure, log_figure: float) -> str:
+    return f"{math.exp(-log_figure if raced.better == 'lower' else log_figure):,.4g}"
 
 
-def _unit(race: ShownRace) -> str:
-    """Unit of the race's figure."""
-    name = str(race.options.figure)
-    return ENERGY[race.cells[0].workload.unit] if name == "energy_joules" else FIGURES[name]
-
-
-def value(race: ShownRace, log_figure: float) -> str:
-    name = str(race.options.figure)
-    number = math.exp(-log_figure if name in LESS_IS_BETTER else log_figure)
-    return in_bytes(round(number)) if name == "peak_memory" else f"{number:,.4g}"
-
-
-def interval(race: ShownRace, standing: Standing) -> str:
+def interval(raced: Figure, standing: Standing) -> str:
     """95 % interval of the figure."""
-    sign = -1 if race.options.figure in LESS_IS_BETTER else 1
-    ends = (standing.log_figure + side * sign * NORMAL_95 * standing.error for side in (-1, 1))
-    return " to ".join(value(race, log_figure) for log_figure in ends)
+    half = NORMAL_95 * standing.error * (-1 if raced.better == "lower" else 1)
+    return f"{value(raced, standing.log_figure - half)} to {value(raced, standing.log_figure + half)}"
 
 
 def end(race: ShownRace, finals: Sequence[Cell]) -> list[str]:
-    """The table of the race, its winner, and what it took."""
-    verdict, standings = race.rules.verdict(), race.rules.standings
-    known = _sorted(standings, verdict.winner)
+    """The table of the race, its winner, and its cost."""
+    verdict, standings, options = race.rules.verdict(), race.rules.standings, race.options
     missed = [each for each in standings if each.reason.startswith(MISSED)]
     if verdict.winner is None and missed:
         lines = [f"{race.cells[each.cell].label}out: {each.reason}" for each in missed]
-        remedy = "race=total_s looks for the cell that reaches its target first"
-        return [f"race={race.options.figure}: none of the fastest reached the target; {remedy}", *lines]
+        remedy = "to look at all cells, sweep without race and with stop_at_target=true"
+        return [f"race={options.figure}: none of the fastest reached the target; {remedy}", *lines]
     if verdict.winner is None:
-        return [f"race={race.options.figure}: no cell could be measured to its end"]
+        return [f"race={options.figure}: no cell could be measured to its end"]
     accuracies = _accuracies(race, finals)
-    width = text_table.terminal_width() or END_WIDTH
-    lines = ["", *_table(race, known[:LISTED], width, accuracies, verdict.winner)]
-    if len(known) > LISTED:
-        lines.append(f"and {count(len(known) - LISTED, 'cell')} that ran, and came after these")
-    for place in sorted(race.ended - {each.cell for each in known[:LISTED]}):
+    ran = [each for each in standings if each.blocks]
+    ran.sort(key=lambda each: (each.cell == verdict.winner, each.state == IN, each.log_figure), reverse=True)
+    lines = ["", *_table(race, ran[:LISTED], accuracies, verdict.winner)]
+    if len(ran) > LISTED:
+        lines.append(f"and {count(len(ran) - LISTED, 'cell')} that ran, and came after these")
+    for place in sorted(race.ended - {each.cell for each in ran[:LISTED]}):
         lines.append(f"out: {race.cells[place].label}{standings[place].reason}")
     unstarted = [each.cell for each in standings if each.state == NOT_STARTED]
     if unstarted:
@@ -152,23 +102,22 @@ def end(race: ShownRace, finals: Sequence[Cell]) -> list[str]:
         more = ", ..." if len(unstarted) > LISTED else ""
         lines.append(f"{count(len(unstarted), 'cell')} never ran{why}: {_labels(race, unstarted[:LISTED])}{more}")
     lines.append(f"the race ended: {race.rules.ending}")
-    winner, tolerance = known[0], race.options.tolerance
-    sure = f"within {tolerance} of the best with a probability of {verdict.sure:.0%}"
-    lines.append(f"winner: {race.cells[winner.cell].label}{figure(race, winner)}, {sure}")
-    if verdict.sure < race.options.confidence:
-        lines.append(f"that is less sure than race.confidence={race.options.confidence:g}")
-    for cells, what in ((verdict.equal, f"as good, within {tolerance}"), (verdict.close, "too close to tell")):
+    winner = race.cells[ran[0].cell]
+    sure = f"within {options.tolerance} of the best with a probability of {verdict.sure:.0%}"
+    lines.append(f"winner: {winner.label}{figure(race.figure, ran[0])}, {sure}")
+    if verdict.sure < options.confidence:
+        lines.append(f"that is less sure than race.confidence={options.confidence:g}")
+    for cells, what in ((verdict.equal, f"as good, within {options.tolerance}"), (verdict.close, "too close to tell")):
         if cells:
             lines.append(f"{what}: {_labels(race, cells)}")
     if missed:
         again = "are not tried again: race without such cells"
         lines.append(f"cells that were beaten by one that missed its target {again}")
-    lines += otherwise(race, known, accuracies)
-    lines.append(_cost(race, finals))
-    differ = _differing(race)
+    lines += [*otherwise(race, ran, accuracies), _cost(race, finals)]
+    differ = _differing(race.cells)
     if differ:
         lines.append(f"the race does not vouch for accuracy, which {', '.join(differ)} may change")
-    return [*lines, f"to run it: {command(race.cells[winner.cell])}"]
+    return [*lines, f"to run it: {command(winner)}"]
 
 
 def _labels(race: ShownRace, places: Sequence[int]) -> str:
@@ -176,7 +125,7 @@ def _labels(race: ShownRace, places: Sequence[int]) -> str:
 
 
 def _accuracies(race: ShownRace, finals: Sequence[Cell]) -> dict[int, list[float]]:
-    """The accuracies of the finalists' full runs, by the cell's place."""
+    """Accuracies of the finalists' full runs, by the cell's place."""
     places = {cell.number: place for place, cell in enumerate(race.cells)}
     known: dict[int, list[float]] = {}
     for cell in finals:
@@ -187,33 +136,25 @@ def _accuracies(race: ShownRace, finals: Sequence[Cell]) -> dict[int, list[float
 
 
 def _table(
-    race: ShownRace,
-    standings: Sequence[Standing],
-    width: int | None,
-    accuracies: Mapping[int, Sequence[float]] | None = None,
-    winner: int | None = None,
+    race: ShownRace, standings: Sequence[Standing], accuracies: Mapping[int, Sequence[float]], winner: int
 ) -> list[str]:
-    """
-    Args:
-        accuracies: of cells that were measured in full, by their place.
-        winner: where the race is over.
-    """
     records = [cell.as_record() for cell in race.cells]
     axes = comparable.varied(records, table.ALWAYS[race.cells[0].workload.name])
     columns: dict[str, list[str]] = {"cell": [race.cells[each.cell].label.strip() for each in standings]}
     columns |= {axis: [comparable.cell(records[each.cell], axis) for each in standings] for axis in axes}
-    columns[_unit(race)] = [value(race, each.log_figure) for each in standings]
-    columns["interval"] = [interval(race, each) for each in standings]
+    columns[race.figure.head or race.figure.title] = [value(race.figure, each.log_figure) for each in standings]
+    columns["interval"] = [interval(race.figure, each) for each in standings]
     if any(each.in_full is not None for each in standings):
-        columns["in full"] = ["-" if each.in_full is None else value(race, each.in_full) for each in standings]
+        full = ["-" if each.in_full is None else value(race.figure, each.in_full) for each in standings]
+        columns["in full"] = full
     columns["memory"] = [in_bytes(race.peaks[each.cell]) if each.cell in race.peaks else "-" for each in standings]
     if accuracies:
         of_cells = [accuracies.get(each.cell) for each in standings]
         columns["accuracy"] = [f"{fmean(values):.1%}" if values else "-" for values in of_cells]
-    figures = len(columns) - len(axes) - 1
+    align = "l" * (len(axes) + 1) + "r" * (len(columns) - len(axes) - 1) + "l"
     columns["race"] = ["winner" if each.cell == winner else _state(each) for each in standings]
-    align = "l" * (len(axes) + 1) + "r" * figures + "l"
-    return text_table.text([*columns], [*zip(*columns.values(), strict=True)], width, align)
+    rows = [*zip(*columns.values(), strict=True)]
+    return text_table.text([*columns], rows, text_table.terminal_width() or END_WIDTH, align)
 
 
 def _state(standing: Standing) -> str:
@@ -223,8 +164,7 @@ def _state(standing: Standing) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a cell gives and needs. peak_bytes: of the rank that takes most. accuracies: of its full runs; empty where
-    it had none."""
+    """A cell that may be chosen. peak_bytes: of the rank that takes most. accuracies: of its full runs, if any."""
 
     standing: Standing
     peak_bytes: int
@@ -244,16 +184,15 @@ class Choice:
         )
 
 
-def otherwise(race: ShownRace, known: Sequence[Standing], accuracies: Mapping[int, Sequence[float]]) -> list[str]:
-    """The cells that are better than the winner in something, and than which no other cell is better in all, with what
-    it costs to choose them.
+def otherwise(race: ShownRace, ran: Sequence[Standing], accuracies: Mapping[int, Sequence[float]]) -> list[str]:
+    """Cells that are better than the winner in something, and not dominated by another, with what they cost.
 
     Args:
-        known: the cells that ran, the winner first, then the best first. accuracies: by the cell's place.
+        ran: the cells that ran, the winner first, then the best first. accuracies: by the cell's place.
     """
     choices = [
         Choice(each, race.peaks[each.cell], race.cells[each.cell].config.gpus, accuracies.get(each.cell, ()))
-        for each in known
+        for each in ran
         if each.cell in race.peaks and each.cell not in race.ended
     ]
     tolerance, chosen = share(race.options.tolerance), choices[:1]
@@ -267,7 +206,7 @@ def otherwise(race: ShownRace, known: Sequence[Standing], accuracies: Mapping[in
     for choice in chosen[1:]:
         apart = chosen[0].standing.log_figure - choice.standing.log_figure
         cell = race.cells[choice.standing.cell]
-        parts = [cost(str(race.options.figure), apart), in_bytes(choice.peak_bytes), count(choice.gpus, unit([cell]))]
+        parts = [_worse(race.figure, apart), in_bytes(choice.peak_bytes), count(choice.gpus, unit([cell]))]
         parts += [f"accuracy {fmean(choice.accuracies):.1%}"] if choice.accuracies else []
         lines.append(f"  {cell.label.strip()}: {', '.join(parts)}")
     what = f"less memory of a rank, fewer {unit(race.cells)}s" + (", or a higher accuracy" if accuracies else "")
@@ -281,48 +220,46 @@ def unit(cells: Sequence[Cell]) -> str:
     return "CPU rank" if all(on_cpu) else "GPU or CPU rank" if any(on_cpu) else "GPU"
 
 
-def cost(figure_name: str, apart: float) -> str:
-    """How much worse a cell's figure is than the winner's, which is the best by full runs.
+def _worse(raced: Figure, apart: float) -> str:
+    """How much worse a cell's figure is than that of the winner, which is the best by full runs.
 
     Args:
         apart: by how much the winner's logarithm is better; below 0 where all that was measured puts the cell first.
     """
-    relative = math.expm1(apart) if figure_name in LESS_IS_BETTER else -math.expm1(-apart)
-    percent, (noun, worse) = f"{max(relative, 0.0):.0%}", WORSE.get(figure_name, ("speed", "slower"))
-    return f"the same {noun}" if percent == "0%" else f"{percent} {worse}"
+    less = raced.better == "lower"
+    percent = f"{max(math.expm1(apart) if less else -math.expm1(-apart), 0.0):.0%}"
+    if percent == "0%":
+        return "the same energy" if less else "the same speed"
+    return f"{percent} more energy" if less else f"{percent} slower"
 
 
 def _cost(race: ShownRace, finals: Sequence[Cell]) -> str:
-    """The time that the race took, and that the whole grid would have taken."""
-    finals_s = {id(cell): whole_s(cell.result) for cell in finals if cell.result is not None}
-    used_s, full_s = race.raced_s + sum(finals_s.values()), race.full_s()
-    line = f"it took {in_hours(used_s)}, of it {in_hours(sum(finals_s.values()))} for the final runs"
+    """Time of the race compared with that of the whole grid."""
+    gpus = [cell.config.gpus for cell in race.cells]
+    finals_s, full_s = 0.0, race.full_s()
+    gpu_s = sum(used_s * gpus[place] for place, used_s in race.used_s.items())
+    for record, cell in ((cell.result.record, cell) for cell in finals if cell.result is not None):
+        seconds = (record.startup_s or 0.0) + (record.total_s or 0.0)
+        finals_s += seconds
+        gpu_s += seconds * cell.config.gpus
+    used_s = race.raced_s + finals_s
+    line = f"it took {in_hours(used_s)}, of it {in_hours(finals_s)} for the final runs"
     if full_s is None:
         return line
-    whole_grid_s, gpus = full_s * len(race.cells), [cell.config.gpus for cell in race.cells]
-    gpu_s = sum(used_s * gpus[place] for place, used_s in race.used_s.items())
-    gpu_s += sum(finals_s.get(id(cell), 0.0) * cell.config.gpus for cell in finals)
+    grid_s = full_s * len(race.cells)
     minutes = f"{gpu_s / 60:,.1f} of {full_s * sum(gpus) / 60:,.1f} minutes of a {unit(race.cells)}"
-    return (
-        f"{line}; the whole grid, once, takes about {in_hours(whole_grid_s)} ({used_s / whole_grid_s:.0%}; {minutes})"
-    )
+    return f"{line}; the whole grid, once, takes about {in_hours(grid_s)} ({used_s / grid_s:.0%}; {minutes})"
 
 
-def whole_s(run: Run) -> float:
-    """Seconds of a run, its start-up included."""
-    return (run.record.startup_s or 0.0) + (run.record.total_s or 0.0)
-
-
-def _differing(race: ShownRace) -> list[str]:
+def _differing(cells: Sequence[Cell]) -> list[str]:
     """Keys that change accuracy, and differ between cells; none where the winner has reached its target accuracy."""
-    if getattr(race.cells[0].config, "target_accuracy", None) is not None:
+    if getattr(cells[0].config, "target_accuracy", None) is not None:
         return []
-    own = [plain(cell.config) for cell in race.cells]
+    own = [plain(cell.config) for cell in cells]
     return [key for key in CHANGES_ACCURACY if any(values.get(key) != own[0].get(key) for values in own)]
 
 
 def command(cell: Cell) -> str:
     """The command that measures the cell alone."""
     words = [str(word) for word in cell.composed.hydra.overrides.task]
-    words = [word for word in words if not word.startswith(OWN_WORDS)]
-    return shlex.join(["python", cell.workload.entry, *words])
+    return shlex.join(["python", cell.workload.entry, *(word for word in words if not word.startswith(OWN_WORDS))])
