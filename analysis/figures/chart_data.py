@@ -23,9 +23,9 @@ from multicard.observe.profiles.profile_data import Profile
 from multicard.records.text_table import clean
 
 Row = dict[str, Any]
-Metrics = Mapping[tuple[str, str], float]  # of a profile, by group and metric
+Metrics = Mapping[str, float]  # of a profile
 MEASURED, IDEAL, PAPER, EXCLUDED = "measured", "ideal", "paper", "excluded"
-T_INTERVAL, OF_STEPS = "95 % t interval", "standard deviation of their steps"
+T_INTERVAL, OF_STEPS = "95 % t interval", "of single runs the standard deviation of their steps"
 CUT = 1.4  # intervals extend the axis to at most this multiple of the largest mean
 LEAST_ROOM = 0.005  # above and below accuracies
 
@@ -62,19 +62,9 @@ def by_epoch(panel: Panel, measure: str) -> list[Row]:
     for cell, runs in panel.cells.items():
         place = {"measure": measure, **axis_values(cell, "epoch")}
         ok = [run for run in runs if run["status"] == "ok"]
-        values = [(epoch, value) for run in ok for epoch, value in details.epoch_values(run, measure)]
-        rows += [place | row for row in means_by("epoch", values)]
+        values = [pair for run in ok for pair in details.epoch_values(run, measure)]
+        rows += [place | row for row in means_by("epoch", values, least=2)]
     return rows
-
-
-def means_by(x: str, values: Iterable[tuple[int, float]]) -> list[Row]:
-    """A row for each x with the mean of its values; empty for a single x, which makes no curve."""
-    grouped: dict[int, list[float]] = {}
-    for at, value in values:
-        grouped.setdefault(at, []).append(value)
-    if len(grouped) < 2:
-        return []
-    return [{x: at, **mean(own), "status": "ok", "of": MEASURED} for at, own in sorted(grouped.items())]
 
 
 def by_metric(panel: Panel, measure: str, metrics_of: Callable[[Profile], Metrics]) -> list[Row]:
@@ -82,24 +72,27 @@ def by_metric(panel: Panel, measure: str, metrics_of: Callable[[Profile], Metric
     rows = []
     for cell, runs in panel.cells.items():
         place = {"measure": measure, **axis_values(cell, panel.experiment.view.x)}
-        values: dict[tuple[str, str], list[float]] = {}
-        for profile in map(profile_metrics.profile, runs):
-            for metric, value in metrics_of(profile).items() if profile is not None else ():
-                values.setdefault(metric, []).append(value)
-        for (group, metric), own in values.items():
-            labels = {"group": group, "metric": clean(metric), "status": "ok", "of": MEASURED}
-            rows.append(place | labels | mean(own))
+        profiles = [profile for run in runs if (profile := profile_metrics.profile(run)) is not None]
+        values = [pair for profile in profiles for pair in metrics_of(profile).items()]
+        rows += [place | row | {"metric": clean(row["metric"])} for row in means_by("metric", values)]
     return rows
+
+
+def means_by(x: str, values: Iterable[tuple[Any, float]], least: int = 1) -> list[Row]:
+    """A row for each x with the mean of its values, its bounds and their number; empty for fewer than `least` of x."""
+    grouped: dict[Any, list[float]] = {}
+    for at, value in values:
+        grouped.setdefault(at, []).append(value)
+    order = captions.ordered(list(grouped))
+    rows = [
+        {x: at, **_mean(intervals.mean(grouped[at]), len(grouped[at])), "status": "ok", "of": MEASURED} for at in order
+    ]
+    return rows if len(rows) >= least else []
 
 
 def axis_values(cell: Cell, x: str) -> Row:
     """A cell's values as the chart has them: numbers along x, else texts."""
     return {key: value if key == x and captions.is_numeric([value]) else grouping.typed(value) for key, value in cell}
-
-
-def mean(values: Sequence[float]) -> Row:
-    """Mean, bounds and number of values, which alone show how they differ."""
-    return _mean(intervals.mean(values), len(values))
 
 
 def _mean(interval: Interval, count: int, spread: float | None = None) -> Row:
@@ -187,35 +180,22 @@ def axis_limits(rows: Sequence[Row], measure: str) -> tuple[float, float]:
     return max(0.0, least - room), min(1.0, most + room)
 
 
-def means_notes(rows: Sequence[Row], kind: str) -> list[str]:
+def means_notes(rows: Sequence[Row]) -> list[str]:
     """Lines on what points and bars are, and on intervals that are cut."""
-    by_line: dict[str, list[str]] = {}
-    cut = False
+    points = [row for row in rows if row["of"] == MEASURED and row.get("status", "ok") == "ok"]
+    if not points:
+        return []
+    counts = {row["n"] for row in points}
+    highest = any(row["measure"] == MEMORY for row in points) and counts != {1}
+    line = (
+        "Single runs" if counts == {1} else f"Means of {' to '.join(map(str, sorted({min(counts), max(counts)})))} runs"
+    )
+    line += ", of peak memory the highest" * highest
+    bars = list(dict.fromkeys(row["bar"] for row in points if row.get("bar")))
+    lines = [f"{line}; bars: {captions.listed(bars)}" if bars else line]
     for measure in dict.fromkeys(row["measure"] for row in rows):
-        own = [row for row in rows if row["measure"] == measure]
-        limits = axis_limits(own, measure)
-        bounds = [(row["low"], row["high"]) for row in own if row.get("low") is not None]
-        cut = cut or any(low < limits[0] or high > limits[1] for low, high in bounds)
-        if measure != EFFICIENCY and (line := _means_line(own)):
-            by_line.setdefault(line, []).append(captions.measure(measure, kind))
-    lines = [f"{captions.listed(names)}: {line}" if len(by_line) > 1 else line for line, names in by_line.items()]
-    lines = [line[:1].upper() + line[1:] for line in lines]
-    return [*lines, *["Intervals are cut where they reach beyond the axis"] * cut]
-
-
-def _means_line(rows: Sequence[Row]) -> str:
-    points = [row for row in rows if row["of"] == MEASURED and row["status"] == "ok"]
-    several = {row["n"] for row in points if row["bar"] == T_INTERVAL}
-    repeated = {row["n"] for row in points if row["n"] > 1 and row["bar"] != T_INTERVAL}
-    parts = [f"means of {count_range(several)} runs with their {T_INTERVAL}"] if several else []
-    if repeated:
-        figure = "the highest" if points[0]["measure"] == MEMORY else "means"
-        parts.append(f"{figure} of {count_range(repeated)} runs")
-    if any(row["n"] == 1 and row["bar"] != T_INTERVAL for row in points):
-        spread = any(row["bar"] == OF_STEPS for row in points)
-        parts.append(f"single runs {f'with the {OF_STEPS}' if spread else 'without a bar'}")
-    return captions.listed(parts)
-
-
-def count_range(counts: Iterable[int]) -> str:
-    return " to ".join(map(str, dict.fromkeys((min(counts), max(counts)))))
+        least, most = axis_limits([row for row in rows if row["measure"] == measure], measure)
+        bounded = [row for row in rows if row["measure"] == measure and row.get("low") is not None]
+        if any(row["low"] < least or row["high"] > most for row in bounded):
+            return [*lines, "Intervals are cut where they reach beyond the axis"]
+    return lines

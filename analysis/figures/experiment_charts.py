@@ -215,7 +215,7 @@ def _by_measure(
     rows = drawn(rows, kind, layout.x, at_foot)
     columns = min(MOST_ACROSS, len(layout.order(layout.parts))) if layout.parts else len(measures)
     chart = facets(layers_of(rows), rows, columns, width, HEIGHT)
-    notes = [*chart_data.means_notes(rows, kind), *notes, *notes_of(rows)]
+    notes = [*chart_data.means_notes(rows), *notes, *notes_of(rows)]
     return layout.figure(name, chart, rows, notes, columns * width)
 
 

@@ -10,7 +10,7 @@ import altair as alt
 
 from analysis.experiments import Panel
 from analysis.figures import captions, chart_data
-from analysis.figures.chart_data import MEASURED, PAPER, Row
+from analysis.figures.chart_data import Row
 from analysis.figures.charts import PART, SMALL_WIDTH, drawn, facets, horizontal_bars
 from analysis.figures.experiment_charts import Layout, unended_note
 from analysis.figures.vega import Figure
@@ -88,7 +88,9 @@ def _bars(
         "Not recorded by this profiler": [metric for metric in names or () if metric not in seen],
     }
     notes = [f"{line}: {', '.join(map(profile_metrics.name, metrics))}" for line, metrics in absent.items() if metrics]
-    notes = [*_means_note(panel, rows), *notes, *unended_note(panel), *about]
+    windows = profile_metrics.windows([run for run in panel.runs if run["status"] == "ok"])
+    profiled = f"Profiled: {captions.listed(list(windows))}"
+    notes = [*chart_data.means_notes(rows), profiled, *notes, *unended_note(panel), *about]
     return layout.figure(name, chart, rows, notes, 3 * SMALL_WIDTH, what)
 
 
@@ -107,13 +109,10 @@ def _amounts(names: Sequence[str] | None, measure: str) -> Callable[[Profile], c
 
     def amounts(profile: Profile) -> chart_data.Metrics:
         if names is None:
-            phases = [row for row in profile.of(None) if row.group == "phase"]
-            in_steps = measure == STEP
-            return {
-                (row.group, row.metric): row.total_s / (profile.steps or 1) if in_steps else row.share for row in phases
-            }
+            rows, steps = [row for row in profile.of(None) if row.group == "phase"], profile.steps or 1
+            return {row.metric: row.total_s / steps if measure == STEP else row.share for row in rows}
         known = {metric: AMOUNTS[measure](profile, metric) for metric in names}
-        return {("", metric): amount for metric, amount in known.items() if amount is not None}
+        return {metric: amount for metric, amount in known.items() if amount is not None}
 
     return amounts
 
@@ -136,17 +135,6 @@ AMOUNTS: dict[str, Callable[[Profile, str], float | None]] = {
     COPIED: profile_metrics.copied_bytes,
     COPIED_IN_A_STEP: _bytes_per_step,
 }
-
-
-def _means_note(panel: Panel, rows: Sequence[Row]) -> list[str]:
-    """Lines on the number of runs behind a bar, and on what was profiled."""
-    counts = {row["n"] for row in rows if row["of"] == MEASURED}
-    profiled = captions.listed(list(profile_metrics.windows([run for run in panel.runs if run["status"] == "ok"])))
-    if counts <= {1}:
-        return [f"Single runs. Profiled: {profiled}"]
-    spread = any(row.get("low") is not None for row in rows if row["of"] != PAPER)
-    interval = f" with their {chart_data.T_INTERVAL}" * spread
-    return [f"Means of {chart_data.count_range(counts)} runs{interval}. Profiled: {profiled}"]
 
 
 def _phases_notes(panel: Panel) -> list[str]:

@@ -121,7 +121,7 @@ def losses(runs: Sequence[Run]) -> list[Figure]:
             rows += _curve_rows(group, "test_accuracy", x, details.epoch_values)
         if not rows:
             continue
-        notes = [*chart_data.means_notes(rows, group.kind), *loss_gaps(group.runs)]
+        notes = [*chart_data.means_notes(rows), *loss_gaps(group.runs)]
         if x == "step":
             notes.append(f"Each point is the mean of a {WINDOWS}th of the steps")
         if group.left_out:
@@ -140,7 +140,7 @@ def _curve_rows(
 ) -> Iterator[Row]:
     """A row for each setting and x, the mean over its runs."""
     for label, own in group.settings.items():
-        for row in chart_data.means_by(x, [pair for run in own for pair in values_of(run, measure)]):
+        for row in chart_data.means_by(x, [pair for run in own for pair in values_of(run, measure)], least=2):
             yield {"measure": measure, SERIES: label} | row
 
 

@@ -15,7 +15,6 @@ from analysis.figures.captions import listed
 from analysis.formatting import counted
 from analysis.report import (
     gaps_section,
-    headlines,
     overview_section,
     page,
     papers_section,
@@ -61,7 +60,7 @@ def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: s
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
     report = build(found, title or _title(folders), mix, plans_section.read(folders))
     size_bytes = page.write(path, report)
-    found_first = [headlines.finding(block) for block in report.blocks() if isinstance(block, Headlines)]
+    found_first = [overview_section.finding(block) for block in report.blocks() if isinstance(block, Headlines)]
     return "\n".join([*found_first, f"{path}: {report.summary}; {page.counts(report)}, {size_bytes / 1e6:.1f} MB"])
 
 

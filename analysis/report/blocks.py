@@ -47,7 +47,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the runs answer about one work, or about all."""
+    """What the runs answer about one workload, or about all."""
 
     title: str
     lines: Sequence[Line]
@@ -55,7 +55,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Headlines:
-    """The headlines of a report, in large letters. about: what they are about."""
+    """The headlines of a report, in large letters, and what they are about."""
 
     about: str
     lines: Sequence[Line]
@@ -80,10 +80,10 @@ class PlainTable:
 class Column:
     """A column of a grid.
 
-    key: its name in the data that is downloaded. texts: of each row, without control characters.
+    key: its name in the data that is downloaded. texts: one per row, without control characters.
     values: the numbers by which it sorts and is filtered; None for a column of text. code: the texts are code.
-    group: under which the menu of columns has it. shown: at first, else only the menu and an opened row show it.
-    kept: shown however narrow the window is. names: one of those that tell a row from the others.
+    group: under which an opened row has it. shown: at first, else where all columns are asked for.
+    telling: one of those that tell a row from the others.
     """
 
     heading: str
@@ -93,8 +93,7 @@ class Column:
     code: bool = False
     group: str = ""
     shown: bool = True
-    kept: bool = False
-    names: bool = False
+    telling: bool = False
 
     @staticmethod
     def of(key: str, values: Sequence[Any], heading: str = "", form: str = "", **options: Any) -> "Column":
@@ -112,18 +111,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of any length that the page sorts, filters and divides into pages.
+    """A table of any length that the page sorts and filters, and whose rows open.
 
-    name: of its data. label: its name where it has no title. details: texts that an opened row has beside its columns.
-    page_rows, printed_rows: on a page, and on paper.
+    name: of its data. label: for readers who cannot see it. details: texts that an opened row has beside its columns.
+    page_rows, printed_rows: shown at a time, and on paper.
     """
 
     name: str
-    title: str
+    label: str
     columns: Sequence[Column]
     details: Sequence[Column] = ()
     notes: Sequence[str] = ()
-    label: str = ""
     page_rows: int = 15
     printed_rows: int = 500
 

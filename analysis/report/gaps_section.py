@@ -30,36 +30,32 @@ def section(
 
 
 def _failed_runs(runs: Sequence[Run]) -> list[Block]:
-    title = "Runs that did not end ok"
     if not runs:
-        return [Heading(title), Paragraph("None.", quiet=True)]
+        return []
     counts = Counter(clean(run["status"]) for run in runs)
     about = f"{', '.join(f'{count} {status}' for status, count in counts.items())}. Their figures are left out."
     columns = [
         Column.of("name", [run["name"] for run in runs]),
         Column.of("run", [run.folder.name for run in runs]),
-        Column.of("status", [run["status"] for run in runs]),
-        Column.of("cause", [run["cause"] for run in runs]),
-        Column.of("marks", [run["marks"] for run in runs]),
+        *(Column.of(name, [run[name] for run in runs]) for name in ("status", "cause", "marks")),
     ]
-    return [Heading(title, about), Grid("failed", "", columns, label=title)]
+    return [Heading("Runs that did not end ok", about), Grid("failed", "runs that did not end ok", columns)]
 
 
 def _skipped_records(skipped: Sequence[Skipped]) -> list[Block]:
-    title = "Records that could not be read"
     if not skipped:
-        return [Heading(title), Paragraph("None.", quiet=True)]
+        return []
     columns = [
         Column.of("folder", [str(record.folder) for record in skipped]),
         Column.of("why", [record.why for record in skipped]),
     ]
     about = f"{counted(len(skipped), 'run folder')} without a record that can be used."
-    return [Heading(title, about), Grid("skipped", "", columns, label=title)]
+    return [Heading("Records that could not be read", about), Grid("skipped", "skipped records", columns)]
 
 
 def _unmeasured(runs: Sequence[DetailedRun], panels: Sequence[tuple[Experiment, list[Panel]]]) -> list[Block]:
     rows = [
-        (f"{_sentence(experiment)} In full: {places.in_full(experiment.name)}.", experiment.command)
+        (f"{_sentence(experiment)} In full: {places.in_full(experiment.name)}.", [experiment.command])
         for experiment, filled in panels
         if not filled
     ]
@@ -68,16 +64,14 @@ def _unmeasured(runs: Sequence[DetailedRun], panels: Sequence[tuple[Experiment, 
             cells = [grouping.label(cell, [key for key, _ in cell]) for cell in filled[0].missing]
             rest = f" and {len(cells) - MOST_CELLS} more" if len(cells) > MOST_CELLS else ""
             missing = f"Missing: {'; '.join(cells[:MOST_CELLS])}{rest}."
-            rows.append((f"{_sentence(experiment)} {missing}", experiment.command))
+            rows.append((f"{_sentence(experiment)} {missing}", [experiment.command]))
     ok = [run for run in runs if run["status"] == "ok"]
     entry = "tune_llm.py" if {run["kind"] for run in ok} == {"llm"} else "train_vision.py"
     if not any(run.diagnosis for run in ok):
-        rows.append(("What bounds a run, and what to try.", f"python {entry} diagnose=true"))
+        rows.append(("What limits a run, and what to try.", [f"python {entry} diagnose=true"]))
     if not any(run.profile_rows for run in ok):
-        rows.append(("Calls, copies, collectives and kernels of ten steps.", f"python {entry} profile=kineto"))
-    nothing = Paragraph("Nothing that an experiment or option would add.", quiet=True)
-    commands = Facts([(purpose, [command]) for purpose, command in rows], code=True)
-    blocks: list[Block] = [Heading("What these runs do not measure"), commands if rows else nothing]
+        rows.append(("Calls, copies, collectives and kernels of ten steps.", [f"python {entry} profile=kineto"]))
+    blocks: list[Block] = [Heading("What these runs do not measure"), Facts(rows, code=True)] if rows else []
     if not any(run["energy_joules"] is not None for run in ok):
         energy = "Energy is read from GPUs by NVML, with any command; CPU ranks have none."
         blocks.append(Paragraph(energy, quiet=True))

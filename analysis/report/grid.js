@@ -1,205 +1,179 @@
-// Grids: tables of any length with filters by text and column, sorting, pages, columns that a menu chooses, and rows that
-// open.
+// Tables of any length: sorted, filtered, a number of rows at a time, with rows that open. Texts come from records, so they
+// are always set as text, never as HTML.
+"use strict";
 
+const data = JSON.parse(document.getElementById("data").textContent);
+const COMPARISON = /^([^<>=]+)(>=|<=|>|<|=)([^<>=]+)$/; // a word of a filter: gpus=4, total_s<100, accuracy>98%
+const NUMBER = /^(-?\d*\.?\d+(?:e[+-]?\d+)?)(%|[kmgt]?)[bj]?$/; // of a comparison, with its unit or without
+const UNITS = { "": 1, "%": 1e-2, k: 1e3, m: 1e6, g: 1e9, t: 1e12 };
+const COMPARES = { ">=": (a, b) => a >= b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, "<": (a, b) => a < b, "=": (a, b) => Math.abs(a - b) <= 1e-9 * Math.abs(b) };
 const FEW = 5; // rows that need no filter
+const LONG = 24; // letters of a text, from which on it may be cut, and is shown whole where the pointer rests on it
+
+function element(name, properties = {}, ...children) {
+  const { aria, ...plain } = properties;
+  const node = Object.assign(document.createElement(name), plain);
+  for (const [key, value] of Object.entries(aria ?? {})) node.setAttribute(`aria-${key}`, value);
+  node.append(...children);
+  return node;
+}
+
+function button(text, properties, onClick) {
+  const node = element("button", { type: "button", textContent: text, ...properties });
+  node.addEventListener("click", onClick);
+  return node;
+}
+
+function save(name, rows) {
+  const quoted = (cell) => {
+    const text = cell === null || cell === undefined ? "" : typeof cell === "object" ? JSON.stringify(cell) : String(cell);
+    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  const text = rows.map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
+  const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  element("a", { href: address, download: `${name}.csv` }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+}
+
+function number(text) {
+  const [, digits, unit] = NUMBER.exec(text) ?? [null, "NaN", ""];
+  return Number(digits) * UNITS[unit];
+}
+
+class Column {
+  constructor(packed) {
+    const whole = (list) => list && (list.all ?? list.at.map((place) => list.of[place]));
+    Object.assign(this, packed, { texts: whole(packed.texts), values: whole(packed.values) });
+    this.names = [this.key, this.heading].map((name) => name.toLowerCase().replaceAll(" ", ""));
+    this.style = ["right", "long", "code"].filter((name) => packed[name]).join(" ");
+  }
+
+  has(row) {
+    return !["-", ""].includes(this.texts[row]);
+  }
+
+  // The figure as the record has it, or the text
+  raw(row) {
+    return this.values ? this.values[row] : this.texts[row];
+  }
+
+  cell(row) {
+    const text = this.texts[row];
+    const cell = element("td", { className: this.style });
+    if (this.key === "marks") cell.append(...[...text].map((sign) => element("abbr", { className: "mark", title: data.legend[sign] ?? "", textContent: sign })));
+    else cell.textContent = text;
+    if (this.key === "status" && text !== "ok") cell.classList.add("bad");
+    if (!this.long && text.length > LONG) cell.title = text;
+    return cell;
+  }
+
+  compare(a, b) {
+    return this.values ? this.values[a] - this.values[b] : this.texts[a].localeCompare(this.texts[b], undefined, { numeric: true });
+  }
+
+  matches(row, sign, wanted) {
+    if (sign === "=" && this.texts[row].toLowerCase() === wanted) return true;
+    return Boolean(this.values) && this.values[row] !== null && COMPARES[sign](this.values[row], number(wanted));
+  }
+}
 
 class Grid {
   constructor(place) {
-    const packed = data.grids[place.dataset.grid];
-    Object.assign(this, { place, name: place.dataset.grid, label: packed.label, total: packed.rows });
-    Object.assign(this, { pageRows: packed.page_rows, printedRows: packed.printed_rows });
-    this.columns = packed.columns.map((column) => new Column(column));
-    this.details = packed.details.map((column) => new Column(column));
-    this.rows = Array.from({ length: this.total }, (_, row) => row);
-    Object.assign(this, { page: 0, sort: null, descending: false, filters: new Map(), wanted: "", opened: new Set(), chosen: false });
+    const { columns, details, ...packed } = data.grids[place.dataset.grid];
+    Object.assign(this, packed, { place, name: place.dataset.grid, sort: null, descending: false, wanted: "", most: packed.page_rows });
+    [this.columns, this.details] = [columns, details].map((all) => all.map((column) => new Column(column)));
+    this.opens = details.length > 0 || this.columns.some((column) => !column.shown);
+    this.opened = new Set();
+    this.visible = this.columns.filter((column) => column.shown);
     this.build();
     this.lay();
-    this.fit();
   }
-
-  get visible() {
-    return this.columns.filter((column) => column.visible);
-  }
-
-  // The parts of the table
 
   build() {
-    this.count = element("span", { className: "count", role: "status" });
-    const search = element("input", { type: "search", placeholder: "Filter rows", aria: { label: "Filter rows by text" } });
-    let waiting;
+    const few = this.rows <= FEW;
+    const search = element("input", { type: "search", hidden: few, placeholder: "Filter: text, gpus=4, total_s<100", aria: { label: "Filter rows" } });
     search.addEventListener("input", () => {
-      clearTimeout(waiting);
-      waiting = setTimeout(() => this.filter(() => (this.wanted = search.value.trim().toLowerCase())), 120);
+      this.wanted = search.value.trim();
+      this.show();
     });
-    const filters = button("Filter columns", { className: "plain", aria: { pressed: "false" } }, () => {
-      this.filtering.hidden = !this.filtering.hidden;
-      filters.setAttribute("aria-pressed", String(!this.filtering.hidden));
+    const box = element("input", { type: "checkbox" });
+    box.addEventListener("change", () => {
+      this.visible = this.columns.filter((column) => column.shown || box.checked);
+      this.lay();
     });
+    const all = element("label", { hidden: this.columns.every((column) => column.shown) }, box, ` All ${this.columns.length} columns`);
+    this.count = element("span", { className: "count", role: "status" });
     const csv = button("Download rows (CSV)", { className: "plain" }, () => this.download());
-    if (this.total <= FEW) search.hidden = filters.hidden = true;
-    const menu = this.columns.every((column) => column.shown) ? [] : [this.menu()];
-    const bar = element("div", { className: "bar" }, search, ...menu, filters, csv, this.count);
-
-    this.headingCells = new Map(this.columns.map((column) => [column, this.headingCell(column)]));
-    this.filterCells = new Map(this.columns.map((column) => [column, this.filterCell(column)]));
-    this.heading = element("tr", { className: "heads" });
-    this.filtering = element("tr", { className: "filters", hidden: true });
+    this.heading = element("tr");
     this.body = element("tbody");
     this.body.addEventListener("click", (event) => this.clicked(event));
-    const table = element("table", {}, element("thead", {}, this.heading, this.filtering), this.body);
-    this.scroll = element("div", { className: "scroll", tabIndex: 0, role: "region", aria: { label: `Table: ${this.label}` } }, table);
-    this.pages = element("div", { className: "pages" }, (this.where = element("span")), (this.before = this.step("Previous", -1)), (this.after = this.step("Next", 1)));
-    this.place.append(bar, this.scroll, this.pages);
-  }
-
-  step(label, by) {
-    return button(label, { className: "plain" }, () => {
-      this.page += by;
-      this.show();
-      this.place.scrollIntoView({ block: "nearest" });
-    });
-  }
-
-  headingCell(column) {
-    const sorts = button(column.heading, { className: "sort", title: column.key }, () => this.order(column));
-    return element("th", { scope: "col", className: column.right ? "right" : "", aria: { sort: "none" } }, sorts);
-  }
-
-  filterCell(column) {
-    const choices = column.choices();
-    const label = `Filter ${column.heading}`;
-    const options = choices.map((text) => element("option", { value: text, textContent: text }));
-    const input = choices.length
-      ? element("select", { aria: { label } }, element("option", { value: "", textContent: "all" }), ...options)
-      : element("input", { placeholder: column.numbers ? `>1${column.unit}, 1..4${column.unit}` : "text", aria: { label } });
-    input.addEventListener(choices.length ? "change" : "input", () => {
-      this.filter(() => {
-        if (input.value === "") this.filters.delete(column);
-        else this.filters.set(column, column.test(input.value, choices.length > 0));
-      });
-    });
-    return element("td", {}, input);
-  }
-
-  // Columns
-
-  menu() {
-    this.boxes = new Map();
-    const groups = [...new Set(this.columns.map((column) => column.group))].map((group) => {
-      const choices = this.columns.filter((column) => column.group === group).map((column) => {
-        const box = element("input", { type: "checkbox", checked: column.visible });
-        box.addEventListener("change", () => this.choose(() => (column.visible = box.checked)));
-        this.boxes.set(column, box);
-        return element("label", { title: column.key }, box, element("span", { textContent: column.heading }));
-      });
-      return element("fieldset", {}, element("legend", { textContent: group }), ...choices);
-    });
-    const reset = button("As at first", { className: "plain" }, () => {
-      this.chosen = false;
-      this.fit();
-    });
-    this.menuName = element("summary", { className: "plain" });
-    const menu = element("details", { className: "menu" }, this.menuName, element("div", { className: "choices" }, ...groups, reset));
-    menu.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape" || !menu.open) return;
-      menu.open = false;
-      this.menuName.focus();
-    });
-    document.addEventListener("click", (event) => {
-      if (!menu.contains(event.target)) menu.open = false;
-    });
-    return menu;
-  }
-
-  choose(change) {
-    this.chosen = true;
-    change();
-    this.lay();
-  }
-
-  // Those that a page begins with, as far as they have room, until a person chooses
-  fit() {
-    if (this.chosen || !this.columns.some((column) => column.kept)) return;
-    const fits = () => this.scroll.scrollWidth <= this.scroll.clientWidth + 1;
-    this.columns.forEach((column) => (column.visible = column.shown && column.kept));
-    this.lay();
-    for (const column of this.columns.filter((each) => each.shown && !each.kept)) {
-      column.visible = true;
-      this.lay();
-      column.visible = fits();
-    }
-    this.lay();
+    const table = element("table", {}, element("thead", {}, this.heading), this.body);
+    const scroll = element("div", { className: "scroll", tabIndex: 0, role: "region", aria: { label: `Table: ${this.label}` } }, table);
+    this.more = button("", { className: "plain more-rows" }, () => this.show((this.most += this.page_rows)));
+    this.place.append(element("div", { className: "bar" }, search, all, csv, this.count), scroll, this.more);
   }
 
   lay() {
-    const first = () => (this.details.length ? [element("td", { className: "opener" })] : []);
-    this.heading.replaceChildren(...first(), ...this.visible.map((column) => this.headingCells.get(column)));
-    this.filtering.replaceChildren(...first(), ...this.visible.map((column) => this.filterCells.get(column)));
-    this.boxes?.forEach((box, column) => (box.checked = column.visible));
-    if (this.menuName) this.menuName.textContent = `Columns: ${this.visible.length} of ${this.columns.length}`;
+    const cells = this.visible.map((column) => {
+      const sorts = button(column.heading, { className: "sort", title: column.key }, () => this.order(column));
+      return element("th", { scope: "col", className: column.right ? "right" : "", aria: { sort: "none" } }, sorts);
+    });
+    this.heading.replaceChildren(...(this.opens ? [element("td", { className: "opener" })] : []), ...cells);
+    this.nameOrder();
     this.show();
   }
-
-  // Rows
 
   order(column) {
     this.descending = this.sort === column && !this.descending;
     this.sort = column;
-    this.headingCells.forEach((cell, each) =>
-      cell.setAttribute("aria-sort", each !== column ? "none" : this.descending ? "descending" : "ascending"));
-    this.page = 0;
-    this.rows = column.sorted(this.rows, this.descending);
+    this.nameOrder();
     this.show();
   }
 
-  filter(change) {
-    change();
-    const words = this.wanted.split(/\s+/).filter(Boolean);
-    const tests = [...this.filters.values()];
-    const rows = Array.from({ length: this.total }, (_, row) => row).filter(
-      (row) => tests.every((test) => test(row)) && words.every((word) => this.searchable(row).includes(word)));
-    this.rows = this.sort === null ? rows : this.sort.sorted(rows, this.descending);
-    this.page = 0;
-    this.show();
+  nameOrder() {
+    const cells = [...this.heading.querySelectorAll("th")];
+    this.visible.forEach((column, at) => cells[at].setAttribute("aria-sort", column !== this.sort ? "none" : this.descending ? "descending" : "ascending"));
   }
 
-  searchable(row) {
-    this.texts ??= new Map();
-    if (!this.texts.has(row)) {
-      this.texts.set(row, [...this.columns, ...this.details].map((column) => column.text(row)).join("\n").toLowerCase());
-    }
-    return this.texts.get(row);
+  // A test of rows for a word of the filter: a comparison with a column's figures, or else a part of any text
+  test(word) {
+    const [, name, sign, wanted] = COMPARISON.exec(word) ?? [];
+    const columns = this.columns.filter((column) => column.names.includes(name) || column.key.endsWith(`.${name}`));
+    if (columns.length) return (row) => columns.some((column) => column.matches(row, sign, wanted));
+    this.whole ??= Array.from({ length: this.rows }, (_, row) => [...this.columns, ...this.details].map((column) => column.texts[row]).join("\n").toLowerCase());
+    return (row) => this.whole[row].includes(word);
   }
 
-  show(most = this.pageRows) {
-    const pages = Math.max(1, Math.ceil(this.rows.length / most));
-    this.page = Math.min(Math.max(this.page, 0), pages - 1);
-    const first = this.page * most;
-    const shown = this.rows.slice(first, first + most);
-    const lines = shown.flatMap((row) => (this.opened.has(row) ? [this.line(row), this.detail(row)] : [this.line(row)]));
+  // The rows that fit the filter, in order; those without a figure are last in either direction
+  get chosen() {
+    const tests = this.wanted.toLowerCase().split(/\s+/).filter(Boolean).map((word) => this.test(word));
+    const rows = Array.from({ length: this.rows }, (_, row) => row).filter((row) => tests.every((test) => test(row)));
+    const [column, turn] = [this.sort, this.descending ? -1 : 1];
+    if (!column) return rows;
+    return rows.sort((a, b) => column.has(b) - column.has(a) || (column.has(a) ? turn * column.compare(a, b) : 0) || a - b);
+  }
+
+  show(most = this.most) {
+    const rows = this.chosen;
+    const lines = rows.slice(0, most).flatMap((row) => (this.opened.has(row) ? [this.line(row), this.detail(row)] : [this.line(row)]));
     if (!lines.length) lines.push(element("tr", { className: "empty" }, element("td", { colSpan: this.visible.length + 1, textContent: "No row fits." })));
     this.body.replaceChildren(...lines);
-    const all = this.total.toLocaleString("en");
-    const counted = this.rows.length < this.total ? `${this.rows.length.toLocaleString("en")} of ${all}` : all;
-    this.count.textContent = `${counted} row${this.total === 1 ? "" : "s"}`;
-    this.where.textContent = `Rows ${first + 1} to ${first + shown.length} of ${this.rows.length.toLocaleString("en")}`;
-    this.pages.hidden = pages === 1;
-    this.before.disabled = this.page === 0;
-    this.after.disabled = this.page === pages - 1;
-  }
-
-  // A row in words, by the settings that tell it from others
-  named(row) {
-    const telling = this.columns.filter((column) => column.names && column.has(row));
-    return telling.map((column) => `${column.heading} ${column.text(row)}`).join(", ") || `row ${row + 1}`;
+    const total = this.rows.toLocaleString("en");
+    this.count.textContent = `${rows.length < this.rows ? `${rows.length.toLocaleString("en")} of ${total}` : total} row${this.rows === 1 ? "" : "s"}`;
+    this.more.hidden = rows.length <= most;
+    this.more.textContent = `Show ${Math.min(this.page_rows, rows.length - most)} more`;
   }
 
   line(row) {
     const cells = this.visible.map((column) => column.cell(row));
-    if (!this.details.length) return element("tr", { className: "run", dataset: { row } }, ...cells);
-    const aria = { label: `Details: ${this.named(row)}`, expanded: String(this.opened.has(row)), controls: `${this.name}-${row}` };
-    const opens = button("", { className: "opens", aria }, () => this.toggle(row, opens));
-    return element("tr", { className: "run openable", dataset: { row } }, element("td", { className: "opener" }, opens), ...cells);
+    if (!this.opens) return element("tr", { className: "run" }, ...cells);
+    const telling = this.columns.filter((column) => column.telling && column.has(row));
+    const named = telling.map((column) => `${column.heading} ${column.texts[row]}`).join(", ") || `row ${row + 1}`;
+    const aria = { label: `Details: ${named}`, expanded: String(this.opened.has(row)), controls: `${this.name}-${row}` };
+    const opener = button("", { className: "opens", aria }, () => this.toggle(row, opener));
+    const line = element("tr", { className: "run openable" }, element("td", { className: "opener" }, opener), ...cells);
+    line.dataset.row = row;
+    return line;
   }
 
   // The whole row opens, unless the click was on something of its own, or text was selected
@@ -209,31 +183,30 @@ class Grid {
     this.toggle(Number(line.dataset.row), line.querySelector(".opens"));
   }
 
-  toggle(row, opens) {
-    const line = opens.closest("tr");
+  toggle(row, opener) {
+    const line = opener.closest("tr");
     if (this.opened.delete(row)) line.nextElementSibling.remove();
     else {
       this.opened.add(row);
       line.after(this.detail(row));
     }
-    opens.setAttribute("aria-expanded", String(this.opened.has(row)));
+    opener.setAttribute("aria-expanded", String(this.opened.has(row)));
   }
 
   detail(row) {
-    const fact = (column, value) => element("div", {}, element("dt", { textContent: column.heading }), element("dd", {}, value));
-    const texts = this.details.filter((column) => column.has(row)).map((column) => fact(column, element("code", { textContent: column.text(row) })));
+    const fact = (column, tag) => element("div", {}, element("dt", { textContent: column.heading }), element("dd", {}, element(tag, { textContent: column.texts[row] })));
+    const texts = this.details.filter((column) => column.has(row)).map((column) => fact(column, "code"));
     const groups = [...new Set(this.columns.map((column) => column.group))].map((group) => {
       const known = this.columns.filter((column) => column.group === group && column.has(row) && column.key !== "marks");
-      const facts = known.map((column) => fact(column, element("span", { textContent: column.text(row) })));
-      return element("div", { hidden: facts.length === 0 }, element("p", { className: "group", textContent: group }), element("dl", {}, ...facts));
+      return element("div", { hidden: !known.length }, element("p", { className: "group", textContent: group }), element("dl", {}, ...known.map((column) => fact(column, "span"))));
     });
-    const whole = element("div", { className: "whole" }, element("dl", { className: "texts", hidden: texts.length === 0 }, ...texts), ...groups);
+    const whole = element("div", { className: "whole" }, element("dl", { className: "texts", hidden: !texts.length }, ...texts), ...groups);
     return element("tr", { className: "detail", id: `${this.name}-${row}` }, element("td", { colSpan: this.visible.length + 1 }, whole));
   }
 
   download() {
     const all = [...this.columns, ...this.details];
-    save(this.name, [all.map((column) => column.key), ...this.rows.map((row) => all.map((column) => column.raw(row)))]);
+    save(this.name, [all.map((column) => column.key), ...this.chosen.map((row) => all.map((column) => column.raw(row)))]);
   }
 }
 

@@ -1,20 +1,20 @@
 """The first two sections, answers in words and what the runs ran on; and the marks of the runs."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis import formatting
-from analysis.commands import best
+from analysis.commands.best import Limits, Ranking, rankings
 from analysis.formatting import counted
-from analysis.report.blocks import Answer, Block, Facts, Fold, Line, Paragraph, Section
-from analysis.report.headlines import headlines
+from analysis.report.blocks import Answer, Block, Facts, Fold, Headlines, Line, Paragraph, Section
 from analysis.runs import grouping
 from analysis.runs.caveats import MARKS
 from analysis.runs.details import DetailedRun, mapping, objects
 from analysis.runs.load import Run
+from analysis.runs.setting_figure import of_setting
 from multicard.records import figures
-from multicard.records.text_table import clean, in_bytes
+from multicard.records.text_table import clean, in_bytes, in_joules
 
 WORKS_IN_SIGHT, MOST_WORKS = 4, 16  # whose best settings are named
 MOST_OTHERS = 3  # settings beside the best
@@ -22,6 +22,28 @@ MOST_DIAGNOSES = 6
 MOST_VALUES = 8  # of a fact
 PACKAGES = ("torch", "torchvision", "torchtune", "torchao", "nvidia-cudnn-cu13", "nvidia-nccl-cu13")
 GOALS = {"time": "Fastest", "memory": "Least memory", "energy": "Least energy"}
+TO_TRY = ". To try next: "  # between what limits a run and what to try, in a diagnosis
+LIMITS, NEXT = "What limits it", "What to try next"
+AGAIN = "The rounds of the diagnosis differ too much: repeat it on a quiet machine."
+PHASES = {
+    "data": "Waiting for data",
+    "h2d": "Copying to the device",
+    "forward": "The forward pass",
+    "backward": "The backward pass",
+    "optimizer": "The optimiser",
+}
+Ranked = Mapping[str, Sequence[Ranking] | str]  # by goal; why nothing can be ranked
+
+
+def ranked(runs: Sequence[Run], mix: bool) -> Ranked:
+    """The rankings by each goal, or why there is none."""
+    found: dict[str, Sequence[Ranking] | str] = {}
+    for goal in GOALS:
+        try:
+            found[goal] = rankings(runs, goal, Limits(), mix)
+        except ValueError as error:  # no run has the figure, say
+            found[goal] = str(error)
+    return found
 
 
 def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -37,59 +59,109 @@ def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def answers(runs: Sequence[DetailedRun], mix: bool, claim_summary: Sequence[str]) -> Section:
-    """In short: the headlines, the best settings, what bounds the runs, and how many claims hold.
+    """In short: the headlines, the best settings, what limits the runs, and how many claims hold.
 
     Args:
         claim_summary: how many claims hold, as lines.
     """
-    top = headlines(runs, mix)
+    by_goal = ranked(runs, mix)
+    top = headlines(runs, by_goal)
     blocks: list[Block] = [top] if top is not None else []
-    blocks += [*_best_settings(runs, mix), _bounds(runs)]
+    blocks += [*_best_settings(runs, by_goal), _limits(runs)]
     if claim_summary:
         blocks.append(Answer("The papers' claims", [Line("Verdicts", note=sentences(claim_summary))]))
     question = "Which setting should I choose, and what holds it back?"
     return Section("answers", "In short", question, blocks)
 
 
-def _best_settings(runs: Sequence[Run], mix: bool) -> list[Block]:
+def headlines(runs: Sequence[DetailedRun], by_goal: Ranked) -> Headlines | None:
+    """The fastest setting of the work with most settings, what it cost, what limits it, and what to try next; None
+    where no run has a time that can be ranked."""
+    by_time = by_goal["time"]
+    if isinstance(by_time, str):
+        return None
+    ranking = max(by_time, key=lambda ranking: len(ranking.rows))
+    folders = {run.folder for run in ranking.best}
+    best = [run for run in runs if run.folder in folders]
+    work = ", ".join(text for text in (ranking.work, ranking.amount) if text)
+    about = f"The fastest of {counted(len(ranking.rows), 'setting')}" + f" of {work}" * bool(work)
+    return Headlines(about, [_fastest(ranking), _cost(best), *_limit_and_next(best)])
+
+
+def finding(top: Headlines) -> str:
+    """The first headline as a sentence."""
+    fastest = top.lines[0]
+    setting = f" with {fastest.setting}" if fastest.setting else ""
+    marks = f" [{fastest.marks}]" if fastest.marks else ""
+    return f"{top.about}: {fastest.figure}{setting}{marks}" + f" ({fastest.note})" * bool(fastest.note) + "."
+
+
+def _fastest(ranking: Ranking) -> Line:
+    accuracy, loss = (of_setting(ranking.best, column) for column in ("test_accuracy", "loss_last_tenth"))
+    reached = "" if loss is None else f"a loss of {loss:.3f}"
+    reached = f"{accuracy:.1%} accuracy" if accuracy is not None else reached
+    several = f"the mean of {counted(len(ranking.best), 'run')}" if len(ranking.best) > 1 else ""
+    text = ", ".join(part for part in (reached, several) if part)
+    label = "" if len(ranking.rows) == 1 else ranking.label
+    return Line("Fastest", _duration(of_setting(ranking.best, "total_s") or 0.0), label, text, ranking.marks)
+
+
+def _cost(runs: Sequence[DetailedRun]) -> Line:
+    """Ranks times hours, energy, and memory."""
+    ranks, total_s = grouping.ranks(runs[0]), of_setting(runs, "total_s") or 0.0
+    unit = "CPU rank" if runs[0]["cpu_ranks"] else "GPU"
+    energy_joules, memory_bytes = (of_setting(runs, column) for column in ("energy_joules", "peak_memory_bytes"))
+    energy = [in_joules(energy_joules)] if energy_joules is not None else []
+    each = " on the fullest" if ranks > 1 else ""
+    memory = [f"{figures.text('_bytes', memory_bytes)} of memory{each}"] if memory_bytes is not None else []
+    note = ", ".join([_times_ranks(ranks * total_s, unit), *energy, *memory])
+    return Line("What it cost", counted(ranks, unit), note=note)
+
+
+def _limit_and_next(best: Sequence[DetailedRun]) -> list[Line]:
+    """What limits it and what to try, as it was diagnosed; else where its steps' time goes, and how to diagnose it."""
+    diagnosed = next((run for run in best if run.diagnosis), None)
+    if diagnosed is not None:
+        found, _, advice = (diagnosed.diagnosis or "").partition(TO_TRY)
+        _, _, sentence = found.partition(": ")
+        limit = Line(LIMITS, _capital(diagnosed.bound or "no clear bound"), note=f"{_capital(sentence or found)}.")
+        if not advice:
+            return [limit, Line(NEXT, "Diagnose again", note=AGAIN)]
+        is_key = not advice.split()[0].isalpha()
+        return [limit, Line(NEXT, advice if is_key else _capital(advice))]
+    first = best[0]
+    step_s = sum(first.phases_s.values())
+    how = Line(NEXT, "Diagnose it", "diagnose=true", "Steps with one cost removed at a time tell what limits it.")
+    if not step_s:
+        return [Line(LIMITS, "Unknown", note="It was not diagnosed."), how]
+    phase = max(first.phases_s, key=lambda phase: first.phases_s[phase])
+    share = f"{first.phases_s[phase] / step_s:.0%} of a step's time. It was not diagnosed."
+    return [Line(LIMITS, PHASES.get(phase, phase), note=share), how]
+
+
+def _best_settings(runs: Sequence[Run], by_goal: Ranked) -> list[Block]:
     """The best settings of each work, the work with most settings first."""
     lines: dict[str, list[Line]] = {}
     settings: Counter[str] = Counter()
-    why: list[str] = []
-    for goal, name in GOALS.items():
-        try:
-            rankings = best.rankings(runs, goal, best.Limits(), mix)
-        except ValueError as error:  # no run has the figure, say
-            why.append(str(error))
-            continue
-        for ranking in rankings:
+    for goal, found in by_goal.items():
+        for ranking in found if not isinstance(found, str) else ():
             title = ", ".join(text for text in (ranking.work or _work(ranking.runs[0]), ranking.amount) if text)
-            line = Line(name, ranking.figures, ranking.label, _first_few(ranking.others, goal), ranking.marks)
+            more = f"And {len(ranking.others) - MOST_OTHERS} more: python -m analysis best --goal {goal}."
+            others = [*ranking.others[:MOST_OTHERS], *[more] * (len(ranking.others) > MOST_OTHERS)]
+            line = Line(GOALS[goal], ranking.figures, ranking.label, " ".join(others), ranking.marks)
             lines.setdefault(title, []).append(line)
             settings[title] = max(settings[title], len(ranking.rows))
     if not lines:
         causes = "" if any(run["status"] == "ok" for run in runs) else " The causes are below."
-        return [Paragraph(f"Nothing can be ranked: {why[0]}.{causes}")]
-    works = [
-        Answer(title[:1].upper() + title[1:], lines[title])
-        for title in sorted(lines, key=lambda title: -settings[title])
-    ]
+        return [Paragraph(f"Nothing can be ranked: {by_goal['time']}.{causes}")]
+    works = [Answer(_capital(title), lines[title]) for title in sorted(lines, key=lambda title: -settings[title])]
     blocks: list[Block] = [*works[:WORKS_IN_SIGHT]]
     folded, rest = works[WORKS_IN_SIGHT:MOST_WORKS], len(works) - MOST_WORKS
     if folded:
-        blocks.append(Fold(f"{counted(len(folded), 'other work')}, of fewer settings", folded))
+        blocks.append(Fold(f"{counted(len(folded), 'other workload')}, with fewer settings", folded))
     if rest > 0:
         blocks.append(Paragraph(f"And {counted(rest, 'other')}: python -m analysis best --goal time", quiet=True))
     return blocks
-
-
-def _first_few(others: Sequence[str], goal: str) -> str:
-    rest = (
-        [f"And {len(others) - MOST_OTHERS} more: python -m analysis best --goal {goal}."]
-        if len(others) > MOST_OTHERS
-        else []
-    )
-    return " ".join([*others[:MOST_OTHERS], *rest])
 
 
 def _work(run: Run) -> str:
@@ -99,21 +171,19 @@ def _work(run: Run) -> str:
     return f"{formatting.kind(run['kind'])}: {model} on {dataset}{size}"
 
 
-def _bounds(runs: Sequence[DetailedRun]) -> Answer:
-    """What bounds the diagnosed runs, and what they should try."""
-    title = "What bounds the runs"
-    diagnosed = [run for run in runs if run.diagnosis]
-    if not diagnosed:
-        return Answer(title, [Line("Unknown", note="No run was diagnosed: add diagnose=true to a command.")])
+def _limits(runs: Sequence[DetailedRun]) -> Answer:
+    """What limits the diagnosed runs, and what they should try."""
+    title = "What limits the runs"
     by_bound: dict[str, list[DetailedRun]] = {}
-    for run in diagnosed:
-        by_bound.setdefault(run.bound or "no clear bound", []).append(run)
-    lines = []
+    for run in runs:
+        if run.diagnosis:
+            by_bound.setdefault(run.bound or "no clear bound", []).append(run)
+    if not by_bound:
+        return Answer(title, [Line("Unknown", note="No run was diagnosed: add diagnose=true to a command.")])
+    total, lines = sum(map(len, by_bound.values())), []
     for bound, bounded in sorted(by_bound.items(), key=lambda item: -len(item[1]))[:MOST_DIAGNOSES]:
-        count = f"{len(bounded)} of {len(diagnosed)} diagnosed" if len(diagnosed) > 1 else ""
-        first = bounded[0]
-        setting, note = clean(first.folder.name), first.diagnosis or ""
-        lines.append(Line(bound.capitalize(), count, setting, note, first["marks"]))
+        count, first = f"{len(bounded)} of {total} diagnosed" if total > 1 else "", bounded[0]
+        lines.append(Line(_capital(bound), count, clean(first.folder.name), first.diagnosis or "", first["marks"]))
     return Answer(title, lines)
 
 
@@ -163,4 +233,23 @@ def _facts(run: DetailedRun) -> Iterator[tuple[str, Any]]:
 
 def sentences(lines: Iterable[str]) -> str:
     """Lines for a terminal as sentences."""
-    return " ".join(f"{line[:1].upper()}{line[1:].rstrip('.')}." for line in lines)
+    return " ".join(f"{_capital(line).rstrip('.')}." for line in lines)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _times_ranks(seconds: float, unit: str) -> str:
+    """ "46 CPU rank seconds", "4.3 GPU minutes", "12.4 GPU hours"."""
+    if seconds < 120:
+        return f"{seconds:.0f} {unit} seconds"
+    return f"{seconds / 60:.3g} {unit} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} {unit} hours"
+
+
+def _duration(seconds: float) -> str:
+    """ "9.6 s", "3 min 12 s", "2 h 5 min"."""
+    if seconds < 120:
+        return f"{figures.seconds(seconds)} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    return f"{minutes} min {rest_s} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

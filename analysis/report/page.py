@@ -22,7 +22,7 @@ from multicard.records.run_folder import finite, write_text
 from multicard.records.text_table import alignment, clean
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("columns.js", "grid.js", "plots.js", "page.js")  # one script in this order: each uses names of those before
+SCRIPTS = ("grid.js", "plots.js")  # one script in this order: each uses names of those before
 VEGA = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
 LONG = 48  # letters of a text, from which on its column may be broken into lines
 MOST_DISTINCT = 0.5  # share of a column's texts, above which they are written one by one
@@ -114,7 +114,7 @@ def _grid(grid: Grid) -> dict[str, Any]:
     return {
         "columns": [_column(column) for column in grid.columns],
         "details": [_column(column) for column in grid.details],
-        "label": grid.title or grid.label,
+        "label": grid.label,
         "rows": len(grid.columns[0].texts) if grid.columns else 0,
         "page_rows": grid.page_rows,
         "printed_rows": grid.printed_rows,
@@ -133,8 +133,7 @@ def _column(column: Column) -> dict[str, Any]:
         "right": values is not None or alignment([""], [[text] for text in texts]) == "r",
         "group": column.group,
         "shown": column.shown,
-        "kept": column.kept,
-        "names": column.names,
+        "telling": column.telling,
     }
 
 

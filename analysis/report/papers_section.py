@@ -30,28 +30,26 @@ TONES = {"holds": "good", "does not hold": "bad"}
 
 
 def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]]) -> Section:
-    """Where every table and figure is; then of each experiment the first panel in sight, its other panels folded away.
+    """Where every table and figure is; then of each experiment the first panel, and how to see its other panels.
 
     Args:
         panels: every experiment with the panels that runs fill.
     """
     blocks: list[Block] = [*_places({experiment.name: filled for experiment, filled in panels}), _data_sets(runs)]
     for experiment, filled in panels:
-        first, *others = [_panel(experiment, panel, number) for number, panel in enumerate(filled, 1)] or [[]]
-        if not first and not any(others):
+        blocks_of_panel = _panel(experiment, filled[0]) if filled else []
+        if not blocks_of_panel:
             continue
         blocks.append(Heading(experiment.name, experiment.title))
         if not any(map(_is_full, filled)):
             blocks.append(Facts([(f"In full: {places.in_full(experiment.name)}.", [experiment.command])], code=True))
-        blocks += first
-        folded = [block for other in others for block in other]
-        if folded:
-            title = "Also measured in another setting, machine or commit"
-            if len(others) > 1:
-                title = f"{len(others)} more, in other settings, machines or commits"
-            blocks.append(Fold(title, folded))
+        blocks += blocks_of_panel
+        if len(filled) > 1:
+            others = "Also measured in other settings, on other machines or at other commits"
+            command = f"python -m analysis table {experiment.name} --all"
+            blocks.append(Facts([(f"{others} ({len(filled) - 1}).", [command])], code=True))
     question = "Do the papers' tables and figures look alike here?"
-    return Section("papers", "Beside the papers", question, blocks)
+    return Section("papers", "Compared with the papers", question, blocks)
 
 
 def _places(panels: Mapping[str, list[Panel]]) -> list[Block]:
@@ -109,14 +107,11 @@ def _data_sets(runs: Sequence[Run]) -> Fold:
     return Fold(sizes.title, [PlainTable("", sizes.headings, sizes.texts, sizes.notes)])
 
 
-def _panel(experiment: Experiment, panel: Panel, number: int) -> list[Block]:
-    """The figure and the table of an experiment's panel."""
+def _panel(experiment: Experiment, panel: Panel) -> list[Block]:
+    """The figures and the table of an experiment's panel."""
     commands = rerun_commands.of_sweeps(panel.runs) or [experiment.command]
-    figures = draw.experiment_figures(experiment, [panel])
-    blocks: list[Block] = [
-        Plot.of(figure, commands, f"{figure.name}_{number}" if number > 1 else figure.name) for figure in figures
-    ]
-    if not figures and experiment.view.form == "curves":
+    blocks: list[Block] = [Plot.of(figure, commands) for figure in draw.experiment_figures(experiment, [panel])]
+    if not blocks and experiment.view.form == "curves":
         blocks.append(Paragraph("One epoch makes no curve: its figures are in the table.", quiet=True))
     for panel_table in table.tables(experiment, [panel]):
         blocks += _table(panel_table, commands)

@@ -8,11 +8,7 @@ const MOST_TRIES = 5; // drawings of a figure, until it fits
 const LEAST_FACTOR = 0.3; // of the width of charts; a figure that does not fit then is scrolled
 const DRAWN = ["chart", "shown", "shown_low", "shown_high", "least", "most"]; // fields of rows that are no data
 const ERRORS = 1; // what Vega logs: no warnings, as of a bound that no row has
-const BELOW = { bottom: { anchor: "start", direction: "vertical", margin: 6 } }; // legends, one below the other
-
-function chosenTheme() {
-  return document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
-}
+const OPTIONS = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, tooltip: false, logLevel: ERRORS };
 
 // A specification whose charts are so many times as wide, and stand below each other in a narrow window
 function adapted(spec, factor, isNarrow) {
@@ -28,24 +24,20 @@ function adapted(spec, factor, isNarrow) {
 // The factor with which a figure fits: its width grows linearly with it, by an amount that two drawings tell
 function nextFactor(drawn, room) {
   const [factor, width] = drawn.at(-1);
-  if (drawn.length === 1) return Math.max(LEAST_FACTOR, (factor * room) / width);
-  const [before, widthBefore] = drawn.at(-2);
-  const slope = (width - widthBefore) / (factor - before);
-  return Math.max(LEAST_FACTOR, slope > 0 ? factor + (room - 1 - width) / slope : LEAST_FACTOR);
+  const [before, widthBefore] = drawn.at(-2) ?? [0, 0];
+  return Math.max(LEAST_FACTOR, factor + ((room - 1 - width) * (factor - before)) / (width - widthBefore) || 0);
 }
 
 class Plot {
   constructor(place) {
-    this.place = place;
-    this.packed = data.plots[place.dataset.plot];
-    this.drawn = null;
+    Object.assign(this, { place, packed: data.plots[place.dataset.plot], drawn: null });
   }
 
   get room() {
     return this.place.parentElement.clientWidth; // 0 where it is folded away
   }
 
-  async draw(theme = chosenTheme()) {
+  async draw(theme = dark.matches ? "dark" : "light") {
     const room = this.room || Infinity;
     const drawing = `${theme} ${room}`;
     if (this.drawn === drawing) return;
@@ -53,39 +45,24 @@ class Plot {
     const isNarrow = window.innerWidth < NARROW;
     const config = { ...data.themes[theme] };
     if (isNarrow) {
-      const limit = Math.min(room, window.innerWidth) - 110;
-      config.legend = { ...config.legend, orient: "bottom", direction: "vertical", columns: 1, labelLimit: limit, layout: BELOW };
-      config.header = { ...config.header, labelLimit: limit + 60 };
+      const labelLimit = Math.min(room, window.innerWidth) - 110;
+      const layout = { bottom: { anchor: "start", direction: "vertical", margin: 6 } };
+      config.legend = { ...config.legend, orient: "bottom", direction: "vertical", columns: 1, labelLimit, layout };
+      config.header = { ...config.header, labelLimit: labelLimit + 60 };
     }
-    const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, config, tooltip: tip, logLevel: ERRORS };
-    try {
-      await this.fit(isNarrow, options, room, drawing);
-    } catch (error) {
-      console.error(error);
-      this.place.textContent = `This figure cannot be drawn: ${error.message}. Its data can be downloaded.`;
-    }
-    this.place.classList.add("done");
-  }
-
-  async fit(isNarrow, options, room, drawing) {
-    const { spec, rows } = this.packed;
     const sizes = [];
-    let factor = 1;
-    while (sizes.length < MOST_TRIES) {
+    for (let factor = 1; sizes.length < MOST_TRIES; factor = nextFactor(sizes, room)) {
       this.view?.finalize();
-      const datasets = { [spec.data.name]: structuredClone(rows) };
-      this.view = await window.vegaEmbed(this.place, { ...adapted(spec, factor, isNarrow), datasets }, options);
+      const datasets = { [this.packed.spec.data.name]: structuredClone(this.packed.rows) };
+      this.view = (await window.vegaEmbed(this.place, { ...adapted(this.packed.spec, factor, isNarrow), datasets }, { ...OPTIONS, config })).view;
       if (this.drawn !== drawing) return; // another theme or width was asked for meanwhile
-      const drawn = this.place.querySelector("svg");
-      drawn.setAttribute("aria-hidden", "true"); // the place is one image with a name, whose data can be downloaded
-      const width = drawn.width.baseVal.value;
-      if (width <= room || factor === LEAST_FACTOR) break;
-      sizes.push([factor, width]);
-      factor = nextFactor(sizes, room);
+      const svg = this.place.querySelector("svg");
+      svg.setAttribute("aria-hidden", "true"); // the place is one image with a name, whose data can be downloaded
+      sizes.push([factor, svg.width.baseVal.value]);
+      if (sizes.at(-1)[1] <= room || factor === LEAST_FACTOR) break;
     }
-    const scrolls = this.place.scrollWidth > this.place.clientWidth;
-    if (scrolls) this.place.tabIndex = 0; // so that the keyboard can scroll it
-    else this.place.removeAttribute("tabindex");
+    this.place.tabIndex = this.place.scrollWidth > this.place.clientWidth ? 0 : -1; // so that the keyboard can scroll it
+    this.place.classList.add("done");
   }
 
   download() {
@@ -94,31 +71,30 @@ class Plot {
   }
 }
 
-const bubble = element("div", { className: "tip", hidden: true });
-document.body.append(bubble);
-
-function tip(_handler, event, _item, value) {
-  const pairs = value === null || value === undefined || value === "" ? [] : typeof value === "object" ? Object.entries(value) : [["", value]];
-  bubble.hidden = pairs.length === 0;
-  if (bubble.hidden) return;
-  bubble.replaceChildren(...pairs.flatMap((pair) => pair.map((text) => element("span", { textContent: String(text) }))));
-  const { offsetWidth: width, offsetHeight: height } = bubble;
-  const at = (pointer, size, room) => `${Math.max(4, pointer + 14 + size > room ? pointer - size - 14 : pointer + 14)}px`;
-  bubble.style.left = at(event.clientX, width, window.innerWidth);
-  bubble.style.top = at(event.clientY, height, window.innerHeight);
-}
-
 const plots = [...document.querySelectorAll("[data-plot]")].map((place) => new Plot(place));
+const redraw = () => plots.filter((plot) => plot.drawn !== null && plot.room > 0).forEach((plot) => plot.draw());
 const near = new IntersectionObserver(
   (entries) => entries.filter((entry) => entry.isIntersecting).forEach(({ target }) => plots.find((plot) => plot.place === target).draw()),
   { rootMargin: "600px" },
 );
-plots.forEach((plot) => near.observe(plot.place));
-
-function redraw() {
-  return Promise.all(plots.filter((plot) => plot.drawn !== null && plot.room > 0).map((plot) => plot.draw()));
+for (const plot of plots) {
+  near.observe(plot.place);
+  document.querySelector(`[data-csv="${CSS.escape(plot.place.dataset.plot)}"]`).addEventListener("click", () => plot.download());
 }
+dark.addEventListener("change", redraw);
+let resized;
+window.addEventListener("resize", () => {
+  clearTimeout(resized);
+  resized = setTimeout(redraw, 200);
+});
 
-for (const button of document.querySelectorAll("[data-csv]")) {
-  button.addEventListener("click", () => plots.find((plot) => plot.place.dataset.plot === button.dataset.csv).download());
-}
+// Vega draws in microtasks, which are done before the browser lays out the printed page
+window.addEventListener("beforeprint", () => {
+  grids.forEach((grid) => grid.show(grid.printed_rows));
+  plots.forEach((plot) => plot.draw("light"));
+  document.querySelectorAll("details.command").forEach((details) => (details.open = true));
+});
+window.addEventListener("afterprint", () => {
+  grids.forEach((grid) => grid.show());
+  redraw();
+});

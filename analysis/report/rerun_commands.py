@@ -6,10 +6,9 @@ and is cached.
 """
 
 import json
-import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,11 @@ def rerun(kind: str, config: Mapping[str, Any]) -> str | None:
     Args:
         config: of a record.
     """
-    words = _overrides(kind, config)
-    return None if words is None else _command(kind, words, config.get("name"))
+    words, name = _overrides(kind, config), config.get("name")
+    if words is None:
+        return None
+    named = {"name": _override_value(name)} if isinstance(name, str) else {}
+    return " ".join(["python", ENTRIES[kind], *(quoted(f"{key}={value}") for key, value in (words | named).items())])
 
 
 def _overrides(kind: str, config: Mapping[str, Any]) -> dict[str, str] | None:
@@ -76,12 +78,6 @@ def _overrides(kind: str, config: Mapping[str, Any]) -> dict[str, str] | None:
     return words
 
 
-def _command(kind: str, words: Mapping[str, str], name: Any, sweeps: bool = False) -> str:
-    named = {"name": _override_value(name)} if isinstance(name, str) else {}
-    typed = [f"{key}={value}" for key, value in {**words, **named}.items()]
-    return " ".join(["python", ENTRIES[kind], *["-m"] * sweeps, *map(quoted, typed)])
-
-
 def quoted(word: str) -> str:
     """A word as a person would type it in a shell: in quotes only where it needs them, double ones around single."""
     if "'" in word and not EXPANDED.search(word):
@@ -91,47 +87,21 @@ def quoted(word: str) -> str:
 
 def of_sweeps(runs: Iterable[Run]) -> list[str]:
     """The commands that measured the runs: of each sweep the last one, from Hydra's file beside them, which is that of
-    one entry; of the other entry's runs in the same folder one made from their records."""
+    one entry; of the other entry's runs in the same folder one each, from their records."""
     by_folder: dict[Path, list[Run]] = {}
     for run in runs:
         by_folder.setdefault(run.folder.parent, []).append(run)
-    commands: list[str] = []
+    commands: list[str | None] = []
     for folder, own in by_folder.items():
         kind, words = _sweep_command(folder) or (None, [])
         if kind is not None and any(run["kind"] == kind for run in own):
-            commands.append(_with_name(words, own[0]["name"]))
-            commands += _from_records([run for run in own if run["kind"] != kind])
-    return list(dict.fromkeys(commands))
-
-
-def _with_name(words: Sequence[str], name: Any) -> str:
-    named = any(word.startswith("name=") for word in words) or not isinstance(name, str)
-    return " ".join(map(quoted, [*words, *([] if named else [f"name={_override_value(name)}"])]))
-
-
-def _from_records(runs: Sequence[Run]) -> list[str]:
-    """The command of a sweep for the runs of each kind, where they are every combination of their values; else a
-    command for each run."""
-    commands: list[str] = []
-    for kind in dict.fromkeys(run["kind"] for run in runs):
-        of_kind = [run for run in runs if run["kind"] == kind][:MOST_READ]
-        configs = [config for config in map(_config, of_kind) if config]
-        typed = [(flat(config), words) for config in configs if (words := _overrides(kind, config)) is not None]
-        found = dict.fromkeys(key for _, words in typed for key in words)
-        keys = sorted(found, key=lambda key: "." in key)  # groups first
-        cells = {tuple(_typed_value(key, *each) for key in keys): each for each in typed}
-        values = [list(dict.fromkeys(column)) for column in zip(*cells, strict=True)]
-        if len(cells) == math.prod(map(len, values)):
-            words = {key: ",".join(of_key) for key, of_key in zip(keys, values, strict=True)}
-            commands += [_command(kind, words, of_kind[0]["name"], sweeps=len(cells) > 1)] if typed else []
-        else:
-            commands += [_command(kind, words, of_kind[0]["name"]) for _, words in cells.values()]
-    return commands
-
-
-def _typed_value(key: str, recorded: FlatConfig, words: Mapping[str, str]) -> str:
-    """A key's value as it is typed, also where it is a default that nobody typed."""
-    return words[key] if key in words else _override_value(recorded.get(f"{key}.name", recorded.get(key)))
+            name = own[0]["name"]
+            named = any(word.startswith("name=") for word in words) or not isinstance(name, str)
+            commands.append(" ".join(map(quoted, [*words, *([] if named else [f"name={_override_value(name)}"])])))
+            others = [run for run in own if run["kind"] != kind][:MOST_READ]
+            configs = [(run, config) for run in others if (config := _config(run))]
+            commands += [rerun(run["kind"], config | {"name": run["name"]}) for run, config in configs]
+    return list(dict.fromkeys(command for command in commands if command is not None))
 
 
 def _config(run: Run) -> dict[str, Any]:

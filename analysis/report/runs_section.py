@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from analysis.commands import list_runs
 from analysis.report import rerun_commands
@@ -13,11 +12,10 @@ from analysis.runs.load import Run
 from multicard.records.figures import FIGURES
 
 RESULT, SETTINGS, ABOUT = "Result", "Settings", "About the run"  # groups of columns
-KEPT = ("status", "total_s", "test_accuracy", "loss_last_tenth", "marks")  # however narrow the window is
+FIRST = ("total_s", "test_accuracy", "loss_last_tenth")
 # Figures that are shown at first, the most telling ones first
-LISTED = sorted((figure.name for figure in FIGURES.values() if figure.listed), key=lambda name: name not in KEPT)
-KEPT_SETTINGS, MOST_SETTINGS = 2, 6  # that are shown at first
-TEXTS = ("cause", "diagnosis", "measured by", "folder")
+LISTED = sorted((figure.name for figure in FIGURES.values() if figure.listed), key=lambda name: name not in FIRST)
+MOST_SETTINGS = 6  # that are shown at first
 
 
 def section(runs: Sequence[DetailedRun]) -> Section:
@@ -27,24 +25,23 @@ def section(runs: Sequence[DetailedRun]) -> Section:
 
 
 def grid(runs: Sequence[DetailedRun]) -> Grid:
-    columns = [*_results(runs), *_settings(runs), *_about(runs)]
-    same = [column for column in columns if _is_same(column)]
-    columns = [replace(column, shown=False, names=False) if column in same else column for column in columns]
-    same_texts = [f"{column.heading} {column.texts[0]}" for column in same]
-    texts = [
-        [run["cause"] for run in runs],
-        [run.diagnosis for run in runs],
-        [rerun_commands.rerun(run["kind"], run.config) if run.config else None for run in runs],
-        [str(run.folder) for run in runs],
-    ]
-    opened = [Column.of(name, values, code=True) for name, values in zip(TEXTS, texts, strict=True)]
+    """Every run with its figures and settings; what is the same for all is said once, in a note."""
+    columns = [column for column in (*_results(runs), *_settings(runs), *_about(runs)) if not column.is_empty]
+    said_once = (*list_runs.ABOUT, "marks")
+    same = [one for one in columns if one.key in said_once and len(runs) > 1 and len(set(one.texts)) == 1]
+    details = {
+        "cause": [run["cause"] for run in runs],
+        "diagnosis": [run.diagnosis for run in runs],
+        "measured by": [rerun_commands.rerun(run["kind"], run.config) if run.config else None for run in runs],
+        "folder": [str(run.folder) for run in runs],
+    }
+    opened = [Column.of(name, values, code=True) for name, values in details.items()]
     return Grid(
         "runs",
-        "",
-        [column for column in columns if not column.is_empty],
+        "all runs",
+        [replace(column, shown=False, telling=False) if column in same else column for column in columns],
         [column for column in opened if not column.is_empty],
-        [f"The same for all: {', '.join(same_texts)}."] if same else [],
-        label="all runs",
+        [f"The same for all: {', '.join(f'{each.heading} {each.texts[0]}' for each in same)}."] if same else [],
         page_rows=50,
     )
 
@@ -57,59 +54,39 @@ def list_axes(runs: Sequence[Run]) -> list[str]:
 
 
 def _results(runs: Sequence[Run]) -> list[Column]:
-    """How each run ended, and its figures."""
-    more = [name for name in FIGURES if name not in LISTED]
+    """How each run ended, and its figures; those of runs that did not end ok are left out."""
+    ended = {name: [run[name] if run["status"] == "ok" else None for run in runs] for name in FIGURES}
     columns = [
         Column.of("status", [run["status"] for run in runs]),
-        *(Column.of(name, _ended(name, runs), FIGURES[name].heading()) for name in LISTED),
+        *(Column.of(name, ended[name], FIGURES[name].heading()) for name in LISTED),
         Column.of("marks", [run["marks"] for run in runs]),
-        *(Column.of(name, _ended(name, runs), shown=False) for name in more),
+        *(Column.of(name, ended[name], shown=False) for name in FIGURES if name not in LISTED),
     ]
-    return [replace(column, group=RESULT, kept=column.key in KEPT) for column in columns]
+    return [replace(column, group=RESULT) for column in columns]
 
 
 def _settings(runs: Sequence[Run]) -> list[Column]:
     """The settings in which runs differ; the first of those that tell them apart are shown."""
-    axes = list_axes(runs)
-    rows = [run.columns for run in runs]
+    axes, rows = list_axes(runs), [run.columns for run in runs]
     telling = grouping.telling(rows, axes)
     shown = list(dict.fromkeys([*telling, *grouping.apart(rows, axes)]))[:MOST_SETTINGS]
     shown.sort(key=lambda name: "." in name)  # groups first
     rest = [name for name in (*axes, *_other_settings(runs, axes)) if name not in shown]
-    columns = [
-        Column.of(name, _values(name, runs), kept=shown.index(name) < KEPT_SETTINGS, names=name in telling)
-        for name in shown
+    return [
+        Column.of(name, [run[name] for run in runs], group=SETTINGS, shown=name in shown, telling=name in telling)
+        for name in (*shown, *rest)
     ]
-    columns += [Column.of(name, _values(name, runs), shown=False) for name in rest]
-    return [replace(column, group=SETTINGS) for column in columns]
 
 
 def _about(runs: Sequence[Run]) -> list[Column]:
     """Name, code and machine: the names and kinds shown where there are several."""
     columns = [
-        Column.of("name", [run["name"] for run in runs], names=True),
+        Column.of("name", [run["name"] for run in runs], telling=True),
         Column.of("kind", [run["kind"] for run in runs]),
         Column.of("commit", [grouping.commit(run, absent="-") for run in runs], shown=False),
-        *(Column.of(name, [run[name] for run in runs], shown=False) for name in ("hardware", "hosts")),
-        Column.of("started_at", [run["started_at"] for run in runs], shown=False),
+        *(Column.of(name, [run[name] for run in runs], shown=False) for name in ("hardware", "hosts", "started_at")),
     ]
     return [replace(column, group=ABOUT) for column in columns]
-
-
-def _values(name: str, runs: Sequence[Run]) -> list[Any]:
-    return [run[name] for run in runs]
-
-
-def _ended(name: str, runs: Sequence[Run]) -> list[Any]:
-    """The figures of runs that ended ok; others have none."""
-    return [run[name] if run["status"] == "ok" else None for run in runs]
-
-
-def _is_same(column: Column) -> bool:
-    """Whether a column says the same of all runs, which a note then says once."""
-    several = len(column.texts) > 1
-    said_once = (*list_runs.ABOUT, "marks")
-    return several and column.key in said_once and len(set(column.texts)) == 1 and not column.is_empty
 
 
 def _other_settings(runs: Sequence[Run], axes: Sequence[str]) -> list[str]:

@@ -38,7 +38,7 @@ def test_points_are_means_over_seeds_with_their_interval(tmp_path: Path):
     assert (row["mean"], row["n"], row["bar"]) == (26.0, 3, chart_data.T_INTERVAL)
     assert [row["low"], row["high"]] == pytest.approx([26 * math.exp(-half), 26 * math.exp(half)], rel=1e-7)
     assert len(measured(figure, "total_s")) == len(measured(figure, "test_accuracy")) == 12
-    assert "Means of 3 runs with their 95 % t interval" in texts(figure)
+    assert "Means of 3 runs; bars: 95 % t interval" in texts(figure)
     assert figure.spec["datasets"]["rows"] == figure.rows  # what is downloaded is what is shown
 
 
@@ -50,9 +50,7 @@ def test_a_single_run_has_no_bar_but_that_of_its_steps(tmp_path: Path):
     for row in measured(figure, "step_s"):
         (run,) = [r for r in runs if r["gpus"] == row["gpus"] and grouping.typed(r["pin_memory"]) == row["pin_memory"]]
         assert row["high"] - row["mean"] == pytest.approx(run["step_std_s"]) and run["step_std_s"] > 0
-    words = texts(figure)
-    assert "Tuning time: single runs without a bar" in words
-    assert "Time of an iteration: single runs with the standard deviation of their steps" in words
+    assert "Single runs; bars: of single runs the standard deviation of their steps" in texts(figure)
 
 
 def test_what_did_not_end_is_a_labelled_cross_and_in_no_mean(tmp_path: Path):
@@ -298,7 +296,9 @@ def test_shares_are_of_the_profiled_time(tmp_path: Path):
     for name in ("llm_api_share", "llm_metrics"):
         grids.fill(tmp_path / "cpu", name, device="cpu")
         (figure,) = drawn(tmp_path / "cpu", name)
-        assert {row["group"] for row in figure.rows} == {"phase"} and "CPU ranks make no CUDA calls" in texts(figure)
+        assert {row["metric"] for row in figure.rows} == {
+            *grids.OTHERS["phase"]
+        } and "CPU ranks make no CUDA calls" in texts(figure)
 
 
 def test_copies_are_by_kind_and_in_bytes(tmp_path: Path):

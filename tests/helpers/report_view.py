@@ -54,6 +54,13 @@ class View:
     def sort(self, heading: str) -> Any:
         return self.page.locator("[data-grid=runs] .sort", has_text=re.compile(f"^{heading}$"))
 
+    def filter(self, wanted: str, count: int) -> None:
+        """Type a filter, and see so many rows of runs."""
+        self.page.fill("[data-grid=runs] input[type=search]", wanted)
+        shown = "rows => rows.map(row => row.innerText)"
+        rows = self.page.eval_on_selector_all("[data-grid=runs] tr.run", shown)
+        assert len(rows) == count, (wanted, rows)
+
     def until(self, true: Callable[[], bool]) -> None:
         """Wait; not by Playwright's own means, which need the eval that the page forbids."""
         deadline_s = clock_s() + PATIENCE_S
@@ -62,7 +69,7 @@ class View:
             self.page.wait_for_timeout(20)
 
     def draw_all(self) -> None:
-        self.page.evaluate("document.querySelectorAll('main details:not(.menu)').forEach(each => (each.open = true))")
+        self.page.evaluate("document.querySelectorAll('main details').forEach(each => (each.open = true))")
         for figure in self.page.locator(".drawing").all():
             figure.scroll_into_view_if_needed()
         self.until(lambda: self.page.locator(".drawing:not(.done)").count() == 0)
