@@ -58,7 +58,8 @@ def load(content: bytes) -> tuple[Claim, ...]:
     """
     written: dict[str, dict[str, Any]] = msgspec.yaml.decode(content)
     for claim in (claim for section in written.values() for claim in section.values()):
-        claim["rules"] = [{"rule": "contrast"} | rule for rule in claim["rules"]]
+        rules = claim["rules"] if isinstance(claim["rules"], list) else [claim["rules"]]
+        claim["rules"] = [{"rule": "contrast"} | rule for rule in rules]
     return tuple(
         msgspec.structs.replace(claim, name=name, section=section)
         for section, claims in msgspec.convert(written, dict[str, dict[str, Claim]]).items()

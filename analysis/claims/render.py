@@ -1,6 +1,7 @@
 """Verdicts as a table for the terminal, as one claim at length, as Markdown, and as JSON for programs."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,9 +22,9 @@ WIDTH, LEAST_WIDTH = 120, 80  # columns where the output is no terminal, and of 
 UNLIKE = "~"  # marks what was measured in another setting than the paper's
 MAX_LISTED = 4  # figures of a rule that the table lists; of more, it lists the least and the greatest
 SUMMARISED = {HOLDS: "hold", FAILS: "do not hold", UNDECIDED: "undecided", UNMEASURED: "not measured"}
-COUNTED = {HOLDS: "hold", FAILS: "do not", UNDECIDED: "undecided", UNMEASURED: "without a figure"}
+COUNTED = {HOLDS: "hold", FAILS: "do not", UNDECIDED: "undecided"}
 HEADINGS = ("claim", "source", "printed", "measured", "verdict")
-SHARES = {"claim": 0.26, "printed": 0.14}  # of the width, that these columns of the terminal take at most
+CLAIM_SHARE, PRINTED_SHARE = 0.26, 0.14  # of the width, that these columns of the terminal take at most
 PLACE_WIDTH, VERDICT_WIDTH = 14, 13
 
 
@@ -73,7 +74,7 @@ def at_length(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
 
 
 def _notes(verdicts: Sequence[Verdict], width: int) -> list[str]:
-    notes = [line for note in (*summary(verdicts), *_explanations(verdicts)) for line in _wrapped(note, width)]
+    notes = [line for note in _explained(verdicts) for line in _wrapped(note, width)]
     commands = _commands(verdicts)
     return [*notes, *(["", "to measure the rest:", *(f"  {command}" for command in commands)] if commands else [])]
 
@@ -88,8 +89,7 @@ def write_markdown(path: Path, verdicts: Sequence[Verdict]) -> None:
             lines.append(f"- `{verdict.claim.name}`: {escape_markdown(measured(verdict))}")
             lines += [f"  - {escape_markdown(line)}" for line in _other_settings(verdict)]
         lines.append("")
-    notes = (*summary(verdicts), *_explanations(verdicts))
-    lines += ["", *(f"- {escape_markdown(note)}" for note in notes), ""]
+    lines += ["", *(f"- {escape_markdown(note)}" for note in _explained(verdicts)), ""]
     commands = _commands(verdicts)
     lines += ["What is not measured:", "", "```", *commands, "```", ""] if commands else []
     write_text(path, "\n".join(lines))
@@ -115,11 +115,8 @@ def _as_dict(verdict: Verdict) -> dict[str, Any]:
 
 def summary(verdicts: Sequence[Verdict]) -> list[str]:
     """How many claims got each verdict, and how many of these say nothing of the papers' GPUs."""
-    counts = {kind: sum(verdict.verdict == kind for verdict in verdicts) for kind in SUMMARISED}
-    phrases = [
-        f"{count} {kind if count == 1 and kind in (HOLDS, FAILS) else SUMMARISED[kind]}"
-        for kind, count in counts.items()
-    ]
+    counts = Counter(verdict.verdict for verdict in verdicts)
+    phrases = [f"{counts[kind]} {kind if counts[kind] == 1 else plural}" for kind, plural in SUMMARISED.items()]
     lines = [f"{counted(len(verdicts), 'claim')}: {', '.join(phrases)}"]
     measured_ones = [verdict for verdict in verdicts if verdict.verdict != UNMEASURED]
     undecisive = sum(not verdict.decides for verdict in measured_ones)
@@ -135,11 +132,12 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
     return lines
 
 
-def _explanations(verdicts: Sequence[Verdict]) -> list[str]:
-    """What the intervals are, and the legend of the marks."""
+def _explained(verdicts: Sequence[Verdict]) -> list[str]:
+    """The summary, an explanation of the intervals, and the legend of the marks."""
     if not any(verdict.figures for verdict in verdicts):
-        return []
+        return summary(verdicts)
     lines = [
+        *summary(verdicts),
         "in brackets: intervals, which together cover the figures of a claim at 95 % (Bonferroni); counted figures of "
         "single runs have none",
         "a claim holds if all of its comparisons do (an `up to`: if one does); it is undecided if an interval contains "
@@ -165,11 +163,14 @@ def _row(verdict: Verdict) -> list[str]:
 
 def _narrowed(row: Sequence[str], width: int) -> list[str]:
     """A row whose texts are wrapped, so that the figures have room."""
+
+    def filled(text: str, column_width: int) -> str:
+        return "\n".join(textwrap.fill(clean(line), column_width) for line in text.split("\n"))
+
     says, places, printed, figures, verdict = row
-    filled = "\n".join(textwrap.fill(clean(text), round(SHARES["claim"] * width)) for text in says.split("\n"))
-    by_paper = "\n".join(textwrap.fill(text, PLACE_WIDTH) for text in places.split("\n"))
-    of_paper = textwrap.fill(clean(printed), round(SHARES["printed"] * width))
-    return [filled, by_paper, of_paper, figures, textwrap.fill(verdict, VERDICT_WIDTH)]
+    claim_width, printed_width = round(CLAIM_SHARE * width), round(PRINTED_SHARE * width)
+    wrapped = filled(says, claim_width), filled(places, PLACE_WIDTH), filled(printed, printed_width)
+    return [*wrapped, figures, filled(verdict, VERDICT_WIDTH)]
 
 
 def _marked(verdict: Verdict) -> str:
@@ -191,8 +192,8 @@ def _listed(verdict: Verdict) -> list[str]:
         listed = labelled if len(known) <= MAX_LISTED else extremes(labelled)
         lines += [f"{label}: {figure.text}" for label, figure in listed]
         if len(listed) < len(known):
-            counts = {kind: sum(figure.verdict == kind for figure in known) for kind in COUNTED}
-            phrases = ", ".join(f"{count} {COUNTED[kind]}" for kind, count in counts.items() if count)
+            counts = Counter(figure.verdict for figure in known)
+            phrases = ", ".join(f"{counts[kind]} {short}" for kind, short in COUNTED.items() if counts[kind])
             lines.append(f"least and greatest of {len(known)}: {phrases}")
     if verdict.figures:
         measured = sum(figure.verdict != UNMEASURED for figure in verdict.figures)

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,32 @@ from analysis.__main__ import main
 from analysis.claims import CLAIMS, Verdict, judge, named, render
 from analysis.claims.rules import UNITS, UnitName
 from analysis.runs import load
+from analysis.runs.load import Run
 from analysis.stats.between_runs import REMEDY
 from tests.conftest import calls_of
 from tests.helpers import records
-from tests.helpers.claim_worlds import CASES, ending, iterations, run, waves, write, write_repeated
+from tests.helpers.claim_worlds import CASES, ending, iterations, waves, write, write_repeated
 
 STATES = {"holds": "holds", "fails": "does not hold", "undecided": "undecided"}
 
 
+def runs_of(folder: Path) -> list[Run]:
+    return load.read([folder]).runs
+
+
 def judged(folder: Path, *names: str, mix: bool = False) -> list[Verdict]:
-    return judge(load.read([folder]).runs, mix, named(names))
+    return judge(runs_of(folder), mix, named(names))
+
+
+def table2(folder: Path, x: float = 2.5, **changes: Any) -> None:
+    write(folder, "table2", *CASES["fp16-over-fp64"].at(x), **changes)
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("name", [claim.name for claim in CLAIMS])
 def test_a_claim_is_judged_by_what_was_measured(name: str, state: str, tmp_path: Path):
     case, (claim,) = CASES[name], named([name])
-    write(tmp_path, claim.experiment, lambda cell: case.world(cell, getattr(case, state)))
+    write(tmp_path, claim.experiment, *case.at(getattr(case, state)))
     (verdict,) = judged(tmp_path, name)
     assert verdict.verdict == STATES[state], verdict.why
     assert verdict.n >= 1 and verdict.figures and verdict.command is None and verdict.why
@@ -44,14 +54,9 @@ def test_what_was_not_measured_has_its_command(tmp_path: Path):
         assert verdict.command == f"python {entry}.py experiment={experiment} name={experiment}"
 
 
-def table2(folder: Path, x: float = 2.5, **changes: Any) -> None:
-    write(folder, "table2", lambda cell: CASES["fp16-over-fp64"].world(cell, x), **changes)
-
-
 def test_every_claim_says_where_it_is_from_and_what_tests_it():
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS) == len(CASES)
-    for claim in CLAIMS:
-        assert claim.test and claim.says and claim.section
+    assert all(claim.test and claim.says and claim.section for claim in CLAIMS)
     third = [claim.name for claim in CLAIMS if not claim.places]
     assert third == ["up-to-47-percent-time", "up-to-39-percent-memory", "up-to-52-percent-traffic"]
 
@@ -65,12 +70,11 @@ def test_a_figure_is_the_ratio_of_its_cells_and_intervals_widen_with_their_numbe
         assert (figure.unit, figure.over, figure.basis, figure.runs) == ("% faster", 94.0, "1 run", 2)
         assert figure.estimate == pytest.approx(150.0) and figure.confidence == pytest.approx(1 - 0.05 / 4)
         assert figure.text == f"faster by 150.0 % ({figure.low:.1f} to {figure.high:.1f})"
-    alone = [run for run in load.read([tmp_path]).runs if run["gpus"] == 1]  # those that were repeated are of one too
+    alone = [run for run in runs_of(tmp_path) if run["gpus"] == 1]  # the repeated ones are among them
     (single,) = judge(alone, claims=named(["fp16-over-fp64"]))
-    assert single.figures[0].confidence == pytest.approx(0.95) and single.verdict == "holds"
-    assert single.asked == 4 and single.why == "1 of 4 comparisons"
+    assert (single.verdict, single.asked, single.why) == ("holds", 4, "1 of 4 comparisons")
     ours, all_four = single.figures[0], verdict.figures[0]
-    assert ours.low is not None and all_four.low is not None and all_four.low < ours.low < 150
+    assert ours.confidence == pytest.approx(0.95) and all_four.low < ours.low < 150  # pyright: ignore[reportOptionalOperand]
 
 
 def test_one_cell_that_refutes_a_claim_is_named(tmp_path: Path):
@@ -100,22 +104,20 @@ def test_settings_are_judged_apart_and_the_most_telling_decides(tmp_path: Path):
 
 
 def test_a_cell_that_failed_is_named_and_no_figure(tmp_path: Path):
-    world = CASES["qat-memory"].world
-    write(
-        tmp_path, "peak_memory", lambda cell: world(cell, 1.5) | ending(cell, {1: "oom", 2: "oom", 3: "oom", 4: "ok"})
-    )
+    ends = {1: "oom", 2: "oom", 3: "oom", 4: "ok"}
+    write(tmp_path, "peak_memory", lambda cell: CASES["qat-memory"].world(cell, 1.5) | ending(cell, ends))
     memory, needs = judged(tmp_path, "qat-memory", "qat-needs-4-gpus")
     assert memory.verdict == needs.verdict == "holds" and memory.asked == 33 and len(memory.figures) == 9
     assert "9 of 33 comparisons; not ok: method=qat template=instruct gpus=1 oom, method=qat" in memory.why
     assert "9 of 33 comparisons; 9 cells did not end ok" in " ".join(" ".join(render.table([memory], 200)).split())
     assert [figure.text for figure in needs.figures] == ["oom", "oom", "oom", "ok"]
-    some = [run for run in load.read([tmp_path]).runs if run["gpus"] != 4]
+    some = [run for run in runs_of(tmp_path) if run["gpus"] != 4]
     assert judge(some, claims=named(["qat-needs-4-gpus"]))[0].verdict == "undecided"
 
 
 def test_a_claim_of_two_parts_needs_both(tmp_path: Path):
     write(tmp_path, "datasets", lambda cell: iterations(cell, 1.0))
-    few = [run for run in load.read([tmp_path]).runs if run["gpus"] <= 2]
+    few = [run for run in runs_of(tmp_path) if run["gpus"] <= 2]
     (verdict,) = judge(few, claims=named(["iteration-by-gpus"]))
     assert {figure.verdict for figure in verdict.figures} == {"holds"} and verdict.verdict == "undecided"
     assert "4 of 12 comparisons" in verdict.why
@@ -123,9 +125,9 @@ def test_a_claim_of_two_parts_needs_both(tmp_path: Path):
 
 def test_memory_of_cpu_ranks_is_not_exact(tmp_path: Path):
     case = CASES["lora-memory"]
-    for device, seeds in (("cpu", 0), ("cpu", 10), ("cuda", 0)):
-        folder = tmp_path / f"{device}{seeds}"
-        write(folder, "peak_memory", lambda cell: case.world(cell, case.holds), seeds, device=device)
+    for device, repetitions in (("cpu", 0), ("cpu", 10), ("cuda", 0)):
+        folder = tmp_path / f"{device}{repetitions}"
+        write(folder, "peak_memory", *case.at(case.holds), repetitions=repetitions, device=device)
     alone, repeated, exact = (judged(tmp_path / name, "lora-memory")[0] for name in ("cpu0", "cpu10", "cuda0"))
     assert alone.verdict == "undecided" and "without repetitions; repeat=3 " in alone.why
     assert alone.figures[0].text == "1.50 x" and alone.figures[0].low is None
@@ -137,17 +139,16 @@ def test_memory_of_cpu_ranks_is_not_exact(tmp_path: Path):
 )
 def test_single_runs_of_a_machine_without_repetitions_are_undecided(name: str, tmp_path: Path):
     (claim,), case = named([name]), CASES[name]
-    write(tmp_path, claim.experiment, lambda cell: case.world(cell, case.holds), seeds=0)
+    write(tmp_path, claim.experiment, *case.at(case.holds), repetitions=0)
     (verdict,) = judged(tmp_path, name)
     assert verdict.verdict == "undecided" and REMEDY in verdict.why
     assert all(figure.low is None and figure.estimate is not None for figure in verdict.figures)
 
 
 def test_seeds_are_averaged_and_narrow_the_interval(tmp_path: Path):
-    world = CASES["pinned-tuning"].world
-    for seed in range(8):
-        write(tmp_path / str(seed), "table5", lambda cell: world(cell, 1.0 + 0.001 * seed), 0, seed=seed)  # noqa: B023
-    runs = load.read([tmp_path]).runs
+    seeds = [1.0 + 0.001 * seed for seed in range(8)]
+    write(tmp_path, "table5", *CASES["pinned-tuning"].at(seeds), repetitions=0)
+    runs = runs_of(tmp_path)
     (few,) = judge([run for run in runs if run["seed"] < 3], claims=named(["pinned-tuning"]))
     (many,) = judge(runs, claims=named(["pinned-tuning"]))
     assert few.verdict == many.verdict == "holds" and (few.n, many.n) == (24, 64)
@@ -165,50 +166,59 @@ def test_time_has_the_evaluations_however_few_epochs_there_are(tmp_path: Path):
     assert verdict.figures[0].estimate == pytest.approx(100 * (110 / 20 - 1))
 
 
-def test_a_run_shorter_than_the_warm_up_is_said(tmp_path: Path):
-    write(tmp_path, "table5", lambda _: {})
-    for path in tmp_path.glob("table5-[0-9]*/result.json"):
+def change(folder: Path, pattern: str, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Edit the records of some run folders."""
+    for path in folder.glob(f"{pattern}/result.json"):
         record = json.loads(path.read_text())
-        record["iteration_s"] |= {"mean": None, "count": 0}
+        edit(record)
         path.write_text(json.dumps(record))
-    (verdict,) = judged(tmp_path, "pinned-tuning")
-    assert verdict.verdict == "not measured" and "no more steps than the warm-up leaves out" in verdict.why
 
 
-@pytest.mark.parametrize(("lost", "expected"), [(None, "does not hold"), (0.0, "not measured")])
-def test_a_loss_that_became_no_number_is_not_alike(lost: float | None, expected: str, tmp_path: Path):
-    write_repeated(tmp_path, "table2")
-    for precision, pinned in (("fp32", True), ("fp32", False), ("fp16", True)):
-        cell = {"precision": precision, "pin_memory": pinned, "dataset": "mnist", "gpus": 1}
-        record, _ = run("vision", cell, {}, 0, {})
-        if precision == "fp16":
-            record["epochs"][-1]["train_loss"] = lost
-        records.write(tmp_path / f"{precision}{pinned}", record)
+def without_steps(record: dict[str, Any]) -> None:
+    record["iteration_s"] |= {"mean": None, "count": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "why"),
+    [
+        ("pinned-tuning", without_steps, "no more steps than the warm-up leaves out"),
+        ("pinned-copies", lambda record: record.update(profile=None), "profile"),
+        ("pinned-copies", lambda record: record.update(profile={"error": "no events"}), "profile"),
+        ("pinned-copies", lambda record: record.update(profile={"source": "kineto"}), "profile"),
+    ],
+)
+def test_what_a_record_lacks_is_said(name: str, edit: Callable[[dict[str, Any]], None], why: str, tmp_path: Path):
+    write(tmp_path, named([name])[0].experiment, lambda _: {})
+    change(tmp_path, "*-[0-9]*" if "tuning" in name else "*", edit)
+    (verdict,) = judged(tmp_path, name)
+    assert verdict.verdict == "not measured" and why in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("lost", "figure", "whole"), [(None, "does not hold", "does not hold"), (0.0, "not measured", "holds")]
+)
+def test_a_loss_that_became_no_number_is_not_alike(lost: float | None, figure: str, whole: str, tmp_path: Path):
+    write(tmp_path, "loss_curves", lambda _: {})
+    for path in (path.parent for path in tmp_path.glob("loss_curves-[0-9]*/result.json")):
+        (run,) = runs_of(path)
+        if (run["precision"], run["pin_memory"]) == ("fp16", True):
+            change(path.parent, path.name, lambda record: record["epochs"][-1].update(train_loss=lost))
     (verdict,) = judged(tmp_path, "loss-alike")
-    assert [figure.verdict for figure in verdict.figures] == [expected, "holds"]
-    assert verdict.verdict == ("does not hold" if lost is None else "undecided")  # the other part was not measured
-
-
-@pytest.mark.parametrize("content", [None, {"error": "no events"}, {"source": "kineto"}])
-def test_a_profile_that_is_absent_or_broken_is_said(content: Any, tmp_path: Path):
-    write(tmp_path, "vision_metrics", lambda _: {})
-    for path in tmp_path.glob("*/result.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"profile": content}))
-    (verdict,) = judged(tmp_path, "pinned-copies")
-    assert verdict.verdict == "not measured" and "profile" in verdict.why
+    by_cell = {f"{one.what} {one.where}": one.verdict for one in verdict.figures}
+    assert by_cell["precision=fp16 against fp32 pin_memory=true"] == figure and verdict.verdict == whole
+    assert by_cell["precision=fp16 against fp32 pin_memory=false"] == "holds"
 
 
 def test_records_with_odd_epochs_or_steps_do_not_end_the_rest(tmp_path: Path):
-    table2(tmp_path)
-    for path in tmp_path.glob("*/result.json"):
-        record = json.loads(path.read_text())
+    def odd(record: dict[str, Any]) -> None:
         record["epochs"] = [epoch | {"ended_s": None, "train_loss": -1.0} for epoch in record["epochs"]]
         record["step_s"] = None
-        path.write_text(json.dumps(record))
-    verdicts = judged(tmp_path, *(claim.name for claim in CLAIMS))
-    assert {verdict.verdict for verdict in verdicts if verdict.claim.name == "precision-volume"} == {"does not hold"}
-    of_name = {verdict.claim.name: verdict for verdict in verdicts}
-    assert of_name["loss-alike"].verdict == "not measured" and of_name["fp16-over-fp64"].verdict == "holds"
+
+    table2(tmp_path)
+    change(tmp_path, "*", odd)
+    by_name = {verdict.claim.name: verdict.verdict for verdict in judge(runs_of(tmp_path))}
+    assert by_name["precision-volume"] == "does not hold"
+    assert by_name["loss-alike"] == "not measured" and by_name["fp16-over-fp64"] == "holds"
 
 
 EVIL = "[red]x[/red]\x1b[2J<script>alert(1)</script>|a|\n# b\u202e"
@@ -240,9 +250,8 @@ def test_the_table_has_claims_figures_counts_marks_and_each_command_once(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines[:-1])) <= 120  # the last names a folder
     text = " ".join(" ".join(lines).split())
-    assert f"{len(CLAIMS)} claims: " in text
-    assert "c CPU ranks, not GPUs" in text and "n=8" in text
-    assert "of those measured are of CPU ranks" in text
+    for expected in (f"{len(CLAIMS)} claims: ", "c CPU ranks, not GPUs", "n=8", "of those measured are of CPU ranks"):
+        assert expected in text
     assert "decided here as on GPUs, since what they compare is counted: precision-volume" in text
     commands = [line.strip() for line in lines if line.startswith("  python ")]
     assert len(commands) == len(set(commands)) > 10
@@ -254,13 +263,9 @@ def test_the_table_has_claims_figures_counts_marks_and_each_command_once(
     (first,) = (claim for claim in content["claims"] if claim["name"] == "fp16-over-fp64")
     assert (first["verdict"], first["of_gpus"]) == ("holds", False)
     assert first["figures"][0]["estimate"] == pytest.approx(150.0) and first["figures"][0]["under"] is None
-
-
-def test_a_claim_at_length_has_its_rule_and_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    table2(tmp_path)
-    assert main(["claims", str(tmp_path), "--only", "precision-accuracy,pinned-gain"]) == 0
+    assert main(["claims", str(tmp_path / "runs"), "--only", "precision-accuracy,pinned-gain"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("precision-accuracy: holds\n") and "pinned-gain: not measured\n" in printed
+    assert printed.startswith("precision-accuracy: holds [c]\n") and "pinned-gain: not measured\n" in printed
     assert "holds if  accuracy in fp32 and in fp16 is less than 1 point below that in fp64" in printed
     assert printed.count("points (") == 8 and "python train_vision.py experiment=table3" in printed
 
@@ -268,17 +273,17 @@ def test_a_claim_at_length_has_its_rule_and_every_figure(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (
-            ["--only", "fp16-over-fp6"],
-            "no claim fp16-over-fp6 (did you mean fp16-over-fp64?); there are ddp-ds-scales, ",
-        ),
+        (["--only", "fp16-over-fp6"], "no claim fp16-over-fp6 (did you mean fp16-over-fp64?); there are ddp-ds-scales"),
         (["--only", ""], "--only: '' has an empty name"),
         (["--markdown", "c.md", "--only"], "expected one argument"),
+        (["--json", "file/c.json"], "file"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_line(
-    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
     records.write(tmp_path / "a", records.vision())
     try:
         code = main(["claims", str(tmp_path), *words])
@@ -288,24 +293,14 @@ def test_what_cannot_be_done_is_refused_in_a_line(
     assert code == 1 and error.count("\n") == 1 and error.startswith("refused: ") and says in error
 
 
-def test_no_runs_and_no_place_to_write_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["claims", str(tmp_path)]) == 1 and "no run under" in capsys.readouterr().err
-    records.write(tmp_path / "a", records.vision())
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit):
-        main(["claims", str(tmp_path), "--json", str(tmp_path / "file" / "c.json")])
-    assert capsys.readouterr().err.startswith("refused: ")
-
-
 def test_the_work_of_judging_grows_no_faster_than_the_runs(tmp_path: Path):
     text = json.dumps(records.vision(dataset="mnist"))
     for index in range(480):
         record = text.replace('"gpus": 1', f'"gpus": {1 + index % 4}').replace('"seed": 0', f'"seed": {index // 12}')
-        folder = tmp_path / str(index)
-        folder.mkdir()
+        (tmp_path / str(index)).mkdir()
         precision = ("fp64", "fp32", "fp16")[index // 4 % 3]
-        (folder / "result.json").write_text(record.replace('"fp32"', f'"{precision}"'))
-    runs = load.read([tmp_path]).runs
+        (tmp_path / str(index) / "result.json").write_text(record.replace('"fp32"', f'"{precision}"'))
+    runs = runs_of(tmp_path)
     assert sum(verdict.n for verdict in judge(runs)) > 480
     few, many = (calls_of(lambda part=part: judge(part)) for part in (runs[:120], runs))
     assert many < 5 * few
@@ -317,7 +312,6 @@ def test_the_work_of_judging_grows_no_faster_than_the_runs(tmp_path: Path):
         ("faster", (25.0, 20.0, 30.0), "faster by 25.0 % (20.0 to 30.0)"),
         ("faster", (-20.0, None, None), "slower by 25.0 %"),
         ("faster", (-50.0, -60.0, -20.0), "slower by 100.0 % (25.0 to 150.0)"),
-        ("faster", (-20.0, -50.0, 10.0), "slower by 25.0 % (slower by 100.0 % to faster by 10.0 %)"),
         ("faster", (-20.0, -100.0, 10.0), "slower by 25.0 % (slower by inf % to faster by 10.0 %)"),
         ("less", (-60.0, -60.0, -60.0), "more by 60.0 %"),
         ("less", (5.0, -2.0, 12.0), "less by 5.0 % (more by 2.0 % to less by 12.0 %)"),

@@ -15,17 +15,22 @@ from analysis import experiments
 from tests.helpers import records
 
 Cell = dict[str, Any]
-World = Callable[[Cell, Any], dict[str, Any]]  # what a cell measures for a number
+Figures = dict[str, Any]  # of a cell, as `run` takes them
+World = Callable[[Cell, Any], Figures]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A world, and the numbers for which the claim holds, does not hold, and is on its bound."""
+    """A world, and the numbers for which the claim holds, does not hold, and is on its bound; a list is one a seed."""
 
     world: World
     holds: Any
     fails: Any
     undecided: Any
+
+    def at(self, x: Any) -> list[Callable[[Cell], Figures]]:
+        """The world at a number, or for each seed at its own."""
+        return [lambda cell, one=one: self.world(cell, one) for one in (x if isinstance(x, list) else [x])]
 
 
 def where(conditions: Cell, **figures: Callable[[Any], Any]) -> World:
@@ -36,11 +41,11 @@ def where(conditions: Cell, **figures: Callable[[Any], Any]) -> World:
     """
 
     def meets(value: Any, wanted: Any) -> bool:
-        if callable(wanted):
-            return bool(wanted(value))
-        return value in (wanted if isinstance(wanted, tuple) else (wanted,))
+        return (
+            bool(wanted(value)) if callable(wanted) else value in (wanted if isinstance(wanted, tuple) else (wanted,))
+        )
 
-    def world(cell: Cell, x: Any) -> dict[str, Any]:
+    def world(cell: Cell, x: Any) -> Figures:
         chosen = all(meets(cell[column], wanted) for column, wanted in conditions.items())
         return {name: figure(x) for name, figure in figures.items()} if chosen else {}
 
@@ -49,6 +54,25 @@ def where(conditions: Cell, **figures: Callable[[Any], Any]) -> World:
 
 def only(column: str, *wanted: Any, **figures: Callable[[Any], Any]) -> World:
     return where({column: wanted}, **figures)
+
+
+def by(column: str, **figures: Callable[[Any], dict[Any, Any]]) -> World:
+    """Figures by the number and the value of a column; the defaults where it is not among the values."""
+
+    def world(cell: Cell, x: Any) -> Figures:
+        tables = {name: figure(x) for name, figure in figures.items()}
+        return {name: table[cell[column]] for name, table in tables.items() if cell[column] in table}
+
+    return world
+
+
+def profiled_by(column: str, **figures: Callable[[Any], dict[Any, Any]]) -> World:
+    return lambda cell, x: {"profiled": True} | by(column, **figures)(cell, x)
+
+
+def slower(column: str, *wanted: Any) -> World:
+    """Those cells take x times as long."""
+    return where({column: wanted}, s=same)
 
 
 def same(x: Any) -> Any:
@@ -67,147 +91,101 @@ def beyond_2(gpus: int) -> bool:
     return gpus > 2
 
 
-def slower(column: str, *wanted: Any) -> World:
-    """Those cells take x times as long."""
-    return where({column: wanted}, s=same)
-
-
-def scattered(x: Any) -> Any:
-    """Two seeds that differ by a quarter, for a figure that has no scatter within a run."""
+def scattered(x: float) -> list[float]:
+    """Two seeds that differ by a fifth, for a figure that has no scatter within a run."""
     return [0.9 * x, 1.1 * x]
 
 
-def numbers(cell: Cell, x: Any) -> dict[str, Any]:
-    """An image set's volume by precision, x at a time."""
-    at = {"fp16": 1, "fp32": 2, "fp64": x if isinstance(x, list) else 2 * x}[cell["precision"]]
-    return {"h2d": [1e6 * one for one in at] if isinstance(at, list) else 1e6 * at}
+def multiplied(strategy: str, figure: str, base: float) -> World:
+    """x is a function of the number of GPUs."""
+    return lambda cell, x: {figure: base * (x(cell["gpus"]) if cell["strategy"] == strategy else 1)}
 
 
-def by_precision(cell: Cell, x: Any) -> dict[str, Any]:
-    """Memory that grows x times with each doubling of the precision; 2 times, where x is of two seeds, from fp16."""
-    if cell["precision"] == "fp64":
-        return {"memory": [2 * one for one in x] if isinstance(x, list) else x * x}
-    return {"memory": 1.0 if cell["precision"] == "fp16" else 2.0 if isinstance(x, list) else x}
-
-
-def gain(cell: Cell, x: float) -> dict[str, Any]:
+def gain(cell: Cell, x: float) -> Figures:
     return {} if cell["pin_memory"] else {"s": {1: 1.5, 4: x}.get(cell["gpus"], 1.3)}
 
 
-def large(cell: Cell, x: float) -> dict[str, Any]:
+def large(cell: Cell, x: float) -> Figures:
     return {"s": x ** (1 - cell["gpus"])} if cell["dataset.image_size"] >= 300 else {}
 
 
-def pauses(cell: Cell, x: float) -> dict[str, Any]:
-    return {"first_batch": 0.1 * x if cell["loader"] == "torch" and cell["gpus"] > 2 else 0.1}
-
-
-def layout_alone(cell: Cell, x: float) -> dict[str, Any]:
-    return {"s": {"nchw": 1.5, "nhwc": x}[cell["layout"]]} if cell["loader"] == "torch" else {}
-
-
-def multiplied(strategy: str, figure: str, base: float) -> World:
-    def world(cell: Cell, x: Callable[[int], Any]) -> dict[str, Any]:
-        times = x(cell["gpus"]) if cell["strategy"] == strategy else 1
-        return {figure: [base * one for one in times] if isinstance(times, list) else base * times}
-
-    return world
-
-
-def shares_of_four(cell: Cell, x: float) -> dict[str, Any]:
+def shares_of_four(cell: Cell, x: float) -> Figures:
     small = cell["dataset.image_size"] == 100
     return {"launch_s": x if small else 1.0, "comm_s": x if small else 1.0, "copy_s": 5.0}
 
 
-def tensors(cell: Cell, x: Any) -> dict[str, Any]:
-    """So many times the bytes of the images as tensors, by 21 epochs."""
-    whole = 21 * 60_000 * 3 * cell["dataset.image_size"] ** 2 * 4
-    return {"h2d": [whole * one for one in x] if isinstance(x, list) else whole * x}
+def tensors(cell: Cell, x: float) -> Figures:
+    """x times the bytes of the images as tensors, over 21 epochs."""
+    return {"h2d": 21 * 60_000 * 3 * cell["dataset.image_size"] ** 2 * 4 * x}
 
 
 def calls(x: float) -> float:
-    """Seconds of AllGather, with which the calls of Fig. 15 take x times as long: 2.5 s, of which 1 s is AllGather."""
+    """Seconds of AllGather with which the calls of Fig. 15 take x times as long as 2.5 s, of which 1 s is AllGather."""
     return 2.5 * x - 1.5
 
 
-def calls_by_both(cell: Cell, x: float) -> dict[str, Any]:
+def calls_by_both(cell: Cell, x: float) -> Figures:
     """Methods differ x times, templates by a fifth."""
-    return {
-        "gather_s": calls((x if cell["method"] == "qat" else 1.0) * (1.2 if cell["template"] == "instruct" else 1.0))
-    }
+    by_method, by_template = x if cell["method"] == "qat" else 1.0, 1.2 if cell["template"] == "instruct" else 1.0
+    return {"gather_s": calls(by_method * by_template)}
 
 
-def falling_calls(figure: str) -> World:
+def falling(figure: str) -> World:
     """A metric of a profile that falls x times from fp64 to fp32, and 4 times to fp16."""
-    return lambda cell, x: {"profiled": True, figure: {"fp64": 4.0, "fp32": 4.0 / x, "fp16": 1.0}[cell["precision"]]}
+    return profiled_by("precision", **{figure: lambda x: {"fp64": 4.0, "fp32": 4.0 / x, "fp16": 1.0}})
 
 
-def destroying(cell: Cell, x: float) -> dict[str, Any]:
-    return {"profiled": True, "destroy_s": {"fp64": 4.0 * x, "fp32": 4.0, "fp16": 1.0}[cell["precision"]]}
+def without_memory(cell: Cell, x: dict[tuple[str, int], str]) -> Figures:
+    return {"status": x.get((cell["loader"], cell["gpus"]), "ok")} if cell["dataset.image_size"] == 500 else {}
 
 
-def copies_of_fp64(cell: Cell, x: float) -> dict[str, Any]:
-    at = x if cell["precision"] == "fp64" else 1.0
-    return {"profiled": True, "copy_s": at, "memcpy_s": at}
+def qlora_then_qat(cell: Cell, x: float) -> Figures:
+    return {"s": x} if cell["method"] == {1: "qlora", 4: "qat"}[cell["gpus"]] else {}
 
 
-def launches_of_instruct(cell: Cell, x: float) -> dict[str, Any]:
+def instruct_memory(cell: Cell, x: float) -> Figures:
+    """DPO takes x times as much with summarize, LoRA as much less."""
+    differs = cell["template"] == "summarize" and cell["method"] in ("dpo", "lora")
+    return {"memory": x if cell["method"] == "dpo" else 1 / x} if differs else {}
+
+
+def iterations(cell: Cell, x: float) -> Figures:
+    return {"s": {1: 1.0, 2: 1.5}.get(cell["gpus"], 1.5 * x)}
+
+
+def ending(cell: Cell, x: dict[int, str]) -> Figures:
+    return {"status": x[cell["gpus"]]} if cell["method"] == "qat" else {}
+
+
+def launches_of_instruct(cell: Cell, x: float) -> Figures:
     instruct = cell["template"] == "instruct"
     return {"profiled": True, "launch_s": x if instruct else 1.0, "sync_s": 1.2 if instruct else 1.0}
 
 
-def without_memory(cell: Cell, x: dict[tuple[str, int], str]) -> dict[str, Any]:
-    large = cell["dataset.image_size"] == 500
-    return {"status": x.get((cell["loader"], cell["gpus"]), "ok")} if large else {}
-
-
-def qlora_then_qat(cell: Cell, x: float) -> dict[str, Any]:
-    return {"s": x} if cell["method"] == {1: "qlora", 4: "qat"}[cell["gpus"]] else {}
-
-
-def sizes(cell: Cell, x: float) -> dict[str, Any]:
-    return {"s": {"grammar": 1.0, "instruct": 374 / 135 * x, "summarize": 341 / 135 * x}[cell["template"]]}
-
-
-def stays(cell: Cell, x: Any) -> dict[str, Any]:
-    """LoRA's memory, after a slight fall on 2 GPUs."""
-    return {"memory": {1: 1.1, 2: 1.0, 3: 1.0, 4: x}[cell["gpus"]]} if cell["method"] == "lora" else {}
-
-
-def instruct_memory(cell: Cell, x: Any) -> dict[str, Any]:
-    """DPO takes more with summarize, LoRA less."""
-    lists = x if isinstance(x, list) else [x]
-    at = [one if cell["method"] == "dpo" else 1 / one for one in lists]
-    differs = cell["template"] == "summarize" and cell["method"] in ("dpo", "lora")
-    return {"memory": at if len(at) > 1 else at[0]} if differs else {}
-
-
-def iterations(cell: Cell, x: float) -> dict[str, Any]:
-    return {"s": {1: 1.0, 2: 1.5}.get(cell["gpus"], 1.5 * x)}
-
-
-def ending(cell: Cell, x: dict[int, str]) -> dict[str, Any]:
-    return {"status": x[cell["gpus"]]} if cell["method"] == "qat" else {}
-
-
-def traffic(cell: Cell, x: Any) -> dict[str, Any]:
-    at = [1.0] if cell["method"] == "lora" else x if isinstance(x, list) else [x]
-    return {"received": [1e6 * one for one in at]}
-
-
-OTHERS = ("qlora", "dpo", "qat")
+METHODS = ("lora", "qlora", "dpo", "qat")
+OTHERS = METHODS[1:]
+NCHW, NHWC = {"loader": "torch", "layout": "nchw"}, {"loader": "torch", "layout": "nhwc"}
 CASES = {
     "fp16-over-fp64": Case(slower("precision", "fp64"), 2.5, 1.5, 1.94),
     "fp32-over-fp64": Case(slower("precision", "fp64"), 1.7, 1.2, 1.42),
     "fp16-over-fp32": Case(slower("precision", "fp32"), 1.5, 0.8, 1.0),
     "precision-accuracy": Case(only("precision", "fp16", accuracy=float), 0.98, 0.95, 0.97),
-    "precision-memory": Case(by_precision, 2.0, 0.8, scattered(1.0)),
-    "precision-volume": Case(numbers, 2, 1, [3.0, 4.6]),
-    "precision-copies": Case(falling_calls("copy_s"), 2.0, 1.2, 1.6),
-    "precision-memcpy": Case(falling_calls("memcpy_s"), 2.0, 1.2, 1.6),
-    "precision-broadcast": Case(falling_calls("broadcast_s"), 2.0, 1.2, 1.6),
-    "precision-event-destroy": Case(destroying, 4.0, 2.0, 3.0),
-    "precision-copies-most": Case(copies_of_fp64, 4.0, 0.3, 1.0),
+    "precision-memory": Case(
+        by("precision", memory=lambda x: {"fp16": 1.0, "fp32": x, "fp64": x * x}), 2.0, 0.8, scattered(1.0)
+    ),
+    "precision-volume": Case(
+        by("precision", h2d=lambda x: {"fp16": 1e6, "fp32": 2e6, "fp64": 2e6 * x}), 2, 1, [1.5, 2.3]
+    ),
+    "precision-copies": Case(falling("copy_s"), 2.0, 1.2, 1.6),
+    "precision-memcpy": Case(falling("memcpy_s"), 2.0, 1.2, 1.6),
+    "precision-broadcast": Case(falling("broadcast_s"), 2.0, 1.2, 1.6),
+    "precision-event-destroy": Case(
+        profiled_by("precision", destroy_s=lambda x: {"fp64": 4.0 * x, "fp32": 4.0, "fp16": 1.0}), 4.0, 2.0, 3.0
+    ),
+    "precision-copies-most": Case(
+        profiled_by("precision", **dict.fromkeys(("copy_s", "memcpy_s"), lambda x: {"fp64": x, "fp32": 1, "fp16": 1})),
+        *(4.0, 0.3, 1.0),
+    ),
     "accuracy-within-20-epochs": Case(where({}, accuracy=same), 0.99, 0.95, 0.98),
     "accuracy-within-3-epochs": Case(where({}, accuracy=same), 0.99, 0.95, 0.98),
     "pinned-gain": Case(slower("pin_memory", False), 1.5, 1.02, 1.07),
@@ -215,12 +193,18 @@ CASES = {
     "ddp-ds-scales": Case(where({"strategy": "ddp_ds", "gpus": several}, s=inverse), 1.5, 0.8, 1.0),
     "ddp-rr-does-not": Case(where({"strategy": "ddp_rr", "gpus": several}, s=inverse), 1.0, 1.5, 1.1),
     "ddp-does-not": Case(where({"strategy": "ddp", "gpus": several}, s=inverse), 1.0, 1.5, 1.1),
-    "ddp-multiplies-work": Case(
-        multiplied("ddp", "trained", 1000), lambda n: n, lambda _: 1, lambda n: scattered(1.0 + 0.99 * (n - 1))
-    ),
-    "ddp-rr-copies-everything": Case(
-        multiplied("ddp_rr", "h2d", 1e6), lambda n: n, lambda _: 1, lambda n: scattered(1.0 + 0.99 * (n - 1))
-    ),
+    **{
+        name: Case(
+            multiplied(strategy, figure, base),
+            lambda n: n,
+            lambda _: 1,
+            [lambda n, seed=seed: seed * (1.0 + 0.99 * (n - 1)) for seed in scattered(1.0)],
+        )
+        for name, strategy, figure, base in (
+            ("ddp-multiplies-work", "ddp", "trained", 1000),
+            ("ddp-rr-copies-everything", "ddp_rr", "h2d", 1e6),
+        )
+    },
     "ddp-ds-copies-less": Case(only("strategy", "ddp", "ddp_rr", h2d=same), 4e6, 0.8e6, scattered(1e6)),
     "large-images-pay": Case(large, 1.3, 0.8, 1.0),
     "small-images-do-not": Case(where({"dataset.image_size": (100, 200), "gpus": 4}, s=inverse), 0.9, 1.5, 1.05),
@@ -237,11 +221,11 @@ CASES = {
     "fp64-converges-slower": Case(only("precision", "fp64", loss=float), 1.5, 0.6, 1.0),
     "loss-alike": Case(only("precision", "fp16", loss=float), 1.0, 1.5, 1.1),
     "dali-over-dataloader": Case(slower("loader", "torch"), 1.5, 0.8, 1.0),
-    "dataloader-loses-beyond-2-gpus": Case(
-        where({"loader": "torch", "layout": "nchw", "gpus": beyond_2}, s=same), 1.5, 0.8, 1.0
-    ),
+    "dataloader-loses-beyond-2-gpus": Case(where(NCHW | {"gpus": beyond_2}, s=same), 1.5, 0.8, 1.0),
     "dali-does-not-lose": Case(where({"gpus": beyond_2}, s=same), 0.8, 1.5, 1.05),
-    "dataloader-pauses": Case(pauses, 5.0, 0.2, 1.0),
+    "dataloader-pauses": Case(
+        where({"loader": "torch", "gpus": beyond_2}, first_batch=lambda x: 0.1 * x), 5.0, 0.2, 1.0
+    ),
     "dali-does-not-pause": Case(where({"loader": "dali"}, first_batch=same), 0.01, 0.5, 0.05),
     "reading-takes-long": Case(where({}, read_s=same), 10.0, 0.1, 0.05 * 21.9),
     "dataloader-needs-memory": Case(
@@ -251,11 +235,12 @@ CASES = {
         {("torch", 2): "oom", ("torch", 4): "oom", ("dali", 2): "failed"},
     ),
     "dataloader-copies-alike": Case(tensors, 1.0, 0.5, scattered(0.99)),
-    "nhwc-level-with-dali": Case(where({"loader": "torch", "layout": "nhwc"}, s=same), 0.9, 1.5, 1.05),
-    "nhwc-explains-dali": Case(layout_alone, 1.0, 1.4, 1.05),
-    "nhwc-loses-beyond-2-gpus": Case(
-        where({"loader": "torch", "layout": "nhwc", "gpus": beyond_2}, s=same), 1.5, 0.8, 1.0
+    "nhwc-level-with-dali": Case(where(NHWC, s=same), 0.9, 1.5, 1.05),
+    "nhwc-explains-dali": Case(
+        lambda cell, x: {"s": {"nchw": 1.5, "nhwc": x}[cell["layout"]]} if cell["loader"] == "torch" else {},
+        *(1.0, 1.4, 1.05),
     ),
+    "nhwc-loses-beyond-2-gpus": Case(where(NHWC | {"gpus": beyond_2}, s=same), 1.5, 0.8, 1.0),
     "nhwc-over-nchw": Case(slower("layout", "nchw"), 1.5, 0.8, 1.0),
     "iteration-by-gpus": Case(iterations, 1.0, 1.5, 1.1),
     "total-by-gpus": Case(where({"gpus": several}, s=inverse), 1.5, 0.8, 1.0),
@@ -271,11 +256,13 @@ CASES = {
     "qlora-pays-with-time": Case(slower("method", "qlora"), 1.5, 0.8, 1.0),
     "grammar-fastest": Case(slower("template", "instruct", "summarize"), 1.5, 0.8, 1.0),
     "summarize-like-instruct": Case(slower("template", "summarize"), 1.0, 1.5, 1.25),
-    "time-by-file-size": Case(sizes, 1.0, 0.5, 0.8),
+    "time-by-file-size": Case(
+        by("template", s=lambda x: {"instruct": 374 / 135 * x, "summarize": 341 / 135 * x}), 1.0, 0.5, 0.8
+    ),
     "time-falls-with-gpus": Case(where({"gpus": several}, s=inverse), 1.5, 0.8, 1.0),
     "lora-over-dpo": Case(slower("method", "dpo"), 1.5, 1.1, 1.2),
-    "launches-not-copies": Case(only("method", "lora", "qlora", "dpo", "qat", waiting=float), 0.8, 0.2, 0.5),
-    "copies-insignificant": Case(only("method", "lora", "qlora", "dpo", "qat", copy_s=float), 0.01, 0.5, 0.05),
+    "launches-not-copies": Case(only("method", *METHODS, waiting=float), 0.8, 0.2, 0.5),
+    "copies-insignificant": Case(only("method", *METHODS, copy_s=float), 0.01, 0.5, 0.05),
     "calls-largest-for-qat": Case(only("method", "qat", gather_s=calls), 1.5, 0.8, 1.0),
     "lora-instruct-calls": Case(where({"method": "lora", "template": "instruct"}, gather_s=calls), 1.1, 1.5, 1.25),
     "first-calls": Case(where({}, event_s=same, launch_s=same, copy_s=lambda _: 0.1), 3.0, 0.5, 1.0),
@@ -283,7 +270,7 @@ CASES = {
     "dpo-and-qat-synchronise": Case(only("method", "dpo", "qat", sync_s=float), 9.0, 0.1, 0.5),
     "dpo-memory-doubles": Case(where({"method": "dpo", "gpus": 2}, memory=same), 2.0, 1.2, scattered(1.8)),
     "dpo-memory-falls": Case(where({"method": "dpo", "gpus": 2}, memory=same), 2.0, 1.2, scattered(1.6)),
-    "lora-memory-stays": Case(stays, 1.0, 0.5, scattered(0.95)),
+    "lora-memory-stays": Case(by("gpus", memory=lambda x: {1: 1.1, 4: x}), 1.0, 0.5, scattered(0.95)),
     "qat-needs-4-gpus": Case(
         ending,
         {1: "oom", 2: "oom", 3: "oom", 4: "ok"},
@@ -300,7 +287,9 @@ CASES = {
     "grammar-bytes": Case(only("template", "instruct", "summarize", h2d=same), 2e6, 0.5e6, scattered(1e6)),
     "up-to-47-percent-time": Case(slower("method", *OTHERS), 3.0, 1.2, 1 / 0.53),
     "up-to-39-percent-memory": Case(only("method", *OTHERS, memory=same), 2.0, 1.2, scattered(1 / 0.61)),
-    "up-to-52-percent-traffic": Case(traffic, 4.0, 1.1, scattered(1 / 0.48)),
+    "up-to-52-percent-traffic": Case(
+        lambda cell, x: {"received": 1e6 * (1.0 if cell["method"] == "lora" else x)}, 4.0, 1.1, scattered(1 / 0.48)
+    ),
 }
 FIXED = {"llm_api_share": {"gpus": 4}, "transfer_volume": {"gpus": 4}, "dataset_metrics": {"gpus": 1}}  # set, not swept
 
@@ -314,72 +303,71 @@ def grid(name: str) -> list[Cell]:
     return [{**experiment.chosen, **FIXED.get(name, {}), **dict(cell)} for cell in cells if experiment.has(cell)]
 
 
-def write(folder: Path, name: str, world: Callable[[Cell], dict[str, Any]], seeds: int = 10, **changes: Any) -> None:
-    """Run folders of an experiment's cells; a figure that is a list is of as many seeds.
+def write(folder: Path, name: str, *worlds: Callable[[Cell], Figures], repetitions: int = 10, **changes: Any) -> None:
+    """Run folders of an experiment's cells, by the world of each seed.
 
     Args:
-        seeds: repetitions of one more setting, which show that runs of the machine differ by 0.3 %; no claim reads it.
+        repetitions: of one more setting, which show that runs of the machine differ by 0.3 %; no claim reads it.
     """
-    kind = experiments.load(name).kind
-    write_repeated(folder, name, seeds, **changes)
-    for index, cell in enumerate(grid(name)):
-        figures = world(cell)
-        seeds = max((len(value) for value in figures.values() if isinstance(value, list)), default=1)
-        for seed in range(seeds):
-            of_seed = {key: value[seed] if isinstance(value, list) else value for key, value in figures.items()}
-            record, step_s = run(kind, cell, of_seed, seed, changes)
-            steps = None if step_s is None else records.steps(step_s)
-            records.write(folder / f"{name}-{index}-{seed}", record, steps)
+    write_repeated(folder, name, repetitions, **changes)
+    for (index, cell), (seed, world) in itertools.product(enumerate(grid(name)), enumerate(worlds)):
+        write_run(folder / f"{name}-{index}-{seed}", name, cell, world(cell), **{"seed": seed, **changes})
 
 
-def write_repeated(folder: Path, name: str, seeds: int = 10, apart: float = 0.01, **changes: Any) -> None:
-    """Repetitions of a setting that no claim reads, the fastest and the slowest so far apart."""
-    for seed, off in enumerate(np.linspace(-apart / 2, apart / 2, seeds).tolist()):
+def write_repeated(folder: Path, name: str, repetitions: int = 10, apart: float = 0.01, **changes: Any) -> None:
+    """Repetitions of a setting that no claim reads; the fastest and the slowest differ by `apart`, relatively."""
+    for seed, off in enumerate(np.linspace(-apart / 2, apart / 2, repetitions).tolist()):
         cell = {**grid(name)[0], "lr": 0.077}
-        figures = repeated(1 + off) | {"profiled": False}
-        record, step_s = run(experiments.load(name).kind, cell, figures, seed, changes)
-        records.write(folder / f"{name}-repeated-{seed}", record, None if step_s is None else records.steps(step_s))
+        write_run(folder / f"{name}-repeated-{seed}", name, cell, repeated(1 + off), **{"seed": seed, **changes})
 
 
-def repeated(factor: float) -> dict[str, Any]:
-    """The figures of a run that is so many times as slow as others of its setting."""
-    relative = dict.fromkeys(("s", "memory", "loss", "copy_s", "sync_s", "comm_s"), factor)
-    calls_s = {"launch_s": factor**2, "gather_s": factor**3, "event_s": factor**4, "nsys": factor}
-    calls_s |= {"memcpy_s": factor, "broadcast_s": factor, "destroy_s": factor, "read_s": factor**2}
-    return relative | calls_s | {"accuracy": 0.98 * factor**0.1, "waiting": 0.5 * factor}
+def repeated(factor: float) -> Figures:
+    """The figures of a run that is `factor` times as slow as others of its setting."""
+    relative = dict.fromkeys(
+        ("s", "memory", "loss", "copy_s", "sync_s", "comm_s", "nsys", "memcpy_s", "broadcast_s", "destroy_s"), factor
+    )
+    powers = {"launch_s": factor**2, "gather_s": factor**3, "event_s": factor**4, "read_s": factor**2}
+    return relative | powers | {"accuracy": 0.98 * factor**0.1, "waiting": 0.5 * factor}
 
 
-def run(kind: str, cell: Cell, figures: dict[str, Any], seed: int, changes: dict[str, Any]) -> tuple[Any, Any]:
-    """A run's record, and its steps. Its samples lie alternately 10 % above and below their mean."""
+def write_run(folder: Path, experiment: str, cell: Cell, figures: Figures, **changes: Any) -> None:
+    """A run of a cell. Its samples lie alternately 10 % above and below their mean."""
+    kind = experiments.load(experiment).kind
     settings = {key.replace(".", "__"): value for key, value in cell.items()}
     own: dict[str, Any] = {"status": figures.get("status", "ok")}
     if "memory" in figures:
         own["peak_memory_bytes"] = {"max": round(5e9 * figures["memory"]), "per_rank": [], "kind": "cuda_allocated"}
-    record = getattr(records, kind)(**{"seed": seed, **settings, **own, **changes})
+    record = getattr(records, kind)(**settings | own | changes)
     h2d_bytes = int(figures.get("h2d", 1e6))
     record["transfer_bytes"] |= {"h2d": h2d_bytes, "h2d_images": {"train": h2d_bytes, "evaluate": 0}}
     record["communication_bytes"]["all_reduce"] = int(figures.get("received", 0))
     if "profile" in cell or figures.get("profiled"):
         record["profile"] = profiled(cell["gpus"], figures)
+    (tune if kind == "llm" else train)(record, figures)
+    record["total_s"] = figures.get("total_s", record["total_s"])
+    records.write(folder, record, records.steps(figures.get("s", 1.0) * waves(40)) if kind == "llm" else None)
+
+
+def tune(record: dict[str, Any], figures: Figures) -> None:
     step_s = figures.get("s", 1.0) * waves(40)
-    if kind == "llm":
-        record["transfer_bytes"] |= {"d2d": 0, "d2h": 0}
-        record["total_s"] = 40 * figures.get("s", 1.0)
-        record["iteration_s"] |= {"mean": float(step_s[1:].mean()), "count": 39, "warmup_count": 1}
-        return record, step_s
+    record["transfer_bytes"] |= {"d2d": 0, "d2h": 0}
+    record["total_s"] = 40 * figures.get("s", 1.0)
+    record["iteration_s"] |= {"mean": float(step_s[1:].mean()), "count": 39, "warmup_count": 1}
+
+
+def train(record: dict[str, Any], figures: Figures) -> None:
     record["input"] |= {"read_s": figures["read_s"]} if "read_s" in figures else {}
-    epochs_s = figures.get("s", 1.0) + 0.1 * waves(21, 0.0)
-    ended = np.cumsum(epochs_s)
-    loss = 0.9 ** np.arange(21) * figures.get("loss", 1.0) * (waves(21) if "loss" in figures else 1.0)
-    answers = {"test_accuracy": figures.get("accuracy", 0.98), "test_samples": 10_000}
-    first_epoch = record["epochs"][0] | answers | {"samples_trained": int(figures.get("trained", 60_000))}
+    ended_s = np.cumsum(figures.get("s", 1.0) + 0.1 * waves(21, 0.0)).tolist()
+    losses = 0.9 ** np.arange(21) * figures.get("loss", 1.0) * (waves(21) if "loss" in figures else 1.0)
+    own = {"test_accuracy": figures.get("accuracy", 0.98), "test_samples": 10_000}
+    first_epoch = record["epochs"][0] | own | {"samples_trained": int(figures.get("trained", 60_000))}
     record["epochs"] = [
         first_epoch
         | records.epoch_waits(index, figures.get("first_batch", 0.1))
-        | {"epoch": index, "ended_s": end, "train_loss": fell}
-        for index, (end, fell) in enumerate(zip(ended.tolist(), loss.tolist(), strict=True))
+        | {"epoch": index, "ended_s": end_s, "train_loss": loss}
+        for index, (end_s, loss) in enumerate(zip(ended_s, losses.tolist(), strict=True))
     ]
-    return record | {"test_accuracy": first_epoch["test_accuracy"], "total_s": float(ended[-1])}, None
+    record |= {"test_accuracy": own["test_accuracy"], "total_s": ended_s[-1]}
 
 
 def waves(count: int, mean: float = 1.0, depth: float = 0.1) -> np.ndarray:
@@ -387,23 +375,23 @@ def waves(count: int, mean: float = 1.0, depth: float = 0.1) -> np.ndarray:
     return mean + np.concatenate([[0.0], depth * (-1.0) ** np.arange(count - 1)])
 
 
-def profiled(gpus: int, figures: dict[str, Any]) -> dict[str, Any]:
-    """A profile of so many ranks, which differ by 5 % either way."""
+def profiled(gpus: int, figures: Figures) -> dict[str, Any]:
+    """A profile of `gpus` ranks, which differ by 5 % either way."""
     off = [1 + 0.05 * (-1) ** rank for rank in range(gpus)]
     waiting = [figures.get("waiting", 0.5) + 0.01 * (-1) ** rank for rank in range(gpus)]
-    rows = [
-        {
-            ("copy", "memcpy Host-to-Device"): figures.get("copy_s", 1.0) * off[rank],
-            ("api", "cudaStreamSynchronize"): figures.get("sync_s", waiting[rank]) * off[rank],
-            ("api", "cudaLaunchKernel"): figures.get("launch_s", 0.0) * off[rank],
-            ("api", "cudaEventSynchronize"): figures.get("event_s", 0.0) * off[rank],
-            ("collective", "nccl AllGather"): figures.get("gather_s", 1.0) * off[rank],
-            ("collective", "nccl Broadcast"): figures.get("broadcast_s", 1.0) * off[rank],
-            ("api", "cudaEventDestroy"): figures.get("destroy_s", 0.0) * off[rank],
-            ("api", "cudaMemcpyAsync"): figures.get("memcpy_s", 1 - waiting[rank]) * off[rank],
+    rows = []
+    for rank_off, waited_s in zip(off, waiting, strict=True):
+        metrics = {
+            ("copy", "memcpy Host-to-Device"): ("copy_s", 1.0),
+            ("api", "cudaStreamSynchronize"): ("sync_s", waited_s),
+            ("api", "cudaLaunchKernel"): ("launch_s", 0.0),
+            ("api", "cudaEventSynchronize"): ("event_s", 0.0),
+            ("collective", "nccl AllGather"): ("gather_s", 1.0),
+            ("collective", "nccl Broadcast"): ("broadcast_s", 1.0),
+            ("api", "cudaEventDestroy"): ("destroy_s", 0.0),
+            ("api", "cudaMemcpyAsync"): ("memcpy_s", 1 - waited_s),
         }
-        for rank in range(gpus)
-    ]
+        rows.append({metric: figures.get(*known) * rank_off for metric, known in metrics.items()})
     profile = records.profile(rows, [figures.get("comm_s", 1.0) * one for one in off])
     if "nsys" in figures:
         profile |= {"source": "nsys", "step_s": profile["step_s"] | {"ratio": figures["nsys"]}}
