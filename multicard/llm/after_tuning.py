@@ -17,7 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from multicard.config.base import WindowConfig
 from multicard.config.compilation import GRAPH_PASSES, has_cuda_graphs
-from multicard.llm.packed_batches import half_mask
+from multicard.llm.collating import half_mask
 from multicard.llm.step_probe import COUNTS, Batch, Batches, Probe, count
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges

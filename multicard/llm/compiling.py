@@ -1,16 +1,24 @@
-"""The modes of torch.compile for torchtune's recipes, which call it without one."""
+"""torch.compile of torchtune's recipes: its mode, and all of its work before training starts, so that neither time nor
+energy of training includes it.
+
+torch.compile works when a model is called, and again for the backward pass and for another length of rows. The recipe's
+own loop therefore takes some steps on the first rows, which leave no trace.
+"""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
 
 from multicard.config import compilation
+from multicard.config.compilation import GRAPH_PASSES, has_cuda_graphs
 from multicard.config.llm import LlmConfig
-
-T = TypeVar("T")
+from multicard.llm.after_tuning import train_on
+from multicard.llm.step_probe import Batch, Probe
+from multicard.measure import compile_cache, memory, timing
+from multicard.ranks import compiler
 
 
 @contextmanager
@@ -30,14 +38,65 @@ def in_mode(config: LlmConfig) -> Iterator[None]:
         yield
 
 
-def marked(batches: Iterator[T], config: LlmConfig) -> Iterator[T]:
-    """The batches, with the beginning of each step marked where CUDA graphs run it.
+def compiles(probe: Probe) -> bool:
+    """True if anything is compiled: torchtune compiles the attention of packed rows on GPUs even without `compile`."""
+    return bool(probe.config.compile) or (probe.config.packed and probe.rank.device.type == "cuda")
 
-    Layers are compiled one by one. Without the mark, CUDA graphs would take each for a step of its own wherever no
-    backward pass is pending, as when activations are recomputed, and write over the activations of others.
+
+def compile_now(recipe: Any, probe: Probe) -> dict[str, Any]:
+    """Have the recipe compile what its steps call. All ranks call it.
+
+    Returns:
+        `compile_s`, the seconds that it took, the steps included, and `compile_cache`, the look-ups in its cache.
+
+    Raises:
+        ValueError: where torch cannot compile the model here.
     """
-    has_graphs = compilation.has_cuda_graphs(config.compile)
-    for number, batch in enumerate(batches):
-        if has_graphs and number % config.gradient_accumulation_steps == 0:
-            torch.compiler.cudagraph_mark_step_begin()
-        yield batch
+    device = probe.rank.device
+    started_s, looked_up = timing.clock_s(), compile_cache.lookups()
+    generators = [device] if device.type == "cuda" else []
+    with compiler.errors_explained(probe.config.compile), unchanged(recipe), torch.random.fork_rng(generators):
+        train_on(recipe, probe, iter(first_batches(recipe, probe)))
+    for parameter in recipe._model.parameters():
+        parameter.grad = None
+    timing.synchronize(device)
+    memory.reset_peak_memory(device)
+    return {"compile_s": timing.clock_s() - started_s, "compile_cache": compile_cache.since(looked_up)}
+
+
+def first_batches(recipe: Any, probe: Probe) -> list[Batch]:
+    """Batches of the first rows, made past the loader, whose order of rows the training needs.
+
+    Where lengths differ, a second one is shorter: at the second length, torch compiles for any. CUDA graphs take
+    GRAPH_PASSES steps.
+    """
+    config, loader = probe.config, recipe._dataloader.loader
+    rows = [loader.dataset[index % len(loader.dataset)] for index in range(config.batch_size)]
+    lengths = [1.0] if config.packed else [1.0, 0.75]
+    if has_cuda_graphs(config.compile):
+        lengths *= GRAPH_PASSES * config.gradient_accumulation_steps
+    return [probe.moved(part(loader.collate_fn(rows), share)) for share in lengths]
+
+
+def part(batch: Batch, share: float) -> Batch:
+    """The first `share` of each row's tokens; the whole batch has 1."""
+    if share == 1:
+        return batch if isinstance(batch, tuple) else dict(batch)
+    if isinstance(batch, tuple):
+        return tuple(tensor[:, : round(share * tensor.shape[1])] for tensor in batch)
+    return {key: value[:, : round(share * value.shape[1])] for key, value in batch.items()}
+
+
+@contextmanager
+def unchanged(recipe: Any) -> Iterator[None]:
+    """Keep weights, optimiser, schedule and counters of the recipe as they are while it takes steps."""
+    counters = ("epochs_run", "total_epochs", "max_steps_per_epoch", "global_step")
+    before = {name: getattr(recipe, name) for name in counters}
+    wrapper = getattr(recipe, "_optim_ckpt_wrapper", None)  # where each weight steps in the backward pass
+    optimisers = [recipe._optimizer] if wrapper is None else list(wrapper.optim_map.values())
+    with ExitStack() as stack:
+        for stepping in (*optimisers, getattr(recipe, "_lr_scheduler", None)):
+            if stepping is not None:
+                stack.enter_context(mock.patch.object(stepping, "step", lambda *_, **__: None))
+        yield
+    vars(recipe).update(before)

@@ -17,7 +17,7 @@ from torchtune.modules import attention_utils
 
 from multicard.config.keys import require
 from multicard.config.llm import LlmConfig
-from multicard.llm import labelled_rows, methods, output_chunks, packed_batches
+from multicard.llm import collating, labelled_rows, methods
 from multicard.llm.step_probe import Batches, Probe
 
 
@@ -40,9 +40,9 @@ def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int]
             *sampler, loader = result if isinstance(result, tuple) else (result,)
             loader.pin_memory = probe.config.pin_memory  # read when the loader is iterated
             if probe.config.packed:
-                loader.collate_fn = packed_batches.counted(loader.collate_fn)
+                loader.collate_fn = collating.counted(loader.collate_fn)
             elif "output" in probe.config.custom_sharded_layers and (chunks := self._model.num_output_chunks):
-                loader.collate_fn = output_chunks.evened(loader.collate_fn, chunks, self._tokenizer.pad_id)
+                loader.collate_fn = collating.evened(loader.collate_fn, chunks, self._tokenizer.pad_id)
             probe.pad_id = self._tokenizer.pad_id
             probe.report.content["text_rows"] = labelled_rows.counts(loader.dataset)
             check_steps(loader, probe.config)

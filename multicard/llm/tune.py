@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from multicard.config.compilation import has_cuda_graphs
 from multicard.config.llm import LlmConfig
 from multicard.config.race import pauses
-from multicard.llm import after_tuning, compiling, precompile, recipes, torchtune_config
+from multicard.llm import after_tuning, compiling, recipes, torchtune_config
 from multicard.llm.collective_bytes import ReceivedBytes
 from multicard.llm.rank_report import TuningReport
 from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError
@@ -74,8 +74,8 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         if config.probe.enabled:
             probe.probing = probing(recipe, probe)
         report.built(recipes.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]})
-        if precompile.compiles(probe):
-            report.content |= precompile.compile_now(recipe, probe)
+        if compiling.compiles(probe):
+            report.content |= compiling.compile_now(recipe, probe)
         traffic.watch(recipe._model)
         if rank.world_size > 1:
             dist.barrier()

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from torchao.dtypes.nf4tensor import NF4Tensor
 
 from multicard.config.llm import LlmConfig
-from multicard.llm import after_tuning, precompile, recipes, tune
+from multicard.llm import after_tuning, compiling, recipes, tune
 from multicard.llm.rank_report import TuningReport
 from multicard.llm.step_probe import Probe
 from multicard.observe import ablations
@@ -90,7 +90,7 @@ def tune_and_count_exchanges(rank: Rank, config: LlmConfig, folder: Path, cfg: d
 
 def tune_and_count_graphs(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
     """As `tune.tune`, without Inductor; the graphs that were compiled before training, and in all."""
-    compile_now, graphs = precompile.compile_now, []
+    compile_now, graphs = compiling.compile_now, []
 
     def counted(*arguments: Any) -> dict[str, Any]:
         result = compile_now(*arguments)
@@ -99,7 +99,7 @@ def tune_and_count_graphs(rank: Rank, config: LlmConfig, folder: Path, cfg: dict
 
     with (
         mock.patch.dict("os.environ", TORCH_COMPILE_BACKEND="aot_eager"),
-        mock.patch.object(precompile, "compile_now", counted),
+        mock.patch.object(compiling, "compile_now", counted),
     ):
         tune.tune(rank, config, folder, cfg)
     torch.save([*graphs, torch._dynamo.utils.counters["stats"]["unique_graphs"]], folder / f"{rank.rank}.pt")

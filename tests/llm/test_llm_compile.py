@@ -12,7 +12,7 @@ from torchtune.models.llama3 import llama3
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
 from multicard.config import compilation
-from multicard.llm import compiling, preflight, torchtune_config
+from multicard.llm import compiling, preflight, step_probe, torchtune_config
 from tests.conftest import typed_llm
 
 PACKED = ("packed=true", "max_seq_len=512")
@@ -46,7 +46,7 @@ def test_steps_are_marked_for_cuda_graphs(mode: str, accumulated: int, expected:
             yield number
 
     with mock.patch.object(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(fetched[-1])):
-        assert [*compiling.marked(batches(), config)] == [*range(5)]
+        assert [*step_probe.marked(batches(), config)] == [*range(5)]
     assert begun == expected
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from multicard.llm import output_chunks
+from multicard.llm import collating
 from multicard.llm import torchtune_config as inputs
 from multicard.llm.data import row_files, row_sources
 from multicard.llm.data import tokenizer as tokens
@@ -195,9 +195,9 @@ def test_pairs_of_real_text_keep_their_turns():
 
 def test_sequences_are_padded_to_as_many_chunks_as_the_loss_takes():
     rows = torch.arange(1, 42)
-    batch = output_chunks.evened(lambda _: {"tokens": rows[None], "labels": rows[None]}, 8, pad_id=0)([])
+    batch = collating.evened(lambda _: {"tokens": rows[None], "labels": rows[None]}, 8, pad_id=0)([])
     assert batch["tokens"].tolist() == [[*range(1, 42), 0, 0]] and batch["labels"][0, 41:].tolist() == [-100, -100]
     for length in range(1, 200):
-        padded = output_chunks.least_length(length, 8)
+        padded = collating.least_length(length, 8)
         counts = [len(torch.empty(each).chunk(8)) for each in range(length, padded + 1)]
         assert counts[-1] == 8 and 8 not in counts[:-1] and (length < 57 or padded == length)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from multicard.llm import models, summary
-from multicard.llm.packed_batches import PackedBatch, counted, half_mask
+from multicard.llm.collating import PackedBatch, counted, half_mask
 from multicard.llm.step_probe import COUNTS, count
 from tests.conftest import typed_llm
 from tests.helpers import records

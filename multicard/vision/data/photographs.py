@@ -1,13 +1,17 @@
 """`dataset=images`: a folder of photographs, train/<class>/* and validation/<class>/*."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from multicard.config.job import count
 from multicard.config.keys import require
 from multicard.config.vision import CacheMode, ImagesConfig
-from multicard.vision.data import decoded_cache, process_copy
+from multicard.measure import memory, timing
+from multicard.records.text_table import in_bytes
+from multicard.vision.data import decoded_cache, decoding
 from multicard.vision.data.splits import Data, Split
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
@@ -28,18 +32,63 @@ def read(config: ImagesConfig) -> Data:
 def finish(data: Data, config: ImagesConfig) -> Data:
     """The same photographs decoded, unless they are to be decoded each time."""
     if config.cache is CacheMode.process:
-        return process_copy.in_process(data, config)
+        return in_process(data, config)
     return data if config.cache is CacheMode.none else decoded_cache.cached(data, config)
 
 
+def in_process(data: Data, config: ImagesConfig) -> Data:
+    """`dataset.cache=process`: photographs as float32 tensors in the memory of each process (scenario B of 2505.22905),
+    so that a batch has only to be normalised.
+
+    Raises:
+        ValueError: naming a broken image.
+    """
+    started_s = timing.clock_s()
+    train, test = (_as_tensors(split, config.image_size) for split in (data.train, data.test))
+    facts = {
+        "cache": config.cache.value,
+        "read_s": timing.clock_s() - started_s,
+        "process_bytes": sum(split.images.nbytes for split in (train, test) if isinstance(split.images, np.ndarray)),
+    }
+    return Data(train, test, data.classes, facts)
+
+
+def _as_tensors(split: Split, size: int) -> Split:
+    """Images (N, S, S, 3) with values in 0..1, in memory by channels (N, 3, S, S), as torchvision's ToTensor has them,
+    read by as many threads as torch computes with."""
+    import torch
+
+    paths = split.images
+    tensors = np.empty((len(split), 3, size, size), np.float32)
+
+    def read_image(index: int) -> None:
+        image = decoding.decode(Path(paths[index]), size)
+        np.multiply(image.transpose(2, 0, 1), np.float32(1 / 255), out=tensors[index], dtype=np.float32)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for _ in pool.map(read_image, range(len(paths))):
+            pass  # raises what a thread raised
+    return Split(tensors.transpose(0, 2, 3, 1), split.labels)
+
+
 def require_room(config: ImagesConfig, processes: int) -> None:
-    """Refuse a copy of the decoded photographs in each process where they do not fit."""
-    if config.cache is CacheMode.process:
-        check(config)  # there are folders to look into
-        data = read(config)
-        limited = (data.train, config.train_limit), (data.test, config.test_limit)
-        images = sum(min(len(split), limit or len(split)) for split, limit in limited)
-        process_copy.require_room(config, images, processes)
+    """Refuse a copy of the decoded photographs in each process where they do not fit into this machine's memory.
+
+    Raises:
+        ValueError: with the bytes that they need and that there are.
+    """
+    if config.cache is not CacheMode.process:
+        return
+    check(config)  # there are folders to look into
+    data = read(config)
+    limited = (data.train, config.train_limit), (data.test, config.test_limit)
+    images = sum(min(len(split), limit or len(split)) for split, limit in limited)
+    needed_bytes = processes * images * 3 * config.image_size**2 * 4
+    available_bytes = memory.available_memory_bytes()
+    copies = f"{count(processes, 'rank')}, each with {images:,} images of {config.image_size} px as float32"
+    problem = f"{copies}, need {in_bytes(needed_bytes)} of memory, of which {in_bytes(available_bytes)} are available"
+    remedy = "use fewer gpus, a smaller dataset.image_size or dataset.train_limit, or dataset.cache=mmap"
+    require(needed_bytes <= available_bytes, f"dataset.cache=process: {problem}; {remedy}")
 
 
 def class_folders(part: Path) -> list[Path]:

@@ -1,13 +1,21 @@
-"""Batches of `packed=true`: rows put one after the other into sequences, where a token sees its own row alone.
+"""Batches that torchtune does not collate as they are needed here: packed ones, and those cut into equal chunks.
 
-torchtune keeps the rows' lengths out of the batch. They are counted here, where it collates its sequences.
+Packed batches (`packed=true`) have rows put one after the other into sequences, where a token sees its own row alone.
+torchtune keeps the rows' lengths out of the batch; they are counted where it collates its sequences.
+
+torchtune's loss has the output layer computed in chunks of a sequence: at most 8, and fewer for most lengths below 57
+(41 tokens are 7 chunks of 6). Where FSDP shards the output layer by itself, it gathers it for each chunk. Ranks whose
+sequences have other lengths would then call other numbers of collectives, which ends in an error or never.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
+from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 
+Collate = Callable[[Sequence[Any]], dict[str, torch.Tensor]]
 Sequences = Sequence[dict[str, torch.Tensor]]  # of `torchtune.datasets.PackedDataset`
 
 
@@ -61,3 +69,23 @@ def half_mask(mask: Any, size: int) -> Any:
     if not isinstance(mask, torch.Tensor):
         part.mask_mod = mask.mask_mod  # a part has none of its own; this one counts sequences from the first
     return part
+
+
+def evened(collate: Collate, chunks: int, pad_id: int) -> Collate:
+    """torchtune's `collate`, whose tokens and labels (B, S) are padded to a length of exactly `chunks` chunks."""
+
+    def collate_evened(rows: Sequence[Any]) -> dict[str, torch.Tensor]:
+        batch = collate(rows)
+        length = batch["tokens"].shape[1]
+        more = (0, least_length(length, chunks) - length)
+        values = {"tokens": pad_id, "labels": CROSS_ENTROPY_IGNORE_IDX}
+        return batch | {name: pad(batch[name], more, value=value) for name, value in values.items()}
+
+    return collate_evened
+
+
+def least_length(length: int, chunks: int) -> int:
+    """The least length, from `length` on, that `torch.chunk` cuts into exactly `chunks`: ceil(S / ceil(S / chunks))."""
+    while -(-length // -(-length // chunks)) != chunks:
+        length += 1
+    return length
