@@ -1,6 +1,6 @@
 """The papers' tables and figures as `conf/experiment/` has them, and the runs that fill one.
 
-A run counts for an experiment whatever its name: it need not have been started by `experiment=table2`. Runs that agree
+A run of any name counts for an experiment: it need not have been started by `experiment=table2`. Runs that agree
 in all but what the experiment sweeps, and in all but the seed, form a panel. Another image size, scale, machine or
 commit is another panel, never a second figure in a cell.
 """
@@ -95,17 +95,17 @@ class Experiment:
     about: str = ""
 
     def has(self, cell: Cell) -> bool:
-        """Whether it measures a cell of its axes."""
+        """True if it measures a cell of its axes."""
         return not any(entry.items() <= dict(cell).items() for entry in self.excluded)
 
     def follows(self, column: str, axis: str) -> bool:
-        """Whether a column has one value for each of an axis, as the template of a data set."""
+        """True if a column has one value for each of an axis, as the template of a data set."""
         pairs = [[self.has(((axis, value), (column, own))) for own in self.swept[column]] for value in self.swept[axis]]
         return all(sum(there) == 1 for there in pairs)
 
     @property
     def command(self) -> str:
-        """What measures all of it."""
+        """The command that measures all of it."""
         return f"python {ENTRIES[self.kind]} experiment={self.name} name={self.name}"
 
     @property
@@ -118,7 +118,7 @@ class Experiment:
 class Panel:
     """Runs of one machine, commit and setting, by what the experiment sweeps.
 
-    cells: swept columns and values to the runs there, whatever their status; seeds repeat a cell.
+    cells: swept columns and values to the runs there, of any status; seeds repeat a cell.
     missing: cells of the paper's grid without a run.
     repeated: of all runs at hand.
     apart: what tells it from the other panels of the experiment, as it would be typed; empty for a single panel.
@@ -226,7 +226,7 @@ def panels(
 
 
 def _as_fixed(panel: Panel) -> int:
-    """In how many settings the panel is as the experiment sets them for all cells."""
+    """The number of settings that are as the experiment fixes them for all cells."""
     setting = dict(panel.setting)
     return sum(setting.get(key) == value for key, value in panel.experiment.fixed.items())
 
@@ -246,7 +246,7 @@ def fullest(candidates: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:
 
 
 def _belongs(run: Run, experiment: Experiment) -> bool:
-    """Whether a run is of the experiment's kind, has what it sweeps, and the options that define it."""
+    """True for a run of the experiment's kind with what it sweeps and the options that define it."""
     if run["kind"] != experiment.kind or run["status"] == "refused":
         return False
     if any(run[column] is None for column in experiment.swept if "." not in column):  # a data set may lack a key

@@ -30,7 +30,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """As both papers call it: "Fig. 10 (Fig. 4 of 2503.15252)"."""
+        """Its name in both papers: "Fig. 10 (Fig. 4 of 2503.15252)"."""
         if not self.in_2505:
             return f"{self.in_2503} of {EARLIER}"
         return self.in_2505 + (f" ({self.in_2503} of {EARLIER})" if self.in_2503 not in ("", self.in_2505) else "")
@@ -49,8 +49,8 @@ def places() -> tuple[Place, ...]:
 
 @cache
 def in_full(experiment: str) -> str:
-    """What an experiment takes on the papers' node, as a sentence: by the papers' times, scaled by epochs, rows and
-    GPUs; empty for an experiment that is not theirs."""
+    """A sentence on the time, disk and memory of an experiment on the papers' node, by the papers' times, scaled by
+    epochs, rows and GPUs; empty for an experiment that is not theirs."""
     with IN_FULL.open(newline="") as lines:
         return {row["experiment"]: row["takes"] for row in csv.DictReader(lines)}.get(experiment, "")
 

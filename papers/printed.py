@@ -77,7 +77,7 @@ class PrintedFigure:
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a reader must know: of figures with its code, and below each experiment that it is `under`."""
+    """A note on figures with its code, and on each experiment that it stands `under`."""
 
     under: list[str]
     says: str
@@ -89,7 +89,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def figures(experiment: str, measure: str | None = None) -> list[PrintedFigure]:
-    """What the papers print for an experiment, all or of one measure; not what others say of them."""
+    """Figures that the papers print for an experiment, all or of one measure; not those of others' summaries."""
     return [
         figure
         for figure in everything()
@@ -149,5 +149,5 @@ def notes() -> dict[str, Note]:
 
 
 def footnotes(experiment: str) -> list[str]:
-    """What to know of the figures printed for an experiment, misprints and contradictions last."""
+    """Notes on the figures printed for an experiment, misprints and contradictions last."""
     return [note.text for note in notes().values() if experiment in note.under]

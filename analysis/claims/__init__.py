@@ -1,4 +1,4 @@
-"""`claims`: what the two papers say, tested on the runs at hand.
+"""`claims`: the two papers' claims, tested on the runs at hand.
 
 `vision_claims.yaml` and `tuning_claims.yaml` have the claims, each with the `rules` that test it: which cells of an
 experiment to compare, by which of the `measures`, within which bounds. `verdicts` judges the comparisons, and `render`

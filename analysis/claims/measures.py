@@ -1,4 +1,4 @@
-"""What a claim measures of two groups of runs (`Sides`), by the name that rules give it.
+"""Measures of two groups of runs (`Sides`), by the names that rules give them.
 
 A measure is a figure of a run in one of the forms of `Sides`: a ratio of two groups, or a share or factor of one group.
 Figures of profiles are calls, copies and collectives of a rank, as the papers' Table 1 names them. Counted bytes and
@@ -87,7 +87,7 @@ def cost_of_nsys(readings: Readings, run: Run) -> float:
 
 
 def trained_h2d_bytes(readings: Readings, run: Run) -> float:
-    """Bytes to the devices for training; evaluation is divided among the ranks whatever the strategy."""
+    """Bytes to the devices for training; evaluation is divided among the ranks by every strategy."""
     moved = readings.record(run)["transfer_bytes"]
     parts = [part.get("train") for key, part in moved.items() if key.startswith("h2d_") and part is not None]
     if not parts or None in parts:

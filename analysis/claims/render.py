@@ -230,7 +230,7 @@ def _fields(verdict: Verdict) -> dict[str, list[str]]:
 
 
 def measured(verdict: Verdict) -> str:
-    """What was measured, in how many runs, and why the verdict is what it is."""
+    """The measured setting, the number of runs, and the reason for the verdict."""
     unlike = f"; other than the papers': {', '.join(verdict.unlike)}" if verdict.unlike else ""
     return f"{verdict.setting}; {counted(verdict.n, 'run')}{unlike}; {verdict.why}"
 

@@ -1,4 +1,4 @@
-"""Verdicts: what the runs at hand say of each claim.
+"""Verdicts on claims, from the runs at hand.
 
 Each comparison of a claim is judged by its whole interval, and the intervals of a claim together cover at 95 %. The
 claim holds if all of its comparisons do, and does not if one is refuted (an "up to": the other way round).
@@ -224,7 +224,7 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
 
 
 def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, lost: Sequence[str]) -> str:
-    """What decided a verdict, how much of the claim was measured, and which cells did not end well."""
+    """The comparisons that decided a verdict, how much of the claim was measured, and cells that did not end well."""
     by_verdict = {kind: [one for one in figures if one.verdict == kind] for kind in (FAILS, UNDECIDED, UNMEASURED)}
     reasons = []
     if verdict == FAILS:
@@ -266,7 +266,7 @@ def _lost_cells(panel: Panel) -> tuple[str, ...]:
 
 
 def _setting(experiment: Experiment, runs: Sequence[Run]) -> str:
-    """What was measured, and where."""
+    """The measured setting, and where it was measured."""
     parts = [
         text.format(grouping.typed(runs[0][column]))
         for column, text in SETTING[experiment.kind].items()

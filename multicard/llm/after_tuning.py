@@ -192,7 +192,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def shape(batch: Batch) -> torch.Size:
-    """Of the tokens."""
+    """The shape of the batch's tokens."""
     return (batch[0] if isinstance(batch, tuple) else batch["tokens"]).shape
 
 

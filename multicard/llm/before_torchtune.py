@@ -1,4 +1,4 @@
-"""What a tuning rank imports before torchtune, whose import starts CUDA: CUDA ranks are forked with this alone."""
+"""Imports of a tuning rank before torchtune, whose import starts CUDA: CUDA ranks are forked with these alone."""
 
 import os
 

@@ -20,7 +20,7 @@ Sequences = Sequence[dict[str, torch.Tensor]]  # of `torchtune.datasets.PackedDa
 
 
 class PackedBatch(dict[str, Any]):
-    """What `padded_collate_packed` makes: tokens, labels and input_pos (B, S), and a mask.
+    """A batch of `padded_collate_packed`: tokens, labels and input_pos (B, S), and a mask.
 
     Fields:
         attended: the sum over tokens of their row's length. torchtune has the padding at a sequence's end attend to

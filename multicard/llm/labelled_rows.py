@@ -82,7 +82,7 @@ def labels(row: Mapping[str, Any]) -> list[Sequence[int]]:
 
 
 def bears_loss(answer: Sequence[int]) -> bool:
-    """Whether a token is to be predicted; the first never is."""
+    """True if a token is to be predicted; the first never is."""
     return any(label != CROSS_ENTROPY_IGNORE_IDX for label in answer[1:])
 
 
@@ -97,7 +97,7 @@ def most_tokens(rows: Any) -> np.ndarray:
 
 
 def text_bytes(values: pa.Array) -> np.ndarray:
-    """Bytes of all text in each value, with `AROUND_TEXT` for each text; 0 of numbers."""
+    """Bytes of all text in each value, with `AROUND_TEXT` for each text; 0 for numbers."""
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return pc.fill_null(pc.add(pc.binary_length(values), AROUND_TEXT), 0).to_numpy(zero_copy_only=False)
     if pa.types.is_struct(values.type):

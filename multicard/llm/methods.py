@@ -72,9 +72,9 @@ class Method:
         pairs: it reads a chosen and a rejected answer a row, which cannot be packed.
         reference_passes: forward passes of a frozen reference model a step: FSDP gathers the weights for each, as it
             does for the forward and the backward pass.
-        compiles, compiles_distributed: whether torchtune's recipes take `compile`.
-        optimizer_in_bwd: whether the recipes take it.
-        scheduled: whether the recipe has a learning-rate schedule.
+        compiles, compiles_distributed: torchtune's recipes take `compile`.
+        optimizer_in_bwd: the recipes take it.
+        scheduled: the recipe has a learning-rate schedule.
         builder_arguments: what the builder of the model takes for it, from its options, beside those of the adapters.
         components: what it adds to torchtune's configuration, from its options.
         check: refuses what torchao would pass over in silence, or break on during the run.

@@ -1,4 +1,4 @@
-"""Refusals before any model is built, and what a run needs beside its configuration: rows and tokenizer. No torch."""
+"""Refusals before any model is built, and the inputs of a run: rows and tokenizer. No torch."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ SAMPLE_ROWS = 2000  # that the embedded tokenizer is trained on, at most
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run needs beside its configuration.
+    """Inputs of a run beside its configuration.
 
     rows: None for a whole data set of the hub.
     token_ranks: the embedded tokenizer's tokens, by rank; None for another tokenizer.

@@ -69,7 +69,7 @@ def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int]
 
 
 def check_steps(loader: Any, config: LlmConfig) -> None:
-    """Refuse a data set of less than one step, of which only the ranks know how many rows or sequences it gives."""
+    """Refuse a data set of less than one step; only the ranks know how many rows or sequences it gives."""
     samples, accumulated = len(loader.dataset), config.gradient_accumulation_steps
     needed = config.batch_size * config.world_size * accumulated
     what = "sequences" if config.packed else "rows with a label"

@@ -100,7 +100,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
 
 
 def train(recipe: Any, probe: Probe) -> bool:
-    """Measure the tuning. Returns whether it came to its end, neither diverged nor ended as a probe."""
+    """Measure the tuning. Returns True if it came to its end, neither diverged nor ended as a probe."""
     probe.start()
     if probe.probing is not None:
         probe.paused_s += probe.probing.begin()
@@ -113,7 +113,7 @@ def train(recipe: Any, probe: Probe) -> bool:
 
 
 def probing(recipe: Any, probe: Probe) -> Probing | Pausing:
-    """What ends a probe, or pauses a cell of a race, which trains until the race has it stop."""
+    """The object that ends a probe, or pauses a cell of a race, which trains until the race stops it."""
     clock = torch.device("cpu")  # the host's: recipes wait for the device in every step
     config, rank, steps = probe.config, probe.rank, probe.steps_per_epoch
     if not pauses(config):

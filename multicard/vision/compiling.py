@@ -17,9 +17,8 @@ from multicard.vision.strategy import Share
 def inductor_options(mode: str, layout: str) -> dict[str, Any]:
     """The options of Inductor, by its own names, for a mode of torch.compile and a layout.
 
-    Inductor turns convolutions to channels-last where its heuristics expect a gain (on CPU always), whatever the
-    layout of the images. With layout=nchw that is forbidden: the layout is an axis. See
-    `torch._inductor.graph.GraphLowering.decide_layout_opt`.
+    Inductor turns convolutions to channels-last where its heuristics expect a gain (on CPU always). With layout=nchw
+    that is forbidden: the layout is an axis. See `torch._inductor.graph.GraphLowering.decide_layout_opt`.
     """
     from torch._inductor import list_mode_options
 
@@ -28,7 +27,7 @@ def inductor_options(mode: str, layout: str) -> dict[str, Any]:
 
 
 def compile_model(model: nn.Module, config: VisionConfig) -> None:
-    """Have torch compile `model` in place, when it is called first."""
+    """Have torch compile `model` in place, at its first call."""
     model.compile(dynamic=False, options=inductor_options(compilation.mode(config.compile), config.layout.name))
 
 

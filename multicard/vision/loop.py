@@ -72,7 +72,7 @@ class Loop:
 
     @property
     def last_loss(self) -> float:
-        """Of the last step, for which the host waits; NaN where this rank had no batch, or has not trained."""
+        """The loss of the last step, for which the host waits; NaN where this rank had no batch, or has not trained."""
         return self.losses[(self.steps - 1) % len(self.losses)].item() if self.steps else math.nan
 
     def post(self, evaluating: bool = False) -> None:
@@ -199,10 +199,10 @@ class Loop:
         """Loss and accuracy on the test set: each sample on one rank; sums over all ranks, divided at the end.
 
         Args:
-            diverged: whether this rank's last training loss is not finite.
+            diverged: True if this rank's last training loss is not finite.
 
         Returns:
-            The figures, and `diverged`: whether any rank's was not.
+            The figures, and `diverged`: True if any rank's was not.
         """
         model = self.share.evaluated
         started_s = timing.clock_s()

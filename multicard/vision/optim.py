@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-# The class of torch.optim, and the schema of its options, which are the class's own keywords
+# By name: class of torch.optim, and schema of its options, which are the class's own keywords
 OPTIMIZERS: dict[str, tuple[str, type[OptimizerConfig]]] = {
     "sgd": ("SGD", SgdConfig),
     "adam": ("Adam", AdamConfig),
@@ -22,7 +22,7 @@ OPTIMIZERS: dict[str, tuple[str, type[OptimizerConfig]]] = {
 
 @dataclass
 class Optimisation:
-    """What turns gradients into new weights: the optimiser, its schedule, and the scaling of fp16's loss."""
+    """The optimiser, its schedule, and the scaling of fp16's loss."""
 
     optimizer: "Optimizer"
     schedule: "LRScheduler"

@@ -22,7 +22,7 @@ class Precision:
     autocast: of the arithmetic, where it is not the model's.
     scale_loss: keeps small fp16 gradients from vanishing.
     tf32_conv, tf32_matmul: TF32 on CUDA; the defaults are PyTorch's.
-    cpu: whether CPU ranks can compute in it.
+    cpu: True if CPU ranks can compute in it.
     without_bf16: the precision to take instead on GPUs that cannot compute in bf16.
     """
 

@@ -13,7 +13,7 @@ from multicard.vision.rank_report import TrainingReport
 
 @dataclass
 class Start:
-    """Where training starts: before the first step, or after the one at which it was stopped."""
+    """The point from which training starts: before the first step, or after the one at which it was stopped."""
 
     epoch: int = 0
     step: int = 0  # of the epoch

@@ -246,7 +246,7 @@ STRATEGIES = {
 
 
 def compiles(config: VisionConfig, device_type: str) -> bool:
-    """Whether the model is compiled; `compile=null` compiles it on CUDA, where the strategy allows it."""
+    """True if the model is compiled; `compile=null` compiles it on CUDA, where the strategy allows it."""
     if config.compile is not None:
         return bool(config.compile)
     return device_type == "cuda" and STRATEGIES[config.strategy.name].compiles

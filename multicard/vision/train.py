@@ -108,7 +108,7 @@ def run_epochs(
     """Train and evaluate from `start` to the end, to the step at which a stop is asked for, or until it diverged.
 
     Returns:
-        Whether it came to the end.
+        True if it came to the end.
     """
     rank, config, share = loop.rank, loop.config, loop.share
     sampler.set_epoch(start.epoch, share.loaded(start.step))
@@ -158,7 +158,7 @@ def run_epochs(
 
 
 def epochs(config: VisionConfig) -> int:
-    """How many to train at most: a cell of a race trains until the race has it stop."""
+    """Most epochs to train; a cell of a race trains until the race stops it."""
     return ENDLESS if pauses(config) else config.epochs
 
 

@@ -97,7 +97,7 @@ def check(config: VisionConfig) -> None:
 
 
 def data(config: VisionConfig) -> Parts:
-    """The whole data set, whatever of it is trained on, and how its photographs are decoded."""
+    """The whole data set, also where a part of it is trained on, and how its photographs are decoded."""
     return {"dataset": datasets.content(config.dataset), "decoding": datasets.decoding_version(config.dataset)}
 
 

@@ -1,4 +1,4 @@
-"""What identifies the data of a tuning run: its rows, the tokenizer's files and the weights that it starts from."""
+"""Content that identifies the data of a tuning run: rows, the tokenizer's files and the weights that it starts from."""
 
 import json
 import os

@@ -171,7 +171,7 @@ def _preference(where: str, reader: str, row: Any) -> Row:
 
 
 def _are_turns(turns: Any, speaker: str, text: str, speakers: set[str]) -> bool:
-    """Whether these are turns of a conversation, with the columns `speaker` and `text`."""
+    """True for turns of a conversation, with the columns `speaker` and `text`."""
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
         return False
     return all(turn.get(speaker) in speakers and isinstance(turn.get(text), str) for turn in turns)

@@ -43,7 +43,7 @@ class Input(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """What a loader reads, and how.
+    """The input of a loader.
 
     sampler: yields draws, the epoch times the split's size plus the index of a sample.
     transfer: the type of the images that cross to the device.

@@ -32,8 +32,8 @@ PIECE_FILES = 4  # photographs that are decoded: that takes longer than all else
 class Buffers:
     """Host memory for batches, each used again as soon as no tensor refers to it.
 
-    There are as many as batches in use at the same time: nothing waits for one, and whoever keeps a batch (the
-    autograd graph, a copy under way, the steps of `diagnose`) keeps its memory.
+    There are as many as batches in use at the same time: nothing waits for one, and what keeps a batch (the autograd
+    graph, a copy under way, the steps of `diagnose`) keeps its memory.
     """
 
     def __init__(self, size_bytes: int, pin: bool) -> None:
@@ -41,7 +41,7 @@ class Buffers:
         self.free: SimpleQueue[np.ndarray] = SimpleQueue()
 
     def take(self) -> torch.Tensor:
-        """(size_bytes,) uint8, of any content."""
+        """(size_bytes,) uint8, uninitialised."""
         try:
             buffer = self.free.get_nowait()
         except Empty:
@@ -85,7 +85,7 @@ class Batched:
             yield from sent_ahead(makings, source.device) if source.pin else (one.finished() for one in makings)
 
     def _ahead(self, parts: Iterator[np.ndarray], pool: ThreadPoolExecutor | None) -> Iterator[Making]:
-        """The batches, of which `ahead` more are being made when one is handed out."""
+        """The batches; `ahead` more are being made when one is handed out."""
         buffers = Buffers(self.source.batch_size * self.image_bytes, self.source.pin)
         ahead: deque[Making] = deque()
         for draws in parts:
@@ -120,7 +120,7 @@ class Batched:
 
 @contextmanager
 def _threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
-    """As many threads, in each of which torch computes on one core; they end with the context. None for no threads."""
+    """A pool of `count` threads, each computing on one core, which end with the context; None for no threads."""
     if not count:
         yield None
         return

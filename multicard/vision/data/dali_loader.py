@@ -77,7 +77,7 @@ class Dali:
         self._at_end: bool | None = None  # of an epoch; None before the first
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._at_end is False:  # whoever took the last batch need not have asked for one more
+        if self._at_end is False:  # the user of the last batch need not have asked for one more
             while self._run() is not None:
                 pass
         if self._at_end:

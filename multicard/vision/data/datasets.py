@@ -1,4 +1,4 @@
-"""Data sets: what each is loaded and checked by. Imports neither torch nor torchvision."""
+"""Data sets by name, and how each is read and checked. Imports neither torch nor torchvision."""
 
 import os
 from collections.abc import Callable
@@ -20,9 +20,9 @@ class DataSet:
     read: the whole of it, as configured.
     options: the schema of `dataset.*`.
     check: raises ValueError, with the key and the remedy, where it is absent, cut off or altered.
-    downloads: whether `check` downloads it first, which a dry run must not.
+    downloads: True if `check` downloads it first, which a dry run must not.
     finish: what is done to the part that `train_limit` and `test_limit` leave.
-    require_room: raises ValueError where it does not fit into the memory of so many processes.
+    require_room: raises ValueError where the copies of a number of processes do not fit into memory.
     """
 
     read: Callable[[Any], Data]
@@ -64,7 +64,7 @@ def load(config: DatasetConfig, seed: int) -> Data:
 
 
 def content(config: DatasetConfig) -> list[Blob]:
-    """What identifies the whole data set: its images and labels, or names and files of its photographs and labels."""
+    """Content that identifies the whole data set: images and labels, or names and files of photographs and labels."""
     data = DATASETS[config.name].read(config)
     blobs: list[Blob] = []
     paths = [path for split in (data.train, data.test) if isinstance(split.images, list) for path in split.images]
@@ -79,7 +79,7 @@ def content(config: DatasetConfig) -> list[Blob]:
 
 
 def decoding_version(config: DatasetConfig) -> list[Blob]:
-    """What identifies the way from the files of photographs to their pixels; nothing where the pixels are the data."""
+    """The version of decoding photographs; empty where the pixels are the data."""
     return [text_blob("decoding", str(decoding.VERSION))] if isinstance(config, ImagesConfig) else []
 
 

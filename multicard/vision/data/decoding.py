@@ -14,11 +14,11 @@ from multicard.config.keys import require
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Of the pixels that `decode` returns. With another version, decoded caches are rebuilt and the data's fingerprint is
-# another. 2: 16-bit grey is scaled, not cut off at 255; transparency over white; turned by EXIF
+# Version of the pixels that `decode` returns. With another one, decoded caches are rebuilt and the data has another
+# fingerprint. 2: 16-bit grey is scaled, not cut off at 255; transparency over white; turned by EXIF
 VERSION = 2
 BROKEN = "replace or remove it, or leave such images out with dataset.skip_broken=true"
-# What turns an image upright, by EXIF's orientation (CIPA DC-008, 4.6.5.1.1), in Pillow's names; 1 is upright
+# Pillow's transposition that turns an image upright, by EXIF's orientation (CIPA DC-008, 4.6.5.1.1); 1 is upright
 TURNS = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -33,7 +33,7 @@ WHITE_IS_ZERO = 0  # a value of PHOTOMETRIC
 
 
 def decode(path: Path, image_size: int) -> np.ndarray:
-    """The photograph as uint8 (S, S, 3), whatever its size, mode and proportions.
+    """The photograph as uint8 (S, S, 3), of any size, mode and proportions.
 
     Raises:
         ValueError: naming the file, where it is no image or cut off.
@@ -114,7 +114,7 @@ def _of_16_bits(image: "Image") -> "Image":
 
 
 def _turn(image: "Image") -> str | None:
-    """What turns the image upright; None where it is, or where its EXIF is broken."""
+    """The transposition that turns the image upright; None where it is, or where its EXIF is broken."""
     try:
         return TURNS.get(image.getexif().get(ORIENTATION, 1))
     except (OSError, SyntaxError, ValueError):

@@ -13,8 +13,8 @@ from multicard.vision.data.splits import Data, Split
 def read(_: DatasetConfig) -> Data:
     """1,797 handwritten digits, 8 x 8, of 43 people (Alpaydin and Kaynak, UCI 1998), as scikit-learn ships them.
 
-    Read from scikit-learn's own file: importing sklearn.datasets for it would take longer than a second. The
-    split is the same whatever the seed: every fifth sample of each class, by a fixed shuffle, is for testing.
+    Read from scikit-learn's own file: importing sklearn.datasets takes longer than a second. The split does not depend
+    on the seed: every fifth sample of each class, by a fixed shuffle, is for testing.
     """
     package = importlib.util.find_spec("sklearn")
     assert package is not None and package.submodule_search_locations, "scikit-learn is in requirements.txt"

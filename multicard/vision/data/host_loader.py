@@ -79,4 +79,4 @@ class FromHost:
 
 
 def _start_worker(parent: int, _: int) -> None:
-    die_with_parent(parent)  # torch's own watchdog takes whoever is the parent by now
+    die_with_parent(parent)  # torch's own watchdog takes the parent of now

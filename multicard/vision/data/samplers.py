@@ -40,8 +40,8 @@ class Strided(Sampler[int]):
 class Remaining(Sampler[int]):
     """The rest of an epoch of `sampler` after its first `skip` samples, which are not loaded.
 
-    It yields draws, the epoch times `samples` plus the index of a sample, so that whatever a loader does to a sample
-    can follow from the draw, in any process.
+    It yields draws, the epoch times `samples` plus the index of a sample: augmentation follows from the draw, in any
+    process.
     """
 
     def __init__(self, sampler: Shuffled | DistributedSampler[int], samples: int) -> None:

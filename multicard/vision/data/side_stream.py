@@ -1,4 +1,4 @@
-"""The CUDA stream beside the training stream, of which each process has one, and copies on it."""
+"""The CUDA stream beside the training stream, one a process, and copies on it."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ class Making:
     """A batch whose memory is being filled.
 
     pieces: each makes its part of the batch, or waits until it is made.
-    done: whether the batch is complete.
+    done: True once the batch is complete.
     """
 
     batch: Batch
@@ -41,7 +41,7 @@ class Making:
 def sent_ahead(makings: Iterator[Making], device: torch.device) -> Iterator[Batch]:
     """Copy page-locked batches to the device, each while the step before it runs.
 
-    The host waits for no copy: whoever uses a batch calls `Batch.wait`. There are two batches at a time on the device,
+    The host waits for no copy: users of a batch call `Batch.wait`. There are two batches at a time on the device,
     the one of the step and the next, in memory of the training stream.
     """
     training, side = torch.cuda.current_stream(device), side_stream(device)
