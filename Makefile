@@ -5,8 +5,7 @@
 # make test-gpu what only a CUDA device can show
 # make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other, and a report of them
 #               (a nightly job: about ten minutes on 2 quiet cores)
-# make faults   every fault of tests/faults, and ten minutes of random ones over SLURM (a nightly job: an hour, after
-#               `tests/slurm/cluster up`; some faults need root)
+# make faults   every fault of tests/faults (a nightly job, after `tests/slurm/cluster up`; some faults need root)
 # make dali     install NVIDIA DALI too (loader=dali)
 # make lint     ruff, basedpyright and the layers of imports alone
 # make lock     pin the dependencies of requirements.txt and requirements-dev.txt again
@@ -29,7 +28,7 @@ test: lint
 
 test-all: test
 	$(BIN)/python -m pytest -m "(process or slow) and not (core or gpu or slurm or nightly)"
-	$(BIN)/python -m pytest -m slurm -n 0 -rs
+	$(BIN)/python -m pytest -m "slurm and not nightly" -n 0 -rs
 
 test-gpu: install
 	$(BIN)/python -m pytest -n 0 -m gpu
@@ -47,10 +46,7 @@ experiments: dali
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 faults: install
-	@failed=; \
-	$(BIN)/python -m pytest -m faults -n 0 -rs || failed=faults; \
-	$(BIN)/python -m tests.faults.soak 10 || failed="$$failed soak"; \
-	test -z "$$failed" || { echo "failed: $$failed" >&2; exit 1; }
+	$(BIN)/python -m pytest -m faults -n 0 -rs
 
 dali: install
 	$(BIN)/python -m uv pip install -q -r requirements-dali.txt -c requirements.lock \

@@ -2,20 +2,19 @@
 
 import json
 import re
-import subprocess
 from collections.abc import Callable
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from multicard import workloads
-from multicard.config.base import RunConfig, WindowConfig
+from multicard.config.base import RunConfig
 from multicard.config.llm import LlmConfig
 from multicard.config.placement import place
 from multicard.config.vision import VisionConfig
 from multicard.llm import workload as llm
+from multicard.run.workload import Workload
 from multicard.sweep import dry_run
 from multicard.sweep.cells import Sweep
 from multicard.vision import workload as vision
@@ -28,55 +27,8 @@ VISION, TUNING = "train_vision.py", "tune_llm.py"
 UP_TO_4 = {"gpus": {1, 2, 3, 4}}
 PINNED = {"pin_memory": {True, False}}
 PRECISIONS = {"precision": {"fp64", "fp32", "fp16"}}
-METHODS = {"method": {"lora", "qlora", "dpo", "qat"}}
-TEMPLATES = {"template": {"instruct", "grammar", "summarize"}}
-DATASETS = {"dataset": {"alpaca_cleaned", "grammar", "samsum", "slimorca"}} | TEMPLATES  # each has one template
-LOADERS = {"loader": {"torch", "dali"}}
-LAYOUTS = {"layout": {"nchw", "nhwc"}}
-
-WHOLE = {"method": "lora", "rows": None}
-
-# Axes at full scale, and what stays the same over all cells
-EXPERIMENTS: dict[str, tuple[str, dict[str, set[Any]], dict[str, Any]]] = {
-    "table2": (VISION, PRECISIONS | UP_TO_4, {"image_size": 500, "epochs": 20, "pin_memory": False}),
-    "table3": (VISION, PINNED | UP_TO_4, {"image_size": 500, "epochs": 20, "precision": "fp32"}),
-    "strategies": (VISION, {"strategy": {"ddp_ds", "ddp_rr", "ddp"}} | UP_TO_4, {"image_size": 700}),
-    "image_size": (VISION, {"image_size": {100, 200, 300, 400, 500}} | UP_TO_4, {"precision": "fp64"}),
-    "vision_metrics": (VISION, {"image_size": {100, 500}, "gpus": {2, 4}} | PINNED, {"precision": "fp32"}),
-    "precision_metrics": (VISION, PRECISIONS | {"gpus": {2, 4}}, {"image_size": 500, "pin_memory": False}),
-    "loss_curves": (VISION, PRECISIONS | PINNED, {"epochs": 20, "gpus": 1}),
-    "loaders": (VISION, LOADERS | LAYOUTS | {"image_size": {300, 500}} | UP_TO_4, {"dataset": "images"}),
-    "layout": (VISION, LOADERS | LAYOUTS | UP_TO_4, {"dataset": "images", "image_size": 300}),
-    "datasets": (TUNING, DATASETS | UP_TO_4, WHOLE | {"pin_memory": False, "max_steps": 25_880}),
-    "dataset_metrics": (TUNING, DATASETS, WHOLE | {"pin_memory": False, "gpus": 1, "max_steps": 2500}),
-    "table5": (TUNING, PINNED | UP_TO_4, WHOLE | {"dataset": "alpaca_cleaned"}),
-    "llm_metrics": (TUNING, PINNED | {"gpus": {1, 2}}, WHOLE | {"dataset": "alpaca_cleaned", "max_steps": 2500}),
-    "templates": (TUNING, METHODS | TEMPLATES | {"gpus": {1, 4}}, {}),
-    "template_scaling": (TUNING, {"method": {"dpo", "lora"}} | TEMPLATES | UP_TO_4, {}),
-    "llm_api_share": (TUNING, METHODS | TEMPLATES, {"gpus": 4}),
-    "peak_memory": (TUNING, METHODS | TEMPLATES | UP_TO_4, {}),
-    "transfer_volume": (TUNING, METHODS | TEMPLATES, {"gpus": 4}),
-}
-EACH = {  # of all experiments of an entry, where not said otherwise above
-    VISION: {"dataset": "mnist", "model": "mobilenet_v2", "strategy": "ddp_ds", "loader": "torch", "scale": "full"},
-    TUNING: {"model": "llama3_8b", "precision": "fp32", "batch_size": 2, "lr": 3e-4, "epochs": 1, "max_steps": None}
-    | {"dataset": "synthetic", "rows": 500},
-}
-# By number of GPUs, cells of the axes that cannot be, or are not printed
-EXCLUDED: dict[str, dict[int, int]] = {
-    "loaders": dict.fromkeys((1, 2, 3, 4), 4),
-    "layout": dict.fromkeys((1, 2, 3, 4), 1),
-    "peak_memory": {3: 3},
-    "datasets": dict.fromkeys((1, 2, 3, 4), 8),
-    "dataset_metrics": {1: 8},
-}
-FROM_START = {"llm_metrics", "dataset_metrics"}
-NAMES = [
-    name if name in ("table3", "dataset_metrics", "loss_curves") else pytest.param(name, marks=pytest.mark.slow)
-    for name in EXPERIMENTS
-]
-PROFILED = {"vision_metrics", "precision_metrics", "llm_api_share", "transfer_volume", *FROM_START}
 PHOTOGRAPHS = {"loaders", "layout"}
+NAMES = [(workload, name) for workload in workloads.WORKLOADS for name in workloads.experiments(workload)]
 
 
 @pytest.fixture
@@ -107,25 +59,9 @@ def varied(configs: list[RunConfig]) -> dict[str, set[Any]]:
     return {key: several for key, several in values.items() if len(several) > 1}
 
 
-def number(name: str, expected: dict[str, set[Any]]) -> int:
-    """The cells of an experiment with these axes; all of them without the data sets."""
-    excluded = EXCLUDED.get(name, {}) if expected.keys() == EXPERIMENTS[name][1].keys() else {}
-    cells = prod(len(values) for values in expected.values())
-    return cells - sum(count for gpus, count in excluded.items() if gpus in expected.get("gpus", {1}))
-
-
 def test_each_file_is_an_experiment_of_one_entry():
-    files = {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
-    assert files == {*EXPERIMENTS, workloads.ALL}
-    for workload in workloads.WORKLOADS:
-        names = [name for name, (entry, *_) in EXPERIMENTS.items() if entry == workload.entry]
-        assert workloads.experiments(workload) == sorted(names)
-
-
-def test_make_experiments_runs_all_of_both_entries():
-    done = subprocess.run(["make", "-n", "experiments"], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert "experiment=all name=smoke_$2 scale=smoke" in done.stdout
-    assert "run train_vision.py vision; run tune_llm.py tuning;" in done.stdout
+    files = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
+    assert files == sorted([*(name for _, name in NAMES), workloads.ALL])
 
 
 @pytest.mark.slow
@@ -138,7 +74,7 @@ def test_all_is_every_experiment_and_each_setting_once(entry: str, words: list[s
     def identities(name: str) -> list[str]:
         return [config.identity() for config in plan(f"experiment={name}", "scale=smoke", *words, entry=entry)]
 
-    of_each = [identities(name) for name, (own, *_) in EXPERIMENTS.items() if own == entry]
+    of_each = [identities(name) for workload, name in NAMES if workload.entry == entry]
     together = identities("all")
     assert sorted(together) == sorted({digits for of_one in of_each for digits in of_one})
     assert len(together) < sum(map(len, of_each))
@@ -153,29 +89,23 @@ def test_cells_alike_are_measured_once_and_said_in_a_line_where_they_are_many(ca
     assert "12 of 16 cells measure the same as others: left out" in printed and "measures the same" not in printed
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_at_full_scale_it_is_the_papers_and_fits_a_node_of_4_gpus(name: str, plan: Plan):
-    entry, expected, same = EXPERIMENTS[name]
+@pytest.mark.slow
+@pytest.mark.parametrize(("workload", "name"), NAMES, ids=[name for _, name in NAMES])
+def test_its_cells_fit_a_node_of_4_gpus_and_are_small_at_smoke_scale(workload: Workload, name: str, plan: Plan):
+    """Which cells these are is in tests/goldens."""
     root = ["dataset.root=photographs"] if name in PHOTOGRAPHS else []
-    cells = plan(f"experiment={name}", *root, entry=entry)
-    assert varied(cells) == expected
-    assert len(cells) == number(name, expected)
-    held = {key: value for key, value in (EACH[entry] | same).items() if key not in expected}
-    for config in cells:
-        assert {key: axes(config)[key] for key in held} == held
-        assert config.profile.name == ("auto" if name in PROFILED else "none")
-        if name in FROM_START:
-            assert isinstance(config.profile, WindowConfig)
-            assert config.profile.from_start and config.profile.seconds == 720
-        if isinstance(config, LlmConfig):
-            assert config.warmup_steps == 100 and config.recipe == "auto"
-            whole = config.dataset.name != "synthetic"
-            assert config.custom_sharded_layers == ([] if whole else ["tok_embeddings", "output"])
+    for config in plan(f"experiment={name}", *root, entry=workload.entry):
         placement = place(config, 4)
         assert (placement.device, placement.backend, placement.oversubscribed) == ("cuda", "nccl", False)
-        if isinstance(config, VisionConfig) and name in PHOTOGRAPHS:
-            reads = {"torch": "process", "dali": "none"}  # tensors in RAM, files
-            assert (getattr(config.dataset, "cache", None), config.numa) == (reads[config.loader.name], "none")
+    for config in plan(f"experiment={name}", "scale=smoke", entry=workload.entry):
+        assert axes(config)["scale"] == "smoke" and place(config, 4).device == "cpu"
+        if isinstance(config, VisionConfig):
+            assert config.dataset.name == "digits" and config.dataset.image_size <= 96 and config.epochs <= 3
+        else:
+            assert isinstance(config, LlmConfig) and (config.model.name, config.max_steps) == ("llama3_tiny", 4)
+            assert config.dataset.name == "synthetic"
+        if axes(config).get("loader") != "dali" or has_dali():
+            workload.check(config)
 
 
 @pytest.mark.slow
@@ -190,37 +120,6 @@ def test_no_cell_of_the_full_model_is_refused_for_its_sizes(plan: Plan):
                 llm.WORKLOAD.check(config)
                 checked.add(what)
     assert len(checked) == 15
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_at_smoke_scale_it_has_the_same_axes_on_small_things(name: str, plan: Plan):
-    entry, expected, _ = EXPERIMENTS[name]
-    words = list[str]()
-    if "dataset" in expected:  # offline: made rows, of the templates
-        expected = {key: values for key, values in expected.items() if key != "dataset"}
-    if expected.get("gpus") == {1, 2, 3, 4}:  # half of the cells tell as much
-        expected, words = expected | {"gpus": {1, 4}}, ["gpus=1,4"]
-    cells = plan(f"experiment={name}", "scale=smoke", *words, entry=entry)
-    axes_of_cells = varied(cells)
-    assert {key: len(values) for key, values in axes_of_cells.items()} == {key: len(v) for key, v in expected.items()}
-    assert {key: v for key, v in axes_of_cells.items() if key != "image_size"} == {
-        key: v for key, v in expected.items() if key != "image_size"
-    }
-    assert len(cells) == number(name, expected)
-    for config in cells:
-        assert axes(config)["scale"] == "smoke" and place(config, 4).device == "cpu"
-        if isinstance(config, VisionConfig):
-            assert config.dataset.name == "digits" and config.dataset.image_size <= 96 and config.epochs <= 3
-            if config.loader.name != "dali" or has_dali():
-                vision.WORKLOAD.check(config)
-        else:
-            assert isinstance(config, LlmConfig) and config.model.name == "llama3_tiny" and config.max_steps == 4
-            assert config.dataset.name == "synthetic"
-
-
-def test_every_tiny_method_fits_its_ranks(plan: Plan):
-    for config in plan("experiment=templates", "template=grammar", "scale=smoke", entry=TUNING):
-        llm.WORKLOAD.check(config)
 
 
 WINS = [

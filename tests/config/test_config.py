@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hydra.errors import HydraException
 
 from multicard import workloads
 from multicard.config import base
@@ -288,19 +287,6 @@ def test_a_repetition_has_a_folder_of_its_own_and_the_same_identity(tmp_path: Pa
     typed_out = tmp_path / second.replace("default", "gpus=1")
     typed_out.mkdir()
     assert identity.find(tmp_path, second) == typed_out and identity.find(tmp_path, first) == tmp_path / first
-
-
-@pytest.mark.parametrize("words", [["precison=fp32"], ["dataset.downlod=true"], ["precision=fp8"], ["device=tpu"]])
-def test_misspelt_words_are_hydras_to_refuse(words: list[str]):
-    with pytest.raises(HydraException):
-        composed(*words)
-
-
-def test_an_option_has_only_the_keys_it_reads():
-    with pytest.raises(HydraException):
-        composed("dataset.download=true")  # digits downloads nothing
-    with pytest.raises(HydraException):
-        composed("optimizer=adam", "optimizer.momentum=0.9")
 
 
 def described(schema: type, prefix: str) -> Iterator[tuple[str, str | None]]:

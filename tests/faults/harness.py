@@ -63,8 +63,7 @@ class Fault:
     Args:
         words: the command's; {sweep} is the sweep's folder, {trial} the folder of this trial.
         entry: the script, in the repository's root.
-        inside: what a rank or the controller of the first cell does at one of its own points, as "raise@step3": see
-            work.py.
+        inside: what a rank or the controller of the first cell does at one of its own points (work.py): "hold@step3".
         prefix: a command that runs the command, as prlimit does.
         variables: added to the command's environment.
         prepare: called before the command is typed.

@@ -1,13 +1,11 @@
 """Faults from within: what a rank, or the controller, of the cell with seed 1 does at one of its own points.
 
-The variable MULTICARD_FAULT names both, as "raise@step3": an act of `ACTS`, and a point. The points are `step3` (the
+The variable MULTICARD_FAULT names both, as "hold@step3": an act of `ACTS`, and a point. The points are `step3` (the
 last rank's third optimiser step), `evaluate` (its first evaluation) and `record` (the controller, once the ranks have
 ended and before the record is written). Without the variable this is `multicard.vision`'s own work.
 """
 
-import ctypes
 import os
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -62,27 +60,10 @@ def hold() -> None:
         pause(POLL_S)
 
 
-def raise_error() -> None:
-    raise KeyError("no such weight")
-
-
-def run_out() -> None:
-    import torch
-
-    torch.empty(1 << 60, dtype=torch.uint8)  # the allocator's own error
-
-
 def swallow() -> None:
     """Take memory and use it, until the kernel ends this process."""
     chunks = [os.urandom(1024) * (CHUNK_BYTES // 1024) for _ in range(MOST_CHUNKS)]
     raise RuntimeError(f"{len(chunks)} chunks of {CHUNK_BYTES} bytes did not exceed the limit")
 
 
-ACTS: dict[str, Callable[[], object]] = {
-    "hold": hold,
-    "raise": raise_error,
-    "run_out": run_out,
-    "swallow": swallow,
-    "exit": lambda: os._exit(3),
-    "crash": lambda: ctypes.string_at(0),
-}
+ACTS = {"hold": hold, "swallow": swallow}

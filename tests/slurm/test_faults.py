@@ -1,8 +1,10 @@
-"""Faults of jobs and of SLURM itself, on the one that `tests/slurm/cluster up` starts: see cluster.py."""
+"""Faults of jobs and of SLURM's daemons."""
 
 import json
 import os
+import re
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -13,14 +15,39 @@ import pytest
 
 from multicard.measure.timing import pause
 from multicard.records import run_folder
-from tests.faults import cluster, harness
+from tests.faults import harness
 from tests.faults.acts import empty, fill, held, kill_command, kill_holder, mount, root, said, then_release
 from tests.faults.harness import SWEEP, Fault, Trial
+from tests.slurm.conftest import ask, wait_for
 
 SLURM = (*SWEEP, "gpus=1", "cpus_per_gpu=1", "hydra/launcher=submitit_slurm")
 # SLURM warns of the limit up to a minute before `signal_delay_s`
 SHORT = (*SLURM, "time_min=2", "max_requeues=0", "hydra.launcher.signal_delay_s=10")
 LATE_S = 5.0
+
+
+def wait_until_idle() -> None:
+    """Wait until SLURM answers and every node can take jobs."""
+
+    def is_idle() -> bool:
+        with suppress(AssertionError, subprocess.SubprocessError):
+            states = ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split()
+            return bool(states) and all(re.fullmatch("idle|mixed|allocated", state) for state in states)
+        return False
+
+    wait_for(is_idle)
+
+
+def update(node: str, state: str) -> None:
+    ask("scontrol", "update", f"nodename={node}", f"state={state}", *(["reason=fault"] if state != "resume" else []))
+
+
+def resume() -> None:
+    """Have every node take jobs again."""
+    for node in ("n1", "n2"):
+        with suppress(AssertionError):  # it was not drained
+            update(node, "resume")
+    wait_until_idle()
 
 
 def claim(trial: Trial) -> dict:
@@ -29,7 +56,7 @@ def claim(trial: Trial) -> dict:
 
 
 def node(trial: Trial) -> str:
-    return cluster.ask("squeue", "-h", "-j", claim(trial)["job"], "-o", "%N")
+    return ask("squeue", "-h", "-j", claim(trial)["job"], "-o", "%N")
 
 
 def steps_of(process: psutil.Process) -> list[psutil.Process]:
@@ -49,23 +76,26 @@ def node_down(trial: Trial) -> None:
     """The node is taken down, which ends and requeues its jobs, and comes back."""
     where, controller = node(trial), psutil.Process(claim(trial)["pid"])
     running = [controller, *steps_of(controller)]
-    cluster.update(where, "down")
+    update(where, "down")
     while any(each.is_running() for each in running):  # SLURM drains a node that still has the job's earlier start
         pause(0.2)
     trial.release()
-    cluster.resume()
+    resume()
 
 
 def restart(name: Callable[[Trial], str]) -> Callable[[Trial], None]:
     """A daemon is killed, and started again once the first cell has gone on."""
 
     def act(trial: Trial) -> None:
-        daemon = name(trial)
-        trial.after.callback(cluster.wait_until_idle)
-        cluster.kill(daemon)
+        daemon, home = name(trial), Path(os.environ["SLURM_CONF"]).parent
+        trial.after.callback(wait_until_idle)
+        os.kill(int((home / "run" / f"{daemon}.pid").read_text()), signal.SIGKILL)
         trial.release()
         pause(3.0)  # nobody answers meanwhile
-        cluster.start(daemon)
+        program, _, node = daemon.partition("-")
+        variables = os.environ | {"MYSQL_UNIX_PORT": str(home / "db" / "sock")}
+        subprocess.run([program, *(("-N", node) if node else ())], check=True, env=variables, timeout=60)
+        wait_until_idle()
 
     return act
 
@@ -73,7 +103,7 @@ def restart(name: Callable[[Trial], str]) -> Callable[[Trial], None]:
 def submitted_once(trial: Trial) -> str | None:
     """Whether each cell was submitted once, by SLURM's accounting."""
     names = ",".join(path.stem for path in (trial.sweep / ".submitit").glob("*.json"))
-    number = len(cluster.ask("sacct", "-X", "-n", "-P", "-o", "JobID", "--name", names).split()) if names else 0
+    number = len(ask("sacct", "-X", "-n", "-P", "-o", "JobID", "--name", names).split()) if names else 0
     return None if number == 2 else f"{number} jobs were submitted for two cells"
 
 
@@ -84,7 +114,7 @@ def hide_record(trial: Trial) -> None:
     while not record.exists():
         pause(0.01)
     record.rename(record.with_name("late"))
-    while cluster.ask("squeue", "-h", "-r", "-o", "%i").split().count(job):
+    while ask("squeue", "-h", "-r", "-o", "%i").split().count(job):
         pause(0.5)
     pause(LATE_S)
     record.with_name("late").rename(record)
@@ -105,7 +135,7 @@ def beside(trial: Trial) -> None:
     second.wait()
 
 
-HELD = Fault("", SLURM, inside="hold@step3", at=held, needs=cluster.problem)
+HELD = Fault("", SLURM, inside="hold@step3", at=held)
 ENDED = replace(HELD, statuses=("failed", "ok"))
 GOES_ON = replace(HELD, code=0, statuses=("ok", "ok"), check=submitted_once)
 FAULTS = (
@@ -115,10 +145,10 @@ FAULTS = (
         says=r"^\[1/2\] .*timeout: SLURM ended job \S+ on n\d as TIMEOUT"),
     replace(HELD, name="full-disk", prepare=mount("sweep", "size=4m"), act=then_release(fill), mend=empty,
         says=r"^\[1/2\] .*failed: .*(No space left|disk|without leaving a record|no controller was left)",
-        needs=lambda: root() or cluster.problem()),
+        needs=root),
     replace(GOES_ON, name="node-down", act=node_down),
     replace(GOES_ON, name="node-down-recording", inside="hold@record", act=node_down),
-    replace(GOES_ON, name="node-drained", act=then_release(lambda trial: cluster.update(node(trial), "drain"))),
+    replace(GOES_ON, name="node-drained", act=then_release(lambda trial: update(node(trial), "drain"))),
     replace(GOES_ON, name="slurmd-killed", act=restart(lambda trial: f"slurmd-{node(trial)}")),
     replace(GOES_ON, name="slurmctld-killed", act=restart(lambda _: "slurmctld")),
     replace(GOES_ON, name="slurmdbd-killed", act=restart(lambda _: "slurmdbd")),
@@ -135,9 +165,8 @@ FAULTS = (
 def clean() -> Iterator[None]:
     """Leave no job, and every node as it was: SLURM drains one that cannot start a job, on a full disk say."""
     yield
-    if "SLURM_CONF" in os.environ:
-        cluster.cancel_all()
-        cluster.resume()
+    ask("scancel", "--user", ask("id", "-un"))
+    resume()
 
 
 @pytest.mark.usefixtures("processes")
