@@ -2,12 +2,13 @@
 
     python -m benchmarks.training_within [--steps 5] [--minutes 10] [gpus=1 preset=fast ...]
 
-`benchmarks.torchtune_within` for training. Both loops train the same model on the same batches of the same loader, with
-the same memory and threads. `train_epoch` times phases, opens ranges, keeps losses, posts its progress and collects
-garbage itself; the plain loop does what a tutorial's does and no more. A block is an epoch of `--steps` steps; four
-blocks (one loop, the other twice, the first again, the order drawn at random) are a round, so that a slow drift of the
-machine touches both alike. A round's figure is the time of its two measured blocks by that of its two plain ones.
-Rounds are taken until the 95 % interval of their median is no wider than ± 1 %, or the minutes are over.
+Two processes of the same program differ by more than the cost on a small machine. So both loops train the same model on
+the same batches of the same loader, with the same memory and threads. `train_epoch` times phases, opens ranges, keeps
+losses, posts its progress and collects garbage itself; the plain loop does what a tutorial's does and no more. A block
+is an epoch of `--steps` steps; four blocks (one loop, the other twice, the first again, the order drawn at random) are
+a round, so that a slow drift of the machine affects both alike. A round's figure is the ratio of the times of its two
+measured and its two plain blocks. Rounds are taken until the 95 % interval of their median is within ± 1 %, or the
+minutes are over.
 
 Prints one line: the ratio of wall times with its interval, and that of the process's CPU times, which other users of
 the machine disturb less.

@@ -18,9 +18,9 @@ REPETITION = ("repeat", "repeat_error", "repeat_max", "repeat_compare", "repetit
 
 @dataclass
 class RepeatedConfig(JobConfig):
-    repeat: str = key("1", "sweeps: measure each cell so many times, by turns; auto: until it is sure enough")
-    repeat_error: str = key("1%", "repeat=auto: sure enough is an interval of the mean step of so much to either side")
-    repeat_max: int = key(10, "repeat=auto: measure a cell at most so many times")
+    repeat: str = key("1", "sweeps: number of runs of each cell, by turns; auto: until it is sure enough")
+    repeat_error: str = key("1%", "repeat=auto: half width of the mean step's interval that is sure enough")
+    repeat_max: int = key(10, "repeat=auto: most runs of a cell")
     repeat_compare: Optional[str] = key(
         None, "repeat=auto: a swept key; sure enough is also when its values differ, or differ by 5% at most"
     )

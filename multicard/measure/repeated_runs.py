@@ -1,18 +1,16 @@
 """How runs of one setting differ from one another, and what a ratio of two settings is worth for it.
 
 Two runs of the same program differ by more than their steps show: memory lies elsewhere, clocks and neighbours change.
-More steps do not help; more runs do. So the variance between runs is part of every interval:
+More steps do not help; more runs do. So the variance between runs is part of every interval, in sweeps with
+`repeat=auto` and in the analysis (`analysis.stats.between_runs`, which adds the scatter of the steps):
 
-- It is that of the logarithm of a run's mean, pooled over all settings of a machine and a kind of run (`vision`, `llm`)
-  that were measured more than once, with n - 1 degrees of freedom of n runs.
-- Few repetitions are drawn towards a prior that counts as PRIOR_DEGREES of freedom: a standard deviation of PRIOR_SD.
-  Runs that differ by over PRIOR_LIMIT times as much refute it, and count alone: drawn to it they would be called
-  different in up to 12 % of the cases.
+- It is that of the logarithm of a run's mean, pooled over all repeated settings of a machine and a kind of run
+  (`vision`, `llm`), with n - 1 degrees of freedom of n runs.
+- Few repetitions are drawn towards a prior of PRIOR_DEGREES of freedom, a standard deviation of PRIOR_SD. Runs that
+  differ by over PRIOR_LIMIT times as much refute it, and count alone: drawn to it they would be called different in up
+  to 12 % of the cases.
 - Student's t has the degrees of freedom of all parts together (Satterthwaite). A difference that a comparison sees with
   a probability of POWER follows from the noncentral t.
-
-Sweeps with `repeat=auto` decide by it when a cell was measured often enough, and the analysis judges by it
-(`analysis.stats.between_runs`, which adds the scatter of the steps).
 """
 
 import math
@@ -105,10 +103,10 @@ def pooled(settings: Iterable[Sequence[tuple[float, float]]], prior_sd: float = 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The mean of B / that of A.
+    """The mean of B / the mean of A.
 
-    error: the standard error of the logarithm; None where the samples are too few. degrees: of freedom.
-    repeated: whether `error` holds how runs differ; else it is that of the samples of single runs alone.
+    error: standard error of the logarithm; None where the samples are too few. degrees: of freedom.
+    repeated: `error` includes how runs differ; else it is that of the samples of single runs alone.
     runs: of the smaller side. run_variance: of the logarithm of the ratio of one run a side.
     """
 
@@ -174,13 +172,13 @@ def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spr
 
 
 def half_width(runs: int, spread: Spread) -> float:
-    """Half of the interval of a mean over so many runs, on the scale of the spread."""
+    """Half of the interval of a mean over `runs` runs, on the scale of the spread."""
     return min(student_quantile(CONFIDENCE, spread.term.degrees) * math.sqrt(spread.variance / runs), MOST_LOG)
 
 
 def variance_between(spreads: tuple[Spread, Spread], count_a: int, count_b: int) -> list[Term] | None:
-    """The variance of the difference of two means (of logarithms: of a ratio), each over so many runs, from run to run;
-    None where nothing was repeated on a machine."""
+    """Variance between runs of the difference of two means over `count_a` and `count_b` runs (of logarithms: of a
+    ratio); None where nothing was repeated on a machine."""
     if not all(spread.degrees for spread in spreads):
         return None
     a, b = (spread.term for spread in spreads)

@@ -16,7 +16,7 @@ from multicard.sweep.cells import Cell
 IN_A_ROW = 3
 EVERYWHERE = ("disk", "tracker", "record")  # kinds of failure that are no cell's own
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")  # keys of the folder that a run cannot write to
-# Keys that say where the data of cells is, with which refusals and errors begin
+# Keys of the places of data, with which refusals and errors begin
 PLACES = ("dataset.root", "dataset.data_files", "dataset.source", "dataset.download", "dataset.cache_dir")
 PLACES += ("tokenizer.path", "tokenizer.merges_file")
 # Errors of disks and of what lies there
@@ -40,8 +40,8 @@ class Streak:
         self.cause = cause
 
     def ends(self, left: Sequence[Cell]) -> bool:
-        """Whether the cells that are left would fail likewise."""
-        return len(self.cells) >= IN_A_ROW and bool(left) and _would_fail(left, self.cause, self.cells)
+        """True where there are cells left that would fail likewise."""
+        return len(self.cells) >= IN_A_ROW and bool(left) and would_fail_too(left, *self.cells)
 
     def error(self) -> SameFailureError:
         result = self.cells[-1].result
@@ -49,20 +49,14 @@ class Streak:
         return SameFailureError(f"{len(self.cells)} cells in a row failed for one cause: {result.record.cause.message}")
 
 
-def would_fail_too(left: Sequence[Cell], ended: Cell) -> bool:
-    """Whether cells would fail for the cause for which one has ended."""
-    cause = cause_of(ended)
-    return bool(cause) and _would_fail(left, cause, [ended])
-
-
-def _would_fail(left: Sequence[Cell], cause: str, failed: Sequence[Cell]) -> bool:
-    """Whether cells would fail as others did: where the data is gone, those that read the same."""
-    same_data = {_data(cell) for cell in left} <= {_data(cell) for cell in failed}
-    return same_data or not cause.startswith("data")
+def would_fail_too(left: Sequence[Cell], *failed: Cell) -> bool:
+    """True where cells would fail for the cause that others have failed for: where data is gone, those that read it."""
+    cause = cause_of(failed[0])
+    return bool(cause) and (not cause.startswith("data") or {*map(_data, left)} <= {*map(_data, failed)})
 
 
 def cause_of(cell: Cell) -> str:
-    """What failures of one cause have in common; empty where a cell did not fail, or may have failed for its own
+    """The cause that all failures of a kind share; empty where a cell did not fail, or may have failed for its own
     settings."""
     cause = cell.result and cell.result.record.cause
     if cause is None:
@@ -72,20 +66,16 @@ def cause_of(cell: Cell) -> str:
         return kind
     if kind == "refused" and message.startswith(FOLDERS) and "cannot write to" in message:
         return "disk"
-    if kind == "refused" and message.startswith("code="):
-        return "code"
-    return _cause_in_data(message) if kind in ("refused", "exception") else ""
-
-
-def _cause_in_data(message: str) -> str:
-    number = re.match(r"\w+: \[Errno (\d+)\]", message)
-    if number is not None:
-        is_full = int(number[1]) in FULL and str(SHARED_MEMORY) not in message
-        return f"data, error {number[1]}" if is_full or int(number[1]) in GONE else ""
-    key = re.match(r"[\w.]*", message)
-    return f"data, {key[0]}" if key is not None and key[0] in PLACES else ""
+    if kind not in ("refused", "exception"):
+        return ""
+    error = re.match(r"\w+: \[Errno (\d+)\]", message)
+    if error is None:
+        key = message.partition("=")[0].partition(":")[0]
+        return key if key == "code" else f"data, {key}" if key in PLACES else ""
+    is_full = int(error[1]) in FULL and str(SHARED_MEMORY) not in message
+    return f"data, error {error[1]}" if is_full or int(error[1]) in GONE else ""
 
 
 def _data(cell: Cell) -> tuple[str, ...]:
-    """What the cell reads."""
+    """Values of the keys that say which data the cell reads."""
     return tuple(str(OmegaConf.select(cell.cfg, key)) for key in ("dataset.name", *PLACES))

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import profile_reader
 from multicard.observe.profiles import kineto
 from multicard.observe.profiles.command import main
 from multicard.observe.profiles.load import read
@@ -346,17 +345,6 @@ def test_a_report_is_exported_by_nsys_where_it_is(
     shutil.copy(report, folder / "a.nsys-rep")
     shutil.copy(export, folder / "a.sqlite")
     assert len(read([folder]).ranks) == 1  # the export that is there already
-
-
-@pytest.mark.usefixtures("processes")
-def test_the_benchmark_reads_what_it_writes(tmp_path: Path):
-    path = tmp_path / "made.json"
-    events = profile_reader.write(path, 2_000_000)
-    assert 2_000_000 <= path.stat().st_size < 2_200_000
-    assert len(json.loads(path.read_text())["traceEvents"]) == events
-    figures = profile_reader.measured(path)
-    assert figures["rows"] > 20
-    assert 0 < figures["peak_memory_bytes"] < 1 << 30
 
 
 def test_a_trace_made_here_has_the_fields_of_torchs(tmp_path: Path):
