@@ -216,14 +216,7 @@ def test_the_defaults_are_the_papers():
 
 
 def test_the_identity_is_what_is_measured():
-    words = [
-        [],
-        ["method=qlora"],
-        ["template=grammar"],
-        ["lr=1e-3"],
-        ["dataset.rows=9"],
-        ["packed=true", "max_seq_len=64"],
-    ]
+    words = [[], ["method=qlora"], ["template=grammar"], ["lr=1e-3"], ["dataset.rows=9"], [*PACKED]]
     assert len({typed_llm(*some).identity() for some in words}) == len(words)
     assert typed_llm("custom_sharded_layers=[output]").identity() != typed_llm("custom_sharded_layers=[]").identity()
     assert typed_llm("name=a", "tracker.mode=disabled").identity() == typed_llm("name=b").identity()

@@ -88,28 +88,19 @@ def test_files_of_each_form_give_the_same_rows(tmp_path: Path):
     (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "r.json").write_text(json.dumps(rows))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "r.parquet")
-    read = [
-        row_sources.load(
-            typed_llm("dataset=grammar", f"dataset.data_files={tmp_path / name}", "dataset.rows=4", "seed=3")
-        )
-        for name in ("r.jsonl", "r.json", "r.parquet")
-    ]
-    assert read[0] == read[1] == read[2]
-    rows = read[0]
-    assert rows is not None and len({row["input"] for row in rows}) == 4
-    assert all(row.keys() == {"input", "output"} for row in rows)
-    other = row_sources.load(
-        typed_llm("dataset=grammar", f"dataset.data_files={tmp_path / 'r.json'}", "dataset.rows=4")
-    )
-    assert other != rows  # another seed, another sample
+
+    def read(name: str, seed: int = 3) -> list[Any]:
+        words = (f"dataset.data_files={tmp_path / name}", "dataset.rows=4", f"seed={seed}")
+        return row_sources.load(typed_llm("dataset=grammar", *words)) or []
+
+    rows = read("r.jsonl")
+    assert rows == read("r.json") == read("r.parquet") != read("r.json", seed=0)  # another sample
+    assert len({row["input"] for row in rows}) == 4 and all(row.keys() == {"input", "output"} for row in rows)
 
 
 def test_flat_pairs_become_torchtunes_chats(tmp_path: Path):
-    flat = {
-        "prompt": "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Why?\n\nAssistant:",
-        "chosen": " So",
-        "rejected": "No",
-    }
+    turns = "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Why?\n\nAssistant:"
+    flat = {"prompt": turns, "chosen": " So", "rejected": "No"}
     plain = {"prompt": "Why?", "chosen": "So", "rejected": "No"}
     chat = {
         name: [{"role": "user", "content": "Q"}, {"role": "assistant", "content": name}]
@@ -122,25 +113,17 @@ def test_flat_pairs_become_torchtunes_chats(tmp_path: Path):
     ):
         (tmp_path / "p.json").write_text(json.dumps([row]))
         row_files.read.cache_clear()
-        (pair,) = (
-            row_sources.load(typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.json'}"))
-            or []
-        )
+        config = typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.json'}")
+        (pair,) = row_sources.load(config) or []
         assert [(turn["role"], turn["content"]) for turn in pair["chosen"]] == expected
         assert pair["rejected"][:-1] == pair["chosen"][:-1]
 
 
 def test_a_conversation_must_take_turns(tmp_path: Path):
-    said = lambda *who: {"conversations": [{"from": name, "value": "x"} for name in who]}  # noqa: E731
-    for number, (row, works) in enumerate(
-        [
-            (said("system", "human", "gpt"), True),
-            (said("human", "gpt", "human", "gpt"), True),
-            (said("gpt", "human"), False),
-            (said("human"), False),
-            (said("human", "human"), False),
-        ]
-    ):
+    takes_turns = {"system human gpt": True, "human gpt human gpt": True}
+    takes_turns |= dict.fromkeys(("gpt human", "human", "human human"), False)
+    for number, (who, works) in enumerate(takes_turns.items()):
+        row = {"conversations": [{"from": name, "value": "x"} for name in who.split()]}
         (tmp_path / f"{number}.json").write_text(json.dumps([row]))
         config = typed_llm("dataset=slimorca", f"dataset.data_files={tmp_path / f'{number}.json'}")
         if works:
@@ -166,6 +149,7 @@ def test_the_embedded_tokenizer_is_byte_level_and_repeatable():
 
 def test_the_embedded_tokenizer_gives_text_back(tmp_path: Path):
     from torchtune.models.llama3 import llama3_tokenizer
+    from torchtune.models.llama3._tokenizer import CL100K_PATTERN
 
     ranks = tokens.train(["some text to train on"] * 9, 280)
     (tmp_path / "t").write_text(tokens.tiktoken_lines(ranks))
@@ -174,13 +158,7 @@ def test_the_embedded_tokenizer_gives_text_back(tmp_path: Path):
     text = "Other text: 1,234 naïve cafés — 猫 🙂"
     assert tokenizer.decode(tokenizer.encode(text, add_bos=False, add_eos=False)) == text
     assert tokenizer.pad_id == len(ranks) + tokens.SPECIAL.index("<|finetune_right_pad_id|>")
-    assert tokens.PATTERN == _torchtune_pattern()
-
-
-def _torchtune_pattern() -> str:
-    from torchtune.models.llama3._tokenizer import CL100K_PATTERN
-
-    return CL100K_PATTERN
+    assert tokens.PATTERN == CL100K_PATTERN
 
 
 def test_pairs_of_real_text_keep_their_turns():

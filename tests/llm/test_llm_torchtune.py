@@ -67,23 +67,24 @@ def test_real_rows(tuned: Tuned, words: list[str], name: str, template: str | No
     assert embeddings < result["parameters"] < embeddings + 3e6
 
 
-def test_made_dialogues_in_samsums_columns(tuned: Tuned, tmp_path: Path):
-    rows = [
-        {"id": str(i), "dialogue": f"A: {i}?\r\nB: Yes, {i}.", "summary": f"A and B speak of {i}."} for i in range(20)
-    ]
-    (tmp_path / "samsum.json").write_text(json.dumps(rows))
-    result = ok(tuned("dataset=samsum", f"dataset.data_files={tmp_path / 'samsum.json'}", "max_steps=2"))
-    assert result["axes"]["template"] == "summarize" and result["axes"]["rows"] is None
+def says(**said: str) -> dict[str, Any]:
+    """A conversation in SlimOrca's columns."""
+    return {"conversations": [{"from": who, "value": text} for who, text in said.items()]}
 
 
-def test_conversations_in_slimorcas_columns(tuned: Tuned, tmp_path: Path):
-    turn = lambda who, said: {"from": who, "value": said}  # noqa: E731
-    rows = [
-        {"conversations": [turn("system", "Be brief."), turn("human", f"{i}?"), turn("gpt", "Yes")]} for i in range(9)
-    ]
-    (tmp_path / "orca.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    result = ok(tuned("dataset=slimorca", f"dataset.data_files={tmp_path / 'orca.jsonl'}", "max_steps=2"))
-    assert result["axes"]["template"] is None
+@pytest.mark.parametrize(
+    ("dataset", "row", "template"),
+    [
+        ("samsum", {"id": "1", "dialogue": "A: One?\r\nB: Yes, one.", "summary": "A and B speak of one."}, "summarize"),
+        ("slimorca", says(system="Be brief.", human="One?", gpt="Yes"), None),
+    ],
+)
+def test_rows_in_the_columns_of_a_data_set(
+    tuned: Tuned, dataset: str, row: dict[str, Any], template: str | None, tmp_path: Path
+):
+    (tmp_path / "rows.json").write_text(json.dumps([row] * 9))
+    result = ok(tuned(f"dataset={dataset}", f"dataset.data_files={tmp_path / 'rows.json'}", "max_steps=2"))
+    assert result["axes"]["template"] == template and result["axes"]["rows"] is None
 
 
 def test_conversations_in_alpacas_text(tmp_path: Path):
@@ -95,7 +96,6 @@ def test_conversations_in_alpacas_text(tmp_path: Path):
     from multicard.llm import torchtune_config as inputs
     from tests.conftest import typed_llm
 
-    says = lambda **said: {"conversations": [{"from": who, "value": text} for who, text in said.items()]}  # noqa: E731
     rows = {
         "slimorca": [says(system="Be brief.", human="Is it?", gpt="Yes"), says(human="Is it?", gpt="No")],
         "alpaca_cleaned": [

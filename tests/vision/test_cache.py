@@ -25,21 +25,14 @@ from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.samplers import Strided
 from multicard.vision.data.splits import Data
 from tests.conftest import PATIENCE_S, ROOT, awaited, composed, typed
+from tests.vision.test_data import make_photographs
 
 COUNT = 6
 
 
 @pytest.fixture
 def photographs(tmp_path: Path) -> Path:
-    """Two classes of images in several sizes, in both parts; `tmp_path/photographs`."""
-    root = tmp_path / "photographs"
-    for part in ("train", "validation"):
-        for index, name in enumerate(("cat", "dog")):
-            folder = root / part / name
-            folder.mkdir(parents=True)
-            for i in range(COUNT // 2):
-                Image.new("RGB", (40 + 9 * i, 60), (index * 200, 10 * i, 7)).save(folder / f"{i}.png")
-    return root
+    return make_photographs(tmp_path / "photographs", COUNT // 2, COUNT // 2)
 
 
 def images(root: Path, *words: str) -> ImagesConfig:
@@ -71,12 +64,8 @@ def test_it_is_built_once_and_then_mapped(photographs: Path):
     assert whole(first, photographs) and whole(second, photographs)
     assert (built(first), built(second)) == ([True, True], [False, False])
     assert first.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert sorted(path.suffix for path in (photographs / ".multicard").iterdir() if path.name[0] != ".") == [
-        ".json",
-        ".json",
-        ".u8",
-        ".u8",
-    ]
+    suffixes = sorted(path.suffix for path in (photographs / ".multicard").iterdir() if path.name[0] != ".")
+    assert suffixes == [".json", ".json", ".u8", ".u8"]
     assert first.facts["decoded"]["train"]["bytes"] == COUNT * 32 * 32 * 3
 
 
@@ -268,12 +257,6 @@ def test_a_full_disk_is_reported(photographs: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(run_folder, "replacing", full)
     with pytest.raises(ValueError, match=r"^dataset\.cache=mmap: cannot write to .* \(No space left on device\)"):
         datasets.load(images(photographs), 0)
-
-
-def test_without_a_cache_paths_are_given(photographs: Path):
-    data = datasets.load(images(photographs, "dataset.cache=none"), 0)
-    assert data.train.images == sorted((photographs / "train").rglob("*.png"))
-    assert not (photographs / ".multicard").exists()
 
 
 def test_each_process_may_hold_a_copy_of_its_own_as_tensors(photographs: Path):

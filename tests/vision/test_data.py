@@ -114,16 +114,20 @@ def test_real_mnist():
     assert pixels.std() == pytest.approx(config.std[0], abs=1e-4)
 
 
-@pytest.fixture
-def photographs(tmp_path: Path) -> Path:
+def make_photographs(root: Path, train: int, validation: int) -> Path:
     """Two classes of plain colour images in several sizes, in both parts."""
-    for part, count in (("train", 6), ("validation", 3)):
+    for part, count in (("train", train), ("validation", validation)):
         for index, name in enumerate(("cat", "dog")):
-            folder = tmp_path / part / name
+            folder = root / part / name
             folder.mkdir(parents=True)
             for i in range(count):
-                Image.new("RGB", (40 + i, 60), (index * 200, 10 * i, 0)).save(folder / f"{i}.png")
-    return tmp_path
+                Image.new("RGB", (40 + 9 * i, 60), (index * 200, 10 * i, 7)).save(folder / f"{i}.png")
+    return root
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    return make_photographs(tmp_path, 6, 3)
 
 
 def test_photographs(photographs: Path):
@@ -138,13 +142,8 @@ def test_photographs(photographs: Path):
 def test_hidden_files_and_folders_are_no_photographs(photographs: Path):
     config = typed("dataset=images", f"dataset.root={photographs}", "dataset.cache=none").dataset
     expected = datasets.load(config, 0).train.images
-    hidden = (
-        "train/.ipynb_checkpoints",
-        "train/cat/.ipynb_checkpoints",
-        "train/cat/.thumbnails/small",
-        "validation/.x",
-    )
-    for folder in hidden:
+    hidden = "train/.ipynb_checkpoints train/cat/.ipynb_checkpoints train/cat/.thumbnails/small validation/.x"
+    for folder in hidden.split():
         shutil.copytree(photographs / "train" / "dog", photographs / folder)
     shutil.copy(photographs / "train" / "dog" / "0.png", photographs / "train" / "cat" / "._0.png")
     datasets.check(config)
@@ -188,6 +187,7 @@ def test_photographs_come_in_the_order_of_torchvision(photographs: Path):
     config = typed("dataset=images", f"dataset.root={photographs}", "dataset.cache=none").dataset
     data, expected = datasets.load(config, 0), ImageFolder(photographs / "train").samples
     assert list(zip(map(str, data.train.images), data.train.labels.tolist(), strict=True)) == expected
+    assert not (photographs / ".multicard").exists()
 
 
 def test_broken_folders_of_photographs_are_refused(photographs: Path):

@@ -81,6 +81,7 @@ def test_pixels_of_32_bits_have_no_known_white(tmp_path: Path):
 def test_other_colours_are_those_of_pillow(mode: str, tmp_path: Path):
     path = tmp_path / f"a.{'jpg' if mode in ('CMYK', 'YCbCr') else 'png'}"
     picture(mode).save(path)
+    assert decoding.decode(path, 20).shape == (20, 20, 3)
     assert np.array_equal(decoded(path), np.array(Image.open(path).convert("RGB")))
     assert np.abs(decoded(path).astype(int) - picture(mode).convert("RGB")).mean() < 8  # not a negative
 

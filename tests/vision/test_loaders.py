@@ -229,14 +229,6 @@ def test_strided_shards_are_disjoint_and_complete(world: int):
     assert [len(Strided(10, rank, world)) for rank in range(world)] == [len(part) for part in parts]
 
 
-def test_photographs_of_any_mode_and_size_become_rgb_of_one(tmp_path: Path):
-    Image.new("L", (10, 6), 7).save(tmp_path / "grey.png")
-    Image.new("RGBA", (100, 60), (1, 2, 3, 4)).save(tmp_path / "alpha.png")
-    assert np.unique(decode(tmp_path / "grey.png", 32)).tolist() == [7]
-    assert decode(tmp_path / "alpha.png", 32).shape == (32, 32, 3)
-    assert decode(tmp_path / "alpha.png", 32)[0, 0].tolist() == [251, 251, 251]  # 4 of 255, over white
-
-
 def test_a_broken_photograph_is_named(tmp_path: Path):
     Image.new("RGB", (50, 50)).save(tmp_path / "whole.png")
     broken = {"none.jpg": b"", "text.jpg": b"no image", "cut.png": (tmp_path / "whole.png").read_bytes()[:60]}
@@ -287,18 +279,10 @@ def test_an_epoch_can_be_abandoned_early(loader: str):
         assert numbers == [draw % 10 for draw in sampler][: 4 * taken]
 
 
-SHAPES = [
-    ((28, 28), 500),
-    ((28, 28), 64),
-    ((33, 20), 224),
-    ((28, 28), 127),
-    ((8, 20), 64),
-    ((60, 60), 32),
-    ((64, 30), 48),
-]
-
-
-@pytest.mark.parametrize(("shape", "size"), SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((28, 28), 500), ((28, 28), 64), ((33, 20), 224), ((28, 28), 127), ((8, 20), 64), ((60, 60), 32), ((64, 30), 48)],
+)
 @pytest.mark.parametrize("transfer", [torch.float32, torch.float64])
 def test_resizing_by_matrices_is_torchs_bilinear(shape: tuple[int, int], size: int, transfer: torch.dtype):
     prepare = Preparation(typed(f"dataset.image_size={size}").dataset, transfer)

@@ -14,12 +14,7 @@ OPTIMIZERS = {
     "sgd": ("optimizer=sgd",),
     "sgd without nesterov": ("optimizer=sgd", "optimizer.nesterov=false", "optimizer.weight_decay=0"),
     "sgd whose schedule brings momentum": ("optimizer=sgd", "optimizer.nesterov=false", "optimizer.momentum=0"),
-    "sgd without momentum": (
-        "optimizer=sgd",
-        "optimizer.nesterov=false",
-        "optimizer.momentum=0",
-        "schedule=constant",
-    ),
+    "sgd without momentum": ("optimizer=sgd", "optimizer.nesterov=false", "optimizer.momentum=0", "schedule=constant"),
     "adam": ("optimizer=adam", "lr=0.05"),
     "adamw": ("optimizer=adamw", "lr=0.05"),
 }
