@@ -28,9 +28,7 @@ RankFigure = Callable[[Profile, RankProfile], float]  # raises ValueError where 
 
 def _column(name: str) -> Figure:
     def figure(_: Readings, run: Run) -> float:
-        if run[name] is None:
-            raise ValueError(MISSING.get(name, f"a record has no {name}"))
-        return run[name]
+        return _known([run[name]], MISSING.get(name, f"a record has no {name}"))[0]
 
     return figure
 
@@ -40,6 +38,14 @@ ACCURACY, ANSWERS = _column("test_accuracy"), _column("test_samples")
 
 
 # ---- figures of a run; each raises ValueError where a run has none
+
+
+def _known(values: Sequence[float | None], missing: str) -> list[float]:
+    """The values; `missing` says what a run lacks where there are none, or one is None."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        raise ValueError(missing)
+    return known
 
 
 def _epochs(readings: Readings, run: Run) -> list[dict[str, Any]]:
@@ -80,19 +86,15 @@ def cost_of_nsys(readings: Readings, run: Run) -> float:
     """The time of a step that Nsight Systems records / of one that it does not."""
     if readings.profile(run).source != "nsys":
         raise ValueError("not of Nsight Systems: profile=nsys, where it is installed")
-    ratio = readings.record(run)["profile_step_s"].get("ratio")
-    if ratio is None:
-        raise ValueError("a profile without the times of steps inside and outside of it")
-    return ratio
+    ratio: float | None = readings.record(run)["profile_step_s"].get("ratio")
+    return _known([ratio], "a profile without the times of steps inside and outside of it")[0]
 
 
 def trained_h2d_bytes(readings: Readings, run: Run) -> float:
     """Bytes to the devices for training; evaluation is divided among the ranks by every strategy."""
     moved = readings.record(run)["transfer_bytes"]
     parts = [part.get("train") for key, part in moved.items() if key.startswith("h2d_") and part is not None]
-    if not parts or None in parts:
-        raise ValueError("a record that does not tell bytes of training from those of evaluation")
-    return sum(parts)
+    return sum(_known(parts, "a record that does not tell bytes of training from those of evaluation"))
 
 
 def share_of_tensors(readings: Readings, run: Run) -> float:
@@ -108,17 +110,14 @@ def share_of_tensors(readings: Readings, run: Run) -> float:
 def copied_bytes(_: Readings, run: Run) -> float:
     """Bytes to the devices, and those within and from them of the profiled steps scaled to all, over all ranks."""
     parts = [run[column] for column in ("h2d_bytes", "d2d_bytes", "d2h_bytes")]
-    if None in parts:
-        raise ValueError("a record without bytes copied within and from the devices: profile=kineto has them")
-    return math.fsum(parts)
+    missing = "a record without bytes copied within and from the devices: profile=kineto has them"
+    return math.fsum(_known(parts, missing))
 
 
 def accuracy_after_3(readings: Readings, run: Run) -> float:
     """The accuracy after the third epoch."""
     reached = [epoch.get("test_accuracy") for epoch in _epochs(readings, run)[2:3]]
-    if not reached or reached[0] is None:
-        raise ValueError("the accuracy after three epochs needs three epochs, each evaluated")
-    return reached[0]
+    return _known(reached, "the accuracy after three epochs needs three epochs, each evaluated")[0]
 
 
 def mean_loss(readings: Readings, run: Run) -> float:
@@ -163,9 +162,7 @@ def _metric(group: str, metric: str) -> RankFigure:
 
 
 def communicating(_: Profile, rank: RankProfile) -> float:
-    if rank.derived.communication_s is None:
-        raise ValueError("no communication in the profile")
-    return rank.derived.communication_s
+    return _known([rank.derived.communication_s], "no communication in the profile")[0]
 
 
 def window(_: Profile, rank: RankProfile) -> float:
@@ -222,28 +219,28 @@ def mean_share_of_tensors(sides: Sides) -> Interval:
     return Interval(share, share, share, "exact")
 
 
-def accuracy(sides: Sides) -> Interval:
-    """top - bottom, as a share: Newcombe's interval over all answers of a side, widened by how runs differ.
+def accuracy(sides: Sides, figure: Figure = ACCURACY) -> Interval:
+    """An accuracy as a share, top - bottom or that of `top` alone, with an interval over all answers of a side (Wilson;
+    Newcombe for the difference), widened by how runs differ.
 
     Many answers do not show how another training would have gone, nor do runs of the same seed, which count as one.
     """
-    accuracies, samples = sides.values(ACCURACY, of_seeds=True), sides.values(ANSWERS, of_seeds=True)
-    top, bottom = (_answers(accuracies[side], samples[side], sides.confidence) for side in (0, 1))
-    spreads = sides.spreads(ACCURACY, float, shares.PRIOR_SD, of_seeds=True)
-    terms = between_runs.variance_between(spreads, *map(len, reversed(accuracies)))
-    half = None
-    if terms is not None:
-        between = combined(terms)
-        half = intervals.student_quantile(sides.confidence, between.degrees) * math.sqrt(between.variance)
-    return _widened(sides, intervals.difference(top, bottom), half)
-
-
-def accuracy_reached(sides: Sides, figure: Figure) -> Interval:
-    """An accuracy of `top` alone: Wilson's interval over all answers, widened by how runs differ."""
-    accuracies, samples = sides.values(figure, of_seeds=True)[0], sides.values(ANSWERS, of_seeds=True)[0]
-    spread = sides.readings.machines(figure, float, shares.PRIOR_SD, of_seeds=True).of(sides.top[0])
-    over_answers = _answers(accuracies, samples, sides.confidence)
-    return _widened(sides, over_answers, sides.half_width(spread, len(accuracies)))
+    accuracies, samples = sides.values(figure, of_seeds=True), sides.values(ANSWERS, of_seeds=True)
+    over_answers = _answers(accuracies[0], samples[0], sides.confidence)
+    if not sides.bottom:
+        spread = sides.readings.machines(figure, float, shares.PRIOR_SD, of_seeds=True).of(sides.top[0])
+        half = sides.half_width(spread, len(accuracies[0]))
+    else:
+        over_answers = intervals.difference(over_answers, _answers(accuracies[1], samples[1], sides.confidence))
+        spreads = sides.spreads(figure, float, shares.PRIOR_SD, of_seeds=True)
+        terms = between_runs.variance_between(spreads, *map(len, reversed(accuracies)))
+        half = None
+        if terms is not None:
+            between = combined(terms)
+            half = intervals.student_quantile(sides.confidence, between.degrees) * math.sqrt(between.variance)
+    if half is None:
+        return Interval(over_answers.estimate, None, None, sides.basis)
+    return replace(intervals.difference(over_answers, Interval(0.0, -half, half)), basis=sides.basis)
 
 
 def _answers(accuracies: Sequence[float], samples: Sequence[float], confidence: float) -> Interval:
@@ -251,13 +248,6 @@ def _answers(accuracies: Sequence[float], samples: Sequence[float], confidence: 
     if not sum(samples):
         raise ValueError("no image was tested")
     return intervals.wilson(right, sum(map(int, samples)), confidence)
-
-
-def _widened(sides: Sides, over_answers: Interval, half: float | None) -> Interval:
-    """An interval over answers, widened by how runs differ; without bounds where no run was repeated."""
-    if half is None:
-        return Interval(over_answers.estimate, None, None, sides.basis)
-    return replace(intervals.difference(over_answers, Interval(0.0, -half, half)), basis=sides.basis)
 
 
 def loss(sides: Sides) -> Interval:
@@ -328,8 +318,8 @@ MEASURES = {
     "bytes_copied": _form(Sides.exact_ratio, copied_bytes),
     "share_of_tensors": Measure(mean_share_of_tensors),
     "accuracy": Measure(accuracy),
-    "accuracy_reached": _form(accuracy_reached, ACCURACY),
-    "accuracy_after_3_epochs": _form(accuracy_reached, accuracy_after_3),
+    "accuracy_reached": Measure(accuracy),
+    "accuracy_after_3_epochs": _form(accuracy, accuracy_after_3),
     "loss": Measure(loss),
     "time_copying": _time_in(COPYING),
     "time_communicating": _time_in(communicating),
