@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from multicard.llm.random_weights import STD, RandomWeight
+from multicard.llm.torchtune_components import STD, RandomWeight
 from multicard.measure import memory
 from tests.llm.test_llm_run import ok, steps
 

@@ -128,7 +128,7 @@ def write_checkpoint(folder: Path, form: str) -> None:
     from torchtune.models.qwen2 import qwen2_tune_to_hf
 
     from multicard.llm.methods import model_component
-    from multicard.llm.random_weights import random_weights
+    from multicard.llm.torchtune_components import random_weights
     from tests.conftest import typed_llm
 
     folder.mkdir()

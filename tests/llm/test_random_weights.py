@@ -15,8 +15,7 @@ from torchtune import config, training
 from torchtune.training.checkpointing._utils import safe_torch_load
 
 from multicard.llm import methods, pretrained
-from multicard.llm.random_weights import CALL, STD, RandomWeight, random_weights
-from multicard.llm.torchtune_components import RandomCheckpointer
+from multicard.llm.torchtune_components import CALL, STD, RandomCheckpointer, RandomWeight, random_weights
 from tests.conftest import typed_llm, warm_up
 from tests.llm.test_llm_run import on_ranks
 
