@@ -100,18 +100,13 @@ def figures(experiment: str, measure: str | None = None) -> list[PrintedFigure]:
 def elsewhere(experiment: str, shown: Iterable[PrintedFigure]) -> list[str]:
     """Lines with what is printed for an experiment outside of the tables' cells that are shown, a line a source;
     what others say of the papers is said to be theirs."""
-    whole = {figure.measure for figure in shown}  # measures with a column
-    rest = [
-        figure
-        for figure in everything()
-        if figure.experiment == experiment
-        and figure.how != "derived"
-        and not (figure.measure in whole and figure.exact)
-    ]
+    in_columns = {figure.measure for figure in shown}
     by_source: dict[str, dict[str, list[str]]] = {}
-    for figure in rest:
-        start = "not the paper, but" if figure.how == "secondhand" else "paper:"
-        by_source.setdefault(f"{start} {figure.source}", {}).setdefault(figure.name, []).append(figure.text)
+    for figure in everything():
+        is_shown = figure.measure in in_columns and figure.exact
+        if figure.experiment == experiment and figure.how != "derived" and not is_shown:
+            start = "not the paper, but" if figure.how == "secondhand" else "paper:"
+            by_source.setdefault(f"{start} {figure.source}", {}).setdefault(figure.name, []).append(figure.text)
     return [
         f"{source}: {'; '.join(f'{name} ' + ', '.join(texts) for name, texts in measures.items())}"
         for source, measures in by_source.items()
@@ -127,17 +122,13 @@ def at(candidates: Iterable[PrintedFigure], cell: Mapping[str, Any]) -> PrintedF
 def everything() -> tuple[PrintedFigure, ...]:
     """All rows of the file."""
     with FILE.open(newline="") as lines:
-        return tuple(
-            PrintedFigure(
-                **{key: row[key] for key in ("paper", "where", "experiment", "measure", "how", "unit", "note")},
-                cell={
-                    key: msgspec.yaml.decode(text) for key, text in (word.split("=") for word in row["cell"].split())
-                },
-                low=float(row["low"]),
-                high=float(row["high"] or row["low"]),
-            )
-            for row in csv.DictReader(lines)
-        )
+        return tuple(_figure(row) for row in csv.DictReader(lines))
+
+
+def _figure(row: dict[str, str]) -> PrintedFigure:
+    words = (word.split("=") for word in row["cell"].split())
+    cell = {key: msgspec.yaml.decode(value) for key, value in words}
+    return msgspec.convert(row | {"cell": cell, "high": row["high"] or row["low"]}, PrintedFigure, strict=False)
 
 
 @cache
