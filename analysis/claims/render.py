@@ -107,8 +107,8 @@ def write_verdicts(path: Path, verdicts: Sequence[Verdict], skipped: Sequence[Sk
 
 def _as_dict(verdict: Verdict) -> dict[str, Any]:
     claim = verdict.claim
-    keys = ("name", "section", "source", "counted", "note", "printed", "test", "experiment")
-    about = {"claim": claim.says} | {key: getattr(claim, key) for key in keys}
+    keys = ("name", "section", "says", "source", "counted", "note", "printed", "test", "experiment")
+    about = {"claim" if key == "says" else key: getattr(claim, key) for key in keys}
     judged = {key: value for key, value in asdict(verdict).items() if key != "claim"}
     return about | judged | {"of_gpus": verdict.of_gpus, "decides": verdict.decides}
 

@@ -10,6 +10,7 @@ like the paper's, the one with the most comparisons, and the newest.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from analysis.claims.claim import CLAIMS, Claim
 from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED, Comparison
@@ -33,7 +34,7 @@ SETTING = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClaimFigure:
     """One comparison of a claim, worked out.
 
@@ -48,19 +49,19 @@ class ClaimFigure:
 
     what: str
     where: str
-    over: float
-    under: float
-    runs: int
-    part: int
-    confidence: float
-    verdict: str = UNMEASURED
-    text: str = "-"
     estimate: float | None = None
     low: float | None = None
     high: float | None = None
+    confidence: float
     unit: str = ""
+    over: float
+    under: float
+    verdict: str = UNMEASURED
+    runs: int
     basis: str = ""
+    text: str = "-"
     why: str = ""
+    part: int
     doubtful: bool = False
 
 
@@ -92,15 +93,15 @@ class Verdict:
 
     claim: Claim
     verdict: str
-    asked: int = 0
-    lost: tuple[str, ...] = ()
-    why: str = ""
     figures: tuple[ClaimFigure, ...] = ()
+    asked: int = 0
     n: int = 0
     marks: str = ""
+    why: str = ""
     setting: str = ""
     apart: str = ""
     unlike: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
     command: str | None = None
     others: tuple[Other, ...] = ()
     unjudged: int = 0
@@ -143,7 +144,8 @@ class _Candidate:
         confidence = intervals.bonferroni(sum(comparison.stands_for for _, comparison in self.measured))
         figures = tuple(_figure(comparison, part, readings, confidence) for part, comparison in self.measured)
         verdict, lost = self._verdict(figures), _lost_cells(self.panel)
-        judged = Verdict(self.claim, verdict, self.asked, lost, _why(verdict, figures, self.asked, lost))
+        why = _why(verdict, figures, self.asked, lost)
+        judged = Verdict(self.claim, verdict, asked=self.asked, lost=lost, why=why)
         if verdict == UNMEASURED:
             return replace(judged, command=self.panel.experiment.command)
         return replace(
@@ -195,8 +197,9 @@ def _judge(claim: Claim, settings: Sequence[Panel], readings: Readings) -> Verdi
 
 
 def _figure(comparison: Comparison, part: int, readings: Readings, confidence: float) -> ClaimFigure:
-    about = comparison.what, comparison.where, comparison.over, comparison.under, len(comparison.runs), part
-    figure, unit = ClaimFigure(*about, confidence), comparison.unit
+    keys = ("what", "where", "over", "under")
+    about: dict[str, Any] = {key: getattr(comparison, key) for key in keys} | {"runs": len(comparison.runs)}
+    figure, unit = ClaimFigure(**about, part=part, confidence=confidence), comparison.unit
     if comparison.settled is not None:
         verdict, text = comparison.settled
         return replace(figure, verdict=verdict, text=text)
