@@ -32,7 +32,6 @@ from analysis.cli import parser
 from analysis.commands import (
     best,
     compare,
-    compare_table,
     dataset_table,
     list_runs,
     predictions,
@@ -42,7 +41,7 @@ from analysis.commands import (
 )
 from analysis.formatting import counted
 from analysis.runs import load, predicted, sql
-from analysis.runs.caveats import legend
+from analysis.runs.columns import legend
 from multicard.records import text_table
 from multicard.records.run_folder import write_text
 from multicard.records.text_table import clean
@@ -89,7 +88,7 @@ def _compare(options: argparse.Namespace) -> int:
     formatting.say(
         [
             *(within or [f"A: {clean(str(options.a))}", f"B: {clean(str(options.b))}"]),
-            *compare_table.lines(cells, text_table.terminal_width(), options.margin),
+            *compare.lines(cells, text_table.terminal_width(), options.margin),
             *(f"warning: {line}" for line in compare.differing_circumstances(cells)),
             *legend(run["marks"] for cell in cells for run in (*cell.a, *cell.b)),
             *list_runs.skipped([*a.skipped, *(b.skipped if b is not a else [])]),

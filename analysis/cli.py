@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 
 from analysis import dashboard, experiments, figures
 from analysis.commands import best, compare, list_runs, predictions, sync, table, table_formats
-from analysis.stats.between_runs import MARGIN
 from multicard.config.base import WANDB_NAMES, TrackerConfig, is_wandb_name
+from multicard.measure.repeated_runs import MARGIN
+from multicard.records.figures import GOALS
 from papers.printed import DATASETS
 
 CLAIMS = "The claims of the two papers, tested on your runs: each holds, does not hold, is undecided or not measured."
@@ -85,7 +86,7 @@ def _compare(commands: Any) -> argparse.ArgumentParser:
 def _best(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser("best", help="the settings, ranked", description=best.__doc__)
     _folders(command)
-    command.add_argument("--goal", choices=best.GOALS, required=True)
+    command.add_argument("--goal", choices=GOALS, required=True)
     command.add_argument("--accuracy", metavar="0.99", type=_accuracy, help="the least; leaves out tuning runs")
     command.add_argument("--memory", metavar="80GB", type=_bytes, help="the most memory of a GPU: GB, GiB, MB ...")
     command.add_argument("--gpus", metavar="N", type=_count, help="the most GPUs, on all nodes together")

@@ -172,7 +172,7 @@ def versions(panel: Panel) -> str:
     if any(run["loader"] == "dali" for run in panel.runs):
         names.insert(-1, "DALI")
     theirs = ", ".join(f"{name} {content.versions[name]}" for name in names)
-    environments = [next(iter(runs)).environment().get("packages") or {} for runs in panel.cells.values()]
+    environments = [runs[0].environment().packages for runs in panel.cells.values()]
     ours = ", ".join(f"{name} {_installed(environments, name)}" for name in names)
     machines = " or ".join(dict.fromkeys(clean(str(run["hardware"])) for run in panel.runs))
     return f"papers: {theirs}; {content.hardware}. Here: {ours}; {machines}"

@@ -22,10 +22,9 @@ from analysis.claims.measures import MEASURES
 from analysis.claims.rules import UNDECIDED, UNITS, Comparison
 from analysis.claims.sides import Readings, Sides
 from analysis.commands import compare
-from analysis.commands.better import Better
 from analysis.runs import load
 from analysis.runs.load import Run
-from analysis.stats.intervals import CONFIDENCE
+from analysis.stats.between_runs import CONFIDENCE, RepeatedRuns
 from benchmarks.common import interleaved, machine, parser, python
 
 GOAL = 0.05
@@ -83,8 +82,8 @@ def by_claims(measure: str, a: list[Run], b: list[Run]) -> bool:
 
 
 def by_best(a: list[Run], b: list[Run]) -> bool:
-    better = Better.of([*a, *b], "total_s")
-    return any(is_better(*sides) for is_better in (better.cheaper, better.more_accurate) for sides in ((a, b), (b, a)))
+    repeated = RepeatedRuns([*a, *b])
+    return any(repeated.cheaper("total_s", *sides) or repeated.more_accurate(*sides) for sides in ((a, b), (b, a)))
 
 
 def judges(kind: str) -> dict[str, Callable[[list[Run], list[Run]], bool]]:

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from analysis.claims.sides import Figure, Readings, Sides
+from analysis.runs.grouping import MEMORY, is_exact
 from analysis.runs.load import Run
-from analysis.runs.setting_figure import MEMORY, is_exact
-from analysis.stats import between_runs, intervals, shares
+from analysis.stats import between_runs, intervals
 from analysis.stats.intervals import Interval
 from multicard.measure.repeated_runs import combined
 from multicard.observe.profiles.names import COPIES
@@ -228,11 +228,11 @@ def accuracy(sides: Sides, figure: Figure = ACCURACY) -> Interval:
     accuracies, samples = sides.values(figure, of_seeds=True), sides.values(ANSWERS, of_seeds=True)
     over_answers = _answers(accuracies[0], samples[0], sides.confidence)
     if not sides.bottom:
-        spread = sides.readings.machines(figure, float, shares.PRIOR_SD, of_seeds=True).of(sides.top[0])
+        spread = sides.readings.machines(figure, float, between_runs.PRIOR_ACCURACY_SD, of_seeds=True).of(sides.top[0])
         half = sides.half_width(spread, len(accuracies[0]))
     else:
         over_answers = intervals.difference(over_answers, _answers(accuracies[1], samples[1], sides.confidence))
-        spreads = sides.spreads(figure, float, shares.PRIOR_SD, of_seeds=True)
+        spreads = sides.spreads(figure, float, between_runs.PRIOR_ACCURACY_SD, of_seeds=True)
         terms = between_runs.variance_between(spreads, *map(len, reversed(accuracies)))
         half = None
         if terms is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED
 from analysis.claims.verdicts import ClaimFigure, Verdict, labels
 from analysis.formatting import counted
-from analysis.runs.caveats import legend
+from analysis.runs.columns import legend
 from analysis.runs.load import Skipped
 from analysis.stats.between_runs import REMEDY
 from multicard.records import text_table

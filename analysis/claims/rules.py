@@ -19,9 +19,8 @@ from analysis.claims.measures import MEASURES
 from analysis.claims.sides import Readings, Sides
 from analysis.experiments import Panel
 from analysis.runs import grouping
-from analysis.runs.grouping import Cell
+from analysis.runs.grouping import Cell, of_setting
 from analysis.runs.load import Run
-from analysis.runs.setting_figure import of_setting
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas

@@ -13,8 +13,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import msgspec
+
+from analysis.runs.grouping import by_seed
 from analysis.runs.load import Run
-from analysis.runs.setting_figure import by_seed
 from analysis.stats import between_runs, intervals
 from analysis.stats.between_runs import Machines, Spread
 from analysis.stats.intervals import Interval
@@ -49,7 +51,7 @@ class Readings:
     def record(self, run: Run) -> dict[str, Any]:
         """Keys READ of the record, empty where it lacks one, and "profile" with "profile_step_s"."""
         if run.folder not in self._parts:
-            record = run.record()
+            record = msgspec.to_builtins(run.record())
             profile = record.get("profile")
             parts = {key: record.get(key) or {} for key in READ}
             parts |= {"profile": _profile(profile), "profile_step_s": (profile or {}).get("step_s") or {}}

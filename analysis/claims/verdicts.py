@@ -18,7 +18,7 @@ from analysis.claims.sides import Readings
 from analysis.experiments import Experiment, Panel, load, panels
 from analysis.formatting import counted
 from analysis.runs import grouping
-from analysis.runs.caveats import MARKS
+from analysis.runs.columns import MARKS
 from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.between_runs import REMEDY

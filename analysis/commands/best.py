@@ -9,63 +9,35 @@ not tell from the best (`analysis.stats.between_runs`) is named too, and is not 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from analysis import formatting
-from analysis.commands.better import Better
 from analysis.formatting import counted
-from analysis.runs import grouping, same_work
-from analysis.runs.caveats import legend
+from analysis.runs import grouping
+from analysis.runs.columns import legend
+from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
 from analysis.runs.load import Run
-from analysis.runs.setting_figure import ACCURACY, MEMORY, of_setting
-from analysis.stats.between_runs import MARGIN
+from analysis.stats.between_runs import RepeatedRuns
 from analysis.stats.trade_off import Quantity, equals, front
+from multicard.measure.repeated_runs import MARGIN
 from multicard.records import figures, text_table
-from multicard.records.text_table import clean, in_bytes, in_joules
+from multicard.records.figures import GOALS, SECONDS
+from multicard.records.text_table import clean, in_bytes
 
-
-@dataclass(frozen=True)
-class Goal:
-    """What runs are ranked by.
-
-    column: of the records. best: what the best setting is called.
-    times, percent: the words for a cost of so many times the best, or so many percent more.
-    equal: the words for a cost that is close to the best, and that the runs do not tell from it.
-    """
-
-    column: str
-    best: str
-    times: str
-    percent: str
-    equal: str
-
-
-AS_FAR = "as far as the runs tell"
-GOALS = {
-    "time": Goal("total_s", "Fastest", "{} times slower", "{} % slower", f"no slower {AS_FAR}"),
-    "energy": Goal(
-        "energy_joules",
-        "Least energy",
-        "{} times the energy",
-        "{} % more energy",
-        f"no more energy {AS_FAR}",
-    ),
-    "memory": Goal(MEMORY, "Least memory", "{} times the memory", "{} % more memory", f"no more memory {AS_FAR}"),
-}
-LEAST_TIMES = 1.1  # below which a cost is so many percent more than the best
+LEAST_TIMES = 1.1  # ratio of costs below which the difference is said in percent
 MOST_EQUAL = 3  # settings not told from the best that are named
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that a run must keep to; None for no limit."""
+    """Limits that a setting must keep to; None for no limit."""
 
     accuracy: float | None = None
     memory_bytes: float | None = None
     gpus: int | None = None
 
     def keep(self, runs: Sequence[Run]) -> bool:
-        """Whether a setting with these repetitions keeps to them: by their mean accuracy, and their highest memory."""
+        """True if a setting with these repetitions keeps to them, by its mean accuracy and its highest memory."""
         accuracy, memory_bytes = of_setting(runs, ACCURACY), of_setting(runs, MEMORY)
         return (
             (self.accuracy is None or (accuracy or 0.0) >= self.accuracy)
@@ -74,7 +46,7 @@ class Limits:
         )
 
     def nearest(self, settings: Sequence[Sequence[Run]]) -> str:
-        """What settings that do not keep to the limits reach."""
+        """The best values that settings beyond the limits reach."""
         phrases = []
         if self.accuracy is not None:
             known = [accuracy for runs in settings if (accuracy := of_setting(runs, ACCURACY)) is not None]
@@ -89,7 +61,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class RankedSetting:
-    """The repetitions of one setting with the means of their figures; for memory, the maximum."""
+    """The repetitions of one setting with its figures (see `of_setting`)."""
 
     cell: grouping.Cell
     runs: list[Run]
@@ -102,33 +74,137 @@ class RankedSetting:
     def marks(self) -> str:
         return grouping.marks(self.runs)
 
+    @property
+    def inaccuracy(self) -> float | None:
+        """A figure that is low where a setting is accurate: its loss where it has no accuracy."""
+        return self.loss if self.accuracy is None else -self.accuracy
+
 
 @dataclass(frozen=True)
 class Ranking:
     """Settings that did the same amount of the same work, the best first.
 
     work: the name of the work among several, empty if there is one. amount: rows or pairs, if they differ.
-    label, figures, marks: of the best setting. best: its runs.
-    others: a sentence for each other setting of the trade-off front, and those that runs do not tell from the best.
-    headings, rows: the ranking. settings: in its order. front: those on the trade-off front, the best among them.
-    equals: those that runs do not tell from the best. keys: the columns that tell settings apart.
+    front: the settings on the trade-off front, the best among them. equals: those that runs do not tell from the best.
+    keys: the columns that tell settings apart.
     """
 
     goal: str
     work: str
     amount: str
-    label: str
-    figures: str
-    marks: str
-    best: list[Run]
-    others: list[str]
-    headings: list[str]
-    rows: list[list[str]]
     runs: list[Run]
     settings: list[RankedSetting]
     front: list[RankedSetting]
     equals: list[RankedSetting]
     keys: list[str]
+    repeated: RepeatedRuns = field(repr=False)
+
+    @property
+    def best(self) -> list[Run]:
+        """The runs of the best setting."""
+        return self.settings[0].runs
+
+    @property
+    def label(self) -> str:
+        return grouping.label(self.settings[0].cell, self.keys) or "the only setting"
+
+    @property
+    def figures(self) -> str:
+        """Cost, accuracy and number of runs of the best setting."""
+        return self._figures(self.settings[0])
+
+    @property
+    def marks(self) -> str:
+        return self.settings[0].marks
+
+    @property
+    def others(self) -> list[str]:
+        """A sentence for each other setting of the front, then those that runs do not tell from the best."""
+        sentences, best = [], self.settings[0]
+        for other in self.front:
+            if other is not best:
+                fewer, accuracy, cost = _fewer_ranks(other, best), self._accuracy_compared(other), self._compared(other)
+                rest = ", ".join(filter(None, (cost, accuracy))) if fewer else cost
+                first = fewer or accuracy[:1].upper() + accuracy[1:]
+                sentences.append(f"{first}: {rest} ({self._named(other)}).")
+        near = {"Equally good": True, "Not told from the best by these runs": False}
+        for title, is_close in near.items():
+            named = [self._named(other) for other in self.equals if self._is_close(other) == is_close]
+            more = f"; and {len(named) - MOST_EQUAL} more" if len(named) > MOST_EQUAL else ""
+            sentences += [f"{title}: {'; '.join(named[:MOST_EQUAL])}{more}."] if named else []
+        return sentences
+
+    @property
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and rows, without columns that have no figure."""
+        rows = [
+            {
+                "rank": str(rank),
+                **{key: grouping.typed(dict(setting.cell)[key]) for key in self.keys},
+                self.goal: self._cost(setting),
+                "x best": f"{setting.cost / self.settings[0].cost:.2f}",
+                "accuracy": figures.text(ACCURACY, setting.accuracy),
+                "loss": "-" if setting.loss is None else f"{setting.loss:.3f}",
+                "n": str(len(setting.runs)),
+                "front": "yes" if setting in self.front else "",
+                "marks": setting.marks,
+            }
+            for rank, setting in enumerate(self.settings, 1)
+        ]
+        headings = [name for name in rows[0] if name in self.keys or {row[name] for row in rows} - {"-", ""}]
+        return headings, [[row[name] for name in headings] for row in rows]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        return self.table[1]
+
+    def lines(self, width: int | None) -> list[str]:
+        """The ranking in sentences and as a table of `width` cells; None: any."""
+        best = f"{_title(self.goal)}: {self.label}: {_with_marks(self.figures, self.marks)}."
+        amount = [f"{self.amount}:"] if self.amount else []
+        return [*amount, best, *self.others, *text_table.text(*self.table, width)]
+
+    def _named(self, setting: RankedSetting) -> str:
+        return f"{grouping.label(setting.cell, self.keys)}: {_with_marks(self._figures(setting), setting.marks)}"
+
+    def _cost(self, setting: RankedSetting) -> str:
+        figure = GOALS[self.goal]
+        return figure.unit.text(setting.cost) + " s" * (figure.unit is SECONDS)
+
+    def _figures(self, setting: RankedSetting) -> str:
+        parts = [self._cost(setting)]
+        if setting.accuracy is not None:
+            parts.append(f"{setting.accuracy:.1%}")
+        elif setting.loss is not None:
+            parts.append(f"loss {setting.loss:.3f}")
+        return ", ".join([*parts, *([f"n={len(setting.runs)}"] if len(setting.runs) > 1 else [])])
+
+    def _is_close(self, other: RankedSetting) -> bool:
+        return other.cost <= self.settings[0].cost * (1 + MARGIN)
+
+    def _compared(self, other: RankedSetting) -> str:
+        """The cost of a setting compared with the best: "1.7 times slower", "4 % slower"."""
+        ratio = other.cost / self.settings[0].cost
+        told = self.repeated.cheaper(GOALS[self.goal].name, self.best, other.runs)
+        if not told and self._is_close(other):
+            return f"no {'slower' if self.goal == 'time' else f'more {self.goal}'} as far as the runs tell"
+        chance = "" if told else ", which these runs do not tell from chance"
+        if ratio < LEAST_TIMES:
+            percent = 100 * (ratio - 1)
+            count = f"{percent:.0f}" if percent >= 1 else f"{percent:.1g}"
+            return f"{count} % {'slower' if self.goal == 'time' else f'more {self.goal}'}{chance}"
+        count = f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
+        return f"{count} times {'slower' if self.goal == 'time' else f'the {self.goal}'}{chance}"
+
+    def _accuracy_compared(self, other: RankedSetting) -> str:
+        """The accuracy or loss of a setting compared with the best; empty where the runs do not tell them apart."""
+        best = self.settings[0]
+        more, less = (self.repeated.more_accurate(a.runs, b.runs) for a, b in ((other, best), (best, other)))
+        if not (more or less):
+            return ""
+        if other.accuracy is not None and best.accuracy is not None:
+            return f"{100 * abs(other.accuracy - best.accuracy):.1f} points {'more' if more else 'less'} accurate"
+        return f"a loss of {other.loss:.3f} instead of {best.loss:.3f}"
 
 
 def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int | None) -> list[str]:
@@ -141,37 +217,34 @@ def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int 
         ValueError: nothing can be ranked, with the reason.
     """
     with_figure, ranked = _selected(runs, goal, limits, mix)
-    better = Better.of(runs, GOALS[goal].column)
-    ranked_works = _rankings(ranked, goal, mix, better)
-    works = list(dict.fromkeys(ranking.work for ranking in ranked_works))
+    repeated, column = RepeatedRuns(runs), GOALS[goal].name
+    found = _rankings(ranked, goal, mix, repeated)
+    works = list(dict.fromkeys(ranking.work for ranking in found))
     printed = [f"{len(works)} different works, each ranked by itself:"] if len(works) > 1 else []
     for work in works:
         printed += ["", f"{work}:"] if len(works) > 1 else []
-        for ranking in (ranking for ranking in ranked_works if ranking.work == work):
-            best = f"{GOALS[goal].best}: {ranking.label}: {_with_marks(ranking.figures, ranking.marks)}."
-            printed += [f"{ranking.amount}:"] if ranking.amount else []
-            printed += [best, *ranking.others, *text_table.text(ranking.headings, ranking.rows, width)]
-    notes = [*(better.explained(ranked) if len(ranked) > 1 else []), *_not_ranked(runs, with_figure, ranked)]
-    return [*printed, *notes, *legend(run["marks"] for run in ranked)]
+        printed += [line for ranking in found if ranking.work == work for line in ranking.lines(width)]
+    if len(ranked) > 1 and not grouping.is_exact(runs, column):
+        printed += repeated.of_column(column).described(ranked)
+    return [*printed, *_not_ranked(runs, with_figure, ranked), *legend(run["marks"] for run in ranked)]
 
 
 def rankings(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> list[Ranking]:
-    """The rankings that `lines` prints, as data; works in the order of their first runs.
+    """The rankings that `lines` prints; works in the order of their first runs.
 
     Raises:
         ValueError: nothing can be ranked, with the reason.
     """
-    better = Better.of(runs, GOALS[goal].column)
-    return _rankings(_selected(runs, goal, limits, mix)[1], goal, mix, better)
+    return _rankings(_selected(runs, goal, limits, mix)[1], goal, mix, RepeatedRuns(runs))
 
 
 def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tuple[list[Run], list[Run]]:
-    """The runs of settings that have the goal's figure, and of those that are within the limits too."""
-    ok = [run for run in runs if run["status"] == "ok" and not run[grouping.TRACED]]
+    """The runs of settings that have the goal's figure, and those of them that are within the limits."""
+    ok = [run for run in grouping.ok_runs(runs) if not run[grouping.TRACED]]
     if not ok:
         traced = " without being profiled meanwhile" if any(run[grouping.TRACED] for run in runs) else ""
         raise ValueError(f"of {counted(len(runs), 'run')} none ended ok{traced}")
-    column = GOALS[goal].column
+    column = GOALS[goal].name
     keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
     settings = [setting for setting in grouping.group(ok, keys).values() if of_setting(setting, column) is not None]
     if not settings:
@@ -188,122 +261,57 @@ def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tupl
 def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequence[Run]) -> list[str]:
     statuses = Counter(clean(run["status"]) for run in runs)
     traced = sum(run["status"] == "ok" and run[grouping.TRACED] for run in runs)
-    without = statuses.pop("ok", 0) - len(with_figure) - traced
-    phrases = [f"{count} {status}" for status, count in statuses.items()]
-    phrases += [f"{traced} profiled while they trained"] if traced else []
-    if without:
-        phrases.append(f"{without} without the figure")
-    if len(with_figure) > len(ranked):
-        phrases.append(f"{len(with_figure) - len(ranked)} beyond the limits")
+    counts = {
+        **{status: count for status, count in statuses.items() if status != "ok"},
+        "profiled while they trained": traced,
+        "without the figure": statuses["ok"] - len(with_figure) - traced,
+        "beyond the limits": len(with_figure) - len(ranked),
+    }
+    phrases = [f"{count} {what}" for what, count in counts.items() if count]
     return [f"not ranked: {', '.join(phrases)}"] if phrases else []
 
 
-def _rankings(runs: Sequence[Run], goal: str, mix: bool, better: Better) -> list[Ranking]:
-    works = grouping.group(runs, same_work.work_keys(runs, mix))
-    ranked = []
-    for work, of_work in works.items():
-        title = _title(work, list(works)) if len(works) > 1 else ""
-        amounts = same_work.by_amount(of_work)
-        for amount, group in amounts.items():
-            ranked.append(_ranking(group, goal, title, amount if len(amounts) > 1 else "", better, mix))
-    return ranked
+def _rankings(runs: Sequence[Run], goal: str, mix: bool, repeated: RepeatedRuns) -> list[Ranking]:
+    works = grouping.by_work(runs, mix)
+    return [
+        _ranking(own, goal, _work(work, list(works)), amount if len(amounts) > 1 else "", repeated, mix)
+        for work, amounts in works.items()
+        for amount, own in amounts.items()
+    ]
 
 
-def _title(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
-    """A work by what tells it from the others of its kind."""
+def _work(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
+    """The name of a work by what tells it from the others of its kind; empty for a single work."""
+    if len(works) == 1:
+        return ""
     kind = dict(work)["kind"]
     of_kind = [dict(other) for other in works if dict(other)["kind"] == kind]
     order = sorted((key for key, _ in work), key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
     return f"{formatting.kind(kind)} {grouping.label(work, grouping.telling(of_kind, order))}".rstrip()
 
 
-def _ranking(runs: list[Run], goal: str, work: str, amount: str, better: Better, mix: bool) -> Ranking:
+def _ranking(runs: list[Run], goal: str, work: str, amount: str, repeated: RepeatedRuns, mix: bool) -> Ranking:
+    column = GOALS[goal].name
     names = [*grouping.settings(runs), *([] if mix else grouping.CORES)]
     setting_columns = [name for name in names if any(name in run.columns for run in runs)]
-    settings = [_setting(cell, group, goal) for cell, group in grouping.group(runs, setting_columns).items()]
-    settings.sort(key=lambda one: (one.cost, one.gpus, _inaccuracy(one) or 0.0))
-    keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)
-    best = settings[0]
-    quantities = [
-        Quantity[RankedSetting](lambda one: one.cost, lambda a, b: better.cheaper(a.runs, b.runs)),
-        Quantity[RankedSetting](lambda one: one.gpus, lambda a, b: a.gpus < b.gpus),
-        Quantity[RankedSetting](_inaccuracy, lambda a, b: better.more_accurate(a.runs, b.runs)),
+    settings = [
+        RankedSetting(cell, own, cost, grouping.ranks(own[0]), *(of_setting(own, name) for name in (ACCURACY, LOSS)))
+        for cell, own in grouping.group(runs, setting_columns).items()
+        if (cost := of_setting(own, column)) is not None
     ]
-    on_front, equal = front(settings, quantities), equals(settings, best, quantities)
-    headings, rows = _table(settings, on_front, keys, goal)
-    return Ranking(
-        goal,
-        work,
-        amount,
-        label=grouping.label(best.cell, keys) or "the only setting",
-        figures=_figures(best, goal),
-        marks=best.marks,
-        best=best.runs,
-        others=_others(on_front, equal, best, keys, goal, better),
-        headings=headings,
-        rows=rows,
-        runs=runs,
-        settings=settings,
-        front=on_front,
-        equals=equal,
-        keys=keys,
-    )
+    settings.sort(key=lambda one: (one.cost, one.gpus, one.inaccuracy or 0.0))
+    quantities = [
+        Quantity[RankedSetting](lambda one: one.cost, lambda a, b: repeated.cheaper(column, a.runs, b.runs)),
+        Quantity[RankedSetting](lambda one: one.gpus, lambda a, b: a.gpus < b.gpus),
+        Quantity[RankedSetting](lambda one: one.inaccuracy, lambda a, b: repeated.more_accurate(a.runs, b.runs)),
+    ]
+    keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)
+    on_front, equal = front(settings, quantities), equals(settings, settings[0], quantities)
+    return Ranking(goal, work, amount, runs, settings, on_front, equal, keys, repeated)
 
 
-def _inaccuracy(setting: RankedSetting) -> float | None:
-    """What is low where a setting is accurate: its loss where it has no accuracy."""
-    return setting.loss if setting.accuracy is None else -setting.accuracy
-
-
-def _setting(cell: grouping.Cell, runs: list[Run], goal: str) -> RankedSetting:
-    cost = of_setting(runs, GOALS[goal].column)
-    assert cost is not None  # runs without the figure were left out
-    return RankedSetting(
-        cell,
-        runs,
-        cost,
-        grouping.ranks(runs[0]),
-        of_setting(runs, ACCURACY),
-        of_setting(runs, "loss_last_tenth"),
-    )
-
-
-def _others(
-    on_front: Sequence[RankedSetting],
-    equal: Sequence[RankedSetting],
-    best: RankedSetting,
-    keys: Sequence[str],
-    goal: str,
-    better: Better,
-) -> list[str]:
-    """The other settings of the front, with what they save or gain over the best; and those equal to it."""
-    sentences = []
-    for other in on_front:
-        if other is best:
-            continue
-        figures = f"{grouping.label(other.cell, keys)}: {_with_marks(_figures(other, goal), other.marks)}"
-        fewer, accuracy = _fewer_ranks(other, best), _accuracy_beside(other, best, better)
-        cost = _cost_beside(other, best, goal, better)
-        if fewer:
-            beside = ", ".join(text for text in (cost, accuracy) if text)
-            sentences.append(f"{fewer}: {beside} ({figures}).")
-        else:
-            sentences.append(f"{accuracy[:1].upper()}{accuracy[1:]}: {cost} ({figures}).")
-    close: dict[bool, list[str]] = {True: [], False: []}
-    for other in equal:
-        label = f"{grouping.label(other.cell, keys)}: {_with_marks(_figures(other, goal), other.marks)}"
-        close[_is_close(other, best)].append(label)
-    titles = ("Equally good", "Not told from the best by these runs")
-    return [*sentences, *_named(titles[0], close[True]), *_named(titles[1], close[False])]
-
-
-def _named(title: str, settings: Sequence[str]) -> list[str]:
-    rest = f"; and {len(settings) - MOST_EQUAL} more" if len(settings) > MOST_EQUAL else ""
-    return [f"{title}: {'; '.join(settings[:MOST_EQUAL])}{rest}."] if settings else []
-
-
-def _is_close(other: RankedSetting, best: RankedSetting) -> bool:
-    return other.cost <= best.cost * (1 + MARGIN)
+def _title(goal: str) -> str:
+    return "Fastest" if goal == "time" else f"Least {goal}"
 
 
 def _fewer_ranks(other: RankedSetting, best: RankedSetting) -> str:
@@ -314,67 +322,5 @@ def _fewer_ranks(other: RankedSetting, best: RankedSetting) -> str:
     return f"Half the {unit}s" if other.gpus * 2 == best.gpus else f"{counted(other.gpus, unit)} instead of {best.gpus}"
 
 
-def _cost_beside(other: RankedSetting, best: RankedSetting, goal: str, better: Better) -> str:
-    """The cost of a setting against the best: "1.7 times slower", "4 % slower"."""
-    words, ratio = GOALS[goal], other.cost / best.cost
-    told = better.cheaper(best.runs, other.runs)
-    if not told and _is_close(other, best):
-        return words.equal
-    chance = "" if told else ", which these runs do not tell from chance"
-    if ratio < LEAST_TIMES:
-        percent = 100 * (ratio - 1)
-        return words.percent.format(f"{percent:.0f}" if percent >= 1 else f"{percent:.1g}") + chance
-    return words.times.format(f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}") + chance
-
-
-def _accuracy_beside(other: RankedSetting, best: RankedSetting, better: Better) -> str:
-    """The accuracy of a setting against the best, or its loss; empty where the runs do not tell them apart."""
-    more, less = better.more_accurate(other.runs, best.runs), better.more_accurate(best.runs, other.runs)
-    if not (more or less):
-        return ""
-    if other.accuracy is not None and best.accuracy is not None:
-        return f"{100 * abs(other.accuracy - best.accuracy):.1f} points {'more' if more else 'less'} accurate"
-    return f"a loss of {other.loss:.3f} instead of {best.loss:.3f}"
-
-
-def _figures(setting: RankedSetting, goal: str) -> str:
-    figures = [_cost(setting, goal)]
-    if setting.accuracy is not None:
-        figures.append(f"{setting.accuracy:.1%}")
-    elif setting.loss is not None:
-        figures.append(f"loss {setting.loss:.3f}")
-    if len(setting.runs) > 1:
-        figures.append(f"n={len(setting.runs)}")
-    return ", ".join(figures)
-
-
-def _with_marks(figures: str, marks: str) -> str:
-    return f"{figures} [{marks}]" if marks else figures
-
-
-def _cost(setting: RankedSetting, goal: str) -> str:
-    if goal == "time":
-        return f"{figures.seconds(setting.cost)} s"
-    return in_joules(setting.cost) if goal == "energy" else in_bytes(setting.cost)
-
-
-def _table(
-    settings: Sequence[RankedSetting], on_front: Sequence[RankedSetting], keys: Sequence[str], goal: str
-) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows; columns without a figure are left out."""
-    rows = [
-        {
-            "rank": str(rank),
-            **{key: grouping.typed(dict(setting.cell)[key]) for key in keys},
-            goal: _cost(setting, goal),
-            "x best": f"{setting.cost / settings[0].cost:.2f}",
-            "accuracy": "-" if setting.accuracy is None else f"{setting.accuracy:.2%}",
-            "loss": "-" if setting.loss is None else f"{setting.loss:.3f}",
-            "n": str(len(setting.runs)),
-            "front": "yes" if setting in on_front else "",
-            "marks": setting.marks,
-        }
-        for rank, setting in enumerate(settings, 1)
-    ]
-    headings = [name for name in rows[0] if name in keys or {row[name] for row in rows} - {"-", ""}]
-    return headings, [[row[name] for name in headings] for row in rows]
+def _with_marks(text: str, marks: str) -> str:
+    return f"{text} [{marks}]" if marks else text

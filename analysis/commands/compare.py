@@ -10,6 +10,7 @@ Within one sweep, `--by KEY` compares each value of that key with each other.
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -19,26 +20,29 @@ import numpy as np
 
 from analysis.commands import environment_diff
 from analysis.formatting import counted
-from analysis.runs import grouping, steps
-from analysis.runs.grouping import Cell
+from analysis.runs import grouping
+from analysis.runs.grouping import Cell, ok_runs
 from analysis.runs.load import Run
 from analysis.runs.sql import column_names, known
 from analysis.stats import between_runs
-from analysis.stats.between_runs import CONFIDENCE, MARGIN, PRIOR_SD, Machines, Ratio, RepeatedRuns, Spread
+from analysis.stats.between_runs import Machines, RepeatedRuns
+from multicard.measure import repeated_runs
+from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, MAX_RUNS, PRIOR_SD, Ratio
+from multicard.records import figures, text_table
 from multicard.records.comparable import DATA
 from multicard.records.text_table import clean
 
 MIN_EPOCHS = 3  # beside the first, that a run must have for an interval over them
 MAX_NAMED = 6  # missing cells in a refusal
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "no difference", "undecided"
-VERDICTS = {between_runs.ABOVE: SLOWER, between_runs.BELOW: FASTER, between_runs.WITHIN: SAME}
+VERDICTS = {repeated_runs.ABOVE: SLOWER, repeated_runs.BELOW: FASTER, repeated_runs.WITHIN: SAME}
 
 
 @dataclass(frozen=True)
 class Compared:
     """One cell. Without `step`, `verdict` says why there is no ratio. `sides` are the values compared in one sweep.
 
-    machines: how runs differ in the time of a step.
+    machines: how runs differ in the time of a step. step_s: its mean over the runs of A, and of B.
     """
 
     cell: Cell
@@ -49,6 +53,7 @@ class Compared:
     verdict: str
     sides: tuple[str, str] = ("", "")
     machines: Machines = Machines({}, PRIOR_SD)
+    step_s: tuple[float | None, float | None] = (None, None)
 
     @property
     def judged(self) -> bool:
@@ -190,7 +195,8 @@ class Judge:
     """Judges cells by how the runs at hand differ where they were repeated.
 
     Args:
-        sweeps: all runs of each. mix, margin: as of `compare`.
+        sweeps: all runs of each.
+        mix, margin: see `compare`.
     """
 
     def __init__(self, sweeps: Sequence[Sequence[Run]], mix: bool, margin: float) -> None:
@@ -210,36 +216,24 @@ class Judge:
                     f"{side} mixes commits, machines, data or cores in one cell: {mixture} (--mix averages over them)"
                 )
         ok_a, ok_b = (sorted(runs, key=lambda run: (run["seed"] or 0, run["repetition"] or 1)) for runs in (ok_a, ok_b))
-        spreads = _spreads(self.by_step, ok_a, ok_b)
         try:
-            steps_a, steps_b = ([steps.measured_s(run) for run in runs] for runs in (ok_a, ok_b))
-            step = between_runs.ratio(steps_a, steps_b, spreads, _had_the_same_batches(ok_a, ok_b, steps_a, steps_b))
+            steps_a, steps_b = ([run.measured_s() for run in runs] for runs in (ok_a, ok_b))
+            # Steps of the same seeds and numbers have the same batches, unless a key of --by changes those: pairing
+            # is right then too, and gains nothing.
+            paired = [run["seed"] for run in ok_a] == [run["seed"] for run in ok_b]
+            paired = paired and [*map(len, steps_a)] == [*map(len, steps_b)]
+            spreads = self.by_step.of(ok_a[0]), self.by_step.of(ok_b[0])
+            step = between_runs.ratio(steps_a, steps_b, spreads, paired)
         except ValueError as error:
             return Compared(cell, a, b, None, None, f"no steps: {clean(str(error))}")
-        epochs_a, epochs_b = ([steps.epochs_s(run) for run in runs] for runs in (ok_a, ok_b))
-        enough = min(len(samples) for samples in (*epochs_a, *epochs_b)) >= MIN_EPOCHS
-        of_epochs = _spreads(self.by_epoch, ok_a, ok_b)
-        epoch = between_runs.ratio(epochs_a, epochs_b, of_epochs, independent=True) if enough else None
-        return Compared(cell, a, b, step, epoch, _verdict(step, self.margin), machines=self.by_step)
-
-
-def _spreads(machines: Machines, a: Sequence[Run], b: Sequence[Run]) -> tuple[Spread, Spread]:
-    return machines.of(a[0]), machines.of(b[0])
-
-
-def _had_the_same_batches(
-    a: Sequence[Run], b: Sequence[Run], steps_a: Sequence[np.ndarray], steps_b: Sequence[np.ndarray]
-) -> bool:
-    """Whether steps of the same number can be paired: the seeds and the numbers of steps are the same.
-
-    A key of `--by` may still give them other batches. Pairing is right then too, and gains nothing.
-    """
-    seeds_a, seeds_b = ([run["seed"] for run in runs] for runs in (a, b))
-    return seeds_a == seeds_b and [*map(len, steps_a)] == [*map(len, steps_b)]
-
-
-def ok_runs(runs: Sequence[Run]) -> list[Run]:
-    return [run for run in runs if run["status"] == "ok"]
+        epochs_a, epochs_b = ([run.epochs_s() for run in runs] for runs in (ok_a, ok_b))
+        epoch = None
+        if min(len(samples) for samples in (*epochs_a, *epochs_b)) >= MIN_EPOCHS:
+            spreads = self.by_epoch.of(ok_a[0]), self.by_epoch.of(ok_b[0])
+            epoch = between_runs.ratio(epochs_a, epochs_b, spreads, independent=True)
+        means_s = [float(np.mean([samples.mean() for samples in side])) for side in (steps_a, steps_b)]
+        verdict = _verdict(step, self.margin)
+        return Compared(cell, a, b, step, epoch, verdict, machines=self.by_step, step_s=(means_s[0], means_s[1]))
 
 
 def _verdict(step: Ratio, margin: float) -> str:
@@ -274,3 +268,67 @@ def gated(compared: Sequence[Compared], gate: float) -> tuple[bool, str]:
     result = f"{slower} of {counted(len(compared), 'cell')} slower by more, or failed" if slower else "passed"
     rest = f"; {unjudged} with too few runs or steps to judge" if unjudged else ""
     return not slower, f"gate {100 * gate:g}%: {result}{rest}"
+
+
+def lines(compared: Sequence[Compared], width: int | None, margin: float = MARGIN) -> list[str]:
+    """A table of the cells, a summary, and what its figures mean."""
+    keys = grouping.apart([dict(cell.cell) for cell in compared], [key for key, _ in compared[0].cell])
+    rows = [_row(cell, keys, margin) for cell in compared]
+    headings = [name for name in rows[0] if name in keys or any(row[name] not in ("-", "") for row in rows)]
+    table = text_table.text(headings, [[row[name] for name in headings] for row in rows], width)
+    verdicts = Counter(cell.verdict if cell.verdict in VERDICTS.values() else "without a verdict" for cell in compared)
+    counts = [f"{verdicts[verdict]} {verdict}" for verdict in (FASTER, SLOWER, SAME)]
+    counts += [f"{count} {verdict}" for verdict, count in verdicts.items() if verdict not in VERDICTS.values()]
+    return [*table, "", f"B against A, by cell: {', '.join(counts)}", *_explanations(compared, margin)]
+
+
+def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
+    explained = [f"B / A: the ratio of mean step times, with its {CONFIDENCE:.0%} interval; below 1, B is faster"]
+    judged = [cell for cell in compared if cell.judged]
+    if any(cell.verdict in (SAME, UNDECIDED) for cell in compared):
+        explained.append(f"{SAME}: the whole interval lies within {margin:.0%} (--margin); undecided: it does not")
+    if judged:
+        explained.append("could see: a difference that such runs would show 4 times of 5")
+    if len(judged) > 1:
+        explained.append("of 20 cells without a difference, 1 is expected to be called faster or slower by chance")
+    with_step = [cell for cell in compared if cell.step is not None]
+    if any(cell.step is not None and not cell.step.repeated for cell in with_step):
+        explained.append("intervals over the steps of single runs do not show how runs differ")
+    if with_step:
+        explained += with_step[0].machines.described([run for cell in with_step for run in (cell.a[0], cell.b[0])])
+    for side in ("A", "B"):  # runs of compared cells that are in no mean
+        runs = [run for cell in with_step for run in (cell.a if side == "A" else cell.b)]
+        unended = Counter(clean(run["status"]) for run in runs if run["status"] != "ok")
+        explained += [f"left out of {side}: {count} {status}" for status, count in unended.items()]
+    return explained
+
+
+def _row(compared: Compared, keys: Sequence[str], margin: float) -> dict[str, str]:
+    step, epoch, values = compared.step, compared.epoch, dict(compared.cell)
+    counts = len(ok_runs(compared.a)), len(ok_runs(compared.b))
+    least = None if step is None else step.least_difference()
+    to_decide = "-"
+    if step is not None and compared.verdict.startswith(UNDECIDED):
+        runs = step.runs_to_decide(margin)
+        to_decide = f"over {MAX_RUNS} runs a side" if runs is None else f"{counted(runs, 'run')} a side"
+    return {
+        **{key: grouping.typed(values[key]) for key in keys},
+        "A": compared.sides[0],
+        "B": compared.sides[1],
+        **{
+            f"{side} step s": figures.text("step_s", mean_s) for side, mean_s in zip("AB", compared.step_s, strict=True)
+        },
+        "B / A": "-" if step is None else f"{step.ratio:.3f}",
+        "interval": _interval(step),
+        "by epochs": "-" if epoch is None else f"{epoch.ratio:.3f} ({_interval(epoch)})",
+        "runs": "" if counts == (1, 1) else f"{counts[0]} and {counts[1]}",
+        "verdict": compared.verdict,
+        "could see": "-" if least is None else f"{least:.1%}",
+        "to decide": to_decide,
+        "marks": "".join(dict.fromkeys("".join(run["marks"] for run in (*compared.a, *compared.b)))),
+    }
+
+
+def _interval(ratio: Ratio | None) -> str:
+    bounds = None if ratio is None else ratio.bounds()
+    return "-" if bounds is None else "{:.3f} to {:.3f}".format(*bounds)

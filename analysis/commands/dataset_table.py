@@ -9,6 +9,7 @@ from analysis.commands.table import PAPER, Table
 from analysis.runs.load import Run
 from multicard.config import CONF
 from multicard.config.llm import DATASETS
+from multicard.records.schema import LlmRecord
 from papers import printed, settings
 
 TITLE = "The papers' Table 4: the sizes of the text data sets"
@@ -32,9 +33,9 @@ def table(runs: Sequence[Run]) -> Table:
 
 def _row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
     whole = [run for run in runs if run["dataset"] == name and run["dataset.rows"] is None and run["status"] == "ok"]
-    record = whole[0].record() if whole else {}
-    data, facts = record.get("data") or {}, DATASETS[name]
-    of_rows_alone = [*data.get("parts", {})] == ["dataset"]  # no weights, nor a tokenizer of files
+    record, facts = whole[0].record() if whole else None, DATASETS[name]
+    data, rows = record and record.data, record.text_rows if isinstance(record, LlmRecord) else None
+    has_rows_alone = data is not None and [*data.parts] == ["dataset"]  # no weights, nor a tokenizer of files
     papers = {
         figure.measure: figure.value for figure in printed.figures(printed.DATASETS) if figure.cell == {"dataset": name}
     }
@@ -43,9 +44,9 @@ def _row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
         "source": msgspec.yaml.decode((FOLDER / f"{name}.yaml").read_bytes())["source"],
         "template": "instruct" if facts.conversations else facts.template,  # as the experiments read it
         "paper template": settings.read().templates[name],
-        "rows": (record.get("text_rows") or {}).get("read"),
+        "rows": rows and rows.read,
         "paper rows": int(papers["rows"]),
-        "size_mb": data["bytes"] / 1e6 if of_rows_alone else None,
+        "size_mb": data.bytes / 1e6 if data is not None and has_rows_alone else None,
         "paper size_mb": papers["size_mb"],
     }
 

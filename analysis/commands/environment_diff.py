@@ -1,21 +1,21 @@
-"""How the circumstances of two sweeps differ beside what was compared: versions, devices, clocks, marks and keys."""
+"""Differences between the circumstances of two sweeps: versions, devices, clocks, marks and keys."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from analysis.formatting import counted
 from analysis.runs import grouping
-from analysis.runs.caveats import MARKS
-from analysis.runs.columns import RESERVED
+from analysis.runs.columns import MARKS, RESERVED
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY
 from multicard.records.comparable import DATA
+from multicard.records.schema import Cpu
 from multicard.records.text_table import clean
 
 CLOCK_APART = 0.02  # relative difference of mean clocks that is reported
-SETTINGS = ("python", "platform", "numa", "malloc")
 CLOCKS = {"sm_clock_mean_mhz": "SM clock", "memory_clock_mean_mhz": "memory clock"}
 
 
@@ -46,43 +46,32 @@ def _rows(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     return ["other seeds in A than in B: their rows, of other lengths, count as a difference"]
 
 
-def _facts(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """What the environments of some runs record, by name; each value once."""
+def _facts(runs: Sequence[Run]) -> dict[str, set[str]]:
+    """Values that the environments of some runs record, by name."""
     facts: dict[str, set[str]] = {}
     for run in runs:
         for name, value in _of_run(run):
-            if value is not None:
+            if value not in (None, UNSET):
                 facts.setdefault(name, set()).add(clean(str(value)))
-    return {name: sorted(values) for name, values in facts.items()}
+    return facts
+
+
+def _listed(values: Iterable[str] | None) -> str:
+    return " and ".join(sorted(values or ())) or "nothing"
 
 
 def _of_run(run: Run) -> Iterable[tuple[str, Any]]:
     environment = run.environment()
+    cpu = environment.cpu or Cpu()
     yield "commit", grouping.commit(run)
-    yield "hardware", run["hardware"]
-    yield "hosts", run["hosts"]
-    for name in SETTINGS:
-        yield name, environment.get(name)
-    for group in ("packages", "flags"):
-        yield from _dict(environment.get(group)).items()
-    cpu = _dict(environment.get("cpu"))
-    yield "CPU", cpu.get("model")
-    yield "CPU cores", cpu.get("cores")
-    gpus = environment.get("gpus")
-    for gpu in gpus if isinstance(gpus, list) else ():
-        yield "driver", _dict(gpu).get("driver")
-        yield "highest SM clock, MHz", _dict(gpu).get("sm_clock_max_mhz")
-    yield "threads", run["threads"]
-    for key in (*grouping.PLACES, DATA):
-        yield key, run[key]
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _listed(values: Sequence[str] | None) -> str:
-    return " and ".join(values or ()) or "nothing"
+    yield from ((name, run[name]) for name in ("hardware", "hosts"))
+    yield from ((name, getattr(environment, name)) for name in ("python", "platform", "numa", "malloc"))
+    yield from environment.packages.items()
+    yield from (environment.flags or {}).items()
+    yield from (("CPU", cpu.model), ("CPU cores", cpu.cores))
+    for gpu in environment.gpus:
+        yield from (("driver", gpu.driver), ("highest SM clock, MHz", gpu.sm_clock_max_mhz))
+    yield from ((name, run[name]) for name in ("threads", *grouping.PLACES, DATA))
 
 
 def _clocks(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
@@ -95,8 +84,8 @@ def _clocks(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
 
 
 def _mean_clock_mhz(runs: Sequence[Run], key: str) -> float | None:
-    devices = [device for run in runs for device in _dict(run.record().get("gpu")).get("devices", ())]
-    clocks_mhz = [device[key] for device in devices if device.get(key) is not None]
+    gpus = [gpu for run in runs if (gpu := run.record().gpu) is not None]
+    clocks_mhz = [mhz for gpu in gpus for device in gpu.devices if (mhz := getattr(device, key)) is not None]
     return float(np.mean(clocks_mhz)) if clocks_mhz else None
 
 

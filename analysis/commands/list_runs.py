@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.formatting import counted
 from analysis.runs import grouping
-from analysis.runs.caveats import legend
+from analysis.runs.columns import legend
 from analysis.runs.load import Found, Run, Skipped
 from analysis.runs.sql import column_names, known
 from multicard.records import figures, text_table

@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.commands import list_runs
 from analysis.formatting import counted
-from analysis.runs.caveats import legend
+from analysis.runs.columns import legend
 from analysis.runs.load import Skipped
 from analysis.runs.predicted import BASES, MEMORY, PREDICTED, VERDICTS, Comparison, Comparisons
 from analysis.stats.intervals import wilson

@@ -12,7 +12,6 @@ from analysis.experiments import Panel
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
-from multicard.observe.profiles.profile_data import Profile
 
 GROUPS = ("derived", "api", "copy", "collective", "phase")  # single kernels are left out
 TOP = 8  # metrics of a group, by the cell in which they take longest
@@ -70,11 +69,10 @@ def _means(runs: Sequence[Run], of_run: Callable[[Run], dict[Metric, float] | No
 
 def _per_step_s(run: Run) -> dict[Metric, float] | None:
     """Seconds a step and rank of each metric; None where the run has no profile that could be read."""
-    recorded = run.record().get("profile")
-    if not recorded or "error" in recorded:
+    recorded, profile = run.record().profile, profile_metrics.profile(run)
+    if profile is None or recorded is None:
         return None
-    profile = Profile.from_dict(recorded)
-    count = profile.steps or recorded["steps"] * len(profile.ranks)
+    count = profile.steps or (recorded.steps or 0) * len(profile.ranks)
     summed = profile.of(None if len(profile.ranks) > 1 else profile.ranks[0].rank)
     return {(row.group, row.metric): row.total_s / count for row in summed if row.group in GROUPS}
 

@@ -18,10 +18,9 @@ from analysis.commands import profile_table
 from analysis.experiments import EFFICIENCY, Experiment, Panel
 from analysis.formatting import counted
 from analysis.runs import grouping
-from analysis.runs.caveats import legend
-from analysis.runs.grouping import Cell
+from analysis.runs.columns import legend
+from analysis.runs.grouping import Cell, of_setting
 from analysis.runs.load import Run
-from analysis.runs.setting_figure import of_setting
 from multicard.measure import formulas
 from multicard.records import figures
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.runs import caveats, grouping
+from analysis.runs import columns, grouping
 from analysis.runs.load import Run
 from multicard.records import figures
 from multicard.records.text_table import clean
@@ -125,9 +125,9 @@ def common_settings(runs: Sequence[Run], varied: Iterable[str]) -> str:
 def marks(runs: Sequence[Run]) -> tuple[str, list[str]]:
     """Signs that every run has, and lines that explain all signs of the runs."""
     signs = [run["marks"] for run in runs]
-    common = "".join(mark.sign for mark in caveats.MARKS if all(mark.sign in sign for sign in signs))
-    everywhere = [line[3:] for line in caveats.legend([common])]
-    at_points = [line.replace("  ", ": ", 1) for line in caveats.legend(signs) if line[0] not in common]
+    common = "".join(mark.sign for mark in columns.MARKS if all(mark.sign in sign for sign in signs))
+    everywhere = [line[3:] for line in columns.legend([common])]
+    at_points = [line.replace("  ", ": ", 1) for line in columns.legend(signs) if line[0] not in common]
     lines = [f"All runs here: {'; '.join(everywhere)}"] if everywhere else []
     return common, [*lines, *([f"At a point: {'; '.join(at_points)}"] if at_points else [])]
 

@@ -13,9 +13,8 @@ from analysis import same_setting
 from analysis.experiments import EFFICIENCY, Panel
 from analysis.figures import captions
 from analysis.runs import details, grouping, profile_metrics
-from analysis.runs.grouping import Cell
+from analysis.runs.grouping import ACCURACY, MEMORY, Cell
 from analysis.runs.load import Run
-from analysis.runs.setting_figure import ACCURACY, MEMORY
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas

@@ -15,7 +15,7 @@ from analysis.figures.timelines import timelines
 from analysis.figures.trade_off import trade_off
 from analysis.figures.vega import FORMATS, Figure, numbered, save
 from analysis.formatting import counted
-from analysis.runs.caveats import legend
+from analysis.runs.columns import legend
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.records.text_table import clean

@@ -18,8 +18,8 @@ from analysis.figures.vega import Figure, Spec, figure, numbered
 from analysis.formatting import counted
 from analysis.runs import details, grouping
 from analysis.runs.details import REST
+from analysis.runs.grouping import of_setting
 from analysis.runs.load import Run
-from analysis.runs.setting_figure import of_setting
 from multicard.measure import formulas, timing
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 

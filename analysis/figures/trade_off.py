@@ -13,8 +13,8 @@ from analysis.figures.charts import SERIES, by_series, facets, heading, tooltips
 from analysis.figures.setting_charts import MOST_SERIES, SettingGroup
 from analysis.figures.vega import Figure, numbered
 from analysis.runs import grouping
+from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
 from analysis.runs.load import Run
-from analysis.runs.setting_figure import ACCURACY, MEMORY, of_setting
 from multicard.records import figures
 
 MOST_NAMED = 6  # settings of the front that are named below the chart

@@ -43,7 +43,7 @@ class Figure:
     name: of its file.
     spec: Vega-Lite with its data, without colours.
     rows: the data shown, in base units (seconds, bytes, shares), with what is drawn of it (`charts`).
-    marks: signs of its runs (`analysis.runs.caveats`).
+    marks: signs of its runs (`analysis.runs.columns`).
     caption: the text above and below it, for a page or for readers who cannot see it.
     """
 

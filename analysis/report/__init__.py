@@ -25,7 +25,7 @@ from analysis.report import (
 )
 from analysis.report.blocks import Headlines, Report
 from analysis.runs import details, load
-from analysis.runs.caveats import MARKS
+from analysis.runs.columns import MARKS
 from analysis.runs.load import Found
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.measure.timing import timestamp

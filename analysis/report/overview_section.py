@@ -9,11 +9,12 @@ from analysis.commands.best import Limits, Ranking, rankings
 from analysis.formatting import counted
 from analysis.report.blocks import Answer, Block, Facts, Fold, Headlines, Line, Paragraph, Section
 from analysis.runs import grouping
-from analysis.runs.caveats import MARKS
-from analysis.runs.details import DetailedRun, mapping, objects
+from analysis.runs.columns import MARKS
+from analysis.runs.details import DetailedRun
+from analysis.runs.grouping import of_setting
 from analysis.runs.load import Run
-from analysis.runs.setting_figure import of_setting
 from multicard.records import figures
+from multicard.records.schema import Cpu
 from multicard.records.text_table import clean, in_bytes, in_joules
 
 WORKS_IN_SIGHT, MOST_WORKS = 4, 16  # whose best settings are named
@@ -203,32 +204,33 @@ def machines(runs: Sequence[DetailedRun]) -> Section:
 
 def _facts(run: DetailedRun) -> Iterator[tuple[str, Any]]:
     environment = run.surroundings
-    gpus = objects(environment.get("gpus"))
+    gpus = environment.gpus
     if run["device"] == "cpu":
         yield "Computed on", "CPU ranks"
     if gpus:
-        sizes = sorted({in_bytes(gpu["memory_bytes"]) for gpu in gpus if isinstance(gpu.get("memory_bytes"), int)})
-        names = sorted({str(gpu.get("name")) for gpu in gpus})
+        sizes = sorted({in_bytes(gpu.memory_bytes) for gpu in gpus if gpu.memory_bytes is not None})
+        names = sorted({str(gpu.name) for gpu in gpus})
         yield "GPUs", f"{len(gpus)} x {', '.join(names)}" + (f", {', '.join(sizes)} each" if sizes else "")
     for gpu in gpus:
-        if gpu.get("driver") is not None:
-            yield "Driver", gpu["driver"]
-    links = [link.get("link") for link in objects(mapping(environment.get("topology")).get("links"))]
+        if gpu.driver is not None:
+            yield "Driver", gpu.driver
+    known = (environment.topology or {}).get("links")
+    links = [link.get("link") for link in (known if isinstance(known, list) else ()) if isinstance(link, dict)]
     if links:  # as nvidia-smi names them: "6 pairs by NV18"
         counts = Counter(str(link or "an unknown path") for link in links)
         yield "Links", ", ".join(f"{counted(count, 'pair')} by {link}" for link, count in counts.items())
-    cpu = mapping(environment.get("cpu"))
-    if cpu.get("model") is not None:
-        yield "CPU", f"{cpu['model']}, {cpu.get('cores_online', '?')} cores"
-    if isinstance(cpu.get("memory_bytes"), int):
-        yield "Memory", in_bytes(cpu["memory_bytes"])
+    cpu = environment.cpu or Cpu()
+    if cpu.model is not None:
+        yield "CPU", f"{cpu.model}, {cpu.cores_online or '?'} cores"
+    if cpu.memory_bytes is not None:
+        yield "Memory", in_bytes(cpu.memory_bytes)
     if run["hosts"] is not None:
         yield "Host", run["hosts"]
     yield "Commit", grouping.commit(run)
-    packages = mapping(environment.get("packages"))
+    packages = environment.packages
     versions = [f"{name} {packages[name]}" for name in PACKAGES if packages.get(name) is not None]
     if versions:
-        yield "Versions", ", ".join([*versions, f"Python {environment.get('python', '?')}"])
+        yield "Versions", ", ".join([*versions, f"Python {environment.python or '?'}"])
 
 
 def sentences(lines: Iterable[str]) -> str:

@@ -106,10 +106,9 @@ def of_sweeps(runs: Iterable[Run]) -> list[str]:
 
 def _config(run: Run) -> dict[str, Any]:
     try:
-        config = run.record().get("config")
+        return run.record().config
     except (OSError, ValueError):  # removed, or measured again, since it was listed
         return {}
-    return config if isinstance(config, dict) else {}
 
 
 @cache

@@ -18,8 +18,7 @@ from analysis.report.blocks import Block, Column, Fold, Grid, Heading, Paragraph
 from analysis.report.runs_section import list_axes
 from analysis.runs import grouping
 from analysis.runs.details import DetailedRun
-from analysis.runs.grouping import Cell
-from analysis.runs.setting_figure import of_setting
+from analysis.runs.grouping import Cell, of_setting
 from multicard.measure import formulas, timing
 from multicard.records import figures
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING

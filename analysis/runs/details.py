@@ -1,16 +1,20 @@
-"""What figures and the report read of a record beyond its columns. No other file of theirs knows the record's parts."""
+"""Parts of a record, beside its columns, that figures and the report show. They read records here alone."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import UNSET
 
 from analysis.runs.load import Run
 from multicard.measure.timing import PHASES
+from multicard.records.schema import AnyRecord, Environment, VisionEpoch, VisionRecord
+from multicard.records.schema_parts import Diagnosis, GpuDevice, GpuPart
 from multicard.records.steps import STEPS
 
 SAMPLES = "gpu.parquet"
@@ -20,11 +24,11 @@ REST = "rest of the step"
 
 @dataclass(frozen=True)
 class DetailedRun(Run):
-    """A run of the report's table with what its record says beyond columns, read once.
+    """A run of the report's table with the parts of its record that are no columns, read once.
 
-    config: of the record. recipe: torchtune's as it was asked for, not as it was chosen. phases_s: seconds of a step by
-    phase. first_loss, last_loss: training losses of the first and last epoch, of tuning of the first step and the last
-    tenth. bound, diagnosis: what holds it back, in a word and a sentence. profile_rows: of all ranks together;
+    config: the record's. recipe: torchtune's as it was asked for. phases_s: seconds of a step by phase.
+    first_loss, last_loss: training losses of the first and last epoch, of tuning of the first step and the last tenth.
+    bound, diagnosis: what limits it, in a word and a sentence. profile_rows: of all ranks together;
     profile_steps: over all ranks.
     """
 
@@ -37,7 +41,7 @@ class DetailedRun(Run):
     diagnosis: str | None = None
     profile_rows: list[dict[str, Any]] = field(default_factory=list)
     profile_steps: int | None = None
-    surroundings: dict[str, Any] = field(default_factory=dict, repr=False)
+    surroundings: Environment = field(default_factory=Environment, repr=False)
 
 
 def read(runs: Sequence[Run]) -> list[DetailedRun]:
@@ -49,11 +53,12 @@ def _read(run: Run) -> DetailedRun:
     try:
         record = run.record()
     except (OSError, ValueError):  # removed, or measured again, since it was listed
-        record = {}
-    config, diagnosis, profile = (record.get(key) or {} for key in ("config", "diagnosis", "profile"))
-    phases = record.get("phases_s") or {}
-    rows = [row for row in profile.get("rows") or () if row.get("group") in PROFILE_GROUPS]
-    losses = [loss for epoch in record.get("epochs") or () if (loss := epoch.get("train_loss")) is not None]
+        return DetailedRun(run.folder, run.columns, run.prediction)
+    config, diagnosis, profile = record.config, record.diagnosis or Diagnosis(), record.profile
+    phases = _recorded_phases_s(record) if isinstance(record, VisionRecord) else {}
+    rows = msgspec.to_builtins(profile.rows) if profile is not None and profile.rows is not UNSET else []
+    rows = [row for row in rows if row["group"] in PROFILE_GROUPS]
+    losses = [epoch.train_loss for epoch in record.epochs if epoch.train_loss is not None]
     is_tuning = run["kind"] == "llm"
     return DetailedRun(
         run.folder,
@@ -61,27 +66,27 @@ def _read(run: Run) -> DetailedRun:
         run.prediction,
         config,
         config.get("recipe"),
-        {name: phases[name] for name in PHASES if phases.get(name) is not None},
+        {name: phases[name] for name in PHASES if name in phases},
         run["loss_first"] if is_tuning else losses[0] if losses else None,
         run["loss_last_tenth"] if is_tuning else losses[-1] if losses else None,
-        diagnosis.get("bound"),
-        diagnosis.get("sentence"),
-        [row for row in rows if row.get("rank") is None] or rows,
-        profile.get("steps") or None,
+        diagnosis.bound,
+        diagnosis.sentence,
+        [row for row in rows if row["rank"] is None] or rows,
+        profile.steps or None if profile is not None and profile.steps is not UNSET else None,
         run.environment(),
     )
 
 
 def epoch_values(run: Run, measure: str) -> list[tuple[int, float]]:
     """Each epoch, from 1, that has the measure, with its value."""
-    known = [(epoch.get("epoch"), epoch.get(measure)) for epoch in _epochs(run)]
+    known = [(epoch.epoch, getattr(epoch, measure, None)) for epoch in run.record().epochs]
     return [(number + 1, value) for number, value in known if number is not None and value is not None]
 
 
 def lost_losses(run: Run) -> tuple[int, int]:
     """The number of epochs whose loss was not finite, and the number of all epochs."""
-    epochs = _epochs(run)
-    return sum(epoch.get("train_loss", 0.0) is None for epoch in epochs), len(epochs)
+    epochs = run.record().epochs
+    return sum(epoch.train_loss is None for epoch in epochs), len(epochs)
 
 
 def window_losses(run: Run, windows: int) -> list[tuple[int, float]]:
@@ -102,11 +107,15 @@ def window_losses(run: Run, windows: int) -> list[tuple[int, float]]:
 
 def phases_s(run: Run) -> dict[str, float]:
     """Mean seconds of a step by phase, with the rest of the mean step; empty where the record has no phase."""
-    record = run.record()
-    recorded = record.get("phases_s") or {"data": record.get("data_s")}
-    phases = {phase: seconds for phase, seconds in recorded.items() if seconds is not None}
+    phases = _recorded_phases_s(run.record())
     rest = (run["step_s"] or 0.0) - sum(phases.values())
     return phases | ({REST: rest} if phases and rest > 0 else {})
+
+
+def _recorded_phases_s(record: AnyRecord) -> dict[str, float]:
+    if isinstance(record, VisionRecord):
+        return record.phases_s or {}
+    return {} if record.data_s is None else {"data": record.data_s}
 
 
 @dataclass(frozen=True)
@@ -123,8 +132,9 @@ class Timeline:
 
 def timeline(run: Run) -> Timeline | None:
     """The run's GPU samples; None where there are none that can be read."""
-    gpu = run.record().get("gpu") or {}
-    part = (gpu.get("parts") or [{}])[-1]  # of the last start; each has a clock of its own
+    record = run.record()
+    devices = record.gpu.devices if record.gpu else []
+    part = record.gpu.parts[-1] if record.gpu and record.gpu.parts else GpuPart()  # each start has its own clock
     try:
         table = pq.read_table(run.folder / SAMPLES)
         columns = {name: table[name].to_numpy() for name in table.column_names}
@@ -132,49 +142,26 @@ def timeline(run: Run) -> Timeline | None:
         return None
     if not {"gpu", "start", "time_s"} <= columns.keys():
         return None
-    start = part.get("start")
-    own = columns["start"] == start if start is not None else np.ones(table.num_rows, bool)
+    own = columns["start"] == part.start if part.start is not None else np.ones(table.num_rows, bool)
     samples = {name: column[own] for name, column in columns.items()}
-    spans = list(_spans(run, part))
+    spans = list(_spans(record, part))
     origin_s = min([float(np.min(samples["time_s"], initial=np.inf)), *(start_s for start_s, _, _ in spans)])
     samples["time_s"] = samples["time_s"] - origin_s
-    names = {device["uuid"]: _gpu_name(device, gpu["devices"]) for device in gpu.get("devices", ())}
+    names = {device.uuid: _gpu_name(device, devices) for device in devices}
     samples["gpu"] = np.array([names.get(uuid, uuid) for uuid in samples["gpu"].tolist()], dtype=object)
-    return Timeline(
-        samples,
-        [
-            (start_s - origin_s, end_s - origin_s, None if trained_s is None else trained_s - origin_s)
-            for start_s, end_s, trained_s in spans
-        ],
-    )
+    shifted = [(a - origin_s, b - origin_s, None if begins is None else begins - origin_s) for a, b, begins in spans]
+    return Timeline(samples, shifted)
 
 
-def _spans(run: Run, part: dict[str, Any]) -> Iterator[tuple[float, float, float | None]]:
-    if part.get("covers") != "training":
+def _spans(record: AnyRecord, part: GpuPart) -> Iterator[tuple[float, float, float | None]]:
+    if part.covers != "training":
         return
-    spans, epochs = part.get("spans_s") or [], _epochs(run)
-    for (start_s, end_s), epoch in zip(spans, epochs[-len(spans) :], strict=False):
-        train_s = epoch.get("train_s")
-        has_evaluation = train_s is not None and epoch.get("evaluate_s") is not None
-        yield start_s, end_s, start_s + train_s if has_evaluation else None
+    for (start_s, end_s), epoch in zip(part.spans_s, record.epochs[-len(part.spans_s) :], strict=False):
+        has_evaluation = isinstance(epoch, VisionEpoch) and None not in (epoch.train_s, epoch.evaluate_s)
+        yield start_s, end_s, start_s + (epoch.train_s or 0.0) if has_evaluation else None
 
 
-def _gpu_name(device: dict[str, Any], devices: Sequence[dict[str, Any]]) -> str:
-    index = device.get("index")
-    name = f"GPU {device['uuid'] if index is None else index}"
-    several = len({other.get("host") for other in devices}) > 1
-    return f"{device.get('host')}: {name}" if several else name
-
-
-def _epochs(run: Run) -> list[Mapping[str, Any]]:
-    return list(run.record().get("epochs") or ())
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    """An object of environment.json; empty where something else stands in its place."""
-    return value if isinstance(value, dict) else {}
-
-
-def objects(value: Any) -> list[dict[str, Any]]:
-    """A list of objects of environment.json; empty where something else stands in its place."""
-    return list(map(mapping, value)) if isinstance(value, list) else []
+def _gpu_name(device: GpuDevice, devices: Sequence[GpuDevice]) -> str:
+    name = f"GPU {device.uuid if device.index is None else device.index}"
+    several = len({other.host for other in devices}) > 1
+    return f"{device.host}: {name}" if several else name

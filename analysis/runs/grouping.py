@@ -1,19 +1,24 @@
-"""Cells: the runs that measured one and the same thing, so that a mean over them means something."""
+"""Settings and works: which runs measured the same thing, which did the same work, and the figures of a setting.
 
+Runs that differ in the seed alone repeat one setting, on the same data, commit and machine and with the same share of
+it. Runs of different settings may be ranked against one another where they did the same amount of the same work.
+"""
+
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.runs.caveats import MARKS
-from analysis.runs.columns import ALL_THREADS, RESERVED
+from analysis.runs.columns import ALL_THREADS, MARKS, RESERVED
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY, Scale
 from multicard.records import figures
 from multicard.records.comparable import DATA, HAVE_DATA
 from multicard.records.text_table import clean
 
-REPEATED = "seed"  # runs that differ in it alone are repetitions
+ACCURACY, MEMORY, LOSS = "test_accuracy", "peak_memory_bytes", "loss_last_tenth"
+REPEATED = "seed"
 RECIPE = "recipe"  # torchtune's, which follows from the method and the number of GPUs unless it is forced
-# Where data lie; what they are is their fingerprint
+# Where data lie; their fingerprint says what they are
 PLACES = (
     "dataset.root",
     "dataset.cache_dir",
@@ -22,24 +27,27 @@ PLACES = (
     "tokenizer.path",
     "tokenizer.merges_file",
 )
-# What a run had of its machine: as many threads a rank, or in all, alone or beside other runs
+# A run's share of its machine: threads of a rank, or of all ranks, and whether other runs shared it
 CORES, ALL_CORES = ("threads", "beside_others"), (ALL_THREADS, "beside_others")
 RANKS = ("gpus", "nodes")
 SCALE = "scale"
 PROFILER, TRACED = "profile.name", "profiled"
-# They look at a run once it is over, by steps of their own; but nsys is around the processes from their start, and
-# profile.window=start looks at the training itself
+# These observe a run after it has ended, except nsys and profile.window=start, which observe the training itself
 AFTER, AROUND = ("profile", "diagnose"), "nsys"
 COMMIT = 9  # digits
 ORIGIN = ("commit", "dirty", "hardware")  # runs that differ here are averaged and compared only on request
+# The work of a kind of run; all other keys are ways to do it
+WORK = {
+    "vision": ("dataset", "model", "image_size", "epochs", "target_accuracy", "stop_at_target", "scale"),
+    "llm": ("dataset", "model", "template", "tokenizer", "rows", "weights", "epochs", "max_seq_len", "scale"),
+}
+WORK_GROUPS = ("dataset.", "model.", "tokenizer.")
+WAYS_TO_HAVE_THE_DATA = ("dataset.device_budget_bytes", "dataset.cache", *PLACES)
 Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
 
 
 def settings(runs: Sequence[Run]) -> list[str]:
-    """The axes and keys of the configuration that say what was measured, of runs with a configuration.
-
-    Not the seed, nor where files are, nor what a job asked for; the fingerprint of the data is one of them.
-    """
+    """Axes and configuration keys that say what was measured, with the data's fingerprint and without the seed."""
     shapes = dict.fromkeys(tuple(run.columns) for run in runs)
     names = dict.fromkeys(name for shape in shapes for name in shape)
     apart = {REPEATED, *RESERVED, *PLACES, *(f"{name}.name" for name in names)}  # an axis says what was in force
@@ -50,7 +58,7 @@ def settings(runs: Sequence[Run]) -> list[str]:
 
 
 def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:
-    """The runs by what they have under `keys`."""
+    """The runs by their values under `keys`."""
     cells: dict[Cell, list[Run]] = {}
     for run in runs:
         cells.setdefault(tuple((key, run[key]) for key in keys), []).append(run)
@@ -58,13 +66,13 @@ def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:
 
 
 def split(groups: Mapping[Cell, list[Run]], cell: Sequence[str], mixed: Sequence[str] = ()) -> dict[Cell, list[Run]]:
-    """The groups, those apart in which runs that are alike in the columns `cell` too had other cores, or data.
+    """The groups, split by cores (or data) where runs that agree in the columns `cell` too had different ones.
 
-    Runs on more ranks have more cores, or fewer threads a rank, and are no reason. A group comes apart by threads, a
-    rank or in all, whichever leaves more runs together.
+    Runs on more ranks have more cores, or fewer threads a rank, and are no reason to split. A group is split by threads
+    of a rank or of all ranks, whichever leaves more runs together.
 
     Args:
-        mixed: further columns that come apart in the same way.
+        mixed: further columns to split by in the same way.
     """
     parts: dict[Cell, list[Run]] = {}
     for key, runs in groups.items():
@@ -77,17 +85,17 @@ def split(groups: Mapping[Cell, list[Run]], cell: Sequence[str], mixed: Sequence
 
 
 def keys_of(cells: Iterable[Cell]) -> list[str]:
-    """The columns of cells, which may have some of their own (see `split`)."""
+    """The columns of cells, which may differ between them (see `split`)."""
     return list(dict.fromkeys(name for cell in cells for name, _ in cell))
 
 
 def have_data(keys: Iterable[str]) -> bool:
-    """Whether other values of these keys may come with other data."""
+    """True if other values of these keys may come with other data."""
     return any(key in (*HAVE_DATA, *PLACES, "model.weights") for key in keys)
 
 
 def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = False) -> dict[Cell, list[Run]]:
-    """The runs by kind, configuration (apart from the seed), data, commit, machine, and what they had of it.
+    """The runs by kind, configuration without the seed, data, commit, machine and share of it.
 
     Args:
         without: columns that do not make another setting.
@@ -101,9 +109,64 @@ def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = Fal
     return groups if own else split(groups, without)
 
 
+def by_work(runs: Sequence[Run], mix: bool) -> dict[Cell, dict[str, list[Run]]]:
+    """The runs by the work that they did, and by its amount: "runs of all rows", "preference pairs of 100 rows".
+
+    With `max_steps`, a tuning run on more GPUs takes more rows. Runs on preference pairs have rewards in their records;
+    packed rows are counted as sequences.
+
+    Args:
+        mix: let runs of several commits and machines count as one work.
+    """
+    own = {name for kind in {run["kind"] for run in runs} for name in WORK.get(kind, ())}
+    keys = [
+        name
+        for name in settings(runs)
+        if (name in own or name == DATA or name.startswith(WORK_GROUPS)) and name not in WAYS_TO_HAVE_THE_DATA
+    ]
+    works: dict[Cell, dict[str, list[Run]]] = {}
+    for work, done in group(runs, ["kind", *keys, *([] if mix else ORIGIN)]).items():
+        amounts = works.setdefault(work, {})
+        for run in done:
+            limited = run["kind"] == "llm" and run["max_steps"] is not None
+            count = run["samples_trained"] if limited else "all"
+            unit = "packed sequences" if limited and run["packed"] else "rows"
+            what = "runs" if run["reward_accuracy"] is None else "preference pairs"
+            amounts.setdefault(f"{what} of {count} {unit}", []).append(run)
+    return works
+
+
+def of_setting(runs: Sequence[Run], column: str) -> float | None:
+    """A column over the repetitions of a setting, summed up as its figure declares: the mean, or the maximum.
+
+    None where one of the runs lacks the figure: a mean over the others might be that of the lucky ones.
+    """
+    values = [run[column] for run in runs]
+    if not values or None in values:
+        return None
+    figure = figures.FIGURES.get(column)
+    return float(max(values)) if figure and figure.summed == "max" else math.fsum(values) / len(values)
+
+
+def by_seed(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs of each seed. Those of one seed show how times differ, but hardly how accuracies and losses do."""
+    return list(group(runs, [REPEATED]).values())
+
+
+def is_exact(runs: Sequence[Run], column: str) -> bool:
+    """True if a column is counted and not timed: bytes, except the resident memory of CPU ranks."""
+    figure = figures.FIGURES.get(column)
+    is_resident = column == MEMORY and any(run["cpu_ranks"] for run in runs)
+    return figure is not None and figure.counted and not is_resident
+
+
 def ranks(run: Run) -> int:
     """Ranks on all nodes."""
     return (run["gpus"] or 1) * (run["nodes"] or 1)
+
+
+def ok_runs(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run["status"] == "ok"]
 
 
 def marks(runs: Sequence[Run]) -> str:
@@ -111,29 +174,23 @@ def marks(runs: Sequence[Run]) -> str:
     return "".join(mark.sign for mark in MARKS if any(mark.sign in run["marks"] for run in runs))
 
 
-def origin(run: Run) -> tuple[Any, ...]:
-    """Commit, changes and machine: runs that differ here are not averaged, nor compared, unless that was asked for."""
-    return run["commit"], bool(run["dirty"]), run["hardware"]  # not the host: the nodes of a cluster are alike
-
-
 def mixture(runs: Sequence[Run]) -> str | None:
     """The commits and machines of a cell, where there are several; None for one."""
-    if len({origin(run) for run in runs}) == 1:
+    # not the host: the nodes of a cluster are alike
+    if len({(run["commit"], bool(run["dirty"]), run["hardware"]) for run in runs}) == 1:
         return None
     return ", ".join(dict.fromkeys(f"{commit(run)} on {machine(run)}" for run in runs))
 
 
 def unlike(runs: Sequence[Run]) -> str | None:
-    """In what runs of one configuration differ so that they are no repetitions: their data, or what they had of the
-    machine; None where they do not."""
+    """The data or cores in which runs of one configuration differ, so that they do not repeat it; None if equal."""
     differ = [name for name in (DATA, *CORES) if len({run[name] for run in runs}) > 1]
     phrases = [f"{name}={' or '.join(sorted({typed(run[name]) for run in runs}))}" for name in differ]
     return ", ".join(phrases) or None
 
 
 def nearest(run: Run, bases: Sequence[Run]) -> int:
-    """The index of the base whose share of its machine is most like the run's: beside others or not, then as many
-    threads in all or a rank."""
+    """The index of the base whose share of its machine is most like the run's: beside others or not, then threads."""
 
     def distance(base: Run) -> tuple[bool, bool]:
         threads = base["threads"] == run["threads"] or base[ALL_THREADS] == run[ALL_THREADS]
@@ -162,10 +219,10 @@ def typed(value: Any) -> str:
 
 
 def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
-    """Those of `keys` in which rows differ, in their order; where a row lacks a key, it does not differ there.
+    """Those of `keys` in which rows differ, in their order; a row that lacks a key does not differ there.
 
-    What an option or axis brings with it (`dataset.mean`, torchtune's recipe) goes unsaid where they tell it already;
-    so does what `scale=smoke` does.
+    Left out is what follows from another key: what an option or axis brings with it (`dataset.mean`, torchtune's
+    recipe) and what `scale=smoke` sets.
     """
     known = (DATA, *CORES, *ALL_CORES)  # as far as records have them
     differ = [
@@ -174,7 +231,9 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
         if len({row[key] for row in rows if key in row and not (key in known and row[key] is None)}) > 1
     ]
     if SCALE in differ:
-        differ = [key for key in differ if key == SCALE or _within_scale(rows, key)]
+        scales = {row.get(SCALE) or Scale.full.value for row in rows}  # records older than scales are of full
+        by_scale = [[row for row in rows if (row.get(SCALE) or Scale.full.value) == scale] for scale in scales]
+        differ = [key for key in differ if key == SCALE or any(_kinds(same, [key]) > 1 for same in by_scale)]
     options = {key.removesuffix(".name") for key in differ}
     brought = [key for key in differ if key in (RECIPE, *known) or _brought(key, options)]
     needed = [key for key in differ if key not in brought]
@@ -185,16 +244,8 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
     return needed
 
 
-def _within_scale(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
-    """Whether a key differs among rows of one scale; records older than scales are of full."""
-    by_scale: dict[Any, set[Any]] = {}
-    for row in rows:
-        by_scale.setdefault(row.get(SCALE) or Scale.full.value, set()).add(row.get(key))
-    return any(len(values) > 1 for values in by_scale.values())
-
-
 def telling(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
-    """Keys enough to tell rows apart, the earlier ones first."""
+    """Enough keys to tell rows apart, the earlier ones first."""
     needed: list[str] = []
     for key in apart(rows, keys):
         if _kinds(rows, [*needed, key]) > _kinds(rows, needed):
@@ -219,6 +270,6 @@ def commit(run: Run, absent: str = "no commit") -> str:
 
 
 def machine(run: Run) -> str:
-    """What it computed on, and where."""
+    """The hardware and the hosts of a run."""
     parts = [clean(str(part)) for part in (run["hardware"], run["hosts"]) if part is not None]
     return " on ".join(parts) or "-"

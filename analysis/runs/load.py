@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from analysis.runs.columns import columns
 from multicard.config.job import count
 from multicard.records import steps, validate
 from multicard.records.probes import is_probe
 from multicard.records.run_folder import ENVIRONMENT, RESULT
+from multicard.records.schema import AnyRecord, Environment
 from multicard.records.schema_parts import Prediction
 
 UNFINISHED = "no result.json: it is still being measured, or was cut off"
@@ -34,20 +38,33 @@ class Run:
         """The value of a column; None where the run has none."""
         return self.columns.get(column)
 
-    def record(self) -> dict[str, Any]:
-        """All of result.json that the schema has, read again: only the columns of 10,000 runs are held in memory.
+    def record(self) -> AnyRecord:
+        """The record, read again: only the columns of 10,000 runs are held in memory.
 
         Raises:
             ValueError: it has become another, broken one since.
         """
-        return validate.known((self.folder / RESULT).read_bytes())
+        return validate.decode((self.folder / RESULT).read_bytes())
 
-    def environment(self) -> dict[str, Any]:
-        """environment.json; empty where it is absent or not whole."""
+    def measured_s(self) -> np.ndarray:
+        """Seconds of each step (n,) after the warm-up; their mean is the column `step_s`. See `records.steps`.
+
+        Raises:
+            ValueError: the file is absent or broken.
+        """
+        return steps.measured_s(self.folder, self.record())
+
+    def epochs_s(self) -> np.ndarray:
+        """`train_s` of each epoch (n,) except the first, which holds the warm-up."""
+        known = [epoch.train_s for epoch in self.record().epochs[1:]]
+        return np.array([train_s for train_s in known if train_s is not None], dtype=float)
+
+    def environment(self) -> Environment:
+        """environment.json; empty where it is absent, cut off or not of the schema."""
         try:
-            return validate.plain((self.folder / ENVIRONMENT).read_bytes(), ENVIRONMENT)
-        except (OSError, ValueError):
-            return {}
+            return msgspec.json.decode((self.folder / ENVIRONMENT).read_bytes(), type=Environment)
+        except (OSError, ValueError, RecursionError):
+            return Environment()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from analysis.runs.caveats import MARKS
+from analysis.runs.columns import MARKS
 from analysis.runs.load import Run
 from multicard.estimate.basis import Basis, of_memory
 from multicard.records.schema_parts import Interval, Prediction

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+from msgspec import UNSET
+
 from analysis.runs.load import Run
 from multicard.observe.profiles.names import COPIES
 from multicard.observe.profiles.profile_data import Profile, Row
@@ -29,8 +32,8 @@ def name(metric: str) -> str:
 
 def profile(run: Run) -> Profile | None:
     """The run's profile; None without one, or where the profiler left nothing that could be read."""
-    recorded = run.record().get("profile") if run["status"] == "ok" else None
-    return Profile.from_dict(recorded) if recorded is not None and "rows" in recorded else None
+    recorded = run.record().profile if run["status"] == "ok" else None
+    return None if recorded is None or recorded.rows is UNSET else Profile.from_dict(msgspec.to_builtins(recorded))
 
 
 def rows(profile: Profile, metric: str) -> list[Row] | None:

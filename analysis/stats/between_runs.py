@@ -15,19 +15,13 @@ import numpy as np
 
 from analysis.formatting import counted
 from analysis.runs import grouping
+from analysis.runs.grouping import ACCURACY, LOSS, by_seed, is_exact, of_setting
 from analysis.runs.load import Run
-from analysis.runs.setting_figure import ACCURACY, MEMORY, by_seed, is_exact, of_setting
-from analysis.stats import intervals, shares
+from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure.repeated_runs import (
-    ABOVE,
-    BELOW,
     CONFIDENCE,
-    MARGIN,
-    MAX_RUNS,
     PRIOR_SD,
-    UNDECIDED,
-    WITHIN,
     Ratio,
     Spread,
     Term,
@@ -35,34 +29,15 @@ from multicard.measure.repeated_runs import (
     half_width,
     of_values,
     pooled,
+    student_quantile,
     variance_between,
 )
 from multicard.measure.series import mean_variance
+from multicard.records.figures import FIGURES
 from multicard.records.text_table import clean
 
-__all__ = [  # those of `repeated_runs` too: who judges runs needs this file alone
-    "ABOVE",
-    "BELOW",
-    "CONFIDENCE",
-    "MARGIN",
-    "MAX_RUNS",
-    "PRIOR_SD",
-    "REMEDY",
-    "UNDECIDED",
-    "WITHIN",
-    "Machines",
-    "Ratio",
-    "RepeatedRuns",
-    "Spread",
-    "by_machine",
-    "log_of",
-    "of_values",
-    "pooled",
-    "ratio",
-    "repeated",
-    "variance_between",
-]
-
+PRIOR_ACCURACY_SD = 0.002  # of the accuracy of runs with other seeds, before any was repeated
+LOSS_APART = 0.01  # relative difference below which two losses count as equal
 REMEDY = "repeat=3 (accuracies, losses: seed=0,1,2) shows how runs differ"  # where nothing was repeated
 
 
@@ -96,9 +71,7 @@ def repeated(*sweeps: Sequence[Run]) -> list[list[Run]]:
     Args:
         sweeps: runs of one setting are repetitions within one of them; whether two of them differ is what is asked.
     """
-    settings = (
-        setting for runs in sweeps for setting in grouping.by_setting([r for r in runs if r["status"] == "ok"]).values()
-    )
+    settings = (setting for runs in sweeps for setting in grouping.by_setting(grouping.ok_runs(runs)).values())
     return [setting for setting in settings if len(setting) > 1]
 
 
@@ -133,50 +106,101 @@ def by_machine(
 class RepeatedRuns:
     """How the runs at hand differ from one another, from all settings among them that were measured more than once.
 
-    Every command that judges these runs takes it from all of them, whichever it shows.
+    Every command judges by all runs that it read, also where it shows some of them.
 
     Args:
-        sweeps: as of `repeated`.
+        sweeps: see `repeated`.
     """
 
     def __init__(self, *sweeps: Sequence[Run]) -> None:
         self._sweeps = sweeps
-        self._of_columns: dict[str, Machines] = {}
+        self._by_column: dict[str, Machines] = {}
 
     @cached_property
     def settings(self) -> list[list[Run]]:
         return repeated(*self._sweeps)
 
     def of_column(self, column: str) -> Machines:
-        """How they differ in a column: accuracies by their difference, all else by that of the logarithm."""
-        if column not in self._of_columns:
-            if column == ACCURACY:
-                machines = by_machine(self.settings, lambda run: run[ACCURACY], shares.PRIOR_SD, of_seeds=True)
-            else:
+        """The spreads of a column: of its logarithm, or of its value where its figure says so (accuracies)."""
+        if column not in self._by_column:
+            if _is_relative(column):
                 machines = by_machine(self.settings, log_of(column))
-            self._of_columns[column] = machines
-        return self._of_columns[column]
+            else:
+                machines = by_machine(self.settings, lambda run: run[column], PRIOR_ACCURACY_SD, of_seeds=True)
+            self._by_column[column] = machines
+        return self._by_column[column]
 
     def figure(self, runs: Sequence[Run], column: str) -> Interval | None:
-        """The figure of a setting (see `of_setting`) with its interval; None where one of its runs has none.
+        """The figure of a setting (see `of_setting`) with its interval; None where one of its runs lacks it.
 
-        What is counted has the interval of its own values; the highest memory has none.
+        A counted figure has the interval of its own values; a maximum has none.
         """
-        estimate = of_setting(runs, column)
+        estimate, figure = of_setting(runs, column), FIGURES.get(column)
         if estimate is None:
             return None
-        if column == MEMORY:
+        if figure is not None and figure.summed == "max":
             return Interval(estimate, None, None)
         if is_exact(runs, column):
             return intervals.mean([run[column] for run in runs])
         spread = self.of_column(column).of(runs[0])
         if not spread.degrees:
             return Interval(estimate, None, None)
-        if column == ACCURACY:
+        if not _is_relative(column):
             half = half_width(len(by_seed(runs)), spread)
             return Interval(estimate, estimate - half, estimate + half)
         half = half_width(len(runs), spread)
         return Interval(estimate, estimate * math.exp(-half), estimate * math.exp(half))
+
+    def cheaper(self, column: str, a: Sequence[Run], b: Sequence[Run]) -> bool:
+        """True if the setting of the runs `a` has less of a column than that of `b`, by more than runs differ."""
+        cost_a, cost_b = of_setting(a, column), of_setting(b, column)
+        if cost_a is None or cost_b is None or cost_a >= cost_b or is_exact([*a, *b], column):
+            return cost_a is not None and cost_b is not None and cost_a < cost_b
+        machines, values = self.of_column(column), [[run[column] for run in runs] for runs in (a, b)]
+        bounds = of_values(values[0], values[1], (machines.of(a[0]), machines.of(b[0]))).bounds()
+        return bounds is not None and bounds[0] > 1
+
+    def more_accurate(self, a: Sequence[Run], b: Sequence[Run]) -> bool:
+        """True if `a` is more accurate by more than chance explains, or, without accuracies, has 1 % less loss."""
+        share_a, share_b = of_setting(a, ACCURACY), of_setting(b, ACCURACY)
+        if share_a is not None and share_b is not None:
+            sides = Share.of(a, share_a), Share.of(b, share_b)
+            return share_a > share_b and differ(*sides, self.of_column(ACCURACY).of(a[0]))
+        loss_a, loss_b = of_setting(a, LOSS), of_setting(b, LOSS)
+        return loss_a is not None and loss_b is not None and loss_a < loss_b * (1 - LOSS_APART)
+
+
+def _is_relative(column: str) -> bool:
+    return column not in FIGURES or FIGURES[column].log
+
+
+@dataclass(frozen=True)
+class Share:
+    """The mean share of right answers over `runs` runs, which gave `answers` answers together."""
+
+    share: float
+    answers: int
+    runs: int = 1
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], accuracy: float) -> "Share":
+        """The accuracy of a setting; runs of one seed count as one."""
+        firsts = [of_seed[0] for of_seed in by_seed(runs)]
+        return cls(accuracy, sum(run["test_samples"] or 0 for run in firsts), len(firsts))
+
+
+def differ(a: Share, b: Share, spread: Spread) -> bool:
+    """True if two shares differ at 95 %, given their numbers of answers and how runs of other seeds differ.
+
+    One right and one wrong answer are added to each (Agresti and Caffo 2000). Where nothing was repeated, runs are
+    taken to differ by PRIOR_ACCURACY_SD exactly.
+    """
+    adjusted = [((one.share * one.answers + 1) / (one.answers + 2), one.answers + 2) for one in (a, b)]
+    of_answers = Term(sum(share * (1 - share) / count for share, count in adjusted), math.inf)
+    degrees = spread.term.degrees if spread.degrees else math.inf
+    total = combined([of_answers, Term(spread.variance * (1 / a.runs + 1 / b.runs), degrees)])
+    limit = student_quantile(CONFIDENCE, total.degrees) * math.sqrt(total.variance)
+    return abs(adjusted[0][0] - adjusted[1][0]) > limit
 
 
 def log_of(column: str) -> Callable[[Run], float | None]:

@@ -42,15 +42,6 @@ def decode(content: bytes) -> AnyRecord:
     return record
 
 
-def known(content: bytes) -> dict[str, Any]:
-    """The keys of a result.json that the schema has too, as plain values of the schema's types.
-
-    Raises:
-        ValueError: as of `decode`.
-    """
-    return _known(plain(content, "result.json"), msgspec.to_builtins(decode(content)))
-
-
 def plain(content: bytes, name: str) -> dict[str, Any]:
     """The object in the bytes of a JSON file, of any keys.
 
@@ -64,14 +55,6 @@ def plain(content: bytes, name: str) -> dict[str, Any]:
     if _is_deeper(value, MOST_LEVELS):
         raise ValueError(f"{name} is broken (lists and objects are nested over {MOST_LEVELS} levels deep)")
     return value
-
-
-def _known(content: Any, typed: Any) -> Any:
-    if isinstance(content, dict):
-        return {key: _known(content[key], value) for key, value in typed.items() if key in content}
-    if isinstance(content, list):
-        return [_known(*pair) for pair in zip(content, typed, strict=True)]
-    return typed
 
 
 def _require_sane(content: dict[str, Any]) -> None:

@@ -9,8 +9,7 @@ import pytest
 from analysis import experiments, report
 from analysis.claims import judge, measures, named
 from analysis.claims.sides import Readings, log
-from analysis.commands import best, compare, compare_table, table
-from analysis.commands.better import Better
+from analysis.commands import best, compare, table
 from analysis.experiments import Panel
 from analysis.figures import chart_data, draw
 from analysis.report import settings_section
@@ -18,6 +17,7 @@ from analysis.report.blocks import ClaimTable, PlainTable, Plot
 from analysis.runs import load
 from analysis.runs.details import read
 from analysis.runs.load import Found, Run
+from analysis.stats.between_runs import RepeatedRuns
 from multicard.measure import formulas
 from tests.helpers import grids, records
 
@@ -73,7 +73,7 @@ def drawn(panel: Panel, measure: str, precision: str, gpus: int) -> list[dict[st
 
 def test_verdicts_and_intervals_of_ratios_are_the_same(found: Found):
     cells = compare.compare(found.runs, found.runs, ["precision"], common=True, mix=False)
-    better, readings, verdicts = Better.of(found.runs, "total_s"), Readings(found.runs), set()
+    repeated, readings, verdicts = RepeatedRuns(found.runs), Readings(found.runs), set()
     for cell in cells:
         if dict(cell.cell)["lr"] == 0.077:
             continue
@@ -84,8 +84,8 @@ def test_verdicts_and_intervals_of_ratios_are_the_same(found: Found):
         assert [of_claims.low, of_claims.high] == pytest.approx(cell.step.bounds())
         steps = measures.MEASURES["iteration"].interval(measures.Sides(sides[1], sides[0], 0.95, readings))
         assert [steps.low, steps.high] == pytest.approx(cell.step.bounds())
-        assert better.cheaper(*sides) == (cell.verdict == compare.SLOWER)
-        assert better.cheaper(*reversed(sides)) == (cell.verdict == compare.FASTER)
+        assert repeated.cheaper("total_s", *sides) == (cell.verdict == compare.SLOWER)
+        assert repeated.cheaper("total_s", *reversed(sides)) == (cell.verdict == compare.FASTER)
         verdicts.add(cell.verdict)
     assert len(cells) == 6 and verdicts > {compare.SLOWER}
     assert len(verdicts) > 1  # fp32 and fp64 are not told apart
@@ -129,7 +129,7 @@ def test_means_and_their_intervals_are_the_same(found: Found, panel: Panel, prec
     (of_report,) = [one for one in settings if {run.folder for run in one.runs} == {run.folder for run in runs}]
     rankings = best.rankings(found.runs, "time", best.Limits(), mix=False)
     (ranking,) = [one for one in rankings if runs[0] in one.runs]
-    places = [ranking.headings.index(name) for name in ("gpus", "precision")]
+    places = [ranking.table[0].index(name) for name in ("gpus", "precision")]
     costs = [row for row in ranking.rows if [row[place] for place in places] == [str(gpus), precision]]
     for value in (of_table["total_s"], of_figure["mean"], of_report.mean("total_s")):
         assert value == pytest.approx(mean_s)
@@ -151,7 +151,7 @@ def test_who_is_left_out_is_the_same(found: Found, panel: Panel):
     cells = compare.compare(found.runs, found.runs, ["precision"], common=True, mix=False)
     of_fp16 = [cell for cell in cells if dict(cell.cell)["gpus"] == 1 and "fp16" in _precisions(cell)]
     assert [*map(len, map(compare.ok_runs, (of_fp16[0].a, of_fp16[0].b)))].count(2) == 1
-    (line,) = [line for line in compare_table.lines(of_fp16[:1], None) if line.startswith("left out of")]
+    (line,) = [line for line in compare.lines(of_fp16[:1], None) if line.startswith("left out of")]
     assert line.endswith(": 1 failed")
     assert "not ranked: 1 failed" in best.lines(found.runs, "time", best.Limits(), mix=False, width=None)
     rows = table.tables(panel.experiment, [panel])[0].rows

@@ -13,9 +13,7 @@ from analysis.figures.trade_off import trade_off
 from analysis.report import build
 from analysis.report.blocks import Answer
 from analysis.runs import load
-from analysis.stats import between_runs, shares
-from analysis.stats.between_runs import Spread
-from analysis.stats.shares import Share
+from analysis.stats.between_runs import PRIOR_ACCURACY_SD, Share, Spread, differ, pooled
 from analysis.stats.trade_off import Quantity, equals, front
 from tests.helpers import records
 
@@ -70,11 +68,11 @@ def test_settings_of_equal_cost_are_equally_good(tmp_path: Path):
 
 def test_accuracies_within_the_error_of_the_test_set_are_equal(tmp_path: Path):
     exact = Spread(0.0, 3)  # seeds that do not differ
-    assert shares.differ(Share(0.99, 10_000), Share(0.98, 10_000), exact)
-    assert not shares.differ(Share(0.99, 100), Share(0.98, 100), exact)
+    assert differ(Share(0.99, 10_000), Share(0.98, 10_000), exact)
+    assert not differ(Share(0.99, 100), Share(0.98, 100), exact)
     # by hand: (0.6 - 0.4) of 50 each: 31/52 - 21/52 = 0.1923, 1.96 sqrt(2 (31/52)(21/52)/52) = 0.1885
-    assert shares.differ(Share(0.6, 50), Share(0.4, 50), exact)
-    assert not shares.differ(Share(0.6, 48), Share(0.4, 46), exact)
+    assert differ(Share(0.6, 50), Share(0.4, 50), exact)
+    assert not differ(Share(0.6, 48), Share(0.4, 46), exact)
     close = [
         records.vision(precision="bf16", total_s=10.0) | accurate(0.980, 100),
         records.vision(precision="fp32", total_s=20.0) | accurate(0.985, 100),
@@ -89,11 +87,11 @@ def test_accuracies_that_seeds_explain_are_equal():
     by_answers, by_all, repeated = 0, 0, 0
     for (a, *more_a), (b, *more_b) in rights.tolist():
         single = Share(a, 10_000), Share(b, 10_000)
-        by_answers += shares.differ(*single, Spread(0.0, 3))
-        by_all += shares.differ(*single, Spread(shares.PRIOR_SD**2))
+        by_answers += differ(*single, Spread(0.0, 3))
+        by_all += differ(*single, Spread(PRIOR_ACCURACY_SD**2))
         seeds = [[(value, 0.0) for value in (first, *rest)] for first, rest in ((a, more_a), (b, more_b))]
         means = [Share(float(np.mean([value for value, _ in side])), 30_000, 3) for side in seeds]
-        repeated += shares.differ(means[0], means[1], between_runs.pooled(seeds, shares.PRIOR_SD))
+        repeated += differ(means[0], means[1], pooled(seeds, PRIOR_ACCURACY_SD))
     assert by_answers / trials > 0.3 and by_all / trials <= 0.06 and repeated / trials <= 0.06
 
 
@@ -138,7 +136,7 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
     found = load.read([write(tmp_path / "s", *contents)])
     (ranking,) = best.rankings(found.runs, "time", Limits(), mix=False)
     fronts = [{(one.runs[0]["precision"], one.gpus) for one in ranking.front}]
-    places = [ranking.headings.index(name) for name in ("precision", "gpus", "front")]
+    places = [ranking.table[0].index(name) for name in ("precision", "gpus", "front")]
     rows = [[row[place] for place in places] for row in ranking.rows]
     fronts.append({(precision, int(gpus)) for precision, gpus, on_front in rows if on_front})
     (figure,) = trade_off(found.runs)

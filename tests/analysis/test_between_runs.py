@@ -11,6 +11,7 @@ import pytest
 from analysis.runs import load
 from analysis.stats import between_runs
 from analysis.stats.between_runs import PRIOR_SD, Ratio, Spread
+from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import Term, combined
 from tests.conftest import ROOT
 from tests.helpers import records
@@ -26,7 +27,7 @@ def run_steps(random: Random, sd: float, steps: int = 60, mean_s: float = 0.1) -
 
 def spread_of(settings: Sequence[Sequence[np.ndarray]]) -> Spread:
     """The pooled spread of settings of several runs, as `by_machine` takes it from their records."""
-    return between_runs.pooled(
+    return repeated_runs.pooled(
         [[(math.log(run.mean()), (run.std(ddof=1) / run.mean()) ** 2 / len(run)) for run in runs] for runs in settings]
     )
 
@@ -50,7 +51,7 @@ def test_the_same_program_is_called_different_in_5_percent_of_the_cells(sd: floa
     verdicts = [
         one.verdict() for _ in range(150 if steps == 2000 else 400) for one in compared(random, sd, steps=steps)
     ]
-    assert share(verdicts, between_runs.ABOVE, between_runs.BELOW) <= 0.06
+    assert share(verdicts, repeated_runs.ABOVE, repeated_runs.BELOW) <= 0.06
 
 
 def test_intervals_of_the_steps_alone_would_be_wrong_in_most_cases_so_nothing_is_decided_by_them():
@@ -61,7 +62,7 @@ def test_intervals_of_the_steps_alone_would_be_wrong_in_most_cases_so_nothing_is
     ]
     apart = [one.bounds() for one in ratios]
     assert np.mean([bounds is not None and not bounds[0] <= 1 <= bounds[1] for bounds in apart]) > 0.7
-    assert {one.verdict() for one in ratios} == {between_runs.UNDECIDED}
+    assert {one.verdict() for one in ratios} == {repeated_runs.UNDECIDED}
     assert all(one.least_difference() is None for one in ratios)
 
 
@@ -71,7 +72,7 @@ def test_few_repetitions_are_drawn_to_the_prior_and_no_oftener_wrong(sd: float):
     random = np.random.default_rng(3)
     for runs in (2, 3):
         verdicts = [compared(random, sd, runs, cells=1)[0].verdict() for _ in range(800)]
-        assert share(verdicts, between_runs.ABOVE, between_runs.BELOW) <= 0.065
+        assert share(verdicts, repeated_runs.ABOVE, repeated_runs.BELOW) <= 0.065
 
 
 @pytest.mark.parametrize("runs", [2, 3])
@@ -80,9 +81,9 @@ def test_runs_that_refute_the_prior_are_not_drawn_to_it(runs: int):
     random, wrong = np.random.default_rng(3), 0
     for _ in range(2000):
         logs = 0.3 * random.normal(size=(2, runs))
-        spread = between_runs.pooled([[(float(log), 0.0) for log in side] for side in logs])
-        one = between_runs.of_values(*np.exp(logs).tolist(), (spread, spread))
-        wrong += one.verdict() in (between_runs.ABOVE, between_runs.BELOW)
+        spread = repeated_runs.pooled([[(float(log), 0.0) for log in side] for side in logs])
+        one = repeated_runs.of_values(*np.exp(logs).tolist(), (spread, spread))
+        wrong += one.verdict() in (repeated_runs.ABOVE, repeated_runs.BELOW)
     assert 0.04 <= wrong / 2000 <= 0.06
 
 
@@ -92,18 +93,18 @@ def test_the_least_difference_is_seen_in_4_of_5_cases(sd: float, runs: int):
     pilot = [one.least_difference() for _ in range(50) for one in compared(random, sd, runs, cells=8)]
     least = float(np.mean([one for one in pilot if one is not None]))
     verdicts = [one.verdict() for _ in range(100) for one in compared(random, sd, runs, cells=8, factor=1 + least)]
-    assert 0.75 <= share(verdicts, between_runs.ABOVE) <= 0.85
+    assert 0.75 <= share(verdicts, repeated_runs.ABOVE) <= 0.85
 
 
 def test_no_difference_needs_an_interval_within_the_margin():
     """Of settings that differ by the margin, few are called equal; of equal ones, most are where runs differ little."""
     random = np.random.default_rng(5)
     differing = [one.verdict(0.03) for _ in range(250) for one in compared(random, 0.01, factor=1.03)]
-    assert share(differing, between_runs.WITHIN) <= 0.03  # 2.5 %: one of the two bounds
+    assert share(differing, repeated_runs.WITHIN) <= 0.03  # 2.5 %: one of the two bounds
     equal = [one.verdict(0.03) for _ in range(100) for one in compared(random, 0.01)]
-    assert share(equal, between_runs.WITHIN) > 0.65
+    assert share(equal, repeated_runs.WITHIN) > 0.65
     wide = Ratio(1.13, 0.4, 10, True, 3, 0.5)
-    assert wide.verdict() == between_runs.UNDECIDED
+    assert wide.verdict() == repeated_runs.UNDECIDED
 
 
 def test_as_many_runs_as_it_says_decide():
@@ -112,7 +113,7 @@ def test_as_many_runs_as_it_says_decide():
     needed = [one.runs_to_decide(0.01) for one in few if 1.025 < one.ratio < 1.035]
     runs = round(float(np.median([count for count in needed if count is not None])))
     verdicts = [one.verdict(0.01) for _ in range(100) for one in compared(random, 0.01, runs=runs, factor=1.03)]
-    assert 2 < runs < 10 and 0.7 <= share(verdicts, between_runs.ABOVE) <= 0.95
+    assert 2 < runs < 10 and 0.7 <= share(verdicts, repeated_runs.ABOVE) <= 0.95
     assert Ratio(1.05, 0.03, 10, True, 3, 0.0027).runs_to_decide() is not None
     assert Ratio(1.025, 0.3, 10, True, 3, 0.27).runs_to_decide() is None  # over 50
 
@@ -124,7 +125,7 @@ def test_runs_of_more_scatter_than_the_repeated_ones_add_theirs():
         spread = spread_of([[run_steps(random, 0.002, 1000) for _ in range(4)] for _ in range(5)])
         short = [[autocorrelated(random, 30, 0.1, 0.5, 0.2)] for _ in range(2)]
         verdicts.append(between_runs.ratio(short[0], short[1], (spread, spread)).verdict())
-    assert share(verdicts, between_runs.ABOVE, between_runs.BELOW) <= 0.06
+    assert share(verdicts, repeated_runs.ABOVE, repeated_runs.BELOW) <= 0.06
 
 
 def test_steps_of_the_same_batches_are_paired():
@@ -151,15 +152,15 @@ def test_runs_by_turns_are_not_moved_by_a_drift():
         for _ in range(300):
             logs = 0.02 * np.linspace(0, 1, len(order)) + 0.003 * random.normal(size=len(order))
             sides = [[float(log) for log, side in zip(logs, order, strict=True) if side == one] for one in "AB"]
-            spread = between_runs.pooled([[(log, 0.0) for log in side] for side in sides])
-            verdicts.append(between_runs.of_values(*np.exp(sides).tolist(), (spread, spread)).verdict())
-        wrong[name] = share(verdicts, between_runs.ABOVE, between_runs.BELOW)
+            spread = repeated_runs.pooled([[(log, 0.0) for log in side] for side in sides])
+            verdicts.append(repeated_runs.of_values(*np.exp(sides).tolist(), (spread, spread)).verdict())
+        wrong[name] = share(verdicts, repeated_runs.ABOVE, repeated_runs.BELOW)
     assert wrong["blocks"] > 0.9 and wrong["turns"] <= 0.06
 
 
 def test_the_pooled_variance_and_the_interval_have_their_closed_forms():
     settings = [[(0.00, 1e-6), (0.02, 3e-6)], [(1.00, 5e-6), (1.01, 5e-6), (1.02, 5e-6)]]
-    spread = between_runs.pooled(settings)
+    spread = repeated_runs.pooled(settings)
     assert spread.degrees == 3
     assert spread.variance == pytest.approx((PRIOR_SD**2 + 0.0002 + 0.0002) / 4)
     assert spread.within == pytest.approx((1 * 2e-6 + 2 * 5e-6) / 3)
@@ -192,11 +193,11 @@ def test_the_least_difference_is_that_of_the_noncentral_t():
 
 def runs_needed(sd: float, difference: float) -> int | None:
     """Runs a side with which two sweeps of six cells, of runs that differ by `sd`, show a difference."""
-    for runs in range(2, between_runs.MAX_RUNS + 1):
+    for runs in range(2, repeated_runs.MAX_RUNS + 1):
         values = np.resize([-1.0, 1.0], runs)
         logs = (values - values.mean()) / values.std(ddof=1) * sd
-        spread = between_runs.pooled([[(float(log), 0.0) for log in logs]] * 12)
-        least = between_runs.of_values([1.0] * runs, [1.0] * runs, (spread, spread)).least_difference()
+        spread = repeated_runs.pooled([[(float(log), 0.0) for log in logs]] * 12)
+        least = repeated_runs.of_values([1.0] * runs, [1.0] * runs, (spread, spread)).least_difference()
         if least is not None and least <= difference:
             return runs
     return None
@@ -210,7 +211,7 @@ def test_the_pages_table_of_repetitions_is_right():
     assert len(differences) == 5 and len(table[2:]) == 5 and table[1] == []
     for sd, *runs in table[2:]:
         needed = [runs_needed(float(sd) / 100, difference) for difference in differences]
-        assert [f"over {between_runs.MAX_RUNS}" if count is None else str(count) for count in needed] == runs, sd
+        assert [f"over {repeated_runs.MAX_RUNS}" if count is None else str(count) for count in needed] == runs, sd
 
 
 @pytest.mark.parametrize("difference", [0.0, 0.025, 0.05])
@@ -229,7 +230,7 @@ def test_as_many_runs_as_it_says_decide_one_way_or_the_other(difference: float):
             Ratio(math.exp(estimate), estimated, degrees + 2 * (runs - 2), True, runs, 2 * sd**2)
             for estimate, estimated in zip(estimates, errors, strict=True)
         ]
-        decided[runs] = 1 - share([one.verdict() for one in ratios], between_runs.UNDECIDED)
+        decided[runs] = 1 - share([one.verdict() for one in ratios], repeated_runs.UNDECIDED)
     assert decided[count - 1] < 0.82 and 0.78 < decided[count], decided
 
 

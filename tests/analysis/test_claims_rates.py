@@ -9,8 +9,8 @@ import pytest
 
 from analysis.claims import judge, measures, named
 from analysis.claims.sides import Readings
-from analysis.commands.better import Better
 from analysis.runs import load
+from analysis.stats.between_runs import RepeatedRuns
 from tests.helpers import records
 from tests.helpers.claim_worlds import write, write_repeated
 
@@ -88,6 +88,6 @@ def test_runs_of_one_seed_are_one_accuracy(tmp_path: Path, seeds: int):
         assert (interval.low is None) == (seeds == 1)
         if interval.low is not None and interval.high is not None:
             wrong["claims"] += not interval.low <= 0 <= interval.high
-        better = Better.of(runs, "total_s")
-        wrong["best"] += better.more_accurate(*sides) or better.more_accurate(*reversed(sides))
+        repeated = RepeatedRuns(runs)
+        wrong["best"] += repeated.more_accurate(*sides) or repeated.more_accurate(*reversed(sides))
     assert max(wrong.values()) / 200 <= 0.06, wrong

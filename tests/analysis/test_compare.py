@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.__main__ import main
-from analysis.commands import compare, compare_table, environment_diff
+from analysis.commands import compare, environment_diff
 from analysis.runs import load
 from analysis.stats.between_runs import Ratio
 from multicard.measure import formulas
@@ -138,14 +138,14 @@ def test_a_step_is_by_the_slowest_ranks_clock_and_warm_up_is_left_out(tmp_path: 
     record = records.vision(segments=segments)
     records.write(tmp_path / "a", record, records.steps(steps_s, per_epoch=2))
     (run,) = load.read([tmp_path]).runs
-    assert compare.steps.measured_s(run).tolist() == [
+    assert run.measured_s().tolist() == [
         2.0,
         4.0,
         1.0,
     ]  # ends: 9 and 11, 4 and 13, 1
     anew = [records.segment() | {"steps": 0, "first_step": 4}, records.segment()]  # the first one's work was lost
     records.write(tmp_path / "a", records.vision(segments=anew), records.steps(steps_s, per_epoch=2))
-    assert compare.steps.measured_s(load.read([tmp_path]).runs[0]).tolist() == [2.0, 4.0, 9.0, 1.0]
+    assert load.read([tmp_path]).runs[0].measured_s().tolist() == [2.0, 4.0, 9.0, 1.0]
 
 
 def test_the_steps_of_older_records_are_derived_anew(tmp_path: Path):
@@ -260,7 +260,7 @@ def test_seeds_are_repetitions_and_commits_are_not_mixed(tmp_path: Path):
             records.write(tmp_path / side / str(seed), records.vision(seed=seed), records.steps(steps_s))
     (one,) = compared(tmp_path / "a", tmp_path / "b")
     assert len(one.a) == len(one.b) == 3 and one.step is not None and one.step.repeated
-    assert any("3 and 3" in line for line in compare_table.lines([one], None))
+    assert any("3 and 3" in line for line in compare.lines([one], None))
     records.write(tmp_path / "b" / "3", records.vision(seed=3, commit="f" * 40), records.steps(np.full(50, 0.1)))
     with pytest.raises(ValueError, match=r"B mixes commits, machines, .* in one cell: 8fdd49003 on .*fffffffff"):
         compared(tmp_path / "a", tmp_path / "b")
@@ -299,7 +299,10 @@ def test_other_circumstances_are_said(tmp_path: Path):
     )
     other["config"]["added"] = 1
     machine = records.environment(
-        packages={"torch": "2.12.0", "torchvision": "0.26.0"}, gpus=[{"driver": "570"}], flags={}, python="3.12"
+        packages={"torch": "2.12.0", "torchvision": "0.26.0"},
+        gpus=[{"uuid": "GPU-1", "driver": "570"}],
+        flags={},
+        python="3.12",
     )
     records.write(tmp_path / "b", other, machine=machine)
     ours, theirs = (load.read([tmp_path / side]).runs for side in "ab")

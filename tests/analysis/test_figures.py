@@ -319,7 +319,7 @@ def test_curves_are_means_by_epoch(tmp_path: Path):
     grids.fill(tmp_path, "loss_curves", (0, 1))
     (figure,) = drawn(tmp_path, "loss_curves")
     runs = [r for r in load.read([tmp_path]).runs if r["precision"] == "fp16" and r["pin_memory"]]
-    losses = [run.record()["epochs"][4]["train_loss"] for run in runs]
+    losses = [run.record().epochs[4].train_loss for run in runs]
     (row,) = measured(figure, "train_loss", precision="fp16", pin_memory="true", epoch=5)
     expected = intervals.mean(losses)
     assert (row["mean"], row["low"]) == (pytest.approx(expected.estimate), pytest.approx(expected.low))

@@ -17,6 +17,7 @@ from multicard.llm.data import row_files
 from multicard.observe.profiles import load as profiles
 from multicard.records import run_folder
 from multicard.records.run_folder import finite
+from multicard.records.schema import Environment
 from tests.helpers import records
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "records_v1"  # measured by an early version
@@ -142,7 +143,7 @@ def test_a_key_that_its_kind_of_run_lacks_counts_for_nothing(tmp_path: Path, cap
     records.write(tmp_path / "gpus", records.vision(gpus=-2))
     assert main(["report", str(tmp_path)]) == 0
     found = load.read([tmp_path])
-    assert [run.record().get("phases_s") for run in found.runs] == [None]
+    assert [run["kind"] for run in found.runs] == ["llm"]
     why = {skipped.folder.name: skipped.why for skipped in found.skipped}
     assert set(why) == {*wrong, "gpus"} and "`$.axes.gpus`" in why["gpus"]
     assert all(f"`$.{key}" in why[key] for key in wrong) and capsys.readouterr().err == ""
@@ -156,7 +157,7 @@ def test_nested_json_is_one_line_wherever_it_stands(depth: int, tmp_path: Path):
     bad = records.write(tmp_path / "runs" / "bad", records.vision() | {"config": {"seed": "here"}}) / "result.json"
     bad.write_text(bad.read_text().replace('"here"', nested))
     found = load.read([tmp_path / "runs"])
-    assert [run.environment() for run in found.runs] == [{}]
+    assert [run.environment() for run in found.runs] == [Environment()]
     assert [skipped.why[:23] for skipped in found.skipped] == ["result.json is broken ("]
     if depth > 1000:
         for name in ("rows.jsonl", "rows.json"):
