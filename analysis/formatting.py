@@ -1,7 +1,5 @@
 """Words that commands and pages share."""
 
-from collections.abc import Iterable
-
 from multicard.records.text_table import clean
 
 KINDS = {"vision": "training", "llm": "tuning"}  # of runs, as headings name them
@@ -15,8 +13,3 @@ def kind(run_kind: str) -> str:
 def counted(number: int, noun: str) -> str:
     """The number with its noun: "1 run", "2,000 runs"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def say(lines: Iterable[str]) -> None:
-    """Print all at once: 10,000 lines one by one take a second."""
-    print("\n".join(lines))

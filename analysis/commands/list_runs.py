@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from analysis.formatting import counted
 from analysis.runs import grouping
@@ -15,9 +14,9 @@ from multicard.records import figures, text_table
 from multicard.records.table import ALWAYS
 from multicard.records.text_table import clean
 
-FIGURES = ("total_s", "images_per_s", "tokens_per_s", "test_accuracy", "loss_last_tenth", "peak_memory_bytes")
+FIGURES = tuple(figure.name for figure in figures.FIGURES.values() if figure.listed)
 ABOUT = ("name", "kind", "commit", "hardware", "hosts")  # said once, above the tables, where it is the same for all
-DROPPED = ("hosts", "hardware", "commit", *reversed(FIGURES[1:]))  # in this order, where lines would be too long
+DROPPED = ("hosts", "hardware", "commit", *reversed(FIGURES[1:]))  # in this order, where lines are too long
 NAMED = 5  # skipped records, and causes of failures, that are named one by one
 
 
@@ -31,7 +30,11 @@ def lines(found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, limit
     total = len(found.runs)
     of_all = counted(total, "run")
     count = f"{len(runs)} of {of_all}" if len(runs) < total else of_all
-    tables = _chosen(runs, _names(found, chosen), limit) if chosen is not None else _tables(runs, limit)
+    if chosen is None:
+        tables = _tables(runs, limit)
+    else:
+        names = _names(found, chosen)
+        tables = text_table.text(names, [[figures.text(name, run[name]) for name in names] for run in runs], limit)
     notes = [count + _failures(runs), *_causes(runs, limit), *legend(run["marks"] for run in runs)]
     return [*tables, *notes, *skipped(found.skipped)]
 
@@ -59,10 +62,6 @@ def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
     more = len(causes) - NAMED
     rest = [f"{counted(more, 'more cause')} (--columns folder,cause)"] if more > 0 else []
     return [text_table.cut(clean(line), limit) for line in [*named, *rest]]
-
-
-def _chosen(runs: Sequence[Run], names: Sequence[str], limit: int | None) -> list[str]:
-    return text_table.text(names, [[figures.text(name, run[name]) for name in names] for run in runs], limit)
 
 
 def _tables(runs: Sequence[Run], limit: int | None) -> list[str]:
@@ -118,20 +117,19 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return [*always, *(name for name in apart if name not in always)]
 
 
-def write_csv(path: Path, found: Found, runs: Sequence[Run], chosen: Sequence[str] | None) -> None:
-    """Every run with all its columns, or those chosen, as they are in the records: units are in the names."""
-    names = _names(found, chosen)
-    path.write_text(text_table.to_csv(names, [[run[name] for name in names] for run in runs]))
+def write(
+    found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, csv_file: Path | None, json_file: Path | None
+) -> None:
+    """Write every run with all its columns, or those chosen, as they are in the records: units are in the names.
 
-
-def write_json(path: Path, found: Found, runs: Sequence[Run], chosen: Sequence[str] | None) -> None:
-    """The same, with the records that were skipped."""
+    The JSON file has the skipped records too.
+    """
     names = _names(found, chosen)
-    content: dict[str, Any] = {
-        "runs": [{name: run[name] for name in names} for run in runs],
-        "skipped": skipped_rows(found.skipped),
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    if csv_file is not None:
+        csv_file.write_text(text_table.to_csv(names, [[run[name] for name in names] for run in runs]))
+    if json_file is not None:
+        rows = [{name: run[name] for name in names} for run in runs]
+        json_file.write_text(json.dumps({"runs": rows, "skipped": skipped_rows(found.skipped)}, indent=1) + "\n")
 
 
 def skipped_rows(records: Sequence[Skipped]) -> list[dict[str, str]]:

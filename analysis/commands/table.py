@@ -8,10 +8,13 @@ setting; what to know of it, misprints too, is below.
 """
 
 import re
+import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from analysis import same_setting
 from analysis.commands import profile_table
@@ -19,13 +22,16 @@ from analysis.experiments import EFFICIENCY, Experiment, Panel
 from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.columns import legend
-from analysis.runs.grouping import Cell, of_setting
+from analysis.runs.grouping import Cell, of_setting, ok_runs
 from analysis.runs.load import Run
+from multicard.config import CONF
+from multicard.config.llm import DATASETS
 from multicard.measure import formulas
-from multicard.records import figures
+from multicard.records import figures, text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
-from multicard.records.text_table import clean
-from papers import printed
+from multicard.records.schema import LlmRecord
+from multicard.records.text_table import clean, escape_latex, escape_markdown
+from papers import printed, settings
 from papers.printed import PrintedFigure
 
 UNMEASURED = "not measured"
@@ -33,6 +39,13 @@ BOUNDS = ("_low", "_high")  # of a figure's interval, in CSV
 AGAINST_ONE, SAVED = "x 1 GPU", "saved"
 PAPER = "paper"  # above printed figures; in CSV with the name of their column
 SHARED = ("dataset", "image_size", "epochs", "model", "precision", "strategy", "loader", "layout", "method", "template")
+
+DATASETS_TITLE = "The papers' Table 4: the sizes of the text data sets"
+DATASETS_HEADINGS = ["dataset", "source", "template", PAPER, "rows", PAPER, "MB", PAPER]
+DATASETS_NOTES = [
+    "rows, MB: of a run that read the whole set; MB of its files, which may be of another format than the papers'",
+    "-: no run here read the whole set; dataset=NAME dataset.rows=null does, of any model and method",
+]
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,40 @@ class Table:
     texts: list[list[str]]
     rows: list[dict[str, Any]]
     notes: list[str]
+
+    def text(self) -> str:
+        width = text_table.terminal_width()
+        notes = [textwrap.fill(note, width, subsequent_indent="  ") for note in self.notes] if width else self.notes
+        return "\n".join([self.title, "", *text_table.text(self.headings, self.texts, width), "", *notes])
+
+    def markdown(self) -> str:
+        notes = [f"- {escape_markdown(note)}" for note in self.notes]
+        content = text_table.markdown(self.headings, self.texts)
+        return "\n".join([f"**{escape_markdown(self.title)}**", "", content, "", *notes])
+
+    def latex(self) -> str:
+        """A `table` for the package booktabs."""
+        notes = [rf"{escape_latex(note)}\par" for note in self.notes]
+        caption, content = escape_latex(self.title), text_table.latex(self.headings, self.texts)
+        start = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", content, r"\par\footnotesize"]
+        return "\n".join([*start, *notes, r"\end{table}"])
+
+
+def to_csv(tables: Sequence[Table]) -> str:
+    """All panels in one file, with a first column `panel` where there are several; numbers in full."""
+    names = dict.fromkeys(name for table in tables for row in table.rows for name in row)
+    filled = [name for name in names if any(row.get(name) is not None for table in tables for row in table.rows)]
+    several = len(tables) > 1
+    rows = [[*([table.title] * several), *(row.get(name) for name in filled)] for table in tables for row in table.rows]
+    return text_table.to_csv([*(["panel"] * several), *filled], rows).rstrip("\n")
+
+
+FORMATS: dict[str, Callable[[Sequence[Table]], str]] = {
+    "text": lambda tables: "\n\n".join(map(Table.text, tables)),
+    "markdown": lambda tables: "\n\n".join(map(Table.markdown, tables)),
+    "csv": to_csv,
+    "latex": lambda tables: "\n\n".join(map(Table.latex, tables)),
+}
 
 
 @dataclass(frozen=True)
@@ -126,7 +173,7 @@ def _printed(panel: Panel) -> dict[str, dict[Cell, PrintedFigure]]:
 
 def _row(panel: Panel, cell: Cell, papers: Mapping[str, Mapping[Cell, PrintedFigure]]) -> dict[str, Any]:
     runs = panel.cells.get(cell, [])
-    ok = _ok(runs)
+    ok = ok_runs(runs)
     statuses = Counter(run["status"] for run in runs)
     counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
     row: dict[str, Any] = dict(cell)
@@ -148,10 +195,6 @@ def _row(panel: Panel, cell: Cell, papers: Mapping[str, Mapping[Cell, PrintedFig
     doubtful = (row.get(AGAINST_ONE) or 0.0) > formulas.DOUBTFUL_EFFICIENCY * ideal
     row["marks"] = grouping.marks(ok) + DOUBTFUL * doubtful or None
     return row
-
-
-def _ok(runs: Sequence[Run]) -> list[Run]:
-    return [run for run in runs if run["status"] == "ok"]
 
 
 def _comparisons(panel: Panel, cell: Cell) -> dict[str, Comparison]:
@@ -187,7 +230,7 @@ def _comparisons(panel: Panel, cell: Cell) -> dict[str, Comparison]:
 def _compared(panel: Panel, name: str, comparison: Comparison, cell: Cell) -> float | None:
     """How many times as fast as the base, or as a share what is saved or reached of the ideal; of what is no time, how
     many times as much."""
-    ok, others = (_ok(panel.cells.get(side, [])) for side in (cell, comparison.base))
+    ok, others = (ok_runs(panel.cells.get(side, [])) for side in (cell, comparison.base))
     own, base = (of_setting(runs, comparison.measure) for runs in (ok, others))
     if not own or not base:
         return None
@@ -248,3 +291,38 @@ def _setting(panel: Panel) -> str:
     same = [f"{key}={grouping.typed(first[key])}" for key in known if len({run[key] for run in panel.runs}) == 1]
     place = grouping.mixture(panel.runs) or f"{grouping.commit(first)} on {grouping.machine(first)}"
     return f"all: {' '.join(same)}, {place}"
+
+
+def of_datasets(runs: Sequence[Run]) -> Table:
+    """The sizes of the text data sets that the papers print, as runs read them: a row each, measured or not."""
+    found = printed.figures(printed.DATASETS)
+    rows = [_dataset_row(name, runs) for name in dict.fromkeys(figure.cell["dataset"] for figure in found)]
+    texts = [[_size_text(value) for value in row.values()] for row in rows]
+    sources = ", ".join(dict.fromkeys(figure.source for figure in found))
+    return Table(DATASETS_TITLE, DATASETS_HEADINGS, texts, rows, [f"paper: {sources}", *DATASETS_NOTES])
+
+
+def _dataset_row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
+    whole = [run for run in runs if run["dataset"] == name and run["dataset.rows"] is None and run["status"] == "ok"]
+    record, facts = whole[0].record() if whole else None, DATASETS[name]
+    data, rows = record and record.data, record.text_rows if isinstance(record, LlmRecord) else None
+    has_rows_alone = data is not None and [*data.parts] == ["dataset"]  # no weights, nor a tokenizer of files
+    papers = {
+        figure.measure: figure.value for figure in printed.figures(printed.DATASETS) if figure.cell == {"dataset": name}
+    }
+    return {
+        "dataset": name,
+        "source": msgspec.yaml.decode((CONF / "dataset" / f"{name}.yaml").read_bytes())["source"],
+        "template": "instruct" if facts.conversations else facts.template,  # as the experiments read it
+        "paper template": settings.read().templates[name],
+        "rows": rows and rows.read,
+        "paper rows": int(papers["rows"]),
+        "size_mb": data.bytes / 1e6 if data is not None and has_rows_alone else None,
+        "paper size_mb": papers["size_mb"],
+    }
+
+
+def _size_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from analysis.claims import Verdict, render
 from analysis.claims.verdicts import labels
-from analysis.commands import dataset_table, table
+from analysis.commands import table
 from analysis.experiments import Experiment, Panel, measuring
 from analysis.figures import draw
 from analysis.formatting import counted
@@ -103,7 +103,7 @@ def _is_full(panel: Panel) -> bool:
 
 
 def _data_sets(runs: Sequence[Run]) -> Fold:
-    sizes = dataset_table.table(runs)
+    sizes = table.of_datasets(runs)
     return Fold(sizes.title, [PlainTable("", sizes.headings, sizes.texts, sizes.notes)])
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.__main__ import main
-from analysis.cli import COMMANDS
+from analysis.__main__ import COMMANDS, main
 from tests.analysis.test_compare import sweep
 from tests.conftest import ROOT, SHARED, has_dali
 from tests.helpers import records
