@@ -222,7 +222,7 @@ def test_nodes_count_as_gpus(tmp_path: Path):
         ("--memory", "80", "80 is no size; write 80GB, 80GiB or 500MB"),
         ("--memory", "80iB", "80iB is no size"),
         ("--accuracy", "99", "99 is no accuracy; write 0.99 or 99%"),
-        ("--accuracy", "much", "much is no number"),
+        ("--accuracy", "much", "much is no accuracy"),
         ("--gpus", "0", "0 is no number of GPUs"),
         ("--goal", "fun", "invalid choice"),
     ],
