@@ -134,9 +134,9 @@ def test_sending_twice_replaces_the_same_views(
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["dashboard", "--project", "a/b"], "--project: 'a/b' is no project: W&B takes names"),
-        (["dashboard", "--project", ""], "--project: '' is no project"),
-        (["dashboard", "--entity", "a b?"], "--entity: 'a b?' is no user or team"),
+        (["dashboard", "--project", "a/b"], "--project: 'a/b' is no name in W&B: W&B takes names"),
+        (["dashboard", "--project", ""], "--project: '' is no name in W&B"),
+        (["dashboard", "--entity", "a b?"], "--entity: 'a b?' is no name in W&B"),
         (["dashboard", "--dry-run", "no/o.json"], "there is no folder no"),
         (["sync", "--project", "a/b"], "W&B takes names of"),
         (["sync", "--entity", ""], "W&B takes names of"),
