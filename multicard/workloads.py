@@ -26,6 +26,11 @@ def register() -> None:
                 store.store(group=f"schema/{group}", name=name, node=schema)
 
 
+def of_entry(entry: str) -> Workload:
+    """The workload of an entry's file name."""
+    return next(workload for workload in WORKLOADS if workload.entry == entry)
+
+
 def groups(workload: Workload) -> dict[str, list[str]]:
     """The options of each group that the entry accepts, in the order of its defaults list."""
     return {group: options(workload, group) for group in _defaults(workload)}

@@ -1,4 +1,4 @@
-"""A plan of jobs over time: a row a GPU; what was planned, pale, above what became of it."""
+"""A Gantt chart of a plan of jobs: a row for each GPU; what was planned, pale, above what became of it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from analysis.figures.chart_data import Row
-from analysis.figures.vega import LETTER_POINTS, Figure, figure, layered
+from analysis.figures.vega import LETTER_POINTS, Figure, calculated, figure, layered
 from multicard.records.text_table import cut
 
 WIDTH = 560  # points
@@ -21,8 +21,7 @@ def chart(name: str, plan: Mapping[str, Any]) -> Figure | None:
     Args:
         name: of the figure's file.
     """
-    rows = list(_rows(plan))
-    if not rows:
+    if not (rows := _rows(plan)):
         return None
     longest_s = max(row["end_s"] for row in rows)
     second, unit = next((seconds, word) for least, seconds, word in UNITS if longest_s >= least)
@@ -42,26 +41,22 @@ def chart(name: str, plan: Mapping[str, Any]) -> Figure | None:
         bars.encode(x=x, x2="end:Q", y=y, yOffset=offset, color=colour, opacity=pale, tooltip=tooltip),
         names.encode(x=x, y=y, yOffset=offset, text="label:N"),
     ]
-    transform = [{"calculate": f"datum.{end}_s / {second}", "as": end} for end in ("start", "end")]
-    gpus = len({row["gpu"] for row in rows})
-    spec = layered(layers, transform, WIDTH, gpus * (len(kinds) * BAR + GAP))
+    transform = calculated(start=f"datum.start_s / {second}", end=f"datum.end_s / {second}")
+    spec = layered(layers, transform, WIDTH, len({row["gpu"] for row in rows}) * (len(kinds) * BAR + GAP))
     below = ["Pale: as it was planned at first; full: what became of it"] if REAL in kinds else []
     title = f"Plan of {len({row['job'] for row in rows})} jobs on {plan.get('node', 'a node')}"
     return figure(name, spec, rows, title, [], below, "", WIDTH)
 
 
 def _rows(plan: Mapping[str, Any]) -> Sequence[Row]:
-    """A row for each job on each of its GPUs: as it was planned, and as it ran."""
-    rows: list[Row] = []
-    carried = plan.get("carried_out")
+    """A row for each job on each of its GPUs, as planned and as it ran."""
+    carried, rows = plan.get("carried_out"), list[Row]()
+    kinds = {REAL: "", PLANNED: "planned_"} if carried else {PLANNED: ""}  # and the prefix of their keys
     for job in (carried or plan).get("jobs", ()):
-        common = {"job": job["name"], "of": job["job"], "status": job.get("status", "")}
-        own = [(REAL if carried else PLANNED, job.get("gpu_ids") or [], job.get("start_s"), job.get("end_s"))]
-        if carried:
-            planned = job.get("planned_gpu_ids") or [], job.get("planned_start_s"), job.get("planned_end_s")
-            own.append((PLANNED, *planned))
-        for kind, ids, start_s, end_s in own:
+        for kind, prefix in kinds.items():
+            start_s, end_s, ids = (job.get(f"{prefix}{key}") for key in ("start_s", "end_s", "gpu_ids"))
             if start_s is not None and end_s is not None:
-                span = {"kind": kind, "gpus": len(ids), "start_s": start_s, "end_s": end_s}
-                rows += [{**common, **span, "gpu": f"{plan.get('noun', 'GPU')} {gpu}"} for gpu in ids]
+                row = {"job": job["name"], "of": job["job"], "status": job.get("status", ""), "kind": kind}
+                row |= {"gpus": len(ids or ()), "start_s": start_s, "end_s": end_s}
+                rows += [{**row, "gpu": f"{plan.get('noun', 'GPU')} {gpu}"} for gpu in ids or ()]
     return sorted(rows, key=lambda row: (int(row["gpu"].split()[-1]), row["kind"], row["start_s"]))

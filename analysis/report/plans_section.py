@@ -27,35 +27,30 @@ def section(read_plans: Sequence[Mapping[str, Any]]) -> Section:
     for number, plan in enumerate(read_plans, 1):
         figure = plans.chart("plan" if len(read_plans) == 1 else f"plan_{number}", plan)
         if figure is not None:
-            blocks.append(Plot.of(figure, []))
-            blocks.append(Fold("The jobs of the plan", [PlainTable("Jobs", HEADINGS, _jobs(plan), [_figures(plan)])]))
+            table = PlainTable("Jobs", HEADINGS, _jobs(plan), [_makespan(plan)])
+            blocks += [Plot.of(figure, []), Fold("The jobs of the plan", [table])]
     return Section("plans", "Plans", "What runs where, and when, and did it come out so?", blocks)
 
 
 def _jobs(plan: Mapping[str, Any]) -> list[list[str]]:
     carried = plan.get("carried_out")
-    prefix = "planned_" if carried else ""
+    planned, real = ("planned_", "") if carried else ("", "real_")  # prefixes of their keys
+    times = [f"{prefix}{end}_s" for prefix in (planned, real) for end in ("start", "end")]
     return [
         [
             job["name"],
             str(job.get("gpus") or job.get("planned_gpus") or "-"),
-            *(_time(job.get(f"{prefix}{end}_s")) for end in ("start", "end")),
-            *(_time(job.get(f"{end}_s") if carried else None) for end in ("start", "end")),
+            *("-" if job.get(key) is None else in_hours(job[key]) for key in times),
             job.get("status", "-"),
         ]
         for job in (carried or plan)["jobs"]
     ]
 
 
-def _figures(plan: Mapping[str, Any]) -> str:
+def _makespan(plan: Mapping[str, Any]) -> str:
     """The makespan, and what it is compared with."""
     carried = plan.get("carried_out") or {}
-    words = [f"Makespan {in_hours(carried.get('planned_makespan_s') or plan['makespan_s'])} planned"]
+    parts = [f"Makespan {in_hours(carried.get('planned_makespan_s') or plan['makespan_s'])} planned"]
     if carried.get("makespan_s"):
-        words.append(f"{in_hours(carried['makespan_s'])} in fact")
-    words.append(f"one after the other on all, {in_hours(plan['in_turn_s'])} were expected")
-    return f"{'; '.join(words)}."
-
-
-def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else in_hours(seconds)
+        parts.append(f"{in_hours(carried['makespan_s'])} in fact")
+    return f"{'; '.join(parts)}; one after the other on all, {in_hours(plan['in_turn_s'])} were expected."

@@ -80,9 +80,9 @@ class SweepLauncher(Launcher):
         config, pack = self.config, None
         auto_gpus.refuse(config, self.on_slurm)
         if self.packs and config.exclusive is False and config.max_jobs != 1:
-            from multicard.decide.plan import packed_gpus
+            from multicard.decide.plan import planning
 
-            pack = packed_gpus.pick
+            pack = planning.pick
         return auto_gpus.resolve(self.command, self.hydra_context, config, job_overrides, pack)
 
     def _measure_for_another(self, job_overrides: Sequence[Sequence[str]], first: int) -> "Sweep":

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from multicard.decide.plan import carry_out, planning, state
+from multicard.decide.plan import carry_out, journal, planning
 from multicard.decide.plan.carry_out import CarryingOut
-from multicard.decide.plan.jobs_file import Goal
+from multicard.decide.plan.journal import PlanJournal
 from multicard.decide.plan.schedule import Option, Task
-from multicard.decide.plan.state import State
 from multicard.records.run_folder import Run
 from multicard.records.schema_parts import Interval
 from tests.helpers import records
@@ -114,27 +113,27 @@ class World:
     def carrying(self, gpus: int = 2) -> CarryingOut:
         cells: Any = self.cells
         place: Any = self
-        return CarryingOut(self.tasks, gpus, Goal.makespan, cells, place, State(self.folder), limit_s=0.5)
+        return CarryingOut(self.tasks, gpus, cells, place, PlanJournal(self.folder), limit_s=0.5)
 
     def run(self, gpus: int = 2) -> CarryingOut:
         """Plan and carry out to the end."""
         carried = self.carrying(gpus)
         try:
             if rest := carried.rest():
-                carried.run(planning.make(rest, gpus, Goal.makespan, 0.5).schedule)
+                carried.run(planning.make(rest, gpus, 0.5).schedule)
         finally:
-            carried.state.close()
+            carried.journal.close()
         return carried
 
     def began(self, *events: dict[str, Any]) -> None:
         """Leave what a command noted that began AGO_S ago."""
-        (self.folder / state.FOLDER).mkdir(parents=True)
-        lines = [json.dumps(event) + "\n" for event in ({"began": self.now_s}, *events)]
-        (self.folder / state.FOLDER / "events.jsonl").write_text("".join(lines))
+        file = self.folder / journal.FOLDER / "events.jsonl"
+        file.parent.mkdir(parents=True)
+        file.write_text("".join(json.dumps(event) + "\n" for event in ({"began": self.now_s}, *events)))
         self.now_s += AGO_S
 
     def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / state.FOLDER / "events.jsonl").open()]
+        return [json.loads(line) for line in (self.folder / journal.FOLDER / "events.jsonl").open()]
 
 
 def in_own_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> World:
@@ -146,7 +145,7 @@ def in_own_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         assert made.now_s < BEGAN_S + 10 * AGO_S, "the plan does not end"
 
     monkeypatch.setattr(carry_out, "pause", pause)
-    monkeypatch.setattr(state, "since_epoch_s", lambda: made.now_s)
+    monkeypatch.setattr(journal, "since_epoch_s", lambda: made.now_s)
     return made
 
 

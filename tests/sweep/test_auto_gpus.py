@@ -12,8 +12,8 @@ import pytest
 from multicard.cli import command_line
 from multicard.config.base import RunConfig
 from multicard.config.keys import require
-from multicard.decide.plan import packed_gpus
-from multicard.decide.plan.schedule import Option, Task, by_need, earliest, lower_bound_s
+from multicard.decide.plan import planning
+from multicard.decide.plan.schedule import Task, by_need, earliest, lower_bound_s, timed_option
 from multicard.estimate.estimates import Predictor
 from multicard.machine import devices, leases, shares
 from multicard.machine.shares import Pool
@@ -82,9 +82,9 @@ def test_the_planner_picks_the_numbers_of_the_least_makespan():
         return {gpus: Interval(s, s, s) for gpus, s in seconds.items()}
 
     serial = {1: 480.0, 2: 470.0, 4: 460.0}
-    assert packed_gpus.pick([(exact(SECONDS["fp32"]), 1), (exact(serial), 2)], 4) == ([2, 1], packed_gpus.PLANNED)
+    assert planning.pick([(exact(SECONDS["fp32"]), 1), (exact(serial), 2)], 4) == ([2, 1], planning.PLANNED)
     halves = exact({1: 400.0, 2: 210.0, 4: 120.0})
-    assert packed_gpus.pick([(halves, 2)], 4)[0] == [2] and packed_gpus.pick([(halves, 8)], 4)[0] == [1]
+    assert planning.pick([(halves, 2)], 4)[0] == [2] and planning.pick([(halves, 8)], 4)[0] == [1]
 
 
 def test_many_runs_are_not_planned_and_end_as_soon_as_their_work_lets_them(monkeypatch: pytest.MonkeyPatch):
@@ -95,15 +95,14 @@ def test_many_runs_are_not_planned_and_end_as_soon_as_their_work_lets_them(monke
     draws = random.Random(0)
     short = [(exact(draws.uniform(50, 500), draws.uniform(0.5, 1.0)), 3) for _ in range(40)]
     whole = (exact(40_000.0, 1.0), 1)  # on a GPU, longer than all others together
-    monkeypatch.setattr(packed_gpus.planning, "make", None)
-    chosen: list[tuple[Sequence[Task], list[Option]]] = []
-    real = packed_gpus.least_work
-    monkeypatch.setattr(
-        packed_gpus, "least_work", lambda tasks, gpus: chosen.append((tasks, real(tasks, gpus))) or chosen[-1][1]
-    )
-    numbers, why = packed_gpus.pick([*short, whole], 8)
-    assert why == packed_gpus.WORK and numbers[:-1] == [1] * 40 and numbers[-1] == 8
-    ((tasks, options),) = chosen
+    monkeypatch.setattr(planning, "make", None)
+    numbers, why = planning.pick([*short, whole], 8)
+    assert why == planning.WORK and numbers[:-1] == [1] * 40 and numbers[-1] == 8
+    runs = [
+        (seconds, gpus) for (seconds, runs), gpus in zip([*short, whole], numbers, strict=True) for _ in range(runs)
+    ]
+    tasks = [Task("", tuple(timed_option(n, own, n, own) for n, own in seconds.items())) for seconds, _ in runs]
+    options = [each.options[(1, 2, 4, 8).index(gpus)] for each, (_, gpus) in zip(tasks, runs, strict=True)]
     makespan_s = earliest(tasks, options, by_need(tasks, options), 8).makespan_s
     assert makespan_s < 1.05 * lower_bound_s(tasks, 8)
 

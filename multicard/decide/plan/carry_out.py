@@ -1,17 +1,17 @@
 """Carries a plan out: starts its tasks in its order, and plans the rest again when one ends otherwise than planned."""
 
+import math
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from multicard.decide.plan import durations, planning
-from multicard.decide.plan.jobs_file import Goal
+from multicard.decide.plan import planning
+from multicard.decide.plan.journal import PlanJournal
 from multicard.decide.plan.places import Place
 from multicard.decide.plan.schedule import Option, Placed, Schedule, Task
 from multicard.decide.plan.show import ranges
-from multicard.decide.plan.state import State
 from multicard.measure.timing import in_hours, pause
 from multicard.messages import say
 from multicard.ranks import interruption
@@ -22,21 +22,22 @@ from multicard.sweep.cells import Cell
 POLL_S = 0.2
 REPLANNING_S = 2.0  # at most, in which nothing new is started
 OUTSIDE, LEAST_OUTSIDE_S = 0.05, 1.0  # beyond an interval's end, from which on a time is outside of it
-LONGER = 1.5  # a task that runs beyond what was expected is expected to take so much of its time so far
-LEAST_LEFT_S = 1.0  # of a task that runs, however long it was expected to
-
-# Options of tasks by their names, as the records that there are by now tell
-Learn = Callable[[], Mapping[str, tuple[Option, ...]]]
+LONGER = 1.5  # a task that runs beyond its interval is expected to take its time so far by this factor
+LEAST_LEFT_S = 1.0  # of a task that runs
+SCALED = 1.1  # to either side of a time that follows from that of another run of the job
 
 
 @dataclass
 class Progress:
-    """How far a task is.
+    """The progress of a task.
 
     Fields:
         status: "" until it is over, then that of its record, or "skipped".
-        cell: while it runs. option: that it was started with. begun: False while it waits in a queue.
-        expected_s: its time as is known by now. limit_s: after which it takes longer than that.
+        cell: while it runs.
+        option: that it was started with.
+        begun: False while it waits in SLURM's queue.
+        expected_s: its time as is known by now.
+        limit_s: time after which it takes longer than that.
     """
 
     task: Task
@@ -57,16 +58,17 @@ class Progress:
     def waits(self) -> bool:
         return not self.status and self.cell is None
 
+    @property
+    def lasted_s(self) -> float | None:
+        return None if self.start_s is None or self.end_s is None else self.end_s - self.start_s
+
     def rest(self, now_s: float) -> Option:
-        """What is left of it while it runs; past what was expected, half of the most that its interval allows."""
+        """The time that is left of a task that runs; past the expected time, half of the most that its interval
+        allows."""
         assert self.start_s is not None and self.option is not None
         lasted_s = now_s - self.start_s if self.begun else 0.0
         left_s = max(self.expected_s - lasted_s, (self.limit_s - lasted_s) / 2, LEAST_LEFT_S)
         return Option(self.option.gpus, left_s, Interval(left_s, left_s, left_s), left_s, self.option.basis)
-
-    def forget(self, gpus: int) -> None:
-        """Leave so few GPUs, or fewer, out: its job ran out of memory on them."""
-        self.options = tuple(option for option in self.options if option.gpus > gpus)
 
 
 @dataclass
@@ -75,33 +77,28 @@ class CarryingOut:
 
     Fields:
         cells: by the task's name and its number of GPUs.
-        limit_s: in which the rest is planned again, and nothing new is started.
-        goal, seed: as `planning.make` has them.
+        limit_s: in which the rest is planned again.
         noun: what GPUs are called.
-        plan: of what waits and runs, in times of the plan's clock. before: what each that waits waits for.
-        scaled: jobs whose other runs are planned by one that has run.
+        plan: what waits and runs, in times of the plan's clock.
+        before: the tasks that each waits for.
     """
 
     tasks: Sequence[Task]
     gpus: int
-    goal: Goal
     cells: Mapping[tuple[str, int], Cell]
     place: Place
-    state: State
-    learn: Learn = dict
+    journal: PlanJournal
     limit_s: float = REPLANNING_S
-    seed: int = 0
     noun: str = "GPU"
     progress: list[Progress] = field(default_factory=list)
     plan: dict[int, Placed] = field(default_factory=dict)
     before: dict[int, set[int]] = field(default_factory=dict)
-    scaled: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.progress = [Progress(task, task.options) for task in self.tasks]
         for each in self.progress:
             self._take_record(each)
-            last = self.state.last(each.task.name)
+            last = self.journal.last(each.task.name)
             if self.place.keeps_jobs and "started" in last:  # it may be queued, or run, with as many GPUs
                 own = tuple(option for option in each.options if option.gpus == len(last["gpu_ids"]))
                 each.options = own or each.options
@@ -112,8 +109,8 @@ class CarryingOut:
         return [number for number, each in enumerate(self.progress) if not each.status]
 
     def rest(self) -> list[Task]:
-        """The tasks that are not over, with what is left of them."""
-        left, now_s = self.left(), self.state.now_s()
+        """The tasks that are not over, those that run with the time that is left."""
+        left, now_s = self.left(), self.journal.now_s()
         here = {number: index for index, number in enumerate(left)}
         return [replace(
             each.task,
@@ -132,7 +129,7 @@ class CarryingOut:
         Raises:
             KeyboardInterrupt: once what runs has ended; so for any other exception.
         """
-        self.state.begin()
+        self.journal.begin()
         self._follow(schedule)
         with interruption.answered(lambda number: KeyboardInterrupt(signal.Signals(number).name)):
             try:
@@ -144,66 +141,57 @@ class CarryingOut:
                     if reasons and any(each.waits for each in self.progress):
                         self._plan("; ".join(reasons))
             except BaseException as error:
-                with suppress(OSError):  # a full disk, a terminal that is gone: jobs are ended all the same
-                    self.place.wait_no_more()
-                    left = "leaving jobs in SLURM's queue (scancel ends them)"
-                    what = left if self.place.keeps_jobs else "ending what runs"
-                    why = "interrupted by" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}:"
-                    say(f"{why} {error}: {what}", error=True)
-                self.place.interrupt()
-                running = [each for each in self.progress if each.cell is not None and not self.place.keeps_jobs]
-                with suppress(OSError):
-                    for each in running:
-                        self.state.add(ended=each.task.name, at_s=self.state.now_s(), status="interrupted")
+                self._interrupt(error)
                 raise
+
+    def _interrupt(self, error: BaseException) -> None:
+        """End what runs, also where the disk is full or the terminal gone."""
+        with suppress(OSError):
+            self.place.wait_no_more()
+            what = "leaving jobs in SLURM's queue (scancel ends them)" if self.place.keeps_jobs else "ending what runs"
+            why = "interrupted by" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}:"
+            say(f"{why} {error}: {what}", error=True)
+        self.place.interrupt()
+        with suppress(OSError):
+            for each in self.progress:
+                if each.cell is not None and not self.place.keeps_jobs:
+                    self.journal.add(ended=each.task.name, at_s=self.journal.now_s(), status="interrupted")
 
     # ---- planning
 
     def _plan(self, reason: str) -> None:
         """Plan what is left anew, and say so with the reason."""
-        left, rest, now_s = self.left(), self.rest(), self.state.now_s()
-        planned = [number for number in left if number in self.plan]
+        left, rest, now_s = self.left(), self.rest(), self.journal.now_s()
         before: list[tuple[int, Option]] = []
-        for number in sorted(planned, key=lambda number: self.plan[number].start_s):
-            task = rest[left.index(number)]
-            before.append((left.index(number), task.options[0] if task.held else self.plan[number].option))
-        if len(before) < len(rest) or any(option not in rest[index].options for index, option in before):
-            before = []  # the plan so far has no place for all
-        schedule = planning.make(rest, self.gpus, self.goal, self.limit_s, self.seed, before=before).schedule
+        for index, number in sorted(enumerate(left), key=lambda pair: self.plan[pair[1]].start_s):
+            before.append((index, rest[index].options[0] if rest[index].held else self.plan[number].option))
+        if any(option not in rest[index].options for index, option in before):
+            before = []
+        schedule = planning.make(rest, self.gpus, self.limit_s, before).schedule
         self._follow(schedule)
         say(f"{in_hours(now_s)} planned again, as {reason}: all end at {in_hours(now_s + schedule.makespan_s)}")
 
     def _follow(self, schedule: Schedule) -> None:
         """Take a schedule of what is left, from now on, as the plan."""
-        left, now_s = self.left(), self.state.now_s()
+        left, now_s = self.left(), self.journal.now_s()
         waits = schedule.waits(self.rest())
         self.before = {left[index]: {left[other] for other in others} for index, others in enumerate(waits)}
-        plan = self._from_now(schedule)
+        plan = {
+            number: replace(placed, start_s=now_s + placed.start_s, end_s=now_s + placed.end_s)
+            for number, placed in zip(left, schedule.placed, strict=True)
+        }
         if any(placed.gpu_ids != plan[number].gpu_ids for number, placed in self.plan.items() if number in plan):
             self.place.wait_no_more()  # in the turn of a task that now has other GPUs
-        self.plan = plan
-        known = self.state.planned()
-        new = {self.tasks[number].name: _planned(placed) for number, placed in self.plan.items()}
-        new = {name: placed for name, placed in new.items() if name not in known}
+        self.plan, known = plan, self.journal.planned()
+        new = {
+            self.tasks[number].name: {
+                "gpus": placed.option.gpus, "gpu_ids": [*placed.gpu_ids],
+                "start_s": placed.start_s, "end_s": placed.end_s,
+            }
+            for number, placed in plan.items() if self.tasks[number].name not in known
+        }  # fmt: skip
         if new:
-            self.state.add(planned=new, at_s=now_s)
-
-    def _from_now(self, schedule: Schedule) -> dict[int, Placed]:
-        """A schedule of what is left, by the task's place, in times of the plan's clock."""
-        now_s = self.state.now_s()
-        return {
-            number: replace(placed, start_s=now_s + placed.start_s, end_s=now_s + placed.end_s)
-            for number, placed in zip(self.left(), schedule.placed, strict=True)
-        }
-
-    def whole(self, schedule: Schedule) -> tuple[list[Task], Schedule]:
-        """Tasks that are done, as they ran, and the others by a schedule of what is left."""
-        placed = self._from_now(schedule)
-        for number, each in enumerate(self.progress):
-            if each.status and each.option is not None and each.start_s is not None and each.end_s is not None:
-                placed[number] = Placed(each.option, each.start_s, each.end_s, each.gpu_ids)
-        numbers = sorted(placed)
-        return [self.tasks[number] for number in numbers], Schedule(tuple(placed[number] for number in numbers))
+            self.journal.add(planned=new, at_s=now_s)
 
     # ---- starts and ends
 
@@ -212,28 +200,29 @@ class CarryingOut:
         name, reasons = each.task.name, []
         for option in each.task.options:
             run = run_folder.read(self.cells[name, option.gpus].folder)
-            status = run and run.status
-            if status == "oom" and any(own.gpus <= option.gpus for own in each.options):
+            if run is None:
+                continue
+            if run.status == "oom" and any(own.gpus <= option.gpus for own in each.options):
                 self._forget_few(each.task.job, option.gpus)
                 reasons.append(f"{name} does not fit on {option.gpus}")
-            if status in ("ok", "diverged") and each.status != "ok":
-                each.status, each.option, last = status, option, self.state.last(name)
+            if run.status in ("ok", "diverged") and each.status != "ok":
+                each.status, each.option, last = run.status, option, self.journal.last(name)
                 each.gpu_ids = tuple(last.get("gpu_ids") or range(option.gpus))
-                span = (run and self.state.span_s(run.record)) or (None, None)
-                each.start_s, each.end_s = (last["start_s"], last["end_s"]) if last.get("status") == status else span
-                say(f"{name}: {'done' if status == 'ok' else status} before")
-                reasons += [f"{name} has {status}"] if status == "diverged" else []
+                is_noted = last.get("status") == run.status
+                span = (last["start_s"], last["end_s"]) if is_noted else self.journal.span_s(run.record)
+                each.start_s, each.end_s = span or (None, None)
+                say(f"{name}: {'done' if run.status == 'ok' else run.status} before")
+                reasons += [f"{name} has {run.status}"] if run.status == "diverged" else []
         return "; ".join(reasons)
 
     def _start_ready(self) -> list[str]:
         """Start what waits for nothing, unless an earlier command's job of it has ended meanwhile. Returns why the rest
-        is to be planned again, before anything else is started."""
+        is to be planned again before anything else is started."""
         over = {number for number, each in enumerate(self.progress) if each.status}
-        ready = [n for n in self.left() if self.progress[n].waits and not self.before[n] - over]
+        ready = [number for number in self.left() if self.progress[number].waits and not self.before[number] - over]
         for number in sorted(ready, key=lambda number: (self.plan[number].start_s, number)):
             each = self.progress[number]
-            reason = self._take_record(each)
-            if reason:
+            if reason := self._take_record(each):
                 self._skip()
                 return [reason]
             if not each.status:
@@ -249,12 +238,12 @@ class CarryingOut:
         log = self.place.start(cell, placed.gpu_ids)
         if log is None:
             return
-        now_s = self.state.now_s()
+        now_s = self.journal.now_s()
         each.cell, each.option, each.gpu_ids, each.start_s = cell, option, placed.gpu_ids, now_s
         each.begun = not self.place.keeps_jobs
         each.planned_s = each.expected_s = placed.end_s - placed.start_s
         each.limit_s = _latest_s(option)
-        self.state.add(started=name, at_s=now_s, gpu_ids=[*placed.gpu_ids])
+        self.journal.add(started=name, at_s=now_s, gpu_ids=[*placed.gpu_ids])
         where = f"{self.noun}{'s' if option.gpus > 1 else ''} {ranges(placed.gpu_ids)}"
         planned = f"{in_hours(placed.start_s)} to {in_hours(placed.end_s)}"
         say(f"{in_hours(now_s)} {name}: started on {where}, planned {planned}; log: {log}")
@@ -276,14 +265,14 @@ class CarryingOut:
         assert each.cell is not None and each.option is not None and each.start_s is not None
         assert each.cell.result is not None
         record = each.cell.result.record
-        each.cell, each.end_s, name = None, self.state.now_s(), each.task.name
-        span = self.state.span_s(record)
+        each.cell, each.end_s, name = None, self.journal.now_s(), each.task.name
+        span = self.journal.span_s(record)
         if span is not None and (not each.begun or span[0] < each.start_s - LEAST_OUTSIDE_S):
             (each.start_s, each.end_s), each.begun = span, True  # it ran between two looks, or for an earlier command
         lasted_s = each.end_s - each.start_s
         status, cause = record.status, "" if record.cause is None else record.cause.message.partition("\n")[0]
         span_s = {"start_s": each.start_s, "end_s": each.end_s}
-        self.state.add(ended=name, at_s=each.end_s, status=status, cause=cause, gpu_ids=[*each.gpu_ids], **span_s)
+        self.journal.add(ended=name, at_s=each.end_s, status=status, cause=cause, gpu_ids=[*each.gpu_ids], **span_s)
         planned = in_hours(each.planned_s)
         told = f"; {cause}" if cause else ""
         say(f"{in_hours(each.end_s)} {name}: {status} after {in_hours(lasted_s)}, planned {planned}{told}")
@@ -291,7 +280,6 @@ class CarryingOut:
             self._forget_few(each.task.job, each.option.gpus)
             if each.options:
                 each.start_s = each.end_s = None
-                self._learn()
                 return f"{name} does not fit on {each.option.gpus} and is tried on more"
             cause = f"out of memory on {each.option.gpus}, and more are not allowed"
         each.status, each.cause = status, cause
@@ -302,13 +290,12 @@ class CarryingOut:
         is_sooner = lasted_s < low - max(OUTSIDE * low, LEAST_OUTSIDE_S)
         if each.begun and (is_sooner or lasted_s > _latest_s(each.option)):
             self._scale(each, lasted_s)
-            self._learn()
             return f"{name} took {in_hours(lasted_s)}, not {planned}"
         return ""
 
     def _overdue(self) -> list[str]:
-        """What runs longer than expected. Returns why the rest is to be planned again."""
-        reasons, now_s = [], self.state.now_s()
+        """Note what runs longer than expected. Returns why the rest is to be planned again."""
+        reasons, now_s = [], self.journal.now_s()
         for each in self.progress:
             if each.cell is None or each.start_s is None:
                 continue
@@ -324,37 +311,22 @@ class CarryingOut:
                 reasons.append(f"{each.task.name} still runs after {in_hours(lasted_s)}")
         return reasons
 
-    # ---- what is learned
-
     def _forget_few(self, job: str, gpus: int) -> None:
-        """Leave so few GPUs out for all runs of a job that are left."""
-        for each in self.progress:
-            if each.task.job == job and each.waits:
-                each.forget(gpus)
+        """Leave out at most this many GPUs for the runs of a job that are left: they ran out of memory."""
+        for each in self._waiting(job):
+            each.options = tuple(option for option in each.options if option.gpus > gpus)
 
     def _scale(self, by: Progress, lasts_s: float) -> None:
-        """Take other runs of a job to be as much longer than first expected as one that lasts this long."""
+        """Expect other runs of a job to be as much longer than first expected as one that lasts this long."""
         assert by.option is not None
         first = next(option for option in by.task.options if option.gpus == by.option.gpus)
-        self.scaled.add(by.task.job)
-        for each in self.progress:
-            if each.task.job == by.task.job and each is not by and each.waits:
-                allowed = {own.gpus for own in each.options}
-                each.options = tuple(durations.scaled(option, lasts_s / first.interval.value)
-                                     for option in by.task.options if option.gpus in allowed)  # fmt: skip
+        ratio = lasts_s / first.interval.value
+        for each in self._waiting(by.task.job):
+            allowed = {own.gpus for own in each.options}
+            each.options = tuple(_scaled(option, ratio) for option in by.task.options if option.gpus in allowed)
 
-    def _learn(self) -> None:
-        """Take the times that records tell by now of jobs of which no run has told its own."""
-        try:
-            learned = self.learn()
-        except ValueError as error:
-            say(f"nothing new is predicted: {error}", error=True)
-            return
-        for each in self.progress:
-            allowed = {option.gpus for option in each.options}
-            options = tuple(option for option in learned.get(each.task.name, ()) if option.gpus in allowed)
-            if options and each.waits and each.task.job not in self.scaled:
-                each.options = options
+    def _waiting(self, job: str) -> Iterable[Progress]:
+        return (each for each in self.progress if each.task.job == job and each.waits)
 
     def _skip(self) -> None:
         """Skip what comes after a task that is over without success, and what no number of GPUs is left for."""
@@ -368,12 +340,45 @@ class CarryingOut:
             each.cause = f"comes after {self.tasks[other].name}, which is {self.progress[other].status}"
             say(f"{each.task.name}: skipped; it {each.cause}", error=True)
 
+    # ---- what became of it
+
+    def result(self) -> dict[str, Any]:
+        """The plan beside what became of it, in the order of real starts, for other programs."""
+        planned, jobs = self.journal.planned(), []
+        for each in sorted(self.progress, key=lambda each: math.inf if each.start_s is None else each.start_s):
+            wanted = planned.get(each.task.name, {})
+            planned_s = wanted.get("end_s", 0.0) - wanted.get("start_s", 0.0)
+            jobs.append({
+                "name": each.task.name,
+                "job": each.task.job,
+                "status": each.status or "not run",
+                "cause": each.cause,
+                "gpus": None if each.option is None else each.option.gpus,
+                "gpu_ids": [*each.gpu_ids],
+                **{f"planned_{key}": wanted.get(key) for key in ("gpus", "gpu_ids", "start_s", "end_s")},
+                "start_s": each.start_s,
+                "end_s": each.end_s,
+                "ratio": each.lasted_s / planned_s if each.lasted_s is not None and planned_s else None,
+            })  # fmt: skip
+
+        def latest_s(key: str) -> float | None:
+            return max((job[key] for job in jobs if job[key] is not None), default=None)
+
+        return {"makespan_s": latest_s("end_s"), "planned_makespan_s": latest_s("planned_end_s"), "jobs": jobs}
+
+    def failures(self) -> list[str]:
+        """The tasks that have not ended well, and why."""
+        lost = [each for each in self.progress if each.status != "ok"]
+        return [f"{each.task.name}: {each.status or 'not run'}{each.cause and f': {each.cause}'}" for each in lost]
+
 
 def _latest_s(option: Option) -> float:
-    """The longest that the interval of a time lets it take."""
+    """The longest time within an option's interval."""
     return option.interval.high + max(OUTSIDE * option.interval.high, LEAST_OUTSIDE_S)
 
 
-def _planned(placed: Placed) -> dict[str, Any]:
-    ids = [*placed.gpu_ids]
-    return {"gpus": placed.option.gpus, "gpu_ids": ids, "start_s": placed.start_s, "end_s": placed.end_s}
+def _scaled(option: Option, ratio: float) -> Option:
+    """The option with its times multiplied."""
+    value = option.interval.value * ratio
+    interval = Interval(value, value / SCALED, value * SCALED)
+    return replace(option, planned_s=value, interval=interval, alone_s=option.alone_s * ratio)

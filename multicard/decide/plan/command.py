@@ -1,37 +1,27 @@
 """Plans a list of jobs: which GPUs each gets, and when, so that all end soonest.
 
-    python -m multicard plan JOBS.yaml [--goal GOAL] [--probe] [--seconds S] [--svg FILE] [--json FILE]
-                             [--run [--name NAME]]
+    python -m multicard plan JOBS.yaml [--probe] [--seconds S] [--json FILE] [--run [--name NAME]]
 
 JOBS.yaml names the node and the jobs, each a command of either entry or times that are known (docs/plan.md).
 """
 
 import argparse
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from multicard.config.base import check_name
 from multicard.config.job import count
 from multicard.config.keys import require
-from multicard.decide.plan import compared, durations, gantt, jobs_file, node, planning, runs, show, solver
+from multicard.decide.plan import jobs_file, node, places, planning, show, tasks
 from multicard.decide.plan.carry_out import CarryingOut
-from multicard.decide.plan.durations import Tasks
-from multicard.decide.plan.jobs_file import Goal, JobsFile
-from multicard.decide.plan.node import PlannedNode
+from multicard.decide.plan.journal import FOLDER, PlanJournal
 from multicard.decide.plan.places import Slurm, ThisMachine
-from multicard.decide.plan.schedule import Option, Schedule, Task
-from multicard.decide.plan.state import FOLDER, State
-from multicard.machine import private
+from multicard.decide.plan.planning import Plan
+from multicard.decide.plan.schedule import Task
 from multicard.measure.timing import in_hours
 from multicard.messages import say
-from multicard.ranks import os_calls
 from multicard.records import run_folder
-
-JSON = "plan.json"  # in FOLDER
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,129 +37,98 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Command:
-    """One command, from its options to its exit code.
-
-    Raises:
-        ValueError: there is no such plan, with the key and the remedy.
-    """
+    """One command, from its options to its exit code."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.file = options, jobs_file.read(options.jobs)
-        if options.goal:
-            self.file = jobs_file.with_goal(self.file, options.goal)
         self.name = options.name or options.jobs.stem
         if options.run or options.probe:
             check_name(self.name)
-        self.sweep = runs.SWEEPS / self.name
+        self.sweep = tasks.SWEEPS / self.name
         self.node = node.resolve(self.file, options.run)
+        own = [self.sweep / FOLDER / "plan.json"] if options.run else []  # where the report looks for it
+        self.json_files = own if options.json is None else [*own, options.json]
 
     def run(self) -> int:
-        """Plan, and carry out where that is asked for."""
-        cells = runs.cells(self.file, self.node, self.sweep) if self.options.run else {}  # refuses before it predicts
-        tasks = _tasks(self.file, self.node, self.sweep, self.options.probe)
-        if tasks.unknown:
+        """Plan, and carry out where that is asked for.
+
+        Raises:
+            ValueError: there is no such plan, with the key and the remedy.
+        """
+        cells = tasks.cells(self.file, self.node, self.sweep) if self.options.run else {}  # refuses before it predicts
+        wanted, notes = self._tasks()
+        if not wanted:
             return 1
         if not self.options.run:
-            self._show(self._plan(tasks.tasks), tasks.notes)
+            self._show(self._plan(wanted), notes)
             return 0
-        state = State(self.sweep)
+        journal = PlanJournal(self.sweep)
         try:
-            others, names = state.planned(), [task.name for task in tasks.tasks]
-            some = ", ".join([*others][:3]) + (" ..." if len(others) > 3 else "")
-            is_another = bool(others) and not {*others} & {*names}
-            require(not is_another, f"--name {self.name}: is a plan of other jobs ({some}); choose another name")
+            others = [*journal.planned()]
+            some = ", ".join(others[:3]) + (" ..." if len(others) > 3 else "")
+            is_same = not others or not {*others}.isdisjoint(task.name for task in wanted)
+            require(is_same, f"--name {self.name}: is a plan of other jobs ({some}); choose another name")
             place = Slurm() if self.node.on_slurm else ThisMachine(self.sweep, self.node.gpus)
-            carried = CarryingOut(
-                tasks.tasks, self.node.gpus, self.file.goal, cells, place, state, self._learned,
-                seed=self.options.seed, noun=self.node.noun,
-            )  # fmt: skip
-            if carried.rest() and not self._carry_out(carried, tasks.notes):
+            carried = CarryingOut(wanted, self.node.gpus, cells, place, journal, noun=self.node.noun)
+            if carried.left() and not self._carry_out(carried, notes, is_new=not others):
                 return 1
-            say("\n".join(["", *compared.lines(carried)]))
-            first, *more = self._json_files()
-            content = (run_folder.read_json(first) or {}) | {"carried_out": compared.as_dict(carried)}
-            for path in (first, *more):
-                run_folder.write_json(path, content)
         finally:
-            state.close()
-        failed = compared.failures(carried)
-        for line in failed:
+            journal.close()
+        result = carried.result()
+        say("\n".join(["", *show.result_lines(result)]))
+        content = (run_folder.read_json(self.json_files[0]) or {}) | {"carried_out": result}
+        for path in self.json_files:
+            run_folder.write_json(path, content)
+        for line in carried.failures():
             print(line, file=sys.stderr)
-        return 1 if failed else 0
+        return 1 if carried.failures() else 0
 
-    def _plan(self, tasks: Sequence[Task]) -> planning.Plan:
-        return planning.make(tasks, self.node.gpus, self.file.goal, self.options.seconds, self.options.seed)
+    def _tasks(self) -> tuple[list[Task], list[str]]:
+        """The tasks, with notes on them; none, after the reasons, where no time of a job is known."""
+        runs = tasks.runs(self.file, self.node, self.sweep)
+        probes = tasks.probes(runs, self.node, self.sweep)
+        if probes and self.options.probe:
+            say(f"probing: {', '.join(probes)}")
+            places.probe([*probes.values()], self.node.on_slurm)
+            runs = tasks.runs(self.file, self.node, self.sweep)
+            probes = tasks.probes(runs, self.node, self.sweep)
+        notes, unknown = tasks.notes(self.file, runs)
+        if unknown:
+            problem = f"refused: no time is known of {count(len(unknown), 'job')}:"
+            print("\n  ".join([problem, *unknown]), file=sys.stderr)
+        if probes:
+            where = f"on {self.node.name}" if self.file.node.gpu else "here"
+            say(f"to know all times, run this command with --probe {where}; it probes {', '.join(probes)}")
+        return [] if unknown else tasks.tasks(self.file, self.node, runs), notes
 
-    def _show(self, plan: planning.Plan, notes: Sequence[str], carried: CarryingOut | None = None) -> None:
-        """Print the plan, and write the files that the command asks for."""
-        where, slowdown = self.node, self.file.slowdown
-        if carried is None or not carried.state.planned():  # else the plan of all that the first command wrote stays
-            for path in self._json_files():
-                run_folder.write_json(path, show.as_dict(plan, where.name, slowdown, where.noun))
-        self._draw(*((plan.tasks, plan.schedule) if carried is None else carried.whole(plan.schedule)))
-        say(
-            "\n".join([*show.lines(plan, where.name, slowdown, where.noun), *notes, *([] if carried is None else [""])])
-        )
+    def _plan(self, wanted: Sequence[Task]) -> Plan:
+        return planning.make(wanted, self.node.gpus, self.options.seconds)
 
-    def _draw(self, tasks: Sequence[Task], schedule: Schedule) -> None:
-        if self.options.svg is not None:
-            title = f"{self.options.jobs.name} on {self.node.name}"
-            chart = gantt.svg(tasks, schedule, self.node.gpus, title, self.node.noun)
-            run_folder.write_text(self.options.svg, chart)
+    def _show(self, plan: Plan, notes: Sequence[str], is_new: bool = True) -> None:
+        """Print the plan, and write the files that the command asks for.
 
-    def _json_files(self) -> list[Path]:
-        """Where the plan is written for other programs: one that is carried out in its folder too, for the report."""
-        own = [self.sweep / FOLDER / JSON] if self.options.run else []
-        return own if self.options.json is None else [*own, self.options.json]
+        Args:
+            is_new: False where the plan of the first command stays in the files.
+        """
+        description = self.node.name, self.file.slowdown, self.node.noun
+        for path in self.json_files if is_new else ():
+            run_folder.write_json(path, show.as_dict(plan, *description))
+        say("\n".join([*show.lines(plan, *description), *notes]))
 
-    def _carry_out(self, carried: CarryingOut, notes: Sequence[str]) -> bool:
-        """Plan what is left, show it and carry it out. Returns whether it came to its end."""
+    def _carry_out(self, carried: CarryingOut, notes: Sequence[str], is_new: bool) -> bool:
+        """Plan what is left, show it and carry it out. Returns True if it came to its end."""
         plan = self._plan(carried.rest())
-        self._show(plan, notes, carried)
-        if carried.state.began is not None and any(task.deadline_s for task in carried.tasks):
-            begun = in_hours(carried.state.now_s())
+        self._show(plan, notes, is_new)
+        if carried.journal.began is not None and any(task.deadline_s for task in carried.tasks):
+            begun = in_hours(carried.journal.now_s())
             say(f"deadlines count from the first command's start, {begun} ago; --name of another plan begins anew")
+        say("")
         try:
             carried.run(plan.schedule)
         except KeyboardInterrupt:
-            say("To go on: the same command again", error=True)
+            say("To resume: the same command again", error=True)
             return False
         return True
-
-    def _learned(self) -> Mapping[str, tuple[Option, ...]]:
-        """Options of the tasks that are predicted, by the records that there are now."""
-        jobs = [job for job in self.file.jobs if job.is_predicted]
-        known = durations.tasks(self.file, self.node, runs.estimated(jobs, self.node, self.sweep)).tasks
-        return {task.name: task.options for task in known if task.job in {job.name for job in jobs}}
-
-
-def _tasks(file: JobsFile, where: PlannedNode, sweep: Path, probe: bool) -> Tasks:
-    """The tasks of a file; what is not known of them is said, and probed where that is asked for."""
-    jobs = [job for job in file.jobs if job.is_predicted]
-    for job in file.jobs:
-        if job.run and not job.is_predicted:
-            runs.composed(job, where, sweep)  # refuses words that the entry would refuse
-    estimated = runs.estimated(jobs, where, sweep)
-    commands = runs.probes(estimated, where)
-    if commands and probe:
-        for command in commands:
-            say(f"probing: {runs.in_words(command)}")
-            words = [sys.executable, str(private.ROOT / command[0]), *command[1:]]
-            ends_with_this = partial(os_calls.die_with_parent, None, signal.SIGTERM)
-            subprocess.run(words, check=False, preexec_fn=ends_with_this)
-        estimated = runs.estimated(jobs, where, sweep)
-        commands = runs.probes(estimated, where)
-    tasks = durations.tasks(file, where, estimated)
-    if tasks.unknown:
-        print(f"refused: no time is known of {count(len(tasks.unknown), 'job')}:", file=sys.stderr)
-        for line in tasks.unknown:
-            print(f"  {line}", file=sys.stderr)
-    if commands:
-        elsewhere = " on such a node" if file.node.gpu else ""
-        say(f"to know all times, probe{elsewhere} (--probe does so here):")
-        for command in commands:
-            say(f"  {runs.in_words(command)}")
-    return tasks
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -177,33 +136,18 @@ def _parser() -> argparse.ArgumentParser:
         "python -m multicard plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("jobs", metavar="JOBS.yaml", type=Path)
-    parser.add_argument("--goal", choices=[*Goal], help="instead of the file's: what is made least")
     parser.add_argument("--probe", action="store_true", help="run the probes that unknown times need")
-    parser.add_argument(
-        "--seconds", metavar="S", type=_within(float, 1, 3600), default=solver.LIMIT_S, help="to search (10)"
-    )
-    parser.add_argument("--seed", metavar="N", type=_within(int, 0, 2**31 - 1), default=0, help="of the search (0)")
-    parser.add_argument("--run", action="store_true", help="carry the plan out; the same command again goes on")
+    parser.add_argument("--seconds", metavar="S", type=_seconds, default=planning.LIMIT_S, help="to search (10)")
+    parser.add_argument("--run", action="store_true", help="carry the plan out; the same command again resumes")
     parser.add_argument("--name", help="of the plan's folder under multirun/ (the file's name)")
-    parser.add_argument("--svg", metavar="FILE", type=_file, help="write the chart there")
-    parser.add_argument("--json", metavar="FILE", type=_file, help="write the plan there")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the plan there")
     return parser
 
 
-def _file(text: str) -> Path:
-    path = Path(text)
-    if not path.name or path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder; name a file")
-    return path
-
-
-def _within(kind: type[int] | type[float], low: int, high: int) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        if not low <= (value := kind(text)) <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not from {low} to {high}")
-        return value
-
-    return number
+def _seconds(word: str) -> float:
+    if not 1 <= (seconds := float(word)) <= 3600:
+        raise argparse.ArgumentTypeError(f"{word} is not from 1 to 3600")
+    return seconds
 
 
 if __name__ == "__main__":

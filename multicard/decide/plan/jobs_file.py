@@ -1,7 +1,6 @@
 """The file of a plan: the node, and the jobs with their runs or times, their order and their deadlines.
 
 node: {gpus: 4}              # left out: this machine; {gpus: 8, gpu: h100-80gb}: another
-goal: makespan               # or deadline
 slowdown: 1.05               # of jobs that run side by side; or [value, low, high]
 jobs:
   big:   {run: train_vision.py precision=bf16 epochs=20, gpus: [1, 2, 4], repeat: 2}
@@ -11,8 +10,7 @@ jobs:
 import re
 import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -28,8 +26,8 @@ from multicard.records.schema_parts import Interval
 # Jobs that run side by side share cores, memory bandwidth and PCIe: a few percent are assumed where the file has none
 SLOWDOWN = Interval(1.03, 1.0, 1.1)
 MOST_RUNS, MOST_S = 200, 1e9
-UNITS_S = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-# Keys that a plan sets itself, and why they stand in no `run`
+UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+# Keys that a plan sets itself, and the remedy
 PLANNED = {
     "gpus": "the job's gpus: [1, 2] says which numbers are allowed",
     "nodes": "a plan is of one node",
@@ -67,15 +65,13 @@ Figure = Number | Annotated[list[Number], Meta(min_length=3, max_length=3)]
 Converted = TypeVar("Converted", bound=Struct)
 
 
-class Goal(StrEnum):
-    makespan = "makespan"
-    deadline = "deadline"
-
-
 class Node(Struct, forbid_unknown_fields=True, frozen=True):
-    """A node. gpus: None is as many as this machine has; gpu: of `multicard.estimate.gpus`, None is this machine's.
+    """A node.
 
-    slurm: whether it is one of SLURM's, of this partition; None is the site's default.
+    Fields:
+        gpus: None: as many as there are.
+        gpu: a name of `multicard.estimate.gpus`; None: this machine's.
+        slurm: a node of SLURM's, of this partition; None: the site's default.
     """
 
     gpus: Count | None = None
@@ -91,8 +87,8 @@ class Job:
 
     Fields:
         run: the entry and its words; empty where only times are known.
-        seconds: by number of GPUs, with a 90 % interval; empty where they are to be predicted of the run.
-        gpus: the numbers that are allowed; None where the file does not say.
+        seconds: by number of GPUs, with a 90 % interval; empty where they are to be predicted.
+        gpus: the allowed numbers; None where the file does not say.
         deadline_s: from the plan's start on.
     """
 
@@ -106,7 +102,6 @@ class Job:
 
     @property
     def is_predicted(self) -> bool:
-        """True where its times are to be predicted."""
         return not self.seconds
 
     def task_names(self) -> list[str]:
@@ -116,16 +111,16 @@ class Job:
 
 @dataclass(frozen=True)
 class JobsFile:
+    """A jobs file, checked."""
+
     jobs: tuple[Job, ...]
     node: Node = Node()
-    goal: Goal = Goal.makespan
     slowdown: Interval = SLOWDOWN
 
 
 class _FileKeys(Struct, forbid_unknown_fields=True):
     jobs: Annotated[dict[str, dict[Any, Any]], Meta(min_length=1)]
     node: dict[Any, Any] | None = None
-    goal: str | None = None
     slowdown: Figure | None = None
 
 
@@ -135,7 +130,7 @@ class _JobKeys(Struct, forbid_unknown_fields=True):
     gpus: Count | Annotated[list[Count], Meta(min_length=1)] | None = None
     repeat: Annotated[int, Meta(ge=1, le=MOST_RUNS)] = 1
     after: str | list[str] | None = None
-    deadline: str | Number | None = None
+    deadline: str | None = None  # with a unit: YAML reads 1:30 as the number 90
 
 
 class _Loader(yaml.SafeLoader):
@@ -150,20 +145,13 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(path: Path) -> JobsFile:
-    """The jobs of a file.
+    """Read a jobs file.
 
     Raises:
-        ValueError: what cannot be read or planned, with the file, the key and the remedy.
+        ValueError: it cannot be read or planned; with the file, the key and the remedy.
     """
     try:
-        for event in yaml.parse(text := path.read_text()):
-            if isinstance(event, yaml.ScalarEvent) and event.style is None:
-                is_time = re.fullmatch(r"\d+(:\d+)+", event.value)  # which YAML takes for a number, 1:30 for 90
-                require(
-                    not is_time,
-                    f"line {event.start_mark.line + 1}: {event.value}: write a time as {EXAMPLES['deadline']}",
-                )
-        return parsed(yaml.load(text, _Loader))
+        return parsed(yaml.load(path.read_text(), _Loader))
     except OSError as error:
         raise ValueError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     except yaml.MarkedYAMLError as error:
@@ -174,7 +162,7 @@ def read(path: Path) -> JobsFile:
 
 
 def parsed(content: Any) -> JobsFile:
-    """The jobs of what a file holds.
+    """Check the content of a jobs file.
 
     Raises:
         ValueError: with the key and the remedy.
@@ -191,26 +179,14 @@ def parsed(content: Any) -> JobsFile:
     if node.gpu is not None:
         node = msgspec.structs.replace(node, gpu=known_gpus.named(node.gpu, "node.gpu").name)
         require(node.gpus is not None or node.slurm, "node.gpu: needs node.gpus, how many of them there are")
-    return with_goal(JobsFile(jobs, node, slowdown=slowdown), keys.goal or Goal.makespan)
-
-
-def with_goal(file: JobsFile, goal: str) -> JobsFile:
-    """The file with another goal.
-
-    Raises:
-        ValueError: there is no such goal, or its jobs do not have what it needs.
-    """
-    require(goal in [*Goal], f"goal={goal}: must be {' or '.join(Goal)}")
-    has_deadline = any(job.deadline_s is not None for job in file.jobs)
-    require(goal != Goal.deadline or has_deadline, "goal=deadline: no job has a deadline; write deadline: 2h")
-    return replace(file, goal=Goal(goal))
+    return JobsFile(jobs, node, slowdown)
 
 
 def _converted(content: Any, kind: type[Converted], key: str) -> Converted:
-    """What the file has below a key.
+    """The content below a key as a struct.
 
     Raises:
-        ValueError: with the key and an example of what to write.
+        ValueError: with the key and an example.
     """
     names = [each.name for each in msgspec.structs.fields(kind)]
     try:
@@ -230,15 +206,19 @@ def _converted(content: Any, kind: type[Converted], key: str) -> Converted:
 
 
 def _job(name: str, content: Mapping[Any, Any]) -> Job:
-    require(bool(re.fullmatch(r"[\w.+-]+", name)), f"jobs.{name}: a name has letters, digits, and . _ + - alone")
     key = f"jobs.{name}"
+    require(bool(re.fullmatch(r"[\w.+-]+", name)), f"{key}: a name has letters, digits, and . _ + - alone")
     keys = _converted(content, _JobKeys, key)
     require(keys.run is not None or keys.seconds is not None, f"{key}: needs run or seconds")
+    seconds = {gpus: _interval(figure, f"{key}.seconds.{gpus}") for gpus, figure in (keys.seconds or {}).items()}
+    gpus = None if keys.gpus is None else tuple(sorted({*keys.gpus} if isinstance(keys.gpus, list) else [keys.gpus]))
+    untimed = [number for number in gpus or () if seconds and number not in seconds]
+    require(not untimed, f"{key}.gpus: {untimed} have no time in seconds; add it, or leave them out")
     return Job(
         name,
         () if keys.run is None else _words(keys.run, f"{key}.run"),
-        {gpus: _interval(figure, f"{key}.seconds.{gpus}") for gpus, figure in (keys.seconds or {}).items()},
-        None if keys.gpus is None else tuple(sorted({*keys.gpus} if isinstance(keys.gpus, list) else [keys.gpus])),
+        seconds,
+        gpus,
         keys.repeat,
         tuple(dict.fromkeys([keys.after] if isinstance(keys.after, str) else keys.after or [])),
         None if keys.deadline is None else _duration_s(keys.deadline, f"{key}.deadline"),
@@ -246,7 +226,7 @@ def _job(name: str, content: Mapping[Any, Any]) -> Job:
 
 
 def _words(run: str, key: str) -> tuple[str, ...]:
-    """The words of a command, the first is the entry."""
+    """The words of a command; the first is the entry."""
     try:
         words = shlex.split(run)
     except ValueError as error:
@@ -263,16 +243,14 @@ def _words(run: str, key: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _duration_s(value: str | float, key: str) -> float:
-    """Seconds of "2h", "90min", "1.5d" or a number of seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|)", str(value).strip())
+def _duration_s(duration: str, key: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)", duration.strip())
     seconds = float(match[1]) * UNITS_S[match[2]] if match else 0.0
-    require(0 < seconds < MOST_S, f"{key}={value}: must be a time above 0, as {EXAMPLES['deadline']}")
+    require(0 < seconds < MOST_S, f"{key}={duration}: must be a time above 0, as {EXAMPLES['deadline']}")
     return seconds
 
 
 def _interval(figure: float | list[float], key: str) -> Interval:
-    """A number, or [value, low, high]."""
     middle, low, high = figure if isinstance(figure, list) else [figure] * 3
     require(low <= middle <= high, f"{key}: must be [value, low, high] with low <= value <= high")
     return Interval(middle, low, high)

@@ -10,23 +10,19 @@ from multicard.machine import environment, slurm
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """A node with its GPUs; where it has none, CPU ranks with cores of their own stand in their place.
+    """A node with its GPUs; where it has none, CPU ranks with cores of their own stand in for them.
 
-    words: what each run's command has besides, so that it runs beside others.
-    launcher: of its probes, and on SLURM of its runs.
+    Fields:
+        words: what the command of each run has besides those of the file, to run beside others.
+        predict_words: what its prediction has besides.
     """
 
     gpus: int
-    on_gpus: bool
+    on_gpus: bool = True
     words: tuple[str, ...] = ()
     name: str = ""
-    launcher: tuple[str, ...] = ("hydra/launcher=submitit_local",)
+    predict_words: tuple[str, ...] = ()
     on_slurm: bool = False
-
-    @property
-    def packing(self) -> tuple[str, ...]:
-        """What a run's command has so that it runs beside others."""
-        return tuple(word for word in self.words if not word.startswith("predict."))
 
     @property
     def noun(self) -> str:
@@ -37,37 +33,36 @@ def resolve(file: JobsFile, is_here: bool = False) -> PlannedNode:
     """The node of a file.
 
     Args:
-        is_here: whether it has to be this machine, also where all times are known.
+        is_here: it has to be this machine, also where all times are known.
 
     Raises:
-        ValueError: it cannot be; the key and the remedy.
+        ValueError: there is no such node; with the key and the remedy.
     """
     node = file.node
+    other = () if node.gpu is None else (f"predict.gpu={node.gpu}",)
     if node.slurm:
-        return _of_slurm(file)
+        return _of_slurm(file, other)
+    beside = ("exclusive=false",)
     if node.gpu is not None and node.gpus is not None:
-        name = f"{count(node.gpus, 'GPU')} {node.gpu}"
-        return PlannedNode(node.gpus, True, ("exclusive=false", f"predict.gpu={node.gpu}"), name)
+        return PlannedNode(node.gpus, True, beside, f"{count(node.gpus, 'GPU')} {node.gpu}", other)
     here = environment.gpus()
     if here:
         gpus = node.gpus or len(here)
-        most = f"node.gpus={gpus}: this machine has {count(len(here), 'GPU')}"
-        require(not is_here or gpus <= len(here), most)
-        return PlannedNode(
-            gpus, True, ("exclusive=false",), f"{count(gpus, 'GPU')} {here[0].get('name') or ''}".strip()
-        )
+        too_many = is_here and gpus > len(here)
+        require(not too_many, f"node.gpus={gpus}: this machine has {count(len(here), 'GPU')}")
+        return PlannedNode(gpus, True, beside, f"{count(gpus, 'GPU')} {here[0].get('name') or ''}".strip())
     if not is_here and not any(job.is_predicted for job in file.jobs) and node.gpus is not None:
-        return PlannedNode(node.gpus, True, (), count(node.gpus, "GPU"))
+        return PlannedNode(node.gpus, name=count(node.gpus, "GPU"))
     cores = environment.cores()
     each = node.cpus_per_gpu or max(cores // (node.gpus or cores), 1)
     ranks = node.gpus or max(cores // each, 1)
     problem = f"node.gpus={ranks}: this machine has no GPU, and {count(cores, 'core')} for CPU ranks"
     require(ranks * each <= cores, f"{problem} of {count(each, 'core')}; name the node's GPUs with node.gpu")
-    words = ("exclusive=false", f"cpus_per_gpu={each}")
-    return PlannedNode(ranks, False, words, f"{count(ranks, 'CPU rank')} of {count(each, 'core')}")
+    name = f"{count(ranks, 'CPU rank')} of {count(each, 'core')}"
+    return PlannedNode(ranks, False, (*beside, f"cpus_per_gpu={each}"), name)
 
 
-def _of_slurm(file: JobsFile) -> PlannedNode:
+def _of_slurm(file: JobsFile, other: tuple[str, ...]) -> PlannedNode:
     """A node of SLURM: its GPUs are those of the file, or of the node that has most."""
     node = file.node
     gpus = node.gpus or slurm.gpus_of_nodes(node.partition)
@@ -76,9 +71,8 @@ def _of_slurm(file: JobsFile) -> PlannedNode:
     predicted = [job.name for job in file.jobs if job.is_predicted]
     problem = f"jobs.{''.join(predicted[:1])}: needs seconds, or node.gpu: the nodes' GPU, for which it is predicted"
     require(node.gpu is not None or not predicted, problem)
-    words = [] if node.gpu is None else [f"predict.gpu={node.gpu}"]
+    words = ["hydra/launcher=submitit_slurm"]
+    words += [] if node.partition is None else [f"hydra.launcher.partition='{node.partition}'"]
     words += [] if node.cpus_per_gpu is None else [f"cpus_per_gpu={node.cpus_per_gpu}"]
-    launcher = ("hydra/launcher=submitit_slurm",)
-    launcher += () if node.partition is None else (f"hydra.launcher.partition='{node.partition}'",)
     name = f"{count(gpus, 'GPU')} of SLURM{f', {node.gpu}' if node.gpu else ''}"
-    return PlannedNode(gpus, True, tuple(words), name, launcher, on_slurm=True)
+    return PlannedNode(gpus, True, tuple(words), name, other, on_slurm=True)

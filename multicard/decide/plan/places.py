@@ -10,7 +10,7 @@ from multicard.machine.shares import Pool
 from multicard.measure import timing
 from multicard.measure.timing import clock_s
 from multicard.records import run_folder
-from multicard.sweep import slurm_submit, slurm_wait
+from multicard.sweep import executor, slurm_submit, slurm_wait
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 from multicard.sweep.executor import Executor
@@ -46,7 +46,7 @@ class ThisMachine:
         return self.executor.collect_ended()
 
     def age_s(self, _: Cell) -> float | None:
-        """For how many seconds a cell has run by now; None while it is queued."""
+        """Seconds for which a cell has run; None while it is queued."""
         return 0.0
 
     def interrupt(self) -> None:
@@ -58,8 +58,8 @@ class ThisMachine:
         self.machine.wait_no_more()
 
     def _among(self, cores_each: int, gpu_ids: Sequence[int]) -> Pool:
-        """What a cell may take: first that of its GPUs in the plan, then what the plan has no use for; cores of other
-        GPUs too, where there are fewer than GPUs."""
+        """The GPUs and cores that a cell may take: first those of its place in the plan, then those that the plan does
+        not use; cores of other GPUs too, where there are fewer than GPUs."""
         whole, free = self.machine.whole, self.machine.free
         slots = [*gpu_ids, *range(self.planned, max(len(whole.gpus), len(whole.cpus)))]
         gpus = [whole.gpus[slot] for slot in slots if slot < len(whole.gpus)]
@@ -107,10 +107,20 @@ class Slurm:
         return None
 
     def interrupt(self) -> None:
-        """Jobs stay in the queue, and run."""
+        """Do nothing: jobs stay in the queue, and run."""
 
     def wait_no_more(self) -> None:
-        """Nothing is waited for here."""
+        """Do nothing: no leases are waited for."""
 
 
-Place = ThisMachine | Slurm  # keeps_jobs: what was started goes on without the plan's command
+Place = ThisMachine | Slurm  # keeps_jobs: its jobs go on without the plan's command
+
+
+def probe(cells: Sequence[Cell], on_slurm: bool) -> None:
+    """Measure probes: here one at a time, so that none slows another, on SLURM all at once."""
+    if on_slurm:
+        sweep = Sweep(Command(cells[0].workload), [*cells])
+        slurm_wait.wait(sweep, slurm_submit.submit(sweep), Streak())
+        return
+    for cell in cells:
+        executor.run_all(Sweep(Command(cell.workload), [cell]))

@@ -1,12 +1,26 @@
-"""A plan: the best schedule that the solver and the simple plans find, with what it is compared with."""
+"""A plan: the best schedule by constraint programming (OR-Tools' CP-SAT) and by simple rules, with a bound.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Times are whole ticks, rounded up, so that every solution is a schedule.
+"""
 
-from multicard.decide.plan import simple_plans, solver
-from multicard.decide.plan.jobs_file import Goal
-from multicard.decide.plan.schedule import Option, Schedule, Task, earliest
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from multicard.decide.plan import schedule
+from multicard.decide.plan.jobs_file import SLOWDOWN
+from multicard.decide.plan.schedule import Option, Schedule, Task, timed_option
+from multicard.decide.plan.tasks import START
+from multicard.estimate.totals import summed
 from multicard.records.schema_parts import Interval
+
+TICKS = 100_000  # of the makespan that is to be beaten
+LIMIT_S, WORKERS = 10.0, 8  # a few more than cores: they search in different ways, some for the bound alone
+GAP = 1e-4  # of the makespan, at which the search ends
+LATE = 1000  # seconds of makespan that count as much as a second of delay
 
 
 @dataclass(frozen=True)
@@ -14,40 +28,30 @@ class Plan:
     """A schedule of tasks on a node.
 
     Fields:
-        bound_s: a makespan that no schedule beats; none that keeps the deadlines too, where this one does.
-        likely: the median makespan with its 90 % interval; `schedule` has upper quantiles.
-        in_turn, one_gpu_each: the simple plans.
-        is_proven: it is known that no schedule is better.
+        bound_s: a makespan that no schedule beats; where this one keeps all deadlines, none that keeps them.
+        is_proven: no schedule costs less.
+        likely: median makespan with its 90 % interval; `schedule` has upper quantiles.
+        in_turn, one_gpu_each: the schedules that people make by hand.
     """
 
     tasks: tuple[Task, ...]
     gpus: int
-    goal: Goal
     schedule: Schedule
     bound_s: float
+    is_proven: bool
     likely: Interval
     in_turn: Schedule
     one_gpu_each: Schedule
-    is_proven: bool = False
 
     @property
     def gap(self) -> float:
-        """How much longer the makespan is than its bound, relative to the makespan."""
+        """Difference between makespan and bound, relative to the makespan."""
         makespan_s = self.schedule.makespan_s
         return max(1 - self.bound_s / makespan_s, 0.0) if makespan_s else 0.0
 
 
-def make(
-    tasks: Sequence[Task],
-    gpus: int,
-    goal: Goal,
-    limit_s: float = solver.LIMIT_S,
-    seed: int = 0,
-    workers: int = solver.WORKERS,
-    before: Sequence[tuple[int, Option]] = (),
-) -> Plan:
-    """The plan of these tasks, around those that run already; never worse than the simple plans, nor than the plan so
-    far.
+def make(tasks: Sequence[Task], gpus: int, limit_s: float = LIMIT_S, before: Sequence[tuple[int, Option]] = ()) -> Plan:
+    """Plan tasks, around those that run already; never worse than the simple schedules, nor than the plan so far.
 
     Args:
         before: place and option of each task in the order of the plan so far; empty where there is none.
@@ -55,16 +59,183 @@ def make(
     Raises:
         ValueError: OR-Tools is not installed.
     """
-    in_turn, one_gpu_each = simple_plans.in_turn(tasks, gpus), simple_plans.one_gpu_each(tasks, gpus)
-    known = [one_gpu_each, simple_plans.balanced(tasks, gpus)]
+    in_turn, one_gpu_each = schedule.in_turn(tasks, gpus), schedule.one_gpu_each(tasks, gpus)
+    known = [one_gpu_each, schedule.balanced(tasks, gpus)]
     if before:
-        chosen = dict(before)
-        options = [chosen[place] for place in range(len(tasks))]
-        known.append(earliest(tasks, options, [place for place, _ in before], gpus))
-    hint = min(known, key=lambda schedule: solver.cost(schedule, tasks, goal))
-    solution = solver.solve(tasks, gpus, goal, hint, limit_s, seed, workers)
-    found = (in_turn, *known, solution.schedule)
-    best = min(found, key=lambda schedule: float(f"{solver.cost(schedule, tasks, goal):.9g}"))  # the first of several
-    bound_s = min(solution.bound_s, best.makespan_s)  # which differ by rounding where the plan is the best there is
-    likely = best.likely(tasks, seed)
-    return Plan(tuple(tasks), gpus, goal, best, bound_s, likely, in_turn, one_gpu_each, solution.is_proven)
+        options = [each for _, each in sorted(before, key=lambda pair: pair[0])]
+        known.append(schedule.earliest(tasks, options, [place for place, _ in before], gpus))
+    found, bound_s, is_proven = solve(tasks, gpus, min(known, key=lambda each: cost(each, tasks)), limit_s)
+    best = min((in_turn, *known, found), key=lambda each: float(f"{cost(each, tasks):.9g}"))  # the first of several
+    bound_s = min(bound_s, best.makespan_s)  # above it by rounding alone
+    return Plan(tuple(tasks), gpus, best, bound_s, is_proven, best.likely(tasks), in_turn, one_gpu_each)
+
+
+def cost(each: Schedule, tasks: Sequence[Task]) -> float:
+    """The number that a plan minimises, in seconds: the makespan, and 1,000 s for each second of delay."""
+    return LATE * math.fsum(each.late_s(tasks).values()) + each.makespan_s
+
+
+def solve(tasks: Sequence[Task], gpus: int, known: Schedule, limit_s: float) -> tuple[Schedule, float, bool]:
+    """Search the best schedule.
+
+    Args:
+        known: a schedule to begin with.
+
+    Returns:
+        The schedule; a makespan that none beats; and True if none costs less.
+
+    Raises:
+        ValueError: OR-Tools is not installed.
+        KeyboardInterrupt: on Ctrl-C, once the search has ended.
+    """
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise ValueError("a plan needs OR-Tools, which is not installed: pip install ortools") from None
+    tasks = [without_worse(task) for task in tasks]
+    tick_s = max(known.makespan_s, 1e-9) / TICKS
+    sizes = [[max(math.ceil(each.planned_s / tick_s), 1) for each in task.options] for task in tasks]
+    limits = {
+        place: math.floor(task.deadline_s / tick_s) for place, task in enumerate(tasks) if task.deadline_s is not None
+    }
+    horizon = TICKS + len(tasks)
+    if limits:  # a longer schedule may be the better one
+        horizon = max(sum(map(max, sizes)), horizon)
+    model = cp_model.CpModel()
+    makespan = model.new_int_var(0, horizon, "makespan")
+    starts, ends, chosen, intervals, demands = [], [], [], [], []
+    for place, (task, own) in enumerate(zip(tasks, sizes, strict=True)):
+        start = model.new_int_var(0, 0 if task.held else horizon, f"start {place}")
+        taken = [model.new_bool_var(f"option {place} {number}") for number in range(len(own))]
+        model.add_exactly_one(taken)
+        for each, size, is_taken in zip(task.options, own, taken, strict=True):
+            name = f"interval {place} {each.gpus}"
+            intervals.append(model.new_optional_fixed_size_interval_var(start, size, is_taken, name))
+            demands.append(each.gpus)
+        starts.append(start)
+        chosen.append(taken)
+        ends.append(start + sum(size * is_taken for size, is_taken in zip(own, taken, strict=True)))
+        model.add(ends[-1] <= makespan)
+    model.add_cumulative(intervals, demands, gpus)
+    for place, other in ((place, other) for place, task in enumerate(tasks) for other in task.after):
+        model.add(starts[place] >= ends[other])
+    _add_redundant(model, tasks, sizes, chosen, makespan, horizon, gpus)
+    for first, second in _interchangeable(tasks):
+        model.add(starts[first] <= starts[second])
+    delays = {place: model.new_int_var(0, horizon + max(-limit, 0), "delay") for place, limit in limits.items()}
+    for place, delay in delays.items():
+        model.add(delay >= ends[place] - limits[place])
+    model.minimize(LATE * sum(delays.values()) + makespan)
+    for task, placed, start, taken in zip(tasks, known.placed, starts, chosen, strict=True):
+        model.add_hint(start, round(placed.start_s / tick_s))
+        for each, is_taken in zip(task.options, taken, strict=True):
+            model.add_hint(is_taken, each.gpus == placed.option.gpus)
+
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(limit_s, 0.1)
+    solver.parameters.num_workers = WORKERS
+    solver.parameters.random_seed = 0
+    solver.parameters.absolute_gap_limit = GAP * TICKS
+    solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the search alone, and the plan is carried out
+    status = _solved(solver, model)
+    bound_s = schedule.lower_bound_s(tasks, gpus)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return known, bound_s, False
+    begun = [solver.value(start) for start in starts]
+    options = [task.options[[*map(solver.value, taken)].index(1)] for task, taken in zip(tasks, chosen, strict=True)]
+    order = sorted(range(len(tasks)), key=lambda place: (begun[place], place))
+    found = schedule.earliest(tasks, options, order, gpus)
+    if not found.late_s(tasks):  # in whole ticks, a chain takes at most one more for each task
+        bound_s = max(bound_s, (solver.best_objective_bound - len(tasks)) * tick_s)
+    return found, bound_s, status == cp_model.OPTIMAL
+
+
+def without_worse(task: Task) -> Task:
+    """The task without options that another one beats in both GPUs and time."""
+    kept: list[Option] = []
+    for each in sorted(task.options, key=lambda option: (option.gpus, option.planned_s)):
+        if all(each.planned_s < other.planned_s for other in kept):
+            kept.append(each)
+    return replace(task, options=tuple(kept))
+
+
+def _add_redundant(
+    model: Any,
+    tasks: Sequence[Task],
+    sizes: Sequence[Sequence[int]],
+    chosen: Sequence[Sequence[Any]],
+    makespan: Any,
+    horizon: int,
+    gpus: int,
+) -> None:
+    """Add what follows from the intervals, but not soon: all tasks fit on the GPUs; and nothing runs beside tasks that
+    take all GPUs, so that any chain of the others ends within the rest of the makespan."""
+    areas, wholes, lasting = [], [], []
+    for task, own, taken in zip(tasks, sizes, chosen, strict=True):
+        each = [*zip(task.options, own, taken, strict=True)]
+        areas += [option.gpus * size * is_taken for option, size, is_taken in each]
+        wholes += [size * is_taken for option, size, is_taken in each if option.gpus == gpus]
+        lasting.append(sum(size * is_taken for option, size, is_taken in each if option.gpus < gpus))
+    model.add(sum(areas) <= gpus * makespan)
+    begins = [model.new_int_var(0, horizon, f"begin {place}") for place in range(len(tasks))]
+    for place, task in enumerate(tasks):
+        model.add(begins[place] + lasting[place] + sum(wholes) <= makespan)
+        for other in task.after:
+            model.add(begins[place] >= begins[other] + lasting[other])
+
+
+def _interchangeable(tasks: Sequence[Task]) -> list[tuple[int, int]]:
+    """Pairs of tasks that differ in nothing: the solver need not try both orders."""
+    followers = schedule.followers_of(tasks)
+    groups: dict[Any, list[int]] = {}
+    for place, task in enumerate(tasks):
+        options = tuple((each.gpus, each.planned_s) for each in task.options)
+        key = options, frozenset(task.after), task.deadline_s, task.held, frozenset(followers[place])
+        groups.setdefault(key, []).append(place)
+    return [pair for group in groups.values() for pair in pairwise(group)]
+
+
+def _solved(solver: Any, model: Any) -> Any:
+    """Search in a thread, so that Ctrl-C ends it at once. Returns the status."""
+    with ThreadPoolExecutor(1) as pool:
+        search = pool.submit(solver.solve, model)
+        try:
+            return search.result()
+        except KeyboardInterrupt:
+            solver.stop_search()
+            raise
+
+
+# ---- gpus=auto
+
+PACKED_LIMIT_S = 5.0
+MOST_PLANNED = 100  # runs; simple schedules of more take longer than the search for a better one
+PLANNED = "the least time for all, by predictions"
+WORK = f"the least work that ends in time with the others, by predictions; above {MOST_PLANNED} runs none is planned"
+
+
+def pick(cells: Sequence[tuple[Mapping[int, Interval], int]], gpus: int) -> tuple[list[int], str]:
+    """Choose the numbers of GPUs with which the cells of a packed sweep end soonest.
+
+    Args:
+        cells: predicted seconds of each by number of GPUs, and how many runs it stands for.
+
+    Returns:
+        The number of each cell, the most frequent one of its runs, and the reason.
+
+    Raises:
+        ValueError: OR-Tools is not installed.
+    """
+    tasks: list[Task] = []
+    for place, (seconds, runs) in enumerate(cells):
+        options = tuple(timed_option(number, summed([own, START]), gpus, SLOWDOWN) for number, own in seconds.items())
+        tasks += [Task(f"{place}#{run}", options, job=str(place)) for run in range(runs)]
+    if len(tasks) <= MOST_PLANNED:
+        chosen, reason = [placed.option for placed in make(tasks, gpus, PACKED_LIMIT_S).schedule.placed], PLANNED
+    else:
+        work_s = math.fsum(min(each.gpus * each.planned_s for each in task.options) for task in tasks)
+        chosen, reason = [schedule.within(task, work_s / gpus) for task in tasks], WORK
+    numbers: list[list[int]] = [[] for _ in cells]
+    for task, each in zip(tasks, chosen, strict=True):
+        numbers[int(task.job)].append(each.gpus)
+    return [max(sorted(own), key=own.count) for own in numbers], reason  # the least of several

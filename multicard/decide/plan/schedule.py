@@ -1,4 +1,4 @@
-"""Tasks with their choices of GPUs, schedules of them, and a bound that no schedule beats. No solver."""
+"""Tasks with their options of GPUs, schedules that need no solver, and a bound that no schedule beats."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -8,21 +8,24 @@ from typing import Any
 import numpy as np
 
 from multicard.estimate.time.known import NORMAL_90
+from multicard.estimate.totals import product
 from multicard.records.schema_parts import Interval
 
 SAME_S = 1e-6  # seconds by which sums of the same times may differ
+PLANNED_NORMAL = 0.8416  # the quantile of 0.8 of a standard normal variable: four of five jobs end no later
 DRAWS = 400
+MOST_LENGTHS = 50  # that `balanced` tries, evenly among those of the options
 SHARED = 0.5  # of the variance of a logarithm: what makes one prediction wrong makes others wrong in its direction
 
 
 @dataclass(frozen=True)
 class Option:
-    """A number of GPUs that a task may run on.
+    """A number of GPUs that a task may run on, with its time.
 
     Fields:
-        planned_s: an upper quantile of its time, longer where it leaves GPUs for others.
-        interval: the same time as it is likely, with its 90 % interval.
-        alone_s: the median time while nothing else runs.
+        planned_s: upper quantile of its time, slowdown by others included.
+        interval: median of the same time, with its 90 % interval.
+        alone_s: median time while nothing else runs.
     """
 
     gpus: int
@@ -33,8 +36,20 @@ class Option:
 
     @property
     def planned_alone_s(self) -> float:
-        """`planned_s` where nothing else runs."""
+        """`planned_s` while nothing else runs."""
         return self.planned_s * self.alone_s / self.interval.value
+
+
+def timed_option(gpus: int, seconds: Interval, node_gpus: int, slowdown: Interval, basis: str = "given") -> Option:
+    """The option of a time, planned with its upper quantile; slower where it leaves GPUs for others.
+
+    Args:
+        seconds: while nothing else runs.
+    """
+    planned_s = float(quantile(seconds, PLANNED_NORMAL))
+    if gpus == node_gpus:
+        return Option(gpus, planned_s, seconds, seconds.value, basis)
+    return Option(gpus, planned_s * slowdown.value, product(seconds, slowdown), seconds.value, basis)
 
 
 @dataclass(frozen=True)
@@ -43,8 +58,8 @@ class Task:
 
     Fields:
         after: places of the tasks that end before it begins.
-        deadline_s: from the start on; below 0 where it has passed.
-        held: the GPUs of a task that runs already. It has one option, whose times are what is left of it.
+        deadline_s: from the start on; negative once it has passed.
+        held: GPUs of a task that runs already; its one option has the time that is left.
     """
 
     name: str
@@ -67,7 +82,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Where and when each task runs, in the order of the tasks."""
+    """The GPUs, start and end of each task, in the order of the tasks."""
 
     placed: tuple[Placed, ...]
 
@@ -81,14 +96,14 @@ class Schedule:
 
     def late_s(self, tasks: Sequence[Task]) -> dict[int, float]:
         """Delays of the tasks that end after their deadline."""
-        late = {}
-        for place, (task, each) in enumerate(zip(tasks, self.placed, strict=True)):
-            if task.deadline_s is not None and each.end_s > task.deadline_s + SAME_S:
-                late[place] = each.end_s - task.deadline_s
-        return late
+        return {
+            place: each.end_s - task.deadline_s
+            for place, (task, each) in enumerate(zip(tasks, self.placed, strict=True))
+            if task.deadline_s is not None and each.end_s > task.deadline_s + SAME_S
+        }
 
     def waits(self, tasks: Sequence[Task]) -> list[set[int]]:
-        """For each task, those that end before it begins: the ones that it comes after, and the last on its GPUs."""
+        """The tasks that each waits for: those in its `after`, and the last before it on its GPUs."""
         before = [{*task.after} for task in tasks]
         last: dict[int, int] = {}
         for place in self.order():
@@ -97,8 +112,7 @@ class Schedule:
         return before
 
     def likely(self, tasks: Sequence[Task], seed: int = 0) -> Interval:
-        """The median makespan and its 90 % interval, by times drawn at random; tasks keep their GPUs and their order
-        on them, and begin as soon as those before them have ended."""
+        """Median makespan and its 90 % interval, by times drawn at random. Tasks keep their GPUs and their order."""
         generator = np.random.default_rng(seed)
         shared, own = generator.standard_normal((DRAWS, 1)), generator.standard_normal((DRAWS, len(tasks)))
         normal = math.sqrt(SHARED) * shared + math.sqrt(1 - SHARED) * own
@@ -111,20 +125,19 @@ class Schedule:
 
 
 def quantile(interval: Interval, normal: Any) -> Any:
-    """Quantiles of a time whose logarithm is normal to each side of its value.
+    """Quantiles of a time whose logarithm is normal on each side of its median.
 
     Args:
-        normal: the same quantiles of a standard normal variable; a number or an array.
+        normal: the quantiles of a standard normal variable; a number or an array.
     """
     below, above = (math.log(end / interval.value) / NORMAL_90 for end in (interval.low, interval.high))
     return interval.value * np.exp(np.where(np.asarray(normal) > 0, normal * above, -normal * below))
 
 
 def earliest(tasks: Sequence[Task], chosen: Sequence[Option], order: Iterable[int], gpus: int) -> Schedule:
-    """The schedule in which each task, in this order, begins as soon as GPUs are free for all of it; tasks that run
-    already go on at once.
+    """Schedule each task in turn as soon as its GPUs are free for all of its time; tasks that run already go on.
 
-    Where the order is by the starts of another schedule, none begins later than there.
+    In the order of another schedule's starts, none begins later than there.
 
     Args:
         order: places of all tasks, each after those that it waits for.
@@ -142,10 +155,10 @@ def earliest(tasks: Sequence[Task], chosen: Sequence[Option], order: Iterable[in
 
 
 def _first_gap(changes: Sequence[tuple[float, int]], ready: float, lasting: float, most: int) -> float:
-    """The first time from `ready` on at which no more than `most` GPUs are busy for as long as `lasting`.
+    """The first time from `ready` on at which at most `most` GPUs are busy for `lasting` seconds.
 
     Args:
-        changes: of the number of busy GPUs, by their time.
+        changes: times at which the number of busy GPUs changes, and by how much, ascending.
     """
     begin, busy = ready if most >= 0 else None, 0
     for moment, change in changes:
@@ -163,8 +176,8 @@ def _first_gap(changes: Sequence[tuple[float, int]], ready: float, lasting: floa
 def numbered(
     tasks: Sequence[Task], chosen: Sequence[Option], spans: Sequence[tuple[float, float]], gpus: int
 ) -> Schedule:
-    """The schedule of these starts and ends, each task on the first GPUs that are free then; those on which nothing
-    runs now come first, as nobody knows when what runs will end."""
+    """Give each task of known start and end the first GPUs that are free then, idle ones before those of tasks that run
+    already, whose end is uncertain."""
     ids = {place: task.held for place, task in enumerate(tasks) if task.held}
     taken = {gpu for held in ids.values() for gpu in held}
     free = [gpu for gpu in range(gpus) if gpu not in taken]
@@ -182,7 +195,7 @@ def numbered(
 
 
 def by_need(tasks: Sequence[Task], chosen: Sequence[Option]) -> list[int]:
-    """Places of the tasks, each after those that it waits for: the longest way to the end first."""
+    """Order tasks by the longest chain from each to the end."""
     followers = followers_of(tasks)
     need: dict[int, float] = {}
     for place in reversed(ready_first(tasks, lambda place: place)):
@@ -191,7 +204,7 @@ def by_need(tasks: Sequence[Task], chosen: Sequence[Option]) -> list[int]:
 
 
 def followers_of(tasks: Sequence[Task]) -> list[list[int]]:
-    """For each task, those that wait for it."""
+    """The tasks that wait for each."""
     followers: list[list[int]] = [[] for _ in tasks]
     for place, task in enumerate(tasks):
         for other in task.after:
@@ -200,7 +213,7 @@ def followers_of(tasks: Sequence[Task]) -> list[list[int]]:
 
 
 def ready_first(tasks: Sequence[Task], key: Callable[[int], Any]) -> list[int]:
-    """Places of the tasks by a key, each after those that it waits for."""
+    """Order tasks by a key, each after those that it waits for."""
     left, order = set(range(len(tasks))), list[int]()
     while left:
         order.append(min((place for place in left if not left & {*tasks[place].after}), key=key))
@@ -208,9 +221,47 @@ def ready_first(tasks: Sequence[Task], key: Callable[[int], Any]) -> list[int]:
     return order
 
 
+def in_turn(tasks: Sequence[Task], gpus: int) -> Schedule:
+    """Schedule one task after the other, each on the GPUs that make it fastest, the earliest deadline first."""
+    chosen = [min(task.options, key=lambda option: (option.planned_alone_s, option.gpus)) for task in tasks]
+    deadlines = [math.inf if task.deadline_s is None else task.deadline_s for task in tasks]
+    spans = [(0.0, option.planned_s if task.held else 0.0) for task, option in zip(tasks, chosen, strict=True)]
+    now_s = max((end_s for _, end_s in spans), default=0.0)
+    for place in ready_first(tasks, lambda place: (deadlines[place], place)):
+        if not tasks[place].held:
+            spans[place] = now_s, now_s + chosen[place].planned_alone_s
+            now_s = spans[place][1]
+    return numbered(tasks, chosen, spans, gpus)
+
+
+def one_gpu_each(tasks: Sequence[Task], gpus: int) -> Schedule:
+    """Schedule each task on the fewest GPUs that it may have, the longest first."""
+    chosen = [min(task.options, key=lambda option: option.gpus) for task in tasks]
+    return earliest(tasks, chosen, by_need(tasks, chosen), gpus)
+
+
+def balanced(tasks: Sequence[Task], gpus: int) -> Schedule:
+    """Schedule every task in the fewest GPU seconds within a limit, for each limit that the options have, and take the
+    least makespan (Turek et al., SPAA '92, for moldable tasks)."""
+    lengths = sorted({option.planned_s for task in tasks for option in task.options})
+    schedules = []
+    for limit in lengths[:: -(-len(lengths) // MOST_LENGTHS)]:
+        chosen = [within(task, limit) for task in tasks]
+        schedules.append(earliest(tasks, chosen, by_need(tasks, chosen), gpus))
+    return min(schedules, key=lambda schedule: schedule.makespan_s)
+
+
+def within(task: Task, limit: float) -> Option:
+    """The option of the fewest GPU seconds within a limit; the fastest where none is."""
+    short = [option for option in task.options if option.planned_s <= limit]
+    if not short:
+        return min(task.options, key=lambda option: option.planned_s)
+    return min(short, key=lambda option: option.gpus * option.planned_s)
+
+
 def lower_bound_s(tasks: Sequence[Task], gpus: int) -> float:
-    """A makespan that no schedule beats: that of the longest chain of tasks, each at its fastest, and the least T at
-    which the GPUs have room for all tasks, each in the least GPU seconds that it can do with within T."""
+    """A makespan that no schedule beats: the longest chain of tasks at their fastest, or the least T in which all tasks
+    fit, each in its fewest GPU seconds within T."""
     ends: dict[int, float] = {}
     for place in ready_first(tasks, lambda place: place):
         ready = max((ends[other] for other in tasks[place].after), default=0.0)

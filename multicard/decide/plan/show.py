@@ -1,23 +1,23 @@
-"""A plan in words: its table, what it is compared with and why, and the same as JSON."""
+"""A plan as text: its table, its chart and what it is compared with; and the same as JSON."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from multicard.decide.plan import gantt
-from multicard.decide.plan.jobs_file import SLOWDOWN, Goal
+from multicard.decide.plan.jobs_file import SLOWDOWN
 from multicard.decide.plan.planning import Plan
-from multicard.decide.plan.schedule import Option, Task
+from multicard.decide.plan.schedule import Option, Schedule, Task
 from multicard.measure.timing import in_hours
 from multicard.records import text_table
 from multicard.records.schema_parts import Interval
+from multicard.records.text_table import cut
 
 WIDTH = 120
-BADLY = 0.85  # efficiency below which a job is said to scale badly
-NAMED = 5  # jobs at most of which that is said
+LEAST_COLUMNS = 20  # of the chart
 HEADINGS = ("job", "GPUs", "on", "start", "end", "planned", "likely (90%)", "efficiency", "basis", "deadline")
+RESULT_HEADINGS = ("job", "GPUs", "on", "planned start", "planned end", "start", "end", "took by plan", "status")
 ASSUMED = " is assumed ({:g} to {:g}), as they share cores, memory bandwidth and PCIe; slowdown: in the file sets it"
 
 
@@ -26,21 +26,21 @@ def lines(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> list[
     width = min(text_table.terminal_width() or WIDTH, WIDTH)
     columns = [column for column in zip(HEADINGS, *_rows(plan), strict=True) if any(column[1:])]
     headings, *rows = zip(*columns, strict=True)
-    shown = [
-        f"plan of {len(plan.tasks)} runs on {node}, goal={plan.goal}:",
-        *text_table.text(headings, rows, width),
-        "",
-        *gantt.text(plan.tasks, plan.schedule, plan.gpus, width, noun),
-        "",
-    ]
     slower = f"slowdown: {slowdown.value:.3g} of runs that leave {noun}s for others"
     slower += ASSUMED.format(slowdown.low, slowdown.high) if slowdown == SLOWDOWN else ""
-    notes = [*_figures(plan), *_late(plan), *_scaling(plan.tasks), slower]
-    return shown + [line for note in notes for line in textwrap.wrap(note, WIDTH, subsequent_indent="  ")]
+    wrapped = [textwrap.wrap(note, WIDTH, subsequent_indent="  ") for note in (*_figures(plan), slower)]
+    return [
+        f"plan of {len(plan.tasks)} runs on {node}:",
+        *text_table.text(headings, rows, width),
+        "",
+        *chart(plan.tasks, plan.schedule, plan.gpus, width, noun),
+        "",
+        *(line for note in wrapped for line in note),
+    ]
 
 
 def _rows(plan: Plan) -> list[list[str]]:
-    """The rows by start."""
+    """The table's rows, by start."""
     late, rows = plan.schedule.late_s(plan.tasks), []
     for place in plan.schedule.order():
         task, placed = plan.tasks[place], plan.schedule.placed[place]
@@ -65,24 +65,25 @@ def _rows(plan: Plan) -> list[list[str]]:
 
 
 def ranges(ids: Sequence[int]) -> str:
-    """ "0-3", "0 2"."""
+    """Ascending numbers as "0-3" or "0 2"."""
     if len(ids) > 1 and ids[-1] - ids[0] == len(ids) - 1:
         return f"{ids[0]}-{ids[-1]}"
     return " ".join(map(str, ids))
 
 
 def efficiency(task: Task, option: Option) -> float | None:
-    """The speed of each GPU by that on the fewest that the task may have; None where there is one choice alone."""
+    """Speed of each GPU relative to that on the task's fewest; None where it has one option."""
     fewest = min(task.options, key=lambda other: other.gpus)
     return None if len(task.options) == 1 else fewest.gpus * fewest.alone_s / (option.gpus * option.alone_s)
 
 
 def _figures(plan: Plan) -> list[str]:
+    """Makespan, bound, the simple plans, and delays."""
     makespan_s, likely, late = plan.schedule.makespan_s, plan.likely, plan.schedule.late_s(plan.tasks)
     notes = [f"makespan: {in_hours(makespan_s)} planned"]
     if likely.low < likely.high:
         notes[0] += f"; likely {in_hours(likely.value)} ({in_hours(likely.low)} to {in_hours(likely.high)})"
-    keeps = not late and any(task.deadline_s is not None for task in plan.tasks) and plan.goal is Goal.makespan
+    keeps = not late and any(task.deadline_s is not None for task in plan.tasks)
     limit = "no plan that keeps the deadlines" if keeps else "no plan"
     notes.append(f"bound: {limit} ends before {in_hours(plan.bound_s)}: gap {plan.gap:.1%}")
     simple = (("one after the other on all", plan.in_turn), ("each on as few as it may have", plan.one_gpu_each))
@@ -90,56 +91,53 @@ def _figures(plan: Plan) -> list[str]:
         saved = 1 - makespan_s / other.makespan_s if other.makespan_s else 0.0
         compared = f"the plan takes {abs(saved):.0%} {'less' if saved >= 0 else 'more'}"
         notes.append(f"{name}: {in_hours(other.makespan_s)}; {compared if abs(saved) >= 0.005 else 'as the plan'}")
+    if late:
+        delays = ", ".join(f"{plan.tasks[place].name} by {in_hours(delay)}" for place, delay in late.items())
+        least = "the least there is" if plan.is_proven else "the least that was found"
+        notes.append(f"deadlines that cannot be kept: {delays}; {in_hours(sum(late.values()))} in all, {least}")
     return notes
 
 
-def _late(plan: Plan) -> list[str]:
-    late = plan.schedule.late_s(plan.tasks)
-    if not late:
-        return []
-    delays = ", ".join(f"{plan.tasks[place].name} by {in_hours(delay)}" for place, delay in late.items())
-    least = "the least there is" if plan.is_proven else "the least that was found"
-    return [f"deadlines that cannot be kept: {delays}; {in_hours(sum(late.values()))} in all, {least}"]
-
-
-def _scaling(tasks: Sequence[Task]) -> list[str]:
-    """Why jobs do not run one after the other on all GPUs: those that gain little from more of them."""
-    worst: dict[str, tuple[float, str]] = {}
-    for task in tasks:
-        most = max(task.options, key=lambda option: option.gpus)
-        fewest = min(task.options, key=lambda option: option.gpus)
-        share = efficiency(task, most)
-        if share is not None and share < BADLY:
-            times = f"{in_hours(fewest.alone_s)} on {fewest.gpus}, {in_hours(most.alone_s)} on {most.gpus}"
-            worst[task.job] = share, f"{task.job} {share:.0%} ({times})"
-    named = [words for _, words in sorted(worst.values())[:NAMED]]
-    more = f", and {len(worst) - NAMED} more" if len(worst) > NAMED else ""
-    return [f"scale badly (speed of each GPU, by that on the fewest): {', '.join(named)}{more}"] if named else []
+def chart(tasks: Sequence[Task], schedule: Schedule, gpus: int, width: int, noun: str = "GPU") -> list[str]:
+    """A Gantt chart, a row for each GPU: "[name==]" is a task, a column a time. At most `width` characters a line."""
+    labels = [f"{noun} {gpu} " for gpu in range(gpus)]
+    indent = max(map(len, labels))
+    columns = max(width - indent, LEAST_COLUMNS)
+    scale = columns / (schedule.makespan_s or 1.0)
+    rows = []
+    for gpu, label in enumerate(labels):
+        row = [" "] * columns
+        for task, placed in zip(tasks, schedule.placed, strict=True):
+            if gpu in placed.gpu_ids:
+                first, last = round(placed.start_s * scale), round(placed.end_s * scale)
+                name = cut(task.name, last - first - 2) if last - first > 2 else ""
+                row[first:last] = f"[{name.ljust(last - first - 2, '=')}]" if last - first > 1 else "|" * (last - first)
+        rows.append((label.ljust(indent) + "".join(row)).rstrip())
+    begin, middle, end = (in_hours(schedule.makespan_s * share) for share in (0, 0.5, 1))
+    axis = begin + middle.rjust(columns // 2 + len(middle) // 2 - len(begin))
+    return [*rows, " " * indent + axis + end.rjust(columns - len(axis))]
 
 
 def as_dict(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> dict[str, Any]:
     """The plan for other programs."""
-    late = plan.schedule.late_s(plan.tasks)
-    jobs = []
+    late, jobs = plan.schedule.late_s(plan.tasks), []
     for place in plan.schedule.order():
         task, placed = plan.tasks[place], plan.schedule.placed[place]
-        option = placed.option
         jobs.append({
             "name": task.name,
             "job": task.job,
-            "gpus": option.gpus,
+            "gpus": placed.option.gpus,
             "gpu_ids": list(placed.gpu_ids),
             "start_s": placed.start_s,
             "end_s": placed.end_s,
-            "seconds": msgspec.to_builtins(option.interval),
-            "basis": option.basis,
-            "efficiency": efficiency(task, option),
+            "seconds": msgspec.to_builtins(placed.option.interval),
+            "basis": placed.option.basis,
+            "efficiency": efficiency(task, placed.option),
             "after": [plan.tasks[other].name for other in task.after],
             "deadline_s": task.deadline_s,
             "late_s": late.get(place, 0.0),
         })  # fmt: skip
     return {
-        "goal": str(plan.goal),
         "node": node,
         "noun": noun,
         "gpus": plan.gpus,
@@ -152,3 +150,29 @@ def as_dict(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> dic
         "late_s": sum(late.values()),
         "jobs": jobs,
     }
+
+
+def result_lines(result: Mapping[str, Any]) -> list[str]:
+    """A plan beside what became of it.
+
+    Args:
+        result: of `CarryingOut.result`.
+    """
+    times = ("planned_start_s", "planned_end_s", "start_s", "end_s")
+    rows = [
+        [
+            job["name"],
+            str(job["gpus"] or ""),
+            ranges(job["gpu_ids"]),
+            *("" if job[key] is None else in_hours(job[key]) for key in times),
+            "" if job["ratio"] is None else f"{job['ratio']:.0%}",
+            job["status"],
+        ]
+        for job in result["jobs"]
+    ]
+    shown = ["planned, and what became of it:", *text_table.text(RESULT_HEADINGS, rows, WIDTH)]
+    makespan_s, planned_s = result["makespan_s"], result["planned_makespan_s"]
+    if makespan_s is not None and planned_s:
+        difference = f"{makespan_s / planned_s - 1:+.1%}"
+        shown += ["", f"makespan: {in_hours(makespan_s)}, planned {in_hours(planned_s)} ({difference})"]
+    return shown
