@@ -7,7 +7,8 @@ from msgspec import UNSET
 
 from analysis.runs.load import Run
 from multicard.observe.profiles.names import COPIES
-from multicard.observe.profiles.profile_data import Profile, Row
+from multicard.observe.profiles.profile_data import Profile
+from multicard.records.schema_parts import ProfileRow
 
 NCCL = "nccl"  # all collectives of NCCL together
 # Of Figs. 3, 4, 11 and 12 of 2505.22905, and of Fig. 15
@@ -36,7 +37,7 @@ def profile(run: Run) -> Profile | None:
     return None if recorded is None or recorded.rows is UNSET else Profile.from_dict(msgspec.to_builtins(recorded))
 
 
-def rows(profile: Profile, metric: str) -> list[Row] | None:
+def rows(profile: Profile, metric: str) -> list[ProfileRow] | None:
     """The sums over ranks that a metric is made of; empty where it did not occur, None where it could not be seen."""
     sums = profile.of(None)
     if metric in profile.not_recorded or not any(row.group == "api" for row in sums):

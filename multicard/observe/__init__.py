@@ -1,1 +1,1 @@
-"""What a run does to its machine: profiles, energy, and what limits it."""
+"""Observation of runs: profiles, energy, and what limits them."""

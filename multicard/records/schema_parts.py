@@ -270,6 +270,10 @@ class ProfileRow(Struct):
     detail: str = ""
     mean_s: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.calls:
+            self.mean_s = self.total_s / self.calls
+
 
 class ProfileCost(Struct):
     """What profiling cost: mean seconds of a step inside the profiled window and outside of it."""

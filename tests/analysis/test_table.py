@@ -15,8 +15,9 @@ from analysis.__main__ import main
 from analysis.commands import table as tables
 from analysis.runs import load
 from analysis.stats.between_runs import PRIOR_SD
-from multicard.observe.profiles.profile_data import Derived, Profile, RankProfile, Row
+from multicard.observe.profiles.profile_data import Profile
 from multicard.records.figures import FIGURES, seconds
+from multicard.records.schema_parts import ProfileDerived, ProfileRank, ProfileRow
 from papers import printed as papers
 from tests.conftest import ROOT
 from tests.helpers import grids, papers_records, records
@@ -197,10 +198,10 @@ def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
-    nothing = Derived(None, None, None, None, None, None, None)
+    nothing = ProfileDerived(None, None, None, None, None, None, None)
     for pinned, copies_s in {True: 0.4, False: 1.6}.items():
         rows = [
-            Row(rank, group, name, 10, total_s * (1 if rank is None else 0.5), 0.1)
+            ProfileRow(rank, group, name, 10, total_s * (1 if rank is None else 0.5), 0.1)
             for rank in (0, 1, None)
             for group, name, total_s in (
                 ("api", "cudaMemcpyAsync", copies_s),
@@ -209,7 +210,7 @@ def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
                 ("kernel", "gemm", 5.0),
             )
         ]
-        profile = Profile("kineto", [RankProfile(rank, "", 1.0, 10, [rank], nothing) for rank in (0, 1)], rows, ())
+        profile = Profile("kineto", [ProfileRank(rank, "", 1.0, 10, [rank], nothing) for rank in (0, 1)], rows, ())
         recorded = profile.as_dict() | {"steps": 10}
         settings = {"pin_memory": pinned, "gpus": 2, "dataset__image_size": 100, "profile": recorded}
         record = records.vision(**{key: value for key, value in settings.items() if key != "profile"})

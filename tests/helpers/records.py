@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from multicard.measure import formulas, timing
-from multicard.observe.profiles.profile_data import Derived, Profile, RankProfile, Row
+from multicard.observe.profiles.profile_data import Profile
 from multicard.records import run_folder
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord
+from multicard.records.schema_parts import ProfileDerived, ProfileRank, ProfileRow
 
 COMMIT = "8fdd49003961b229ab73624738c1943cc72646c1"
 JOB = {
@@ -341,9 +342,9 @@ def profile(
     """
     ranks, rows = [], []
     for rank, found in enumerate(rank_rows):
-        derived = Derived(0.9, 0.8, communication_s[rank], 0.1, 0.5, 0.01, 0.2)
-        ranks.append(RankProfile(rank, f"profile/r{rank:02d}.json.gz", 1.0, steps, [rank], derived))
-        rows += [Row(rank, group, name, steps, total_s, total_s) for (group, name), total_s in found.items()]
+        derived = ProfileDerived(0.9, 0.8, communication_s[rank], 0.1, 0.5, 0.01, 0.2)
+        ranks.append(ProfileRank(rank, f"profile/r{rank:02d}.json.gz", 1.0, steps, [rank], derived))
+        rows += [ProfileRow(rank, group, name, steps, total_s, total_s) for (group, name), total_s in found.items()]
     told = Profile("kineto", ranks, rows, ()).as_dict()
     copies = dict.fromkeys(("counted_bytes", "profiled_bytes", "disagreement", "whole_run_bytes"))
     return told | {

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from multicard.observe.profiles.load import read
-from multicard.observe.profiles.profile_data import Profile, Row
+from multicard.observe.profiles.profile_data import Profile
+from multicard.records.schema_parts import ProfileRow
 from tests.helpers.profiler_files import ALL_REDUCE, BASE_US, Event, write_kineto, write_nsys
 
 # Two steps, of 1000 us each. On the device, of 2000 us from the first copy: compute in 200-900 and 1600-1650, and until
@@ -42,7 +43,7 @@ MADE = [
 ]
 
 
-def rows_of(profile: Profile, rank: int | None = None) -> dict[tuple[str, str], Row]:
+def rows_of(profile: Profile, rank: int | None = None) -> dict[tuple[str, str], ProfileRow]:
     return {(row.group, row.metric): row for row in profile.of(rank)}
 
 

@@ -1,1 +1,1 @@
-"""Which job of a list runs where and when on a node, so that all end soonest."""
+"""Plans of jobs on a node: the GPUs and the start of each, so that all end soonest."""

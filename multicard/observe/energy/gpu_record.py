@@ -67,8 +67,8 @@ def energy_curve(rows: Rows) -> EnergyCurve:
 
 
 def doubtful_share(worked: list[tuple[EnergyCurve, Span]]) -> float:
-    """By how much the energy of spans may be wrong: the time from their ends to the nearest readings, or by which the
-    figure lags if that is more, as a share of their time. A pause between spans counts as its length at most."""
+    """The share of the energy of spans that may be wrong: the time from their ends to the nearest readings, or by which
+    the figure lags if that is more, relative to their time. A pause between spans counts as its length at most."""
     doubtful_s, earlier = 0.0, None
     for curve, (start_s, end_s) in worked:
         before_s, after_s = (max(LAG_S[curve.source], np.abs(curve.times_s - end).min()) for end in (start_s, end_s))

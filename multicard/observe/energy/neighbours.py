@@ -70,7 +70,7 @@ class Neighbours:
 
 
 def identify(pid: int) -> tuple[bool | None, str | None]:
-    """Whether a process is this one or a descendant (None: not visible), and its name."""
+    """True for this process and its descendants (None: not visible), and the process's name."""
     import psutil
 
     try:

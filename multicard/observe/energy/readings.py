@@ -1,4 +1,4 @@
-"""What NVML says: a sample of a GPU's state, the processes on it, and the energy counters that ranks read."""
+"""Readings of NVML: a sample of a GPU's state, the processes on it, and the energy counters that ranks read."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -1,8 +1,7 @@
 """Reader of Kineto's Chrome traces (torch.profiler).
 
 Tried with torch 2.11 and its Kineto, and with files of 2023 (whole microseconds since 1970) and 2024 (fractions,
-since baseTimeNanoseconds). A file is read in one go, of which msgspec builds only
-the fields named here: 200 MB take 0.6 GB.
+since baseTimeNanoseconds). A file is read in one go; msgspec builds only the fields named here: 200 MB take 0.6 GB.
 
 Read are the categories in KINDS, and of `cpu_op` the operators that torch.distributed started. `cuda_sync` is the
 device's view of calls that are in the trace already, `ac2g` and `fwdbwd` are arrows, `Trace` is the profiler itself.
@@ -103,7 +102,7 @@ def read(file: BinaryIO, where: str) -> Trace:
 
 
 def _document(content: bytes, where: str) -> Document[Any]:
-    """What is read of a trace; `ts` as decimals where a float64 does not hold it."""
+    """Decode a trace, with `ts` as decimals where a float64 does not hold it."""
     begin = content.lstrip()[:1]
     if begin not in (b"{", b"["):
         what = "neither a Kineto trace (JSON) nor an export of nsys (SQLite)" if begin else "an empty file"

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from multicard.observe.profiles.events import Trace
 from multicard.observe.profiles.names import COPIES, HIP_APIS, LAUNCH, MEMSET, always_listed, metric
-from multicard.observe.profiles.profile_data import GROUPS, Derived, Profile, RankProfile, Row
+from multicard.observe.profiles.profile_data import GROUPS, Profile
 from multicard.observe.profiles.rank_events import RankEvents
+from multicard.records.schema_parts import ProfileDerived, ProfileRank, ProfileRow
 
 
 def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Profile:
@@ -20,7 +21,7 @@ def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Pro
         assert trace.rank is not None
         events = RankEvents(trace)
         derived = events.derived()
-        ranks.append(RankProfile(trace.rank, trace.where, events.window_s, events.steps, events.devices, derived))
+        ranks.append(ProfileRank(trace.rank, trace.where, events.window_s, events.steps, events.devices, derived))
         rows += _rank_rows(trace.rank, events, derived, omitted)
         apis |= events.apis
     rows += _sum_over_ranks(rows, sum(rank.window_s for rank in ranks))
@@ -39,7 +40,7 @@ class _Total:
     details: set[str] = field(default_factory=set)
 
 
-def _rank_rows(rank: int, events: RankEvents, derived: Derived, omitted: Sequence[str]) -> list[Row]:
+def _rank_rows(rank: int, events: RankEvents, derived: ProfileDerived, omitted: Sequence[str]) -> list[ProfileRow]:
     """All metrics of a rank. Where a GPU was used, some calls and all COPIES have rows with 0 calls too."""
     always = [("api", name) for name in always_listed(events.apis) if name not in omitted]
     always += [("copy", name) for name in (*COPIES.values(), MEMSET)] if events.devices else []
@@ -55,13 +56,13 @@ def _rank_rows(rank: int, events: RankEvents, derived: Derived, omitted: Sequenc
         if size is not None:
             total.bytes = (total.bytes or 0) + size
     rows = [
-        Row(rank, group, name, t.calls, t.ns / 1e9, events.share(t.ns), t.bytes, _joined(t.details))
+        ProfileRow(rank, group, name, t.calls, t.ns / 1e9, events.share(t.ns), t.bytes, _joined(t.details))
         for (group, name), t in totals.items()
     ]
     return sorted(_derived_rows(rank, events, derived, rows) + rows, key=_order)
 
 
-def _derived_rows(rank: int, events: RankEvents, derived: Derived, rows: list[Row]) -> list[Row]:
+def _derived_rows(rank: int, events: RankEvents, derived: ProfileDerived, rows: list[ProfileRow]) -> list[ProfileRow]:
     metrics: list[tuple[str, int | None, float | None, str]] = []
     if events.apis:
         launches = [row for row in rows if row.group == "api" and row.calls and LAUNCH.fullmatch(row.metric)]
@@ -77,15 +78,15 @@ def _derived_rows(rank: int, events: RankEvents, derived: Derived, rows: list[Ro
         ("blocked in synchronisation", None, derived.blocked_s, ""),
     ]
     return [
-        Row(rank, "derived", name, calls, total_s, events.share(total_s * 1e9), detail=detail)
+        ProfileRow(rank, "derived", name, calls, total_s, events.share(total_s * 1e9), detail=detail)
         for name, calls, total_s, detail in metrics
         if total_s is not None
     ]
 
 
-def _sum_over_ranks(rows: Sequence[Row], windows_s: float) -> list[Row]:
+def _sum_over_ranks(rows: Sequence[ProfileRow], windows_s: float) -> list[ProfileRow]:
     """The rows of all ranks summed, metric by metric."""
-    by_metric: dict[tuple[str, str], list[Row]] = {}
+    by_metric: dict[tuple[str, str], list[ProfileRow]] = {}
     for row in rows:
         by_metric.setdefault((row.group, row.metric), []).append(row)
     sums = []
@@ -94,9 +95,9 @@ def _sum_over_ranks(rows: Sequence[Row], windows_s: float) -> list[Row]:
         sizes = [row.bytes for row in members if row.bytes is not None]
         total_s = sum(row.total_s for row in members)
         share = total_s / windows_s if windows_s else 0.0
-        details = {detail for row in members for detail in row.detail.split(", ")}
-        size = sum(sizes) if sizes else None
-        sums.append(Row(None, group, name, sum(calls) if calls else None, total_s, share, size, _joined(details)))
+        detail = _joined({detail for row in members for detail in row.detail.split(", ")})
+        count, size = sum(calls) if calls else None, sum(sizes) if sizes else None
+        sums.append(ProfileRow(None, group, name, count, total_s, share, size, detail))
     return sorted(sums, key=_order)
 
 
@@ -104,7 +105,7 @@ def _joined(details: set[str]) -> str:
     return ", ".join(sorted(details - {""}))
 
 
-def _order(row: Row) -> tuple[int, float, str]:
-    """By group, the longest first; derived rows stay in their order."""
+def _order(row: ProfileRow) -> tuple[int, float, str]:
+    """Sort key: by group, the longest first; derived rows stay in their order."""
     group = GROUPS.index(row.group)
     return (group, 0.0, "") if row.group == "derived" else (group, -row.total_s, row.metric)

@@ -17,7 +17,7 @@ RUN = "run"  # what ended a window that lasted to the end of the training
 CUDA_APIS = (
     "cudaLaunchKernel",
     "cudaLaunchKernelExC",
-    "cuLaunchKernel",  # of the driver: by these two Triton launches, and so whatever is compiled
+    "cuLaunchKernel",  # of the driver: Triton launches compiled kernels by these two
     "cuLaunchKernelEx",
     "cudaMemcpyAsync",
     "cudaStreamSynchronize",

@@ -22,7 +22,7 @@ def check(device: str) -> None:
 
 
 def chosen(config: RunConfig, device: str) -> RunConfig:
-    """The same configuration with the profiler that `profile=auto` is on these devices."""
+    """Replace `profile=auto` by the profiler of these devices."""
     if config.profile.name is not ProfileName.auto:
         return config
     name = ProfileName.nsys if device == "cuda" and installed() else ProfileName.kineto

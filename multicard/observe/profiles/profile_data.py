@@ -1,61 +1,16 @@
 """The metrics of a profiled run, per rank and summed, as computed, recorded, compared and printed."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any
 
 import msgspec
 
+from multicard.records.schema_parts import ProfileRank, ProfileRow
+
 GROUPS = ("derived", "phase", "api", "copy", "collective", "kernel", "annotation")
 LONG = ("kernel", "annotation")  # groups with a row for each name that occurred
-
-
-@dataclass(frozen=True)
-class Row:
-    """One metric of one rank, or summed over all ranks."""
-
-    rank: int | None  # None: the sum over ranks
-    group: str  # one of GROUPS
-    metric: str
-    calls: int | None  # None where the metric is no count of events
-    total_s: float
-    share: float  # of the rank's window, or of all windows; above 1 where threads or devices add up
-    bytes: int | None = None
-    detail: str = ""  # algorithms and protocols of a collective, kinds of memory of a copy, the calls that launch
-
-    @property
-    def mean_s(self) -> float | None:
-        return self.total_s / self.calls if self.calls else None
-
-
-@dataclass(frozen=True)
-class Derived:
-    """Times of one rank derived from several kinds of events; None where the trace lacks them.
-
-    Device operations are kernels, copies and memsets. NCCL kernels wait for other ranks and count as busy meanwhile.
-    On CPU `communication_s` is the time in which gloo worked on any thread.
-    """
-
-    gpu_busy_share: float | None  # of window x devices
-    compute_s: float | None  # some kernel other than NCCL's is running; copies do not count
-    communication_s: float | None
-    exposed_communication_s: float | None  # no other kernel runs on the device meanwhile; copies do not hide it
-    overlap_share: float | None  # share of the communication hidden by compute kernels
-    launch_gap_s: float | None  # idle between the first and the last operation of a device in the window
-    blocked_s: float | None  # host threads in calls of BLOCKING, summed over threads
-
-
-@dataclass(frozen=True)
-class RankProfile:
-    """The profiled window of one rank."""
-
-    rank: int
-    where: str  # the file
-    window_s: float
-    steps: int | None  # None without step markers
-    devices: list[int]
-    derived: Derived
 
 
 @dataclass(frozen=True)
@@ -63,8 +18,8 @@ class Profile:
     """The profile of a run."""
 
     source: str  # kineto or nsys
-    ranks: list[RankProfile]
-    rows: list[Row]  # of each rank, then of their sum; by group, then by time
+    ranks: list[ProfileRank]
+    rows: list[ProfileRow]  # of each rank, then of their sum; by group, then by time
     not_recorded: tuple[str, ...]  # API calls that the profiler omits by design
 
     @property
@@ -73,20 +28,15 @@ class Profile:
         counts = [rank.steps for rank in self.ranks if rank.steps is not None]
         return sum(counts) if len(counts) == len(self.ranks) else None
 
-    def of(self, rank: int | None, top: int | None = None) -> list[Row]:
+    def of(self, rank: int | None, top: int | None = None) -> list[ProfileRow]:
         """The rows of a rank (None: the sum over ranks), with the first `top` of each group in LONG only."""
         by_group = groupby((row for row in self.rows if row.rank == rank), lambda row: row.group)
         return [row for group, rows in by_group for row in islice(rows, top if group in LONG else None)]
 
-    def as_dict(self, top: int | None = 20) -> dict[str, object]:
+    def as_dict(self, top: int | None = 20) -> dict[str, Any]:
         """The profile for JSON, with the `top` kernels and annotations of every rank and of the sum."""
         rows = [row for rank in (*(rank.rank for rank in self.ranks), None) for row in self.of(rank, top)]
-        return {
-            "source": self.source,
-            "ranks": [asdict(rank) for rank in self.ranks],
-            "rows": [asdict(row) | {"mean_s": row.mean_s} for row in rows],
-            "not_recorded": list(self.not_recorded),
-        }
+        return msgspec.to_builtins(replace(self, rows=rows))
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Profile":
@@ -104,8 +54,8 @@ class Pair:
 
     group: str
     metric: str
-    first: Row | None
-    second: Row | None
+    first: ProfileRow | None
+    second: ProfileRow | None
     ratio: float | None  # seconds of the first / seconds of the second; None where one has none
     ratio_per_step: float | None  # the same per step and rank; None where steps are not marked
 

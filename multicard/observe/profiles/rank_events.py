@@ -18,7 +18,7 @@ import numpy as np
 
 from multicard.observe.profiles.events import COLUMNS, ON_DEVICE, Kind, Trace
 from multicard.observe.profiles.names import BLOCKING, STEP, WINDOW, api, metric
-from multicard.observe.profiles.profile_data import Derived
+from multicard.records.schema_parts import ProfileDerived
 
 
 class RankEvents:
@@ -48,7 +48,7 @@ class RankEvents:
 
     @property
     def window_s(self) -> float:
-        """Of the longer window."""
+        """Length of the longer window."""
         return self.window_ns / 1e9
 
     def share(self, ns: float) -> float:
@@ -74,7 +74,7 @@ class RankEvents:
             size = int(sizes[index]) if index in have_size else None
             yield Kind(kind), self.names[code], int(calls[index]), total_ns, size
 
-    def derived(self) -> Derived:
+    def derived(self) -> ProfileDerived:
         """The times derived from events of several kinds."""
         blocking = self._clipped(self._named(Kind.API, [api(name) in BLOCKING for name in self.names]))
         threads = np.unique(blocking[2], return_inverse=True)[1]
@@ -82,7 +82,7 @@ class RankEvents:
         if not self.devices:
             gloo = self._named(Kind.RANGE, self._are_collectives(Kind.RANGE))
             communication_s = covered(*self._clipped(gloo)[:2]) / 1e9 if gloo.any() else None
-            return Derived(None, None, communication_s, None, None, None, blocked_s)
+            return ProfileDerived(None, None, communication_s, None, None, None, blocked_s)
         busy = computing = communication = exposed = gap = 0
         nccl = self._named(Kind.KERNEL, self._are_collectives(Kind.KERNEL))
         for device in self.devices:
@@ -94,7 +94,7 @@ class RankEvents:
             computing += compute
             communication += covered(*self._spans(nccl & here))
             exposed += covered(*self._spans(self._is(Kind.KERNEL) & here)) - compute
-        return Derived(
+        return ProfileDerived(
             gpu_busy_share=busy / (self.window_ns * len(self.devices)) if self.window_ns else None,
             compute_s=computing / 1e9,
             communication_s=communication / 1e9,
@@ -148,7 +148,7 @@ class RankEvents:
             self.bytes[without[first[sized]]] = self.bytes[calls[sized]]
 
     def _range_ns(self) -> dict[tuple[int, int], int]:
-        """By kind and name: ns in ranges, as unions of each name on each thread or device."""
+        """ns in ranges by kind and name, as unions of each name on each thread or device."""
         chosen = np.flatnonzero(self._is(Kind.RANGE, Kind.DEVICE_RANGE))
         chosen = chosen[(self.start[chosen] >= self.open) & (self.start[chosen] < self.close)]
         kind, name = self.kind[chosen], self.name[chosen]

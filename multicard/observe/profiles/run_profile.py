@@ -62,7 +62,7 @@ def add_copies(record: AnyRecord) -> None:
 
 
 def _scale(table: ProfileTable, record: AnyRecord) -> float | None:
-    """From the profiler's window to the whole run; None where the window does not tell."""
+    """Factor from the profiler's window to the whole run; None where the window does not tell."""
     if table.window == ProfileWindow.start:
         return 1.0 if table.ended == RUN else None
     counts = record.steps

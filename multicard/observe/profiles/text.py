@@ -5,8 +5,9 @@ from textwrap import wrap
 from typing import TypeVar
 
 from multicard.observe.profiles.names import CUDA_APIS
-from multicard.observe.profiles.profile_data import GROUPS, LONG, Pair, Profile, RankProfile, Row
+from multicard.observe.profiles.profile_data import GROUPS, LONG, Pair, Profile
 from multicard.records import text_table
+from multicard.records.schema_parts import ProfileRank, ProfileRow
 from multicard.records.text_table import in_bytes
 
 TITLES = {
@@ -22,7 +23,7 @@ assert set(TITLES) == set(GROUPS)
 WIDTH = 140  # of output that is no terminal
 SPREAD_WIDTH = 120  # from which on the columns least and most fit in
 NAME_WIDTH = 24  # to which names are cut at most
-Entry = TypeVar("Entry", Row, Pair)
+Entry = TypeVar("Entry", ProfileRow, Pair)
 
 
 def profile_lines(profile: Profile, top: int, rank: int | None = None, width: int | None = None) -> list[str]:
@@ -93,7 +94,7 @@ def in_seconds(time_s: float | None) -> str:
     return f"{time_s * 1e6:.4g} us" if time_s else "0"
 
 
-def _rank_lines(ranks: Sequence[RankProfile], width: int) -> list[str]:
+def _rank_lines(ranks: Sequence[ProfileRank], width: int) -> list[str]:
     """A table of the derived times of each rank, without columns that are empty for all."""
     columns = {
         "rank": [str(rank.rank) for rank in ranks],
@@ -128,7 +129,7 @@ def _table(headings: Sequence[str], body: Sequence[Sequence[str]], width: int) -
     return text_table.text(headings, rows, width, "l" + "r" * (len(headings) - 1), least_width=NAME_WIDTH)
 
 
-def _label(row: Row) -> str:
+def _label(row: ProfileRow) -> str:
     """The indented name of a metric, of a kernel without its result type and its arguments, and its detail."""
     name = row.metric.removeprefix("void ") if row.group == "kernel" else row.metric
     if row.group == "kernel" and name.endswith(")"):
@@ -141,17 +142,17 @@ def _label(row: Row) -> str:
     return f"  {name}  {row.detail}".rstrip()
 
 
-def _calls(row: Row | None) -> str:
+def _calls(row: ProfileRow | None) -> str:
     return "-" if row is None or row.calls is None else f"{row.calls:,}"
 
 
-def _extremes(times_s: Sequence[float], ranks: Sequence[RankProfile]) -> tuple[str, str]:
+def _extremes(times_s: Sequence[float], ranks: Sequence[ProfileRank]) -> tuple[str, str]:
     """The least and the most, each with its rank."""
     cells = [(time_s, f"{in_seconds(time_s)} r{rank.rank}") for time_s, rank in zip(times_s, ranks, strict=True)]
     return (min(cells)[1], max(cells)[1]) if max(times_s) else ("-", "-")
 
 
-def _total(side: Row | None, row: Row, profile: Profile) -> str:
+def _total(side: ProfileRow | None, row: ProfileRow, profile: Profile) -> str:
     if side is not None:
         return in_seconds(side.total_s)
     return "not recorded" if row.metric in profile.not_recorded else "-"

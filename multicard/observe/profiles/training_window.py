@@ -104,7 +104,7 @@ class TrainingWindow:
         }
 
     def _reason(self) -> str | None:
-        """Why the window ends before the next step; None where it goes on."""
+        """The reason to end the window before the next step; None where it goes on."""
         config = self.config
         assert config is not None
         if config.seconds is None:
