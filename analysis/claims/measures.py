@@ -18,12 +18,13 @@ from analysis.stats import between_runs, intervals
 from analysis.stats.intervals import Interval
 from multicard.measure.repeated_runs import combined
 from multicard.observe.profiles.names import COPIES
-from multicard.observe.profiles.profile_data import Profile, RankProfile
+from multicard.observe.profiles.profile_data import Profile
+from multicard.records.schema_parts import ProfileRank
 from multicard.records.text_table import clean
 from multicard.vision.precision import PRECISIONS
 
 MISSING = {"step_s": "a run has no more steps than the warm-up leaves out"}
-RankFigure = Callable[[Profile, RankProfile], float]  # raises ValueError where a profile has none
+RankFigure = Callable[[Profile, ProfileRank], float]  # raises ValueError where a profile has none
 
 
 def _column(name: str) -> Figure:
@@ -150,7 +151,7 @@ def _mean_of_ranks(rank_figure: RankFigure, per_step: bool = False) -> Figure:
 def _metric(group: str, metric: str) -> RankFigure:
     """Seconds of a metric of a rank."""
 
-    def seconds(profile: Profile, rank: RankProfile) -> float:
+    def seconds(profile: Profile, rank: ProfileRank) -> float:
         if metric in profile.not_recorded:
             raise ValueError(f"{profile.source} records no {metric}: profile=nsys does")
         for row in profile.of(rank.rank):
@@ -161,15 +162,15 @@ def _metric(group: str, metric: str) -> RankFigure:
     return seconds
 
 
-def communicating(_: Profile, rank: RankProfile) -> float:
+def communicating(_: Profile, rank: ProfileRank) -> float:
     return _known([rank.derived.communication_s], "no communication in the profile")[0]
 
 
-def window(_: Profile, rank: RankProfile) -> float:
+def window(_: Profile, rank: ProfileRank) -> float:
     return rank.window_s
 
 
-def waiting_share(profile: Profile, rank: RankProfile) -> float:
+def waiting_share(profile: Profile, rank: ProfileRank) -> float:
     """The share of launches and synchronisations in the CUDA calls."""
     calls_s = {row.metric: row.total_s for row in profile.of(rank.rank) if row.group == "api"}
     if not sum(calls_s.values()):
@@ -181,7 +182,7 @@ def waiting_share(profile: Profile, rank: RankProfile) -> float:
 def _over(part: RankFigure, whole: RankFigure) -> Figure:
     """A part / a whole; infinite where the whole is 0 and the part is not."""
 
-    def share(profile: Profile, rank: RankProfile) -> float:
+    def share(profile: Profile, rank: ProfileRank) -> float:
         above, below = part(profile, rank), whole(profile, rank)
         return above / below if below else math.inf if above else 0.0
 
