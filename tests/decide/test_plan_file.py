@@ -72,7 +72,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"jobs": {"a": GOOD | {"after": "a"}}}, "jobs.a.after: waits for itself"),
     (
         {"jobs": {"a": GOOD | {"after": "b"}, "b": GOOD | {"after": "a"}, "c": GOOD}},
-        "jobs.a.after: waits for itself, by way of a, b",
+        "jobs.a.after: waits for itself, by way of b, a",
     ),
     ({"jobs": {"a": {"run": "sleep 3"}}}, "jobs.a.run: begins with train_vision.py or tune_llm.py"),
     ({"jobs": {"a": {"run": "train_vision.py 'x"}}}, "jobs.a.run: no closing quotation"),

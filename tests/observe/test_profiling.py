@@ -1,6 +1,7 @@
 """The metrics of profiler files, in closed form on made ones."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from multicard.observe.profiles.load import read
 from multicard.observe.profiles.profile_data import Profile
 from multicard.records.schema_parts import ProfileRow
-from tests.helpers.profiler_files import ALL_REDUCE, BASE_US, Event, write_kineto, write_nsys
+from tests.helpers.profiler_files import ALL_REDUCE, BASE_US, Event, raw, write_kineto, write_nsys
 
 # Two steps, of 1000 us each. On the device, of 2000 us from the first copy: compute in 200-900 and 1600-1650, and until
 # 100 what began before the steps; communication in 800-1200 and 1500-1700; copies in 100-150, 1250-1300 and 1900-2100.
@@ -55,10 +56,16 @@ def figures(profile: Profile) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     }
 
 
+def read_as(source: str, folder: Path, events: Sequence[Event]) -> Profile:
+    """The profile of events as one of both profilers writes them."""
+    path = folder / "made"
+    path.unlink(missing_ok=True)
+    return read([write_kineto(path, events) if source == "kineto" else write_nsys(path, {77: events})])
+
+
 @pytest.mark.parametrize("source", ["kineto", "nsys"])
 def test_overlap_exposure_and_gaps_have_their_closed_form(tmp_path: Path, source: str):
-    path = tmp_path / "made"
-    profile = read([write_kineto(path, MADE) if source == "kineto" else write_nsys(path, {77: MADE})])
+    profile = read_as(source, tmp_path, MADE)
     assert profile.source == source
     (rank,) = profile.ranks
     assert (rank.rank, rank.steps, rank.devices) == (0, 2, [0])
@@ -109,8 +116,7 @@ COMPILED = [
 
 @pytest.mark.parametrize("source", ["kineto", "nsys"])
 def test_launches_through_the_driver_and_of_graphs_count(tmp_path: Path, source: str):
-    path = tmp_path / "made"
-    rows = rows_of(read([write_kineto(path, COMPILED) if source == "kineto" else write_nsys(path, {1: COMPILED})]))
+    rows = rows_of(read_as(source, tmp_path, COMPILED))
     launches = rows["derived", "launches"]
     assert (launches.calls, launches.total_s) == (5, pytest.approx((5 + 4 + 5 + 7 + 11) * 1e-6))
     assert launches.detail == "cuLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch, cudaLaunchKernel"
@@ -173,8 +179,7 @@ def test_shares_are_of_the_devices_time_where_the_host_is_ahead(tmp_path: Path, 
         events += [Event("range", f"ProfilerStep#{step}", 100 * step, 100, 1)]
         events += [Event("api", "cudaLaunchKernel_v7000", 100 * step + 10, 50, 1, launch=step + 1)]
         events += [Event("kernel", "relu", 40 + 1000 * step, 900, 7, launch=step + 1)]
-    path = tmp_path / "made"
-    profile = read([write_kineto(path, events) if source == "kineto" else write_nsys(path, {77: events})])
+    profile = read_as(source, tmp_path, events)
     (rank,), rows = profile.ranks, rows_of(profile)
     assert rank.window_s == pytest.approx(2900e-6)
     shares = (rank.derived.gpu_busy_share, rows["kernel", "relu"].share)
@@ -189,8 +194,7 @@ def test_what_a_lagging_device_runs_counts_for_the_step_that_launched_it(
     tmp_path: Path, source: str, calls_of_the_warm_up: bool
 ):
     events = [one for one in lagging(6) if calls_of_the_warm_up or one.kind != "api" or one.start_us > 1000]
-    path = tmp_path / "made"
-    profile = read([write_kineto(path, events) if source == "kineto" else write_nsys(path, {77: events})])
+    profile = read_as(source, tmp_path, events)
     rows = rows_of(profile)
     for name in ("memcpy Host-to-Device", "memset"):
         row = rows["copy", name]
@@ -213,9 +217,7 @@ def test_what_was_launched_by_no_call_in_the_trace_counts_by_its_own_start(tmp_p
     ]
 
     def calls(events: list[Event]) -> list[int | None]:
-        (tmp_path / "made").unlink(missing_ok=True)
-        path = tmp_path / "made"
-        rows = rows_of(read([write_kineto(path, events) if source == "kineto" else write_nsys(path, {77: events})]))
+        rows = rows_of(read_as(source, tmp_path, events))
         return [rows["kernel", name].calls for name in where]
 
     assert calls(lagging(6) + extra) == [1, 1, 1]
@@ -271,25 +273,14 @@ def test_without_step_markers_the_window_is_all_events(tmp_path: Path):
 
 
 def test_operators_that_no_metric_counts_widen_the_window_only(tmp_path: Path):
-    ops = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "ts": BASE_US - 4000, "dur": 10}]
-    ops.append(
-        {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "x", "ts": 0, "dur": 9}
-    )
+    ops = [raw("cpu_op", "aten::mm", -4000, 10), raw("Trace", "PyTorch Profiler (0)", 0, 9, pid="Spans", tid="x", ts=0)]
     profile = read([write_kineto(tmp_path / "a", [*ops, Event("range", "mine", 0, 1000, 1)])])
     assert profile.ranks[0].window_s == pytest.approx(5e-3)
     assert list(rows_of(profile)) == [("annotation", "mine")]
 
 
 def test_an_annotation_on_the_device_is_a_metric_of_its_own(tmp_path: Path):
-    device = {
-        "ph": "X",
-        "cat": "gpu_user_annotation",
-        "name": "forward",
-        "pid": 0,
-        "tid": 7,
-        "ts": BASE_US + 60,
-        "dur": 900,
-    }
+    device = raw("gpu_user_annotation", "forward", 60, 900, pid=0)
     marker = device | {"name": "ProfilerStep#5", "ts": BASE_US, "dur": 9000}  # is no step and no window
     rows = rows_of(read([write_kineto(tmp_path / "a", [*MADE, device, marker])]))
     assert rows["phase", "forward"].calls == 2

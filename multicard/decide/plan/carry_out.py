@@ -266,9 +266,9 @@ class CarryingOut:
         assert each.cell.result is not None
         record = each.cell.result.record
         each.cell, each.end_s, name = None, self.journal.now_s(), each.task.name
-        span = self.journal.span_s(record)
-        if span is not None and (not each.begun or span[0] < each.start_s - LEAST_OUTSIDE_S):
-            (each.start_s, each.end_s), each.begun = span, True  # it ran between two looks, or for an earlier command
+        span = self.journal.span_s(record) if self.place.keeps_jobs else None
+        if span is not None:  # without its time in the queue
+            each.start_s, each.end_s = span
         lasted_s = each.end_s - each.start_s
         status, cause = record.status, "" if record.cause is None else record.cause.message.partition("\n")[0]
         span_s = {"start_s": each.start_s, "end_s": each.end_s}
@@ -288,7 +288,7 @@ class CarryingOut:
             return f"{name} ended {status}"
         low = each.option.interval.low
         is_sooner = lasted_s < low - max(OUTSIDE * low, LEAST_OUTSIDE_S)
-        if each.begun and (is_sooner or lasted_s > _latest_s(each.option)):
+        if is_sooner or lasted_s > _latest_s(each.option):
             self._scale(each, lasted_s)
             return f"{name} took {in_hours(lasted_s)}, not {planned}"
         return ""

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -262,7 +263,8 @@ def _check_order(jobs: Collection[Job]) -> None:
     for job in jobs:
         for other in job.after:
             require(other in after, f"jobs.{job.name}.after: {other}: no such job; there are {', '.join(after)}")
-    left = set(after)
-    while ready := [name for name in left if not left & {*after[name]}]:
-        left -= {*ready}
-    require(not left, f"jobs.{min(left, default='')}.after: waits for itself, by way of {', '.join(sorted(left))}")
+    try:
+        TopologicalSorter(after).prepare()
+    except CycleError as error:
+        first, *others = error.args[1][::-1]
+        raise ValueError(f"jobs.{first}.after: waits for itself, by way of {', '.join(others)}") from None

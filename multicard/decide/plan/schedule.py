@@ -260,20 +260,7 @@ def within(task: Task, limit: float) -> Option:
 
 
 def lower_bound_s(tasks: Sequence[Task], gpus: int) -> float:
-    """A makespan that no schedule beats: the longest chain of tasks at their fastest, or the least T in which all tasks
-    fit, each in its fewest GPU seconds within T."""
-    ends: dict[int, float] = {}
-    for place in ready_first(tasks, lambda place: place):
-        ready = max((ends[other] for other in tasks[place].after), default=0.0)
-        ends[place] = ready + min(option.planned_s for option in tasks[place].options)
-    chain_s = max(ends.values(), default=0.0)
-    limits = sorted({option.planned_s for task in tasks for option in task.options if option.planned_s > chain_s})
-    for limit, following in zip([chain_s, *limits], [*limits, math.inf], strict=True):
-        areas = (
-            min(option.gpus * option.planned_s for option in task.options if option.planned_s <= limit)
-            for task in tasks
-        )
-        bound = max(limit, math.fsum(areas) / gpus)
-        if bound < following:  # each longer T allows more options: the first that is not below its own area
-            return bound
-    return chain_s
+    """A makespan that no schedule beats: that of the longest task, or of all work on all GPUs, each at its least."""
+    longest_s = max((min(option.planned_s for option in task.options) for task in tasks), default=0.0)
+    work_s = math.fsum(min(option.gpus * option.planned_s for option in task.options) for task in tasks)
+    return max(longest_s, work_s / gpus)

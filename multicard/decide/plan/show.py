@@ -24,7 +24,8 @@ ASSUMED = " is assumed ({:g} to {:g}), as they share cores, memory bandwidth and
 def lines(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> list[str]:
     """The plan for a terminal."""
     width = min(text_table.terminal_width() or WIDTH, WIDTH)
-    columns = [column for column in zip(HEADINGS, *_rows(plan), strict=True) if any(column[1:])]
+    rows = [_row(job) for job in as_dict(plan, node, slowdown, noun)["jobs"]]
+    columns = [column for column in zip(HEADINGS, *rows, strict=True) if any(column[1:])]
     headings, *rows = zip(*columns, strict=True)
     slower = f"slowdown: {slowdown.value:.3g} of runs that leave {noun}s for others"
     slower += ASSUMED.format(slowdown.low, slowdown.high) if slowdown == SLOWDOWN else ""
@@ -39,29 +40,26 @@ def lines(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> list[
     ]
 
 
-def _rows(plan: Plan) -> list[list[str]]:
-    """The table's rows, by start."""
-    late, rows = plan.schedule.late_s(plan.tasks), []
-    for place in plan.schedule.order():
-        task, placed = plan.tasks[place], plan.schedule.placed[place]
-        option, share = placed.option, efficiency(task, placed.option)
-        low, high = in_hours(option.interval.low), in_hours(option.interval.high)
-        deadline = ""
-        if task.deadline_s is not None:
-            deadline = in_hours(task.deadline_s) if task.deadline_s >= 0 else f"{in_hours(-task.deadline_s)} ago"
-        rows.append([
-            task.name,
-            str(option.gpus),
-            ranges(placed.gpu_ids),
-            in_hours(placed.start_s),
-            in_hours(placed.end_s),
-            in_hours(placed.end_s - placed.start_s),
-            low if low == high else f"{low} to {high}",
-            "" if share is None else f"{share:.0%}",
-            option.basis,
-            deadline + (f" ({in_hours(late[place])} late)" if place in late else ""),
-        ])  # fmt: skip
-    return rows
+def _row(job: Mapping[str, Any]) -> list[str]:
+    """A row of the table, from a job of `as_dict`."""
+    low, high = (in_hours(job["seconds"][end]) for end in ("low", "high"))
+    deadline = ""
+    if job["deadline_s"] is not None:
+        passed = " ago" if job["deadline_s"] < 0 else ""
+        late = f" ({in_hours(job['late_s'])} late)" if job["late_s"] else ""
+        deadline = f"{in_hours(abs(job['deadline_s']))}{passed}{late}"
+    return [
+        job["name"],
+        str(job["gpus"]),
+        ranges(job["gpu_ids"]),
+        in_hours(job["start_s"]),
+        in_hours(job["end_s"]),
+        in_hours(job["end_s"] - job["start_s"]),
+        low if low == high else f"{low} to {high}",
+        "" if job["efficiency"] is None else f"{job['efficiency']:.0%}",
+        job["basis"],
+        deadline,
+    ]
 
 
 def ranges(ids: Sequence[int]) -> str:

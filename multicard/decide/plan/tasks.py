@@ -241,4 +241,5 @@ def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> dict[str,
             (probe,) = composed(replace(run.job, gpus=(run.gpus,)), node, sweep, ("probe=true",))
             if probe.cell is not None:
                 found[f"{run.job.name} on {count(run.gpus, node.noun)}"] = probe.cell
+                probe.cell.number = len(found)
     return found
