@@ -42,7 +42,7 @@ class Difference:
 
 def settings(experiment: Experiment) -> Settings:
     """The papers' settings of an experiment."""
-    return read().of(experiment.kind, experiment.name)
+    return read().for_experiment(experiment.kind, experiment.name)
 
 
 def differences(panel: Panel) -> list[Difference]:

@@ -158,7 +158,7 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         def save_checkpoint(self, *_: Any, **__: Any) -> None: ...
 
     # it takes neither frozen weights, nor NF4, nor two forward passes a step, and counts what DTensor tries out
-    tracks = not (methods.of(config).adapters or config.distributed)
+    tracks = not (methods.chosen(config).adapters or config.distributed)
     with recipes.patched(module, torch.device("cpu")), peaks.watching(tracks):
         recipe = Real(cfg=cfg)
         recipe.setup(cfg=cfg)

@@ -43,7 +43,7 @@ class Papers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: dict[str, Settings]
     experiments: dict[str, Settings]
 
-    def of(self, kind: str, experiment: str) -> Settings:
+    def for_experiment(self, kind: str, experiment: str) -> Settings:
         """The settings of an experiment, with those of its kind."""
         common, own = self.kinds[kind], self.experiments.get(experiment, Settings())
         return Settings(common.printed | own.printed, common.chosen | own.chosen, common.instead | own.instead)

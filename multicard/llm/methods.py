@@ -173,7 +173,7 @@ def check_recipes(options: MethodConfig) -> None:
         require(there, f"method.{kind}={name}: torchtune has no such recipe; leave it out, or use one of {has}")
 
 
-def of(config: LlmConfig) -> Method:
+def chosen(config: LlmConfig) -> Method:
     return METHODS[config.method.name]
 
 
@@ -207,9 +207,9 @@ def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
             "lora_rank": options.lora_rank,
             "lora_alpha": options.lora_alpha,
             "lora_dropout": options.lora_dropout,
-            "quantize_base": of(config).nf4,
+            "quantize_base": chosen(config).nf4,
         }
-    component |= of(config).builder_arguments(options)
+    component |= chosen(config).builder_arguments(options)
     sizes = {key: getattr(model, key) for key in models.SIZES}
     return component | {"vocab_size": vocabulary} | sizes | family.arguments(model)
 
@@ -231,7 +231,7 @@ def check(config: LlmConfig) -> None:
     Raises:
         ValueError: with the key and the remedy.
     """
-    method, name, data = of(config), config.method.name, config.dataset.name
+    method, name, data = chosen(config), config.method.name, config.dataset.name
     check_recipes(config.method)
     single = config.recipe is Recipe.single_device
     alone = config.world_size == 1 or not single

@@ -120,7 +120,7 @@ def check_built(recipe: Any, config: LlmConfig) -> dict[str, int]:
     from torchao.dtypes.nf4tensor import NF4Tensor
     from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 
-    method, name = methods.of(config), config.method.name
+    method, name = methods.chosen(config), config.method.name
     parameters = list(recipe._model.parameters())
     nf4 = sum(isinstance(getattr(parameter, "_local_tensor", parameter), NF4Tensor) for parameter in parameters)
     linears = [module for module in recipe._model.modules() if isinstance(module, torch.nn.Linear)]

@@ -50,7 +50,7 @@ class Probe:
 
     def __init__(self, rank: Rank, config: LlmConfig, report: TuningReport) -> None:
         self.rank, self.config, self.report = rank, config, report
-        self.pairs = methods.of(config).pairs
+        self.pairs = methods.chosen(config).pairs
         self.moves = config.pin_memory and rank.device.type == "cuda"
         self.copies = 2 if self.pairs and not self.moves else 1  # of a batch, that the recipe makes
         self.substitute: Iterator[Batch] | None = None  # batches of a pass after the run, which is not measured

@@ -75,7 +75,7 @@ def summarise(
     if record.training_joules is not None and record.tokens and record.tokens.non_padding:
         record.joules_per_token = record.training_joules / record.tokens.non_padding
     record.loss = _loss(table)
-    pairs = methods.of(config).pairs
+    pairs = methods.chosen(config).pairs
     record.non_finite_losses, record.divergence = _judged(table, len(ranks), pairs)
     record.rewards = _rewards(table) if pairs else UNSET
     record.peak_memory_bytes = peak_memory(ranks, placement.device)
@@ -201,7 +201,7 @@ def _work(
         return None, None
     vocabulary, rate = ranks[0]["vocabulary"], record.tokens_per_s and record.tokens_per_s.all
     length = float(table["attended"].sum() / table["tokens"].sum())
-    adapters, passes = methods.adapter_parameters(config, vocabulary), methods.of(config).reference_passes
+    adapters, passes = methods.adapter_parameters(config, vocabulary), methods.chosen(config).reference_passes
     flops = models.flops_per_token(config.model, vocabulary, length, adapters, passes)
     peak = peak_flops_per_s(ranks[0]["device"], config.precision.name)
     return flops, None if peak is None or rate is None else flops * rate / (len(ranks) * peak)

@@ -48,9 +48,9 @@ def _relative_to_cwd(folder: Path) -> Path:
 
 def torchtune_config(config: LlmConfig, device: str, inputs: preflight.Inputs, folder: Path) -> dict[str, Any]:
     """The configuration for `tune run <recipe> --config torchtune.yaml`."""
-    method = methods.of(config)
+    method = methods.chosen(config)
     model = methods.model_component(config, inputs.vocabulary)
-    template = templates.of(config)
+    template = templates.chosen(config)
     prompt_template = template and (template.pair_template if method.pairs else template.prompt_template)
     cfg: dict[str, Any] = {
         "output_dir": str(folder / "tune_run"),
@@ -117,9 +117,9 @@ def warmup_steps(config: LlmConfig, total: int) -> int:
 
 
 def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[str, Any]:
-    template = templates.of(config)
+    template = templates.chosen(config)
     builder = f"torchtune.datasets.{template.builder if template else 'slimorca_dataset'}"
-    if methods.of(config).pairs:
+    if methods.chosen(config).pairs:
         builder = "torchtune.datasets.preference_dataset"
     elif template and DATASETS[config.dataset.name].conversations:
         builder = "multicard.llm.instructions.dataset"

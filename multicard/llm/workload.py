@@ -41,7 +41,7 @@ def describe(config: LlmConfig, placement: Placement) -> str:
 
 def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
     """The option to try next where a run is bound by `bound`."""
-    on_cuda, method = placement.device == "cuda", methods.of(config)
+    on_cuda, method = placement.device == "cuda", methods.chosen(config)
     compiles = method.compiles_distributed if config.distributed else method.compiles
     compiles = on_cuda and compiles and not config.compile
     packs = not config.packed and not method.pairs

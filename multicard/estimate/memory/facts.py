@@ -130,7 +130,7 @@ def longest_row(config: LlmConfig, inputs: Inputs) -> int | None:
 def _texts(config: LlmConfig, row: dict[str, Any]) -> list[tuple[list[str], int]]:
     """The texts of a row with its template's, and how many messages they make; of a pair, for each answer."""
     around = _around(config, row)
-    if methods.of(config).pairs:
+    if methods.chosen(config).pairs:
         answers = (row[answer] for answer in ("chosen", "rejected"))
         return [([*around, *(turn["content"] for turn in answer)], len(answer)) for answer in answers]
     if "conversations" in row:
@@ -139,10 +139,10 @@ def _texts(config: LlmConfig, row: dict[str, Any]) -> list[tuple[list[str], int]
 
 
 def _around(config: LlmConfig, row: dict[str, Any]) -> tuple[str, ...]:
-    template = templates.of(config)
+    template = templates.chosen(config)
     if template is None:
         return ()
-    pairs = methods.of(config).pairs
+    pairs = methods.chosen(config).pairs
     is_instruction = isinstance(template.pair_template, dict)  # whose text is another without an input
     return tuple(templates.INSTRUCT_PAIRS) if is_instruction and (pairs or not row.get("input")) else template.around
 

@@ -62,7 +62,7 @@ class Batches:
 def step_count(config: LlmConfig) -> int:
     """One step, before which the optimiser made its states; two where the first one makes them, and for pairs of
     answers: torchtune's recipe still holds the reference's output of a step in the forward pass of the next."""
-    return 2 if config.optimizer_in_bwd or methods.of(config).pairs else 1
+    return 2 if config.optimizer_in_bwd or methods.chosen(config).pairs else 1
 
 
 def recipe_configuration(config: LlmConfig, facts: TextFacts, device_type: str) -> Any:
@@ -145,7 +145,7 @@ def sharded(recipe: Any, config: LlmConfig, cfg_model: Any, quantizer_cfg: Any, 
     """The model of a distributed recipe, as its `_setup_model` leaves it once the weights are loaded."""
     with training.set_default_dtype(recipe._dtype), recipe._device:
         model = components.instantiate(cfg_model)
-    if methods.of(config).adapters:
+    if methods.chosen(config).adapters:
         set_trainable_params(model, get_adapter_params(model))
     if config.activation_checkpointing:
         training.set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
@@ -166,7 +166,7 @@ def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tr
     Args:
         chunks: in which the model computes its output; a run's batches are padded to as many, where it is sharded.
     """
-    pairs = methods.of(config).pairs
+    pairs = methods.chosen(config).pairs
     evened = "output" in config.custom_sharded_layers and chunks and not config.packed
     length = collating.least_length(facts.length, chunks) if evened else facts.length
     shape = (2 * config.batch_size if pairs else config.batch_size, length)

@@ -26,7 +26,7 @@ def load(config: LlmConfig) -> list[Row] | None:
     Raises:
         ValueError: what is absent, empty or cannot be read, with the key and the remedy.
     """
-    data, pairs = config.dataset, methods.of(config).pairs
+    data, pairs = config.dataset, methods.chosen(config).pairs
     if isinstance(data, SyntheticConfig):
         assert config.template_name is not None
         examples = templates.examples(config.template_name, data.rows, config.seed)
@@ -54,8 +54,9 @@ def sample(config: LlmConfig, count: int) -> list[Row]:
 
 def texts(config: LlmConfig, rows: list[Row]) -> list[str]:
     """The text of each row with what its template puts around it, for the embedded tokenizer to be trained on."""
-    template = templates.of(config)
-    around = [*(template.around if template else ()), *(templates.INSTRUCT_PAIRS if methods.of(config).pairs else ())]
+    template = templates.chosen(config)
+    pairs = templates.INSTRUCT_PAIRS if methods.chosen(config).pairs else ()
+    around = [*(template.around if template else ()), *pairs]
     parts: list[str] = []
     for row in rows:
         parts += around
@@ -112,9 +113,9 @@ def _convert(config: LlmConfig, number: int, row: Any) -> Row:
         ValueError: where it cannot be read, with the row's number and the remedy.
     """
     where = f"{_key(_stored(config))}: row {number + 1}"
-    template = templates.of(config)
+    template = templates.chosen(config)
     reader = f"template={config.template_name}" if template else f"dataset={config.dataset.name}"
-    if methods.of(config).pairs:
+    if methods.chosen(config).pairs:
         return _preference(where, reader, row)
     if template is None or DATASETS[config.dataset.name].conversations:
         return _conversation(where, reader, row, single=template is not None)

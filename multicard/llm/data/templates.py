@@ -72,7 +72,7 @@ TEMPLATES: dict[str, Template] = {
 }
 
 
-def of(config: LlmConfig) -> Template | None:
+def chosen(config: LlmConfig) -> Template | None:
     """The template in force; None for rows that are conversations."""
     name = config.template_name
     return None if name is None else TEMPLATES[name]
