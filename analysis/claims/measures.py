@@ -154,7 +154,7 @@ def _metric(group: str, metric: str) -> RankFigure:
     def seconds(profile: Profile, rank: ProfileRank) -> float:
         if metric in profile.not_recorded:
             raise ValueError(f"{profile.source} records no {metric}: profile=nsys does")
-        for row in profile.of(rank.rank):
+        for row in profile.rank_rows(rank.rank):
             if (row.group, row.metric) == (group, metric):
                 return row.total_s
         raise ValueError(f"no {metric} in the profile: CPU ranks have none")
@@ -172,7 +172,7 @@ def window(_: Profile, rank: ProfileRank) -> float:
 
 def waiting_share(profile: Profile, rank: ProfileRank) -> float:
     """The share of launches and synchronisations in the CUDA calls."""
-    calls_s = {row.metric: row.total_s for row in profile.of(rank.rank) if row.group == "api"}
+    calls_s = {row.metric: row.total_s for row in profile.rank_rows(rank.rank) if row.group == "api"}
     if not sum(calls_s.values()):
         raise ValueError("CPU ranks make no CUDA calls")
     waiting_s = sum(seconds for name, seconds in calls_s.items() if "Launch" in name or "Synchronize" in name)

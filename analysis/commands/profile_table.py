@@ -73,7 +73,7 @@ def _per_step_s(run: Run) -> dict[Metric, float] | None:
     if profile is None or recorded is None:
         return None
     count = profile.steps or (recorded.steps or 0) * len(profile.ranks)
-    summed = profile.of(None if len(profile.ranks) > 1 else profile.ranks[0].rank)
+    summed = profile.rank_rows(None if len(profile.ranks) > 1 else profile.ranks[0].rank)
     return {(row.group, row.metric): row.total_s / count for row in summed if row.group in GROUPS}
 
 

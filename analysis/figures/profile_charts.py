@@ -109,7 +109,7 @@ def _amounts(names: Sequence[str] | None, measure: str) -> Callable[[Profile], c
 
     def amounts(profile: Profile) -> chart_data.Metrics:
         if names is None:
-            rows, steps = [row for row in profile.of(None) if row.group == "phase"], profile.steps or 1
+            rows, steps = [row for row in profile.rank_rows(None) if row.group == "phase"], profile.steps or 1
             return {row.metric: row.total_s / steps if measure == STEP else row.share for row in rows}
         known = {metric: AMOUNTS[measure](profile, metric) for metric in names}
         return {metric: amount for metric, amount in known.items() if amount is not None}

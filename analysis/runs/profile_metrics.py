@@ -39,7 +39,7 @@ def profile(run: Run) -> Profile | None:
 
 def rows(profile: Profile, metric: str) -> list[ProfileRow] | None:
     """The sums over ranks that a metric is made of; empty where it did not occur, None where it could not be seen."""
-    sums = profile.of(None)
+    sums = profile.rank_rows(None)
     if metric in profile.not_recorded or not any(row.group == "api" for row in sums):
         return None
     parts = KINDS if metric == ALL_KINDS else (metric,)
@@ -66,7 +66,7 @@ def shares(profile: Profile, metrics: Sequence[str]) -> dict[tuple[str, str], fl
 
 def phase_shares(profile: Profile) -> dict[tuple[str, str], float]:
     """The same of the phases of a step, which CPU ranks have too."""
-    return {(row.group, row.metric): row.share for row in profile.of(None) if row.group == "phase"}
+    return {(row.group, row.metric): row.share for row in profile.rank_rows(None) if row.group == "phase"}
 
 
 def _group(metric: str) -> str:

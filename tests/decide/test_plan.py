@@ -184,11 +184,11 @@ def test_no_schedule_costs_less(seed: int):
 def test_the_bound_is_of_plans_that_keep_the_deadlines_where_this_one_does():
     kept = plan([task({1: 10, 2: 6}, deadline_s=6), task({1: 10})], 2)
     assert kept.schedule.makespan_s == 16 and not kept.schedule.late_s(kept.tasks)
-    shown = show.lines(kept, "2 GPUs", exact(1))
+    shown = show.plan_lines(kept, "2 GPUs", exact(1))
     assert "bound: no plan that keeps the deadlines ends before 0:00:16: gap 0.0%" in shown
     late = plan([task({1: 10, 2: 6}, deadline_s=5), task({1: 10})], 2)  # which none keeps
     assert late.schedule.makespan_s == 16 and late.bound_s == pytest.approx(10, rel=1e-3)  # both at once
-    assert "bound: no plan ends before 0:00:10: gap 37.5%" in show.lines(late, "2 GPUs", exact(1))
+    assert "bound: no plan ends before 0:00:10: gap 37.5%" in show.plan_lines(late, "2 GPUs", exact(1))
 
 
 def test_a_plan_is_never_worse_than_the_simple_ones_and_the_plan_so_far(monkeypatch: pytest.MonkeyPatch):
@@ -216,7 +216,7 @@ def test_deadlines_that_have_passed_count_with_all_of_their_delay():
     found = plan([task({1: 10}, deadline_s=-500), task({1: 10}, deadline_s=12)], 1)
     delays = found.schedule.late_s(found.tasks)
     assert delays == {0: pytest.approx(510), 1: pytest.approx(8)}  # 25 more the other way round
-    assert "0:08:20 ago (0:08:30 late)" in "\n".join(show.lines(found, "here", exact(1)))
+    assert "0:08:20 ago (0:08:30 late)" in "\n".join(show.plan_lines(found, "here", exact(1)))
 
 
 def test_what_is_left_is_planned_around_what_runs():

@@ -43,25 +43,17 @@ REFUSED: list[tuple[Any, str]] = [
     (None, "the file: expected `keys`, got `null`"),
     ({"jbos": {}}, "jbos: no such key; there are jobs, node, slowdown"),
     ({"jobs": {}}, "jobs: expected `keys` of length >= 1; write {name: {run: train_vision.py}}"),
-    ({"jobs": [1]}, "jobs: expected `keys`, got `list`; write {name: "),
-    ({"jobs": {"a": 3}}, "jobs: expected `keys`, got `int`; write {name: "),
     ({"jobs": {"a b": GOOD}}, "jobs.a b: a name has letters"),
-    ({"jobs": {1: GOOD}}, "jobs: expected `str`, got `int`; write {name: "),
     ({"jobs": {"a": GOOD | {"gpu": 1}}}, "jobs.a.gpu: no such key; there are run, "),
     ({"jobs": {"a": {}}}, "jobs.a: needs run or seconds"),
     ({"jobs": {"a": {"seconds": 10}}}, f"jobs.a.seconds: expected `keys | null`, got `int`{SECONDS}"),
     ({"jobs": {"a": {"seconds": {0: 10}}}}, f"jobs.a.seconds: expected `int` >= 1{SECONDS}"),
-    ({"jobs": {"a": {"seconds": {1: -1}}}}, f"jobs.a.seconds: expected `float` > 0.0{SECONDS}"),
     ({"jobs": {"a": {"seconds": {1: math.nan}}}}, f"jobs.a.seconds: expected `float` > 0.0{SECONDS}"),
-    ({"jobs": {"a": {"seconds": {1: 10**400}}}}, f"jobs.a.seconds: number out of range{SECONDS}"),
-    ({"jobs": {"a": {"seconds": {"1": 5}}}}, f"jobs.a.seconds: expected `int`, got `str`{SECONDS}"),
     ({"jobs": {"a": {"seconds": {1: True}}}}, "jobs.a.seconds: expected `float | list`, got `bool`; write "),
-    ({"jobs": {"a": {"seconds": {1: [1, 2]}}}}, f"jobs.a.seconds: expected `list` of length >= 3{SECONDS}"),
     ({"jobs": {"a": {"seconds": {1: [1, 2, 3]}}}}, "jobs.a.seconds.1: must be [value, low, high] with low <= value"),
     ({"jobs": {"a": GOOD | {"repeat": 150}, "b": GOOD | {"repeat": 51}}}, "jobs: are 201 runs; plan 200 at a time"),
     ({"jobs": {"a": GOOD | {"repeat": 0}}}, "jobs.a.repeat: expected `int` >= 1; write 3"),
     ({"jobs": {"a": GOOD | {"gpus": [1, "x"]}}}, "jobs.a.gpus: expected `int`, got `str`; write [1, 2]"),
-    ({"jobs": {"a": GOOD | {"gpus": []}}}, "jobs.a.gpus: expected `list` of length >= 1; write [1, 2]"),
     ({"jobs": {"a": GOOD | {"gpus": [1, 4]}}}, "jobs.a.gpus: [4] have no time in seconds; add it, or leave them out"),
     ({"jobs": {"a": GOOD | {"deadline": "soon"}}}, "jobs.a.deadline=soon: must be a time above 0, as 90s"),
     (
@@ -87,7 +79,6 @@ REFUSED: list[tuple[Any, str]] = [
     ({"jobs": {"a": GOOD}, "node": {"cores": 2}}, "node.cores: no such key"),
     ({"jobs": {"a": GOOD}, "node": {"gpus": 2, "partition": "gpu"}}, "node.partition: is SLURM's; write slurm: true"),
     ({"jobs": {"a": GOOD}, "node": {"slurm": True, "partition": "a b"}}, "node.partition: expected `str` matching"),
-    ({"jobs": {"a": GOOD}, "node": {"slurm": "yes"}}, "node.slurm: expected `bool`, got `str`; write true"),
 ]
 
 
@@ -107,9 +98,7 @@ NO_YAML = [
     ("jobs: 3\n---\njobs: 4", "line 2: expected a single document in the stream, but found another document"),
     ("3", "the file: expected `keys`, got `int`"),
     ("jobs: {a: {", ""),
-    ("jobs: ${nothing}", ""),
     ("\x00", ""),
-    ("", ""),
     ("&a [*a]", ""),
     ("jobs: {[a]: 3}", ""),
 ]

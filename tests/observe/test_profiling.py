@@ -45,7 +45,7 @@ MADE = [
 
 
 def rows_of(profile: Profile, rank: int | None = None) -> dict[tuple[str, str], ProfileRow]:
-    return {(row.group, row.metric): row for row in profile.of(rank)}
+    return {(row.group, row.metric): row for row in profile.rank_rows(rank)}
 
 
 def figures(profile: Profile) -> dict[tuple[Any, ...], tuple[Any, ...]]:

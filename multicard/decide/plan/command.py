@@ -113,7 +113,7 @@ class _Command:
         description = self.node.name, self.file.slowdown, self.node.noun
         for path in self.json_files if is_new else ():
             run_folder.write_json(path, show.as_dict(plan, *description))
-        say("\n".join([*show.lines(plan, *description), *notes]))
+        say("\n".join([*show.plan_lines(plan, *description), *notes]))
 
     def _carry_out(self, carried: CarryingOut, notes: Sequence[str], is_new: bool) -> bool:
         """Plan what is left, show it and carry it out. Returns True if it came to its end."""

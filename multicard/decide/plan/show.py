@@ -21,7 +21,7 @@ RESULT_HEADINGS = ("job", "GPUs", "on", "planned start", "planned end", "start",
 ASSUMED = " is assumed ({:g} to {:g}), as they share cores, memory bandwidth and PCIe; slowdown: in the file sets it"
 
 
-def lines(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> list[str]:
+def plan_lines(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> list[str]:
     """The plan for a terminal."""
     width = min(text_table.terminal_width() or WIDTH, WIDTH)
     rows = [_row(job) for job in as_dict(plan, node, slowdown, noun)["jobs"]]

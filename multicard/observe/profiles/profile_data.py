@@ -28,14 +28,14 @@ class Profile:
         counts = [rank.steps for rank in self.ranks if rank.steps is not None]
         return sum(counts) if len(counts) == len(self.ranks) else None
 
-    def of(self, rank: int | None, top: int | None = None) -> list[ProfileRow]:
+    def rank_rows(self, rank: int | None, top: int | None = None) -> list[ProfileRow]:
         """The rows of a rank (None: the sum over ranks), with the first `top` of each group in LONG only."""
         by_group = groupby((row for row in self.rows if row.rank == rank), lambda row: row.group)
         return [row for group, rows in by_group for row in islice(rows, top if group in LONG else None)]
 
     def as_dict(self, top: int | None = 20) -> dict[str, Any]:
         """The profile for JSON, with the `top` kernels and annotations of every rank and of the sum."""
-        rows = [row for rank in (*(rank.rank for rank in self.ranks), None) for row in self.of(rank, top)]
+        rows = [row for rank in (*(rank.rank for rank in self.ranks), None) for row in self.rank_rows(rank, top)]
         return msgspec.to_builtins(replace(self, rows=rows))
 
     @classmethod
@@ -73,7 +73,9 @@ class Pair:
 
 def compare(first: Profile, second: Profile) -> list[Pair]:
     """All metrics of either profile, in the order of the first; those of the second alone come last."""
-    rows, other_rows = ({(row.group, row.metric): row for row in profile.of(None)} for profile in (first, second))
+    rows, other_rows = (
+        {(row.group, row.metric): row for row in profile.rank_rows(None)} for profile in (first, second)
+    )
     steps_ratio = second.steps / first.steps if first.steps and second.steps else None
     pairs = []
     for key in dict.fromkeys([*rows, *other_rows]):

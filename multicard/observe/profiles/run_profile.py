@@ -76,7 +76,7 @@ def _h2d_bytes(profile: Profile, ranks: list[dict[str, Any]], scale: float | Non
         scale: from the window to the whole run; None where the window does not tell.
     """
     counted = sum(rank["counted_h2d_bytes"] for rank in ranks)
-    profiled = next((row.bytes for row in profile.of(None) if row.metric == COPIES["HtoD"]), None)
+    profiled = next((row.bytes for row in profile.rank_rows(None) if row.metric == COPIES["HtoD"]), None)
     return ProfileCopies(
         counted_bytes=counted,
         profiled_bytes=profiled,

@@ -42,9 +42,9 @@ def profile_lines(profile: Profile, top: int, rank: int | None = None, width: in
         raise ValueError(f"--rank {rank}: the profile has ranks {', '.join(str(r.rank) for r in profile.ranks)}")
     summed = len(ranks) > 1
     spread = summed and width >= SPREAD_WIDTH
-    totals_s = [{(row.group, row.metric): row.total_s for row in profile.of(entry.rank)} for entry in ranks]
+    totals_s = [{(row.group, row.metric): row.total_s for row in profile.rank_rows(entry.rank)} for entry in ranks]
     body = []
-    for group, heading, rows in _groups(profile.of(None if summed else ranks[0].rank), top):
+    for group, heading, rows in _groups(profile.rank_rows(None if summed else ranks[0].rank), top):
         body += [[], [heading]]
         for row in rows:
             figures = [_calls(row), in_seconds(row.total_s), in_seconds(row.mean_s), f"{row.share:.2%}"]
