@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from multicard.config.job import count
 from multicard.machine import slurm
@@ -195,19 +194,16 @@ def _watch(queue: Queue, live: Live | None) -> None:
             pause(min(rest_s, 1.0))
 
 
-def progress(queue: Queue) -> Table:
-    """How many cells are queued, running and ended, by status, the time so far and an estimate of the rest."""
+def progress(queue: Queue) -> str:
+    """A line with the numbers of cells by state, the time so far and an estimate of the rest."""
     states = [queue.states.get(job) for job in queue.jobs.values()]
     running = sum(state is not None and not state.queued for state in states)
     ended = Counter(cell.result.status for cell in queue.cells if cell.result is not None)
     counts = {"queued": len(states) - running, "running": running, **ended}
     left_s = queue.pace.left_s()
-    times = [in_hours(clock_s() - queue.pace.started_s), "-" if left_s is None else in_hours(left_s)]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in (*counts, "time", "left"):
-        table.add_column(heading, justify="right")
-    table.add_row(*(str(count) for count in counts.values()), *times)
-    return table
+    left = f", about {in_hours(left_s)} left" if left_s is not None else ""
+    cells = ", ".join(f"{number} {state}" for state, number in counts.items())
+    return f"{cells} in {in_hours(clock_s() - queue.pace.started_s)}{left}"
 
 
 def _cancel(sweep: Sweep, queue: Queue, asks: bool) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
-from hydra_plugins.multicard_launchers.launchers import LocalLauncher
+from hydra_plugins.multicard_launchers._batches import Batches
 from multicard.decide.race import grid, live, processes, readings, view
 from multicard.decide.race.live import LiveRace
 from multicard.decide.race.posterior import Block, Prior
@@ -193,10 +194,10 @@ def test_a_race_that_a_full_disk_stops_says_how_it_goes_on(
 
     monkeypatch.setattr("multicard.decide.race.live.run", run)
     monkeypatch.setattr(sys, "orig_argv", ["python", "train_vision.py", "-m", "race=images_per_s"])
-    launcher = LocalLauncher()
     raced = sweep(*faked([8], tmp_path / "today", monkeypatch))
-    launcher.command = raced.command
-    launcher._race(raced)
+    context: Any = None
+    config: Any = OmegaConf.create({"dry_run": False, "race": {"figure": "images_per_s"}})
+    Batches(raced.command, context, config, on_slurm=False, packs=False)._race(raced)
     again = "python train_vision.py -m race=images_per_s name=today"
     assert f"stopped, no space left; to go on with the race: {again}" in capsys.readouterr().err
     assert raced.command.abandoned

@@ -1,0 +1,236 @@
+"""What the launchers do with the cells of a sweep."""
+
+from collections.abc import Callable, Sequence
+
+from hydra.core.utils import JobReturn, configure_log, run_job, setup_globals
+from hydra.types import HydraContext
+from omegaconf import DictConfig
+
+from multicard import workloads
+from multicard.config.job import count
+from multicard.config.keys import require
+from multicard.config.prediction import starts_nothing
+from multicard.config.race import refuse as refuse_race
+from multicard.config.repetition import AUTO
+from multicard.machine import shares
+from multicard.messages import say
+from multicard.records.journal import JournalError
+from multicard.sweep import auto_gpus, axes, cells, dry_run, executor, fit, objective, slurm_submit, slurm_wait, task
+from multicard.sweep.cells import Cell, Sweep
+from multicard.sweep.command import Command
+from multicard.sweep.executor import Pace
+from multicard.sweep.streak import SameFailureError, Streak
+from multicard.sweep.until_sure import UntilSure
+
+CELLS = "hydra_plugins.multicard_launchers.sweeper.CellSweeper"
+BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # which chooses nothing by what cells return
+
+
+class Batches:
+    """The batches of one command.
+
+    Args:
+        config: the sweep's own.
+        on_slurm: cells are jobs of SLURM.
+        packs: cells are processes beside each other on this machine.
+    """
+
+    def __init__(
+        self, command: Command, context: HydraContext, config: DictConfig, on_slurm: bool, packs: bool
+    ) -> None:
+        self.command, self.context, self.config = command, context, config
+        self.on_slurm, self.packs = on_slurm, packs
+        self.streak = Streak()
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
+        """Measure the cells of a batch as the configuration asks.
+
+        Args:
+            job_overrides: the overrides of each cell.
+            first: Hydra's number of the first of them.
+
+        Returns:
+            The figures of the cells, for a sweeper that is not multicard's.
+        """
+        if self.command.abandoned:
+            return []  # an earlier batch of the sweep was interrupted
+        config, sweeper = self.config, self.config.hydra.sweeper
+        self.command.is_sweep = True
+        setup_globals()
+        configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+        refuse_race(config, self.on_slurm, sweeper._target_ == CELLS, sweeper.get("max_batch_size"))
+        objective.refuse(self.command.workload, config.objective)
+        if config.gpus_auto:
+            job_overrides = self._with_gpus(job_overrides)
+        if sweeper._target_ != CELLS:
+            return self._measure_for_another(job_overrides, first)
+        if config.repeat == AUTO:
+            self._measure_until_sure(job_overrides, first)
+        else:
+            self._measure_batch(job_overrides, first)
+        return []
+
+    def _with_gpus(self, job_overrides: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+        """Add the number of GPUs that is chosen for each cell.
+
+        Raises:
+            ValueError: `gpus=auto` has no meaning here.
+        """
+        config, pack = self.config, None
+        auto_gpus.refuse(config, self.on_slurm)
+        if self.packs and config.exclusive is False and config.max_jobs != 1:
+            from multicard.decide.plan import planning  # imports the solver
+
+            pack = planning.pick
+        return auto_gpus.resolve(self.command, self.context, config, job_overrides, pack)
+
+    def _measure_for_another(self, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
+        """Measure cells for a sweeper that is not multicard's.
+
+        Raises:
+            ValueError: what multicard's sweeper alone can do.
+            KeyboardInterrupt: cells are left: the sweeper would go on without them.
+        """
+        config, remedy = self.config, "leave hydra/sweeper out"
+        instead = f"{remedy}, or sweep repetition=1,2,3"
+        require(config.repeat == "1", f"repeat={config.repeat}: needs multicard's own sweeper; {instead}")
+        every = config.hydra.runtime.choices.get("experiment") == workloads.ALL
+        require(not every, f"experiment={workloads.ALL}: needs multicard's own sweeper; {remedy}")
+        if config.scale == "smoke":
+            job_overrides = [axes.shrunk(words, config.hydra.experiment.smoke) for words in job_overrides]
+        sweep = self._measure_batch(job_overrides, first)
+        if self.command.abandoned:
+            raise KeyboardInterrupt
+        if starts_nothing(config) and config.hydra.sweeper._target_ != BASIC:
+            raise objective.NothingMeasuredError
+        return objective.returns(sweep.every, None if starts_nothing(config) else config.objective)
+
+    def _measure_until_sure(self, job_overrides: Sequence[Sequence[str]], first: int) -> None:
+        rounds = UntilSure(self.config, job_overrides)
+        while rounds.batch:
+            first += len(rounds.batch)
+            sweep = self._measure_batch(rounds.batch, first - len(rounds.batch), rounds.plan)
+            if starts_nothing(self.config) and sweep.left:
+                say(f"repeat=auto: then as often as needed, at most repeat_max={self.config.repeat_max} times each")
+                return
+            rounds.take(sweep.cells)
+            if self.command.abandoned:
+                return
+        rounds.say()
+
+    def _measure_batch(
+        self, job_overrides: Sequence[Sequence[str]], first: int, check: Callable[[list[Cell]], None] = lambda _: None
+    ) -> Sweep:
+        """Measure cells, or say what would be measured, or what that would take.
+
+        Args:
+            check: may refuse them all, before any is started.
+        """
+        config = self.config
+        sweep = cells.compose(self.command, self.context, config, job_overrides, first)
+        check(sweep.cells)
+        cells.settle(sweep)
+        if config.predict.enabled:
+            from multicard.sweep import predicted  # imports torch
+
+            predicted.show(sweep, self.on_slurm)
+            return sweep
+        if not config.dry_run:
+            sweep.record_refused()
+        fit.check(sweep, self.on_slurm)
+        if config.race.figure is not None:
+            self._race(sweep)
+        elif config.dry_run:
+            self._show(sweep)
+        else:
+            self._measure(sweep)
+        return sweep
+
+    def _race(self, sweep: Sweep) -> None:
+        """Find the best of the cells and measure it, or say how."""
+        from multicard.decide.race import grid, live  # imports scikit-learn
+
+        for cell in sweep.refused:
+            if not cell.is_mistake:
+                say(f"{cell.label}out: {cell.reason}")
+        if not sweep.cells:
+            say(f"race={self.config.race.figure}: no cell is left", error=True)
+            self.command.abandoned = True
+        if self.config.dry_run:
+            if sweep.cells:
+                grid.refuse(str(self.config.race.figure), sweep.cells)
+            dry_run.check(sweep, sweep.cells)
+            how = f"cells of race={self.config.race.figure}, the best of them in full"
+            return dry_run.show(sweep, [("-", sweep.cells)], how)
+        finals = Sweep(self.command, refused=[cell for cell in sweep.refused if cell.is_mistake])
+        try:
+            live.run(sweep, finals)
+        except (KeyboardInterrupt, SameFailureError, JournalError) as stopped:
+            self.command.abandoned = True
+            why = "interrupted" if isinstance(stopped, KeyboardInterrupt) else f"stopped, {stopped}"
+            say(f"{why}; to go on with the race: {sweep.resume_command()}", error=True)
+        finally:
+            finals.finish()
+
+    def _show(self, sweep: Sweep) -> None:
+        """Check the cells that are left as `_measure` would, and print what it would do."""
+        if not self.on_slurm:
+            dry_run.check(sweep, sweep.left)
+            machine = shares.machine()
+            have = f"{count(len(machine.gpus), 'GPU')} and {count(len(machine.cpus), 'core')}"
+            beside = f"processes on this machine, {have}"
+            how = beside if self.packs else "runs of this process, one after the other"
+            return dry_run.show(sweep, [("-", sweep.left)], how)
+        queued = slurm_submit.queued_jobs(sweep.left)
+        dry_run.check(sweep, [cell for cell in sweep.left if cell.number not in queued], on_slurm=True)
+        arrays = slurm_submit.arrays([cell for cell in sweep.left if cell.number not in queued])
+        groups = [(array.in_words(), array.cells) for array in arrays]
+        return dry_run.show(sweep, groups, "arrays of SLURM", queued=len(queued))
+
+    def _measure(self, sweep: Sweep) -> None:
+        """Measure the cells that are left, and say what is still left where that ends early."""
+        sweep.record_refused()
+        try:
+            if self.streak.ends(sweep.left):  # by what failed in earlier batches
+                raise self.streak.error()
+            if not sweep.left:
+                return
+            if self.on_slurm:
+                slurm_wait.wait(sweep, slurm_submit.submit(sweep), self.streak)
+            elif self.packs:
+                executor.run_all(sweep, self.streak)
+            else:
+                with shares.announced([cell.config for cell in sweep.left]):
+                    self._measure_in_turn(sweep)
+        except KeyboardInterrupt:
+            sweep.say_left()
+        except SameFailureError as stopped:
+            sweep.say_left(f"stopped, {stopped}")
+        finally:
+            sweep.finish()
+
+    def _measure_in_turn(self, sweep: Sweep) -> None:
+        """Measure the cells that are left in this process.
+
+        Raises:
+            KeyboardInterrupt: on Ctrl-C, once the cell that ran has its record.
+            SameFailureError: the cells that are left would fail as those before.
+        """
+        left = sweep.left
+        pace = Pace(len(left))
+        for index, cell in enumerate(left, 1):
+            done = run_job(
+                hydra_context=self.context,
+                task_function=lambda _, cell=cell: task.run(self.command, cell),
+                config=cell.composed,
+                job_dir_key="hydra.sweep.dir",
+                job_subdir_key="hydra.sweep.subdir",
+            )
+            _ = done.return_value  # raises what the task raised: a defect, never a run's end
+            assert cell.result is not None
+            if cell.result.status == "interrupted":
+                raise KeyboardInterrupt
+            pace.say_progress([cell])
+            self.streak.add(cell)
+            if self.streak.ends(left[index:]):
+                raise self.streak.error()
