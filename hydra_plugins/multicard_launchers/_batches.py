@@ -1,4 +1,4 @@
-"""What the launchers do with the cells of a sweep."""
+"""The work of the launchers: batches of cells, measured or only checked."""
 
 from collections.abc import Callable, Sequence
 

@@ -18,11 +18,11 @@ from multicard.config.prediction import SWITCHED
 from multicard.config.repetition import REPETITION
 from multicard.run.workload import Workload
 
-RACE = ("race.figure", "race.confidence", "race.tolerance", "race.block")
-PREDICT = ("predict.enabled", "predict.gpu", "predict.memory")
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
-OF_SWEEPS = ("max_jobs", "objective", "gpus_auto")  # one value for all cells
-OTHERS = (*PREDICT, *OF_SWEEPS, *RACE)
+# Keys with one value for all cells of a sweep
+ONE_VALUE = ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", "max_jobs", "objective", "gpus_auto")
+ONE_VALUE += ("predict.enabled", "predict.gpu", "predict.memory")
+ONE_VALUE += ("race.figure", "race.confidence", "race.tolerance", "race.block")
 AUTO_GPUS = ("gpus=1", "gpus_auto=true")  # the first takes the place of an experiment's axis
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
 
@@ -107,17 +107,7 @@ def check(chosen: list[Override], workload: Workload) -> None:
         value = str(word).partition("=")[2]
         require(key in known or underscored not in REPETITION, f"{word}: write {underscored}={value}")
         sweeps = override.is_sweep_override()
-        one_value = key in (
-            "experiment",
-            "scale",
-            *REPETITION[:-1],
-            "probe.enabled",
-            "fit",
-            *PREDICT,
-            *OF_SWEEPS,
-            *RACE,
-        )
-        require(not (sweeps and one_value), f"{word}: takes one value, not a sweep")
+        require(not sweeps or key not in ONE_VALUE, f"{word}: takes one value, not a sweep")
         discrete = not sweeps or override.is_discrete_sweep()
         require(discrete or searches, f"{word}: name the values, as {key}=1,2,3")
         if not discrete:

@@ -64,7 +64,7 @@ class ProfileConfig:
 
 @dataclass
 class WindowConfig(ProfileConfig):
-    """What is profiled.
+    """The profiled window.
 
     `window=after`: steps of their own after training, `skip` as they are, `warmup` with the profiler on and its events
     dropped, then `steps`, or as many as `seconds` take. `window=start`: the training itself from its start, evaluation
@@ -115,7 +115,7 @@ LONGEST_TAG = 64
 
 
 def is_wandb_name(name: str) -> bool:
-    """Whether W&B takes it as the name of a project, user or team."""
+    """True for names of projects, users and teams that W&B accepts."""
     return 0 < len(name) <= 128 and not set(name) & set("/\\#?%:")
 
 

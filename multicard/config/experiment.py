@@ -1,4 +1,4 @@
-"""`hydra.experiment`: what an experiment says beside its axes, `hydra.sweeper.params`.
+"""`hydra.experiment`: properties of an experiment beside its axes, which are in `hydra.sweeper.params`.
 
 It is no part of `hydra.sweeper`, as other sweepers (Hydra's own, Optuna's, Ax's) refuse keys that are not theirs.
 """
@@ -16,7 +16,7 @@ class ExperimentConfig:
         entry: the command that the experiment belongs to.
         view: how the analysis lays out what it measured.
         smoke: with scale=smoke, values that take the place of the axes', key by key; null leaves a key out.
-        exclude: cells that cannot be, by their values.
+        exclude: values of cells that are left out.
     """
 
     entry: Optional[str] = None
@@ -33,7 +33,7 @@ class HydraWithExperiment(HydraConf):
 
 
 def moved(sweeper: Any) -> str | None:
-    """Why an experiment of an earlier version is refused: its keys were in `hydra.sweeper`."""
+    """The reason to refuse an experiment of an earlier version, with its keys in `hydra.sweeper`; None for others."""
     keys = [key for key in ("entry", "view", "smoke", "exclude") if key in sweeper]
     remedy = "move it there in your experiment's file, and leave hydra.sweeper.params"
     return f"hydra.sweeper.{keys[0]}: is hydra.experiment.{keys[0]} now; {remedy}" if keys else None

@@ -1,5 +1,4 @@
-"""What a run asks of the machine or cluster that it runs on; none of it changes what is measured, but for gpus,
-nodes, device and numa."""
+"""Keys for the machine or cluster that a run uses. Only gpus, nodes, device and numa change what is measured."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -73,7 +72,7 @@ class JobConfig:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a job asks a queue for, a node where not said otherwise. Jobs with the same resources share an array."""
+    """Resources that a job requests, per node except for `nodes` and `time_min`. Equal jobs share an array."""
 
     nodes: int
     gpus: int

@@ -1,4 +1,4 @@
-"""What the schemas are written with: described keys, and refusals; and their keys as they are typed."""
+"""Building blocks of the schemas: described keys, refusals, and keys as they are typed."""
 
 from collections.abc import Mapping
 from dataclasses import field

@@ -151,7 +151,7 @@ class Qwen25TokenizerConfig(TokenizerConfig):
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """What is known of a data set's rows. `template`: the one it is read by unless another is chosen; None: its rows
+    """Properties of a data set's rows. `template`: the one it is read by unless another is chosen; None: its rows
     are messages already. `conversations`: they are ShareGPT's, which the template `instruct` can be put around too."""
 
     schema: type

@@ -25,11 +25,11 @@ class Placement:
         return self.processes * self.nodes
 
     def crowded(self, cores: int) -> bool:
-        """Whether CPU ranks have to take turns on `cores` of a node."""
+        """True where CPU ranks have to take turns on `cores` of a node."""
         return self.device == "cpu" and self.processes > cores
 
     def ranks(self, gpus: int) -> str:
-        """Where a run goes, in words."""
+        """A description of the ranks: "2 nodes of 4 GPUs"."""
         each = count(gpus, "GPU" if self.device == "cuda" else "CPU rank")
         several = f"{self.nodes} nodes of {each}" if self.nodes > 1 else each
         return several + (", oversubscribed (not for figures)" if self.oversubscribed else "")

@@ -1,4 +1,4 @@
-"""Which GPUs a process may use, by NVML's UUIDs, without starting CUDA on them.
+"""The GPUs that a process may use, by NVML's UUIDs, without starting CUDA on them.
 
 CUDA counts GPUs by speed unless CUDA_DEVICE_ORDER says PCI_BUS_ID, NVML always by PCI bus. Of MIG instances CUDA shows
 a process one, whatever CUDA_VISIBLE_DEVICES names (NVIDIA's MIG User Guide, "CUDA Device Enumeration").

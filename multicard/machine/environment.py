@@ -33,7 +33,7 @@ PACKAGES = (
 
 
 def collect() -> dict[str, Any]:
-    """Everything about the machine and the code that a reader of the figures needs, as JSON-ready values."""
+    """Facts about the machine and the code that readers of the figures need, as JSON-ready values."""
     return {
         "recorded_at": timestamp(),
         "host": host(),
@@ -92,12 +92,12 @@ def cores() -> int:
 
 
 def memory_bytes() -> int:
-    """Of the machine, for the CPU."""
+    """The host memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def cpu_set() -> str:
-    """Those cores as Linux writes a list of CPUs: "0-7,16-23"."""
+    """The cores of this process's affinity, as Linux writes a list of CPUs: "0-7,16-23"."""
     cpus = sorted(os.sched_getaffinity(0))
     firsts = [cpu for cpu in cpus if cpu - 1 not in cpus]
     lasts = [cpu for cpu in cpus if cpu + 1 not in cpus]

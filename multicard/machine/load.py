@@ -1,4 +1,4 @@
-"""What other processes computed on this machine while a run was measured, from Linux's accounts of CPU time."""
+"""The CPU time of other processes while a run was measured, from Linux's accounts."""
 
 import os
 from pathlib import Path
@@ -40,7 +40,7 @@ def others(
     seconds: float,
     usable: set[int],
 ) -> dict[str, float]:
-    """How many cores were busy with others' work, on average.
+    """The mean number of cores that were busy with others' work.
 
     Args:
         before, after: busy and stolen seconds of each core, as `cores_s` gives them.

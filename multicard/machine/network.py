@@ -1,4 +1,4 @@
-"""Whether a server on the network answers: the libraries that would ask it retry for minutes where it does not."""
+"""A quick test of a server on the network: libraries that ask it retry for minutes where it does not answer."""
 
 import ssl
 from http.client import HTTPException
@@ -10,7 +10,7 @@ ANSWERS_WITHIN_S = 4.0  # the resolution of its name and the connection included
 
 
 def problem(url: str) -> str | None:
-    """Why the server of `url` cannot be reached, in a few words; None where it answers, even by an error.
+    """The reason that the server of `url` cannot be reached; None where it answers, even by an error.
 
     The proxies that the environment names are used, as the libraries do.
     """

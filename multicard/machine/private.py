@@ -1,4 +1,4 @@
-"""What no other user of the machine, or of its file systems, can read or write: none can have code run as this one."""
+"""Files that are closed to other users, so that none of them can have code run as this one."""
 
 import os
 import stat
@@ -42,7 +42,7 @@ def opened(path: str) -> Path:
 
 @contextmanager
 def umask(mask: int = 0o077) -> Iterator[int]:
-    """Within it, this process, and what it starts, create files with this umask. Gives the one before."""
+    """Set the umask of this process, and of those that it starts. Yields the one before."""
     before = os.umask(mask)
     try:
         yield before
@@ -52,8 +52,8 @@ def umask(mask: int = 0o077) -> Iterator[int]:
 
 @contextmanager
 def imports() -> Iterator[None]:
-    """Within it, every Python that is started imports this checkout, and nothing from the folder it is started in: that
-    may be one where others write, and would come before the standard library."""
+    """Have each Python that is started import this checkout, and nothing from its working directory, where others may
+    write and which comes before the standard library."""
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     paths = [path for path in (before["PYTHONPATH"] or "").split(os.pathsep) if path]
     paths = paths if str(ROOT) in paths else [str(ROOT), *paths]

@@ -32,7 +32,7 @@ class Pool:
         return (*map(leases.gpu, self.gpus), *map(leases.core, self.cpus))
 
     def where(self, holds: Callable[[str], bool]) -> "Pool":
-        """Those for whose lease `holds` is true."""
+        """The subset whose leases satisfy `holds`, which takes a lease's name."""
         gpus = [gpu for gpu in self.gpus if holds(leases.gpu(gpu))]
         return Pool(gpus, [cpu for cpu in self.cpus if holds(leases.core(cpu))])
 

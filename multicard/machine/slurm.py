@@ -38,12 +38,12 @@ class State:
 
     @property
     def held(self) -> bool:
-        """Whether it waits until somebody releases it: "JobHeldUser", "launch failed requeued held"."""
+        """True where it waits until somebody releases it: "JobHeldUser", "launch failed requeued held"."""
         return self.queued and "held" in self.reason.lower()
 
 
 class SilentError(ValueError):
-    """SLURM does not answer, so nothing is known of its jobs: its controller is being restarted, say."""
+    """SLURM does not answer, for example while its controller restarts: nothing is known of its jobs."""
 
     def __init__(self) -> None:
         super().__init__("hydra/launcher=submitit_slurm: SLURM does not answer (squeue failed); try again when it does")
@@ -78,12 +78,12 @@ def allocation(key: str, grace_s: float) -> Allocation:
 
 
 def why_warned(job: str) -> str:
-    """Why SLURM signals this job: "cancelled", "preempted", "requeued" (its node failed, say) or "timeout"."""
+    """The reason for a signal of SLURM: "cancelled", "preempted", "requeued" (e.g. its node failed) or "timeout"."""
     return reason_of_warning(_fields(job), _restarts())
 
 
 def reason_of_warning(fields: dict[str, str], restarts: int = 0) -> str:
-    """The same, from the fields of `scontrol show job`.
+    """The reason for a signal, from the fields of `scontrol show job`.
 
     Args:
         restarts: of the job before its present start.
@@ -112,17 +112,17 @@ def requeue(job: str) -> bool:
 
 
 def is_requeued(job: str) -> bool:
-    """Whether SLURM has put this job back into the queue while this start of it still runs: its node failed, say."""
+    """True once SLURM has put this job back into the queue while this start of it still runs (e.g. its node failed)."""
     return int(_fields(job).get("Restarts", 0)) > _restarts()
 
 
 def _restarts() -> int:
-    """How often this job had been started before this time."""
+    """The number of earlier starts of this job."""
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
 def _fields(job: str) -> dict[str, str]:
-    """What `scontrol show job` says; empty where SLURM does not answer."""
+    """The fields of `scontrol show job`; empty where SLURM does not answer."""
     text = ask("scontrol", "show", "job", "-o", job, timeout_s=10.0) or ""
     return dict(re.findall(r"(\w+)=(\S*)", text))
 
@@ -154,7 +154,7 @@ def gpus_of_nodes(partition: str | None = None) -> int | None:
 
 
 def is_alive(job: str) -> bool:
-    """Whether SLURM has the job queued or running, as far as can be known."""
+    """True where the job is queued or running, or SLURM does not answer."""
     try:
         return bool(queued([job]))
     except SilentError:
@@ -175,7 +175,7 @@ def accounted(jobs: list[str]) -> dict[str, State]:
 
 
 def ranges(jobs: list[str]) -> list[str]:
-    """The same jobs in few words, as SLURM's commands take them: "7_[0,2,3]"."""
+    """Jobs in the short form that SLURM's commands take: "7_[0,2,3]"."""
     tasks: dict[str, list[str]] = {}
     for job in jobs:
         base, _, task = job.partition("_")

@@ -16,7 +16,7 @@ SWITCH = "switch"
 
 
 def collect(uuids: list[str]) -> dict[str, Any]:
-    """The topology, of these GPUs among others: JSON-ready, with None for whatever cannot be known here.
+    """The topology, of these GPUs among others: JSON-ready, with None for values that cannot be known here.
 
     The current PCIe generation is that of now: a link goes down to the first while its GPU idles.
     """
@@ -52,7 +52,7 @@ def _gpu(library: Any, uuid: str, handle: Any) -> dict[str, Any]:
 
 
 def _bus_id(info: Any) -> str | None:
-    """As sysfs writes it: "0000:3b:00.0"."""
+    """A PCI address as in sysfs: "0000:3b:00.0"."""
     return None if info is None else f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
 

@@ -50,7 +50,7 @@ class Cell(Place):
     config: RunConfig
 
     def as_record(self, device: str = "") -> AnyRecord:
-        """What tells its record from others, before it is measured.
+        """The part of its record that is known before it is measured.
 
         Args:
             device: that it is to run on; by default the configuration's.

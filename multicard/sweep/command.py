@@ -1,4 +1,4 @@
-"""One command of an entry: what it was asked to do, and what came of it."""
+"""One command of an entry: its words, its records and its exit code."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -27,8 +27,8 @@ class Command:
     Attributes:
         runs: of the cells, in the order of the table at the end.
         is_sweep: several runs may have been asked for.
-        foreseen_s: seconds that predictions took before the first run, which are no part of its start-up.
-        abandoned: something is left undone.
+        foreseen_s: duration of predictions before the first run, which is no part of its start-up.
+        abandoned: cells are left that were not measured.
         would_refuse: a dry run or a prediction found a cell that would be refused.
     """
 
@@ -45,7 +45,7 @@ class Command:
         self.overrides = [override for override in self.overrides if override.get_key_element() not in keys]
 
     def run_started_s(self) -> float:
-        """When the run that starts now began: the first with the command itself."""
+        """The start of the run that begins now, in seconds of `clock_s`: the first began with the command itself."""
         self._runs += 1
         return process_started_s() + self.foreseen_s if self._runs == 1 else clock_s()
 

@@ -1,4 +1,4 @@
-"""What a sweep would do: the checks of each cell, and what `dry_run=true` prints."""
+"""The checks of each cell before a sweep, and the output of `dry_run=true`."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ from multicard.sweep.cells import Cell, Sweep
 
 
 def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
-    """Make the checks that a run makes before it starts, and refuse the cells that do not pass.
+    """Refuse the cells that do not pass the checks that a run makes before it starts.
 
     Args:
         left: the cells of the sweep that are to be checked.
-        on_slurm: leave out what only the job's own nodes can answer, as whether they hold the data; they are taken
-            to have the GPUs that the job asks for.
+        on_slurm: leave out checks that only the job's own nodes can make, for example of the data, and assume that
+            they have the GPUs that the job asks for.
     """
     for cell in [*left]:
         config = cell.config
@@ -33,11 +33,11 @@ def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
 
 
 def show(sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, queued: int = 0) -> None:
-    """Print what would be measured, and what would not.
+    """Print the cells that would be measured, and the number of the others.
 
     Args:
         groups: cells to measure, each group with what its jobs ask for.
-        how: they would be measured, in words.
+        how: a description of how they would be measured.
         queued: cells whose jobs are in the queue already.
     """
     number = sum(len(members) for _, members in groups)

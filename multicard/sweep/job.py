@@ -49,7 +49,7 @@ def terminal_blocked() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class CellJob(ABC):
-    """A composed cell: nothing that is edited while the job waits changes what it measures.
+    """A composed cell as a job. Edits to files while it waits do not change its configuration.
 
     Args:
         code: commit and changes at the submission (`environment.git`); None where there is no git.
@@ -73,7 +73,7 @@ class CellJob(ABC):
     def measure(self) -> str: ...
 
     def code_problem(self) -> str | None:
-        """Why this cell must not run: the code is no longer what it was at the submission."""
+        """The reason to refuse this cell: the code has changed since the submission; None where it has not."""
         code = environment.git(Path(__file__).parent)
         if code == self.code or self.cfg.code == Code.latest:
             return None
@@ -210,7 +210,7 @@ class SlurmJob(CellJob):
 
 
 def make_jobs(cells: Sequence[Cell], job_class: Callable[..., CellJob], **options: Any) -> list[CellJob]:
-    """The cells as jobs, which know the state of the code at this moment."""
+    """The cells as jobs, with the present state of the code."""
     code, jobs = environment.git(private.ROOT), []
     for cell in cells:
         variables = {key: str(value) for key, value in cell.composed.hydra.job.env_set.items()}
@@ -220,7 +220,7 @@ def make_jobs(cells: Sequence[Cell], job_class: Callable[..., CellJob], **option
 
 @contextmanager
 def submission() -> Iterator[int]:
-    """Within it jobs are submitted. Gives the umask of the command."""
+    """Context in which jobs are submitted, with files for their owner alone. Yields the umask of the command."""
     with private.imports(), private.umask() as before:
         yield before
 

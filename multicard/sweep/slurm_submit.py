@@ -26,7 +26,7 @@ from multicard.records import run_folder
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.job import STARTS_JOBS, SUBMITTED, SlurmJob, jobs_folder, make_jobs, submission, terminal_blocked
 
-# What submitit writes before it submits, and leaves there where sbatch refuses
+# Files that submitit writes before it submits, and leaves where sbatch refuses
 UNSUBMITTED = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]+\.sh")
 # Options of the launcher that are not sbatch's
 OWN_OPTIONS = ("_target_", "mode", "additional_parameters", "setup", "array_parallelism", "signal_delay_s")
@@ -219,7 +219,7 @@ REFUSALS = (
 
 
 def explain(output: str, request: Resources, options: Options) -> str:
-    """What sbatch refused, in one line with the key and the remedy."""
+    """One line for a refusal of sbatch, with the key and the remedy."""
     lines = [line.strip() for line in output.splitlines() if line.strip().startswith("sbatch:")]
     reason = (lines[-1] if lines else output.strip().splitlines()[-1]).removeprefix("sbatch: error: ")
     reason = reason.removeprefix("Batch job submission failed: ")

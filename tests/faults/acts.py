@@ -216,14 +216,6 @@ def one_photograph(trial: Trial) -> Path:
     return trial.folder / "photographs" / "train" / "cats" / "3.jpg"
 
 
-def swap(trial: Trial) -> None:
-    """Exchange a photograph with the one beside it."""
-    one = one_photograph(trial)
-    content, other = one.read_bytes(), one.with_name("4.jpg").read_bytes()
-    one.write_bytes(other)
-    one.with_name("4.jpg").write_bytes(content)
-
-
 def run_beside(trial: Trial) -> None:
     """Another run on the same photographs, to its end."""
     words = (word.replace("{sweep}", "{trial}/other") for word in trial.fault.words)

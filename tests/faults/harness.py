@@ -74,7 +74,6 @@ class Fault:
         lines: the most lines that the output may have.
         statuses: of the records, sorted, when the command has ended; None: any.
         ends: the same after the command was typed again; None: it is not typed again.
-        leaves_jobs: jobs of SLURM go on after the command.
         check: says what else is wrong; None where nothing is.
         needs: says why the fault cannot be caused on this machine; "" where it can.
     """
@@ -94,7 +93,6 @@ class Fault:
     lines: int | None = None
     statuses: tuple[str, ...] | None = None
     ends: tuple[str, ...] | None = ("ok", "ok")
-    leaves_jobs: bool = False
     check: Callable[["Trial"], str | None] = nothing
     needs: Callable[[], str] = str
 
@@ -228,8 +226,7 @@ def wrong(fault: Fault, folder: Path) -> list[str]:
         code, first = command.wait(), records(trial.sweep)
         problems += _of_the_command(fault, command, code)
         problems += _of_the_records(fault.statuses, before, first)
-        if not fault.leaves_jobs:
-            problems += [f"left behind: {name}" for name in trial.left(files=False)]
+        problems += [f"left behind: {name}" for name in trial.left(files=False)]
         if fault.ends is not None:
             trial.release()
             fault.mend(trial)

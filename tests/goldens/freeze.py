@@ -320,31 +320,8 @@ def dry_runs() -> Answers:
 
 # Benchmarks
 
-TABLES = {
-    "docs/decide.md": "| grid |",
-    "docs/prediction.md": "| | to beat |",
-}  # the first line of each table of figures
 QUICK = ("prediction --times", "race --races 4")  # the same on every machine: what they draw is seeded
-TIMED = ("plan --quick",)  # a solver ends by the clock
 OF_MACHINE = re.compile(r"(^|; )[^;]*\d+ cores, load [\d.]+(, )?")
-
-
-def printed_rows(page: str) -> dict[str, str]:
-    """The rows of figures of a page, by the number of their line."""
-    lines = (ROOT / page).read_text().splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith(TABLES[page]))
-    rows = {}
-    for number, line in enumerate(lines[first:], first + 1):
-        if not line.startswith("|"):
-            break
-        rows[f"{page}:{number}"] = line
-    return rows
-
-
-def printed_lines(page: str) -> dict[str, str]:
-    """The lines of a page without such a table that say what was reached."""
-    lines = (ROOT / page).read_text().splitlines()
-    return {f"{page}:{number}": line for number, line in enumerate(lines, 1) if re.search(r"\d(\.\d+)? %", line)}
 
 
 def benchmark(words: str) -> list[str]:
@@ -356,13 +333,8 @@ def benchmark(words: str) -> list[str]:
 
 
 def benchmarks() -> Answers:
-    """What the pages say was reached, and what the quick benchmarks print."""
-    pages = {key: row for page in TABLES for key, row in printed_rows(page).items()} | printed_lines("docs/plan.md")
-    return {
-        "pages": pages,
-        "quick": {words: benchmark(words) for words in QUICK},
-        "timed": {words: benchmark(words) for words in TIMED},
-    }
+    """Words -> what the quick benchmarks print."""
+    return {"quick": {words: benchmark(words) for words in QUICK}}
 
 
 PARTS: Mapping[str, Callable[[], Answers]] = {

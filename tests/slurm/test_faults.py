@@ -16,7 +16,7 @@ import pytest
 from multicard.measure.timing import pause
 from multicard.records import run_folder
 from tests.faults import harness
-from tests.faults.acts import empty, fill, held, kill_command, kill_holder, mount, root, said, then_release
+from tests.faults.acts import empty, fill, held, mount, root, then_release
 from tests.faults.harness import SWEEP, Fault, Trial
 from tests.slurm.conftest import ask, wait_for
 
@@ -120,44 +120,21 @@ def hide_record(trial: Trial) -> None:
     record.with_name("late").rename(record)
 
 
-def open_to_others(trial: Trial) -> str | None:
-    """Whether others may read or write what SLURM's jobs unpickle."""
-    folder = trial.sweep / ".submitit"
-    open_ = [path.name for path in (folder, *folder.glob("*.pkl")) if path.stat().st_mode & 0o077]
-    return f"open to others: {', '.join(open_)}" if open_ else None
-
-
-def beside(trial: Trial) -> None:
-    """Type the same command once the first has submitted; both wait for the same jobs."""
-    second = trial.start(again=True)
-    trial.wait_for(said(r"was submitted before"))
-    trial.release()
-    second.wait()
-
-
 HELD = Fault("", SLURM, inside="hold@step3", at=held)
 ENDED = replace(HELD, statuses=("failed", "ok"))
 GOES_ON = replace(HELD, code=0, statuses=("ok", "ok"), check=submitted_once)
 FAULTS = (
-    replace(ENDED, name="recording-killed", inside="hold@record", act=kill_holder(),
-        says=r"^\[1/2\] .*failed: SLURM ended job \S+ on n\d as FAILED"),
     replace(ENDED, name="slurmstepd-killed", words=SHORT, act=kill_step, statuses=("ok", "timeout"),
         says=r"^\[1/2\] .*timeout: SLURM ended job \S+ on n\d as TIMEOUT"),
     replace(HELD, name="full-disk", prepare=mount("sweep", "size=4m"), act=then_release(fill), mend=empty,
         says=r"^\[1/2\] .*failed: .*(No space left|disk|without leaving a record|no controller was left)",
         needs=root),
-    replace(GOES_ON, name="node-down", act=node_down),
     replace(GOES_ON, name="node-down-recording", inside="hold@record", act=node_down),
     replace(GOES_ON, name="node-drained", act=then_release(lambda trial: update(node(trial), "drain"))),
     replace(GOES_ON, name="slurmd-killed", act=restart(lambda trial: f"slurmd-{node(trial)}")),
     replace(GOES_ON, name="slurmctld-killed", act=restart(lambda _: "slurmctld")),
     replace(GOES_ON, name="slurmdbd-killed", act=restart(lambda _: "slurmdbd")),
     replace(GOES_ON, name="late-record", inside="hold@record", act=hide_record),
-    replace(GOES_ON, name="open-umask", inside="", prefix=("sh", "-c", 'umask 0; exec "$@"', "sh"), at=None,
-        check=open_to_others),
-    replace(HELD, name="terminal-closed", leaves_jobs=True, check=submitted_once, act=kill_command(signal.SIGHUP),
-        code=None),
-    replace(GOES_ON, name="two-commands", act=beside),
 )  # fmt: skip
 
 
