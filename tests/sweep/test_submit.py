@@ -154,12 +154,6 @@ def test_a_job_that_was_requeued_after_its_record_leaves_it(tmp_path: Path, monk
     assert [path.name for path in folder.iterdir()] == ["result.json"]
 
 
-def test_seconds_are_read_from_slurms_spans():
-    assert slurm.seconds("2-03:04:05") == 2 * 86400 + 3 * 3600 + 4 * 60 + 5
-    assert slurm.seconds("00:00:07") == 7
-    assert slurm.seconds("UNLIMITED") == float("inf")
-
-
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[tuple[str, ...]]]:
     """Have SLURM's commands print a text. Returns the commands."""
@@ -180,10 +174,6 @@ def test_all_jobs_are_asked_about_in_one_call(answers: Callable[[str], list[tupl
     asked = answers("7_2|CANCELLED by 0|n1|0:15\n7_0|RUNNING|n1|0:0\n")
     assert slurm.accounted(["7_0", "7_2"]) == {"7_2": State("CANCELLED", "n1", "0:15")}
     assert len(asked) == 1
-
-
-def test_jobs_of_an_array_are_named_together():
-    assert slurm.ranges(["7_0", "7_10", "7_2", "9", "8_1"]) == ["7_[0,2,10]", "9", "8_[1]"]
 
 
 def test_of_a_cell_that_was_submitted_twice_the_queued_job_counts(
