@@ -42,7 +42,7 @@ def within_bytes_per_s(device: torch.device, size: int) -> float:
 
 
 def all_bytes_per_s(device: torch.device, size: int) -> dict[str, float]:
-    """Of every kind of copy that the device has."""
+    """Rates of every kind of copy that the device has."""
     rates = {"within the device": within_bytes_per_s(device, size)}
     if device.type == "cuda":
         on_device = torch.ones(size, dtype=torch.uint8, device=device)

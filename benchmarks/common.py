@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 
 from multicard import workloads
 from multicard.machine.environment import cores, cpu_model
-from multicard.measure.timing import clock_s
 
 ROOT = Path(__file__).parent.parent
 Name = TypeVar("Name")
@@ -64,13 +63,6 @@ def python(*arguments: str) -> str:
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}\n{done.stdout}{done.stderr}")
     return done.stdout
-
-
-def python_s(*arguments: str) -> float:
-    """Duration of `python ARGUMENTS`, whatever its exit code."""
-    started_s = clock_s()
-    subprocess.run([sys.executable, *arguments], capture_output=True, cwd=ROOT, check=False)
-    return clock_s() - started_s
 
 
 def configuration(entry: str, *overrides: str) -> Any:

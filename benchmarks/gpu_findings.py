@@ -1,4 +1,4 @@
-"""What the steps of `benchmarks.on_gpu` found, read from their logs and run folders, beside what others measured."""
+"""Findings of the steps of `benchmarks.on_gpu`, read from their logs and run folders, with figures of others."""
 
 import json
 import re
@@ -93,26 +93,8 @@ def extrapolated_s(record: dict[str, Any]) -> tuple[float, str]:
     return total_s, f"{once_s:.1f} + {EPOCHS} ({parts})"
 
 
-def of_goal(folder: Path, log: str) -> list[Finding]:
-    """A training's rate, and what it says of the whole."""
-    return [*of_training(folder, log), *(_whole(record, "300 s (goal)") for record in finished(folder))]
-
-
-def of_papers(folder: Path, _: str) -> list[Finding]:
-    """Table 2's first column, extrapolated."""
-    return unfinished(folder) + [
-        _whole(record, f"{PAPERS_TOTAL_S[record['axes']['precision']]:,} s (papers, one H100)")
-        for record in finished(folder)
-    ]
-
-
-def _whole(record: dict[str, Any], against: str) -> Finding:
-    total_s, formula = extrapolated_s(record)
-    what = f"{record['axes']['precision']}, {EPOCHS} x {IMAGES:,} images"
-    return Finding(what, f"{total_s:,.0f} s = {formula}", against)
-
-
 def of_training(folder: Path, _: str) -> list[Finding]:
+    """The rate of each training."""
     findings = unfinished(folder)
     for record in finished(folder):
         compiled = f", compiled in {record['compile_s']:.0f} s" if record["compile_s"] else ""
@@ -120,6 +102,24 @@ def of_training(folder: Path, _: str) -> list[Finding]:
         value = f"{record['images_per_s']:,.0f} images/s, {peak}, {record['total_s']:.1f} s{compiled}"
         findings.append(Finding(_setting(record, "precision", "loader"), value, "484 images/s (papers, one H100)"))
     return findings
+
+
+def of_goal(folder: Path, log: str) -> list[Finding]:
+    """The rate of a training, and what follows for the whole."""
+    return [*of_training(folder, log), *(_whole(record, "300 s (goal)") for record in finished(folder))]
+
+
+def of_papers(folder: Path, _: str) -> list[Finding]:
+    """Table 2's first column, extrapolated."""
+    against = {name: f"{total_s:,} s (papers, one H100)" for name, total_s in PAPERS_TOTAL_S.items()}
+    whole = [_whole(record, against[record["axes"]["precision"]]) for record in finished(folder)]
+    return [*unfinished(folder), *whole]
+
+
+def _whole(record: dict[str, Any], against: str) -> Finding:
+    total_s, formula = extrapolated_s(record)
+    what = f"{record['axes']['precision']}, {EPOCHS} x {IMAGES:,} images"
+    return Finding(what, f"{total_s:,.0f} s = {formula}", against)
 
 
 def of_whole(folder: Path, log: str) -> list[Finding]:

@@ -37,7 +37,7 @@ SMALL_LLAMA: Words = {
 
 @dataclass(frozen=True)
 class Pass:
-    """What all steps of a folder share.
+    """The circumstances of all steps of a folder.
 
     cuda: on a GPU; else on CPU ranks, shrunk.
     data: a folder with MNIST/raw, alpaca*.jsonl or Llama's tokenizer.model, or with folders that hold these.
@@ -64,7 +64,7 @@ class Pass:
         return words | ({"dataset.root": root} if words["dataset"] == "mnist" else {})
 
     def tune(self, name: str, words: Words, small: Words | None = None) -> list[str]:
-        """The same of `tune_llm.py`."""
+        """The command of a sweep of `tune_llm.py`, likewise."""
         return self._sweep("tune_llm.py", name, words if self.cuda else words | SMALL_LLAMA | (small or {}))
 
     def text(self) -> Words:
@@ -74,7 +74,7 @@ class Pass:
         return words | ({"tokenizer": "llama3", "tokenizer.path": tokens} if tokens else {})
 
     def holds_data(self) -> bool:
-        """Whether `data` holds any of what is looked for there."""
+        """True where `data` has any of the files that are looked for there."""
         return any(self._file(pattern) for pattern in (IMAGES, ROWS, TOKENIZER))
 
     def _file(self, pattern: str) -> Path | None:

@@ -55,7 +55,7 @@ def measure(kind: str, out: Path, repetitions: Iterator[int]) -> None:
 
 
 def deals(runs: Sequence[Run], each: int) -> Iterator[Deal]:
-    """Neighbouring runs as two sides of so many runs each, measured by turns, in every way (swapped sides are one)."""
+    """Neighbouring runs as two sides of `each` runs, measured by turns, in every way (swapped sides are one)."""
     for first in range(0, len(runs) - 2 * each + 1):
         pairs = [runs[place : place + 2] for place in range(first, first + 2 * each, 2)]
         for turned in product((0, 1), repeat=each - 1):
@@ -73,7 +73,7 @@ def by_compare(a: list[Run], b: list[Run]) -> bool:
 
 
 def by_claims(measure: str, a: list[Run], b: list[Run]) -> bool:
-    """Whether a claim that A has less, or that it has more, would hold."""
+    """True where a claim that A has less, or that it has more, would hold."""
     none = 0.0 if measure == "accuracy" else 1.0
     unit = UNITS["points" if measure == "accuracy" else "times"]
     claim = Comparison("A against B", "", unit, over=none, under=math.inf, runs=(*a, *b))

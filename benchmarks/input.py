@@ -138,7 +138,7 @@ def grey_noise(count: int) -> Split:
 
 
 def make_jpegs(root: Path, count: int, sides: tuple[int, int] = (500, 400)) -> None:
-    """Smooth noise, of which a JPEG is as large as a photograph's, in the folders of a data set."""
+    """JPEGs of smooth noise, as large as those of photographs, in the folders of a data set."""
     random = np.random.default_rng(0)
     for part, number in (("train", count), ("validation", 2)):
         for name in ("a", "b"):

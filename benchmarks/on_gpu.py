@@ -1,4 +1,4 @@
-"""What to measure on a GPU that is there for ten minutes: as much as fits, in the order of what it is worth.
+"""Measurements on a GPU that is there for ten minutes: as many as fit, the most valuable first.
 
     python -m benchmarks.on_gpu --minutes 9 [--data FOLDER] [--out FOLDER] [--only STEP ...] [--again] [--whole]
     python -m benchmarks.on_gpu --list
@@ -121,7 +121,7 @@ def run_command(command: Sequence[str], output: Any, limit_s: float) -> int | No
             with suppress(subprocess.TimeoutExpired):
                 child.wait(GRACE_S)
         with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # and whatever it left running
+            os.killpg(child.pid, signal.SIGKILL)  # and what it left running
         child.wait()
 
 
@@ -146,7 +146,7 @@ def say(record: dict[str, Any]) -> None:
 
 
 def table(records: Sequence[dict[str, Any]]) -> list[str]:
-    """What each step found, in lines of `WIDTH` characters."""
+    """The findings of each step, in lines of `WIDTH` characters."""
     rows = []
     for record in records:
         reason = {"what": "", "value": record["why"], "against": ""}

@@ -1,4 +1,4 @@
-"""How well races find the best cell of a grid, and for how much of the grid's time.
+"""Replays of races: how near the best cell of a grid they end, and for what share of the grid's time.
 
     python -m benchmarks.race [--races 200]
 
@@ -8,9 +8,9 @@ time is that of all processes' starts, all blocks, and the finalists' full runs,
 
 Five times as fast with OMP_NUM_THREADS=1, as its matrices are small.
 
-a sweep: how often the cell that looks best where each runs once in full is within 2 % of the best. wrong: races in
-which a cell that dropped out as beaten is better than the winner. covered: races whose winner has its true figure
-within its 95 % interval. sure: races that say to be within 2 % with 95 % confidence; right: these of them that are.
+a sweep: share of sweeps, one full run of each cell, whose best-looking cell is within 2 % of the best. wrong: races in
+which a cell that dropped out as beaten is better than the winner. covered: races whose winner's 95 % interval contains
+its true figure. sure: races that claim to be within 2 % with 95 % confidence; right: those of them that are.
 """
 
 from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,35 +44,13 @@ SWEEP = 1000  # number of a cell's process in a sweep: none of a race's
 NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
 
 
-class World(Protocol):
-    """A grid whose cells can be run.
-
-    settings: of each cell. predictions: as of `Race`. truth: log figures (cells,). samples: of a step (cells,).
-    start_s: of a process; sweep_start_s: of a cell in a sweep, whose cells may share a process. block_s: of a block.
-    full_s: of a full run after its start (cells,).
-    """
-
-    settings: list[Mapping[str, object]]
-    predictions: list[Prior | None]
-    truth: np.ndarray
-    samples: np.ndarray
-    start_s: float
-    sweep_start_s: float
-    block_s: float
-    full_s: np.ndarray
-
-    def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
-        """Consecutive steps of a process that take about so many seconds, at a time of the race."""
-        ...
-
-
 @dataclass(frozen=True)
 class Kind:
-    """How a grid is made.
+    """Properties of a made grid.
 
     interaction, between_runs, between_steps: standard deviations of logarithms. correlation: of neighbouring steps.
-    drift: standard deviation of the logarithm of all cells' speed, after 100 s. equal: how many best cells are made
-    equal. slowed: the share of steps that take twice as long. predicted: whether cells have predictions.
+    drift: standard deviation of the logarithm of all cells' speed, after 100 s. equal: number of best cells that are
+    made equal. slowed: share of steps that take twice as long. predicted: cells have predictions.
     """
 
     start_s: float = 10.0
@@ -87,7 +65,12 @@ class Kind:
 
 
 class MadeGrid:
-    """A grid of 96 cells: axes that matter by 1 % to 70 %, and interactions."""
+    """A grid of 96 cells: axes that matter by 1 % to 70 %, and interactions.
+
+    settings: of each cell. predictions: priors of `Race`. truth: log figures (cells,). samples: of a step (cells,).
+    start_s: of a process; sweep_start_s: of a cell in a sweep, whose cells may share a process. block_s: of a block.
+    full_s: of a full run after its start (cells,).
+    """
 
     def __init__(self, kind: Kind, seed: int) -> None:
         self._kind, self._seed = kind, seed
@@ -115,6 +98,7 @@ class MadeGrid:
         ]
 
     def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
+        """Consecutive steps of a process that take about `seconds`, at a time of the race."""
         kind = self._kind
         own = np.random.default_rng((self._seed, cell, process)).normal(0, kind.between_runs)
         rng = np.random.default_rng((self._seed, cell, process, int(now_s * 1000)))
@@ -128,7 +112,7 @@ class MadeGrid:
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid that was measured in full: where it is kept, and what it differs in.
+    """A grid that was measured in full.
 
     start_s: of a process of a race, the mean of the starts in a race of it on two cores. block_s: of a block.
     """
@@ -146,7 +130,7 @@ GRIDS = {"short": SHORT, "long": LONG}
 
 
 class MeasuredGrid:
-    """A measured grid as a world of replays.
+    """A measured grid for replays, with the attributes of `MadeGrid`.
 
     A process runs the measured steps of its cell, in stretches of STRETCH_S from a step drawn at random: within them
     steps keep their correlation, stalls and slow spells (the circular block bootstrap of Politis and Romano 1992). The
@@ -180,6 +164,9 @@ class MeasuredGrid:
         return series[places] * np.exp(-own)
 
 
+World = MadeGrid | MeasuredGrid
+
+
 def correlated(normals: np.ndarray, correlation: float) -> np.ndarray:
     """A first-order process (n,) of a variance of 1."""
     from scipy.signal import lfilter
@@ -191,12 +178,12 @@ def correlated(normals: np.ndarray, correlation: float) -> np.ndarray:
 
 
 class Replay(NamedTuple):
-    """How a race went.
+    """The outcome of a race.
 
-    loss: by how much its winner is slower than the best cell, as a share. share: of the grid's time that it took, where
-    each cell is a process of its own; finals: that of the finalists' runs alone; of_sweep: where cells share one.
-    started: cells. dropped_wrongly: whether a cell that dropped out as beaten is better than the winner. covered:
-    whether the winner's 95 % interval holds its true figure.
+    loss: share by which its winner is slower than the best cell. share: of the grid's time that it took, where each
+    cell is a process of its own; finals: that of the finalists' runs alone; of_sweep: where cells share a process.
+    started: cells. dropped_wrongly: a cell that dropped out as beaten is better than the winner. covered: the winner's
+    95 % interval contains its true figure.
     """
 
     loss: float
@@ -206,7 +193,6 @@ class Replay(NamedTuple):
     finalists: int
     started: int
     blocks: int
-    rounds: int
     dropped_wrongly: bool
     covered: bool
     verdict: Verdict
@@ -244,7 +230,7 @@ def replay(world: World, options: RaceOptions | None = None, seed: int = 0) -> R
             unmeasured = UNMEASURED * (2 if cell in begun else 1)  # a process leaves its first steps out besides
             now_s += QUIET_S + float(steps_s.sum() + unmeasured * steps_s.mean())
             blocks += 1
-    race_s, rounds = now_s, race.round + 1
+    race_s = now_s
     for turn, cell in race.final_runs:
         processes[cell] += 1
         block, steps_s = train(cell, turn, float(world.full_s[cell]))
@@ -260,6 +246,6 @@ def replay(world: World, options: RaceOptions | None = None, seed: int = 0) -> R
     dropped_wrongly = any(one.state == OUT and world.truth[one.cell] > figure for one in standings)  # none fails here
     winner = standings[verdict.winner]
     covered = bool(abs(winner.log_figure - figure) <= NORMAL_95 * winner.error)
-    counts = len(race.finalists), len(processes), blocks, rounds
+    counts = len(race.finalists), len(processes), blocks
     of_sweep = now_s / float((world.sweep_start_s + world.full_s).sum())
     return Replay(loss, now_s / grid_s, finals, of_sweep, *counts, dropped_wrongly, covered, verdict)

@@ -1,11 +1,11 @@
 """Duration of a training step by precision, layout and compilation, without its input; and the memory's ceiling.
 
     python -m benchmarks.step [--image-size 224] [--batch-size 16] [--rounds 5] [--precisions fp16 bf16]
-        [--layouts nhwc] [--compile [MODE ...]] [--pointwise convolution linear] [--inductor KEY=VALUE ...]
+        [--layouts nhwc] [--compile [MODE ...]] [--pointwise convolution linear]
 
 `--compile` measures compiled steps too, in the default mode or in each of these: default, reduce-overhead,
-max-autotune, max-autotune-no-cudagraphs; `--only-compiled` leaves the others out. `--inductor` sets Inductor's own
-options for all compiled steps (prologue_fusion=false). `linear` goes with nhwc alone: see multicard.vision.pointwise.
+max-autotune, max-autotune-no-cudagraphs; `--only-compiled` leaves the others out. `linear` goes with nhwc
+alone: see multicard.vision.pointwise.
 
 All combinations take turns on one cached batch: forward, loss, backward and optimiser, as in the training loop. Prints
 medians over the rounds. On a GPU images/s are beside the ceiling set by the memory's bandwidth: MobileNetV2 uses each
@@ -21,11 +21,10 @@ The bandwidth is measured: that of `benchmarks.bandwidth`.
 """
 
 import argparse
-import json
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -91,14 +90,8 @@ def cells(args: argparse.Namespace) -> list[Cell]:
     return [cell for cell in combined if cell.layout == "nhwc" or cell.pointwise == "convolution"]
 
 
-def step(
-    cell: Cell, size: int, batch: int, device: torch.device, inductor: Mapping[str, Any] | None = None
-) -> Callable[[], float]:
-    """A turn of training steps on a cached batch, which returns seconds per step.
-
-    Args:
-        inductor: options of Inductor beside those of the mode.
-    """
+def step(cell: Cell, size: int, batch: int, device: torch.device) -> Callable[[], float]:
+    """A turn of training steps on a cached batch, which returns seconds per step."""
     precision = choose(cell.precision, device)
     order = torch.channels_last if cell.layout == "nhwc" else torch.contiguous_format
     model = models.mobilenet_v2(num_classes=10)
@@ -106,7 +99,7 @@ def step(
         with_matrix_products(model)
     model = model.to(device, precision.model_dtype).to(memory_format=order)  # pyright: ignore[reportCallIssue]
     if cell.mode is not None:
-        model.compile(dynamic=False, options={**inductor_options(cell.mode, cell.layout), **(inductor or {})})
+        model.compile(dynamic=False, options=inductor_options(cell.mode, cell.layout))
     graphs = device.type == "cuda" and cell.mode in CUDA_GRAPHS
     options = configuration("train_vision", "preset=fast")
     optimizer = optimizer_of(model, options.lr, options.optimizer)
@@ -147,19 +140,7 @@ def options() -> argparse.ArgumentParser:
     result.add_argument(
         "--pointwise", nargs="+", default=["convolution"], choices=list(Pointwise), help="linear with nhwc alone"
     )
-    result.add_argument(
-        "--inductor", nargs="+", type=setting, default=[], metavar="KEY=VALUE", help="options of compiled steps"
-    )
     return result
-
-
-def setting(text: str) -> tuple[str, Any]:
-    """An option of Inductor as the command line has it: `prologue_fusion=false`, `benchmark_kernel=true`."""
-    name, _, value = text.partition("=")
-    try:
-        return name, json.loads(value)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text}: give KEY=VALUE, as prologue_fusion=false") from error
 
 
 def main() -> None:
@@ -174,7 +155,7 @@ def main() -> None:
     hardware = machine(torch.cuda.get_device_name() if device.type == "cuda" else None)
     rate = within_bytes_per_s(device, default_size(device))
     print(f"{hardware}; {args.image_size} px, batch {args.batch_size}; {rate / 1e9:,.1f} GB/s")
-    turns = {cell: step(cell, args.image_size, args.batch_size, device, dict(args.inductor)) for cell in cells(args)}
+    turns = {cell: step(cell, args.image_size, args.batch_size, device) for cell in cells(args)}
     step_s = interleaved(turns, args.rounds)
     headings = ["precision", "layout", "compiled", "pointwise", "step, ms", "quartiles", "images/s"]
     headings.append("memory's ceiling, images/s")

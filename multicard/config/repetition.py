@@ -1,4 +1,4 @@
-"""How often each cell of a sweep is measured.
+"""Options of repetition: how often each cell of a sweep is measured.
 
 Hydra takes no `repeat.error` beside `repeat=3`: a key is either a value or a group. So the others are `repeat_...`, and
 the command line is told so.

@@ -11,20 +11,23 @@ USER, NICE, SYSTEM, STEAL = 0, 1, 2, 7  # columns of /proc/stat; time of guests 
 
 
 class Load:
-    """Counts from its making to `end`: the CPU time of all processes less that of this one and its descendants.
+    """Counts from its making to `end`: the CPU time of all processes less that of `root` and its descendants.
 
     A descendant that has ended counts by what its parent knows of it. Interrupts belong to nobody and are left out;
     what a hypervisor gave to others (steal) is a figure of its own.
+
+    Args:
+        root: a process, by default this one; of a cell of a race, the race's.
     """
 
-    def __init__(self) -> None:
-        self._average = os.getloadavg()[0]
-        self._began_s, self._own_s, self._cores_s = clock_s(), own_cpu_s(), cores_s(STAT.read_text())
+    def __init__(self, root: int | None = None) -> None:
+        self._root, self._average = root, os.getloadavg()[0]
+        self._began_s, self._own_s, self._cores_s = clock_s(), own_cpu_s(root), cores_s(STAT.read_text())
 
     def end(self) -> dict[str, Any]:
         """The record's `load`."""
         seconds = max(clock_s() - self._began_s, 1e-9)
-        now_s, own_s = cores_s(STAT.read_text()), own_cpu_s() - self._own_s
+        now_s, own_s = cores_s(STAT.read_text()), own_cpu_s(self._root) - self._own_s
         return {
             "seconds": seconds,
             **others(self._cores_s, now_s, own_s, seconds, os.sched_getaffinity(0)),
@@ -69,11 +72,11 @@ def cores_s(stat: str) -> dict[int, tuple[float, float]]:
     return counts
 
 
-def own_cpu_s() -> float:
-    """CPU time of this process, its descendants, and those of them that ended."""
+def own_cpu_s(root: int | None = None) -> float:
+    """CPU time of a process, by default this one, its descendants, and those of them that ended."""
     import psutil
 
-    this, total_s = psutil.Process(), 0.0
+    this, total_s = psutil.Process(root), 0.0
     for process in (*this.children(recursive=True), this):  # the parents after their children, whom they outlive
         try:
             total_s += sum(process.cpu_times()[:4])  # user, system, and both of ended children

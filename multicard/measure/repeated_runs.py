@@ -1,4 +1,4 @@
-"""How runs of one setting differ from one another, and what a ratio of two settings is worth for it.
+"""Variance between runs of one setting, and ratios of two settings with intervals that include it.
 
 Two runs of the same program differ by more than their steps show: memory lies elsewhere, clocks and neighbours change.
 More steps do not help; more runs do. So the variance between runs is part of every interval, in sweeps with
@@ -65,7 +65,7 @@ def student_quantile(confidence: float, degrees: float) -> float:
 
 @dataclass(frozen=True)
 class Spread:
-    """How runs of one setting differ.
+    """Variance between runs of one setting.
 
     variance: of the logarithm of a run's mean, shrunk to the prior. degrees: n - 1 over all repeated settings.
     within: the part of the variance that steps without correlation would have. prior_degrees: those of the prior.
@@ -85,7 +85,7 @@ def pooled(settings: Iterable[Sequence[tuple[float, float]]], prior_sd: float = 
     """The spread of settings that were repeated.
 
     Args:
-        settings: of each, its runs: the value of which the spread is wanted, and the variance that its steps give it.
+        settings: the runs of each: the value, and its variance by the steps of the run.
     """
     squares = degrees = 0.0
     within = 0.0

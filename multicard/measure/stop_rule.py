@@ -1,9 +1,9 @@
-"""When a run that is to end early has been measured for long enough, by the seconds of its steps alone.
+"""Rule that ends a short run once its mean step is known, by the seconds of its steps alone.
 
-The mean is looked at ever more rarely, and is known where two looks in a row say so: every look is another chance to be
+The mean is looked at ever more rarely, and is known once two looks in a row say so: every look is another chance to be
 sure by accident. In simulated probes of 60 s, a mean called known to 1 % was within 1 % in 95 to 99 % of them, with
-steps independent or correlated by 0.5; in 79 % where steps of 0.2 s were correlated by 0.9, few that are much alike. A
-drift that a probe sees leaves it without an interval, until its time is over; of one that is slower it knows nothing.
+steps independent or correlated by 0.5; in 79 % with few steps, of 0.2 s, correlated by 0.9. A drift that a probe sees
+leaves it without an interval until its time is over; a slower drift is not seen.
 """
 
 import math
@@ -12,20 +12,20 @@ import numpy as np
 
 from multicard.measure.series import MeanStep, mean_step
 
-LEAST_STEPS = 20  # before which no mean is known
-LEAST_SHARE = 0.1  # of the seconds that it may take: what comes less often than that does not count
+LEAST_STEPS = 20  # with fewer no mean is known
+LEAST_SHARE = 0.1  # of its seconds, trained before the first look
 GROWTH, APART_S = 1.2, 0.5  # steps and training between two looks at the mean, which take 0.2 ms each
 
 
 class StopRule:
-    """Takes the seconds of each step as they are known.
+    """Takes the seconds of each step and says when to stop.
 
     The first step of an epoch, which waits for the first batch, counts as training but is left out of the mean.
 
     Args:
-        error: half of the 95 % interval of the mean, relative to it, with which it is known.
+        error: half width of the mean's 95 % interval, relative to the mean, at which it is known.
         seconds: of training, after which to stop in any case.
-        steps_per_epoch: of the whole run; where it is 1, nothing would be left.
+        steps_per_epoch: of the whole run; with 1, first steps count, as there are no others.
     """
 
     def __init__(self, error: float, seconds: float, steps_per_epoch: int) -> None:
@@ -51,7 +51,7 @@ class StopRule:
         self.fastest_s = min(self.fastest_s, step_s)
 
     def reason(self, ahead: int = 0) -> str | None:
-        """Why to stop now: "error", as the mean is known, or "seconds"; None: train on.
+        """The reason to stop now: "error", as the mean is known, or "seconds"; None to train on.
 
         Args:
             ahead: steps that will be trained before the run has stopped.

@@ -40,6 +40,7 @@ def measure(
     predict: Predict = lambda *_: None,
     started_s: float | None = None,
     label: str = "",
+    family: int | None = None,
 ) -> Run:
     """Measure one configuration into `folder`, or say why not; whatever ends the run, the record says it.
 
@@ -51,6 +52,7 @@ def measure(
         predict: makes the record's `prediction`; it does not raise.
         started_s: when it began, by `clock_s`; None for now.
         label: of the cell, before what is said of it.
+        family: a process whose descendants' work is no load of others; None for this one.
 
     Returns:
         The run with its record; its status is "requeued" where nothing is recorded yet.
@@ -63,7 +65,7 @@ def measure(
     try:
         with failures.interruptible():
             try:
-                run = prepare(workload, cfg, folder, started_s, allocation, peers, predict)
+                run = prepare(workload, cfg, folder, started_s, allocation, peers, predict, family)
             except ValueError as refusal:
                 return outcome.refuse(measured, str(refusal), keep_refused, label)
             claimed = True
@@ -99,9 +101,8 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, label: str) -> Failur
             say(f"  {CROWDED}: {run.placement.processes} ranks on {count(cores, 'core')}")
         failure = _run_ranks(run, mirror, peers)
         load = msgspec.convert(run.load.end(), Load)
-        beside = run_folder.beside(run.folder, set(run.allocation.hosts), run.others)
-        if pauses(run.config):
-            load, beside = None, None  # what others of the race did while it paused
+        if not pauses(run.config):  # as the other cells of a race do in its turns
+            beside = run_folder.beside(run.folder, set(run.allocation.hosts), run.others)
     peers.close()  # the other nodes need not wait for the record
     if attempts.last(run.folder).end is None:
         attempts.end(run.folder, failure, load, beside)

@@ -121,6 +121,7 @@ def prepare(
     allocation: Allocation,
     peers: Peers,
     predict: Predict = lambda *_: None,
+    family: int | None = None,
 ) -> PreparedRun:
     """Check a run on all its nodes, claim its folder and write there what is known before the ranks start.
 
@@ -143,7 +144,7 @@ def prepare(
                 return PreparedRun(workload, config, placement, folder, allocation)
             if restarted and checkpoint.latest(folder) is None:
                 run_folder.clear(folder)  # nothing to resume from: start over
-            data, load, others, taken_s = _untimed(workload, config, folder.parent)
+            data, load, others, taken_s = _untimed(workload, config, folder.parent, family)
             attempts.require_same_data(folder, data)
             machine = environment.collect()
             run_folder.write_environment(folder, machine)
@@ -178,7 +179,7 @@ def _with_profiler(config: RunConfig, placement: Placement) -> RunConfig:
 
 
 def _untimed(
-    workload: Workload, config: RunConfig, sweep: Path
+    workload: Workload, config: RunConfig, sweep: Path, family: int | None
 ) -> tuple[Data, Load, dict[str, tuple[int, int]], float]:
     """The fingerprint of a run's data, the machine's load from now on, the records of the sweep, and the seconds that
     all of it took."""
@@ -187,7 +188,7 @@ def _untimed(
         data = content.fingerprint(workload.data(config))
     except OSError as error:
         raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that it is there") from None
-    others, load = run_folder.results(sweep), Load()
+    others, load = run_folder.results(sweep), Load(family)
     return data, load, others, clock_s() - began_s
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from multicard.config.job import Code
+from multicard.config.race import pauses
 from multicard.estimate import before_run
 from multicard.machine import environment, leases, private, slurm
 from multicard.machine.allocation import Allocation
@@ -116,7 +117,9 @@ class LocalJob(CellJob):
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
         os.sched_setaffinity(0, self.cpus)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)  # the launcher has them blocked until here
-        began = {"predict": before_run.prediction, "started_s": process_started_s()}
+        began: dict[str, Any] = {"predict": before_run.prediction, "started_s": process_started_s()}
+        if pauses(self.cfg) and self.ends_with is not None:
+            began["family"] = self.ends_with[0]  # the race, whose other cells do not disturb this one
         return run.measure(self.workload, self.cfg, self.folder, True, **began).status
 
 

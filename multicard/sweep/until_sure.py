@@ -101,9 +101,11 @@ class UntilSure:
         spreads, unsure = self.spreads(), dict[str, str]()
         for key, setting in self.settings.items():
             half = self.half_width(setting, spreads)
+            if setting.unusable or half <= self.error:
+                continue
             others = self._others(setting)
             against = [other.name for other in others if _undecided(setting, other, spreads, confidence)]
-            if setting.unusable or half <= self.error or (others and not against):
+            if others and not against:
                 continue
             interval = f"mean step ±{math.expm1(half):.1%}" if math.isfinite(half) else "without an interval"
             unsure[key] = f"{setting.name}: {interval}" + (f"; against {', '.join(against)}" if against else "")

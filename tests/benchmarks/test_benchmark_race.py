@@ -89,7 +89,7 @@ class Pair:
 
 def test_a_missed_goal_is_said():
     def ended(loss, share, dropped_wrongly=False, sure=0.98):
-        return Replay(loss, share, 0.02, share, 1, 20, 30, 5, dropped_wrongly, not dropped_wrongly, Verdict(0, sure))
+        return Replay(loss, share, 0.02, share, 1, 20, 30, dropped_wrongly, not dropped_wrongly, Verdict(0, sure))
 
     near, far, long, unsure = ended(0.0, 0.1), ended(0.03, 0.1, True), ended(0.0, 0.2), ended(0.0, 0.1, sure=0.9)
     sweeps = [0.01, 0.02, 0.03, 0.0]
@@ -112,11 +112,3 @@ def test_a_cell_that_drops_out_and_is_better_than_the_winner_is_counted():
     grid.steps_s = lambda cell, *rest: steps_s(cell, *rest) * (1.5 if cell == best else 1.0)
     wrong = replay(grid, seed=2)
     assert wrong.loss > 0 and wrong.dropped_wrongly
-
-
-def test_the_table_has_a_row_of_each_kind_and_of_the_measured_grid(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["race", "--races", "1"])
-    monkeypatch.setattr(race, "KINDS", {"a kind": Kind(start_s=3.0)})
-    race.main()
-    printed = capsys.readouterr().out
-    assert "a kind" in printed and all(name in printed for name in race.MEASURED) and "1 races each" in printed

@@ -1,12 +1,10 @@
 """The formulas of the benchmarks, in closed form, and what they compare."""
 
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-import torch._inductor.config
 from torch import nn
 
 from benchmarks import input as loader_rates
@@ -53,17 +51,6 @@ def test_the_modes_of_steps_are_those_asked_for(words: str, modes: list[str | No
     linear = [Cell("fp32", "nhwc", mode, "linear") for mode in modes]
     plain = [Cell("fp32", layout, mode, "convolution") for layout in ("nchw", "nhwc") for mode in modes]
     assert sorted(step.cells(args), key=str) == sorted(linear + plain, key=str)
-
-
-def test_inductors_options_reach_the_compilation():
-    args = step.options().parse_args(["--inductor", "prologue_fusion=false", 'max_autotune_gemm_backends="ATEN"'])
-    cell, compile_ = Cell("fp32", "nchw", "max-autotune", "convolution"), mock.Mock(side_effect=InterruptedError)
-    with mock.patch.object(nn.Module, "compile", compile_), pytest.raises(InterruptedError):  # enough seen
-        step.step(cell, 32, 2, torch.device("cpu"), dict(args.inductor))
-    options = compile_.call_args.kwargs["options"]
-    assert (options["prologue_fusion"], options["max_autotune_gemm_backends"]) == (False, "ATEN")
-    assert options["max_autotune"] and options["layout_optimization"] is False
-    assert torch._inductor.config.prologue_fusion is True  # without asking
 
 
 def test_the_interval_of_a_median_holds_the_values_next_to_it():

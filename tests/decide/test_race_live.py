@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,7 @@ from tests.helpers import records
 from tests.helpers.race_fakes import SHARE, Process, Rules, faked, measured, write_block
 
 Called = Callable[..., tuple[int, str]]
+Made = Callable[..., tuple[LiveRace, Rules]]
 CPU = ("device=cpu", "race.figure=images_per_s")
 
 
@@ -110,18 +111,22 @@ def test_estimates_of_this_machine_are_priors_and_its_own_runs_may_exclude(monke
 
 
 @pytest.fixture
-def race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LiveRace, Rules]]:
+def race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """A race of cells of these batch sizes, by rules that end it after some rounds."""
+    races: list[LiveRace] = []
 
     def make(*sizes: int, rounds: int = 2) -> tuple[LiveRace, Rules]:
         monkeypatch.setattr(live, "Race", rules := Rules(rounds))
-        return LiveRace(faked(sizes, tmp_path, monkeypatch)), rules
+        races.append(LiveRace(faked(sizes, tmp_path, monkeypatch)))
+        return races[-1], rules
 
-    return make
+    yield make
+    for made in races:
+        made.journal.close()
 
 
 def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(
-    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    race: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     ran, rules = race(8, 16, 32)
     Process.statuses = {("block", 8): ["ok", "diverged"]}
@@ -144,12 +149,9 @@ def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(
     assert "as good, within 2%: [2/3]" in said
     assert "vouch for accuracy, which batch_size may change" in said and said.endswith("batch_size=32")
     assert "\n  [2/3]: 49% slower, 16 MB, 1 CPU rank\nit took" in said  # and none that diverged
-    ran.journal.close()
 
 
-def test_the_memory_of_a_cell_is_that_of_a_rank_and_its_need_that_of_all(
-    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_memory_of_a_cell_is_that_of_a_rank_and_its_need_that_of_all(race: Made, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Process, "run_block", lambda *_: replace(measured([0.1] * 10), peaks_bytes=[600, 700]))
     ran, _ = race(8, 16)
     ran.run(SHARE)
@@ -159,11 +161,10 @@ def test_the_memory_of_a_cell_is_that_of_a_rank_and_its_need_that_of_all(
     ran.journal.close()
     again, _ = race(16, 8, 32)
     assert (again.peaks, again.needed) == (ran.peaks, ran.needed)
-    again.journal.close()
 
 
 @pytest.mark.parametrize("status", ["oom", "killed"])  # as the host's out-of-memory killer does
-def test_a_cell_without_memory_beside_others_is_tried_alone(race: Callable[..., tuple[LiveRace, Rules]], status: str):
+def test_a_cell_without_memory_beside_others_is_tried_alone(race: Made, status: str):
     ran, rules = race(8, 16, 32)
     Process.statuses = {("start", 16): [status, "ok"], ("start", 32): [status, status]}
     ran.run(SHARE)
@@ -177,12 +178,9 @@ def test_a_cell_without_memory_beside_others_is_tried_alone(race: Callable[..., 
         ("end", 8),
         ("start", 16),
     ]
-    ran.journal.close()
 
 
-def test_those_that_have_waited_longest_end_where_memory_runs_short(
-    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch
-):
+def test_those_that_have_waited_longest_end_where_memory_runs_short(race: Made, monkeypatch: pytest.MonkeyPatch):
     ran, _ = race(8, 16, 32, rounds=1)
     ran.needed = {place: size * 10**6 for place, size in enumerate((8, 16, 32))}
     monkeypatch.setattr(live.processes, "free_bytes", lambda _: (60 - 16 * len(ran.alive)) * 10**6)
@@ -190,12 +188,9 @@ def test_those_that_have_waited_longest_end_where_memory_runs_short(
     assert [size for what, size in Process.log if what == "end"] == [8, 16, 32]
     started = Process.log.index(("start", 32))
     assert Process.log.index(("block", 16)) < Process.log.index(("end", 8)) < started
-    ran.journal.close()
 
 
-def test_those_that_have_started_and_not_trained_still_take_their_memory(
-    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch
-):
+def test_those_that_have_started_and_not_trained_still_take_their_memory(race: Made, monkeypatch: pytest.MonkeyPatch):
     ran, _ = race(8, 16, 32, 64)
     ran.share, ran.needed = SHARE, {0: 300}
     monkeypatch.setattr(live.processes, "free_bytes", lambda _: 1000)
@@ -204,12 +199,9 @@ def test_those_that_have_started_and_not_trained_still_take_their_memory(
     ran.alive[1].run_block(0.0)
     ran._start_all(range(4))
     assert [*ran.alive] == [0, 1, 2, 3]
-    ran.journal.close()
 
 
-def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(
-    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(race: Made, monkeypatch: pytest.MonkeyPatch):
     ran, _ = race(8, 16)
     ended: list[Any] = []
     monkeypatch.setattr(Executor, "interrupt", lambda self: ended.extend(self.running))
@@ -223,8 +215,7 @@ def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(
         ran.run(SHARE)
     assert len(ended) == 2  # both that had started
     ran.journal.close()
-    again, _ = race(8, 16)  # the lock was let go
-    again.journal.close()
+    race(8, 16)  # the lock was let go
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -252,7 +243,7 @@ def test_data_that_is_gone_ends_a_race_only_where_all_cells_read_it(
 
 
 def test_a_race_that_was_cut_off_goes_on(
-    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    race: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     ran, _ = race(8, 16)
     ended: list[Any] = []
@@ -269,14 +260,11 @@ def test_a_race_that_was_cut_off_goes_on(
     assert again.used_s == {0: 3.0, 1: 3.0} and again.peaks == {0: 16 * 10**6, 1: 8 * 10**6}
     again.run(SHARE)
     assert [(block.cell, block.round, block.process) for block in rules.blocks[2:]] == [(0, 1, 3), (1, 1, 4), (2, 1, 5)]
-    again.journal.close()
 
 
-def test_a_process_takes_a_folder_without_a_finished_record(
-    race: Callable[..., tuple[LiveRace, Rules]], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_process_takes_a_folder_without_a_finished_record(race: Made, monkeypatch: pytest.MonkeyPatch):
     ran, _ = race(8, rounds=1)
-    first = processes.as_probe(ran.cells[0], 1).folder
+    first = processes.as_run(ran.cells[0], 1, is_probe=True).folder
     assert first.name.endswith("-probe")
     first.mkdir()
     monkeypatch.setattr(run_folder, "finished", lambda folder: {} if folder == first else None)
@@ -284,7 +272,6 @@ def test_a_process_takes_a_folder_without_a_finished_record(
     ran._start(0)
     assert ran.alive[0].cell.folder.name.endswith("-r2-probe") and ran.alive[0].cell.cfg.probe.enabled
     assert ran.alive[0].cell.config is not None and plain(ran.alive[0].cell.config)["probe"]["enabled"]
-    ran.journal.close()
 
 
 @pytest.mark.usefixtures("processes")
@@ -302,6 +289,7 @@ def test_a_race_on_cpu_ranks_that_does_not_pay(called: Called, tmp_path: Path, m
     (probe,) = [record for name, record in results.items() if name.endswith("-probe")]
     finals = [record for name, record in results.items() if not name.endswith("-probe")]
     assert probe["probe"]["ended_by"] == "race" and len(finals) == 2
+    assert probe["load"]["others_cores"] >= 0 and probe["beside"] is None
     assert all(final["status"] == "ok" and final["config"]["race"]["figure"] is None for final in finals)
     paths = [path for path in tmp_path.glob("*/environment.json") if not path.parent.name.endswith("-probe")]
     assert {json.loads(path.read_text())["slurm"]["SLURM_JOB_ID"] for path in paths} == {"17"}

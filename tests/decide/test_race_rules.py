@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy.special import stdtr
 
-from benchmarks.race_replays import Kind, MadeGrid, replay
 from multicard.decide.race import posterior as race_model
 from multicard.decide.race import rules
 from multicard.decide.race.posterior import OWN, PROCESS, Block, Model, Prior
@@ -352,14 +351,3 @@ def test_a_race_and_its_full_runs_take_no_longer_than_the_grid():
     assert len(race.finalists) == 1  # three runs of one are 3000 of the 4000 s that are left
     small = Race(EIGHT[:5], [None] * 5, 10.0, 2.0, full_s=1000.0)
     assert small.most_s == 2000.0  # three of the five full runs fit after it
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [Kind(), Kind(start_s=3), Kind(correlation=0.6, drift=0.02), Kind(equal=3), Kind(predicted=True)],
-    ids=lambda kind: f"start {kind.start_s:g} s, drift {kind.drift:g}, {kind.equal} equal, predicted {kind.predicted}",
-)
-def test_a_few_replays_of_each_kind_end_near_the_best(kind):
-    races = [replay(MadeGrid(kind, seed), seed=seed) for seed in range(5)]
-    assert sum(race.loss <= 0.02 for race in races) >= 4
-    assert np.mean([race.share for race in races]) <= 0.12

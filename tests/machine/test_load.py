@@ -44,6 +44,7 @@ def test_descendants_are_the_runs_own_while_they_run_and_after():
         assert child.stdout is not None
         child.stdout.readline()
         running_s = load.own_cpu_s() - before_s
+        assert load.own_cpu_s(child.pid) >= 0.28  # as of a race, whose other cells do not disturb one
         child.communicate(b"\n")
     assert running_s >= 0.28
     assert load.own_cpu_s() - before_s >= running_s - 0.05

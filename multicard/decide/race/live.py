@@ -5,6 +5,7 @@ One cell trains at a time, on the whole machine; the others that are in wait in 
 allows. All that is learnt is in a journal at once, so that a race which was cut off goes on.
 """
 
+import itertools
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -237,10 +238,8 @@ class LiveRace:
         """Start a process of the cell, once those that have waited longest have ended for its memory."""
         while self.alive and not self._has_room(place):
             self._end(min(self.alive, key=lambda other: self.alive[other].ran_at_s))
-        probe, repetition = processes.as_probe(self.cells[place], 1), 1
-        while run_folder.finished(probe.folder) is not None:
-            repetition += 1
-            probe = processes.as_probe(self.cells[place], repetition)
+        probes = (processes.as_run(self.cells[place], repetition, is_probe=True) for repetition in itertools.count(1))
+        probe = next(probe for probe in probes if run_folder.finished(probe.folder) is None)
         self.started += 1
         process = self.alive[place] = processes.start(self.executor, probe, self.started, self.share)
         self._note(place, process=process.number, used_s=process.start_s)
@@ -323,7 +322,8 @@ class LiveRace:
     def finals(self) -> list[Cell]:
         """The runs of the finalists, each in a fresh process."""
         first = min((turn for turn, _ in self.rules.final_runs), default=0)
-        return [processes.as_result(self.cells[place], turn - first + 1) for turn, place in self.rules.final_runs]
+        runs = self.rules.final_runs
+        return [processes.as_run(self.cells[place], turn - first + 1, is_probe=False) for turn, place in runs]
 
     def take_finals(self, finals: Sequence[Cell]) -> None:
         """Take the finalists' runs. A cell that missed its target accuracy in any of them cannot win."""

@@ -1,4 +1,4 @@
-"""What is known of every cell of a grid from blocks of some: a Gaussian process on the logarithm of the figure.
+"""Figures of all cells of a grid from blocks of some: a Gaussian process on the logarithm of the figure.
 
 The figure of a cell is the sum of the effects of its axes, of interactions of pairs of axes, and of an offset of its
 own. A block shows it with an offset of its process, the drift of its round (a random walk, common to all cells of the
@@ -193,7 +193,7 @@ class Model:
         return self._given(blocks, [*self._figures, *going_on, *fresh], self.log_scales)[0].covariance
 
     def _given(self, blocks: Sequence[Block], asked: Sequence[Row], log_scales: np.ndarray) -> tuple[Posterior, float]:
-        """What the blocks and the estimates say of other figures, and the logarithm of their likelihood."""
+        """Other figures given the blocks and the estimates, and the logarithm of their likelihood."""
         rows, figures, level = self._seen(blocks, log_scales)
         factor = cholesky(self._covariance(rows, rows, log_scales), lower=True)
         shared = np.column_stack((figures, self._covariance(rows, asked, log_scales)))
@@ -204,7 +204,7 @@ class Model:
         return Posterior(level + known.T @ shown, covariance), log_likelihood
 
     def _seen(self, blocks: Sequence[Block], log_scales: np.ndarray) -> tuple[list[Row], np.ndarray, float]:
-        """What was seen, by how much it is above a level, and that level."""
+        """Blocks and estimates, how far each is above a level, and that level."""
         rows = [Row(cell, estimate=1.0) for cell in self._priors]
         figures = [prior.mean for prior in self._priors.values()]
         for block, variance in zip(blocks, _variances(blocks), strict=True):

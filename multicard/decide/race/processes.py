@@ -132,18 +132,9 @@ class CellProcess:
         return total_s
 
 
-def as_probe(cell: Cell, repetition: int) -> Cell:
-    """The cell as it is raced."""
-    return _changed(cell, repetition, is_probe=True, figure=cell.config.race.figure)
-
-
-def as_result(cell: Cell, repetition: int) -> Cell:
-    """The cell as it is measured in full."""
-    return _changed(cell, repetition, is_probe=False, figure=None)
-
-
-def _changed(cell: Cell, repetition: int, is_probe: bool, figure: str | None) -> Cell:
-    cfg, config = deepcopy(cell.cfg), cell.config
+def as_run(cell: Cell, repetition: int, is_probe: bool) -> Cell:
+    """The cell as it is raced, a probe, or as it is measured in full."""
+    cfg, config, figure = deepcopy(cell.cfg), cell.config, cell.config.race.figure if is_probe else None
     cfg.probe.enabled, cfg.race.figure, cfg.repetition = is_probe, figure, repetition
     probe, race = replace(config.probe, enabled=is_probe), replace(config.race, figure=figure)
     config = replace(config, probe=probe, race=race, repetition=repetition)

@@ -3,7 +3,6 @@
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol
 
@@ -162,59 +161,42 @@ def _state(standing: Standing) -> str:
     return f"out: {beaten}" if standing.state == OUT else standing.state
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A cell that may be chosen. peak_bytes: of the rank that takes most. accuracies: of its full runs, if any."""
-
-    standing: Standing
-    peak_bytes: int
-    gpus: int
-    accuracies: Sequence[float]
-
-    def is_better(self, other: "Choice", tolerance: float) -> bool:
-        """True where any of its figures is better, by more than the tolerance and by more than chance."""
-        ahead = self.standing.log_figure - other.standing.log_figure
-        noise = NORMAL_95 * math.hypot(self.standing.error, other.standing.error)
-        repeated = min(len(self.accuracies), len(other.accuracies)) >= LEAST_RUNS
-        return (
-            ahead > max(-math.log1p(-tolerance), noise)
-            or self.peak_bytes < (1 - tolerance) * other.peak_bytes
-            or self.gpus < other.gpus
-            or (repeated and min(self.accuracies) > max(other.accuracies))
-        )
-
-
 def otherwise(race: ShownRace, ran: Sequence[Standing], accuracies: Mapping[int, Sequence[float]]) -> list[str]:
     """Cells that are better than the winner in something, and not dominated by another, with what they cost.
 
     Args:
         ran: the cells that ran, the winner first, then the best first. accuracies: by the cell's place.
     """
-    choices = [
-        Choice(each, race.peaks[each.cell], race.cells[each.cell].config.gpus, accuracies.get(each.cell, ()))
-        for each in ran
-        if each.cell in race.peaks and each.cell not in race.ended
-    ]
-    tolerance, chosen = share(race.options.tolerance), choices[:1]
-    for choice in choices[1:]:
-        is_new = all(choice.is_better(other, tolerance) for other in chosen)
-        if is_new and all(
-            choice.is_better(other, tolerance) or not other.is_better(choice, tolerance) for other in choices
-        ):
-            chosen.append(choice)
-    lines = []
-    for choice in chosen[1:]:
-        apart = chosen[0].standing.log_figure - choice.standing.log_figure
-        cell = race.cells[choice.standing.cell]
-        parts = [_worse(race.figure, apart), in_bytes(choice.peak_bytes), count(choice.gpus, unit([cell]))]
-        parts += [f"accuracy {fmean(choice.accuracies):.1%}"] if choice.accuracies else []
+    tolerance, gpus = share(race.options.tolerance), [cell.config.gpus for cell in race.cells]
+
+    def is_better(one: Standing, other: Standing) -> bool:
+        """True where any figure is better, by more than the tolerance and by more than chance."""
+        noise = NORMAL_95 * math.hypot(one.error, other.error)
+        own, others = accuracies.get(one.cell, ()), accuracies.get(other.cell, ())
+        return (
+            one.log_figure - other.log_figure > max(-math.log1p(-tolerance), noise)
+            or race.peaks[one.cell] < (1 - tolerance) * race.peaks[other.cell]
+            or gpus[one.cell] < gpus[other.cell]
+            or (min(len(own), len(others)) >= LEAST_RUNS and min(own) > max(others))
+        )
+
+    choices = [each for each in ran if each.cell in race.peaks and each.cell not in race.ended]
+    chosen, lines = choices[:1], list[str]()
+    for one in choices[1:]:
+        is_new = all(is_better(one, other) for other in chosen)
+        if not is_new or any(is_better(other, one) and not is_better(one, other) for other in choices):
+            continue
+        chosen.append(one)
+        cell, apart = race.cells[one.cell], chosen[0].log_figure - one.log_figure
+        parts = [_worse(race.figure, apart), in_bytes(race.peaks[one.cell]), count(gpus[one.cell], unit([cell]))]
+        parts += [f"accuracy {fmean(accuracies[one.cell]):.1%}"] if one.cell in accuracies else []
         lines.append(f"  {cell.label.strip()}: {', '.join(parts)}")
     what = f"less memory of a rank, fewer {unit(race.cells)}s" + (", or a higher accuracy" if accuracies else "")
     return [f"otherwise, for {what}:", *lines] if lines else []
 
 
 def unit(cells: Sequence[Cell]) -> str:
-    """What cells compute on."""
+    """The devices that cells compute on."""
     has_gpus = bool(machine().gpus)
     on_cpu = [cell.config.device is Device.cpu or not has_gpus for cell in cells]
     return "CPU rank" if all(on_cpu) else "GPU or CPU rank" if any(on_cpu) else "GPU"
