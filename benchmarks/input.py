@@ -7,11 +7,6 @@ else synthetic), decoded each time and, with the cache, once. A plain script is 
 transforms and a DataLoader. Rounds are interleaved, each with new workers, after four batches. Prints medians over
 the rounds, and the ratio to `torch` at its best number of workers, round by round. The images are ready for the model
 on this machine's training device: (B, 3, S, S), grey ones expanded without a copy where the loader moves one channel.
-
-A second table has the rates beside a step, for which the rank's thread waits without using a core, as for a GPU. The
-step lasts as long as the rank itself takes to make a batch with nothing else to do, measured just before: at 1.00 the
-loader keeps up with it, at 0.50 it makes batches only while there is no step. On a busy machine the thread wakes up
-late from its wait: the row of a batch that is ready shows by how much.
 """
 
 import statistics
@@ -41,8 +36,6 @@ from multicard.vision.data.splits import Split
 BATCH = 64
 SETS = ["grey", "jpeg", "cached"]
 SECONDS = 1.5  # a loader's least duration in a round
-BESIDE = ("torch", "batched", "device")  # loaders that are measured beside a step
-READY = "a batch that is ready"  # in place of a loader: what late wake-ups leave
 Turn = Callable[[], tuple[float, float]]  # images per second, bytes per image
 
 
@@ -77,7 +70,7 @@ def plain(split: Split, options: VisionConfig, workers: int) -> Turn:
     return turn
 
 
-def ours(split: Split, options: VisionConfig, workers: int, device: torch.device, step_s: float = 0.0) -> Turn:
+def ours(split: Split, options: VisionConfig, workers: int, device: torch.device) -> Turn:
     def turn() -> tuple[float, float]:
         pin = device.type == "cuda"
         source = Source(split, RandomSampler(split), BATCH, workers, options, torch.float32, pin, device)  # pyright: ignore[reportArgumentType]
@@ -88,39 +81,22 @@ def ours(split: Split, options: VisionConfig, workers: int, device: torch.device
                 batch.wait()
                 yield batch.images.to(device, non_blocking=True).expand(-1, 3, -1, -1), batch.images_bytes
 
-        rate, each = timed(epoch, device, step_s)
+        rate, each = timed(epoch, device)
         return rate, each + loader.setup_bytes / len(split)  # as if for one epoch
 
     return turn
 
 
-def beside_a_step(split: Split, words: tuple[str, ...], name: str, workers: int, device: torch.device) -> Turn:
-    """Images per second beside a step, and the share of what the rank makes by itself with nothing else to do."""
-
-    def turn() -> tuple[float, float]:
-        alone, _ = ours(split, vision_config(*words, "loader=batched"), 0, device)()
-        if name == READY:
-            beside, _ = timed(lambda: repeat((torch.empty(BATCH), 0)), None, BATCH / alone)
-        else:
-            beside, _ = ours(split, vision_config(*words, f"loader={name}"), workers, device, BATCH / alone)()
-        return beside, beside / alone
-
-    return turn
-
-
 def timed(
-    epoch: Callable[[], Iterable[tuple[torch.Tensor, int]]], device: torch.device | None = None, step_s: float = 0.0
+    epoch: Callable[[], Iterable[tuple[torch.Tensor, int]]], device: torch.device | None = None
 ) -> tuple[float, float]:
-    """Images per second and bytes per image, after four batches, over as many epochs as SECONDS takes, with a wait
-    of `step_s` after each batch."""
+    """Images per second and bytes per image, after four batches, over as many epochs as SECONDS takes."""
     batches = chain.from_iterable(epoch() for _ in repeat(None))
     for _ in islice(batches, 4):  # by then the memory of batches is used again
         pass
     started_s, images, moved = timing.clock_s(), 0, 0
     for content, count in batches:
         images, moved = images + len(content), moved + count
-        if step_s:
-            timing.pause(step_s)
         if timing.clock_s() - started_s > SECONDS:
             break
     if device is not None:
@@ -164,20 +140,6 @@ def candidates(split: Split, words: tuple[str, ...], device: torch.device) -> di
     return turns
 
 
-def compare_beside(split: Split, words: tuple[str, ...], device: torch.device, rounds: int) -> None:
-    turns = {READY: beside_a_step(split, words, READY, 0, device)} | {
-        f"{name}, {workers} workers": beside_a_step(split, words, name, workers, device)
-        for name in BESIDE
-        for workers in ((0,) if name == "device" else sorted({0, max(1, cores() // 2), cores()}))
-        if name != "device" or isinstance(split.images, np.ndarray)
-    }
-    print("\n| beside a step | images/s | share of the rank's own rate without a step | quartiles |\n|---|---|---|---|")
-    for name, values in interleaved(turns, rounds).items():
-        low, middle, high = statistics.quantiles([share for _, share in values], n=4)
-        rate = statistics.median(rate for rate, _ in values)
-        print(f"| {name} | {rate:,.0f} | {middle:.2f} | {low:.2f} to {high:.2f} |", flush=True)
-
-
 def compare(title: str, turns: dict[str, Turn], rounds: int) -> None:
     figures = interleaved(turns, rounds)
     rates = {name: [rate for rate, _ in values] for name, values in figures.items()}
@@ -208,7 +170,6 @@ def main() -> None:
         words = ("dataset=mnist", f"dataset.root={args.mnist}", *size)
         grey = datasets.load(vision_config(*words).dataset, 0).train if args.mnist else grey_noise(20_000)
         compare("28 x 28 grey", candidates(grey, words, device), args.rounds)
-        compare_beside(grey, words, device, args.rounds)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(args.images or folder)
         if not args.images and len(args.sets) > ("grey" in args.sets):
@@ -219,7 +180,6 @@ def main() -> None:
             of_set = (*words, f"dataset.cache={cache}")
             split = datasets.load(vision_config(*of_set).dataset, 0).train
             compare(title, candidates(split, of_set, device), args.rounds)
-            compare_beside(split, of_set, device, args.rounds)
 
 
 if __name__ == "__main__":

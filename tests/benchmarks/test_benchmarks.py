@@ -10,7 +10,6 @@ from torch import nn
 from benchmarks import input as loader_rates
 from benchmarks import step, training_within
 from benchmarks.step import Cell, bytes_an_image
-from multicard.measure import timing
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
 from multicard.vision.data import datasets
@@ -92,18 +91,13 @@ def test_the_plain_loop_trains_what_the_measured_loop_trains(tmp_path: Path):
     assert all(torch.equal(measured, plain) for measured, plain in zip(*weights, strict=True))
 
 
-def test_loaders_are_measured_beside_a_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_loaders_are_compared_with_torchs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(loader_rates, "SECONDS", 0.02)
-    monkeypatch.setattr(loader_rates, "BESIDE", ("batched", "device"))
     monkeypatch.setattr(loader_rates, "cores", lambda: 1)
-    waits_s: list[float] = []
-    monkeypatch.setattr(timing, "pause", waits_s.append)
-    words = ("dataset=mnist", "dataset.root=none", "dataset.image_size=32")
-    loader_rates.compare_beside(loader_rates.grey_noise(200), words, torch.device("cpu"), 2)
-    rows = [
-        line.split(" | ")[0]
-        for line in capsys.readouterr().out.splitlines()
-        if line.startswith(("| a batch", "| batched", "| device"))
-    ]
-    assert rows == ["| a batch that is ready", "| batched, 0 workers", "| batched, 1 workers", "| device, 0 workers"]
-    assert waits_s and min(waits_s) > 0
+    words, device = ("dataset=mnist", "dataset.root=none", "dataset.image_size=32"), torch.device("cpu")
+    every = loader_rates.candidates(loader_rates.grey_noise(200), words, device)
+    assert {"plain script, 0 workers", "torch, 1 workers", "batched, 0 workers", "device"} <= every.keys()
+    chosen = {name: turn for name, turn in every.items() if name.endswith(" 0 workers") or name == "device"}
+    loader_rates.compare("grey", chosen, 2)
+    (torchs,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| torch, 0 workers")]
+    assert torchs.split(" | ")[3] == "1.00"
