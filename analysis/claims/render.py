@@ -65,8 +65,8 @@ def at_length(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
     width = WIDTH if limit is None else max(LEAST_WIDTH, limit)
     lines = []
     for verdict in verdicts:
-        lines.append(f"{verdict.claim.name}: {_marked(verdict)}")
-        for name, texts in _fields(verdict).items():
+        lines.append(f"{verdict.claim.name}: {marked(verdict)}")
+        for name, texts in fields(verdict).items():
             for index, text in enumerate(texts):
                 lines += _wrapped(text, width, f"  {'' if index else name:<9} ")
         lines.append("")
@@ -158,7 +158,7 @@ def _row(verdict: Verdict) -> list[str]:
     places = "\n".join(f"{paper}: {place}" for paper, place in claim.cited.items())
     says = "\n".join(text for text in (claim.name, claim.says, claim.note and f"({claim.note})") if text)
     figures = "\n".join(_listed(verdict)) or verdict.why
-    return [says, places or "-", claim.printed or "-", figures, _marked(verdict)]
+    return [says, places or "-", claim.printed or "-", figures, marked(verdict)]
 
 
 def _narrowed(row: Sequence[str], width: int) -> list[str]:
@@ -173,7 +173,8 @@ def _narrowed(row: Sequence[str], width: int) -> list[str]:
     return [*wrapped, figures, filled(verdict, VERDICT_WIDTH)]
 
 
-def _marked(verdict: Verdict) -> str:
+def marked(verdict: Verdict) -> str:
+    """The verdict with the signs of its marks."""
     marks = verdict.marks + UNLIKE * bool(verdict.unlike)
     return f"{verdict.verdict} [{marks}]" if marks else verdict.verdict
 
@@ -212,7 +213,8 @@ def extremes(labelled: Sequence[tuple[str, ClaimFigure]]) -> list[tuple[str, Cla
     return [labelled[min(numbers)[1]], labelled[max(numbers)[1]]]
 
 
-def _fields(verdict: Verdict) -> dict[str, list[str]]:
+def fields(verdict: Verdict) -> dict[str, list[str]]:
+    """All that is known of a verdict, as lines by name."""
     claim, figures = verdict.claim, verdict.figures
     same = figures[0].what if len({figure.what for figure in figures}) == 1 and figures[0].where else ""
     lines = [f"{same}:"] if same else []

@@ -1,12 +1,12 @@
 """Words of a figure: names of columns and units, titles, and what all of its runs have in common."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from analysis.runs import columns, grouping
 from analysis.runs.load import Run
 from multicard.records import figures
+from multicard.records.figures import Scale
 from multicard.records.text_table import clean
 
 COLUMNS = {
@@ -40,21 +40,10 @@ COMMON = {
 }
 
 
-@dataclass(frozen=True)
-class Unit:
-    """Unit of an axis: values are divided by `divisor`; `format` is d3's."""
-
-    name: str
-    divisor: float
-    format: str = PLAIN
-
-
-def unit(measure: str, largest: float) -> Unit:
-    """Unit of a column in which its largest value has one to three digits before the point."""
-    if measure.startswith("copied"):  # kinds of copies differ by orders of magnitude
-        return Unit("bytes", 1.0, SI)
-    scale = figures.unit(measure).scale(largest)
-    return Unit(scale.name, scale.divisor)
+def unit(measure: str, largest: float) -> Scale:
+    """Scale of a column in which its largest value has one to three digits before the point."""
+    is_copied = measure.startswith("copied")  # kinds of copies differ by orders of magnitude
+    return Scale("bytes") if is_copied else figures.unit(measure).scale(largest)
 
 
 def measure(name: str, kind: str) -> str:
@@ -63,7 +52,7 @@ def measure(name: str, kind: str) -> str:
     return figure.title_of(kind) if figure is not None else name
 
 
-def axis(name: str, kind: str, unit: Unit) -> str:
+def axis(name: str, kind: str, unit: Scale) -> str:
     """A measure as the title of an axis, with its unit."""
     figure = figures.find(name)
     title = figure.axis_of(kind) if figure is not None else name

@@ -5,24 +5,21 @@ Runs of a cell that ended ok are averaged with equal weight (of peak memory, the
 without a mean.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any
 
 from analysis import same_setting
 from analysis.experiments import EFFICIENCY, Panel
 from analysis.figures import captions
-from analysis.runs import details, grouping, profile_metrics
+from analysis.runs import grouping
 from analysis.runs.grouping import ACCURACY, MEMORY, Cell
 from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas
-from multicard.observe.profiles.profile_data import Profile
-from multicard.records.text_table import clean
 
 Row = dict[str, Any]
-Metrics = Mapping[str, float]  # of a profile
 MEASURED, IDEAL, PAPER, EXCLUDED = "measured", "ideal", "paper", "excluded"
 T_INTERVAL, OF_STEPS = "95 % t interval", "of single runs the standard deviation of their steps"
 CUT = 1.4  # intervals extend the axis to at most this multiple of the largest mean
@@ -55,25 +52,19 @@ def excluded(panel: Panel, measure: str) -> list[Row]:
     return [place | axis_values(cell, experiment.view.x) for cell in cells]
 
 
-def by_epoch(panel: Panel, measure: str) -> list[Row]:
-    """A row for each cell of several epochs and each of these, from 1, over the cell's runs that ended ok."""
-    rows = []
-    for cell, runs in panel.cells.items():
-        place = {"measure": measure, **axis_values(cell, "epoch")}
-        ok = [run for run in runs if run["status"] == "ok"]
-        values = [pair for run in ok for pair in details.epoch_values(run, measure)]
-        rows += [place | row for row in means_by("epoch", values, least=2)]
-    return rows
+def averaged(
+    panel: Panel, measure: str, x: str, values_of: Callable[[Run], Iterable[tuple[Any, float]]], least: int = 1
+) -> list[Row]:
+    """A row for each cell and x, as an epoch or a metric, with the mean over the cell's runs that ended ok.
 
-
-def by_metric(panel: Panel, measure: str, metrics_of: Callable[[Profile], Metrics]) -> list[Row]:
-    """A row for each cell and metric, the mean over the cell's runs that ended ok with a profile."""
+    Args:
+        least: of x, that a cell must have.
+    """
     rows = []
     for cell, runs in panel.cells.items():
         place = {"measure": measure, **axis_values(cell, panel.experiment.view.x)}
-        profiles = [profile for run in runs if (profile := profile_metrics.profile(run)) is not None]
-        values = [pair for profile in profiles for pair in metrics_of(profile).items()]
-        rows += [place | row | {"metric": clean(row["metric"])} for row in means_by("metric", values)]
+        values = [pair for run in runs if run["status"] == "ok" for pair in values_of(run)]
+        rows += [place | row for row in means_by(x, values, least)]
     return rows
 
 

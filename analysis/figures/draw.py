@@ -6,7 +6,7 @@ from pathlib import Path
 from analysis import experiments
 from analysis.experiments import Experiment, Panel
 from analysis.figures import ALL
-from analysis.figures.experiment_charts import bars, curves, lines
+from analysis.figures.experiment_charts import by_measure
 from analysis.figures.predictions import predicted
 from analysis.figures.profile_charts import copies, metrics
 from analysis.figures.setting_charts import efficiency, losses, phases
@@ -22,12 +22,12 @@ from multicard.records.text_table import clean
 
 # What draws each form, by what follows the experiment's name in that of the figure
 FORMS = {
-    "lines": {"": lines},
-    "bars": {"": bars},
-    "curves": {"": curves},
+    "lines": {"": by_measure},
+    "bars": {"": by_measure},
+    "curves": {"": by_measure},
     "calls": {"": metrics},
-    "copies": {"": copies, "_counted": bars},
     "shares": {"": metrics},
+    "copies": {"": copies, "_counted": by_measure},
 }
 TIMELINES = "timelines"
 GENERAL = {

@@ -4,10 +4,8 @@ Colour and shape are for what the experiment is about, charts beside each other 
 experiment excludes most combinations are one series ("dali, nhwc"): by themselves they would say the same twice.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import altair as alt
 
@@ -115,114 +113,74 @@ class Layout:
         beside = [figure for measure in printed for figure in same_setting.beside(panel, measure).values()]
         papers = [f"{line[:1].upper()}{line[1:]}" for line in same_setting.notes(panel, beside)]
         hollow = ["Hollow: the papers' own figures"] * bool(printed)
-        _, legend = captions.marks(panel.runs)
-        below = [*dict.fromkeys(notes), *captions.missing_cells(panel.missing), *legend, *hollow, *papers]
-        return figure(name, chart, rows, title, above, below, grouping.marks(panel.runs), width + MARGIN)
+        below = [*dict.fromkeys(notes), *captions.missing_cells(panel.missing)]
+        after = [*captions.marks(panel.runs)[1], *hollow, *papers]
+        return figure(name, chart, rows, title, above, [*below, *after], grouping.marks(panel.runs), width + MARGIN)
 
 
-def lines(panel: Panel, name: str) -> Figure | None:
-    """A chart for each measure of the view, with the ideal beside times and rates."""
-    layout, view = Layout.of(panel), panel.experiment.view
-
-    def rows_of(measure: str) -> list[Row]:
-        if measure == EFFICIENCY:
-            return chart_data.efficiency(panel, view.measures[0])
-        rows = chart_data.measured(panel, measure)
-        return [*rows, *chart_data.ideal(panel, measure, rows), *chart_data.paper(panel, measure)]
-
-    def notes(rows: list[Row]) -> list[str]:
-        means = [EFFICIENCY_NOTE] if EFFICIENCY in view.measures else []
-        return [*_ideal_notes(panel, rows), *means, *crosses_note(rows)]
-
-    layers = partial(line_layers, x=layout.x_axis(), order=layout.order(layout.colour))
-    return _by_measure(layout, name, view.measures, rows_of, layers, notes, FACET_WIDTH if layout.parts else WIDTH)
-
-
-def _ideal_notes(panel: Panel, rows: Sequence[Row]) -> list[str]:
-    measures = {row["measure"] for row in rows if row["of"] == IDEAL}
-    ranks = captions.column("gpus", panel.runs)
-    notes = []
-    if measures - {"step_s"}:
-        in_rows = " in rows" if panel.experiment.kind == "llm" else ""
-        notes.append(f"Thin grey: the ideal, n {ranks} n times as fast as one{in_rows}")
-    if "step_s" in measures:
-        notes.append(f"Thin grey: the ideal, an iteration of n {ranks} (with n times the rows) as long as that of one")
-    return notes
-
-
-def bars(panel: Panel, name: str) -> Figure | None:
-    """Groups of bars along x for each measure of the view; narrower where many charts stand beside each other."""
-    layout, view = Layout.of(panel), panel.experiment.view
-    order, across = layout.order(layout.colour), min(MOST_ACROSS, len(layout.order(layout.parts)) or 1)
-    width = min(len(panel.values(layout.x)) * ((len(order) or 1) + 1) * BAR, MOST_WIDTH // across)
-
-    def rows_of(measure: str) -> list[Row]:
-        rows = [*chart_data.measured(panel, measure), *chart_data.paper(panel, measure)]
-        return [*rows, *chart_data.excluded(panel, measure)] if rows else []
-
-    def layers(rows: list[Row]) -> list[Any]:
-        for row in rows:  # a bar of no height would look like a missing one
-            row["label"] = "0" if row.get("mean") == 0 else row["label"]
-        return bar_layers(rows, layout.x_axis(as_names=True), order)
-
-    def notes(rows: list[Row]) -> list[str]:
-        cells = [grouping.label(tuple(entry.items()), entry) for entry in panel.experiment.excluded]
-        holes = [f"{NO_CELL}: cannot be, and is not in the grid: {'; '.join(cells)}"]
-        return [*holes * any(row["of"] == EXCLUDED for row in rows), *crosses_note(rows)]
-
-    return _by_measure(layout, name, view.measures, rows_of, layers, notes, max(LEAST_WIDTH, width), at_foot=True)
-
-
-def curves(panel: Panel, name: str) -> Figure | None:
-    """Training loss and test accuracy by epoch; the papers print none."""
-    layout = Layout.of(panel, x="epoch")
-
-    def layers(rows: list[Row]) -> list[Any]:
-        axis = number_axis("epoch", sorted({row["epoch"] for row in rows}), "epoch")
-        return line_layers(rows, axis, layout.order(layout.colour), band=True)
-
-    def notes(_: list[Row]) -> list[str]:
-        return [*loss_gaps(panel.runs), *unended_note(panel)]
-
-    return _by_measure(layout, name, CURVES, lambda measure: chart_data.by_epoch(panel, measure), layers, notes, WIDTH)
-
-
-def _by_measure(
-    layout: Layout,
-    name: str,
-    measures: Sequence[str],
-    rows_of: Callable[[str], list[Row]],
-    layers_of: Callable[[list[Row]], list[Any]],
-    notes_of: Callable[[list[Row]], list[str]],
-    width: int,
-    at_foot: bool = False,
-) -> Figure | None:
-    """A figure with charts for each measure that was measured; None without any row.
-
-    Args:
-        width: of one chart, in points.
-        at_foot: as of `charts.drawn`.
-    """
-    rows, notes, kind = [], [], layout.panel.experiment.kind
-    for measure in measures:
-        own = layout.told(rows_of(measure))
+def by_measure(panel: Panel, name: str) -> Figure | None:
+    """Charts of each measure of an experiment in the view's form: lines, groups of bars, or curves over epochs, of
+    which the papers print none. None without any row."""
+    experiment, kind = panel.experiment, panel.experiment.kind
+    form = "bars" if experiment.view.form == "copies" else experiment.view.form
+    layout = Layout.of(panel, x="epoch" if form == "curves" else None)
+    rows, notes = list[Row](), list[str]()
+    for measure in CURVES if form == "curves" else experiment.view.measures:
+        own = layout.told(_rows(panel, measure, form))
         if rows and not any(row["status"] == "ok" and "mean" in row for row in own):
             notes.append(f"No run has {captions.measure(measure, kind)}")
         else:
             rows += own
     if not rows:
         return None
-    rows = drawn(rows, kind, layout.x, at_foot)
-    columns = min(MOST_ACROSS, len(layout.order(layout.parts))) if layout.parts else len(measures)
-    chart = facets(layers_of(rows), rows, columns, width, HEIGHT)
-    notes = [*chart_data.means_notes(rows), *notes, *notes_of(rows)]
-    return layout.figure(name, chart, rows, notes, columns * width)
+    rows = drawn(rows, kind, layout.x, at_foot=form == "bars")
+    colours, parts = layout.order(layout.colour), layout.order(layout.parts)
+    across = min(MOST_ACROSS, len(parts)) or len(dict.fromkeys(row["measure"] for row in rows))
+    width = FACET_WIDTH if parts else WIDTH
+    if form == "bars":  # narrower where many charts stand beside each other
+        groups = len(panel.values(layout.x)) * ((len(colours) or 1) + 1) * BAR
+        width = max(LEAST_WIDTH, min(groups, MOST_WIDTH // (min(MOST_ACROSS, len(parts)) or 1)))
+        for row in rows:  # a bar of no height would look like a missing one
+            row["label"] = "0" if row.get("mean") == 0 else row["label"]
+        layers = bar_layers(rows, layout.x_axis(as_names=True), colours)
+    else:
+        epochs = sorted({row["epoch"] for row in rows}) if form == "curves" else []
+        x = number_axis("epoch", epochs, "epoch") if epochs else layout.x_axis()
+        layers = line_layers(rows, x, colours, band=form == "curves")
+    notes = [*chart_data.means_notes(rows), *notes, *_notes(panel, rows, form)]
+    return layout.figure(name, facets(layers, rows, across, width, HEIGHT), rows, notes, across * width)
 
 
-def crosses_note(rows: Sequence[Row]) -> list[str]:
-    """A line about the runs that did not end ok."""
+def _rows(panel: Panel, measure: str, form: str) -> list[Row]:
+    if form == "curves":
+        return chart_data.averaged(panel, measure, "epoch", lambda run: details.epoch_values(run, measure), least=2)
+    if measure == EFFICIENCY:
+        return chart_data.efficiency(panel, panel.experiment.view.measures[0])
+    rows, printed = chart_data.measured(panel, measure), chart_data.paper(panel, measure)
+    if form == "lines":
+        return [*rows, *chart_data.ideal(panel, measure, rows), *printed]
+    return [*rows, *printed, *(chart_data.excluded(panel, measure) if rows or printed else [])]
+
+
+def _notes(panel: Panel, rows: Sequence[Row], form: str) -> list[str]:
+    """How to read lines of no data, and what is not shown."""
+    if form == "curves":
+        return [*loss_gaps(panel.runs), *unended_note(panel)]
+    ideal = {row["measure"] for row in rows if row["of"] == IDEAL}
+    ranks, notes = captions.column("gpus", panel.runs), []
+    if ideal - {"step_s"}:
+        in_rows = " in rows" if panel.experiment.kind == "llm" else ""
+        notes.append(f"Thin grey: the ideal, n {ranks} n times as fast as one{in_rows}")
+    if "step_s" in ideal:
+        notes.append(f"Thin grey: the ideal, an iteration of n {ranks} (with n times the rows) as long as that of one")
+    if any(row["measure"] == EFFICIENCY for row in rows):
+        notes.append(EFFICIENCY_NOTE)
+    if any(row["of"] == EXCLUDED for row in rows):
+        cells = [grouping.label(tuple(entry.items()), entry) for entry in panel.experiment.excluded]
+        notes.append(f"{NO_CELL}: cannot be, and is not in the grid: {'; '.join(cells)}")
     statuses = list(dict.fromkeys(grouping.typed(row["status"]) for row in rows if row["status"] != "ok"))
-    return [f"Crosses: runs that did not end ({', '.join(statuses)}); no mean has them in it"] if statuses else []
+    crosses = f"Crosses: runs that did not end ({', '.join(statuses)}); no mean has them in it"
+    return [*notes, *[crosses] * bool(statuses)]
 
 
 def loss_gaps(runs: Sequence[Run]) -> list[str]:

@@ -15,7 +15,9 @@ from analysis.figures.charts import PART, SMALL_WIDTH, drawn, facets, horizontal
 from analysis.figures.experiment_charts import Layout, unended_note
 from analysis.figures.vega import Figure
 from analysis.runs import profile_metrics
+from analysis.runs.load import Run
 from multicard.observe.profiles.profile_data import Profile
+from multicard.records.text_table import clean
 from papers.printed import METRIC
 
 SHARE, WINDOW, STEP, COPIED, COPIED_IN_A_STEP = "share", "window_s", "step_s", "copied", "copied_in_a_step"  # measures
@@ -58,7 +60,9 @@ def _bars(
         names: of the metrics; None for the phases of a step.
     """
     layout = Layout.of(panel)
-    rows = [row for measure in measures for row in chart_data.by_metric(panel, measure, _amounts(names, measure))]
+    rows: list[Row] = []
+    for measure in measures:
+        rows += chart_data.averaged(panel, measure, "metric", lambda run, of=measure: _amounts(run, names, of))
     seen = list(dict.fromkeys(row["metric"] for row in rows))
     shown = [metric for metric in names or seen if any(row["mean"] for row in rows if row["metric"] == metric)]
     if not shown:
@@ -104,17 +108,16 @@ def _give_room(rows: Sequence[Row]) -> None:
         row["most"] = ROOM * ends[scale]
 
 
-def _amounts(names: Sequence[str] | None, measure: str) -> Callable[[Profile], chart_data.Metrics]:
-    """The metrics or phases of a profile, in a measure, as far as it could see them."""
-
-    def amounts(profile: Profile) -> chart_data.Metrics:
-        if names is None:
-            rows, steps = [row for row in profile.rank_rows(None) if row.group == "phase"], profile.steps or 1
-            return {row.metric: row.total_s / steps if measure == STEP else row.share for row in rows}
-        known = {metric: AMOUNTS[measure](profile, metric) for metric in names}
-        return {metric: amount for metric, amount in known.items() if amount is not None}
-
-    return amounts
+def _amounts(run: Run, names: Sequence[str] | None, measure: str) -> list[tuple[str, float]]:
+    """The metrics or phases of a run's profile, in a measure, as far as it could see them."""
+    profile = profile_metrics.profile(run)
+    if profile is None:
+        return []
+    if names is None:
+        rows, steps = [row for row in profile.rank_rows(None) if row.group == "phase"], profile.steps or 1
+        return [(clean(row.metric), row.total_s / steps if measure == STEP else row.share) for row in rows]
+    known = [(metric, AMOUNTS[measure](profile, metric)) for metric in names]
+    return [(metric, amount) for metric, amount in known if amount is not None]
 
 
 def _per_step_s(profile: Profile, metric: str) -> float | None:

@@ -155,7 +155,7 @@ def phases(runs: Sequence[Run]) -> list[Figure]:
         unit = captions.unit("step_s", longest_s)
         rows = [row | {"shown": row["mean"] / unit.divisor} for row in rows]
         known = [phase for phase in PHASES if any(row["phase"] == phase for row in rows)]
-        ticks = alt.Axis(format=unit.format, tickCount=7)
+        ticks = alt.Axis(format=captions.PLAIN, tickCount=7)
         bars = (
             alt.Chart()
             .mark_bar(style="part")

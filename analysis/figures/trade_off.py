@@ -11,7 +11,7 @@ from analysis.figures import captions
 from analysis.figures.chart_data import Row
 from analysis.figures.charts import SERIES, by_series, facets, heading, tooltips, y_axis
 from analysis.figures.setting_charts import MOST_SERIES, SettingGroup
-from analysis.figures.vega import Figure, numbered
+from analysis.figures.vega import Figure, escaped, numbered
 from analysis.runs import grouping
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
 from analysis.runs.load import Run
@@ -21,7 +21,6 @@ MOST_NAMED = 6  # settings of the front that are named below the chart
 ROOM = 0.08  # of the range of the points, around them
 EQUAL = 1e-6  # relative range up to which points are level
 FRONT = "Numbers: the front in time, ranks and accuracy, as python -m analysis best --goal time has it"
-CHANNELS = ("color", "shape")
 
 
 def trade_off(runs: Sequence[Run]) -> list[Figure]:
@@ -40,33 +39,32 @@ def trade_off(runs: Sequence[Run]) -> list[Figure]:
 def _draw(ranking: Ranking, name: str) -> Figure | None:
     work = ", ".join(filter(None, (ranking.work, ranking.amount)))
     group = SettingGroup({_label(ranking, one): one.runs for one in ranking.settings}, ranking.keys, work=work)
-    orders = {key: _order(group, key) for key in group.by}
-    few = [key for key, values in orders.items() if 2 <= len(values) <= MOST_SERIES]
-    channels = dict(zip(CHANNELS, few, strict=False))
+    values = {key: captions.ordered(list(dict.fromkeys(run[key] for run in group.runs))) for key in group.by}
+    few = [key for key, own in values.items() if 2 <= len(own) <= MOST_SERIES][:2]  # by colour and by shape
+    orders = [list(dict.fromkeys(captions.value(key, value, group.runs) for value in values[key])) for key in few]
+    encodings = {}
+    for channel, key, order in zip(("color", "shape"), few, orders, strict=False):
+        encodings |= by_series(order, channel, field=escaped(key))
     time = captions.unit("total_s", max(setting.cost for setting in ranking.settings))
     rows, measures = list[Row](), list[str]()
     for measure in (ACCURACY, MEMORY):
-        values = {id(one): value for one in ranking.settings if (value := of_setting(one.runs, measure)) is not None}
-        if len(values) < 2:
+        known = [(one, value) for one in ranking.settings if (value := of_setting(one.runs, measure)) is not None]
+        if len(known) < 2:
             continue
         measures.append(measure)
-        unit = captions.unit(measure, max(values.values()))
-        least, most = _around(list(values.values()), 1.0 if measure == ACCURACY else math.inf)
-        for one in (one for one in ranking.settings if id(one) in values):
+        unit = captions.unit(measure, max(value for _, value in known))
+        least, most = _around([value for _, value in known], 1.0 if measure == ACCURACY else math.inf)
+        for one, value in known:
             front = next((number for number, member in enumerate(ranking.front, 1) if member is one), None)
-            value = values[id(one)]
             rows.append(
                 {"measure": measure, SERIES: _label(ranking, one), "mean": value, "total_s": one.cost}
-                | {channel: captions.value(key, one.runs[0][key], group.runs) for channel, key in channels.items()}
+                | {key: captions.value(key, one.runs[0][key], group.runs) for key in few}
                 | {"front": front, "n": len(one.runs), "x": one.cost / time.divisor}
                 | {"chart": heading(captions.axis(measure, group.kind, unit)), "shown": value / unit.divisor}
                 | {"least": least / unit.divisor, "most": most / unit.divisor}
             )
     if not rows:
         return None
-    encodings = {}
-    for channel, key in channels.items():
-        encodings |= by_series(orders[key], channel, field=channel)
     chart = facets(_layers(rows, encodings, captions.axis("total_s", group.kind, time)), rows, 2)
     notes = [_named("Front", ranking, ranking.front, is_numbered=True)]
     notes += [_named("Not told from the first by these runs", ranking, ranking.equals)] if ranking.equals else []
@@ -86,11 +84,6 @@ def _named(title: str, ranking: Ranking, chosen: Sequence[RankedSetting], is_num
     ]
     rest = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
     return f"{title}: {'; '.join(texts[:MOST_NAMED])}{rest}"
-
-
-def _order(group: SettingGroup, name: str) -> list[str]:
-    values = list(dict.fromkeys(run[name] for run in group.runs))
-    return list(dict.fromkeys(captions.value(name, value, group.runs) for value in captions.ordered(values)))
 
 
 def _around(values: Sequence[float], most: float = math.inf) -> tuple[float, float]:

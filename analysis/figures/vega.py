@@ -56,13 +56,7 @@ class Figure:
 
 
 def theme(name: str) -> Spec:
-    """Vega-Lite's configuration for a "light" or "dark" page, whose background shows through.
-
-    Raises:
-        ValueError: another name.
-    """
-    if name not in SERIES:
-        raise ValueError(f"no theme {name}; there are {', '.join(SERIES)}")
+    """Vega-Lite's configuration for a "light" or "dark" page, whose background shows through."""
     text, notes, grid, page = INK[name]
     words = {"labelColor": text, "titleColor": text, "titleFontWeight": "normal", "labelFontSize": 11}
     words |= {"titleFontSize": 12}

@@ -61,7 +61,7 @@ def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: s
     report = build(found, title or _title(folders), mix, plans_section.read(folders))
     size_bytes = page.write(path, report)
     found_first = [overview_section.finding(block) for block in report.blocks() if isinstance(block, Headlines)]
-    return "\n".join([*found_first, f"{path}: {report.summary}; {page.counts(report)}, {size_bytes / 1e6:.1f} MB"])
+    return "\n".join([*found_first, f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"])
 
 
 def default_path(folders: Sequence[Path]) -> Path:

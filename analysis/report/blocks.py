@@ -127,62 +127,23 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Plot:
-    """A figure.
+class Plot(Figure):
+    """A figure for the page, which has its title and notes as text; and the commands that measured what it shows.
 
-    name: of its data, unique in the report. spec: Vega-Lite without `datasets`, which holds only `rows`.
-    commands: that measured what it shows.
+    spec: Vega-Lite without its data, which are `rows`.
     """
 
-    name: str
-    title: str
-    spec: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
-    marks: str = ""
-    caption: str = ""
     commands: Sequence[str] = ()
 
     @staticmethod
-    def of(figure: Figure, commands: Sequence[str], name: str | None = None) -> "Plot":
-        """A figure for the page, with its title and notes as text of the page instead of the drawing."""
+    def of(figure: Figure, commands: Sequence[str]) -> "Plot":
         spec = {key: value for key, value in figure.spec.items() if key not in ("title", "description", "datasets")}
         spec["vconcat"] = [
             {key: value for key, value in chart.items() if key != "title" or value.get("style") != "notes"}
             for chart in spec["vconcat"]
         ]
         caption = figure.caption.removeprefix(f"{figure.title.rstrip('.')}. ")
-        return Plot(name or figure.name, figure.title, spec, figure.rows, figure.marks, caption, commands)
-
-
-@dataclass(frozen=True)
-class ClaimRow:
-    """A claim of the papers and what the runs say of it.
-
-    says: the sentence. caveat: printed with it. places: each paper and where it has it. printed: the papers' figures.
-    tone: `good` or `bad`, `open` where the verdict says nothing of the papers' claim, `none` without a verdict.
-    figures: each comparison and its figure. extremes: of many, the least and the greatest.
-    note: what was measured, or why nothing was.
-    """
-
-    says: str
-    verdict: str
-    tone: str
-    figures: Sequence[tuple[str, str]]
-    note: str
-    printed: str
-    places: Sequence[str]
-    caveat: str = ""
-    marks: str = ""
-    extremes: Sequence[tuple[str, str]] = ()
-    command: str | None = None
-
-
-@dataclass(frozen=True)
-class ClaimTable:
-    """The claims of a section of the papers."""
-
-    title: str
-    rows: Sequence[ClaimRow]
+        return Plot(figure.name, figure.title, spec, figure.rows, figure.marks, caption, commands)
 
 
 @dataclass(frozen=True)
@@ -193,7 +154,7 @@ class Fold:
     blocks: "Sequence[Block]"
 
 
-Block = Paragraph | Heading | Facts | Headlines | Answer | PlainTable | Grid | Plot | ClaimTable | Fold
+Block = Paragraph | Heading | Facts | Headlines | Answer | PlainTable | Grid | Plot | Fold
 
 
 @dataclass(frozen=True)

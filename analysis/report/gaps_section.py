@@ -4,15 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from analysis.experiments import Experiment, Panel
+from analysis.figures import captions
 from analysis.formatting import counted
 from analysis.report.blocks import Block, Column, Facts, Grid, Heading, Paragraph, Section
-from analysis.runs import grouping
 from analysis.runs.details import DetailedRun
 from analysis.runs.load import Run, Skipped
 from multicard.records.text_table import clean
 from papers import places
-
-MOST_CELLS = 6  # of a panel that are named
 
 
 def section(
@@ -54,17 +52,10 @@ def _skipped_records(skipped: Sequence[Skipped]) -> list[Block]:
 
 
 def _unmeasured(runs: Sequence[DetailedRun], panels: Sequence[tuple[Experiment, list[Panel]]]) -> list[Block]:
-    rows = [
-        (f"{_sentence(experiment)} In full: {places.in_full(experiment.name)}.", [experiment.command])
-        for experiment, filled in panels
-        if not filled
-    ]
-    for experiment, filled in panels:
-        if filled and filled[0].missing:
-            cells = [grouping.label(cell, [key for key, _ in cell]) for cell in filled[0].missing]
-            rest = f" and {len(cells) - MOST_CELLS} more" if len(cells) > MOST_CELLS else ""
-            missing = f"Missing: {'; '.join(cells[:MOST_CELLS])}{rest}."
-            rows.append((f"{_sentence(experiment)} {missing}", [experiment.command]))
+    rows: list[tuple[str, list[str]]] = []
+    for experiment, filled in sorted(panels, key=lambda pair: bool(pair[1])):  # those without any run first
+        lacks = captions.missing_cells(filled[0].missing) if filled else [f"In full: {places.in_full(experiment.name)}"]
+        rows += [(f"{experiment.title.rstrip('.')}. {line}.", [experiment.command]) for line in lacks]
     ok = [run for run in runs if run["status"] == "ok"]
     entry = "tune_llm.py" if {run["kind"] for run in ok} == {"llm"} else "train_vision.py"
     if not any(run.diagnosis for run in ok):
@@ -76,7 +67,3 @@ def _unmeasured(runs: Sequence[DetailedRun], panels: Sequence[tuple[Experiment, 
         energy = "Energy is read from GPUs by NVML, with any command; CPU ranks have none."
         blocks.append(Paragraph(energy, quiet=True))
     return blocks
-
-
-def _sentence(experiment: Experiment) -> str:
-    return experiment.title if experiment.title.endswith((".", "?")) else f"{experiment.title}."

@@ -82,7 +82,7 @@ class Grid {
     const { columns, details, ...packed } = data.grids[place.dataset.grid];
     Object.assign(this, packed, { place, name: place.dataset.grid, sort: null, descending: false, wanted: "", most: packed.page_rows });
     [this.columns, this.details] = [columns, details].map((all) => all.map((column) => new Column(column)));
-    this.opens = details.length > 0 || this.columns.some((column) => !column.shown);
+    this.opens = details.length > 0 || this.columns.some((column) => column.group);
     this.opened = new Set();
     this.visible = this.columns.filter((column) => column.shown);
     this.build();
@@ -194,11 +194,11 @@ class Grid {
   }
 
   detail(row) {
-    const fact = (column, tag) => element("div", {}, element("dt", { textContent: column.heading }), element("dd", {}, element(tag, { textContent: column.texts[row] })));
-    const texts = this.details.filter((column) => column.has(row)).map((column) => fact(column, "code"));
-    const groups = [...new Set(this.columns.map((column) => column.group))].map((group) => {
+    const fact = (column) => element("div", {}, element("dt", { textContent: column.heading }), element("dd", {}, element(column.code ? "code" : "span", { textContent: column.texts[row] })));
+    const texts = this.details.filter((column) => column.has(row)).map(fact);
+    const groups = [...new Set(this.columns.map((column) => column.group))].filter(Boolean).map((group) => {
       const known = this.columns.filter((column) => column.group === group && column.has(row) && column.key !== "marks");
-      return element("div", { hidden: !known.length }, element("p", { className: "group", textContent: group }), element("dl", {}, ...known.map((column) => fact(column, "span"))));
+      return element("div", { hidden: !known.length }, element("p", { className: "group", textContent: group }), element("dl", {}, ...known.map(fact)));
     });
     const whole = element("div", { className: "whole" }, element("dl", { className: "texts", hidden: !texts.length }, ...texts), ...groups);
     return element("tr", { className: "detail", id: `${this.name}-${row}` }, element("td", { colSpan: this.visible.length + 1 }, whole));

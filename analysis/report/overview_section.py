@@ -7,7 +7,7 @@ from typing import Any
 from analysis import formatting
 from analysis.commands.best import Limits, Ranking, rankings
 from analysis.formatting import counted
-from analysis.report.blocks import Answer, Block, Facts, Fold, Headlines, Line, Paragraph, Section
+from analysis.report.blocks import Answer, Block, Facts, Headlines, Line, Paragraph, Section
 from analysis.runs import grouping
 from analysis.runs.columns import MARKS
 from analysis.runs.details import DetailedRun
@@ -17,7 +17,7 @@ from multicard.records import figures
 from multicard.records.schema import Cpu
 from multicard.records.text_table import clean, in_bytes, in_joules
 
-WORKS_IN_SIGHT, MOST_WORKS = 4, 16  # whose best settings are named
+MOST_WORKS = 4  # whose best settings are named
 MOST_OTHERS = 3  # settings beside the best
 MOST_DIAGNOSES = 6
 MOST_VALUES = 8  # of a fact
@@ -156,13 +156,9 @@ def _best_settings(runs: Sequence[Run], by_goal: Ranked) -> list[Block]:
         causes = "" if any(run["status"] == "ok" for run in runs) else " The causes are below."
         return [Paragraph(f"Nothing can be ranked: {by_goal['time']}.{causes}")]
     works = [Answer(_capital(title), lines[title]) for title in sorted(lines, key=lambda title: -settings[title])]
-    blocks: list[Block] = [*works[:WORKS_IN_SIGHT]]
-    folded, rest = works[WORKS_IN_SIGHT:MOST_WORKS], len(works) - MOST_WORKS
-    if folded:
-        blocks.append(Fold(f"{counted(len(folded), 'other workload')}, with fewer settings", folded))
-    if rest > 0:
-        blocks.append(Paragraph(f"And {counted(rest, 'other')}: python -m analysis best --goal time", quiet=True))
-    return blocks
+    others = counted(len(works) - MOST_WORKS, "other workload")
+    rest = f"{others}, with fewer settings: python -m analysis best --goal time"
+    return [*works[:MOST_WORKS], *[Paragraph(rest, quiet=True)] * (len(works) > MOST_WORKS)]
 
 
 def _work(run: Run) -> str:

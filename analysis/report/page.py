@@ -17,7 +17,7 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from analysis.report.blocks import ClaimTable, Column, Grid, PlainTable, Plot, Report
+from analysis.report.blocks import Column, Grid, Plot, Report
 from multicard.records.run_folder import finite, write_text
 from multicard.records.text_table import alignment, clean
 
@@ -32,16 +32,6 @@ def write(path: Path, report: Report) -> int:
     """Write the report to `path`, all of it or nothing; return its size in bytes."""
     write_text(path, html(report))
     return path.stat().st_size
-
-
-def counts(report: Report) -> str:
-    """How many sections, figures, tables and claims."""
-    blocks = list(report.blocks())
-    kinds = {"figure": Plot, "table": PlainTable | Grid}
-    numbers = {"section": len(report.sections)}
-    numbers |= {name: sum(isinstance(block, kind) for block in blocks) for name, kind in kinds.items()}
-    numbers["claim"] = sum(len(block.rows) for block in blocks if isinstance(block, ClaimTable))
-    return ", ".join(f"{number} {name}{'s' * (number != 1)}" for name, number in numbers.items() if number)
 
 
 def html(report: Report) -> str:

@@ -11,10 +11,10 @@ from analysis.formatting import counted
 from analysis.report import rerun_commands
 from analysis.report.blocks import (
     Block,
-    ClaimRow,
-    ClaimTable,
+    Column,
     Facts,
     Fold,
+    Grid,
     Heading,
     Paragraph,
     PlainTable,
@@ -25,8 +25,6 @@ from analysis.report.overview_section import sentences
 from analysis.runs.load import Run
 from multicard.workloads import WORKLOADS
 from papers import places
-
-TONES = {"holds": "good", "does not hold": "bad"}
 
 
 def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]]) -> Section:
@@ -132,38 +130,36 @@ def _table(whole: table.Table, commands: Sequence[str]) -> list[Block]:
 
 
 def claims_section(verdicts: Sequence[Verdict]) -> Section:
-    """The claims that these runs test, by section of the papers, and the others folded away."""
+    """The claims that these runs test, and the others folded away."""
     tested = [verdict for verdict in verdicts if verdict.figures]
     untested = [verdict for verdict in verdicts if not verdict.figures]
-    blocks: list[Block] = [Paragraph(sentences(render.summary(verdicts)), quiet=True), *_claim_tables(tested)]
+    blocks: list[Block] = [Paragraph(sentences(render.summary(verdicts)), quiet=True)]
+    blocks += [_claims("claims", tested)] if tested else []
     if untested:
-        blocks.append(Fold(f"{counted(len(untested), 'claim')} that no run here tests", _claim_tables(untested)))
+        blocks.append(
+            Fold(f"{counted(len(untested), 'claim')} that no run here tests", [_claims("untested", untested)])
+        )
     return Section("claims", "Claims", "Which of the papers' findings hold on this machine?", blocks)
 
 
-def _claim_tables(verdicts: Sequence[Verdict]) -> list[ClaimTable]:
-    return [ClaimTable(title, list(map(_claim_row, part))) for title, part in render.sections(verdicts)]
+def _claims(name: str, verdicts: Sequence[Verdict]) -> Grid:
+    """Each claim with its verdict and what was measured, by section of the papers."""
+    rows = [(title, verdict) for title, part in render.sections(verdicts) for verdict in part]
+    details = [{"section": [title], **render.fields(verdict)} for title, verdict in rows]
+    columns = {
+        "claim": [verdict.claim.says for _, verdict in rows],
+        "verdict": [render.marked(verdict) for _, verdict in rows],
+        "measured": [_compared(verdict) for _, verdict in rows],
+        "printed": [verdict.claim.printed for _, verdict in rows],
+    }
+    opened = {key: ["; ".join(each[key]) for each in details] for key in details[0]}
+    shown, hidden = ([Column.of(*each) for each in both.items() if any(each[1])] for both in (columns, opened))
+    commands = Column.of("measured by", [verdict.command for _, verdict in rows], code=True)
+    return Grid(name, "claims", shown, [*hidden, *[commands] * (not commands.is_empty)], page_rows=100)
 
 
-def _claim_row(verdict: Verdict) -> ClaimRow:
-    """A verdict, without a colour where the runs are not of GPUs as the papers', so that it says nothing of theirs."""
-    claim, figures = verdict.claim, verdict.figures
-    tone = "none" if not figures else TONES.get(verdict.verdict, "open") if verdict.decides else "open"
-    names = labels(figures)
-    if figures and figures[0].where and len({figure.what for figure in figures}) == 1:
-        names = [f"{figures[0].what}, {name}" for name in names]
-    labelled = list(zip(names, figures, strict=True))
-    extremes = render.extremes(labelled) if len(labelled) > render.MAX_LISTED else []
-    return ClaimRow(
-        claim.says,
-        verdict.verdict,
-        tone,
-        [(name, figure.text) for name, figure in labelled],
-        render.measured(verdict) if figures else verdict.why,
-        claim.printed or "-",
-        [f"{paper}, {place}" for paper, place in claim.cited.items()],
-        claim.note,
-        verdict.marks,
-        [(name, figure.text) for name, figure in extremes],
-        verdict.command,
-    )
+def _compared(verdict: Verdict) -> str:
+    """The figures of a verdict; of many the extremes."""
+    labelled = list(zip(labels(verdict.figures), verdict.figures, strict=True))
+    shown = labelled if len(labelled) <= render.MAX_LISTED else render.extremes(labelled)
+    return "; ".join(f"{label}: {figure.text}" for label, figure in shown)

@@ -14,7 +14,7 @@ from analysis import formatting
 from analysis.figures.setting_charts import efficiency, losses, mean_time_s, phases
 from analysis.figures.trade_off import trade_off
 from analysis.report import rerun_commands
-from analysis.report.blocks import Block, Column, Fold, Grid, Heading, Paragraph, Plot, Section
+from analysis.report.blocks import Block, Column, Grid, Heading, Paragraph, Plot, Section
 from analysis.report.runs_section import list_axes
 from analysis.runs import grouping
 from analysis.runs.details import DetailedRun
@@ -26,7 +26,8 @@ from multicard.records.table import ALWAYS
 
 RANKS = grouping.RANKS
 MOST_PROFILE_ROWS = 5000
-PLOTS_IN_SIGHT, MOST_PLOTS = 2, 10  # of a subsection
+MORE_FIGURES = "More figures"  # of an opened row
+MOST_PLOTS = 2  # of a subsection
 MOST_COMMANDS = 20  # that a figure names
 MAIN = ("total_s", "tokens_per_s", "test_accuracy", "peak_memory_bytes", "energy_joules")  # shown at first
 MORE = ("step_s", "h2d_bytes", "received_bytes", "joules_per_image", "joules_per_token")
@@ -95,13 +96,11 @@ def section(runs: Sequence[DetailedRun], mix: bool) -> Section:
     blocks: list[Block] = [grid] if grid is not None else []
     charts = {"Scaling": [*efficiency(runs), *trade_off(runs)], "A step": phases(runs), "Learning": losses(runs)}
     for title, drawn in charts.items():
-        plots = [Plot.of(figure, commands) for figure in drawn]
-        blocks += [Heading(title), *plots[:PLOTS_IN_SIGHT]] if plots else []
-        if folded := plots[PLOTS_IN_SIGHT:MOST_PLOTS]:
-            blocks.append(Fold(f"{len(folded)} more, of other settings or data sets", folded))
-        if len(plots) > MOST_PLOTS:
-            rest = f"{len(plots) - MOST_PLOTS} more are left out; python -m analysis figure draws them as files."
-            blocks.append(Paragraph(rest, quiet=True))
+        plots = [Plot.of(figure, commands) for figure in drawn[:MOST_PLOTS]]
+        blocks += [Heading(title), *plots] if plots else []
+        if len(drawn) > MOST_PLOTS:
+            rest = f"{len(drawn) - MOST_PLOTS} more, of other settings or data sets: python -m analysis figure"
+            blocks.append(Paragraph(f"{rest} {drawn[MOST_PLOTS].name.partition('-')[0]}", quiet=True))
     blocks += [Heading("Profiles"), metrics] if metrics is not None else []
     question = "What does each setting gain, where does its time go, and what does it take?"
     return Section("settings", "Efficiency", question, blocks)
@@ -147,7 +146,7 @@ def table(settings: Sequence[ComparedSetting]) -> Grid | None:
             for name in ("first_loss", "last_loss")
         ),
     ]
-    columns = [column for column in columns if not column.is_empty]
+    columns = [replace(column, group="" if column.shown else MORE_FIGURES) for column in columns if not column.is_empty]
     known = {column.key for column in columns}
     notes = [note for key, note in NOTES.items() if key in known]
     notes += [f"{DOUBTFUL} {DOUBTFUL_MEANING}."] * any(doubtful)

@@ -16,6 +16,7 @@ from analysis.__main__ import main
 from analysis.figures import captions, chart_data, setting_charts, vega
 from analysis.figures import draw as figures
 from analysis.runs import load
+from multicard.records.figures import Scale
 from tests.helpers import grids, records
 from tests.helpers.grids import drawn, svg, texts
 
@@ -68,11 +69,6 @@ def test_phases_add_up_to_the_step(tmp_path: Path):
     assert "Not in it: 1 run that did not end" in vision.caption and vision.title.endswith(": training on digits")
 
 
-def test_runs_that_did_other_work_are_not_traded_off(tmp_path: Path):
-    done = [records.vision(dataset__name=name, precision=p) for name in ("digits", "mnist") for p in ("fp32", "fp16")]
-    assert [figure.name for figure in figures.trade_off(write(tmp_path, *done))] == ["trade_off", "trade_off-2"]
-
-
 def test_no_figure_mixes_two_data_sets_or_draws_a_lone_dot(tmp_path: Path):
     several = [records.vision(dataset__name=name, lr=lr) for name in ("digits", "mnist") for lr in (0.1, 0.2)]
     single = records.vision(dataset__name="mnist", epochs=1)
@@ -82,7 +78,12 @@ def test_no_figure_mixes_two_data_sets_or_draws_a_lone_dot(tmp_path: Path):
     assert {row["series"] for row in digits.rows} == {row["series"] for row in mnist.rows} == {"lr=0.1", "lr=0.2"}
     assert "Not in it: 1 setting of a single epoch, which makes no curve" in mnist.caption
     assert [figure.title.rpartition(" ")[2] for figure in figures.phases(runs)] == ["digits", "mnist"]
+    assert [figure.name for figure in figures.trade_off(runs)] == ["trade_off", "trade_off-2"]
     assert figures.losses(write(tmp_path / "one", single)) == []
+    (wide,) = figures.trade_off(
+        write(tmp_path / "b", records.vision(total_s=2.0), records.vision(lr=1.0, total_s=900.0))
+    )
+    assert not re.search(">[-\N{MINUS SIGN}]\\d", grids.svg(wide))  # no axis of times begins below 0
 
 
 def test_a_legend_does_not_repeat_what_all_have(tmp_path: Path):
@@ -93,11 +94,6 @@ def test_a_legend_does_not_repeat_what_all_have(tmp_path: Path):
     assert "nchw" in figure.caption and "Not in it: 1 setting not measured on one and on several" in figure.caption
     (alone,) = figures.efficiency(write(tmp_path / "one", *scaled[:2]))
     assert "legend" not in grids.svg(alone) and "fp32" in alone.caption
-
-
-def test_no_axis_of_times_begins_below_0(tmp_path: Path):
-    (figure,) = figures.trade_off(write(tmp_path, records.vision(total_s=2.0), records.vision(lr=1.0, total_s=900.0)))
-    assert not re.search(">[-\N{MINUS SIGN}]\\d", grids.svg(figure))
 
 
 def test_losses_of_tuning_are_by_step(tmp_path: Path):
@@ -135,7 +131,7 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
     assert figure.title in words and f"{name}: " in words and "commit 8fdd49003" in words
     ranks = "CPU ranks" if device == "cpu" else "GPUs"
     if device == "cuda":
-        axes = [captions.axis(measure, experiment.kind, captions.Unit("", 1)) for measure in experiment.view.measures]
+        axes = [captions.axis(measure, experiment.kind, Scale("")) for measure in experiment.view.measures]
         assert all(title in words for title in WRITTEN.get(experiment.view.form, axes))
     elif "gpus" in experiment.swept:
         assert ranks in words

@@ -16,7 +16,7 @@ from analysis.__main__ import main
 from analysis.commands.list_runs import lines
 from analysis.figures.vega import Figure
 from analysis.report import page, rerun_commands, runs_section, settings_section
-from analysis.report.blocks import ClaimRow, ClaimTable, Fold, Headlines, Paragraph, PlainTable, Plot, Report, Section
+from analysis.report.blocks import Fold, Headlines, Paragraph, PlainTable, Plot, Report, Section
 from analysis.runs import load
 from analysis.runs.details import read
 from multicard.config.base import plain
@@ -41,13 +41,9 @@ def plot(name: str) -> Plot:
 
 
 def strangers_section() -> Section:
-    """A figure, a table and a claim each, with a stranger's text in all of them."""
-    row = ClaimRow(
-        EVIL, "holds", "good", [("gpus=2", f"1.8 {EVIL}")], "n=2", "1.9", ["Table 2"], EVIL, "c", [(EVIL, EVIL)]
-    )
-    claim = ClaimTable(EVIL, [row])
+    """A figure and a table with a stranger's text in all of them."""
     table = PlainTable(f"Table of {EVIL}", ["precision", "total s"], [["fp32", "1.5"], [EVIL, "-"]], ["a note"])
-    return Section("others", "Others", "?", [plot("bars"), Fold("more", [plot("more_bars")]), table, claim])
+    return Section("others", "Others", "?", [plot("bars"), Fold("more", [plot("more_bars")]), table])
 
 
 def sweep(folder: Path, **changes: Any) -> Path:
@@ -126,14 +122,6 @@ def test_the_page_holds_every_run_and_nothing_of_a_run_is_html(tmp_path: Path):
     assert unpacked(grids["skipped"]["columns"][0]["texts"]) == [str(tmp_path / "grid/broken")]
 
 
-def test_the_columns_have_those_of_the_list(tmp_path: Path):
-    found = load.read([sweep(tmp_path)])
-    printed = lines(found, found.runs, None, None)
-    headings = next(line for line in printed if line.startswith("name"))
-    grid = runs_section.grid(read(found.runs))
-    assert {*re.split(r"\s{2,}", headings)} < {column.key for column in grid.columns}
-
-
 def test_the_table_of_settings_has_speedups_and_shares_of_a_step(tmp_path: Path):
     phases = {"data": 0.01, "h2d": 0.0, "forward": 0.03, "backward": 0.05, "optimizer": 0.01}
     for seed in (0, 1):
@@ -171,6 +159,10 @@ def test_the_command_of_a_run_measures_the_same(kind: str):
     assert compose(*again).identity() == meant.identity()
     assert len(again) == len(asked) + 1  # nothing but what was asked for, and the name
     assert rerun_commands.rerun(kind, {"gpus": 2, "warp": 9}) is None  # of another version
+    for name in ("table2", "2026-11-23_02-11-22", "12", "1e5", "null", "it's"):
+        command = rerun_commands.rerun(kind, plain(replace(meant, name=name)))
+        assert command is not None and compose(*shlex.split(command)[2:]).name == name
+        assert ("name='" in command) == (name in ("12", "1e5", "null", "it's"))
 
 
 def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -204,15 +196,6 @@ def test_commands_are_quoted_as_a_person_would():
     assert rerun_commands.quoted("dataset.root='/data/my photos'") == "\"dataset.root='/data/my photos'\""
     for word in ("a='$HOME'", "a='b\"c'", "a='it\\'s'", "a='c:\\\\d'", "name=x y", "~", "a='`id`'", "a=[0.5,0.5]"):
         assert shlex.split(rerun_commands.quoted(word)) == [word]
-
-
-@pytest.mark.parametrize("name", ["table2", "2026-11-23_02-11-22", "12", "1e5", "null", "it's"])
-def test_the_command_of_a_run_has_its_name(name: str):
-    meant = replace(typed("precision=bf16"), name=name)
-    command = rerun_commands.rerun("vision", plain(meant))
-    assert command is not None
-    assert typed(*shlex.split(command)[2:]).name == name
-    assert ("'" in command) == (name in ("12", "1e5", "null", "it's"))
 
 
 def test_a_folder_of_both_entries_has_both_commands(tmp_path: Path):
@@ -288,10 +271,13 @@ def test_what_the_papers_have_and_no_run_does_is_folded_away(tmp_path: Path):
     assert isinstance(cells, PlainTable) and len(cells.rows) == 2 and len(missing.blocks[0].rows) == 10
 
 
-def test_columns_are_the_figures_then_the_settings_that_tell_runs_apart(tmp_path: Path):
+def test_columns_are_those_of_the_list_the_figures_before_the_settings_that_tell_runs_apart(tmp_path: Path):
     for index, (precision, lr) in enumerate((("fp32", 0.1), ("fp32", 0.2), ("fp16", 0.1))):
         records.write(tmp_path / str(index), records.vision("cpu", precision=precision, lr=lr, gpus=2))
-    grid = runs_section.grid(read(load.read([tmp_path]).runs))
+    found = load.read([tmp_path])
+    grid = runs_section.grid(read(found.runs))
+    headings = next(line for line in lines(found, found.runs, None, None) if line.startswith("precision"))
+    assert {*re.split(r"\s{2,}", headings)} < {column.key for column in grid.columns}
     shown = [column.heading for column in grid.columns if column.shown]
     assert shown == ["status", "total s", "accuracy", "images/s", "peak memory", "precision", "lr"]
     assert [column.heading for column in grid.columns if column.telling] == ["precision", "lr"]

@@ -1,6 +1,6 @@
-"""The page of `report` in a browser that is offline."""
+"""The page of `report` in a browser that is offline: tables, figures, print, access, and fit on screen and phone."""
 
-import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,40 @@ from typing import Any
 import pytest
 
 from analysis.report import page
+from tests.analysis.test_predictions import scaled
 from tests.analysis.test_report import EVIL, ROWS, THEMES, build, inlined, strangers_section, sweep
-from tests.helpers import records
+from tests.analysis.test_timelines import sampled
+from tests.helpers import grids, records
 from tests.helpers.report_view import View
+
+SEVERE = ("serious", "critical")
+SCREEN, PHONE = 1300, 390
+LEAST_LETTERS_PX = 10
+EXPERIMENTS = ("table2", "image_size", "loss_curves", "vision_metrics", "peak_memory")
+# Words of buttons and headings that are broken within themselves
+BROKEN = """
+() => {
+  const broken = [];
+  for (const node of document.querySelectorAll("button, summary, h1, h2, h3, h4, th, dt")) {
+    const texts = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      for (const word of texts.currentNode.textContent.matchAll(/[^\\s]+/g)) {
+        if (word[0].length > 24) continue;
+        const range = document.createRange();
+        range.setStart(texts.currentNode, word.index);
+        range.setEnd(texts.currentNode, word.index + word[0].length);
+        if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) broken.push(word[0]);
+      }
+    }
+  }
+  return broken;
+}
+"""
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of some 200 runs, more than a page of them."""
+    """A report of some 200 runs, more than are shown at first, and of texts of strangers."""
     folder = sweep(tmp_path_factory.mktemp("runs"))
     for number in range(1, 200):
         seed = number if number > 1 else 20231121  # more than seven digits
@@ -27,7 +53,24 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_rows_sort_filter_page_and_open(browser: Any, report: Path):
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with every sort of figure: experiments, timelines, predictions, failures, training and tuning."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in EXPERIMENTS:
+        grids.fill(folder, name, (0,) if name != "table2" else (0, 1))
+    for gpus in (1, 2):
+        for loader in ("torch", "dali"):
+            own = {"dataset": "images", "strategy": "ddp_ds", "dataset__image_size": 300, "loader": loader}
+            sampled(folder / "gpus" / f"{loader}{gpus}", gpus=gpus, **own)
+        steps = records.steps([0.1] * 100, per_epoch=100) | {"loss": [9.0 / (1 + step) for step in range(100)]}
+        records.write(folder / "tuned" / str(gpus), records.llm(gpus=gpus, seed=gpus), steps)
+    path = sweep(scaled(folder)) / "report.html"
+    page.write(path, build(folder))
+    return path
+
+
+def test_rows_sort_filter_and_open(browser: Any, report: Path):
     view = View(browser, report)
     assert len(view.rows()) == 50 and "210 rows" in view.page.inner_text("[data-grid=runs] .count")
     view.sort("total s").click()
@@ -47,12 +90,10 @@ def test_rows_sort_filter_page_and_open(browser: Any, report: Path):
     opener.press("Enter")
     detail = view.page.inner_text("[data-grid=runs] .detail")
     assert "python train_vision.py precision=fp64" in detail and str(report.parent / "grid/fp64-1") in detail
-    assert opener.get_attribute("aria-expanded") == "true" and not view.page.locator(".detail a").count()
+    assert not view.page.locator(".detail a").count()
     opener.press("Enter")
-    assert not view.page.locator(".detail").count()
     view.filter("oom", 1)
-    assert view.column("status") == ["oom"]
-    assert view.column("total s") == ["-"]
+    assert (view.column("status"), view.column("total s")) == (["oom"], ["-"])
     view.page.locator("[data-grid=runs] .opens").click()
     assert f"out of memory {EVIL}" in view.page.inner_text(".detail")
     view.sound()
@@ -78,8 +119,8 @@ def test_filters_compare_figures_with_their_units(browser: Any, tmp_path: Path):
     view.sound()
 
 
-def test_every_figure_is_drawn_and_hands_out_its_data(browser: Any, report: Path, tmp_path: Path):
-    view = View(browser, report)
+def test_every_figure_is_drawn_in_the_systems_theme_and_hands_out_its_data(browser: Any, report: Path, tmp_path: Path):
+    view = View(browser, report, scheme="dark")
     count = view.page.locator(".drawing").count()
     assert count == len(inlined(report.read_text())["plots"]) == 2
     assert view.page.locator(".drawing svg").count() < count  # not before they are near
@@ -89,32 +130,20 @@ def test_every_figure_is_drawn_and_hands_out_its_data(browser: Any, report: Path
         assert figure.locator(".mark-rect.role-mark path").count() == 6
     view.page.locator("#figure-bars .mark-rect.role-mark path").first.hover()
     view.until(lambda: EVIL in (view.page.get_attribute("#figure-bars .drawing", "title") or ""))
-    with view.page.expect_download() as download:
-        view.page.click("[data-csv=bars]")
-    download.value.save_as(tmp_path / "bars.csv")
-    with (tmp_path / "bars.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert rows == [{key: f"{value:g}" if key != "label" else value for key, value in row.items()} for row in ROWS]
-    with view.page.expect_download() as download:
-        view.page.locator("[data-grid=runs] button", has_text="Download").click()
-    download.value.save_as(tmp_path / "runs.csv")
-    with (tmp_path / "runs.csv").open(newline="") as file:
-        runs = list(csv.DictReader(file))
-    assert len(runs) == 210 and {run["total_s"] for run in runs} > {"400", "1199", ""}
-    assert [run["seed"] for run in runs].count("20231121") == 1
-    view.sound()
 
-
-def test_the_theme_is_the_systems(browser: Any, report: Path):
     colour = "getComputedStyle(document.body).backgroundColor"
     label = "document.querySelector('#figure-bars .role-axis-label text').getAttribute('fill')"
-    view = View(browser, report, scheme="dark")
-    view.draw_all()
     dark = view.page.evaluate(colour)
     assert view.page.evaluate(label) == "#eee"
     view.page.emulate_media(color_scheme="light")
     view.until(lambda: view.page.evaluate(label) == "#111")
     assert view.page.evaluate(colour) != dark
+
+    bars = view.downloaded(view.page.locator("[data-csv=bars]"), tmp_path)
+    assert bars == [{key: f"{value:g}" if key != "label" else value for key, value in row.items()} for row in ROWS]
+    runs = view.downloaded(view.page.locator("[data-grid=runs] button", has_text="Download"), tmp_path)
+    assert len(runs) == 210 and {run["total_s"] for run in runs} > {"400", "1199", ""}
+    assert [run["seed"] for run in runs].count("20231121") == 1
     view.sound()
 
 
@@ -132,4 +161,77 @@ def test_print_is_light_with_every_figure_and_without_controls(browser: Any, rep
     for control in ("nav", "[data-grid=runs] .bar", "[data-csv=bars]"):
         assert not view.page.locator(control).first.is_visible()
     assert view.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    view.sound()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(SCREEN, "light"), (PHONE, "dark")])
+def test_figures_fit_with_letters_that_can_be_read_and_axe_finds_no_serious_fault(
+    browser: Any, everything: Path, width: int, scheme: str
+):
+    view = View(browser, everything, width, scheme)
+    for role, name in (("region", "Headlines"), ("region", "Table: all runs"), ("img", "Predicted against measured")):
+        assert view.page.get_by_role(role, name=name).count() >= 1, name
+    view.draw_all()
+    letters_px = view.letters_px()
+    assert len(letters_px) > 1000 and min(letters_px) >= LEAST_LETTERS_PX
+    assert view.wider_than_their_place(".drawing") == []
+    fill = "all => all.map(each => each.getAttribute('fill'))"
+    marks = view.page.eval_on_selector_all("#figure-predicted .mark-symbol.role-mark path", fill)
+    assert marks.count("transparent") == marks.count("#EEEEEE" if scheme == "dark" else "#1A1A1A") > 0
+
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install -r requirements-dev.txt")
+    view.page.locator("[data-grid=runs] .opens").first.click()
+    view.page.locator("[data-grid=runs]").get_by_role("checkbox").check()
+    found = axe.Axe().run(view.page).response  # which finds what has no name
+    assert len(found["passes"]) > 25  # it looked
+    severe = [rule for rule in found["violations"] if rule["impact"] in SEVERE]
+    assert [(rule["id"], [node["html"] for node in rule["nodes"]][:3]) for rule in severe] == []
+
+
+@pytest.mark.parametrize("width", [SCREEN, PHONE])
+def test_nothing_but_tables_is_wider_than_the_window(browser: Any, everything: Path, width: int):
+    view = View(browser, everything, width)
+    view.page.evaluate("document.querySelectorAll('main details').forEach(each => (each.open = true))")
+    view.page.locator("[data-grid=runs] .opens").first.click()
+    assert view.page.evaluate(BROKEN) == []
+    assert set(view.wider_than_their_place("main div:not(.drawing), main p, main dl, main details")) <= {"scroll"}
+    edges = "all => all.slice(0, 3).map(each => [each.innerText, each.getBoundingClientRect().right])"
+    first = dict(view.page.eval_on_selector_all("[data-grid=runs] .sort", edges))
+    assert [*first] == ["status", "total s", "accuracy"] and max(first.values()) <= width - 16
+    bar = "getComputedStyle(document.querySelector('.scroll'), '::-webkit-scrollbar').height"
+    assert view.page.evaluate(bar) == "10px"  # in sight, also where the system hides bars
+    view.sound()
+
+
+def test_rows_and_all_columns_need_no_mouse_and_a_click_opens_a_row(browser: Any, report: Path):
+    view = View(browser, report)
+    keyboard, opener = view.page.keyboard, view.page.locator("[data-grid=runs] .opens").first
+    openers = view.page.get_by_role("button", name=re.compile("^Details: ")).all()
+    assert any("precision fp64" in (each.get_attribute("aria-label") or "") for each in openers)
+    opener.focus()
+    for key in ("Enter", "Space"):
+        keyboard.press(key)
+        assert opener.get_attribute("aria-expanded") == "true" and view.page.locator(".detail").is_visible()
+        assert view.page.locator(f"#{opener.get_attribute('aria-controls')}").count() == 1
+        keyboard.press(key)
+        assert opener.get_attribute("aria-expanded") == "false" and not view.page.locator(".detail").count()
+
+    cell = view.page.locator("[data-grid=runs] tr.run").first.locator("td").nth(2)
+    cell.click()
+    assert "Settings" in view.page.inner_text(".detail")
+    view.page.locator(".detail dd").first.click()
+    assert view.page.locator(".detail").count() == 1  # an opened row stays open while it is read
+    cell.click()
+    assert not view.page.locator(".detail").count()
+    cell.evaluate("each => document.getSelection().selectAllChildren(each)")
+    cell.dispatch_event("click")
+    assert not view.page.locator(".detail").count()  # text was selected
+
+    before, box = view.headings(), view.page.locator("[data-grid=runs]").get_by_role("checkbox", name="columns")
+    box.focus()
+    keyboard.press("Space")
+    assert {*view.headings()} > {*before, "step_s"}
+    keyboard.press("Space")
+    assert view.headings() == before
     view.sound()

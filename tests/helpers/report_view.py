@@ -1,5 +1,6 @@
 """The page of `report` in a browser that is offline: where the browser is, and what tests ask of a page."""
 
+import csv
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -67,6 +68,14 @@ class View:
         while not true():
             assert clock_s() < deadline_s
             self.page.wait_for_timeout(20)
+
+    def downloaded(self, button: Any, folder: Path) -> list[dict[str, str]]:
+        """The rows of the CSV file that a button hands out."""
+        with self.page.expect_download() as download:
+            button.click()
+        download.value.save_as(folder / "rows.csv")
+        with (folder / "rows.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
 
     def draw_all(self) -> None:
         self.page.evaluate("document.querySelectorAll('main details').forEach(each => (each.open = true))")
