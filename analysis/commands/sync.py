@@ -15,7 +15,6 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from analysis.commands import list_runs
 from analysis.formatting import counted
@@ -26,6 +25,7 @@ from multicard.machine import network
 from multicard.measure.timing import pause
 from multicard.records import probes, run_folder
 from multicard.records.figures import FIGURES
+from multicard.records.schema import AnyRecord
 from multicard.records.text_table import clean
 from multicard.tracking import run_record, upload
 from multicard.tracking.wandb_run import NotLoggedInError, Table, Target, server
@@ -129,14 +129,14 @@ def _send_sweep(
 ) -> None:
     with TemporaryDirectory(prefix="multicard-report-") as own:
         page = None
-        if any(not probes.is_probe(records[run.folder].get("config") or {}, run.folder) for run in runs):
+        if any(not probes.is_probe(records[run.folder].config, run.folder) for run in runs):
             page = Path(own) / "report.html"
             write_report(folder, page)
         upload.sweep(upload.Sweep(folder, records, table(runs, records), page), target)
 
 
-def _records(runs: Sequence[Run]) -> dict[Path, dict[str, Any]]:
-    return {run.folder: run_folder.read_json(run.folder / run_folder.RESULT) or {} for run in runs}
+def _records(runs: Sequence[Run]) -> upload.Records:
+    return {run.folder: run.record() for run in runs}
 
 
 def _all_of(sweep: Path, runs: Sequence[Run]) -> Sequence[Run]:
@@ -146,9 +146,9 @@ def _all_of(sweep: Path, runs: Sequence[Run]) -> Sequence[Run]:
     return [run for run in load.read([sweep], probes=True).runs if run.folder.parent == sweep]
 
 
-def _place(record: Mapping[str, Any]) -> Place | None:
+def _place(record: AnyRecord) -> Place | None:
     """Project and entity that a record names; None where it has no configuration."""
-    tracker = (record.get("config") or {}).get("tracker")
+    tracker = record.config.get("tracker")
     return (tracker.get("project") or TrackerConfig().project, tracker.get("entity")) if tracker else None
 
 

@@ -92,7 +92,7 @@ def complete(prepared: PreparedRun, begun: Run, mirror: Mirror) -> Run:
     kind = None if record.cause is None else record.cause.kind
     if mirrored and kind != "tracker" and (kind != "interrupt" or mirror.is_open):  # else who interrupts waits for W&B
         try:
-            mirror.close(run_folder.content_of(record), steps)
+            mirror.close(msgspec.convert(run_folder.content_of(record), AnyRecord), steps)
         except Exception as error:  # whatever it is: the record is there, and stays as it is
             why = str(error) if isinstance(error, RuntimeError) else in_a_line(error)
             mode = config.tracker.mode.value

@@ -10,6 +10,8 @@ import numpy as np
 from multicard.measure import formulas
 from multicard.observe.energy.parts import MERGED
 from multicard.records import run_folder
+from multicard.records.schema import AnyRecord
+from multicard.records.schema_parts import Gpu
 from multicard.tracking import keys
 from multicard.tracking.timeline import Moment, Timeline
 
@@ -23,39 +25,39 @@ class Row(NamedTuple):
     """A row of the history: its moment, and its values by key."""
 
     moment: Moment
-    values: dict[str, float]
+    values: dict[str, Any]
 
 
-def rows(record: Mapping[str, Any], steps: Any) -> list[Row]:
+def rows(record: AnyRecord, steps: Any, planned: int | None = None) -> list[Row]:
     """All rows of a run, in the order of their moments.
 
     Args:
         record: of the run, or its known part while the run goes on.
         steps: of all ranks (an Arrow table); None where there are none.
+        planned: steps that the run takes each epoch; by default as many as it took, or a probe's whole run would.
     """
     timeline, columns = Timeline.of(record), _columns(steps)
-    config, planned = record.get("config") or {}, (record.get("probe") or {}).get("steps_per_epoch")
+    planned = planned or (record.probe.steps_per_epoch if record.probe else None)
     every: list[Row] = []
     number, ended_s = 0, 0.0
-    for epoch in record.get("epochs") or ():
-        train_s, evaluate_s = epoch.get("train_s") or 0.0, epoch.get("evaluate_s") or 0.0
-        known_s = epoch.get("ended_s")
-        ended_s = ended_s + train_s + evaluate_s if known_s is None else known_s
-        own = {name: column[columns["epoch"] == epoch["epoch"]] for name, column in columns.items()}
+    for epoch in record.epochs:
+        train_s, evaluate_s = epoch.train_s or 0.0, getattr(epoch, "evaluate_s", None) or 0.0
+        ended_s = ended_s + train_s + evaluate_s if epoch.ended_s is None else epoch.ended_s
+        own = {name: column[columns["epoch"] == epoch.epoch] for name, column in columns.items()}
         if own and len(own["step"]):
             figures = step_figures(own)
             ends_s = ended_s - evaluate_s - train_s + np.minimum(figures["train/step_s"].cumsum(), train_s)
             numbers = number + np.arange(len(ends_s))
-            total = max((planned or len(ends_s)) * (config.get("epochs") or 1), number + len(ends_s))
-            rates = None if "train/lr" in figures else learning_rates(config, numbers, total)
+            total = max((planned or len(ends_s)) * (record.config.get("epochs") or 1), number + len(ends_s))
+            rates = None if "train/lr" in figures else learning_rates(record.config, numbers, total)
             figures |= {keys.STEP: numbers} | ({} if rates is None else {"train/lr": rates})
             for at, end_s in enumerate(ends_s.tolist()):
                 values = {name: column[at].item() for name, column in figures.items()}
-                every.append(Row(timeline.moment(end_s), values | {keys.EPOCH: epoch["epoch"]}))
+                every.append(Row(timeline.moment(end_s), values | {keys.EPOCH: epoch.epoch}))
             number += len(ends_s)
-        known = {name: epoch.get(name.removeprefix(f"{keys.EPOCH}/")) for name in keys.BY_EPOCH}
+        known = {name: getattr(epoch, name.removeprefix(f"{keys.EPOCH}/"), None) for name in keys.BY_EPOCH}
         values = {name: value for name, value in known.items() if value is not None}
-        every.append(Row(timeline.moment(ended_s), values | {keys.EPOCH: epoch["epoch"]}))
+        every.append(Row(timeline.moment(ended_s), values | {keys.EPOCH: epoch.epoch}))
     return every
 
 
@@ -135,13 +137,13 @@ def epochs_so_far(ranks: Sequence[Mapping[str, Any]], steps: Any) -> list[dict[s
     return epochs
 
 
-def samples(folder: Path, record: Mapping[str, Any], timeline: Timeline) -> list[tuple[float, dict[str, float]]]:
+def samples(folder: Path, gpu: Gpu | None, timeline: Timeline) -> list[tuple[float, dict[str, float]]]:
     """Unix time and values of each sample of gpu.parquet and machine.parquet, under the names of W&B's system panels.
 
     GPUs are numbered from 0 within the run, so that a panel has the runs of a sweep side by side; in an attempt on
     several nodes the host follows the name, as W&B's own label does.
     """
-    return sorted([*_of_gpus(folder, record, timeline), *_of_machine(folder, timeline)], key=lambda sample: sample[0])
+    return sorted([*_of_gpus(folder, gpu, timeline), *_of_machine(folder, timeline)], key=lambda sample: sample[0])
 
 
 def _of_machine(folder: Path, timeline: Timeline) -> Iterator[tuple[float, dict[str, float]]]:
@@ -152,22 +154,22 @@ def _of_machine(folder: Path, timeline: Timeline) -> Iterator[tuple[float, dict[
         yield attempt.training_at + row["time_s"], values
 
 
-def _of_gpus(folder: Path, record: Mapping[str, Any], timeline: Timeline) -> Iterator[tuple[float, dict[str, float]]]:
-    gpu, path = record.get("gpu"), folder / MERGED
-    if not gpu or not path.exists():
+def _of_gpus(folder: Path, gpu: Gpu | None, timeline: Timeline) -> Iterator[tuple[float, dict[str, float]]]:
+    path = folder / MERGED
+    if gpu is None or not path.exists():
         return
     import pyarrow.parquet as pq
 
     gpus = (run_folder.read_json(folder / run_folder.ENVIRONMENT) or {}).get("gpus") or []
     memory_bytes = {one["uuid"]: one["memory_bytes"] for one in gpus if one.get("memory_bytes")}  # of the first node
     parts = {}
-    for part in gpu.get("parts") or ():
-        attempt = timeline.attempts[min(part["start"], len(timeline.attempts) - 1)]
-        spans = part.get("spans_s") if part.get("covers") == "training" else None
+    for part in gpu.parts:
+        attempt = timeline.attempts[min(part.start or 0, len(timeline.attempts) - 1)]
+        spans = part.spans_s if part.covers == "training" else None
         zero_at = attempt.training_at - spans[0][0] if spans else attempt.started_at  # Unix time of `time_s` 0
-        hosts = {other.get("host") for other in gpu["parts"] if other["start"] == part["start"]}
-        own = [device["uuid"] for device in gpu.get("devices") or () if device.get("host") in (part.get("host"), None)]
-        parts[part["start"], part["node"]] = zero_at, own, f"/l:{part.get('host')}" if len(hosts) > 1 else ""
+        hosts = {other.host for other in gpu.parts if other.start == part.start}
+        own = [device.uuid for device in gpu.devices if device.host in (part.host, None)]
+        parts[part.start, part.node] = zero_at, own, f"/l:{part.host}" if len(hosts) > 1 else ""
     for row in pq.read_table(path).to_pylist():
         zero_at, own, suffix = parts.get((row["start"], row["node"]), (0.0, (), ""))
         if row["gpu"] not in own:

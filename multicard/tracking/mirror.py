@@ -12,10 +12,13 @@ import msgspec
 from multicard.config.base import RunConfig, TrackerMode, plain
 from multicard.machine import network
 from multicard.records import run_folder
+from multicard.records.schema import SCHEMA_VERSION, AnyRecord, LlmEpoch, LlmRecord, VisionEpoch, VisionRecord
+from multicard.records.schema_parts import Attempt, Segment
 from multicard.tracking import history, run_record, upload
 from multicard.tracking.wandb_run import Target, WandbRun, server
 
 FINISH_S = 60.0
+RECORDS: dict[str, type[AnyRecord]] = {record.kind: record for record in (VisionRecord, LlmRecord)}
 
 
 class Mirror:
@@ -65,42 +68,47 @@ class Mirror:
             return
         try:
             steps = run_folder.read_steps(self._folder)
-            for number, row in enumerate(history.rows(self._so_far(ranks, steps), steps)):
+            planned = ranks[0].get("steps_per_epoch")
+            for number, row in enumerate(history.rows(self._so_far(ranks, steps), steps, planned)):
                 self._run.row(number, row.values, row.moment)
             self._epochs = finished
         except Exception as error:  # in the thread that draws the progress
             self._failed = error
 
-    def _so_far(self, ranks: list[dict[str, Any]], steps: Any) -> dict[str, Any]:
+    def _so_far(self, ranks: list[dict[str, Any]], steps: Any) -> AnyRecord:
         """The known part of the record.
 
         Args:
             ranks: the files of all ranks.
         """
-        first = ranks[0] if ranks else {}
-        attempts = msgspec.to_builtins(run_folder.read_segments(self._folder))
-        last = attempts[-1] if attempts else {}
-        known = [{**attempt, "trained_s": None} for attempt in attempts]
+        first, attempts = ranks[0] if ranks else {}, run_folder.read_segments(self._folder)
+        last = attempts[-1] if attempts else Attempt()
+        known: list[Segment] = [msgspec.structs.replace(attempt, trained_s=None) for attempt in attempts]
         trained_s = [part["trained_s"] for part in first.get("segments") or ()]
         for attempt, own_s in zip(reversed(known[:-1]), reversed(trained_s[:-1]), strict=False):
-            attempt["trained_s"] = own_s
-        started_s, training_s = last.get("started_s"), first.get("started_s")
-        return {
-            "kind": self._kind,
-            "name": self._folder.parent.name,
-            "identity": self._config.identity(),
-            "repetition": self._config.repetition,
-            "axes": self._axes,
-            "config": plain(self._config),
-            "segments": known,
-            "started_at": last.get("started_at"),
-            "startup_s": None if started_s is None or training_s is None else training_s - started_s,
-            "epochs": history.epochs_so_far(ranks, steps),
-            "data": last.get("data"),
-            "probe": {"steps_per_epoch": first.get("steps_per_epoch")},
-        }
+            attempt.trained_s = own_s
+        training_s = first.get("started_s")
+        record = RECORDS[self._kind](
+            schema_version=SCHEMA_VERSION,
+            status="ok",
+            name=self._folder.parent.name,
+            identity=self._config.identity(),
+            repetition=self._config.repetition,
+            axes=dict(self._axes),
+            config=plain(self._config),
+            segments=known,
+            started_at=last.started_at,
+            startup_s=None if last.started_s is None or training_s is None else training_s - last.started_s,
+            data=last.data,
+        )
+        epochs = history.epochs_so_far(ranks, steps)
+        if isinstance(record, VisionRecord):
+            record.epochs = msgspec.convert(epochs, list[VisionEpoch])
+        else:
+            record.epochs = msgspec.convert(epochs, list[LlmEpoch])
+        return record
 
-    def close(self, result: dict[str, Any], steps: Any) -> None:
+    def close(self, result: AnyRecord, steps: Any) -> None:
         """Write what W&B does not have yet, and end the run.
 
         Args:

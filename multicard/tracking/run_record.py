@@ -8,10 +8,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import UNSET
+
 from multicard.config.prediction import PREDICTION
 from multicard.observe.energy.parts import MERGED
 from multicard.records import text_table
+from multicard.records.comparable import content
+from multicard.records.probes import is_probe
 from multicard.records.run_folder import BAD, ENVIRONMENT, MACHINE, RESULT, read_json
+from multicard.records.schema import AnyRecord
+from multicard.records.schema_parts import Segment
 from multicard.records.steps import STEPS
 from multicard.tracking import keys
 from multicard.tracking.timeline import Timeline
@@ -53,7 +60,7 @@ class About:
     commit: str | None = None
 
 
-def about(folder: Path, record: Mapping[str, Any], name: str | None = None) -> About:
+def about(folder: Path, record: AnyRecord, name: str | None = None) -> About:
     """The run of a record, or of its known part while the run goes on.
 
     Args:
@@ -62,31 +69,27 @@ def about(folder: Path, record: Mapping[str, Any], name: str | None = None) -> A
     return About(
         run_id(record),
         name or short_names([folder.name, *siblings(folder)])[folder.name],
-        str(record.get("name") or folder.parent.name),
-        record["kind"],
+        record.name or folder.parent.name,
+        record.kind,
         tags(record),
         configuration(folder, record),
         Timeline.of(record).started_at,
-        next((host for part in record.get("segments") or () for host in part.get("hosts") or ()), None),
-        record.get("commit"),
+        next((host for part in record.segments for host in part.hosts or ()), None),
+        record.commit,
     )
 
 
-def run_id(record: Mapping[str, Any]) -> str:
+def run_id(record: AnyRecord) -> str:
     """The same for one start of a run, whenever and however often it is uploaded; another for every other start."""
-    first = next(iter(record.get("segments") or ()), record)
-    content = {
-        **{name: record.get(name) for name in ("kind", "name", "axes", "repetition")},
-        "probe": _is_probe(record),
-        "started_at": first.get("started_at"),
-        "hosts": first.get("hosts"),
+    first = record.segments[0] if record.segments else Segment(record.started_at)
+    facts = {
+        **{name: getattr(record, name) for name in ("kind", "name", "axes", "repetition")},
+        "probe": is_probe(record.config),
+        "started_at": first.started_at,
+        "hosts": first.hosts,
     }
-    digits = sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-    return f"{record.get('identity') or record['status']}-{digits}"
-
-
-def _is_probe(record: Mapping[str, Any]) -> bool:
-    return bool(((record.get("config") or {}).get("probe") or {}).get("enabled"))
+    digits = sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{record.identity or record.status}-{digits}"
 
 
 def siblings(folder: Path) -> list[str]:
@@ -126,24 +129,25 @@ def short_names(cells: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def tags(record: Mapping[str, Any]) -> tuple[str, ...]:
+def tags(record: AnyRecord) -> tuple[str, ...]:
     """The user's tags, `probe`, and the status of a run that did not end ok."""
-    ended = [status] if (status := record.get("status")) not in ("ok", None) else []
-    return tuple(dict.fromkeys([*user_tags(record), *["probe"] * _is_probe(record), *ended]))
+    marks = {"probe": is_probe(record.config), record.status: record.status != "ok"}
+    return tuple(dict.fromkeys([*user_tags(record), *(mark for mark, applies in marks.items() if applies)]))
 
 
-def user_tags(record: Mapping[str, Any]) -> list[str]:
-    return ((record.get("config") or {}).get("tracker") or {}).get("tags") or []
+def user_tags(record: AnyRecord) -> list[str]:
+    return (record.config.get("tracker") or {}).get("tags") or []
 
 
-def exit_code(record: Mapping[str, Any]) -> int:
+def exit_code(record: AnyRecord) -> int:
     """1 where a sweep would fail too; out of memory, divergence and preemption are no failures of a run."""
-    return int(record["status"] in BAD)
+    return int(record.status in BAD)
 
 
-def configuration(folder: Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The axes as used, which group runs; beside them what else does, the machine and the whole configuration."""
-    groups = {name: record.get(name) for name in keys.GROUPS} | {"data": (record.get("data") or {}).get("fingerprint")}
+def configuration(folder: Path, record: AnyRecord) -> dict[str, Any]:
+    """The axes as used and other values that group runs, the machine, and the whole configuration."""
+    groups = {name: getattr(record, name) for name in keys.GROUPS if name != "data"}
+    groups["data"] = content(record)
     environment = read_json(folder / ENVIRONMENT) or {}
     machine = {name: _at(environment, place) for name, place in FACTS.items()}
     gpus = environment.get("gpus") or []
@@ -151,11 +155,9 @@ def configuration(folder: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     machine["driver"] = next((gpu.get("driver") for gpu in gpus), None)
     return {
         **{name: value for name, value in groups.items() if value is not None},
-        **(record.get("axes") or {}),
+        **record.axes,
         keys.MACHINE: {name: value for name, value in machine.items() if value is not None},
-        keys.CONFIGURATION: {
-            key: value for key, value in (record.get("config") or {}).items() if key not in OF_COMMANDS
-        },
+        keys.CONFIGURATION: {key: value for key, value in record.config.items() if key not in OF_COMMANDS},
     }
 
 
@@ -165,51 +167,50 @@ def _at(content: Any, place: tuple[str, ...]) -> Any:
     return content
 
 
-def summary(record: Mapping[str, Any]) -> dict[str, Any]:
+def summary(record: AnyRecord) -> dict[str, Any]:
     """Every figure, flat: "outer.inner" to value, and "outer.0.inner" of a list, without what is null.
 
     The lines of a log are one text, and a list of texts one line.
     """
-    own = {key: value for key, value in record.items() if key not in ELSEWHERE}
-    attempts = own.get("segments")
-    return ({keys.ATTEMPTS: len(attempts)} if attempts else {}) | dict(_flat(own, ""))
+    own = {key: value for key, value in msgspec.to_builtins(record).items() if key not in ELSEWHERE}
+    return ({keys.ATTEMPTS: len(record.segments)} if record.segments else {}) | dict(flat(own))
 
 
-def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     if key in LISTS or value is None:
         return
     if isinstance(value, list | tuple) and value and all(isinstance(item, str) for item in value):
         yield key, ("\n" if key.endswith("log_tail") else ", ").join(value)
     elif isinstance(value, Mapping | list | tuple):
         for name, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _flat(inner, f"{key}.{name}" if key else str(name))
+            yield from flat(inner, f"{key}.{name}" if key else str(name))
     else:
         yield key, value
 
 
-def record_files(folder: Path, record: Mapping[str, Any]) -> dict[str, Path | str]:
+def record_files(folder: Path, record: AnyRecord) -> dict[str, Path | str]:
     """The files of the record's artifact that there are, by their names in it; a profile's metrics as CSV."""
     files: dict[str, Path | str] = {name: folder / name for name in FILES if (folder / name).exists()}
     rows = profile_rows(record)
     return files | ({"profile.csv": text_table.to_csv(PROFILE_COLUMNS, rows)} if rows else {})
 
 
-def profile_rows(record: Mapping[str, Any]) -> list[list[Any]]:
+def profile_rows(record: AnyRecord) -> list[list[Any]]:
     """The metrics of a profile, a row each, as `PROFILE_COLUMNS`; "all" is the sum over ranks."""
-    rows = (record.get("profile") or {}).get("rows") or []
+    rows = record.profile.rows if record.profile is not None else UNSET
     return [
-        ["all" if row["rank"] is None else str(row["rank"]), *(row[name] for name in PROFILE_COLUMNS[1:])]
-        for row in rows
+        ["all" if row.rank is None else str(row.rank), *(getattr(row, name) for name in PROFILE_COLUMNS[1:])]
+        for row in ([] if rows is UNSET else rows)
     ]
 
 
-def dataset(record: Mapping[str, Any]) -> tuple[str, dict[str, Path | str], dict[str, Any]] | None:
+def dataset(record: AnyRecord) -> tuple[str, dict[str, Path | str], dict[str, Any]] | None:
     """Name, files and facts of the artifact that stands for the data; None where it was not identified.
 
     Its only file is the fingerprint: the same data is the same version, whichever run used it.
     """
-    data, name = record.get("data"), (record.get("axes") or {}).get("dataset")
-    if not data or not name:
+    name = record.axes.get("dataset")
+    if record.data is None or not name:
         return None
-    facts = {"dataset": name, **data}
-    return re.sub(r"[^\w.-]", "-", name), {"fingerprint.json": json.dumps(facts, indent=1) + "\n"}, facts
+    facts = {"dataset": name, **msgspec.to_builtins(record.data)}
+    return re.sub(r"[^\w.-]", "-", str(name)), {"fingerprint.json": json.dumps(facts, indent=1) + "\n"}, facts

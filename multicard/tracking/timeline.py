@@ -4,10 +4,13 @@ A record counts training in seconds from its start, over all attempts (`ended_s`
 start by the clock of the day, to a second. Runtime leaves out the time between two attempts, as W&B's does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+from typing import Self
+
+from multicard.records.schema import Record
+from multicard.records.schema_parts import Segment
 
 RESOLUTION_S = 1.0  # of the record's times of day
 
@@ -38,16 +41,16 @@ class Timeline:
     runtime_s: float
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Self:
+    def of(cls, record: Record) -> Self:
         """The clock of a record, or of its known part while the run goes on."""
-        startup_s, total_s = record.get("startup_s") or 0.0, record.get("total_s") or 0.0
-        segments = record.get("segments") or [{"started_at": record.get("started_at"), "trained_s": total_s}]
+        startup_s, total_s = record.startup_s or 0.0, record.total_s or 0.0
+        segments = record.segments or [Segment(record.started_at, trained_s=total_s)]
         attempts, trained_s, lasted_s = [], 0.0, 0.0
         for number, segment in enumerate(segments, 1):
-            started_at, own_s = unix(segment.get("started_at")), segment.get("trained_s") or 0.0
+            started_at, own_s = unix(segment.started_at), segment.trained_s or 0.0
             training_at = started_at + startup_s
-            if segment.get("ended_at"):
-                ended_at = unix(segment["ended_at"])
+            if segment.ended_at:
+                ended_at = unix(segment.ended_at)
                 lasted_s += ended_at - started_at - RESOLUTION_S
                 training_at = training_at if number == len(segments) else max(started_at, ended_at - own_s)
             attempts.append(Attempt(started_at, training_at, trained_s))

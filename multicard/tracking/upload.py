@@ -1,6 +1,5 @@
 """Uploads of records and of whole sweeps, and the note of what W&B has: `.wandb.json` in each folder."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,15 +10,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
+
 from multicard.measure.timing import timestamp
-from multicard.records import run_folder
+from multicard.records import run_folder, validate
+from multicard.records.schema import AnyRecord
 from multicard.tracking import history, keys, run_record
 from multicard.tracking.run_record import About
 from multicard.tracking.timeline import Moment, Timeline
 from multicard.tracking.wandb_run import Table, Target, WandbRun, server
 
 NOTE = ".wandb.json"
-Records = Mapping[Path, Mapping[str, Any]]  # by run folder
+Records = Mapping[Path, AnyRecord]  # by run folder
 
 
 def record(folder: Path, target: Target, name: str | None = None) -> None:
@@ -32,10 +34,7 @@ def record(folder: Path, target: Target, name: str | None = None) -> None:
         RuntimeError: if W&B fails.
         OSError: a file cannot be read.
     """
-    content = (folder / run_folder.RESULT).read_bytes()
-    result = run_folder.read_json(folder / run_folder.RESULT)
-    if result is None:
-        raise RuntimeError(f"{run_folder.RESULT} is broken")
+    content, result = _read(folder)
     about = run_record.about(folder, result, name)
     with TemporaryDirectory(prefix="multicard-wandb-", ignore_cleanup_errors=True) as own:
         run = WandbRun.open(about, target, Path(own))
@@ -43,7 +42,16 @@ def record(folder: Path, target: Target, name: str | None = None) -> None:
     note(folder, about.id, target, digest(content), run.url)
 
 
-def finish(run: WandbRun, folder: Path, result: Mapping[str, Any], steps: Any) -> None:
+def _read(folder: Path) -> tuple[bytes, AnyRecord]:
+    """result.json, and the record in it."""
+    content = (folder / run_folder.RESULT).read_bytes()
+    try:
+        return content, validate.decode(content)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+
+
+def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
     """Write all of a record that W&B does not have yet, and end the run.
 
     Args:
@@ -52,7 +60,7 @@ def finish(run: WandbRun, folder: Path, result: Mapping[str, Any], steps: Any) -
     timeline, rows = Timeline.of(result), history.rows(result, steps)
     told = run.attempts_before
     unsent_at = timeline.attempts[told].started_at if told < len(timeline.attempts) else math.inf
-    samples = ((at, -1, values) for at, values in history.samples(folder, result, timeline) if at >= unsent_at)
+    samples = ((at, -1, values) for at, values in history.samples(folder, result.gpu, timeline) if at >= unsent_at)
     events = ((row.moment.at, number, row.values) for number, row in enumerate(rows))
     for at, number, values in merge(events, samples, key=lambda event: event[0]):
         if number >= 0:
@@ -64,7 +72,7 @@ def finish(run: WandbRun, folder: Path, result: Mapping[str, Any], steps: Any) -
     if (data := run_record.dataset(result)) is not None:
         name, files, facts = data
         run.artifact(name, run_record.DATASET, files, facts, used=True)
-    facts = {name: result.get(name) for name in ("kind", "name", "status", "identity", "commit")}
+    facts = {name: getattr(result, name) for name in ("kind", "name", "status", "identity", "commit")}
     name = f"{run_record.RECORD}-{run_record.run_id(result)}"
     run.artifact(name, run_record.RECORD, run_record.record_files(folder, result), facts)
     last = {key: value for row in rows for key, value in row.values.items()}
@@ -98,7 +106,7 @@ def sweep(sweep: Sweep, target: Target) -> None:
         sweep.folder.name,
         keys.SWEEP,
         tuple(dict.fromkeys(tag for record in records for tag in run_record.user_tags(record))),
-        {"runs": len(records), **_common([record.get("axes") or {} for record in records])},
+        {"runs": len(records), **_common([record.axes for record in records])},
         started_at,
     )
     with TemporaryDirectory(prefix="multicard-wandb-", ignore_cleanup_errors=True) as own:
@@ -106,7 +114,7 @@ def sweep(sweep: Sweep, target: Target) -> None:
         run.media(run.next_row, keys.SWEEP_TABLE, sweep.table, end)
         if sweep.report is not None:
             run.media(run.next_row, keys.SWEEP_REPORT, sweep.report, end)
-        counts = Counter(record["status"] for record in records)
+        counts = Counter(record.status for record in records)
         counted = {f"runs.{status}": counts[status] for status in (*run_folder.STATUSES, *counts)}
         run.finish({"runs": len(records), **counted}, end, 0)
     note(sweep.folder, about.id, target, sweep_digest(sweep.records), run.url)
@@ -135,13 +143,13 @@ def digest(content: bytes) -> str:
 
 
 def sweep_digest(records: Records) -> str:
-    return digest(json.dumps({folder.name: record for folder, record in records.items()}, sort_keys=True).encode())
+    return digest(msgspec.json.encode({folder.name: record for folder, record in records.items()}, order="sorted"))
 
 
 def has_record(folder: Path, target: Target) -> bool:
     """True if W&B has the record of a run folder as it is now."""
-    content, result = (folder / run_folder.RESULT).read_bytes(), run_folder.read_json(folder / run_folder.RESULT)
-    return result is not None and _has(folder, run_record.run_id(result), target, digest(content))
+    content, result = _read(folder)
+    return _has(folder, run_record.run_id(result), target, digest(content))
 
 
 def has_sweep(folder: Path, records: Records, target: Target) -> bool:

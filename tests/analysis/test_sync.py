@@ -11,7 +11,7 @@ import wandb
 
 from analysis.__main__ import main
 from analysis.commands import sync
-from multicard.records import run_folder
+from multicard.records import run_folder, validate
 from multicard.run import controller as run
 from multicard.tracking import keys, run_record, upload
 from multicard.vision.workload import WORKLOAD
@@ -34,7 +34,7 @@ def written(sweep: Path) -> list[Path]:
 
 
 def ids(folders: list[Path]) -> list[str]:
-    return [run_record.run_id(json.loads((folder / "result.json").read_text())) for folder in folders]
+    return [run_record.run_id(validate.decode((folder / "result.json").read_bytes())) for folder in folders]
 
 
 def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, capsys: pytest.CaptureFixture[str]):
@@ -200,7 +200,7 @@ def test_a_run_that_is_followed_online_is_the_one_that_its_record_names(tmp_path
     result = as_dict(run.measure(WORKLOAD, cfg, tmp_path / "sweep" / "1", keep_refused=True))
     assert result["status"] == "ok" and "tracker_error" not in result, result
     ((name, stored),) = wandb_server.runs.items()
-    assert name == run_record.run_id(result) and stored.exit_code == 0
+    assert name == run_record.run_id(records.as_record(result)) and stored.exit_code == 0
     steps = run_folder.read_steps(Path(result["folder"])).num_rows
     assert [row["_step"] for row in stored.history] == list(range(steps + 2))
     rows = [row for row in stored.history if "epoch/test_accuracy" in row]

@@ -319,7 +319,7 @@ def test_the_mirror_takes_the_loss_of_the_rank_that_knows_it(tuned: Tuned):
 
     result = ok(tuned("gpus=2", "dataset.rows=40"))
     table = run_folder.read_steps(Path(result["folder"]))
-    *rows, _ = (row.values for row in history.rows(result, table))
+    *rows, _ = (row.values for row in history.rows(records.as_record(result), table))
     assert [row["train/loss"] for row in rows] == steps(result, "loss").tolist()
     ends_s = np.maximum(steps(result, "step_s").cumsum(), steps(result, "step_s", 1).cumsum())
     assert [row["train/step_s"] for row in rows] == pytest.approx(np.diff(ends_s, prepend=0.0))

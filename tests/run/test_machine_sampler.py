@@ -29,8 +29,8 @@ def test_each_attempt_adds_its_samples_by_the_time_since_its_training_began(tmp_
     assert all(0 <= share <= 1 for name in ("cpu", "memory") for share in table[name].to_pylist())
 
     later = records.segment(12) | {"started_at": "2026-11-21T10:41:29Z", "ended_at": None, "trained_s": 40.0}
-    timeline = Timeline.of({"segments": [records.segment(), later], "startup_s": 5.0})
-    found = history.samples(tmp_path, {}, timeline)
+    timeline = Timeline.of(records.as_record({"segments": [records.segment(), later], "startup_s": 5.0}))
+    found = history.samples(tmp_path, None, timeline)
     (first, row), *_ = found
     assert len(found) == 3 and set(row) == {"cpu", "memory_percent"} and 0 < row["memory_percent"] <= 100
     assert first == timeline.attempts[0].training_at + table["time_s"][0].as_py()

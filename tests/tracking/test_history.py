@@ -1,6 +1,5 @@
 """The history that W&B gets, its clock, and what a run is called there."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,14 @@ import pytest
 import torch
 
 from multicard.config.vision import Schedule
-from multicard.records import run_folder
+from multicard.records import run_folder, validate
 from multicard.tracking import history, keys, run_record
 from multicard.tracking.history import step_figures
 from multicard.tracking.timeline import Timeline
 from multicard.vision import optim
 from tests.conftest import ROOT
 from tests.helpers import records
+from tests.helpers.records import as_record
 
 NAN = float("nan")
 STEPS = {
@@ -59,23 +59,27 @@ def test_the_learning_rate_is_that_of_torchs_schedule(name: Schedule, steps: int
             schedule.step()
 
 
+def clock(**content: Any) -> Timeline:
+    return Timeline.of(as_record(content))
+
+
 def test_the_clock_of_a_run_leaves_out_the_time_between_its_attempts():
     first = records.segment() | {"ended_at": "2026-11-21T09:42:35Z", "trained_s": 60.0}
     second = records.segment(12) | {"started_at": "2026-11-21T10:41:29Z", "ended_at": None, "trained_s": 40.0}
-    timeline = Timeline.of({"segments": [first, second], "startup_s": 5.0, "total_s": 100.0})
+    timeline = clock(segments=[first, second], startup_s=5.0, total_s=100.0)
     runtime_s = [timeline.moment(trained_s).runtime_s for trained_s in (0.0, 60.0, 60.1, 100.0)]
     assert runtime_s == [5.0, 65.0, 65.1, 105.0] and timeline.runtime_s == 105.0
     gap_s = timeline.moment(60.001).at - timeline.moment(60.0).at
     assert gap_s == pytest.approx(3600 - 66 + 5, abs=0.01)  # the second attempt's start-up included
     # without training, a run lasted as long as its attempts; their times of day are to a second
     ended = records.segment() | {"ended_at": "2026-11-21T09:43:29Z", "trained_s": None}
-    assert Timeline.of({"segments": [ended]}).runtime_s == 119.0
-    assert Timeline.of({"started_at": ended["started_at"]}).runtime_s == 0.0
+    assert clock(segments=[ended]).runtime_s == 119.0
+    assert clock(started_at=ended["started_at"]).runtime_s == 0.0
 
 
 def test_a_record_is_the_same_run_however_often_it_is_uploaded_and_another_start_is_another():
     record = records.vision()
-    assert run_record.run_id(record) == run_record.run_id(records.vision())
+    assert run_record.run_id(as_record(record)) == run_record.run_id(as_record(records.vision()))
     again = records.segment() | {"started_at": "2026-11-21T09:41:30Z"}
     others = [
         records.vision(segments=[again]),
@@ -84,9 +88,9 @@ def test_a_record_is_the_same_run_however_often_it_is_uploaded_and_another_start
         records.vision() | {"name": "other"},
         records.vision(identity="0badcafe"),
     ]
-    assert len({run_record.run_id(other) for other in [record, *others]}) == 1 + len(others)
+    assert len({run_record.run_id(as_record(other)) for other in [record, *others]}) == 1 + len(others)
     requeued = records.vision(segments=[records.segment(), again], started_at=again["started_at"])
-    assert run_record.run_id(requeued) == run_record.run_id(record)
+    assert run_record.run_id(as_record(requeued)) == run_record.run_id(as_record(record))
 
 
 def test_a_name_is_what_tells_a_run_from_its_sweep(tmp_path: Path):
@@ -114,23 +118,23 @@ def test_a_name_is_what_tells_a_run_from_its_sweep(tmp_path: Path):
     ("status", "code"), [("diverged", 0), ("preempted", 0), ("timeout", 1), ("failed", 1), ("refused", 1)]
 )
 def test_only_what_fails_a_sweep_is_a_failure(status: str, code: int):
-    assert run_record.exit_code({"status": status}) == code
-    assert run_record.tags(records.vision(status=status)) == (status,)
+    assert run_record.exit_code(as_record({"status": status})) == code
+    assert run_record.tags(as_record(records.vision(status=status))) == (status,)
 
 
 def test_a_summary_is_flat_and_keeps_lists():
-    record = {"status": "ok", "a": {"b": {"c": 2}, "d": None}, "e": [1, {"f": 2}], "g": ["x", "y"], "epochs": [1]}
-    assert run_record.summary(record) == {"status": "ok", "a.b.c": 2, "e.0": 1, "e.1.f": 2, "g": "x, y"}
+    content = {"a": {"b": {"c": 2}, "d": None}, "e": [1, {"f": 2}], "g": ["x", "y"]}
+    assert dict(run_record.flat(content)) == {"a.b.c": 2, "e.0": 1, "e.1.f": 2, "g": "x, y"}
 
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "tests" / "fixtures" / "records_v1").glob("*/*")), ids=str)
 def test_records_of_the_first_version_are_runs_too(folder: Path):
-    record = json.loads((folder / "result.json").read_text())
+    record = validate.decode((folder / "result.json").read_bytes())
     about, timeline = run_record.about(folder, record), Timeline.of(record)
     rows = history.rows(record, run_folder.read_steps(folder))
-    assert about.id and about.name and about.config["gpus"] == record["axes"]["gpus"]
-    assert len(rows) >= len(record["epochs"]) and (timeline.runtime_s > 0 or record["status"] != "ok")
-    assert run_record.summary(record)["status"] == record["status"]
+    assert about.id and about.name and about.config["gpus"] == record.axes["gpus"]
+    assert len(rows) >= len(record.epochs) and (timeline.runtime_s > 0 or record.status != "ok")
+    assert run_record.summary(record)["status"] == record.status
 
 
 @pytest.mark.parametrize("table", [keys.BY_STEP, keys.BY_EPOCH, keys.SUMMARY])

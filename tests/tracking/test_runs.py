@@ -45,8 +45,9 @@ OF_TUNING |= {("history", name) for name in keys.BY_STEP if "reward" in name}
 def mirrored(folder: Path, record: dict[str, Any], columns: dict[str, Any] | None = None) -> dict[str, Any]:
     """The offline file of a made record."""
     records.write(folder, record, columns)
-    run = WandbRun.open(run_record.about(folder, record), Target(TrackerMode.offline, "trial", None, 60.0), folder)
-    upload.finish(run, folder, record, run_folder.read_steps(folder))
+    typed = records.as_record(record)
+    run = WandbRun.open(run_record.about(folder, typed), Target(TrackerMode.offline, "trial", None, 60.0), folder)
+    upload.finish(run, folder, typed, run_folder.read_steps(folder))
     return wandb_file.read(folder)
 
 
@@ -110,7 +111,7 @@ def test_a_vision_run_key_by_key(measured: Measured):
     run, config = content["run"], content["config"]
     assert (run.project, list(run.tags), run.run_group) == ("trial", ["a", "b"], "sweep")
     assert (run.display_name, run.job_type, content["exit_code"]) == (folder.name, "vision", 0)
-    assert run.run_id == run_record.run_id(result) and run.host == result["segments"][0]["hosts"][0]
+    assert run.run_id == run_record.run_id(records.as_record(result)) and run.host == result["segments"][0]["hosts"][0]
     assert {name: config[name] for name in result["axes"]} == result["axes"]
     assert (config["precision"], config["device"], config["gpus"]) == ("bf16", "cpu", 2)
     assert config["hardware"] == result["hardware"] and config["data"] == result["data"]["fingerprint"]
