@@ -12,6 +12,7 @@ from wandb_workspaces.reports.v2.interface import PanelTypes as Panel
 
 from analysis.dashboard import panels
 from analysis.dashboard.panels import bars, measure, of_gpus, of_machine, over_epochs, over_steps, parallel, points
+from multicard.measure.timing import PHASES as PHASES_OF_A_STEP
 from multicard.records import figures, run_folder
 from multicard.records.figures import FIGURES, Figure
 from multicard.tracking import keys
@@ -109,7 +110,7 @@ def sections() -> dict[str, Sequence[Panel]]:
         section: [measure(name) for name, figure in FIGURES.items() if section_of(figure) == section]
         for section in (FASTEST, LEARNING, MEMORY, ENERGY, PHASES)
     }
-    phases = [key for key in keys.DETAILS if key.startswith("phases_s.") or key == "data_s"]
+    phases = [*(f"phases_s.{phase}" for phase in PHASES_OF_A_STEP), "data_s"]
     return {
         FASTEST: [
             *own[FASTEST],

@@ -4,17 +4,16 @@ Dashboards take their names from here. A key is logged where its run measured it
 by GPUs that report them.
 """
 
-import itertools
 from dataclasses import dataclass
 
-from multicard.records.figures import BOTH, FIGURES, LLM, VISION
+from multicard.records.figures import BOTH, LLM, VISION
 
 SWEEP = "sweep"  # the job type of the run of a whole sweep
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a key says, with its unit, and the kinds of runs that log it."""
+    """A key's meaning, with its unit, and the kinds of runs that log it."""
 
     meaning: str
     kinds: tuple[str, ...] = BOTH
@@ -57,37 +56,17 @@ GPU_SAMPLES = {
 MACHINE_SAMPLES = {"cpu": "cpu", "memory": "memory_percent"}  # W&B's names of machine.parquet's columns, in %
 GPU_MEMORY_SHARE = "memoryAllocated"  # %, where the GPU's memory is known
 
-# What people sort by in a summary, beside the figures (`multicard.records.figures`). A summary has all else of the
-# record too, by the same rule: the names of result.json, with dots between them
+# What people sort by in a summary, beside the figures. A summary has the whole record: the names of result.json, with
+# dots between them
 SUMMARY = {
     "status": Key("ok, oom, diverged, failed, timeout, preempted, interrupted or refused"),
     "cause.kind": Key("why the run did not end ok"),
     "cause.message": Key("the same in a line"),
     "diagnosis.bound": Key("what bounds the run"),
 }
-DETAILS = {  # others that the dashboard's panels show
-    **{
-        key: Key(figure.title, tuple(kind for kind in BOTH if key in figure.keys_of(kind)))
-        for figure in FIGURES.values()
-        for key in itertools.chain.from_iterable(map(figure.keys_of, BOTH))
-    },
-    **{
-        f"phases_s.{phase}": Key("mean seconds of a step and rank", (VISION,))
-        for phase in ("data", "h2d", "forward", "backward", "optimizer")
-    },
-    "data_s": Key("mean seconds of waiting for a batch", (LLM,)),
-}
 ATTEMPTS = "attempts"  # of a summary: how often the run was started
 
-# Configuration: the record's axes under their own names, with what groups runs beside them
-AXES = {
-    **dict.fromkeys(("precision", "gpus", "nodes", "pin_memory", "dataset", "model", "batch_size"), BOTH),
-    **dict.fromkeys(("epochs", "seed", "scale", "device"), BOTH),
-    **dict.fromkeys(("strategy", "loader", "layout", "image_size"), (VISION,)),
-    **dict.fromkeys(("method", "recipe", "template", "rows", "weights", "tokenizer", "max_seq_len"), (LLM,)),
-    **dict.fromkeys(("gradient_accumulation_steps", "max_steps", "packed", "activation_checkpointing"), (LLM,)),
-    **dict.fromkeys(("optimizer_in_bwd", "compile", "lr"), (LLM,)),
-}
+# Configuration: the record's axes under their own names, GROUPS, and what is below these
 CONFIGURATION = "configuration"  # the whole configuration, as group.key below it
 MACHINE = "machine"  # facts of environment.json below it
 GROUPS = ("hardware", "commit", "identity", "repetition", "data")

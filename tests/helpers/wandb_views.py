@@ -10,11 +10,26 @@ from wandb_workspaces.workspaces import internal as workspaces
 
 from analysis.dashboard.panels import MOST_GPUS, SYSTEM
 from analysis.dashboard.views import WORKSPACE, View
+from multicard.measure.timing import PHASES
+from multicard.records.figures import FIGURES
 from multicard.tracking import keys
+from tests.helpers.records import AXES
 
 Key = tuple[str, str]  # section (history, summary, config, run or table) and name
 ALL = (*keys.BOTH, keys.SWEEP)
 OF_RUNS = ("jobType", "tags", "displayName", "createdAt")  # what W&B itself knows of every run
+CONFIG = {axis: tuple(kind for kind, own in AXES.items() if axis in own) for own in AXES.values() for axis in own}
+SUMMARY = {
+    **{name: key.kinds for name, key in keys.SUMMARY.items()},
+    **{
+        key: tuple(kind for kind in keys.BOTH if key in figure.keys_of(kind))
+        for figure in FIGURES.values()
+        for kind in keys.BOTH
+        for key in figure.keys_of(kind)
+    },
+    **{f"phases_s.{phase}": (keys.VISION,) for phase in PHASES},
+    "data_s": (keys.LLM,),
+}
 X_OF_TIME = "_absolute_runtime"
 GPUS = {f"{SYSTEM}gpu.{index}.{metric}" for index in range(MOST_GPUS) for metric, _ in keys.GPU_SAMPLES.values()}
 SAMPLES = {*GPUS, *(SYSTEM + name for name in keys.MACHINE_SAMPLES.values())}
@@ -97,12 +112,12 @@ def kinds(key: Key) -> tuple[str, ...]:
     section, name = key
     if name in (keys.STEP, keys.EPOCH, X_OF_TIME) or name in SAMPLES:
         return keys.BOTH
-    tables = {"summary": keys.SUMMARY | keys.DETAILS, "history": keys.BY_STEP | keys.BY_EPOCH}
     known = {
         "run": dict.fromkeys(OF_RUNS, ALL),
         "table": {keys.PROFILE_TABLE: keys.BOTH, keys.SWEEP_TABLE: (keys.SWEEP,)},
-        "config": keys.AXES,
-        **{part: {name: one.kinds for name, one in table.items()} for part, table in tables.items()},
+        "config": CONFIG,
+        "history": {name: one.kinds for name, one in (keys.BY_STEP | keys.BY_EPOCH).items()},
+        "summary": SUMMARY,
     }
     return known[section].get(name, ())
 
