@@ -1,1 +1,1 @@
-"""What was measured, read from run folders (result.json, steps.parquet, environment.json) and from nothing else."""
+"""Analysis of runs, from their folders alone (result.json, steps.parquet, environment.json)."""

@@ -1,4 +1,4 @@
-"""What was measured, which setting is best, and what changed between two sweeps, from run folders alone.
+"""Tables, rankings, comparisons, figures and a report of runs, from their folders alone.
 
     python -m analysis list [FOLDER...] [--where "precision='fp16' and gpus>=2"] [--sort "total_s desc"]
     python -m analysis compare A B [--by KEY] [--common] [--margin 5%] [--gate 5%]

@@ -1,4 +1,4 @@
-"""What the same setting is: which printed figures may stand beside which runs, by `papers/settings.yaml`.
+"""Printed figures of the papers beside runs of the same setting, by `papers/settings.yaml`.
 
 A run has a printed figure's setting where it agrees in every key that the papers print for the table or figure, in what
 the experiment chose where they print nothing, and in the figure's cell. Machine and versions never agree; they are
@@ -46,7 +46,7 @@ def settings(experiment: Experiment) -> Settings:
 
 
 def differences(panel: Panel) -> list[Difference]:
-    """In what a panel's runs are not of the papers' setting; empty where printed figures may stand beside them."""
+    """Differences of a panel's runs from the papers' setting; empty where printed figures may stand beside them."""
     known = settings(panel.experiment)
     apart = []
     for column, wanted in known.all.items():
@@ -61,7 +61,7 @@ def differences(panel: Panel) -> list[Difference]:
 
 
 def _as_good(experiment: Experiment, column: str, values: set[Any]) -> bool:
-    """Whether values of a column are what the experiment has instead of what is printed, and may be compared."""
+    """True if the experiment has these values instead of the printed one, and they may be compared with it."""
     instead = settings(experiment).instead.get(column)
     return instead is not None and instead.comparable and values == {instead.value}
 

@@ -1,1 +1,1 @@
-"""What `python -m analysis` offers: one file a command."""
+"""The commands of `python -m analysis`, a file each."""

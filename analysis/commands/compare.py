@@ -60,7 +60,7 @@ class Compared:
         return self.step is not None and self.step.error is not None and self.step.repeated
 
     def regressed(self, gate: float, confidence: float) -> bool:
-        """Whether B is slower by more than `gate` (0.05: 5 %) over its whole interval, or lacks a figure that A has."""
+        """True if B is slower by more than `gate` (0.05: 5 %) over its whole interval, or lacks a figure that A has."""
         if self.step is None:
             return any(run["status"] == "ok" for run in self.a)
         bounds = self.step.bounds(confidence)
@@ -245,7 +245,7 @@ def _verdict(step: Ratio, margin: float) -> str:
 
 
 def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
-    """How the environments of A's runs and B's differ, by the values compared where there are several pairs of them."""
+    """Differences of the environments of A's runs and B's, for each pair of values that is compared."""
     pairs = dict.fromkeys(cell.sides for cell in compared)
     lines = []
     for sides in pairs:
@@ -257,7 +257,7 @@ def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
 
 
 def gated(compared: Sequence[Compared], gate: float) -> tuple[bool, str]:
-    """Whether no cell regressed by more than `gate`, and a line about it.
+    """True if no cell regressed by more than `gate`, with a line about it.
 
     If each cell is slower by the gate, one of them all is found to be slower by more in 5 % of the cases (Bonferroni).
     """

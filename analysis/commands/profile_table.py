@@ -41,7 +41,7 @@ def rows(panel: Panel) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def short_headings(panel: Panel) -> dict[str, str]:
-    """By heading, one that fits a terminal: where several columns tell the cells apart, their values alone."""
+    """Headings that fit a terminal, by heading: the values alone where several columns tell the cells apart."""
     columns = differing_columns(panel)
     if len(columns) < 2:
         return {}

@@ -47,7 +47,7 @@ class Outcome:
     failed: Mapping[Path, str]
 
     def lines(self) -> list[str]:
-        """What happened, for a person."""
+        """The outcome in lines."""
         lines = [f"not uploaded: {clean(str(folder))}: {clean(why)}" for folder, why in self.failed.items()]
         lines.append(f"uploaded {self.sent}" + (f"; W&B had {self.had} already" if self.had else ""))
         if self.failed:

@@ -164,7 +164,7 @@ def _order(panel: Panel, cell: Cell) -> list[tuple[int, float, str]]:
 
 
 def _printed(panel: Panel) -> dict[str, dict[Cell, PrintedFigure]]:
-    """By the name of the column that they stand beside, the figures that the papers print for the cells."""
+    """The papers' figures for the cells, by the name of the column that they stand beside."""
     compared = _comparisons(panel, next(iter(panel.cells)))
     measures = {measure: measure for measure in panel.experiment.view.measures}
     measures |= {name: comparison.printed for name, comparison in compared.items() if comparison.printed}
@@ -198,7 +198,7 @@ def _row(panel: Panel, cell: Cell, papers: Mapping[str, Mapping[Cell, PrintedFig
 
 
 def _comparisons(panel: Panel, cell: Cell) -> dict[str, Comparison]:
-    """By name, the columns that compare a cell with others."""
+    """The columns that compare a cell with others, by name."""
     view, compared = panel.experiment.view, {}
     main = view.measures[0]
 
@@ -228,8 +228,8 @@ def _comparisons(panel: Panel, cell: Cell) -> dict[str, Comparison]:
 
 
 def _compared(panel: Panel, name: str, comparison: Comparison, cell: Cell) -> float | None:
-    """How many times as fast as the base, or as a share what is saved or reached of the ideal; of what is no time, how
-    many times as much."""
+    """Speed-up over the base, or the share that is saved or reached of the ideal; of figures other than times, the
+    ratio to the base."""
     ok, others = (ok_runs(panel.cells.get(side, [])) for side in (cell, comparison.base))
     own, base = (of_setting(runs, comparison.measure) for runs in (ok, others))
     if not own or not base:
@@ -285,7 +285,7 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[Pri
 
 
 def _setting(panel: Panel) -> str:
-    """What all runs share: the work, and where it was measured."""
+    """Settings that all runs share, and where they were measured."""
     first = panel.runs[0]
     known = [key for key in SHARED if key not in panel.experiment.swept and first[key] is not None]
     same = [f"{key}={grouping.typed(first[key])}" for key in known if len({run[key] for run in panel.runs}) == 1]

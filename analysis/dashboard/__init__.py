@@ -1,7 +1,7 @@
 """`dashboard`: the runs of a project in W&B as a saved workspace and a report.
 
 Both have the same sections, made of the figures of `multicard.records.figures` over the keys that runs log
-(`multicard.tracking.keys`). Another call replaces them, with whatever was changed there by hand.
+(`multicard.tracking.keys`). Another call replaces them, and what was changed there by hand.
 """
 
 import shlex
@@ -15,7 +15,7 @@ from multicard.records.run_folder import write_json
 
 
 def command(runs: Sequence[Run]) -> str:
-    """What makes the dashboard of the project that these runs name for W&B, the most frequent of several."""
+    """The command for a dashboard of these runs' project in W&B, the most frequent of several."""
     projects = Counter(run["tracker.project"] for run in runs if run["tracker.project"])
     ((project, _),) = projects.most_common(1) or [(TrackerConfig().project, 0)]
     return f"python -m analysis dashboard --project {shlex.quote(project)}"

@@ -84,7 +84,7 @@ class Found:
 def read(folders: Sequence[Path], probes: bool = False) -> Found:
     """All runs below `folders`, in the order of their paths; a run below two of them counts once.
 
-    Probes are no results: whatever reads runs by this function has none in its tables and figures.
+    Probes are no results, and stand in no table and no figure.
 
     Args:
         probes: read them too.

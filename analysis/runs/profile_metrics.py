@@ -59,13 +59,13 @@ def share(profile: Profile, metric: str) -> float | None:
 
 
 def shares(profile: Profile, metrics: Sequence[str]) -> dict[tuple[str, str], float]:
-    """By group and name, the metrics' shares of the profiled time, without those that could not be seen."""
+    """Shares of the profiled time by group and name of the metric, without metrics that could not be seen."""
     known = {metric: share(profile, metric) for metric in metrics}
     return {(_group(metric), name(metric)): value for metric, value in known.items() if value is not None}
 
 
 def phase_shares(profile: Profile) -> dict[tuple[str, str], float]:
-    """The same of the phases of a step, which CPU ranks have too."""
+    """Shares of the profiled time of the phases of a step, which CPU ranks have too."""
     return {(row.group, row.metric): row.share for row in profile.rank_rows(None) if row.group == "phase"}
 
 
@@ -80,12 +80,12 @@ def copied_bytes(profile: Profile, metric: str) -> float | None:
 
 
 def from_start(runs: Sequence[Run]) -> bool:
-    """Whether the profiles are of trainings from their start, as the papers', and not of some steps."""
+    """True if the profiles are of trainings from their start, as the papers', and not of some steps."""
     return all(run["profile.window"] == "start" for run in runs)
 
 
 def windows(runs: Sequence[Run]) -> Iterator[str]:
-    """What was profiled, in words."""
+    """Descriptions of the profiled windows."""
     for window in dict.fromkeys((run["profile.window"], run["profile.steps"], run["profile.seconds"]) for run in runs):
         start, steps, length_s = window
         limit = f"{length_s:g} s" if length_s else f"{steps} steps" if steps else None

@@ -59,7 +59,7 @@ def select(runs: Sequence[Run], where: str | None = None, sort: str | None = Non
 
 
 def _statement(database: duckdb.DuckDBPyConnection, query: str, where: str | None) -> duckdb.Statement:
-    """The query of which `where` is a part, in parentheses.
+    """The query that holds `where` in parentheses.
 
     Without them it must be the end of a query too: `true) UNION ALL (SELECT 1` is an expression in neither sense.
     """
@@ -177,7 +177,7 @@ def _unquoted(name: str, where: str, names: Sequence[str]) -> str | None:
 
 
 def _unknown(name: str, names: Sequence[str]) -> str:
-    """That there is no such column, and the nearest ones."""
+    """A message that the column is unknown, with the nearest names."""
     folded = {column.casefold(): column for column in names}
     close = difflib.get_close_matches(name.casefold(), folded, n=NEAREST, cutoff=0.5)
     containing = [column for column in folded if len(name) > 2 and name.casefold() in column]

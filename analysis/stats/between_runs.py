@@ -1,4 +1,4 @@
-"""How the runs at hand differ where settings were repeated, and what a ratio of two settings is worth for it.
+"""Spread of repeated runs, and the intervals and verdicts that follow from it.
 
 The variance between runs is that of `multicard.measure.repeated_runs`. It holds the scatter of the steps already. Runs
 with more scatter than those it comes from (shorter ones) add theirs: the share of it by which they exceed these.
@@ -81,13 +81,13 @@ def by_machine(
     prior_sd: float = PRIOR_SD,
     of_seeds: bool = False,
 ) -> Machines:
-    """How the runs of `repeated` settings differ in a figure.
+    """The spread of a figure over the runs of `repeated` settings, by machine.
 
     Args:
         figure: of a run, on a scale on which differences count: the logarithm for relative ones (`log_of`). None, or a
             ValueError, where it has none.
         prior_sd: before any run was repeated, on that scale.
-        of_seeds: whether runs of one seed are no repetitions; they have one value, their mean (accuracies, losses).
+        of_seeds: count the runs of one seed as one, with their mean (accuracies, losses).
     """
     measured: dict[tuple[str, str | None], list[list[tuple[float, float]]]] = {}
     for setting in settings:
@@ -104,7 +104,7 @@ def by_machine(
 
 
 class RepeatedRuns:
-    """How the runs at hand differ from one another, from all settings among them that were measured more than once.
+    """Spread of the runs at hand, from all settings among them that were measured more than once.
 
     Every command judges by all runs that it read, also where it shows some of them.
 
@@ -233,8 +233,8 @@ def ratio(
     Args:
         a, b: samples (n,) of each run of a side, in the order in which they were measured.
         spreads: how runs of A's machine differ, and those of B's.
-        paired: whether each run of A had the batches of the run of B with its index, one by one.
-        independent: whether neighbouring samples are known not to be alike (epochs).
+        paired: each run of A had the same batches as the run of B with its index.
+        independent: neighbouring samples do not correlate (epochs).
 
     Raises:
         ValueError: a side without samples, or samples that took no time.

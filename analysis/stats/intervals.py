@@ -86,7 +86,7 @@ def ratio_of_means(
     """mean(top) / mean(bottom) by Student's interval of its logarithm (delta method).
 
     Args:
-        exact: whether a side of one value has no scatter (a count of bytes); without it, one value means no bounds.
+        exact: a side of one value has no scatter (a count of bytes); otherwise one value means no bounds.
 
     Raises:
         ValueError: a mean that is not above 0.

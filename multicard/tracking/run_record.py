@@ -80,7 +80,7 @@ def about(folder: Path, record: AnyRecord, name: str | None = None) -> About:
 
 
 def run_id(record: AnyRecord) -> str:
-    """The same for one start of a run, whenever and however often it is uploaded; another for every other start."""
+    """The id of a run in W&B: equal for every upload of one start, different for every other start."""
     first = record.segments[0] if record.segments else Segment(record.started_at)
     facts = {
         **{name: getattr(record, name) for name in ("kind", "name", "axes", "repetition")},
@@ -99,7 +99,7 @@ def siblings(folder: Path) -> list[str]:
 
 
 def short_names(cells: Iterable[str]) -> dict[str, str]:
-    """What tells each cell from the others of its sweep, by the name of its folder: "gpus=2, precision=bf16"; of a
+    """Names that tell the cells of a sweep apart, by the name of the folder: "gpus=2, precision=bf16"; of a
     repetition "gpus=2 r3".
 
     Args:

@@ -121,8 +121,8 @@ def sweep(sweep: Sweep, target: Target) -> None:
 
 
 def sweep_id(folder: Path, records: Records, target: Target) -> str:
-    """That of its latest upload to the same place, as its cells may have been measured again since; else that of its
-    first run, as one of a sweep."""
+    """The id of a sweep's run: of its latest upload to the same place, as cells may have been measured again since;
+    without one, from its first run."""
     uploaded = [upload["run"] for upload in _uploads(folder, _place(target))]
     for run in reversed(uploaded):
         if run.startswith(f"{keys.SWEEP}-"):
