@@ -1,12 +1,10 @@
-"""How well runs are predicted: one table with every goal, what there was to beat, and what was reached.
+"""Accuracy of predictions: one table with every goal, the value to beat, and the value reached.
 
     python -m benchmarks.prediction [--full]
-    python -m benchmarks.prediction --measure [FOLDER]
 
-Published tables are replayed: the model never sees the family of GPUs that it predicts. Rows that cannot be what they
-say are left out; `multicard/estimate/published.csv` has the reasons. Peaks of memory are computed anew, of a few cells
-or, with --full, of all. Totals are those of `prediction_runs.csv`, which --measure makes by running its cells on CPU
-ranks: each is probed, predicted from its probe alone, and run.
+Published tables are replayed: the model never sees the family of GPUs that it predicts. Rows with defects are left out;
+`multicard/estimate/published.csv` has the reasons. Peaks of memory are computed anew, of a few cells or, with --full,
+of all. Totals are those of `prediction_runs.csv`, whose runs on CPU ranks were predicted from their probes alone.
 """
 
 import csv
@@ -21,18 +19,18 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from benchmarks import prediction_replays as replays
-from benchmarks import prediction_runs
 from benchmarks.common import configuration, machine, parser, python
-from multicard.estimate import published
+from multicard.estimate import peaks, published
+from multicard.estimate.memory.facts import TextFacts
 from multicard.estimate.published import Series
+from multicard.estimate.target import Target
 from multicard.measure.timing import clock_s
 from multicard.records import text_table
 
 RUNS = Path(__file__).with_name("prediction_runs.csv")
-FIGURES = ("predicted_s", "low_s", "high_s", "total_s")
-COLUMNS: tuple[str, ...] = ("entry", "words", "gpus", *FIGURES, "basis", "about")
 QUICK_CELLS = "width=0.25 dataset.image_size=64 precision=fp32 strategy=ddp_ds"
 LLAMA = ("model=llama3_8b", "tokenizer=embedded", "dataset=synthetic", "device=cpu")
+H100 = Target(gpu="NVIDIA H100 NVL", memory_bytes=94 * 10**9)
 
 
 class Row(NamedTuple):
@@ -64,31 +62,26 @@ def papers_row() -> Row:
     return Row("papers' Tables 2, 3: T(3), T(4) from T(1), T(2)", "1.1-3.2%", "<= 2% median, all inside", reached, met)
 
 
-def precision_rows() -> list[Row]:
-    rows: list[Row] = []
-    for probed, to_beat, goal in ((False, "9.8%", 0.09), (True, "-", 0.04)):
-        by_source = replays.precisions(probed)
-        medians = {source: replays.errors(outcomes)[0] for source, outcomes in by_source.items()}
-        counts = {source: len(outcomes) for source, outcomes in by_source.items()}
-        pooled = [outcome for outcomes in by_source.values() for outcome in outcomes]
-        median = replays.errors(pooled)[0]
-        parts = ", ".join(f"{source} {medians[source]:.1%} of {counts[source]}" for source in by_source)
-        reached = f"{median:.1%}, {replays.covered(pooled):.0%} covered ({parts})"
-        what = "a precision with a probe on one GPU" if probed else "a precision that was not probed"
-        rows.append(Row(f"{what}: median", to_beat, f"<= {goal:.0%}", reached, verdict(median <= goal)))
-    return rows
+def precision_row(probed: bool) -> Row:
+    what, to_beat, goal = (
+        ("a precision with a probe on one GPU", "-", 0.04)
+        if probed
+        else ("a precision that was not probed", "9.8%", 0.09)
+    )
+    by_source = replays.precisions(probed)
+    pooled = [outcome for outcomes in by_source.values() for outcome in outcomes]
+    median = replays.errors(pooled)[0]
+    parts = [f"{source} {replays.errors(own)[0]:.1%} of {len(own)}" for source, own in by_source.items()]
+    reached = f"{median:.1%}, {replays.covered(pooled):.0%} covered ({', '.join(parts)})"
+    return Row(f"{what}: median", to_beat, f"<= {goal:.0%}", reached, verdict(median <= goal))
 
 
 def totals_row() -> Row:
-    what, goal = "total time of a run from its probe, CPU ranks: median; interval", "<= 4%, 85-95% covered"
-    if not RUNS.exists():
-        return Row(what, "-", goal, f"not measured: --measure makes {RUNS.name}", "-")
     with RUNS.open(newline="") as lines:
         ran = [row for row in csv.DictReader(lines) if row["total_s"]]
     measured = [row for row in ran if row["predicted_s"]]
-    outcomes = [replays.Outcome(*(float(row[name]) for name in FIGURES)) for row in measured]
-    if not outcomes:
-        return Row(what, "-", goal, "no run could be predicted", "no")
+    figures = ("predicted_s", "low_s", "high_s", "total_s")
+    outcomes = [replays.Outcome(*(float(row[name]) for name in figures)) for row in measured]
     median = replays.errors(outcomes)[0]
     covered, calibrated = (replays.covered(those) for those in (outcomes, replays.calibrated(outcomes)))
     entries = Counter(f"{row['entry']} on {row['gpus']}" for row in measured)
@@ -96,6 +89,7 @@ def totals_row() -> Row:
     unknown = f"; {len(ran) - len(measured)} not predicted" * (len(ran) > len(measured))
     reached = f"{median:.1%}, {covered:.0%} covered, once calibrated {calibrated:.0%} "
     reached += f"({len(outcomes)} runs: {kinds}{unknown})"
+    what, goal = "total time of a run from its probe, CPU ranks: median; interval", "<= 4%, 85-95% covered"
     return Row(what, "-", goal, reached, verdict(len(outcomes) >= 30, median <= 0.04, 0.85 <= covered <= 0.95))
 
 
@@ -111,10 +105,7 @@ def active_bytes_row(full: bool) -> Row:
 
 
 def llama_row(full: bool) -> Row:
-    """Of the process of its own that a prediction takes: its duration from start to end, and its memory at most."""
-    from multicard.estimate import memory
-    from multicard.estimate.memory.facts import Machine, TextFacts
-
+    """Duration and memory of the process that computes a prediction, from start to end."""
     methods = ("lora", "qlora", "dpo", "qat", "full") if full else ("lora", "qat")
     cells = [(method, gpus) for method in methods for gpus in ((1, 2, 4, 8) if full else (1, 4))]
     seconds: list[float] = []
@@ -124,63 +115,37 @@ def llama_row(full: bool) -> Row:
         config = configuration("tune_llm", *LLAMA, f"method={method}", f"gpus={gpus}")
         started_s, before = clock_s(), resource.getrusage(resource.RUSAGE_CHILDREN)
         with tempfile.TemporaryDirectory() as empty, patch.dict(os.environ, XDG_CACHE_HOME=empty):  # no old answer
-            machine = Machine("cuda", "NVIDIA H100 NVL", 94 * 10**9)
-            (peak,) = memory.predict_all([config], machine, [TextFacts(128_256, 512)])
+            (peak,) = peaks.predict_all([config], H100, [TextFacts(128_256, 512)])
         failed += [f"{method} on {gpus}: {peak}"] * isinstance(peak, str)
         seconds.append(clock_s() - started_s)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     # The largest of the children that have ended, which are those of the row above too
     most_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    reached = (
-        f"at most {max(seconds):.0f} s ({max(cpu_s):.0f} s of a core), {most_bytes / 1e9:.1f} GB ({len(cells)} cells)"
-    )
+    reached = f"at most {max(seconds):.0f} s ({max(cpu_s):.0f} s of a core), "
+    reached += f"{most_bytes / 1e9:.1f} GB ({len(cells)} cells)"
     reached += f"; {len(failed)} failed: {failed[0]}" if failed else ""
     met = verdict(not failed, max(seconds) <= 20, most_bytes <= 3e9)
     return Row("a prediction for Llama3-8B, any method, 1 to 8 GPUs", "-", "<= 20 s, <= 3 GB", reached, met)
-
-
-def reserved_row() -> Row:
-    what, goal = "peak reserved on a GPU", "<= 5%, <= 2% with a probe"
-    return Row(what, "3%, ±10%", goal, "needs a GPU: docs/measuring.md has what was measured on one", "-")
 
 
 def lambda_fp16(table: Iterable[Series]) -> list[Series]:
     return [row for row in table if (row.source, row.precision) == ("lambda", "fp16")]
 
 
-def measure(folder: Path) -> None:
-    """Make RUNS; what was measured stays in the folder, from which a second call goes on."""
-    print(f"records: {folder}", flush=True)
-    rows: list[dict[str, str]] = []
-    for row in prediction_runs.measured(folder):
-        rows.append(row)
-        print(row, flush=True)
-    with RUNS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def print_table(rows: Sequence[Row]) -> None:
-    for line in text_table.text(("", "to beat", "goal", "reached", "met"), rows, 200, "lllll", wrap=True):
-        print(line)
-
-
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--full", action="store_true", help="all cells of memory, which takes half an hour")
     options.add_argument("--times", action="store_true", help="no row of memory")
-    options.add_argument("--measure", type=Path, nargs="?", const=Path(), metavar="FOLDER", help=f"make {RUNS.name}")
     arguments = options.parse_args()
-    if arguments.measure:
-        measure(arguments.measure if arguments.measure.name else Path(tempfile.mkdtemp(prefix="prediction-")))
-        return
     rows = [scaling_row(replays.scaling_far(lambda_fp16(published.sound()))), papers_row()]
-    rows += [*precision_rows(), totals_row()]
+    rows += [precision_row(False), precision_row(True), totals_row()]
     if not arguments.times:
-        rows += [active_bytes_row(arguments.full), llama_row(arguments.full), reserved_row()]
-    print_table(rows)
+        rows += [active_bytes_row(arguments.full), llama_row(arguments.full)]
+        needs = "needs a GPU: docs/measuring.md has what was measured on one"
+        rows.append(Row("peak reserved on a GPU", "3%, ±10%", "<= 5%, <= 2% with a probe", needs, "-"))
+    for line in text_table.text(("", "to beat", "goal", "reached", "met"), rows, 200, "lllll", wrap=True):
+        print(line)
     count, sound = len(published.table()), len(published.sound())
     print(f"{count - sound} of {count} published rows left out for their defects; {machine()}")
 

@@ -1,25 +1,28 @@
-"""Published tables replayed for `benchmarks.prediction`: what would have been predicted, and what was printed."""
+"""Published tables replayed for `benchmarks.prediction`, and the fit of `estimate.scaling.PUBLISHED` to them."""
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks import prediction_growth as growth
-from multicard.estimate import published, totals
+from multicard.estimate import observations, published, scaling, steps, totals
+from multicard.estimate.observations import StepObservation
 from multicard.estimate.published import Series
-from multicard.estimate.time import estimate, known, scaling
-from multicard.estimate.time.observations import StepObservation
+from multicard.estimate.scaling import CONFIDENCE, FAR, FASTER_LIMIT, NOISE, NOISE_SLOPE, Growth
 from multicard.records.schema_parts import Interval
 
-HERE = "here"  # the machine of the row that is replayed
-NODE = "node"  # the key that keeps the cells of another node from being those of this one
+HERE = "here"  # the machine of the replayed row
+NODE = "node"  # the key that tells the cells of another node from those of this one
 HALF = ("fp16", "amp")
 WITH_HBM = ("V100", "A100", "H100", "H200", "B200")
 WITHOUT_TF32 = ("V100", "RTX 8000", "RTX 2080")
 WITHOUT_PROBE = ("lambda", "lambda-2021")  # NVIDIA's has one kind of GPU a precision: nothing to learn its worth from
+THRESHOLDS, SLOPES = (0, 0.02, 0.05, 0.1, 0.15, 0.2), (0.25, 0.5, 0.75, 1, 1.25, 1.5)
+CONSTANTS = (0, 0.005, 0.01, 0.015)
+FIT_NOISE = 0.01  # in place of NOISE, so that the many cases with a small d count
 
 
 class Outcome(NamedTuple):
@@ -45,8 +48,7 @@ def covered(outcomes: Sequence[Outcome]) -> float:
 
 
 def calibrated(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """All but the first ENOUGH_PAIRS, each with the interval that those before it would have had it given
-    (`totals.calibration`)."""
+    """All but the first ENOUGH_PAIRS, each with its interval calibrated by those before it (`totals.calibration`)."""
     distances: list[float] = []
     later: list[Outcome] = []
     for outcome in outcomes:
@@ -60,9 +62,9 @@ def calibrated(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 def scaling_far(rows: Sequence[Series]) -> list[Outcome]:
     """T(8) of each row by a model of the families in `published.csv` without the row's."""
-    known = growth.cases(published.sound())
+    known = cases(published.sound())
     models = {
-        family: growth.calibrated([case for case in known if case.family != family])
+        family: fitted([case for case in known if case.family != family])
         for family in sorted({row.family for row in rows})
     }
     outcomes: list[Outcome] = []
@@ -82,7 +84,7 @@ def papers_totals() -> list[Outcome]:
     for times in series.values():
         for gpus in (3, 4):
             total_s, sd = scaling.whole_run(times, gpus)
-            half = math.exp(known.NORMAL_90 * sd)
+            half = math.exp(observations.NORMAL_90 * sd)
             outcomes.append(Outcome(total_s, total_s / half, total_s * half, times[gpus]))
     return outcomes
 
@@ -91,8 +93,8 @@ def precisions(probed: bool) -> dict[str, list[Outcome]]:
     """Half precision from single on the same node and number of GPUs, by source.
 
     Args:
-        probed: half precision is known on one GPU of the node, and nothing of other nodes. Else nothing of it is known
-            but what the same workload gains on GPUs of the same kind and another family.
+        probed: half precision is known on one GPU of the node, and nothing of other nodes. Otherwise only the gain of
+            the same workload is, on GPUs of the same kind and another family.
     """
     rows = published.sound()
     halves = {(row.source, row.node, row.workload): row for row in rows if row.precision in HALF}
@@ -114,12 +116,12 @@ def precisions(probed: bool) -> dict[str, list[Outcome]]:
 
 
 def _kind(row: Series) -> tuple[bool, bool]:
-    """Whether the GPU has HBM, and whether it computes float32 in TF32: what a precision is worth depends on both."""
+    """HBM or not, and TF32 or not: the gain of a precision depends on both."""
     return row.family.split()[0] in WITH_HBM, not row.family.startswith(WITHOUT_TF32)
 
 
 def _of_the_same_kind(row: Series, rows: Sequence[Series]) -> list[StepObservation]:
-    """Of another family, both with TF32 or both without; with the same kind of memory too, where there is one."""
+    """The times of other families, both with TF32 or both without; with the same kind of memory where there is one."""
     chip, (has_hbm, has_tf32) = row.family.split()[0], _kind(row)
     others = [other for other in rows if other.family.split()[0] != chip and other.workload == row.workload]
     alike = [other for other in others if other.source == row.source and _kind(other)[1] == has_tf32]
@@ -141,9 +143,7 @@ def _here(row: Series, times_s: Mapping[int, float]) -> dict[int, StepObservatio
 
 def _without_probe(row: Series, half: Series, gpus: int, others: Sequence[StepObservation]) -> Outcome | None:
     """Per sample: the sources give half precision a larger batch."""
-    known, wanted = _here(row, row.sample_s)[gpus], _here(half, half.sample_s)[gpus]
-    predicted = estimate.step({**wanted.setting, "device": '"cuda"'}, HERE, None, [known, *others])
-    return None if predicted is None else _outcome(predicted, wanted.step_s)
+    return _predicted([_here(row, row.sample_s)[gpus], *others], _here(half, half.sample_s)[gpus])
 
 
 def _with_probe(row: Series, half: Series, gpus: int) -> Outcome:
@@ -155,9 +155,16 @@ def _with_probe(row: Series, half: Series, gpus: int) -> Outcome:
 def _carried(
     known: Sequence[StepObservation], wanted: StepObservation, model: scaling.Growth = scaling.PUBLISHED
 ) -> Outcome:
-    predicted = estimate.step({**wanted.setting, "device": '"cuda"'}, HERE, None, known, model)
-    assert predicted is not None
-    return _outcome(predicted, wanted.step_s)
+    outcome = _predicted(known, wanted, model)
+    assert outcome is not None
+    return outcome
+
+
+def _predicted(
+    known: Sequence[StepObservation], wanted: StepObservation, model: scaling.Growth = scaling.PUBLISHED
+) -> Outcome | None:
+    predicted = steps.step({**wanted.setting, "device": '"cuda"'}, HERE, None, known, model)
+    return None if predicted is None else Outcome(predicted.value, predicted.low, predicted.high, wanted.step_s)
 
 
 def _papers_with_probe() -> list[Outcome]:
@@ -175,5 +182,71 @@ def _papers_with_probe() -> list[Outcome]:
     ]
 
 
-def _outcome(predicted: estimate.StepEstimate, printed: float) -> Outcome:
-    return Outcome(predicted.value, predicted.low, predicted.high, printed)
+# ---- the fit of growth with GPUs
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of a table: T(2) / T(1) - 1 and T(8) / T(1) - 1 of a workload on a family of GPUs."""
+
+    family: str
+    workload: str
+    growth_2: float
+    growth_8: float
+
+
+def cases(rows: Sequence[Series]) -> list[Case]:
+    """The rows with 1, 2 and 8 GPUs."""
+    growth = ((row, row.sample_s) for row in rows if {1, 2, 8} <= row.rates.keys())
+    return [Case(row.family, row.workload, t[2] / t[1] - 1, t[8] / t[1] - 1) for row, t in growth]
+
+
+def fit(rows: Sequence[Case]) -> Growth:
+    """The model that the cases support, without its interval.
+
+    The mean of the three figures over a grid, each point weighted by its likelihood (Laplace's distribution, of the
+    scale FIT_NOISE + NOISE_SLOPE |d|). A family counts once a workload, however many of its nodes were measured.
+    """
+    growth_2 = np.array([case.growth_2 for case in rows])
+    target = np.log1p([case.growth_8 for case in rows])
+    same = [(case.family, case.workload) for case in rows]
+    weights = np.array([1 / same.count(name) for name in same]) / (FIT_NOISE + NOISE_SLOPE * np.abs(growth_2))
+    points = np.array([(t, s, c) for t in THRESHOLDS for s in SLOPES for c in CONSTANTS])
+    limit, gain, base = points.T[:, :, None]
+    predicted = np.log1p(np.maximum(growth_2, FASTER_LIMIT) + gain * np.maximum(growth_2 - limit, 0.0) + base)
+    log_likelihood = -(np.abs(predicted - target) * weights).sum(axis=1)
+    likelihood = np.exp(log_likelihood - log_likelihood.max())
+    return Growth(*(likelihood @ points / likelihood.sum()).tolist())
+
+
+def fitted(rows: Sequence[Case]) -> Growth:
+    """`fit`, with the interval of split conformal prediction over families (Vovk et al. 2005; by groups: Dunn et al.
+    2023, J. Am. Stat. Assoc. 118:2491): each is scored by a fit without it."""
+    scores: dict[str, list[float]] = {}
+    for family in sorted({case.family for case in rows}):
+        others = fit([case for case in rows if case.family != family])
+        scores[family] = [score(others, case) for case in rows if case.family == family]
+    low, high = quantiles(scores, CONFIDENCE)
+    return replace(fit(rows), low=low, high=high)
+
+
+def score(growth: Growth, case: Case) -> float:
+    """log T(8) over the predicted, in units of the scale that grows with d."""
+    error = math.log1p(case.growth_8) - growth.log_ratio(case.growth_2, FAR)
+    return error / (NOISE + NOISE_SLOPE * abs(case.growth_2))
+
+
+def quantiles(scores: Mapping[str, Sequence[float]], confidence: float) -> tuple[float, float]:
+    """The lower and the upper quantile of signed scores. A group has a weight of 1, however many members it has: near
+    duplicates would else stand for all groups."""
+    values = np.concatenate([np.asarray(group, float) for group in scores.values()])
+    weights = np.concatenate([np.full(len(group), 1 / len(group)) for group in scores.values()])
+    tail = (1 - confidence) / 2
+    return -_upper(-values, weights, tail), _upper(values, weights, tail)
+
+
+def _upper(values: np.ndarray, weights: np.ndarray, tail: float) -> float:
+    """The least value that leaves no more than `tail` of the weight above it."""
+    order = np.argsort(values)
+    above = weights.sum() - np.cumsum(weights[order])
+    return float(values[order][np.argmax(above <= tail * weights.sum() + 1e-12)])

@@ -1,16 +1,15 @@
-"""`predictions`: how well predictions have done on this machine, against what the runs then measured.
+"""`predictions`: accuracy of predictions on this machine, against the measurements of the same runs.
 
-For each predicted figure and each basis: the median and the mean of the relative errors' sizes, the bias (the mean with
-its sign; above 0 where too much was predicted), the share of runs inside the 90 % interval with its own 95 % interval,
-and the median of that interval's half-width. Then the verdicts on memory, and the runs that were predicted worst.
+For each figure and basis: median and mean of the relative errors' sizes, the bias (their mean with the sign; above 0
+where too much was predicted), the share of runs inside the 90 % interval with its own 95 % interval, and the median of
+that interval's half-width. Then the verdicts on memory, and the poorest predictions.
 """
 
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.commands import list_runs
 from analysis.formatting import counted
@@ -25,20 +24,14 @@ from multicard.records.text_table import clean
 NAMES = {"step_s": "step", "total_s": "total", "energy_joules": "energy", MEMORY: "memory"}
 ALL = "all"
 WORST = 5  # runs that are named
+# fmt: off
 ERROR_HEADINGS = (
-    "figure",
-    "basis",
-    "runs",
-    "median error",
-    "mean error",
-    "bias",
-    "inside",
-    "95% interval",
-    "half-width",
+    "figure", "basis", "runs", "median error", "mean error", "bias", "inside", "95% interval", "half-width",
 )
+# fmt: on
 VERDICT_HEADINGS = ("predicted to fit", "fitted", "ran out of memory")
 WORST_HEADINGS = ("figure", "basis", "predicted", "interval", "measured", "error", "inside", "marks", "folder")
-ROW = ("folder", "column", "basis", "predicted", "low", "high", "measured", "error", "inside")  # in CSV and JSON
+COLUMNS = ("column", "basis", "predicted", "low", "high", "measured", "error", "inside")  # in CSV and JSON
 NOTES = (
     "error: of the predicted figure, relative to the measured one; bias: its mean with the sign, + where too much",
     "inside: runs that measured a figure within the 90 % interval, and the 95 % interval of this share",
@@ -50,11 +43,10 @@ REMEDY = (
 )
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """How well one figure was predicted on one basis; errors are shares of the measured figure.
+class Accuracy(NamedTuple):
+    """Accuracy of one figure's predictions on one basis; errors are shares of the measured figure.
 
-    covered: the share of runs inside their interval; low, high: its 95 % interval (Wilson).
+    covered: the share of runs inside their interval, with its 95 % interval (Wilson).
     half_width: the median, relative to the predicted figure.
     """
 
@@ -69,59 +61,38 @@ class Accuracy:
     covered_high: float | None
     half_width: float
 
-    @staticmethod
-    def of(column: str, basis: str, compared: Sequence[Comparison]) -> "Accuracy":
-        sizes = [abs(comparison.error) for comparison in compared]
-        share = wilson(sum(comparison.inside for comparison in compared), len(compared), CONFIDENCE)
-        return Accuracy(
-            NAMES[column],
-            basis,
-            len(compared),
-            statistics.median(sizes),
-            statistics.fmean(sizes),
-            statistics.fmean(comparison.error for comparison in compared),
-            share.estimate,
-            share.low,
-            share.high,
-            statistics.median(comparison.half_width for comparison in compared),
-        )
-
     @property
     def texts(self) -> list[str]:
-        return [
-            self.figure,
-            self.basis,
-            str(self.runs),
-            f"{self.median_error:.1%}",
-            f"{self.mean_error:.1%}",
-            f"{self.bias:+.1%}",
-            f"{self.covered:.0%}",
-            f"{self.covered_low:.0%} to {self.covered_high:.0%}",
-            f"±{self.half_width:.1%}",
-        ]
+        errors = f"{self.median_error:.1%}", f"{self.mean_error:.1%}", f"{self.bias:+.1%}"
+        share = f"{self.covered:.0%}", f"{self.covered_low:.0%} to {self.covered_high:.0%}"
+        return [self.figure, self.basis, str(self.runs), *errors, *share, f"±{self.half_width:.1%}"]
+
+
+def _accuracy(column: str, basis: str, compared: Sequence[Comparison]) -> Accuracy:
+    errors = [comparison.error for comparison in compared]
+    sizes, share = [*map(abs, errors)], wilson(sum(each.inside for each in compared), len(compared), CONFIDENCE)
+    means = statistics.median(sizes), statistics.fmean(sizes), statistics.fmean(errors)
+    half_width = statistics.median(each.half_width for each in compared)
+    covered = share.estimate, share.low, share.high
+    return Accuracy(NAMES[column], basis, len(compared), *means, *covered, half_width)
 
 
 def accuracies(compared: Comparisons) -> list[Accuracy]:
     """A row for each figure and basis, and one for all bases of a figure where it has several."""
     rows = []
     for column in PREDICTED:
-        by_basis = {
-            basis: [each for each in compared.figures if (each.column, each.basis) == (column, basis)]
-            for basis in dict.fromkeys((*BASES, *(each.basis for each in compared.figures)))
-        }
-        filled = {basis: group for basis, group in by_basis.items() if group}
-        rows += [Accuracy.of(column, basis, group) for basis, group in filled.items()]
-        if len(filled) > 1:
-            rows.append(Accuracy.of(column, ALL, [each for group in filled.values() for each in group]))
+        own = [each for each in compared.figures if each.column == column]
+        bases = dict.fromkeys((*BASES, *(each.basis for each in own)))
+        groups = {str(basis): group for basis in bases if (group := [each for each in own if each.basis == basis])}
+        groups |= {ALL: own} if len(groups) > 1 else {}
+        rows += [_accuracy(column, basis, group) for basis, group in groups.items()]
     return rows
 
 
 def verdict_rows(compared: Comparisons) -> list[list[str]]:
-    """How many runs fitted and ran out of memory, by the verdict before; empty without any verdict."""
+    """Counts of runs that fitted and that ran out of memory, by the verdict before; empty without any verdict."""
     counts = compared.verdicts
-    if not counts:
-        return []
-    return [[verdict, str(counts[verdict, False]), str(counts[verdict, True])] for verdict in VERDICTS]
+    return [[verdict, str(counts[verdict, False]), str(counts[verdict, True])] for verdict in VERDICTS if counts]
 
 
 def worst(compared: Comparisons) -> list[Comparison]:
@@ -132,25 +103,16 @@ def worst(compared: Comparisons) -> list[Comparison]:
     return list(by_run.values())[:WORST]
 
 
-def worst_texts(comparison: Comparison) -> list[str]:
-    column = comparison.column
-    shown = [comparison.predicted, comparison.low, comparison.high, comparison.measured]
-    predicted, low, high, measured = (_with_unit(column, value) for value in shown)
-    return [
-        NAMES[column],
-        comparison.basis,
-        predicted,
-        f"{low} to {high}",
-        measured,
-        f"{comparison.error:+.1%}",
-        "yes" if comparison.inside else "no",
-        comparison.run["marks"],
-        str(comparison.run.folder),
-    ]
+def worst_texts(each: Comparison) -> list[str]:
+    values = (figures.text(each.column, value) for value in (each.predicted, each.low, each.high, each.measured))
+    unit = " s" * each.column.endswith("_s")
+    predicted, low, high, measured = (f"{value}{unit}" for value in values)
+    shown = [predicted, f"{low} to {high}", measured, f"{each.error:+.1%}", "yes" if each.inside else "no"]
+    return [NAMES[each.column], each.basis, *shown, each.run["marks"], str(each.run.folder)]
 
 
 def notes(compared: Comparisons) -> list[str]:
-    """Lines on the runs of which something is not compared, and why."""
+    """Lines on what is not compared, with the reasons."""
     lines = [
         f"times and energy of {counted(count, 'run')} left out: {clean(why)}"
         for why, count in compared.left_out.items()
@@ -162,10 +124,10 @@ def notes(compared: Comparisons) -> list[str]:
 
 
 def require_some(compared: Comparisons, where: str) -> None:
-    """Refuse runs of which none was predicted.
+    """Refuse runs without any prediction.
 
     Raises:
-        ValueError: with what leaves predictions.
+        ValueError: with the remedy.
     """
     if not compared.any:
         why = "".join(f" ({clean(about)})" for about in list(compared.unknown)[:1] if about)
@@ -173,44 +135,37 @@ def require_some(compared: Comparisons, where: str) -> None:
 
 
 def lines(compared: Comparisons, limit: int | None) -> list[str]:
-    """The lines that `predictions` prints; `limit`: the width of a line in cells, None for any."""
-    printed = []
-    if compared.figures:
-        printed += text_table.text(ERROR_HEADINGS, [row.texts for row in accuracies(compared)], limit)
-    verdicts = verdict_rows(compared)
-    if verdicts:
-        printed += ["", *text_table.text(VERDICT_HEADINGS, verdicts, limit)]
+    """The printed tables and notes; `limit`: the width of a line in cells, None for any."""
     poorest = worst(compared)
-    if poorest:
-        printed += ["", "worst:", *text_table.text(WORST_HEADINGS, list(map(worst_texts, poorest)), limit)]
+    tables = (
+        ([], ERROR_HEADINGS, [row.texts for row in accuracies(compared)]),
+        ([""], VERDICT_HEADINGS, verdict_rows(compared)),
+        (["", "worst:"], WORST_HEADINGS, list(map(worst_texts, poorest))),
+    )
+    printed = [
+        line for above, headings, rows in tables if rows for line in (*above, *text_table.text(headings, rows, limit))
+    ]
     marks = legend(comparison.run["marks"] for comparison in poorest)
     return [*printed, "", *(NOTES if compared.figures else ()), *notes(compared), *marks]
 
 
 def write_csv(path: Path, compared: Comparisons) -> None:
     """Every predicted figure of every run, in the unit of its column's name."""
-    path.write_text(text_table.to_csv(ROW, [[row[name] for name in ROW] for row in map(_row, compared.figures)]))
+    path.write_text(text_table.to_csv(("folder", *COLUMNS), [[*_values(each).values()] for each in compared.figures]))
 
 
 def write_json(path: Path, compared: Comparisons, skipped: Sequence[Skipped]) -> None:
     """The same, with the tables, what was left out, and the records that were skipped."""
+    verdicts = compared.verdicts.items()
     content: dict[str, Any] = {
-        "accuracies": [asdict(row) for row in accuracies(compared)],
-        "verdicts": [
-            {"fits": verdict, "ran_out": ran_out, "runs": count}
-            for (verdict, ran_out), count in compared.verdicts.items()
-        ],
-        "figures": list(map(_row, compared.figures)),
+        "accuracies": [row._asdict() for row in accuracies(compared)],
+        "verdicts": [{"fits": fits, "ran_out": ran_out, "runs": count} for (fits, ran_out), count in verdicts],
+        "figures": list(map(_values, compared.figures)),
         **{name: getattr(compared, name) for name in ("left_out", "unknown", "unpredicted")},
         "skipped": list_runs.skipped_rows(skipped),
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _row(comparison: Comparison) -> dict[str, Any]:
-    return {"folder": str(comparison.run.folder)} | {name: getattr(comparison, name) for name in ROW[1:]}
-
-
-def _with_unit(column: str, value: float) -> str:
-    text = figures.text(column, value)
-    return f"{text} s" if column.endswith("_s") else text
+def _values(comparison: Comparison) -> dict[str, Any]:
+    return {"folder": str(comparison.run.folder)} | {name: getattr(comparison, name) for name in COLUMNS}

@@ -1,4 +1,4 @@
-"""What was predicted for runs, against what they measured: hollow marks with intervals, beside filled ones."""
+"""Predictions against measurements: hollow marks with intervals, beside filled ones."""
 
 import math
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ MOST_TIMES = 2.0  # beyond the outermost ratio, where intervals are cut
 
 
 def predicted(runs: Sequence[Run]) -> list[Figure]:
-    """Two charts for each predicted figure, on log axes: predictions over the measured figures, with the line on which
-    both are equal; and their ratio, run by run in the order of their starts. None where nothing was predicted."""
+    """Two charts for each predicted figure, on log axes: predictions over measurements, with the line of equality, and
+    their ratio, run by run in the order of their starts. Empty where nothing was predicted."""
     figures = compare(runs).figures
     if not figures:
         return []
@@ -43,7 +43,11 @@ def predicted(runs: Sequence[Run]) -> list[Figure]:
         if len(shown) < len(compared):
             notes.append(f"{NAMES[column]}: the last {len(shown)} of {len(compared):,} runs")
         if shown:
-            own = [_row(each, number) for number, each in enumerate(shown, 1)]
+            own = [
+                {"measure": column, "run": number, "folder": str(each.run.folder)}
+                | {name: getattr(each, name) for name in ("basis", "predicted", "low", "high", "measured")}
+                for number, each in enumerate(shown, 1)
+            ]
             rows += own
             charts.append({"hconcat": [_equality(column, own, bases), _ratios(column, own, bases)]})
     of_runs = list({each.run.folder: each.run for each in figures}.values())
@@ -54,11 +58,8 @@ def predicted(runs: Sequence[Run]) -> list[Figure]:
         *notes,
         *legend,
     ]
-    return [figure("predicted", {"vconcat": charts}, rows, TITLE, [_above(of_runs)], below, marks, _width())]
-
-
-def _width() -> int:
-    return 2 * WIDTH + LEGEND_WIDTH
+    width = 2 * WIDTH + LEGEND_WIDTH
+    return [figure("predicted", {"vconcat": charts}, rows, TITLE, [_above(of_runs)], below, marks, width)]
 
 
 def _start(comparison: Comparison) -> tuple[str, str]:
@@ -70,19 +71,6 @@ def _above(runs: Sequence[Run]) -> str:
     commits = sorted({grouping.commit(run) for run in runs})
     of_commits = f"{len(commits)} commits" if len(commits) > 1 else f"commit {commits[0]}"
     return f"{counted(len(runs), 'run')}, {machines}, {of_commits}"
-
-
-def _row(comparison: Comparison, number: int) -> Row:
-    return {
-        "measure": comparison.column,
-        "basis": comparison.basis,
-        "run": number,
-        "folder": str(comparison.run.folder),
-        "predicted": comparison.predicted,
-        "low": comparison.low,
-        "high": comparison.high,
-        "measured": comparison.measured,
-    }
 
 
 def _equality(column: str, rows: Sequence[Row], bases: Sequence[str]) -> Spec:

@@ -1,8 +1,7 @@
-"""What was predicted for runs, against what they measured. No column of a run has it, and so no table of results.
+"""Predictions of runs compared with their measurements; no column of a run has a prediction.
 
-Compared are runs that ended ok: their times and energy unless others slowed them or a profiler did, which nobody can
-predict; their memory on GPUs alone, since a CPU rank's is resident and holds Python too. Of runs that ran out of memory
-only the verdict is.
+Runs that ended ok are compared: their times and energy unless others or a profiler slowed them, their memory on GPUs
+alone (a CPU rank's is resident and holds Python too). Of runs out of memory only the verdict counts.
 """
 
 from collections import Counter
@@ -11,18 +10,13 @@ from dataclasses import dataclass, field
 
 from analysis.runs.columns import MARKS
 from analysis.runs.load import Run
-from multicard.estimate.basis import Basis, of_memory
+from multicard.estimate.observations import Basis
 from multicard.records.schema_parts import Interval, Prediction
 
 MEMORY = "peak_memory_bytes"
 # Each measured column, and the prediction's field
-PREDICTED = {
-    "step_s": "step_s",
-    "total_s": "total_s",
-    "energy_joules": "energy_joules",
-    MEMORY: "allocated_bytes",
-}
-BASES = tuple(basis for basis in Basis if basis is not Basis.unknown)  # from the best to the poorest
+PREDICTED = {"step_s": "step_s", "total_s": "total_s", "energy_joules": "energy_joules", MEMORY: "allocated_bytes"}
+BASES = tuple(basis for basis in Basis if basis is not Basis.unknown)  # best first
 VERDICTS = ("yes", "tight", "no")
 SLOWED = ("disturbed", "loaded", "crowded", "oversubscribed", "profiled")  # marks; such runs do not teach times either
 OUT_OF_MEMORY = "oom"
@@ -51,23 +45,22 @@ class Comparison:
 
     @property
     def inside(self) -> bool:
-        """Whether the measured figure lies in the interval."""
+        """True where the measured figure lies in the interval."""
         return self.low <= self.measured <= self.high
 
     @property
     def half_width(self) -> float:
-        """Of the interval, relative to the predicted figure."""
+        """Half of the interval, relative to the predicted figure."""
         return (self.high - self.low) / 2 / self.predicted
 
 
 @dataclass
 class Comparisons:
-    """All comparisons of some runs, and how many runs are not among them.
+    """All comparisons of some runs, and counts of the runs that are not among them.
 
-    verdicts: runs by the verdict on their memory, and whether they ran out of it.
-    left_out: runs with a prediction by why their times are not compared. unpredicted: runs without one.
-    unknown: runs of which no time could be predicted, by why.
-    cpu_memory: runs on CPU ranks with a prediction of their memory.
+    verdicts: runs by the verdict on their memory, and True where they ran out of it.
+    left_out: runs with a prediction whose times are not compared, by reason; unknown: those whose time could not be
+    predicted, by reason. unpredicted: runs without prediction. cpu_memory: runs on CPU ranks with one of their memory.
     """
 
     figures: list[Comparison] = field(default_factory=list)
@@ -79,14 +72,14 @@ class Comparisons:
 
     @property
     def any(self) -> bool:
-        """Whether a run has a prediction that says something."""
+        """True where a run has a prediction with a figure or a verdict."""
         return bool(self.figures or self.verdicts or self.left_out)
 
 
 def compare(runs: Sequence[Run]) -> Comparisons:
     compared = Comparisons()
     for run in runs:
-        prediction = run.prediction
+        prediction, ended, on_cpu = run.prediction, run["status"], run["cpu_ranks"]
         if prediction is None:
             compared.unpredicted += 1
             continue
@@ -95,17 +88,16 @@ def compare(runs: Sequence[Run]) -> Comparisons:
             compared.left_out[reason] += 1
         elif prediction.step_s is None and prediction.total_s is None:
             compared.unknown[prediction.about] += 1
-        if run["status"] == "ok":
+        if ended == "ok":
             compared.figures += _figures(run, prediction, [MEMORY] if reason is not None else [*PREDICTED])
-            compared.cpu_memory += bool(run["cpu_ranks"] and prediction.allocated_bytes)
-        on_own_gpu = not run["cpu_ranks"] and not run["disturbed"]
-        if prediction.fits in VERDICTS and on_own_gpu and run["status"] in ("ok", OUT_OF_MEMORY):
-            compared.verdicts[prediction.fits, run["status"] == OUT_OF_MEMORY] += 1
+            compared.cpu_memory += bool(on_cpu and prediction.allocated_bytes)
+        if prediction.fits in VERDICTS and not on_cpu and not run["disturbed"] and ended in ("ok", OUT_OF_MEMORY):
+            compared.verdicts[prediction.fits, ended == OUT_OF_MEMORY] += 1
     return compared
 
 
 def _left_out(run: Run) -> str | None:
-    """Why the times of a run say nothing of its prediction; None where they do."""
+    """The reason for which the times of a run are not compared; None where they are."""
     if run["status"] != "ok":
         return "ran out of memory" if run["status"] == OUT_OF_MEMORY else f"ended {run['status']}"
     return next((mark.meaning for mark in MARKS if mark.column in SLOWED and run[mark.column]), None)
@@ -118,5 +110,5 @@ def _figures(run: Run, prediction: Prediction, columns: Sequence[str]) -> Iterat
         if interval is None or not measured or (column == MEMORY and run["cpu_ranks"]):
             continue
         if min(measured, interval.value) > LEAST:
-            basis = of_memory(prediction) if column == MEMORY else prediction.basis + prediction.marks
+            basis = Basis.of_memory(prediction) if column == MEMORY else prediction.basis + prediction.marks
             yield Comparison(run, column, str(basis), interval.value, interval.low, interval.high, measured)

@@ -14,16 +14,14 @@ from multicard.records.schema_parts import Prediction
 
 def prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> Prediction | None:
     """The record's `prediction` of a run in `folder`, on the code that `environment.git` describes; None where nothing
-    is known of it.
-    """
+    is known of it."""
     with no_reason_to_stop():
         return _prediction(config, folder, git)
 
 
 @contextmanager
 def no_reason_to_stop() -> Iterator[None]:
-    """Within it an error of a prediction, for which no run is to be lost, is printed, and raised with MULTICARD_STRICT
-    alone."""
+    """Print an error of a prediction instead of losing a run; with MULTICARD_STRICT raise it."""
     try:
         yield
     except Exception as error:
@@ -33,9 +31,9 @@ def no_reason_to_stop() -> Iterator[None]:
 
 
 def _prediction(config: RunConfig, folder: Path, git: dict[str, Any] | None) -> Prediction | None:
-    from multicard.estimate import history  # what starts without a history does without
+    from multicard.estimate import history  # a run without a history does not need the others
 
-    if not history.read(history.history_folders(folder)).runs and not devices.visible_gpus():
+    if not history.read(history.history_folders(folder)) and not devices.visible_gpus():
         return None
     from multicard.estimate.estimates import Basis, estimate
 

@@ -1,9 +1,9 @@
-"""What the finished runs of a machine tell of others: their records, and which of their figures count."""
+"""Finished runs of a machine: their records, and the figures of them that tell of other runs."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from heapq import nlargest
 from os import scandir
@@ -14,17 +14,17 @@ import msgspec
 
 from multicard.config.base import LATER, NOT_IDENTITY
 from multicard.config.keys import flat
-from multicard.estimate import gpus
-from multicard.estimate.time import observations
-from multicard.estimate.time.observations import StepObservation
+from multicard.estimate import observations
+from multicard.estimate.observations import StepObservation
+from multicard.estimate.target import cores_in_words, product
 from multicard.measure import formulas
 from multicard.records import comparable, run_folder
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 
-ROOT = "multirun"  # a folder of this name holds sweeps, which teach one another
+ROOT = "multirun"  # a folder of this name holds sweeps that teach one another
 PUBLISHED = "published"  # within it, records of other machines
 MOST_RUNS = 2000  # the newest, that are read
-MOST_S, MOST_BYTES = 1e9, 1e15  # above which a figure is none
+MOST_S, MOST_BYTES = 1e9, 1e15  # limits of believable figures
 FINISHED = ("ok", "oom", "diverged")
 DECODER = msgspec.json.Decoder(AnyRecord)
 # Each key of LATER, with a key of its group that was there before it
@@ -37,14 +37,14 @@ LATER_KEYS = {
 }
 # Marks of runs that say nothing about time; other marked runs count where no unmarked one tells
 LEFT_OUT = {comparable.PROFILED: "profiled", comparable.CROWD: "more ranks than cores"}
-UNKNOWN_ERROR = 0.05  # relative standard error of a mean of which no spread is known
-DRIFTING_ERROR = 0.25  # of a probe that drifted, or had too few steps to know its error: nothing says where it ends
+UNKNOWN_ERROR = 0.05  # relative standard error of a mean without a known spread
+DRIFTING_ERROR = 0.25  # of a probe that drifted, or had too few steps to know its error
 NORMAL_95 = 1.96  # half of a 95 % interval in standard errors
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """A finished run of which the record could be read, probes included. folder: where it lies."""
+    """A finished run, probes included, and its folder."""
 
     record: AnyRecord
     folder: Path | None = None
@@ -59,7 +59,7 @@ class PastRun:
         return tuple(sorted(observations.axes(self.setting).items()))
 
     def has_steps_of(self, axes: Mapping[str, str]) -> bool:
-        """Whether its steps are those of a setting; keys that came after the run say nothing."""
+        """True where its steps are those of a setting; keys that came after the run do not count."""
         return not observations.differences(dict(self.axes), axes)
 
     @cached_property
@@ -72,8 +72,8 @@ class PastRun:
 
     @property
     def is_raced(self) -> bool:
-        """Whether it is a cell of a race, of which the steps alone are as of any run: it evaluates a batch at most,
-        loads ahead while it pauses, and starts beside others."""
+        """True for a cell of a race. Its steps alone are comparable: it evaluates one batch at most, loads ahead while
+        it pauses, and starts beside others."""
         return self.record.probe is not None and self.record.probe.ended_by == "race"
 
     @property
@@ -87,7 +87,7 @@ class PastRun:
 
     @cached_property
     def left_out(self) -> str | None:
-        """Why the run says nothing about time; None where it does, be it in a marked estimate."""
+        """The reason for which the run tells nothing about time; None where it does, even in a marked estimate."""
         record = self.record
         if record.status != "ok":
             return {"oom": "ran out of memory"}.get(record.status, record.status)
@@ -121,7 +121,7 @@ class PastRun:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Of torch's allocator, of the rank that held most; None of CPU ranks, whose figure is another."""
+        """The peak of torch's allocator in the rank that held most; None of CPU ranks, whose figure is another."""
         peak = self.record.peak_memory_bytes
         counted = peak is not None and peak.kind == "cuda_allocated" and _is_figure(peak.max, MOST_BYTES)
         return peak.max if counted and peak is not None else None
@@ -133,7 +133,7 @@ class PastRun:
 
     @cached_property
     def torch(self) -> tuple[int, int] | None:
-        """The version of torch, (major, minor), by the `environment.json` beside the record; None where none says."""
+        """The version of torch, (major, minor), by the `environment.json` beside the record; None: not known."""
         written = None if self.folder is None else run_folder.read_json(self.folder / run_folder.ENVIRONMENT)
         with suppress(ValueError, TypeError, KeyError, AttributeError):  # of a record that is not as it should be
             major, minor = (written or {})["packages"]["torch"].split(".")[:2]
@@ -141,42 +141,19 @@ class PastRun:
         return None
 
     def is_of(self, hardware: str | None, cores: str | None) -> bool:
-        """Whether the run was on this hardware, with as many cores where these count."""
+        """True for a run on this hardware, with as many cores where these count."""
         return self.hardware == hardware is not None and (cores is None or self.cores == cores)
 
-    def observation(self, hardware: str | None, cores: str | None) -> StepObservation:
-        """What the run says of a step, where `left_out` is None; that of another machine has its cores in its name."""
-        own = f"{self.hardware}, {self.cores}"
-        machine = str(hardware) if self.is_of(hardware, cores) else own
+    @cached_property
+    def observation(self) -> StepObservation:
+        """The run's mean step, where `left_out` is None."""
         commit = commit_of({"commit": self.record.commit, "changes": self.record.changes})
-        step_s, error = self.step_s or math.nan, self.step_error
-        return StepObservation(self.setting, step_s, error, self.is_probe, machine, commit, marks=self.marks)
-
-
-@dataclass(frozen=True)
-class History:
-    """Finished runs, the newest last; unread: records that could not be read."""
-
-    runs: Sequence[PastRun] = ()
-    unread: int = 0
-
-    _observations: dict[Any, list[StepObservation]] = field(default_factory=dict, repr=False, compare=False)
-
-    def timed(self, kind: str, marked: bool = False) -> list[PastRun]:
-        """The runs of a workload that say something about time: those without marks, or those with marks too."""
-        runs = [run for run in self.runs if run.record.kind == kind and run.left_out is None]
-        return runs if marked else [run for run in runs if not run.marks]
-
-    def observations(self, kind: str, hardware: str | None, cores: str | None) -> list[StepObservation]:
-        """What those say of steps, as seen from a machine."""
-        key = kind, hardware, cores
-        if key not in self._observations:
-            self._observations[key] = [run.observation(hardware, cores) for run in self.timed(kind, marked=True)]
-        return self._observations[key]
+        step_s, machine = self.step_s or math.nan, str(self.hardware)
+        return StepObservation(self.setting, step_s, self.step_error, self.is_probe, machine, commit, marks=self.marks)
 
 
 def history_folders(folder: Path) -> list[Path]:
-    """The sweeps whose records count for a run in `folder`: all of a root named `multirun`, else its own sweep."""
+    """The sweeps whose records count for a run in `folder`: all in a root named `multirun`, else its own sweep."""
     root = folder.parent.parent
     if root.name != ROOT:
         return [folder.parent]
@@ -186,46 +163,21 @@ def history_folders(folder: Path) -> list[Path]:
     return []
 
 
-def read(folders: Sequence[Path]) -> History:
-    """The finished runs in these sweeps' folders, the newest MOST_RUNS; what cannot be read is left out."""
+def read(folders: Sequence[Path]) -> list[PastRun]:
+    """The newest MOST_RUNS finished runs in these sweeps' folders, the newest last; unreadable records are left out."""
     files = nlargest(MOST_RUNS, (file for folder in folders for file in _results(folder)))
-    runs, unread = list[PastRun](), 0
-    for modified_ns, path, inode in reversed(files):
-        try:
-            run = _run(path, modified_ns, inode)
-        except (OSError, ValueError, RecursionError):
-            unread += 1
-            continue
-        if run is not None:
-            runs.append(run)
-    return History(runs, unread)
+    return [run for file in reversed(files) if (run := _run(*file)) is not None]
 
 
 def setting(config: Mapping[str, Any]) -> dict[str, str]:
-    """As `comparable.measured_settings`, several times as fast: "group.key" to JSON text. Keys that came after the run
-    have the value of what it did."""
+    """The settings of `comparable.measured_settings` ("group.key" to JSON text), several times as fast. Keys that came
+    after the run have the value by which it behaved."""
     measured = flat({key: value for key, value in config.items() if key not in NOT_IDENTITY})
     for key, before in LATER_KEYS.items():
         if before in measured and key not in measured:
             group, _, name = key.rpartition(".")
             measured[key] = LATER[group][name]
     return {key: msgspec.json.encode(value).decode() for key, value in measured.items()}
-
-
-def cores_in_words(number: int | None, ranks: int, in_job: bool) -> str:
-    """The cores that a run has, by which machines of CPU ranks are told apart.
-
-    Args:
-        ranks: on a node.
-        in_job: whether the run has cores of its own, a number for each rank, and not all of the machine.
-    """
-    return f"{number / ranks:g} cores a rank" if in_job and number else f"{number} cores"
-
-
-def product(hardware: str | None) -> str | None:
-    """One name for all names of a GPU; others as they are."""
-    known = None if hardware is None else gpus.of_product(hardware)
-    return hardware if known is None else known.name
 
 
 def commit_of(git: Mapping[str, Any] | None) -> str | None:
@@ -235,7 +187,7 @@ def commit_of(git: Mapping[str, Any] | None) -> str | None:
 
 
 def _results(folder: Path) -> Iterator[tuple[int, str, int]]:
-    """When each record of a sweep was written, its path, and its inode; hidden folders hold what was put aside."""
+    """Time of writing, path and inode of each record of a sweep; hidden folders hold discarded ones."""
     with suppress(OSError), scandir(folder) as entries:
         for entry in entries:
             if not entry.name.startswith("."):
@@ -246,17 +198,15 @@ def _results(folder: Path) -> Iterator[tuple[int, str, int]]:
 
 
 @lru_cache(maxsize=2 * MOST_RUNS)
-def _run(path: str, modified_ns: int, inode: int) -> PastRun | None:
-    """The run of a record, read once for each state of its file; None where it did not finish.
-
-    Raises:
-        OSError, ValueError, RecursionError: it cannot be read.
-    """
+def _run(modified_ns: int, path: str, inode: int) -> PastRun | None:
+    """The run of a record, read once for each state of its file; None where it did not finish, cannot be read, or is
+    of a newer version."""
     del modified_ns, inode
-    record = DECODER.decode(Path(path).read_bytes())
-    if record.schema_version > SCHEMA_VERSION:
-        raise ValueError("written by a newer version")
-    return PastRun(record, Path(path).parent) if record.status in FINISHED else None
+    with suppress(OSError, ValueError, RecursionError):
+        record = DECODER.decode(Path(path).read_bytes())
+        if record.schema_version <= SCHEMA_VERSION and record.status in FINISHED:
+            return PastRun(record, Path(path).parent)
+    return None
 
 
 def _count(value: Any) -> int:

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from multicard.estimate.time.observations import StepObservation
+from multicard.estimate.observations import StepObservation
 from multicard.estimate.totals import EVALUATION
 from papers import printed
 

@@ -1,6 +1,7 @@
-"""What runs are estimated for: this machine, or a GPU that is named."""
+"""What runs are estimated for: this machine, or a GPU that `predict.gpu` names. No torch."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,24 +9,142 @@ from typing import Any
 from multicard.config.base import RunConfig
 from multicard.config.job import Device, resources
 from multicard.config.prediction import is_elsewhere, memory_bytes
-from multicard.estimate import gpus, history
 from multicard.machine import environment
 from multicard.records.text_table import in_bytes
+
+GIB = 1 << 30
+RESERVED_BYTES = GIB * 3 // 4  # the most that the driver kept for itself on the GPUs of the table
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A model of GPU.
+
+    Fields:
+        name: as `predict.gpu` has it; models that differ in their links (SXM, PCIe) differ in name, as steps on several
+            of them take other times. products: its names as NVML gives them.
+        nvml_bytes: all of its memory, as nvidia-smi prints it.
+        memory_bytes: `total_memory` in torch, the least that is reported; with ECC where the GPU can switch it off.
+        capability: CUDA's compute capability.
+    """
+
+    name: str
+    products: tuple[str, ...]
+    nvml_bytes: int
+    memory_bytes: int
+    capability: tuple[int, int]
+
+
+def _gpu(name: str, products: str, nvml_mib: int, usable_gib: float, capability: tuple[int, int]) -> Gpu:
+    return Gpu(name, tuple(products.split("|")), nvml_mib << 20, int(usable_gib * GIB), capability)
+
+
+# MiB as nvidia-smi prints them, GiB as torch's messages on memory that ran out have them ("a total capacity of 93.00
+# GiB"): public issues, as VACE 56 (H100 NVL), Step-Video-T2V 8 (L40S), MTVCrafter 21 (RTX 6000 Ada), CogVLM 236 (A10),
+# CogVideo 36 (RTX 4090), LlamaFactory 182 (V100). Where none was found (H20, GH200, L4, T4): the same less 1 GiB.
+# Compute capabilities: developer.nvidia.com/cuda-gpus
+GPUS: dict[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("b200", "NVIDIA B200", 183359, 178.35, (10, 0)),
+        _gpu("gh200-96gb", "NVIDIA GH200 480GB", 97871, 94.5, (9, 0)),
+        _gpu("h200", "NVIDIA H200", 143771, 139.72, (9, 0)),
+        _gpu("h200-nvl", "NVIDIA H200 NVL", 143771, 139.72, (9, 0)),
+        _gpu("h100-94gb", "NVIDIA H100|NVIDIA H100 SXM5 94GB", 95830, 93.0, (9, 0)),
+        _gpu("h100-nvl", "NVIDIA H100 NVL", 95830, 93.0, (9, 0)),
+        _gpu("h100-80gb", "NVIDIA H100 80GB HBM3", 81559, 79.1, (9, 0)),
+        _gpu("h100-pcie", "NVIDIA H100 PCIe", 81559, 79.1, (9, 0)),
+        _gpu("h20", "NVIDIA H20", 97871, 94.5, (9, 0)),
+        _gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", 81920, 79.14, (8, 0)),
+        _gpu("a100-80gb-pcie", "NVIDIA A100 80GB PCIe", 81920, 79.14, (8, 0)),
+        _gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", 40960, 39.38, (8, 0)),
+        _gpu("a100-40gb-pcie", "NVIDIA A100-PCIE-40GB", 40960, 39.38, (8, 0)),
+        _gpu("l40s", "NVIDIA L40S", 46068, 44.39, (8, 9)),
+        _gpu("l40", "NVIDIA L40", 46068, 44.39, (8, 9)),
+        _gpu("l4", "NVIDIA L4", 23034, 21.9, (8, 9)),
+        _gpu("a10", "NVIDIA A10", 23028, 21.98, (8, 6)),
+        _gpu("a10g", "NVIDIA A10G", 23028, 21.98, (8, 6)),
+        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24564, 23.5, (8, 9)),
+        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24576, 23.5, (8, 6)),
+        _gpu("rtx6000-ada", "NVIDIA RTX 6000 Ada Generation", 46068, 44.4, (8, 9)),
+        _gpu("rtxa6000", "NVIDIA RTX A6000", 46068, 44.4, (8, 6)),
+        _gpu("v100-32gb", "Tesla V100-SXM2-32GB", 32768, 31.73, (7, 0)),
+        _gpu("v100-32gb-pcie", "Tesla V100-PCIE-32GB", 32768, 31.73, (7, 0)),
+        _gpu("v100-16gb", "Tesla V100-SXM2-16GB", 16384, 15.77, (7, 0)),
+        _gpu("v100-16gb-pcie", "Tesla V100-PCIE-16GB", 16384, 15.77, (7, 0)),
+        _gpu("t4", "Tesla T4", 15360, 14.5, (7, 5)),
+    )
+}
+
+
+def named(name: str, key: str = "predict.gpu") -> Gpu:
+    """The GPU that `key` names.
+
+    Raises:
+        ValueError: no GPU of the table; the message lists them.
+    """
+    gpu = GPUS.get(name.strip().lower())
+    if gpu is None:
+        raise ValueError(f"{key}={name}: no such GPU; choose one of {', '.join(GPUS)}")
+    return gpu
+
+
+def of_product(product: str, nvml_bytes: int | None = None) -> Gpu | None:
+    """The GPU with NVML's name and a memory within 8 % of `nvml_bytes`; None: not known."""
+    alike = [gpu for gpu in GPUS.values() if product in gpu.products]
+    near = [gpu for gpu in alike if nvml_bytes is None or abs(gpu.nvml_bytes - nvml_bytes) <= 0.08 * gpu.nvml_bytes]
+    return near[0] if near else None
+
+
+def usable_bytes(product: str, nvml_bytes: int) -> int:
+    """Memory that CUDA offers: by the table, else a little less than NVML's total."""
+    gpu = of_product(product, nvml_bytes)
+    return gpu.memory_bytes if gpu else nvml_bytes - RESERVED_BYTES
+
+
+def capability(product: str | None) -> tuple[int, int] | None:
+    """The compute capability of a GPU by its name as NVML or the table has it, or by its letters and number, as "H100"
+    in "NVIDIA H100 SXM5 64GB"; None: not known."""
+    words = re.findall(r"[A-Z]+\d+[A-Z]?", (product or "").upper())
+    alike = next((gpu for gpu in GPUS.values() if gpu.name.split("-")[0].upper() in words), None)
+    gpu = GPUS.get(product or "") or of_product(product or "") or alike
+    return gpu.capability if gpu else None
+
+
+def is_gpu(hardware: str) -> bool:
+    """True for the hardware of a record that is a GPU, known or not."""
+    return hardware in GPUS or hardware.startswith(("NVIDIA", "Tesla"))
+
+
+def product(hardware: str | None) -> str | None:
+    """One name for all names of a GPU; others unchanged."""
+    known = None if hardware is None else of_product(hardware)
+    return hardware if known is None else known.name
+
+
+def cores_in_words(number: int | None, ranks: int, in_job: bool) -> str:
+    """The cores of a run, which tell machines of CPU ranks apart.
+
+    Args:
+        ranks: on a node.
+        in_job: True where each rank has cores of its own, and the run not all of the machine.
+    """
+    return f"{number / ranks:g} cores a rank" if in_job and number else f"{number} cores"
 
 
 @dataclass(frozen=True)
 class Target:
     """Machine that a run is estimated for.
 
-    hardware: as records have it (`history.product`); None where nothing is known of it. cores: of CPU ranks, in words
-        (`history.cores_in_words`); None of GPUs, whose name is enough. device_type: "cuda" or "cpu".
-    gpu: the GPU's name as NVML has it; memory_bytes: what CUDA offers of it, of CPU ranks the machine's memory.
-    gpus: how many there are; None of another machine.
+    hardware: as records have it (`product`); None: not known. cores: of CPU ranks (`cores_in_words`); None of GPUs,
+        whose name is enough. device_type: "cuda" or "cpu".
+    gpu: the GPU's name as NVML has it. memory_bytes: of the GPU as CUDA offers it, of CPU ranks the machine's.
+    gpus: their number; None of another machine.
     """
 
-    hardware: str | None
-    cores: str | None
-    device_type: str
+    hardware: str | None = None
+    cores: str | None = None
+    device_type: str = "cuda"
     gpu: str | None = None
     memory_bytes: int | None = None
     gpus: int | None = None
@@ -39,18 +158,18 @@ class Target:
         return gpu if self.memory_bytes is None else f"{gpu} of {in_bytes(self.memory_bytes)}"
 
 
-UNKNOWN_NODE = Target(None, None, "cuda")  # of SLURM, of whose GPUs nothing is known
+UNKNOWN_NODE = Target()  # of SLURM, whose GPUs are not known
 
 
 def targets(configs: Sequence[RunConfig], here: bool = False, on_slurm: bool = False) -> list[Target]:
     """The target of each configuration: this machine, or the GPU of `predict.gpu` and `predict.memory`.
 
     Args:
-        here: this machine, whatever `predict.gpu` and `predict.memory` say.
+        here: ignore `predict.gpu` and `predict.memory`.
         on_slurm: nodes of SLURM instead of this machine; their processor is taken to be this machine's.
 
     Raises:
-        ValueError: `predict.gpu` is no name of the table; the message lists them.
+        ValueError: `predict.gpu` is not in the table; the message lists the names.
     """
     found = environment.gpus() if any(config.device is not Device.cpu for config in configs) else []
     return [_target(config, found, here, on_slurm) for config in configs]
@@ -60,26 +179,24 @@ def _target(config: RunConfig, found: Sequence[Mapping[str, Any]], here: bool, o
     asked = config.predict
     memory = memory_bytes(asked.memory) if asked.memory and not here else None
     if asked.gpu is not None and not here:
-        gpu = gpus.named(asked.gpu)
+        gpu = named(asked.gpu)
         return Target(gpu.name, None, "cuda", gpu.products[0], memory or gpu.memory_bytes)
-    if on_slurm and config.device is not Device.cpu and not is_elsewhere(config):
-        return UNKNOWN_NODE
-    found = [] if config.device is Device.cpu else found
-    names = sorted({str(gpu["name"]) for gpu in found if gpu.get("name")})
-    sizes = [gpus.usable_bytes(gpu["name"], gpu["memory_bytes"]) for gpu in found if gpu.get("memory_bytes")]
-    if names:
-        least = memory or min(sizes, default=None)
-        return Target(history.product(", ".join(names)), None, "cuda", names[0], least, len(found))
+    if config.device is not Device.cpu:
+        if on_slurm and not is_elsewhere(config):
+            return UNKNOWN_NODE
+        names = sorted({str(gpu["name"]) for gpu in found if gpu.get("name")})
+        if names:
+            sizes = [usable_bytes(gpu["name"], gpu["memory_bytes"]) for gpu in found if gpu.get("memory_bytes")]
+            least = memory or min(sizes, default=None)
+            return Target(product(", ".join(names)), None, "cuda", names[0], least, len(found))
     if memory is not None or config.device is Device.cuda:
-        return Target(None, None, "cuda", None, memory)
+        return Target(memory_bytes=memory)
     return Target(environment.cpu_model(), _cores(config, on_slurm), "cpu", None, environment.memory_bytes())
 
 
 def _cores(config: RunConfig, on_slurm: bool) -> str:
-    in_job = os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
-    if on_slurm:
-        return history.cores_in_words(resources(config).cpus, config.gpus, in_job=True)
-    cores = environment.cores()
+    in_job = on_slurm or os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
+    cores = resources(config).cpus if on_slurm else environment.cores()
     if config.exclusive is False and not in_job:  # runs beside each other
-        cores = min(cores, resources(config).cpus)
-    return history.cores_in_words(cores, config.gpus, in_job or config.exclusive is False)
+        cores, in_job = min(cores, resources(config).cpus), True
+    return cores_in_words(cores, config.gpus, in_job)

@@ -1,4 +1,4 @@
-"""What a run takes in all, from its step: seconds of training and evaluation, and joules.
+"""Totals of a run, from its step: number of steps, seconds of training and evaluation, joules.
 
     total = step x (steps + warm-up + epochs x evaluation) + epochs x rest
 
@@ -7,21 +7,37 @@ not average out over them.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from multicard.config.base import RunConfig
-from multicard.estimate.alike import Alike
-from multicard.estimate.history import PastRun
-from multicard.estimate.lengths import Length, ranks
-from multicard.records.schema import VisionEpoch
+from multicard.config.base import RunConfig, plain
+from multicard.config.llm import LlmConfig, SyntheticConfig
+from multicard.config.vision import VisionConfig
+from multicard.estimate import history
+from multicard.estimate.history import MOST_BYTES, PastRun
+from multicard.estimate.observations import axes, differences
+from multicard.estimate.scaling import CONFIDENCE
+from multicard.measure import repeated_runs
+from multicard.records.schema import LlmRecord, VisionEpoch, VisionRecord
 from multicard.records.schema_parts import Interval
+from multicard.vision.strategy import STRATEGIES
 
-# Of logarithms, between runs alike, before there are several (see `alike.spread`)
-EVALUATION_SD, DRIFT_SD, WARMUP_SD, POWER_SD = 0.05, 0.01, 0.3, 0.03
-EVALUATION = Interval(0.35, 0.15, 0.8)  # an evaluated image by a trained one, where no run tells
-ENOUGH_STEPS = 5  # of an epoch after the warm-up, that a drift is read from
-ENOUGH_PAIRS = 10  # of predictions and what became of them, that intervals are calibrated by
+LENGTH = ("epochs", "dataset.train_limit", "dataset.test_limit", "dataset.rows", "max_steps")  # keys of the step count
+IMAGES = ("dataset.name", "dataset.root", "dataset.skip_broken")  # keys of a data set's number of images
+TEXT = ("dataset", "tokenizer", "template", "max_seq_len", "packed")  # groups and keys of the number of rows
+MOST_STEPS = 10**12
+# Standard deviations of logarithms, between runs alike, before there are several (`spread`)
+EVALUATION_SD, WARMUP_SD, POWER_SD = 0.05, 0.3, 0.03
+PRIOR_DEGREES = 4
+EVALUATION = Interval(0.35, 0.15, 0.8)  # an evaluated image over a trained one, where no run tells
+ENOUGH_PAIRS = 10  # predictions with their outcome, to calibrate intervals by
 LEAST_FACTOR, MOST_FACTOR = 0.25, 10.0
+Figure = Callable[[PastRun], float | None]
+Sizes = Callable[[RunConfig], Any]
+
+
+# ---- intervals
 
 
 def exact(value: float) -> Interval:
@@ -53,23 +69,194 @@ def widened(interval: Interval, factor: float) -> Interval:
     return Interval(interval.value, max(low, 0.0), interval.value + factor * (interval.high - interval.value))
 
 
+def spread(values: Sequence[float], sd: float) -> Interval:
+    """The geometric mean of figures above 0, with the 90 % interval of the next one.
+
+    Args:
+        sd: of the logarithm between runs; it counts as PRIOR_DEGREES of freedom beside those of `values`.
+    """
+    logs = [math.log(value) for value in values]
+    mean, count = math.fsum(logs) / len(logs), len(logs)
+    degrees = PRIOR_DEGREES + count - 1
+    variance = (PRIOR_DEGREES * sd**2 + math.fsum((value - mean) ** 2 for value in logs)) / degrees
+    half = repeated_runs.student_quantile(CONFIDENCE, degrees) * math.sqrt(variance * (1 + 1 / count))
+    half = min(half, math.log(10))
+    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+# ---- runs alike
+
+
+class Alike:
+    """Runs of one machine and workload, by the number of settings in which they differ from one cell."""
+
+    def __init__(self, setting: Mapping[str, str], runs: Sequence[PastRun]) -> None:
+        own, by_axes = axes(setting), dict[tuple[tuple[str, str], ...], list[PastRun]]()
+        for run in runs:
+            by_axes.setdefault(run.axes, []).append(run)
+        groups = [(len(differences(dict(key), own)), group) for key, group in by_axes.items()]
+        self._groups = sorted(groups, key=lambda group: group[0])
+        self._setting = setting
+
+    def of_this_cell(self) -> list[PastRun]:
+        """The runs with the very same steps, and as many."""
+        same = [run for distance, group in self._groups if distance == 0 for run in group]
+        return [run for run in same if all(run.setting.get(key) == self._setting.get(key) for key in LENGTH)]
+
+    def nearest(self, figure: Figure) -> tuple[int, list[float]]:
+        """The values of a figure of the nearest runs where it is known, and the number of settings that differ."""
+        nearest, values = 0, list[float]()
+        for distance, group in self._groups:
+            if values and distance > nearest:
+                break
+            nearest = distance
+            values += [value for run in group if (value := figure(run)) is not None and math.isfinite(value)]
+        return nearest, values
+
+    def interval(self, figure: Figure, sd: float) -> Interval | None:
+        """A figure above 0 of the next run with its 90 % interval, by the nearest runs where it is known.
+
+        Args:
+            sd: of the figure's logarithm between runs, before any was repeated; each setting that differs adds as much.
+        """
+        distance, values = self.nearest(figure)
+        values = [value for value in values if 0 < value < MOST_BYTES]
+        return spread(values, sd * (1 + distance)) if values else None
+
+
+# ---- steps of an epoch
+
+
+@dataclass(frozen=True)
+class Length:
+    """Length of an epoch.
+
+    steps: of training. last_share: the last batch over a full one. test: samples that all ranks evaluate together.
+    """
+
+    steps: int
+    last_share: float = 1.0
+    test: int = 0
+
+
+def ranks(config: RunConfig) -> int:
+    return config.gpus * config.nodes
+
+
+def length_of_images(config: VisionConfig, train: int, test: int) -> Length:
+    """An epoch on `train` images, as the strategies share them (`multicard.vision.strategy`)."""
+    strategy, batch = STRATEGIES[config.strategy.name], config.batch_size
+    if strategy.one_process:
+        batch *= config.gpus
+    if strategy.shards:
+        train = -(-train // ranks(config))
+    batches = -(-train // batch)
+    last_share = (train - (batches - 1) * batch) / batch
+    return Length(-(-batches // ranks(config)) if strategy.takes_turns else batches, last_share, test)
+
+
+def length_of_rows(config: LlmConfig, rows: int) -> Length:
+    """An epoch on `rows` rows or packed sequences: torchtune drops the rest that is less than a step."""
+    batches = -(-rows // ranks(config)) // config.batch_size
+    steps = batches // config.gradient_accumulation_steps
+    return Length(min(steps, config.max_steps or steps))
+
+
+def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun], sizes: Sizes | None = None) -> Length | None:
+    """The length of an epoch of the run; None where the size of its data is not known.
+
+    Args:
+        runs: of any settings, for the sizes of their data.
+        sizes: reads that of a configuration, where runs do not tell it; returns a reason where it cannot.
+    """
+    known = (count for run in reversed(alike.of_this_cell()) if (count := _steps_per_epoch(run)))
+    steps = next((count for count in known if 0 < count < MOST_STEPS), None)
+    if isinstance(config, LlmConfig):
+        rows = None if steps is not None else _rows(config, runs)
+        if rows is not None:
+            return length_of_rows(config, rows)
+        steps = steps or config.max_steps
+        return None if steps is None else Length(steps)
+    assert isinstance(config, VisionConfig)
+    train, test = (_images(config, runs, part) for part in ("train", "test"))
+    if sizes is not None and None in (train, test):
+        read = sizes(config)
+        train, test = (None, None) if isinstance(read, str) else (read.train, read.test)
+    if test is None or (train is None and steps is None):
+        return None
+    computed = length_of_images(config, train, test) if train is not None else Length(steps or 0, test=test)
+    return computed if steps is None else replace(computed, steps=steps)
+
+
+def _steps_per_epoch(run: PastRun) -> int | None:
+    """The steps of an epoch of a run, or of the run that a probe stands for."""
+    record = run.record
+    if record.probe is not None:
+        return record.probe.steps_per_epoch
+    if isinstance(record, LlmRecord):
+        return record.epochs[0].steps if record.epochs else None
+    steps, epochs = _step_count(run), len(record.epochs)
+    return steps // epochs if epochs and steps is not None and steps % epochs == 0 else None
+
+
+def _images(config: VisionConfig, runs: Sequence[PastRun], part: str) -> int | None:
+    """The images of a part of the data set, by a run on the same; None where none tells."""
+    own = history.setting(plain(config))
+    limit = getattr(config.dataset, f"{part}_limit")
+    for run in reversed(runs):
+        if all(run.setting.get(key) == own.get(key) for key in IMAGES):
+            count = _images_of(run, part)
+            theirs = run.record.config["dataset"].get(f"{part}_limit")
+            is_whole = count is not None and (theirs is None or count < theirs)
+            if count is not None and (is_whole or (limit is not None and count >= limit)):
+                return min(count, limit or count)
+    return None
+
+
+def _images_of(run: PastRun, part: str) -> int | None:
+    epochs = run.record.epochs if isinstance(run.record, VisionRecord) else []
+    if part == "test":
+        return next((epoch.test_samples for epoch in epochs if epoch.test_samples and not run.is_raced), None)
+    return next((epoch.samples for epoch in epochs if epoch.samples and not run.is_probe), None)
+
+
+def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:
+    """The labelled rows of the data set, or the sequences that they are packed into; None: not known."""
+    own = history.setting(plain(config))
+    keys = [key for key in own if key.partition(".")[0] in TEXT]
+    for run in reversed(runs):
+        counts = getattr(run.record, "text_rows", None)
+        if counts is None or any(run.setting.get(key) != own[key] for key in keys):
+            continue
+        packed = run.record.config.get("packed")  # older records do not have the sequences
+        rows = counts.sequences if packed else None if counts.read is None else counts.read - (counts.left_out or 0)
+        if rows is not None:
+            return rows
+    # For stored data `rows` is a limit
+    return config.dataset.rows if isinstance(config.dataset, SyntheticConfig) and not config.packed else None
+
+
+# ---- totals
+
+
 def total_s(config: RunConfig, step_s: Interval, length: Length, alike: Alike, probed: bool) -> Interval:
     """Seconds of training and evaluation, as the record's `total_s`.
 
     Args:
-        step_s: the mean of the run's steps (`over_epochs`).
-        probed: whether it is that of probes, in which neither the first step of an epoch counts nor the last.
+        step_s: the mean of the run's steps.
+        probed: True for the step of probes, in which the first step of an epoch and the last do not count.
     """
     epochs = config.epochs
-    steps = [_steps(length, epochs, probed)]
+    # A last batch that is not full takes less, down to its share; a mean over whole epochs has that already
+    least = length.steps - (1 - length.last_share) * probed
+    steps = [Interval(epochs * (least + length.steps) / 2, epochs * least, epochs * length.steps)]
     warmup = alike.interval(warmup_steps, WARMUP_SD)
     steps += [] if warmup is None else [warmup]
     if length.test:
         share = alike.interval(evaluation_share, EVALUATION_SD) or EVALUATION
         images = -(-length.test // ranks(config))
         steps.append(product(share, exact(epochs * images / config.batch_size)))
-    # what slows the steps of a run slows its evaluation too
-    parts = [product(step_s, summed(steps))]
+    parts = [product(step_s, summed(steps))]  # a slow machine slows the evaluation too
     if probed and epochs > 1:
         waits = alike.interval(later_first_batch_s, WARMUP_SD)
         parts += [] if waits is None else [product(waits, exact(epochs - 1))]
@@ -78,35 +265,81 @@ def total_s(config: RunConfig, step_s: Interval, length: Length, alike: Alike, p
     return summed(parts)
 
 
-def _steps(length: Length, epochs: int, probed: bool) -> Interval:
-    """The steps of a run. The last of an epoch takes less where its batch is not full, down to the batch's share;
-    a mean over whole epochs has that already."""
-    least = length.steps - (1 - length.last_share) * probed
-    return Interval(epochs * (least + length.steps) / 2, epochs * least, epochs * length.steps)
-
-
-def over_epochs(step_s: Interval, epochs: int, observed_epochs: float, alike: Alike) -> Interval:
-    """The mean step of a run of so many epochs, from that of runs of others, by the drift between epochs."""
-    if epochs == round(observed_epochs):
-        return step_s
-    later = alike.interval(drift, DRIFT_SD)
-    if later is None:
-        return step_s
-    factors = [
-        (1 + (epochs - 1) * ratio) / epochs * observed_epochs / (1 + (observed_epochs - 1) * ratio)
-        for ratio in (later.value, later.low, later.high)
-    ]
-    return product(step_s, Interval(factors[0], min(factors), max(factors)))
-
-
 def energy_joules(total_s: Interval, config: RunConfig, alike: Alike) -> Interval | None:
-    """Joules of all GPUs, by the mean power of a GPU in runs alike; None where none of them knows it."""
+    """Joules of all GPUs, by the mean power of a GPU in runs alike; None where none of them has it."""
     power_w = alike.interval(watts_per_gpu, POWER_SD)
     return None if power_w is None else product(total_s, power_w, exact(ranks(config)))
 
 
+# ---- figures of a finished run that tell of others
+
+
+def warmup_steps(run: PastRun) -> float | None:
+    """Excess of the training over its number of mean steps, in steps; of a probe that of its first epoch, whose first
+    step the mean leaves out."""
+    epochs = run.record.epochs
+    if run.is_probe:
+        trained_s, steps = (epochs[0].train_s, epochs[0].steps) if epochs else (None, None)
+    else:
+        trained_s, steps = _sum(epoch.train_s for epoch in epochs), _step_count(run)
+    if trained_s is None or steps is None or not run.step_s or len(run.record.segments) > 1:
+        return None
+    return max(trained_s / run.step_s - steps, 1e-3)
+
+
+def later_first_batch_s(run: PastRun) -> float | None:
+    """The wait for the first batch of a later epoch; where there is none, of the first, in which loaders start."""
+    waits = [getattr(epoch, "first_batch_s", None) for epoch in run.record.epochs]
+    return _mean(waits[1:] or waits)
+
+
+def evaluation_share(run: PastRun) -> float | None:
+    """Seconds for an image that a rank evaluates, over those for one that it trains on."""
+    epochs = [epoch for epoch in run.record.epochs if isinstance(epoch, VisionEpoch)]
+    seconds = _mean(epoch.evaluate_s for epoch in epochs)
+    images = next((epoch.test_samples for epoch in epochs if epoch.test_samples), None)
+    batch = run.record.config.get("batch_size")
+    if seconds is None or images is None or not run.step_s or not isinstance(batch, int) or batch < 1:
+        return None
+    return seconds / -(-images // run.ranks) / (run.step_s / batch)
+
+
+def rest_s(run: PastRun) -> float | None:
+    """Seconds of an epoch beside training and evaluation."""
+    record, epochs = run.record, run.record.epochs
+    trained_s = _sum(epoch.train_s for epoch in epochs)
+    if run.is_probe or trained_s is None or record.total_s is None:
+        return None
+    evaluated_s = _sum(getattr(epoch, "evaluate_s", None) for epoch in epochs) or 0.0
+    return max((record.total_s - trained_s - evaluated_s) / len(epochs), 1e-6)
+
+
+def watts_per_gpu(run: PastRun) -> float | None:
+    joules, seconds = run.record.training_joules, run.record.total_s
+    return joules / seconds / run.ranks if joules and seconds else None
+
+
+def _step_count(run: PastRun) -> int | None:
+    stats = run.record.steps
+    return None if stats is None or stats.count is None else stats.count + (stats.warmup_count or 0)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """None where one of them is not known, or there are none."""
+    known = list(values)
+    return None if not known or None in known else math.fsum(value for value in known if value is not None)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+# ---- calibration
+
+
 def calibration(runs: Sequence[PastRun], basis: str) -> float:
-    """The factor for the sides of intervals of a basis with which 90 % of such predictions have come true.
+    """The factor for the sides of a basis' intervals with which 90 % of such predictions would have come true.
 
     Split conformal prediction: of n finished runs, the ceil(0.9 (n + 1))-th smallest distance of the total from its
     prediction, in sides of the interval as it was before its own calibration. 1 where fewer than ENOUGH_PAIRS are
@@ -124,100 +357,15 @@ def factor(scores: Sequence[float]) -> float:
 
 
 def distance(said: Interval, measured: float) -> float | None:
-    """Of a measured figure from the predicted one, in sides of the interval; None where that has none."""
+    """Distance of a measured figure from the predicted one, in sides of the interval; None where that has none."""
     side = said.high - said.value if measured > said.value else said.value - said.low
     return abs(measured - said.value) / side if side > 0 else None
 
 
 def _score(run: PastRun, basis: str) -> float | None:
-    """None of a probe, too: its prediction is that of the whole run, which it is not."""
+    """The distance of a run's total; None of a probe, whose prediction is that of the whole run."""
     prediction, measured_s = run.record.prediction, None if run.is_probe else run.record.total_s
     if prediction is None or prediction.basis != basis or prediction.total_s is None or measured_s is None:
         return None
     apart = distance(prediction.total_s, measured_s)
     return None if apart is None else apart * prediction.calibration
-
-
-# What a finished run tells of others
-
-
-def warmup_steps(run: PastRun) -> float | None:
-    """By how many mean steps the training took longer than its number of them; of a probe its first epoch, of which
-    the mean leaves out the first step."""
-    epochs, stats = run.record.epochs, run.record.steps
-    if run.is_probe:
-        trained_s, steps = (epochs[0].train_s, epochs[0].steps) if epochs else (None, None)
-    else:
-        trained_s = _sum(epoch.train_s for epoch in epochs)
-        steps = None if stats is None or stats.count is None else stats.count + (stats.warmup_count or 0)
-    if trained_s is None or steps is None or not run.step_s or len(run.record.segments) > 1:
-        return None
-    return max(trained_s / run.step_s - steps, 1e-3)
-
-
-def drift(run: PastRun) -> float | None:
-    """The mean step of later epochs by that of the first, the warm-up and waits for first batches left out."""
-    epochs, stats = run.record.epochs, run.record.steps
-    if run.is_probe or len(epochs) < 2 or stats is None or len(run.record.segments) > 1:
-        return None
-    later_s = _sum(_without_first_batch_s(epoch) for epoch in epochs[1:])
-    count, warmup = stats.count or 0, stats.warmup_count or 0
-    each = (count + warmup) / len(epochs)
-    if later_s is None or each - warmup < ENOUGH_STEPS or not stats.mean:
-        return None
-    waits_s = _sum(_first_batch_s(epoch) for epoch in epochs[1:]) or 0.0
-    first_s = (count * stats.mean - later_s - waits_s) / (each - warmup)
-    return later_s / (each * (len(epochs) - 1)) / first_s if first_s > 0 else None
-
-
-def later_first_batch_s(run: PastRun) -> float | None:
-    """The wait for the first batch of an epoch that is not the first; where none was, of the first, where loaders
-    start."""
-    waits = [_first_batch_s(epoch) for epoch in run.record.epochs]
-    return _mean(waits[1:] or waits)
-
-
-def evaluation_share(run: PastRun) -> float | None:
-    """Seconds for an image that a rank evaluates, by those for one that it trains on."""
-    epochs = [epoch for epoch in run.record.epochs if isinstance(epoch, VisionEpoch)]
-    seconds = _mean(epoch.evaluate_s for epoch in epochs)
-    images = next((epoch.test_samples for epoch in epochs if epoch.test_samples), None)
-    batch = run.record.config.get("batch_size")
-    if seconds is None or images is None or not run.step_s or not isinstance(batch, int) or batch < 1:
-        return None
-    return seconds / -(-images // run.ranks) / (run.step_s / batch)
-
-
-def rest_s(run: PastRun) -> float | None:
-    """Seconds of an epoch that are neither of training nor of evaluation."""
-    record, epochs = run.record, run.record.epochs
-    trained_s = _sum(epoch.train_s for epoch in epochs)
-    if run.is_probe or trained_s is None or record.total_s is None:
-        return None
-    evaluated_s = _sum(getattr(epoch, "evaluate_s", None) for epoch in epochs) or 0.0
-    return max((record.total_s - trained_s - evaluated_s) / len(epochs), 1e-6)
-
-
-def watts_per_gpu(run: PastRun) -> float | None:
-    joules, seconds = run.record.training_joules, run.record.total_s
-    return joules / seconds / run.ranks if joules and seconds else None
-
-
-def _first_batch_s(epoch: object) -> float | None:
-    return getattr(epoch, "first_batch_s", None)
-
-
-def _without_first_batch_s(epoch: object) -> float | None:
-    train_s = getattr(epoch, "train_s", None)
-    return None if train_s is None else train_s - (_first_batch_s(epoch) or 0.0)
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """None where one of them is not known, or there are none."""
-    known = list(values)
-    return None if not known or None in known else math.fsum(value for value in known if value is not None)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None

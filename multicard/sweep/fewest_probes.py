@@ -1,15 +1,15 @@
 """The fewest probes that make the cells of a sweep predictable, and the commands that run them.
 
 Cells are taken from the fewest GPUs on; one that the known and the chosen ones do not make predictable is chosen too.
-In the end those go that later ones have made needless. What is predictable, `multicard.estimate.time.estimate` says.
+In the end those go that later ones have made needless. What is predictable, `multicard.estimate.steps` says.
 """
 
 import math
 import shlex
 from collections.abc import Mapping, Sequence
 
-from multicard.estimate.time import estimate
-from multicard.estimate.time.observations import WITHOUT_EFFECT, StepObservation
+from multicard.estimate import steps
+from multicard.estimate.observations import WITHOUT_EFFECT, StepObservation
 
 COUNTED = ("gpus", "nodes")
 SAME_STEP = WITHOUT_EFFECT | {"name", "repeat", "repetition", "rerun"}
@@ -39,7 +39,7 @@ def fewest(
 
     def is_predictable(place: int, chosen: Sequence[int]) -> bool:
         of = [*before, *(seen[other] for other in chosen)]
-        return estimate.step(settings[place], machines[place], None, of) is not None
+        return steps.step(settings[place], machines[place], None, of) is not None
 
     chosen: list[int] = []
     for place in asked:

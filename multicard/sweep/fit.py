@@ -7,7 +7,7 @@ from multicard.config.base import Scale
 from multicard.config.job import Device, count
 from multicard.config.prediction import Fit, is_elsewhere
 from multicard.config.repetition import AUTO, LEAST_AUTO
-from multicard.estimate import before_run, gpus
+from multicard.estimate import before_run, target
 from multicard.machine import devices
 from multicard.measure.timing import clock_s
 from multicard.messages import say
@@ -36,7 +36,7 @@ def check(sweep: Sweep, on_slurm: bool = False) -> None:
     """
     left = sweep.left
     for name in {cell.cfg.predict.gpu for cell in left} - {None}:
-        gpus.named(name)  # a wrong name is not ignored where nothing asks for the GPU
+        target.named(name)  # a wrong name is not ignored where nothing asks for the GPU
     asked = [cell for cell in left if _is_asked(cell) and (not on_slurm or is_elsewhere(cell.cfg))]
     if not asked or not (on_slurm or devices.visible_gpus()):
         return

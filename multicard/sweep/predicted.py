@@ -10,10 +10,9 @@ from multicard import workloads
 from multicard.config.base import Scale, plain
 from multicard.config.job import count, resources
 from multicard.config.prediction import is_elsewhere
-from multicard.estimate import estimates, history
+from multicard.estimate import estimates, history, observations
 from multicard.estimate.estimates import Effort, Estimate
 from multicard.estimate.target import UNKNOWN_NODE, Target, targets
-from multicard.estimate.time import observations
 from multicard.machine import environment
 from multicard.messages import say
 from multicard.records import comparable, run_folder, table, text_table

@@ -1,5 +1,6 @@
 """Predicted memory: closed forms, what must not fall back in silence, and the truth on the CPU."""
 
+import pickle
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,15 +12,16 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from benchmarks import prediction_memory as truth
-from multicard.config.base import NOT_IDENTITY, RunConfig
+from multicard.config.base import NOT_IDENTITY, RunConfig, plain
 from multicard.config.placement import Placement
-from multicard.estimate import memory
 from multicard.estimate import peaks as peaks_of_runs
-from multicard.estimate.memory import PeakMemory, answers, extras, facts, simulate, torch_internals, tuning_step
+from multicard.estimate.memory import answers, extras, facts, simulate, torch_internals, tuning_step
 from multicard.estimate.memory.answers import Active
-from multicard.estimate.memory.facts import ImageFacts, Machine, TextFacts, facts_of
+from multicard.estimate.memory.facts import ImageFacts, TextFacts, facts_of
 from multicard.estimate.memory.torch_internals import CPU, fake
 from multicard.estimate.memory.tracker import Tracker
+from multicard.estimate.peaks import PeakMemory
+from multicard.estimate.target import Target
 from multicard.llm import torchtune_config
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
@@ -40,8 +42,8 @@ IRRELEVANT = """
 """
 
 
-def predicted(config: RunConfig, machine: Machine) -> PeakMemory:
-    (peak,) = memory.predict_all([config], machine, [facts_of(config)])
+def predicted(config: RunConfig, machine: Target) -> PeakMemory:
+    (peak,) = peaks_of_runs.predict_all([config], machine, [facts_of(config)])
     assert isinstance(peak, PeakMemory)
     return peak
 
@@ -241,18 +243,18 @@ def test_real_steps_on_the_cpu_take_what_is_predicted(tmp_path, words):
 
 def test_a_request_keeps_the_configuration():
     for config, sizes in ((typed(*TINY, "optimizer=adamw"), IMAGES), (typed_llm("method=qlora", *LLAMA), TEXT)):
-        request = answers.request(config, sizes, Machine())
-        assert answers.config_of(request) == config
+        request = answers.request(config, sizes, Target())
+        assert pickle.loads(pickle.dumps(request)) == request
         config.seed += 1
-        assert answers.identity(answers.request(config, sizes, Machine())) == answers.identity(request)
+        assert answers.identity(answers.request(config, sizes, Target())) == answers.identity(request)
         config.batch_size += 1
-        assert answers.identity(answers.request(config, sizes, Machine())) != answers.identity(request)
+        assert answers.identity(answers.request(config, sizes, Target())) != answers.identity(request)
 
 
 def test_cells_that_take_the_same_share_an_answer():
     def identities(*cells: tuple[str, ...]) -> int:
         configs = [typed(*TINY[:-1], *words) for words in cells]
-        return len({answers.identity(answers.request(config, IMAGES, Machine())) for config in configs})
+        return len({answers.identity(answers.request(config, IMAGES, Target())) for config in configs})
 
     ranks = [f"gpus={count}" for count in (2, 3, 4)]
     assert identities(*((count, "num_workers=1") for count in ranks), ("gpus=2", "fit=off", "repeat=2")) == 1
@@ -267,7 +269,7 @@ def test_every_key_either_matters_to_memory_or_does_not():
     """A new key has to be put into one of the two."""
     irrelevant = {*NOT_IDENTITY, *IRRELEVANT.split()}
     for workload, config in (("vision", typed(*TINY)), ("llm", typed_llm(*LLAMA))):
-        assert {*answers.request(config, TEXT, Machine()).config} <= {
+        assert {*plain(config)} <= {
             *answers.RELEVANT[workload],
             *NOT_IDENTITY,
             *irrelevant,
@@ -284,18 +286,18 @@ def test_like_row_lengths_share_answers(tmp_path, monkeypatch):
     computed: list[int] = []
 
     def compute(asked: Sequence[answers.Request]) -> list[Active | str]:
-        lengths = [request.facts["length"] for request in asked]
+        lengths = [request.facts.length for request in asked]
         computed.extend(lengths)
         return [active(length) for length in lengths]
 
     monkeypatch.setattr(answers, "computed", compute)
     config = typed_llm(*LLAMA)
-    asked = [answers.request(config, TextFacts(2304, length), Machine()) for length in (64, 100, 512, 103, 30)]
+    asked = [answers.request(config, TextFacts(2304, length), Target()) for length in (64, 100, 512, 103, 30)]
     assert [answer.active_bytes for answer in answers.answer_all(asked) if isinstance(answer, Active)] == [
         *(64_000, 100_000, 512_000, 103_000, 30_000)
     ]
     assert computed == [64, 512, 30]
-    on_cpu = answers.request(config, TextFacts(2304, 100), Machine("cpu"))
+    on_cpu = answers.request(config, TextFacts(2304, 100), Target(device_type="cpu"))
     assert answers.answer_all([on_cpu], compute=False) == [answers.NOT_COMPUTED]
     (answer,) = answers.answer_all([on_cpu])
     assert isinstance(answer, Active) and computed[3:] == [100]
@@ -319,18 +321,18 @@ def test_files_of_a_tokenizer_that_cannot_be_read_are_named(tmp_path):
 
 def test_rows_that_are_not_at_hand_give_an_interval(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(answers, "computed", lambda asked: [active(request.facts["length"]) for request in asked])
+    monkeypatch.setattr(answers, "computed", lambda asked: [active(request.facts.length) for request in asked])
     hub = ("dataset=alpaca_cleaned", "model.max_seq_len=2048")
     sizes = facts_of(typed_llm(*LLAMA, *hub))
     assert (sizes.length, sizes.low, sizes.high) == (1024, 256, 2048) and sizes.vocabulary > 2048
-    peak = predicted(typed_llm(*LLAMA, *hub), Machine("cpu"))
+    peak = predicted(typed_llm(*LLAMA, *hub), Target(device_type="cpu"))
     assert "between 256 and 2048" in peak.basis
     assert peak.total == Interval(1_024_000, round(0.98 * 256_000), round(1.02 * 2_048_000))
     short = facts_of(typed_llm(*LLAMA, *hub, "max_seq_len=512"))
     assert (short.length, short.low, short.high) == (512, 256, 512)
     assert facts_of(typed_llm(*LLAMA, *hub, "max_seq_len=512", "packed=true")).lengths == (512,)
-    packed, v100 = typed_llm(*LLAMA, "packed=true", "max_seq_len=64"), Machine("cuda", "Tesla V100-SXM2-16GB")
-    (refused,) = memory.predict_all([packed], v100, [facts_of(packed)])
+    packed, v100 = typed_llm(*LLAMA, "packed=true", "max_seq_len=64"), Target(gpu="Tesla V100-SXM2-16GB")
+    (refused,) = peaks_of_runs.predict_all([packed], v100, [facts_of(packed)])
     assert isinstance(refused, str) and "packed=true" in refused
 
 
@@ -349,7 +351,7 @@ def test_the_longest_row_is_as_torchtunes(tmp_path, words):
 @pytest.mark.usefixtures("processes")
 def test_predictions_are_made_in_another_process_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    config, machine = typed(*TINY), Machine("cuda", "NVIDIA H100 NVL", 94 * 10**9)
+    config, machine = typed(*TINY), Target(gpu="NVIDIA H100 NVL", memory_bytes=94 * 10**9)
     first = predicted(config, machine)
     assert facts_of(config).train == 1438 and first.active.active_bytes == sum(first.active.by_kind.values())
     monkeypatch.setattr(answers, "computed", lambda _: pytest.fail("computed again"))
@@ -361,7 +363,7 @@ def test_predictions_are_made_in_another_process_and_kept(tmp_path, monkeypatch)
 def test_a_run_that_cannot_be_predicted_says_why(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(answers, "computed", lambda asked: ["FellBackError: attention"])
-    assert memory.predict_all([typed(*TINY)], Machine(), [IMAGES]) == ["FellBackError: attention"]
+    assert peaks_of_runs.predict_all([typed(*TINY)], Target(), [IMAGES]) == ["FellBackError: attention"]
 
 
 def test_extras_of_a_gpu(monkeypatch):
@@ -369,7 +371,7 @@ def test_extras_of_a_gpu(monkeypatch):
     size = Active(10**9, {"activations": 5 * 10**8}, "forward", "aten::mm", {}, 1.0)
 
     def added(config: RunConfig, gpu: str = "NVIDIA H100 80GB HBM3") -> dict[str, Interval]:
-        return extras.extras_of(config, Machine("cuda", gpu), size)
+        return extras.extras_of(config, Target(gpu=gpu), size)
 
     alone = typed_llm(*LLAMA)
     assert set(added(alone)) == {"cublas", "slack", "context"}
@@ -380,11 +382,6 @@ def test_extras_of_a_gpu(monkeypatch):
     assert together["compile"] == Interval(-(10**8), -25 * 10**7, 75 * 10**6)
     for extra in together.values():
         assert extra.low <= extra.value <= extra.high
-
-
-def test_deviations_add_as_squares():
-    terms = [Interval(100, 100, 100), Interval(10, 7, 14), Interval(20, 16, 23)]
-    assert extras.summed(terms) == Interval(130, 125, 135)
 
 
 def record(active_bytes: int, peak: int | None, held: int | None = None, kind: str = "cuda_allocated") -> VisionRecord:
@@ -417,11 +414,12 @@ def test_extras_are_learned_from_three_records_on(monkeypatch):
     whole = Active(2 * 10**9, {"weights": 2 * 10**9}, "forward", "aten::mm", {}, 1.0)
     monkeypatch.setattr(answers, "answer_all", lambda asked, compute=True: [whole])
     wide = [extras.Measured(10**9, 11 * 10**8)] * 3
-    config, machine = typed(*TINY), Machine()
-    plain, informed = (memory.predict_all([config], machine, [IMAGES], [some])[0] for some in ((), wide))
+    config, machine = typed(*TINY), Target()
+    plain, informed = (peaks_of_runs.predict_all([config], machine, [IMAGES], [some])[0] for some in ((), wide))
     assert isinstance(plain, PeakMemory) and isinstance(informed, PeakMemory)
     assert informed.allocated.value == 21 * 10**8 and "runs on this GPU" in informed.basis
     assert plain.allocated != informed.allocated
-    beside = [extra.value for name, extra in informed.extras.items() if name != "learned"]
-    assert set(informed.extras) == {"learned", "slack", "context"}
+    beside = [
+        extra.value for name, extra in extras.extras_of(config, machine, whole).items() if name in ("slack", "context")
+    ]
     assert informed.total.value - informed.allocated.value == sum(beside)

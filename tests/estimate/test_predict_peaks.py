@@ -10,7 +10,7 @@ from multicard.config.base import RunConfig, plain
 from multicard.estimate import history, peaks
 from multicard.estimate.history import DECODER, PastRun
 from multicard.estimate.memory.extras import Measured, torch_version
-from multicard.estimate.memory.facts import Machine
+from multicard.estimate.target import Target
 from multicard.records.schema_parts import Interval, Prediction
 from tests.conftest import typed_llm
 from tests.helpers import records
@@ -25,7 +25,9 @@ def verdict(wanted: RunConfig, *every: dict[str, Any]) -> tuple[str | None, str]
     """Of a cell whose memory cannot be computed, by these records."""
     prediction = Prediction("unknown")
     past = [PastRun(DECODER.decode(json.dumps(record))) for record in every]
-    peaks._complete(prediction, "not computed", Machine("cuda", "NVIDIA H200", 10**11), peaks._past(wanted, past))
+    peaks._complete(
+        prediction, "not computed", Target(gpu="NVIDIA H200", memory_bytes=10**11), peaks._past(wanted, past)
+    )
     return prediction.fits, prediction.memory_basis
 
 
@@ -98,7 +100,7 @@ def test_extras_are_learned_of_whole_runs_with_the_same_model_and_torch(tmp_path
         version = "1.13.0" if name == "torch" else f"{here}.0+cu130"
         text = "[]" if name == "unknown" else json.dumps({"packages": {"torch": version}})
         (tmp_path / name / "environment.json").write_text(text)
-    past = history.read([tmp_path]).runs
+    past = history.read([tmp_path])
     assert len(past) == len(runs)
     assert peaks._measured(typed_llm(), past) == [Measured(10**9, 5 * 10**9)] * 2
     (tmp_path / "same" / "environment.json").unlink()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from multicard.config.base import LATER, plain
-from multicard.estimate import before_run, gpus, history, memory, totals
-from multicard.estimate.estimates import Estimate, Predictor, estimate
-from multicard.estimate.history import History
+from multicard.estimate import before_run, history, peaks, target, totals
+from multicard.estimate.estimates import Effort, Estimate, Predictor, estimate
+from multicard.estimate.history import PastRun
 from multicard.estimate.memory.answers import Active
 from multicard.estimate.target import Target, targets
 from multicard.machine import environment
@@ -59,18 +59,18 @@ def test_only_finished_records_that_can_be_read_are_in_the_history(tmp_path: Pat
         (sweep / name / "result.json").write_text(text)
     (sweep / "unfinished").mkdir()
     known = history.read([sweep, tmp_path / "absent"])
-    assert sorted(run.record.status for run in known.runs) == ["ok", "ok", "oom"]
-    assert (sum(run.is_probe for run in known.runs), known.unread) == (1, 5)
+    assert sorted(run.record.status for run in known) == ["ok", "ok", "oom"]
+    assert sum(run.is_probe for run in known) == 1
 
 
 def test_a_record_is_decoded_once_for_each_state_of_its_file(tmp_path: Path):
     records.write(tmp_path / "run", vision(0.1))
-    (first,) = history.read([tmp_path]).runs
-    assert history.read([tmp_path]).runs[0] is first
+    (first,) = history.read([tmp_path])
+    assert history.read([tmp_path])[0] is first
     path = tmp_path / "run" / "result.json"
     path.with_name("new").write_text(json.dumps(vision(0.2)))
     path.with_name("new").replace(path)
-    assert history.read([tmp_path]).runs[0].step_s == pytest.approx(0.2)
+    assert history.read([tmp_path])[0].step_s == pytest.approx(0.2)
 
 
 def test_no_figure_of_a_record_stops_a_prediction():
@@ -88,7 +88,7 @@ def test_no_figure_of_a_record_stops_a_prediction():
         return chance.choice(numbers if isinstance(value, int | float) else (None, "x", [], {}, *numbers))
 
     wanted = [config(vision()), config(vision(gpus=2, precision="fp64")), config(vision(batch_size=32, epochs=4))]
-    read, predictor = 0, Predictor(CPU, History(), None)
+    read, predictor = 0, Predictor(CPU, [], None)
     for _ in range(800):
         known = plain_records.copy()
         place = chance.randrange(len(known))
@@ -96,12 +96,12 @@ def test_no_figure_of_a_record_stops_a_prediction():
         with suppress(ValueError):
             predictor = Predictor(CPU, past(*known), records.COMMIT)
             read += 1
-        for prediction in predictor.predict_all(wanted, memory=False):
+        for prediction in predictor.predict_all(wanted, Effort.records):
             assert prediction.step_s is None or 0 <= prediction.step_s.low < math.inf
             ends = prediction.total_s or Interval(0.0, 0.0, 0.0)
             assert 0 <= ends.low <= ends.value <= ends.high < math.inf
     assert read > 150
-    assert totals.evaluation_share(past(vision(batch_size=0)).runs[0]) is None
+    assert totals.evaluation_share(past(vision(batch_size=0))[0]) is None
 
 
 def test_a_root_of_sweeps_teaches_all_of_them_and_another_folder_itself(tmp_path: Path):
@@ -115,8 +115,8 @@ def test_a_root_of_sweeps_teaches_all_of_them_and_another_folder_itself(tmp_path
 
 def test_older_records_are_read(tmp_path: Path):
     known = history.read(sorted(Path("tests/fixtures/records_v1").iterdir()))
-    assert (len(known.runs), known.unread) == (8, 0)
-    assert sum(run.left_out is None for run in known.runs) == 5
+    assert len(known) == 8
+    assert sum(run.left_out is None for run in known) == 5
 
 
 def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -131,7 +131,7 @@ def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path
     mirror = Mirror(prepared.config, "vision", folder, {})
     ended = outcome.complete(prepared, outcome.begin(WORKLOAD, cfg, folder), mirror)
     assert (ended.status, ended.record.hardware) == ("oom", "H200")
-    (run,) = history.read([tmp_path / "sweep"]).runs
+    (run,) = history.read([tmp_path / "sweep"])
     assert run.is_of("H200", None)
 
 
@@ -151,7 +151,7 @@ def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path
 def test_runs_that_say_nothing_about_time_are_left_out_and_the_reason_is_said(reason: str, changes: dict[str, Any]):
     record = vision(**changes)
     known = past(record)
-    assert known.runs[0].left_out == reason
+    assert known[0].left_out == reason
     prediction = predicted(config(record), known, H200 if record["axes"]["device"] == "cuda" else CPU)
     assert (prediction.basis, prediction.total_s) == ("unknown", None)
     assert f"of this cell 1 run {reason}" in prediction.about
@@ -215,7 +215,7 @@ def test_another_commit_widens_and_another_machine_says_nothing():
         assert "measured on" in unknown.about
     on_gpu = vision(device="cuda", cores=4)
     assert predicted(config(on_gpu), past(on_gpu), H200).basis == "measured"  # in a job with fewer cores
-    nothing = predicted(config(record), History())
+    nothing = predicted(config(record), [])
     assert (nothing.basis, nothing.about) == ("unknown", "no run like it on AMD EPYC")
 
 
@@ -261,7 +261,7 @@ def test_a_target_is_a_gpu_by_name_a_memory_or_this_machine(monkeypatch: pytest.
         targets([typed("predict.gpu=h1000")])[0]
     named = targets([typed("predict.gpu=h100-94gb")])[0]
     assert (named.hardware, named.cores, named.device_type) == ("h100-94gb", None, "cuda")
-    assert named.memory_bytes == gpus.GPUS["h100-94gb"].memory_bytes
+    assert named.memory_bytes == target.GPUS["h100-94gb"].memory_bytes
     stated = targets([typed("predict.gpu=h100-94gb", "predict.memory=80GB")])[0]
     assert stated.memory_bytes == 80 * 10**9
     monkeypatch.setattr(environment, "gpus", list)
@@ -284,7 +284,7 @@ def test_jobs_of_cpu_ranks_are_of_one_machine_where_a_rank_has_as_many_cores():
     beside["config"]["exclusive"] = False
     others = [vision(cores=2), vision(cores=4) | {"job": "8"}]
     known = past(*in_jobs, beside, *others)
-    assert [history_run.is_of(target.hardware, target.cores) for history_run in known.runs] == [True] * 3 + [False] * 2
+    assert [history_run.is_of(target.hardware, target.cores) for history_run in known] == [True] * 3 + [False] * 2
     of_four = predicted(config(vision(gpus=4)), past(*in_jobs), target)
     assert of_four.basis == "scaled" and predicted(config(vision()), past(beside), target).basis == "measured"
     assert (
@@ -297,7 +297,7 @@ def test_the_gpus_of_this_machine_are_the_target(monkeypatch: pytest.MonkeyPatch
     install(monkeypatch, Nvml(Gpu("GPU-a"), Gpu("GPU-b", bus=1)))
     here = targets([typed()])[0]
     assert (here.hardware, here.gpu, here.gpus, here.device_type) == ("H200", "H200", 2, "cuda")
-    assert here.memory_bytes == gpus.usable_bytes("H200", 150_000_000_000)
+    assert here.memory_bytes == target.usable_bytes("H200", 150_000_000_000)
     assert targets([typed("device=cpu")])[0].device_type == "cpu"
 
 
@@ -313,18 +313,17 @@ def test_the_machine_is_asked_once_for_all_cells(monkeypatch: pytest.MonkeyPatch
 # ---- memory
 
 
-def answer(total_bytes: int) -> memory.PeakMemory:
+def answer(total_bytes: int) -> peaks.PeakMemory:
     allocated, margin = total_bytes - 10 * 10**9, 2 * 10**9
-    return memory.PeakMemory(
+    return peaks.PeakMemory(
         Active(allocated - 10**9, {}, "forward", "", {}, 1.0),
-        extras={},
         allocated=Interval(allocated, allocated - margin, allocated + margin),
         total=Interval(total_bytes, total_bytes - 5 * 10**9, total_bytes + 5 * 10**9),
         basis="steps without values",
     )
 
 
-def of_memory(monkeypatch: pytest.MonkeyPatch, known: History, total_gb: int, compute: bool = True) -> Prediction:
+def of_memory(monkeypatch: pytest.MonkeyPatch, known: list[PastRun], total_gb: int, compute: bool = True) -> Prediction:
     calls: list[bool] = []
 
     def predict_all(configs: Any, machine: Any, sizes: Any, measured: Any = (), compute: bool = True) -> list[Any]:
@@ -332,17 +331,17 @@ def of_memory(monkeypatch: pytest.MonkeyPatch, known: History, total_gb: int, co
         assert (machine.gpu, machine.memory_bytes) == (H200.gpu, H200.memory_bytes)
         return [answer(total_gb * 10**9)] * len(configs)
 
-    monkeypatch.setattr(memory, "predict_all", predict_all)
+    monkeypatch.setattr(peaks, "predict_all", predict_all)
     wanted = config(vision(device="cuda"))
-    (prediction,) = Predictor(H200, known, None).predict_all([wanted], memory=compute)
+    (prediction,) = Predictor(H200, known, None).predict_all([wanted], Effort.all if compute else Effort.records)
     assert any(calls) == compute
     return prediction
 
 
 def test_memory_is_that_of_steps_without_values(monkeypatch: pytest.MonkeyPatch):
-    verdicts = {size: of_memory(monkeypatch, History(), size).fits for size in (100, 148, 200)}
+    verdicts = {size: of_memory(monkeypatch, [], size).fits for size in (100, 148, 200)}
     assert verdicts == {100: "yes", 148: "tight", 200: "no"}
-    prediction = of_memory(monkeypatch, History(), 100, compute=False)
+    prediction = of_memory(monkeypatch, [], 100, compute=False)
     assert prediction.memory_bytes == Interval(100e9, 95e9, 105e9)
     assert (prediction.active_bytes, prediction.gpu_memory_bytes) == (89 * 10**9, H200.memory_bytes)
     assert prediction.basis == "unknown"  # of its times
@@ -362,7 +361,7 @@ def test_memory_that_was_measured_replaces_what_was_predicted(monkeypatch: pytes
 
 def test_data_that_is_not_there_is_the_reason_for_no_memory():
     wanted = typed("dataset=images", "dataset.root=/nowhere", "predict.gpu=h100-94gb")
-    (prediction,) = Predictor(targets([wanted])[0], History(), None).predict_all([wanted])
+    (prediction,) = Predictor(targets([wanted])[0], [], None).predict_all([wanted])
     assert prediction.memory_bytes is None
     assert "/nowhere" in prediction.memory_basis
 
@@ -394,7 +393,7 @@ def test_the_time_of_a_prediction_is_no_part_of_starting(tmp_path: Path, monkeyp
 def test_an_error_of_a_prediction_stops_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    def fails(_: Any) -> History:
+    def fails(_: Any) -> list[PastRun]:
         raise KeyError("a defect")
 
     monkeypatch.setattr(history, "read", fails)

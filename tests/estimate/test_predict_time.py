@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from multicard.config.base import plain
-from multicard.estimate import history, published
-from multicard.estimate.basis import Basis
-from multicard.estimate.time import estimate, scaling
-from multicard.estimate.time.observations import StepObservation, differences
-from multicard.estimate.time.scaling import Growth
+from multicard.estimate import history, published, scaling, steps
+from multicard.estimate.observations import Basis, StepObservation, differences
+from multicard.estimate.scaling import Growth
 from multicard.measure import repeated_runs
 from tests.conftest import typed, typed_llm
 
@@ -26,7 +24,7 @@ def seen(step_s, *words, error=0.0, probe=False, machine=HERE, commit: str | Non
 
 
 def predicted(*words, of=(), machine=HERE, commit: str | None = "a"):
-    return estimate.step(CELL | dict(word.split("=", 1) for word in words), machine, commit, of)
+    return steps.step(CELL | dict(word.split("=", 1) for word in words), machine, commit, of)
 
 
 def spread(result):
@@ -166,9 +164,9 @@ def test_a_cell_of_the_papers_is_known_from_print_and_none_that_differs(entry, e
     with_words, words = {"train_vision": typed, "tune_llm": typed_llm}[entry], (f"experiment={experiment}", "gpus=2")
     theirs, another = (history.setting(plain(with_words(*words, *more))) for more in ([], change))
     printed = published.observations("h100-94gb")
-    same = estimate.step(theirs, "h100-94gb", "a", printed)
+    same = steps.step(theirs, "h100-94gb", "a", printed)
     assert same is not None and same.basis == Basis.published and "printed figure" in same.about
-    assert estimate.step(another, "h100-94gb", "a", printed) is None
+    assert steps.step(another, "h100-94gb", "a", printed) is None
 
 
 def test_a_precision_is_scaled_by_another_cells_and_adds_the_seconds_of_the_exchange_on_gpus():

@@ -9,7 +9,6 @@ import pytest
 from multicard.config.base import RunConfig, plain
 from multicard.estimate import peaks
 from multicard.estimate.estimates import Estimate, Predictor
-from multicard.estimate.memory import answers
 from multicard.estimate.target import Target
 from multicard.machine import devices, environment
 from multicard.records import run_folder
@@ -380,12 +379,3 @@ def test_a_gpu_that_is_not_known_is_refused_with_the_names(called: Called, tmp_p
             message = f"{asked}: {key}={words[0].partition('=')[2]} has no GPU; leave one of them out"
             with pytest.raises(ValueError, match=message):
                 typed(asked, *words)
-
-
-def test_what_takes_seconds_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    now_s = [0.0]
-    monkeypatch.setattr(answers, "clock_s", lambda: now_s[0])
-    for number, _ in enumerate(answers.with_progress(iter([""] * 4), 4)):
-        now_s[0] = (1.0, 6.0, 7.0, 8.0)[number]
-    printed = capsys.readouterr()
-    assert printed.err == "predicting the memory of 4 settings: 2 done, about 10 s left\n" and not printed.out

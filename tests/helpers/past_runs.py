@@ -3,14 +3,15 @@
 import json
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from multicard.config.base import RunConfig
-from multicard.estimate import history
-from multicard.estimate.estimates import Predictor
-from multicard.estimate.history import History
-from multicard.estimate.memory.answers import Request, config_of
+from multicard.estimate.estimates import Effort, Predictor
+from multicard.estimate.history import DECODER, PastRun
 from multicard.estimate.target import Target
 from multicard.measure import formulas
 from multicard.records.schema_parts import Prediction
+from multicard.workloads import WORKLOADS
 from tests.helpers import records
 
 CPU = Target("AMD EPYC", "16 cores", "cpu")
@@ -47,13 +48,20 @@ def raced(step_s: float = 0.1, **changes: Any) -> dict[str, Any]:
     return record
 
 
-def past(*every: dict[str, Any]) -> History:
-    return History([history.PastRun(history.DECODER.decode(json.dumps(record))) for record in every])
+def past(*every: dict[str, Any]) -> list[PastRun]:
+    return [PastRun(DECODER.decode(json.dumps(record))) for record in every]
 
 
 def config(record: dict[str, Any], **changes: Any) -> RunConfig:
     """The configuration of a record, with other values of keys."""
-    typed_config = config_of(Request(record["kind"], record["config"], {}, "cpu"))
+    (workload,) = (workload for workload in WORKLOADS if workload.name == record["kind"])
+    typed = OmegaConf.structured(workload.schema)
+    for group, options in workload.options.items():
+        chosen = record["config"].get(group)
+        if chosen is not None and chosen["name"] in options:
+            typed[group] = OmegaConf.structured(options[chosen["name"]])
+    OmegaConf.set_struct(typed, False)
+    typed_config: Any = OmegaConf.to_object(OmegaConf.merge(typed, record["config"]))
     for key, value in changes.items():
         group, _, inner = key.partition("__")
         setattr(getattr(typed_config, group) if inner else typed_config, inner or group, value)
@@ -61,9 +69,9 @@ def config(record: dict[str, Any], **changes: Any) -> RunConfig:
 
 
 def predicted(
-    wanted: RunConfig, known: History, target: Target = CPU, commit: str | None = records.COMMIT
+    wanted: RunConfig, known: list[PastRun], target: Target = CPU, commit: str | None = records.COMMIT
 ) -> Prediction:
-    (prediction,) = Predictor(target, known, commit).predict_all([wanted], memory=False)
+    (prediction,) = Predictor(target, known, commit).predict_all([wanted], Effort.records)
     return prediction
 
 

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 
 from multicard import workloads
 from multicard.config.keys import require
-from multicard.estimate import gpus as known_gpus
+from multicard.estimate import target
 from multicard.records.schema_parts import Interval
 
 # Jobs that run side by side share cores, memory bandwidth and PCIe: a few percent are assumed where the file has none
@@ -178,7 +178,7 @@ def parsed(content: Any) -> JobsFile:
     node = _converted(keys.node or {}, Node, "node")
     require(node.partition is None or node.slurm, "node.partition: is SLURM's; write slurm: true beside it")
     if node.gpu is not None:
-        node = msgspec.structs.replace(node, gpu=known_gpus.named(node.gpu, "node.gpu").name)
+        node = msgspec.structs.replace(node, gpu=target.named(node.gpu, "node.gpu").name)
         require(node.gpus is not None or node.slurm, "node.gpu: needs node.gpus, how many of them there are")
     return JobsFile(jobs, node, slowdown)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from multicard.estimate.time.known import NORMAL_90
+from multicard.estimate.observations import NORMAL_90
 from multicard.estimate.totals import product
 from multicard.records.schema_parts import Interval
 

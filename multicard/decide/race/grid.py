@@ -10,7 +10,7 @@ from multicard.config.keys import require
 from multicard.config.vision import VisionConfig
 from multicard.decide.race import processes
 from multicard.decide.race.posterior import NORMAL_90, Prior
-from multicard.estimate import before_run, lengths
+from multicard.estimate import before_run, totals
 from multicard.machine.shares import machine
 from multicard.records import comparable
 from multicard.records.journal import Journal
@@ -66,7 +66,7 @@ def priors(cells: Sequence[Cell]) -> list[Prior | None]:
         for place, each in enumerate(estimate([cell.config for cell in cells], cells[0].folder)):
             config, step_s = each.config, each.step_s
             if isinstance(config, VisionConfig) and step_s is not None and step_s.basis.is_own and step_s.low > 0:
-                images = MANY / lengths.of_images(config, MANY, 0).steps
+                images = MANY / totals.length_of_images(config, MANY, 0).steps
                 sd = math.log(step_s.high / step_s.low) / (2 * NORMAL_90)
                 found[place] = Prior(math.log(images / step_s.value), sd, str(step_s.basis), step_s.may_exclude)
     return found

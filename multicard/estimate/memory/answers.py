@@ -1,9 +1,10 @@
-"""Requests to the process that predicts, and its answers: from a cache on the disk, or computed together. No torch."""
+"""Answers to requests for steps without values: from a cache on the disk, or computed in one process. No torch."""
 
 import hashlib
 import os
+import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -14,21 +15,20 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
-from omegaconf import OmegaConf
+from rich.console import Console
+from rich.progress import track
 
 from multicard.config.base import RunConfig, plain
 from multicard.config.job import count
-from multicard.config.llm import LlmConfig
-from multicard.estimate.memory.facts import Facts, Machine
-from multicard.measure.timing import clock_s
+from multicard.config.vision import VisionConfig
+from multicard.estimate.memory.facts import Facts, TextFacts
+from multicard.estimate.target import Target
 from multicard.records import run_folder
-from multicard.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[3]
 NOT_COMPUTED = "not computed yet"
 LENGTHS = (64, 512, 4096)  # tokens of a row: multiples of 8, in which torchtune cuts its output
-PROGRESS_AFTER_S = 3.0  # nothing is said of what is done by then
-# Keys of a configuration on which the tensors of a step depend, beside the number of ranks and what `_of_images` adds
+# Keys of a configuration on which the tensors of a step depend, beside the number of ranks and those of `_of_images`
 RELEVANT: dict[str, tuple[str, ...]] = {
     "vision": ("model", "strategy", "layout", "precision", "optimizer", "batch_size"),
     "llm": (
@@ -47,10 +47,10 @@ class Active(msgspec.Struct, frozen=True):
     """The tensors of a step without values, in bytes.
 
     Fields:
-        active_bytes: of tensors at the peak, as `torch.cuda.max_memory_allocated` counts them, workspaces of libraries
-            left out. by_kind: what they are (`tracker.KINDS`).
-        phase: in which the peak is: setup, data, forward, backward or optimizer; operator: that reached it.
-        by_phase: the peak of each phase. seconds: that it took to compute.
+        active_bytes: at the peak, as `torch.cuda.max_memory_allocated` counts them, without workspaces of libraries.
+        by_kind: the same by kind (`tracker.KINDS`).
+        phase: of the peak: setup, data, forward, backward or optimizer; operator: the one that reached it.
+        by_phase: the peak of each phase. seconds: duration of the computation.
     """
 
     active_bytes: int
@@ -61,55 +61,44 @@ class Active(msgspec.Struct, frozen=True):
     seconds: float
 
 
-Answer = Active | str
+Answer = Active | str  # or the reason that there is none
 
 
 class Request(msgspec.Struct, frozen=True):
-    workload: str
-    config: dict[str, Any]
-    facts: dict[str, Any]
+    """A step to take without values.
+
+    memory_bytes: of the GPU, which decides how much of the data set stays on it; None: as much as there is.
+    """
+
+    config: RunConfig
+    facts: Facts
     device: str = "cuda"
     memory_bytes: int | None = None
 
 
-def request(config: RunConfig, facts: Facts, machine: Machine) -> Request:
-    workload = "llm" if isinstance(config, LlmConfig) else "vision"
-    return Request(workload, plain(config), msgspec.to_builtins(facts), machine.device_type, machine.memory_bytes)
-
-
-def config_of(request: Request) -> RunConfig:
-    """The configuration of a request, with the schema of each group's option."""
-    (workload,) = (workload for workload in WORKLOADS if workload.name == request.workload)
-    typed = OmegaConf.structured(workload.schema)
-    for group, options in workload.options.items():
-        chosen = request.config.get(group)
-        if chosen is not None and chosen["name"] in options:
-            typed[group] = OmegaConf.structured(options[chosen["name"]])
-    OmegaConf.set_struct(typed, False)
-    config = OmegaConf.to_object(OmegaConf.merge(typed, request.config))
-    assert isinstance(config, RunConfig)
-    return config
+def request(config: RunConfig, facts: Facts, target: Target) -> Request:
+    return Request(config, facts, target.device_type, target.memory_bytes)
 
 
 def identity(request: Request) -> str:
-    """The same for two requests exactly if what matters, the libraries and the code are."""
-    config, ranks = request.config, request.config["gpus"] * request.config["nodes"]
-    kept: dict[str, Any] = {key: config[key] for key in RELEVANT[request.workload]} | {"ranks": ranks}
-    memory_bytes = None
-    facts = dict(request.facts)
-    if request.workload == "vision":
+    """The same digits for two requests exactly if their relevant keys, the libraries and the code are the same."""
+    config, memory_bytes = plain(request.config), None
+    workload = "vision" if isinstance(request.config, VisionConfig) else "llm"
+    ranks, facts = config["gpus"] * config["nodes"], msgspec.to_builtins(request.facts)
+    kept: dict[str, Any] = {key: config[key] for key in RELEVANT[workload]} | {"ranks": ranks}
+    if workload == "vision":
         kept |= _of_images(config, ranks)
         if config["loader"]["name"] == "device":
-            memory_bytes = request.memory_bytes  # of which the data set takes a share
+            memory_bytes = request.memory_bytes  # the data set takes a share of it
         else:
             facts.pop("test", None)
-    matters = [request.workload, kept, facts, request.device, memory_bytes]
-    return hashlib.sha256(msgspec.json.encode([*matters, _versions()], order="sorted")).hexdigest()
+    matters = [workload, kept, facts, request.device, memory_bytes, _versions()]
+    return hashlib.sha256(msgspec.json.encode(matters, order="sorted")).hexdigest()
 
 
 def _of_images(config: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """What else the training of an image model depends on. A replica under DDP takes the same on any number of ranks
-    above one, unless they share the data set or exchange the statistics of batches."""
+    """Further keys on which the training of an image model depends. A replica under DDP takes the same on any number of
+    ranks above one, unless they share the data set or exchange the statistics of batches."""
     loader, strategy, data = config["loader"]["name"], config["strategy"], config["dataset"]
     counts = loader == "device" or strategy["name"] == "dp" or strategy.get("sync_batchnorm", False)
     keys = ("image_size", "mean", "std", *(("device_budget_bytes",) if loader == "device" else ()))
@@ -133,22 +122,25 @@ def _versions() -> list[str]:
 def between(request: Request) -> tuple[Request, Request, float]:
     """The two requests that are computed for one, and the share of the way from the first's row length to the second's.
 
-    On a GPU the peak of a phase is linear in the length of rows, so that two lengths of LENGTHS stand for all between
-    them, and data sets share answers. Attention on a CPU is not linear."""
-    length = request.facts.get("length")
-    if length is None or request.device != "cuda" or length in LENGTHS:
+    On a GPU the peak of a phase is linear in the length of rows, so that two of LENGTHS stand for all between them, and
+    data sets share answers. Attention on a CPU is not linear."""
+    facts = request.facts
+    if not isinstance(facts, TextFacts) or request.device != "cuda" or facts.length in LENGTHS:
         return request, request, 0.0
-    below = max((tokens for tokens in LENGTHS if tokens < length), default=LENGTHS[0])
-    most = request.config["model"]["max_seq_len"]
-    above = min(next((tokens for tokens in LENGTHS if tokens > length), most), most)
-    if not below < length < above:
+    below = max((tokens for tokens in LENGTHS if tokens < facts.length), default=LENGTHS[0])
+    most = plain(request.config)["model"]["max_seq_len"]
+    above = min(next((tokens for tokens in LENGTHS if tokens > facts.length), most), most)
+    if not below < facts.length < above:
         return request, request, 0.0
-    ends = [msgspec.structs.replace(request, facts=request.facts | {"length": tokens}) for tokens in (below, above)]
-    return ends[0], ends[1], (length - below) / (above - below)
+    ends = [
+        msgspec.structs.replace(request, facts=msgspec.structs.replace(facts, length=tokens))
+        for tokens in (below, above)
+    ]
+    return ends[0], ends[1], (facts.length - below) / (above - below)
 
 
 def answer_all(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
-    """An answer to each request, those alike computed once, all in one process.
+    """An answer to each request; equal ones are computed once, all in one process.
 
     Args:
         compute: False: only what is in the cache; NOT_COMPUTED for the others.
@@ -173,7 +165,7 @@ def _mixed(below: Answer, above: Answer, share: float) -> Answer:
 
 
 def cache_folder() -> Path:
-    """Where answers are kept, as JSON: nothing that is read from it is run."""
+    """The folder of answers, as JSON: nothing that is read from it is run."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multicard" / "memory"
 
 
@@ -187,7 +179,7 @@ def _known_answers(asked: Sequence[Request], compute: bool) -> list[Answer]:
     if not compute:
         answers |= dict.fromkeys(left, NOT_COMPUTED)
     elif left:
-        for path, answer in zip(left, with_progress(iter(computed(list(left.values()))), len(left)), strict=True):
+        for path, answer in zip(left, _with_progress(computed([*left.values()]), len(left)), strict=True):
             answers[path] = answer
             if isinstance(answer, Active):
                 with suppress(OSError):
@@ -199,7 +191,7 @@ def computed(asked: Sequence[Request]) -> Iterator[Answer]:
     """Answers, each as soon as it is there, from a process of its own: this one imports no torch."""
     command, answered, last = [sys.executable, "-m", "multicard.estimate.memory.simulate"], 0, "it said nothing"
     with TemporaryFile() as log, TemporaryFile() as questions:
-        questions.write(msgspec.json.encode(asked))
+        pickle.dump(asked, questions)
         questions.seek(0)
         env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
         with Popen(command, stdin=questions, stdout=PIPE, stderr=log, cwd=ROOT, env=env) as process:
@@ -210,20 +202,7 @@ def computed(asked: Sequence[Request]) -> Iterator[Answer]:
     yield from [f"the process ended with {process.returncode}: {last}"] * (len(asked) - answered)
 
 
-def with_progress(answers: Iterator[Answer], total: int) -> Iterator[Answer]:
-    """The answers as they come, with a line on the standard error about how many there are, and when the rest will be:
-    at a terminal one that is rewritten, elsewhere a single one."""
-    started_s, terminal, shown = clock_s(), sys.stderr.isatty(), False
-    first_s = started_s
-    for done, answer in enumerate(answers, start=1):
-        yield answer
-        now_s = clock_s()
-        if done == 1:
-            first_s = now_s  # that took the start of the process too
-        elif now_s - started_s >= PROGRESS_AFTER_S and done < total and (terminal or not shown):
-            left_s = (now_s - first_s) / (done - 1) * (total - done)
-            line = f"predicting the memory of {count(total, 'setting')}: {done} done, about {left_s:.0f} s left"
-            print(f"\r{line}\x1b[K" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
-            shown = True
-    if shown and terminal:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+def _with_progress(answers: Iterable[Answer], total: int) -> Iterable[Answer]:
+    """The answers as they come, with a bar on a terminal's standard error that goes with the last."""
+    console, words = Console(stderr=True), f"predicting the memory of {count(total, 'setting')}"
+    return track(answers, words, total, console=console, transient=True, disable=not console.is_terminal)

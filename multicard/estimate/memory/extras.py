@@ -1,7 +1,6 @@
-"""What a GPU holds beside a run's tensors, in bytes: what public documents and issues say, with a 90 % interval.
+"""Memory of a GPU beside a run's tensors, in bytes: stated by public documents and issues, with a 90 % interval.
 
-No torch. `learned` replaces what comes from torch's allocator by what records of this machine say, where they hold both
-what tensors took and what the GPU gave.
+No torch. `learned` replaces the part of torch's allocator by that of records of this machine.
 """
 
 import statistics
@@ -12,9 +11,8 @@ from typing import NamedTuple
 from multicard.config import compilation
 from multicard.config.base import RunConfig
 from multicard.config.vision import VisionConfig
-from multicard.estimate import gpus
 from multicard.estimate.memory.answers import Active
-from multicard.estimate.memory.facts import Machine
+from multicard.estimate.target import Target, capability
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import Interval
 from multicard.vision.strategy import compiles
@@ -33,15 +31,15 @@ def torch_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def is_compiled(config: RunConfig, machine: Machine) -> bool:
+def is_compiled(config: RunConfig, device_type: str) -> bool:
     if isinstance(config, VisionConfig):
-        return compiles(config, machine.device_type)
+        return compiles(config, device_type)
     return bool(getattr(config, "compile", False))
 
 
-def extras_of(config: RunConfig, machine: Machine, active: Active) -> dict[str, Interval]:
+def extras_of(config: RunConfig, target: Target, active: Active) -> dict[str, Interval]:
     """The extras of a run on a GPU, by name."""
-    hopper = (gpus.capability(machine.gpu) or (0, 0)) >= (9, 0)
+    hopper = (capability(target.gpu) or (0, 0)) >= (9, 0)
     ranks, vision = config.gpus * config.nodes, isinstance(config, VisionConfig)
     # what torch allocates for each stream that multiplies matrices (discuss.pytorch.org/t/178671, pytorch/pytorch pull
     # 120925); at most cuBLASLt's own too, and a second stream's
@@ -50,7 +48,7 @@ def extras_of(config: RunConfig, machine: Machine, active: Active) -> dict[str, 
     if vision:  # an assumption: 1 x 1 and depthwise convolutions need little; what is chosen depends on cudnn.benchmark
         searched = bool(getattr(config, "cudnn_benchmark", False))
         terms["cudnn"] = (0, 256 * MIB, 2048 * MIB) if searched else (0, 32 * MIB, 512 * MIB)
-    if is_compiled(config, machine):
+    if is_compiled(config, target.device_type):
         # of what compiling may fuse a fifth less in pytorch/torchdynamo issue 1479, a third less in a published LoRA
         # figure; more in pytorch/pytorch issue 122512 and from torch 2.10 on
         made = sum(active.by_kind.get(kind, 0) for kind in ("activations", "temporaries"))
@@ -72,17 +70,9 @@ def extras_of(config: RunConfig, machine: Machine, active: Active) -> dict[str, 
     return {name: Interval(round(value), round(low), round(high)) for name, (low, value, high) in terms.items()}
 
 
-def summed(terms: Sequence[Interval]) -> Interval:
-    """The sum, and the ends of its 90 % interval: the deviations of independent terms add as squares."""
-    value = sum(term.value for term in terms)
-    below = sum((term.value - term.low) ** 2 for term in terms) ** 0.5
-    above = sum((term.high - term.value) ** 2 for term in terms) ** 0.5
-    return Interval(value, round(value - below), round(value + above))
-
-
 class Measured(NamedTuple):
-    """A run with known `active_bytes`, those of its tensors as predicted, and `measured_bytes`, by torch's allocator.
-    `ran_out`: it needed more than that."""
+    """Bytes of a run: `active_bytes` of its tensors as predicted, `measured_bytes` of torch's allocator.
+    ran_out: the run needed more."""
 
     active_bytes: int
     measured_bytes: int
@@ -90,8 +80,8 @@ class Measured(NamedTuple):
 
 
 def learn(records: Sequence[AnyRecord]) -> list[Measured]:
-    """What records of one GPU and one version of torch say, of whole runs with like extras: those that ended, and those
-    that ran out of memory. A record says nothing that has no prediction of its active bytes."""
+    """The bytes of records of one GPU and one version of torch, with like extras: whole runs that ended, and those that
+    ran out of memory. A record without a prediction of its active bytes does not count."""
     runs: list[Measured] = []
     for record in records:
         active_bytes = record.prediction.active_bytes if record.prediction is not None else None
@@ -106,12 +96,12 @@ def learn(records: Sequence[AnyRecord]) -> list[Measured]:
 
 
 def learned(runs: Sequence[Measured], active_bytes: int, compiled: bool = False) -> Interval | None:
-    """What runs of this machine take beyond their tensors, for a run like theirs: one extra in the place of the terms
-    that torch's allocator knows. None for fewer than three that ended, of which nothing is known of the spread.
+    """Memory of runs of this machine beyond their tensors, for a run like theirs: one extra in the place of the terms
+    that torch's allocator knows. None for fewer than three that ended, whose spread is not known.
 
-    Its interval is from the median to the median grown with the active bytes, each with twice the spread of the middle
-    half (the quartiles' distance), at least LEAST_SPREAD of the active bytes: a few runs do not show the worst. A run
-    with no more tensors that ran out of memory raises the upper end: this one may take what that one had at the least.
+    Its interval is from the median to the median grown with the active bytes, each with twice the quartiles' distance,
+    at least LEAST_SPREAD of the active bytes: a few runs do not show the worst. A run with no more tensors that ran out
+    of memory raises the upper end: this one may take at least what that one had.
     """
     ended = [run for run in runs if not run.ran_out]
     if len(ended) < 3:

@@ -1,4 +1,4 @@
-"""What a prediction needs to know beside the configuration: sizes of the data set, and the machine. No torch.
+"""Sizes of a run's data set, which a prediction needs beside the configuration. No torch.
 
 The longest row's tokens are counted in the rows with the most text alone, by the tokenizer's own merges; a few tokens
 off where a template's text and a column's meet within a token.
@@ -8,11 +8,11 @@ import base64
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from multicard.config.base import RunConfig
+from multicard.config.base import RunConfig, plain
 from multicard.config.llm import EmbeddedTokenizerConfig, LlmConfig, Qwen25TokenizerConfig, StoredTextConfig
 from multicard.config.vision import VisionConfig
 from multicard.llm import methods, preflight
@@ -22,8 +22,8 @@ from multicard.vision.data.datasets import DATASETS
 
 
 class ImageFacts(msgspec.Struct, frozen=True):
-    """Sizes of a set of images: numbers of training and test images and of classes; `side`, `channels` as stored, of
-    photographs as they are decoded."""
+    """Sizes of a set of images: training and test images, classes; `side` and `channels` as stored, of photographs as
+    they are decoded."""
 
     train: int
     test: int
@@ -34,7 +34,7 @@ class ImageFacts(msgspec.Struct, frozen=True):
 
 class TextFacts(msgspec.Struct, frozen=True):
     """Sizes of a text data set under its tokenizer: the model's vocabulary, and the tokens of the longest row, whose
-    batch has the peak. `low`, `high`: between which that is, where nobody could look at the rows; else None."""
+    batch has the peak; `low`, `high`: its interval, where the rows are not at hand, else None."""
 
     vocabulary: int
     length: int
@@ -50,21 +50,24 @@ class TextFacts(msgspec.Struct, frozen=True):
 
 Facts = ImageFacts | TextFacts
 Encode = Callable[[str], int]
-CANDIDATES = 16  # rows with the most text, one of which has the most tokens
-MESSAGE_TOKENS, ROW_TOKENS = 5, 2  # a message's header and end; a row's begin and end
-ASSUMED_TOKENS = (256, 1024)  # of the longest row at least, and expected, where the rows are not at hand
+CANDIDATES = 16  # rows with the most text; one of them has the most tokens
+MESSAGE_TOKENS, ROW_TOKENS = 5, 2  # header and end of a message; begin and end of a row
+ASSUMED_TOKENS = (256, 1024)  # of the longest row, at least and expected, where the rows are not at hand
 
 
-class Machine(NamedTuple):
-    """Where a run is to be: "cuda" or "cpu"; the GPU's name, as NVIDIA's driver gives it, and its memory."""
-
-    device_type: str = "cuda"
-    gpu: str = ""
-    memory_bytes: int | None = None
-
-
-MNIST = ImageFacts(60_000, 10_000, 10, 28, 1)  # which need not be at hand
+# Keys that the sizes of a set of texts follow from, and the model's vocabulary
+TEXT = ("dataset", "tokenizer", "template", "method", "model", "seed", "packed", "max_seq_len", "batch_size", "gpus")
+MNIST = ImageFacts(60_000, 10_000, 10, 28, 1)  # known even where it is not at hand
 _SIZES: dict[bytes, Facts] = {}  # the cells of a sweep mostly have the same data
+
+
+def sizes(config: RunConfig) -> Facts | str:
+    """The sizes of a run's data set, or the reason for which they cannot be read."""
+    try:
+        return facts_of(config)
+    except (ValueError, OSError) as error:
+        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+        return f"the data cannot be read ({reason})"
 
 
 def facts_of(config: RunConfig) -> Facts:
@@ -72,16 +75,16 @@ def facts_of(config: RunConfig) -> Facts:
 
     Raises:
         ValueError: it is not there; with the key and the remedy.
+        OSError: it cannot be read.
     """
-    if isinstance(config, LlmConfig):
-        parts = (config.dataset, config.template, config.tokenizer, config.model, config.method.name, config.packed)
-        key = msgspec.json.encode([*map(msgspec.to_builtins, parts), config.seed, config.max_seq_len])
-        if key not in _SIZES:
+    values = plain(config)
+    groups = TEXT if isinstance(config, LlmConfig) else ("dataset",)
+    key = msgspec.json.encode([values.get(group) for group in groups])
+    if key not in _SIZES:
+        if isinstance(config, LlmConfig):
             _SIZES[key] = _text_facts(config)
-    else:
-        assert isinstance(config, VisionConfig)
-        key = msgspec.json.encode(config.dataset)
-        if key not in _SIZES:
+        else:
+            assert isinstance(config, VisionConfig)
             _SIZES[key] = _image_facts(config)
     return _SIZES[key]
 

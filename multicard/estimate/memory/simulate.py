@@ -1,13 +1,8 @@
-"""A cell's step without values, and the process that takes it: requests as JSON from the standard input, answers as
-JSON to the standard output.
-
-    python -m multicard.estimate.memory.simulate < requests.json
-
-A request is `{"workload": "vision", "config": {...}, "facts": {...}, "device": "cuda", "memory_bytes": null}`, the
-configuration as in a record. An answer is an `Active`, or a text that says why there is none.
-"""
+"""A cell's step without values, and the process that takes it for `answers.computed`: pickled requests from the
+standard input, answers as JSON to the standard output."""
 
 import os
+import pickle
 import sys
 import time
 from contextlib import nullcontext
@@ -39,7 +34,7 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
 
     Args:
         device_type: "cuda" without a GPU, or "cpu", to compare with the truth.
-        memory_bytes: of the GPU, which decides how much of the data set stays on it; None: as much as there is.
+        memory_bytes: of the GPU (`answers.Request`).
 
     Raises:
         FellBackError: the step was not that of a real run.
@@ -75,45 +70,43 @@ def _require(true: bool, problem: str) -> None:
 
 
 def _check_vision(config: VisionConfig, device: torch.device, tracker: Tracker) -> None:
-    """See that autocast cast, that BatchNorm did not, that attention is fused and that the optimiser stepped."""
+    """Check that autocast cast, that attention is fused and that the optimiser stepped."""
     precision, seen = choose(config.precision.name, device), tracker.operators
     expected = getattr(torch, precision.autocast or precision.model)
     for name in CONVOLUTIONS:
         _require(name not in seen or seen[name] == {expected}, f"{name} gave {seen.get(name)}, not {expected}")
     _require(any(name in seen for name in CONVOLUTIONS), "the step ran neither convolutions nor products of matrices")
-    _check_attention(device, tracker, expected is torch.float64)
     keeps_state = config.optimizer.name != "sgd" or getattr(config.optimizer, "momentum", 0) > 0
-    _require("optimizer" in tracker.kinds or not keeps_state, "the optimiser made no state: it did not step")
+    _check(device, tracker, keeps_state, may_be_math=expected is torch.float64)
 
 
 def _check_tuning(config: LlmConfig, device: torch.device, tracker: Tracker) -> None:
-    """See that attention is fused, products have the run's type, and that AdamW is the fused one."""
+    """Check that products have the run's type, that AdamW is the fused one and attention a GPU's."""
     seen, expected = tracker.operators, {torch.bfloat16 if config.precision.name == "bf16" else torch.float32}
     _require(seen.get("aten::mm", expected) == expected, f"aten::mm gave {seen.get('aten::mm')}, not {expected}")
     _require("aten::_fused_adamw_" in seen, "AdamW was not fused")
-    _require("optimizer" in tracker.kinds, "the optimiser made no state: it did not step")
-    _check_attention(device, tracker, False)
+    _check(device, tracker, keeps_state=True, may_be_math=False)
     if device.type == "cuda" and not config.packed:
         _require(not GPU_ATTENTION.isdisjoint(seen), "attention did not take a GPU's operator")
 
 
-def _check_attention(device: torch.device, tracker: Tracker, may_be_math: bool) -> None:
+def _check(device: torch.device, tracker: Tracker, keeps_state: bool, may_be_math: bool) -> None:
+    _require("optimizer" in tracker.kinds or not keeps_state, "the optimiser made no state: it did not step")
     fell_back = device.type == "cuda" and not may_be_math and MATH_ATTENTION in tracker.operators
     _require(not fell_back, "attention fell back to matrices of sequence x sequence")
 
 
-def answer(request: answers.Request) -> Active | str:
-    """The peak of a request's step, or in a line why there is none."""
-    facts = msgspec.convert(request.facts, ImageFacts if request.workload == "vision" else TextFacts)
+def answer(request: answers.Request) -> answers.Answer:
+    """The peak of a request's step, or in a line the reason for which there is none."""
     try:
-        return simulate(answers.config_of(request), facts, request.device, request.memory_bytes)
+        return simulate(request.config, request.facts, request.device, request.memory_bytes)
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=list[answers.Request])
+    asked: list[answers.Request] = pickle.load(sys.stdin.buffer)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # recipes print
     for request in asked:

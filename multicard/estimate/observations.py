@@ -1,0 +1,186 @@
+"""Measured and printed steps, the cells that they are of, and the basis of an estimate."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from multicard.measure import repeated_runs
+from multicard.records.schema_parts import Prediction
+
+# Keys that change how long a run takes, or how it ends, but not a step; `warmup_steps` are left out of the mean
+# fmt: off
+WITHOUT_EFFECT = frozenset({
+    "seed", "epochs", "lr", "warmup_steps", "skip_steps", "max_steps", "scale", "schedule", "diagnose", "profile.name",
+    "target_accuracy", "stop_at_target", "dataset.train_limit", "dataset.test_limit", "dataset.rows", "dataset.mean",
+    "dataset.std",
+})
+# fmt: on
+DATASET = "dataset.name"  # the one group whose other keys say more than its name
+GPUS = "gpus"
+# Standard deviations of the logarithm of a step
+CPU_SD = 0.08  # between runs on CPU ranks, before any was repeated: others share their machine
+PROBE_SD = 0.03  # of a whole run over its probe
+COMMIT_SD = 0.03  # of one commit over another
+PRINTED_SD = 0.10  # of a node here over another's with the same GPUs
+MARKED_SD = 0.30  # of a run that others slowed over a run alone
+NORMAL_90 = 1.645  # half of a 90 % interval in standard deviations
+Cell = tuple[str, frozenset[tuple[str, str]]]  # a machine, and a setting
+
+
+class Basis(StrEnum):
+    """Basis of an estimated quantity, best first: the order is its rank."""
+
+    measured = "measured"  # runs of the same cell
+    probed = "probed"  # probes of the same cell
+    scaled = "scaled"  # other cells of this machine
+    published = "published"  # printed figures
+    computed = "computed"  # memory, by a step without values
+    unknown = "unknown"
+
+    @property
+    def rank(self) -> int:
+        return [*Basis].index(self)
+
+    @property
+    def is_own(self) -> bool:
+        """True where the figures are of this machine."""
+        return self.rank <= Basis.scaled.rank
+
+    @property
+    def may_exclude(self) -> bool:
+        """True where the very cell ran: only then may an estimate decide that a cell is not measured."""
+        return self.rank <= Basis.probed.rank
+
+    @staticmethod
+    def of_memory(prediction: Prediction) -> "Basis":
+        """The basis of a prediction's memory, which may differ from that of its times."""
+        return Basis.measured if prediction.memory_basis.startswith(Basis.measured) else Basis.computed
+
+
+@dataclass(frozen=True)
+class StepObservation:
+    """The mean step of one run.
+
+    setting: "group.key" to JSON text (`history.setting`); a printed figure has only the keys that its source names.
+    step_s: mean of the run's steps, seconds; error: its relative standard error, by the steps within the run.
+    probe: True for a run that ended as soon as its mean was known.
+    machine: the hardware; of a printed figure its node's name. commit: None of a printed figure.
+    published: True for figures that others printed for the same GPU. marks: of the run (`PastRun.marks`).
+    """
+
+    setting: Mapping[str, str]
+    step_s: float
+    error: float
+    probe: bool
+    machine: str
+    commit: str | None
+    published: bool = False
+    marks: str = ""
+
+    @property
+    def is_usable(self) -> bool:
+        """True for a step above 0 with a finite error on a number of GPUs."""
+        gpus = self.setting.get(GPUS, "1")
+        finite = 0 < self.step_s < math.inf and 0 <= self.error < math.inf
+        return finite and gpus.isdecimal() and gpus != "0"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A cell whose step is known.
+
+    variance: of log_s, for a new run of the cell. below, above: additional reach of the 90 % interval to either side,
+    on the scale of log_s. runs: observations behind it; about: the basis in words; marks: of those runs.
+    """
+
+    setting: Mapping[str, str]
+    log_s: float
+    variance: float
+    runs: int
+    probe: bool
+    machine: str
+    published: bool
+    about: str = ""
+    below: float = 0.0
+    above: float = 0.0
+    marks: str = ""
+
+    @property
+    def gpus(self) -> int:
+        return int(self.setting.get(GPUS, "1"))
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        """Both sides of the 90 % interval around log_s."""
+        half = NORMAL_90 * math.sqrt(self.variance)
+        return math.hypot(half, self.below), math.hypot(half, self.above)
+
+
+def axes(setting: Mapping[str, str]) -> dict[str, str]:
+    """The keys of a setting on which a step depends."""
+    return {key: value for key, value in setting.items() if key not in WITHOUT_EFFECT}
+
+
+def differences(known: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, ...]:
+    """The axes of `known` in which `wanted` differs, sorted; `wanted` may have more keys.
+
+    Another option of a group counts once, by its name: that `loader=batched` has no `loader.prefetch_factor` is no
+    further difference.
+    """
+    differ = {key for key, value in known.items() if wanted.get(key) != value}
+    groups = {_group(key) for key in differ if _names_group(key)}
+    return tuple(sorted(key for key in differ if _names_group(key) or _group(key) not in groups))
+
+
+def without(setting: Mapping[str, str], axis: str) -> dict[str, str]:
+    """A setting without an axis, and without its group where the axis is the group's name."""
+    if _names_group(axis):
+        return {key: value for key, value in setting.items() if _group(key) != _group(axis)}
+    return {key: value for key, value in setting.items() if key != axis}
+
+
+def _group(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _names_group(key: str) -> bool:
+    return key.endswith(".name") and key != DATASET
+
+
+def cells(observations: Iterable[StepObservation], commit: str | None, run_sd: float) -> list[Known]:
+    """Each cell with the mean over its runs of the commit, else its probes of the commit, else its runs, its probes;
+    marked ones count where there are no others.
+
+    Args:
+        run_sd: standard deviation of the logarithm of a step between runs, before any was repeated.
+    """
+    groups: dict[Cell, list[StepObservation]] = {}
+    for seen in observations:
+        groups.setdefault((seen.machine, frozenset(axes(seen.setting).items())), []).append(seen)
+    whole = [[seen for seen in group if not (seen.probe or seen.published)] for group in groups.values()]
+    repeated = [[(math.log(seen.step_s), seen.error**2) for seen in group] for group in whole if group]
+    run_variance = repeated_runs.pooled(repeated, run_sd).variance
+    return [_cell(group, commit, run_variance) for group in groups.values()]
+
+
+def _cell(group: Sequence[StepObservation], commit: str | None, run_variance: float) -> Known:
+    group = [seen for seen in group if not seen.marks] or group
+    runs = [seen for seen in group if not seen.probe]
+    fresh_runs, fresh = ([seen for seen in members if seen.commit == commit] for members in (runs, group))
+    here = fresh_runs or fresh or runs or list(group)
+    first, count = here[0], len(here)
+    elsewhere = not first.published and first.commit != commit
+    variance = run_variance * (1 + 1 / count) + math.fsum(seen.error**2 for seen in here) / count**2
+    variance += PROBE_SD**2 * first.probe + COMMIT_SD**2 * elsewhere + PRINTED_SD**2 * first.published
+    marks = joined(seen.marks for seen in here)
+    variance += MARKED_SD**2 * bool(marks)
+    mean = math.fsum(math.log(seen.step_s) for seen in here) / count
+    about = "another commit" if elsewhere else f"printed for {first.machine}" if first.published else ""
+    origin = first.probe, first.machine, first.published, about
+    return Known(axes(first.setting), mean, variance, count, *origin, marks=marks)
+
+
+def joined(marks: Iterable[str]) -> str:
+    """Each mark once."""
+    return "".join(dict.fromkeys("".join(marks)))

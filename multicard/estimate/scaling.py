@@ -1,0 +1,156 @@
+"""Growth of a step with the number of GPUs, each with its own batch (weak scaling).
+
+With T(n) the time of a step on n GPUs and d = T(2) / T(1) - 1:
+
+    T(n) / T(1) = 1 + d + r(n) (slope max(d - threshold, 0) + constant),    r(n) = (ring(n) - 1) / (ring(8) - 1)
+
+A small d is the cost of exchanging at all (more kernels, copies of buckets), and stays as it is. Above the threshold
+computing no longer hides the exchange, which grows as the bytes that a rank of a ring sends, ring(n) = 2 (n - 1) / n of
+those of the gradients (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69:117). A slope of 0.75 is the ring's own
+share from 2 to 8 GPUs; more is contention. `benchmarks.prediction` fits the three figures to published tables, with an
+interval of 90 % by families of GPUs that were left out.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from multicard.estimate.observations import GPUS, Cell, Known, joined, without
+from multicard.measure.repeated_runs import PRIOR_SD
+from multicard.records.comparable import DOUBTFUL
+
+FAR = 8  # GPUs of the slope and the constant
+FASTER_LIMIT = -0.05  # d below it is noise: a second GPU does not shorten a step by more
+NOISE, NOISE_SLOPE = 0.02, 0.2  # the spread of the logarithm of T(8) at d is NOISE + NOISE_SLOPE |d|
+CONFIDENCE = 0.90  # of all intervals
+RANKS_SD = 0.25  # of the exponent with which a step grows with CPU ranks that share their cores
+
+
+def ring(gpus: int) -> float:
+    """Bytes that a rank sends in a ring all-reduce, over the bytes that are reduced: 2 (n - 1) / n."""
+    return 2 * (gpus - 1) / gpus
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The model's three figures, and its interval.
+
+    low, high: quantiles of log(T(8) / predicted) over NOISE + NOISE_SLOPE |d|, for families that were left out.
+    """
+
+    threshold: float
+    slope: float
+    constant: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def log_ratio(self, growth_2: float, gpus: int) -> float:
+        """log T(n) / T(1), by d = `growth_2`."""
+        share = (ring(gpus) - 1) / (ring(FAR) - 1)
+        more = self.slope * max(growth_2 - self.threshold, 0.0) + self.constant
+        return math.log1p(max(growth_2, FASTER_LIMIT) + share * more)
+
+    def bounds(self, growth_2: float, gpus: int) -> tuple[float, float]:
+        """The 90 % interval of log T(n) around `log_ratio`; 0 at 2 GPUs, where d is known."""
+        share = (ring(gpus) - 1) / (ring(FAR) - 1)
+        scale = share * (NOISE + NOISE_SLOPE * abs(growth_2))
+        return scale * self.low, scale * self.high
+
+
+def whole_run(times: Mapping[int, float], gpus: int) -> tuple[float, float]:
+    """The total time of a run that is divided over n GPUs (strong scaling), from those on 1 and 2.
+
+    The middle of two readings of T(2): a part that no GPU shares (Amdahl 1967), T(n) = T(1) (s + (1 - s) / n), and a
+    cost of each doubling, T(n) = T(1) (T(2) / T(1))^log2(n).
+
+    Returns:
+        The time, and the standard deviation of its logarithm: the distance of the two, and `PRIOR_SD` of each run.
+    """
+    ratio = times[2] / times[1]
+    serial = 2 * ratio - 1
+    amdahl, doubling = math.log(serial + (1 - serial) / gpus), math.log2(gpus) * math.log(ratio)
+    runs = PRIOR_SD * math.hypot(math.log2(gpus) - 1, math.log2(gpus), 1.0)
+    return times[1] * math.exp((amdahl + doubling) / 2), math.hypot((amdahl - doubling) / 2, runs)
+
+
+# By `benchmarks.prediction` (`calibrated`) of the rows of `published.csv` without defects (a test compares)
+PUBLISHED = Growth(threshold=0.137, slope=0.895, constant=0.009, low=-1.674, high=4.700)
+
+
+def grown(known: Sequence[Known], gpus: int, growth: Growth, on_gpu: bool) -> list[Known]:
+    """Cells on a number of GPUs on which they did not run, by two other numbers at least.
+
+    From 1 and 2 GPUs by `growth`; from others by a ring's bytes alone. CPU ranks share their cores: there a step grows
+    as a power of the number of ranks.
+    """
+    by_rest: dict[Cell, dict[int, Known]] = {}
+    for cell in known:
+        rest = frozenset(without(cell.setting, GPUS).items())
+        by_rest.setdefault((cell.machine, rest), {})[cell.gpus] = cell
+    lines = [counts for counts in by_rest.values() if gpus not in counts and len(counts) > 1]
+    return [
+        _grown(counts, gpus, growth) if on_gpu and {1, 2} <= counts.keys() else _extended(counts, gpus, on_gpu)
+        for counts in lines
+    ]
+
+
+def doubt(clipped: float) -> str:
+    """The mark of scaling beyond linear, by the logarithm that was clipped; none of noise."""
+    return DOUBTFUL * (abs(clipped) > -FASTER_LIMIT)
+
+
+def _grown(counts: Mapping[int, Known], gpus: int, growth: Growth) -> Known:
+    """By T(1) and T(2). The interval of `growth` is of tables in which each time is of one run, so that it holds the
+    difference between two runs."""
+    one, two = counts[1], counts[2]
+    growth_2 = math.expm1(two.log_s - one.log_s)
+    nearest = min(counts.keys() - {1}, key=lambda count: abs(ring(count) - ring(gpus)))
+    origin = counts[nearest]
+
+    def carried(d: float) -> float:
+        return growth.log_ratio(d, gpus) - growth.log_ratio(d, nearest)
+
+    (low, high), (low_0, high_0) = (growth.bounds(growth_2, count) for count in (gpus, nearest))
+    # Errors of T(1) and T(2) are taken for growth, as far as that is carried on
+    slope = (carried(growth_2 + 0.01) - carried(growth_2)) / 0.01
+    variance = _beyond_runs(origin) + slope**2 * (_beyond_runs(one) + _beyond_runs(two))
+    about = f"T(1), T(2) of gpus{f', T({nearest})' * (nearest > 2)}"
+    cell = replace(origin, log_s=origin.log_s + carried(growth_2), variance=variance, about=about)
+    behind = [counts[count] for count in {1, 2, nearest}]
+    return _on(cell, gpus, behind, abs(low - low_0), abs(high - high_0), doubt(min(growth_2, 0.0)))
+
+
+def _beyond_runs(cell: Known) -> float:
+    """The variance of a cell without that of one run from another."""
+    return max(cell.variance - 2 * PRIOR_SD**2, 0.0)
+
+
+def _extended(counts: Mapping[int, Known], gpus: int, on_gpu: bool) -> Known:
+    """By the line through the two nearest counts: T over a ring's bytes, on CPU ranks log T over log n."""
+
+    def place(count: int) -> float:
+        return ring(count) if on_gpu else math.log(count)
+
+    near, far = sorted(counts, key=lambda count: abs(place(count) - place(gpus)))[:2]
+    share = (place(gpus) - place(near)) / (place(near) - place(far))
+    rise = counts[near].log_s - counts[far].log_s
+    falls = (rise < 0) == (near > far) and not min(counts) < gpus < max(counts)
+    fallen = rise if falls else 0.0
+    clipped, rise = share * fallen, rise - fallen  # beyond the measured range nothing is faster than linear
+    if on_gpu:
+        log_ratio = math.log(max(1 + share * -math.expm1(-rise), 0.1))
+        sd = 2 * abs(share) * (NOISE + NOISE_SLOPE * abs(rise))
+    else:
+        log_ratio, sd = share * rise, RANKS_SD * abs(place(gpus) - place(near))
+    variance = (1 + share) ** 2 * counts[near].variance + share**2 * counts[far].variance + sd**2
+    about = f"T({min(near, far)}), T({max(near, far)}) of gpus"
+    cell = replace(counts[near], log_s=counts[near].log_s + log_ratio, variance=variance, about=about)
+    return _on(cell, gpus, [counts[near], counts[far]], abs(clipped), 0.0, doubt(fallen))
+
+
+def _on(cell: Known, gpus: int, behind: Sequence[Known], below: float, above: float, mark: str) -> Known:
+    """The cell on another number of GPUs, with the runs and marks of the cells behind it."""
+    marks = joined([*(each.marks for each in behind), mark])
+    setting, runs = {**cell.setting, GPUS: str(gpus)}, sum(each.runs for each in behind)
+    probe = any(each.probe for each in behind)
+    return replace(cell, setting=setting, runs=runs, probe=probe, below=below, above=above, marks=marks)

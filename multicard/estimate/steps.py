@@ -1,0 +1,218 @@
+"""Duration of a cell's step, from the cells that are known.
+
+A cell that ran is its own best prediction (`measured`, `probed`). Otherwise a way leads from a cell that ran to the
+wanted one, axis by axis: log step = log step of that cell + the effects of the axes in which the two differ, with
+variances that add (`_crossed`). A number of GPUs that no cell has comes from T(1) and T(2) (`scaling`). Of all cells
+that ran, the one with the least variance of its way counts. An axis without known effect ends the way; a cell to which
+no way leads is unknown.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from multicard.estimate import target
+from multicard.estimate.observations import (
+    CPU_SD,
+    GPUS,
+    NORMAL_90,
+    PRINTED_SD,
+    Basis,
+    Cell,
+    Known,
+    StepObservation,
+    axes,
+    cells,
+    differences,
+    joined,
+    without,
+)
+from multicard.estimate.scaling import PUBLISHED, Growth, doubt, grown
+from multicard.measure import repeated_runs
+
+MOST_CROSSED = 4  # axes; with more the cells are not alike
+MOST_CELLS = 64  # from which a way is sought
+INTERACTION_SD = 0.05  # of the logarithm of the effect of an axis in one cell over that in another
+OTHER_GPUS_SD = 0.10  # in addition, for an effect on other GPUs, where the exchange has another share of the step
+BATCH_SD = 0.25  # of the exponent with which a step grows with its images, where no pair of cells shows it
+# A step computes in proportion to the images or rows of a batch, and the pixels of an image
+PROPORTIONAL = {"batch_size": 1.0, "dataset.image_size": 2.0}
+# From an axis, its two values and a number of GPUs to the pairs of cells nearest to the wanted one
+Pairs = Callable[[str, str | None, str | None, str | None], list[tuple[Known, Known]]]
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """An estimated step.
+
+    value, low, high: seconds, and the 90 % interval. basis: published where a printed figure is part of it.
+    runs: observations behind it; about: the basis in words; marks: of those runs.
+    """
+
+    value: float
+    low: float
+    high: float
+    basis: Basis
+    runs: int
+    about: str
+    marks: str = ""
+
+
+def step(
+    setting: Mapping[str, str],
+    machine: str,
+    commit: str | None,
+    observations: Sequence[StepObservation],
+    growth: Growth = PUBLISHED,
+) -> StepEstimate | None:
+    """A step of `setting` on `machine`; None where nothing tells it.
+
+    Args:
+        observations: of this machine, and printed ones of the same GPU; others are ignored. Marked ones count where
+            those without marks tell nothing of this machine.
+        growth: of a step beyond two GPUs.
+    """
+    seen = [item for item in observations if item.is_usable and (item.published or item.machine == machine)]
+    clean = [item for item in seen if not item.marks]
+    estimated = _step(setting, machine, commit, clean, growth)
+    if len(clean) == len(seen) or (estimated is not None and estimated.basis.is_own):
+        return estimated
+    return _step(setting, machine, commit, seen, growth) or estimated
+
+
+def _step(
+    setting: Mapping[str, str], machine: str, commit: str | None, seen: Sequence[StepObservation], growth: Growth
+) -> StepEstimate | None:
+    device = setting.get("device")
+    on_gpu = device == '"cuda"' or (device != '"cpu"' and target.is_gpu(machine))
+    wanted, known = axes(setting), cells(seen, commit, repeated_runs.PRIOR_SD if on_gpu else CPU_SD)
+    same = [cell for cell in known if not differences(cell.setting, wanted)]
+    if same:
+        return _estimate_of_same(min(same, key=lambda cell: (cell.published, cell.variance)))
+    known += grown(known, int(wanted.get(GPUS, "1")), growth, on_gpu)
+    pairs = _pairs(known, wanted)
+    ways = [way for cell in _nearest(known, wanted) if (way := _walked(cell, wanted, pairs, on_gpu)) is not None]
+    if not ways:
+        return None
+    best = min(ways, key=lambda way: (way.published, sum(way.sides)))
+    return _estimate(best, Basis.published if best.published else Basis.scaled)
+
+
+def _estimate_of_same(cell: Known) -> StepEstimate:
+    kind = "probe" if cell.probe else "printed figure" if cell.published else "run"
+    about = f"{cell.runs} {kind}{'s' * (cell.runs > 1)} of this cell{f', {cell.about}' * bool(cell.about)}"
+    own = Basis.probed if cell.probe else Basis.measured
+    return _estimate(replace(cell, about=about), Basis.published if cell.published else own)
+
+
+def _estimate(cell: Known, basis: Basis) -> StepEstimate:
+    value, (below, above) = math.exp(cell.log_s), cell.sides
+    return StepEstimate(
+        value, value * math.exp(-below), value * math.exp(above), basis, cell.runs, cell.about, cell.marks
+    )
+
+
+def _nearest(known: Sequence[Known], wanted: Mapping[str, str]) -> list[Known]:
+    """The MOST_CELLS that differ in the fewest axes, and in no more than MOST_CROSSED."""
+    apart = sorted(((len(differences(cell.setting, wanted)), cell) for cell in known), key=lambda pair: pair[0])
+    return [cell for distance, cell in apart if distance <= MOST_CROSSED][:MOST_CELLS]
+
+
+def _pairs(known: Sequence[Known], wanted: Mapping[str, str]) -> Pairs:
+    """Pairs of cells of one machine that differ in one axis alone, nearest to `wanted`; printed ones last."""
+
+    @cache
+    def lines(axis: str) -> list[dict[str | None, Known]]:
+        """Cells that differ in the axis alone, by their values of it."""
+        found: dict[Cell, dict[str | None, Known]] = {}
+        for cell in known:
+            rest = frozenset(without(cell.setting, axis).items())
+            found.setdefault((cell.machine, rest), {})[cell.setting.get(axis)] = cell
+        return [line for line in found.values() if len(line) > 1]
+
+    @cache
+    def nearest(axis: str, before: str | None, after: str | None, gpus: str | None) -> list[tuple[Known, Known]]:
+        ends = [(line[before], line[after]) for line in lines(axis) if before in line and after in line]
+        alike = {**wanted, GPUS: gpus or "1"}
+        distances = [(a.published, len(differences(without(a.setting, axis), alike))) for a, _ in ends]
+        return [pair for pair, distance in zip(ends, distances, strict=True) if distance == min(distances)]
+
+    return nearest
+
+
+def _walked(cell: Known, wanted: Mapping[str, str], pairs: Pairs, adds: bool) -> Known | None:
+    """The wanted cell by a known one; None where they differ in an axis without known effect."""
+    differ = sorted(differences(cell.setting, wanted), key=lambda axis: axis == GPUS)  # it needs the step on one GPU
+    reached: Known | None = cell
+    for axis in differ:
+        reached = None if reached is None else _crossed(reached, axis, wanted, pairs, adds)
+    return reached
+
+
+def _crossed(source: Known, axis: str, wanted: Mapping[str, str], nearest: Pairs, adds: bool) -> Known | None:
+    """The source with an axis at its wanted value; None where nothing tells the effect.
+
+    The effect is the mean over the nearest pairs of cells that differ in this axis alone. Its difference between cells
+    is part of the variance (INTERACTION_SD, which counts as one more pair). A single pair of this machine may be the
+    exception: the interval then reaches from no effect to twice the effect, as logarithms. More GPUs never make a step
+    shorter, even where they did in the pairs.
+
+    Args:
+        adds: True where more GPUs add seconds to a step, the exchange, and not a share of it: so on GPUs, where another
+            precision saves seconds of computing and none of the exchange. CPU ranks share their cores: all of the step
+            grows.
+    """
+    before, after = source.setting.get(axis), wanted.get(axis)
+    pairs = nearest(axis, before, after, source.setting.get(GPUS))  # the number of GPUs is crossed last
+    if not pairs:
+        return _in_proportion(source, axis, before, after)
+    printed, adds_gpus, count = pairs[0][0].published, adds and axis == GPUS, len(pairs)
+    ratios = [b.log_s - a.log_s for a, b in pairs]
+    if adds_gpus and not printed:  # printed times may be those of a sample
+        source_s = math.exp(source.log_s)
+        totals_s = [source_s + math.exp(b.log_s) - math.exp(a.log_s) for a, b in pairs]
+        ratios = [math.log(max(total_s / source_s, 0.1)) for total_s in totals_s]
+    mean = math.fsum(ratios) / count
+    between = (INTERACTION_SD**2 + math.fsum((ratio - mean) ** 2 for ratio in ratios)) / count
+    if adds and axis != GPUS and all(a.gpus != source.gpus for a, _ in pairs):
+        between += OTHER_GPUS_SD**2
+    if count == 1 and not printed and not adds_gpus:  # the seconds of an exchange carry over
+        between += (mean / NORMAL_90) ** 2
+    marks = [cell.marks for pair in pairs for cell in pair]
+    if axis == GPUS and _is_count(before) and _is_count(after):
+        linear = max(mean, 0.0) if int(after or 1) > int(before or 1) else min(mean, 0.0)
+        between += (mean - linear) ** 2
+        marks.append(doubt(mean - linear))
+        mean = linear
+    measured = math.fsum(_own_variance(a) + _own_variance(b) for a, b in pairs) / count**2
+    about = f"{axis} {before} -> {after} by {count} pair{'s' * (count > 1)} of cells".replace('"', "")
+    # Between one pair's cell and the wanted one is an interaction as well as between pairs
+    reached = _moved(source, mean, between * (1 + 1 / count) + measured, about + " printed" * printed)
+    runs = source.runs + sum(a.runs + b.runs for a, b in pairs)
+    return replace(
+        reached, runs=runs, published=source.published or printed, marks=joined([source.marks, joined(marks)])
+    )
+
+
+def _in_proportion(source: Known, axis: str, before: str | None, after: str | None) -> Known | None:
+    power = PROPORTIONAL.get(axis)
+    if power is None or not (_is_count(before) and _is_count(after)):
+        return None
+    log_ratio = power * math.log(int(after or 1) / int(before or 1))
+    return _moved(source, log_ratio, (BATCH_SD * log_ratio) ** 2, f"{axis} {before} -> {after} in proportion")
+
+
+def _moved(source: Known, log_ratio: float, variance: float, about: str) -> Known:
+    words = "; ".join(filter(None, (source.about, about)))
+    return replace(source, log_s=source.log_s + log_ratio, variance=source.variance + variance, about=words)
+
+
+def _own_variance(cell: Known) -> float:
+    """The variance with both sides in the mean, without what is common to all printed cells of a node."""
+    own = max(cell.variance - PRINTED_SD**2, 0.0) if cell.published else cell.variance
+    return own + ((cell.below + cell.above) / 2 / NORMAL_90) ** 2
+
+
+def _is_count(value: str | None) -> bool:
+    return value is not None and value.isdecimal() and int(value) > 0
