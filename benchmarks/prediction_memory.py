@@ -1,10 +1,9 @@
 """Predicted peak memory against the truth on the CPU: `python -m benchmarks.prediction_memory`.
 
 Each cell's steps are taken twice: with tensors that have no values, as `multicard.estimate.memory` does, and for real,
-by the project's own loop and torchtune's own recipes, in 1 or 2 ranks with gloo. The truth is torch's own MemTracker,
-and where that cannot follow, with FSDP, frozen weights and NF4, our counter on the real tensors.
-Gloo's threads hold what FSDP has gathered for longer in some runs than in others: tuning on 2 ranks is taken three
-times, and the prediction compared with the least.
+by the project's own loop and torchtune's own recipes, in 1 or 2 ranks with gloo. The truth is torch's own MemTracker;
+where that cannot follow (FSDP, frozen weights, NF4), our counter on the real tensors. Gloo's threads hold gathered
+weights for longer in some runs than in others: tuning on 2 ranks is measured three times, and the least counts.
 
     python -m benchmarks.prediction_memory --gpus 1 --match precision=fp16
 """
@@ -27,10 +26,9 @@ from multicard.estimate.memory import tuning_step, vision_step
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from benchmarks.common import configuration
 from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.estimate.memory.facts import ImageFacts, TextFacts
@@ -45,9 +43,7 @@ from multicard.vision.data.batch import Batch
 from multicard.vision.loop import Loop, memory_format
 from multicard.vision.precision import choose
 from multicard.vision.strategy import STRATEGIES
-from multicard.workloads import register
 
-ROOT = Path(__file__).parents[1]
 STEPS, AGAIN = 3, 3
 IMAGES, ROWS = ImageFacts(96, 16, 10, 8, 1), TextFacts(2304, 96)
 MODELS = {"tiny": ("model.width=0.25", "dataset.image_size=64"), "full": ("dataset.image_size=96",)}
@@ -78,14 +74,8 @@ def tuning_cells(gpus: int) -> Iterator[tuple[str, ...]]:
     yield "method=lora", "packed=true", f"max_seq_len={ROWS.length}"
 
 
-def composed(entry: str, *words: str) -> Any:
-    register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return OmegaConf.to_object(compose(entry, list(words)))
-
-
 class Peaks:
-    """The truth of a run, from `start` on: by torch's MemTracker, or by our counter on the real tensors."""
+    """The measured peak of a run, from `start` on: by torch's MemTracker, or by our counter on the real tensors."""
 
     def __init__(self, watches: bool = True) -> None:
         self.watches, self.tracker, self.counter = watches, MemTracker(), Tracker("cpu", 1)
@@ -93,7 +83,7 @@ class Peaks:
 
     @contextmanager
     def watching(self, tracks: bool) -> Iterator[None]:
-        """Within, follow the run: by MemTracker if `tracks`, else by the counter."""
+        """Follow the run: by MemTracker if `tracks`, else by the counter."""
         if not self.watches:
             yield
             return
@@ -104,12 +94,9 @@ class Peaks:
         self.most_bytes = max(tracked) if tracks else self.counter.peak_bytes
 
     def start(self) -> None:
-        """Training begins."""
+        """Begin to count: training begins."""
         self.tracker._peak_mem.clear()
         self.counter.restart_peak()
-
-    def next_step(self) -> None:
-        self.tracker.reset_mod_stats()  # it takes one forward pass a module otherwise
 
 
 def train_vision(config: VisionConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
@@ -133,7 +120,7 @@ def train_vision(config: VisionConfig, rank: Any, folder: Path, peaks: Peaks) ->
         loaded = batches()
         peaks.start()
         for _ in range(STEPS):
-            peaks.next_step()
+            peaks.tracker.reset_mod_stats()  # it takes one forward pass a module otherwise
             loop.step(loaded)
 
 
@@ -147,7 +134,7 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         recipes.join_alone("gloo")
 
     def batch() -> Any:
-        peaks.next_step()
+        peaks.tracker.reset_mod_stats()
         return tuning_step.batch(config, ROWS, rank.device, Tracker("cpu"))
 
     class Real(recipe_class):
@@ -174,7 +161,7 @@ def real_rank(local: int, ranks: int, entry: str, words: tuple[str, ...], folder
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=local, world_size=ranks)
     rank = Rank(local, local, ranks, torch.device("cpu"), "gloo", 1)
     os.environ |= {"LOCAL_RANK": str(local), "RANK": str(local), "WORLD_SIZE": str(ranks)}
-    config, peaks = composed(entry, *words), Peaks(local == 0)
+    config, peaks = configuration(entry, *words), Peaks(local == 0)
     work: Callable[..., None] = train_vision if entry == "train_vision" else tune
     work(config, rank, Path(folder), peaks)
     if local == 0:
@@ -207,7 +194,7 @@ def main() -> None:
             vision = entry == "train_vision"
             truth = min(real(entry, words, gpus) for _ in range(1 if vision or gpus == 1 else AGAIN))
             started_s = time.process_time()
-            peak = simulate(composed(entry, *words), IMAGES if vision else ROWS, "cpu").active_bytes
+            peak = simulate(configuration(entry, *words), IMAGES if vision else ROWS, "cpu").active_bytes
             seconds = time.process_time() - started_s
             errors.append(abs(peak / truth - 1))
             mib = [f"{each / 2**20:.2f}" for each in (peak, truth)]

@@ -1,4 +1,4 @@
-"""What is said of runs before they start, and the short runs that it rests on.
+"""Keys of predictions, and of the probes that they rest on.
 
 Hydra takes no `predict.gpu` beside `predict=true`: a key is either a value or a group. So `predict=true` is read as
 `predict.enabled=true`, and `probe=true` likewise (`multicard.cli.command_line`).
@@ -32,7 +32,8 @@ class PredictConfig:
     memory: Optional[str] = key(None, "predict for a GPU with so much memory, as 80GB or 80GiB")
 
     def __post_init__(self) -> None:
-        require(self.memory is None or memory_bytes(self.memory) > 0, _unreadable(self.memory))
+        size = f"predict.memory={self.memory}: must be a size above 0, as 80GB or 80GiB"
+        require(self.memory is None or memory_bytes(self.memory) > 0, size)
 
 
 @dataclass
@@ -49,20 +50,16 @@ class ProbeConfig:
 
 
 def starts_nothing(config: Any) -> bool:
-    """Whether a command only says what it would do, or what that would take."""
+    """True for a command that only prints what it would do, or what that would take."""
     return config.dry_run or config.predict.enabled
 
 
 def is_elsewhere(config: Any) -> bool:
-    """Whether another GPU than this machine's is predicted for."""
+    """True for a prediction for another GPU than this machine's."""
     return config.predict.gpu is not None or config.predict.memory is not None
 
 
 def memory_bytes(text: str) -> int:
-    """ "80GB" or "80GiB" in bytes; 0 where it is neither."""
+    """ "80GB" or "80GiB" in bytes; 0 for other words."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GB|GiB)", text.strip())
     return round(float(match[1]) * UNITS[match[2]]) if match else 0
-
-
-def _unreadable(memory: str | None) -> str:
-    return f"predict.memory={memory}: must be a size above 0, as 80GB or 80GiB"

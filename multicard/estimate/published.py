@@ -1,7 +1,7 @@
 """What others printed: throughputs of several GPUs (`published.csv`), and the times of the papers' tables.
 
 `published.csv` has a row a node, workload and precision: samples (or tokens) a second on 1, 2, 4 and 8 GPUs, and the
-batch of a GPU where it is printed (one for each number of GPUs where they differ). `gpu` is the name in `gpus.py`.
+batch of a GPU where it is printed (one for each number of GPUs where they differ). `gpu` is the name in `target.py`.
 GPUs with TF32 compute what the sources call fp32 in it. `defect` says why a row cannot be what it says, so that it is
 left out: its batch changes by over 10 % with the GPUs, a GPU is over 1.15 times as fast among more, several GPUs are
 slower than one, rates below 50 are rounded by over 1 %, over a quarter of a workload's nodes are beyond linear, or
@@ -66,7 +66,7 @@ class Series:
     """A row: samples a second of a workload on 1, 2, ... GPUs of a node.
 
     family: GPUs that are left out together: one chip, and from the H100 on one kind of links.
-    gpu: its name in `multicard.estimate.gpus`, "" where it has none. defect: why it is left out; "" if sound.
+    gpu: its name in `multicard.estimate.target`, "" where it has none. defect: why it is left out; "" if sound.
     rates: samples (or tokens) a second, by number of GPUs. batches: of a GPU, by number of GPUs; empty where unknown.
     """
 

@@ -57,22 +57,6 @@ class Growth:
         return scale * self.low, scale * self.high
 
 
-def whole_run(times: Mapping[int, float], gpus: int) -> tuple[float, float]:
-    """The total time of a run that is divided over n GPUs (strong scaling), from those on 1 and 2.
-
-    The middle of two readings of T(2): a part that no GPU shares (Amdahl 1967), T(n) = T(1) (s + (1 - s) / n), and a
-    cost of each doubling, T(n) = T(1) (T(2) / T(1))^log2(n).
-
-    Returns:
-        The time, and the standard deviation of its logarithm: the distance of the two, and `PRIOR_SD` of each run.
-    """
-    ratio = times[2] / times[1]
-    serial = 2 * ratio - 1
-    amdahl, doubling = math.log(serial + (1 - serial) / gpus), math.log2(gpus) * math.log(ratio)
-    runs = PRIOR_SD * math.hypot(math.log2(gpus) - 1, math.log2(gpus), 1.0)
-    return times[1] * math.exp((amdahl + doubling) / 2), math.hypot((amdahl - doubling) / 2, runs)
-
-
 # By `benchmarks.prediction` (`calibrated`) of the rows of `published.csv` without defects (a test compares)
 PUBLISHED = Growth(threshold=0.137, slope=0.895, constant=0.009, low=-1.674, high=4.700)
 

@@ -349,7 +349,7 @@ def calibration(runs: Sequence[PastRun], basis: str) -> float:
 
 
 def factor(scores: Sequence[float]) -> float:
-    """The same, from the distances of totals from their predictions (`distance`)."""
+    """The factor by distances of totals from their predictions (`distance`)."""
     if len(scores) < ENOUGH_PAIRS:
         return 1.0
     rank = min(math.ceil(0.9 * (len(scores) + 1)), len(scores))

@@ -1,4 +1,4 @@
-"""The cells of a sweep: what an experiment sweeps, and the words of the command, which win over it."""
+"""The cells of a sweep, by the axes of an experiment and the words of the command, which win."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,10 +31,10 @@ class Axes:
 
     @staticmethod
     def of_experiment(name: str, smoke: Mapping[str, Any]) -> "Axes":
-        """Those of a file of conf/experiment.
+        """The axes of a file of conf/experiment.
 
         Args:
-            smoke: of the entry, over which the experiment's wins.
+            smoke: of the entry; the experiment's wins over it.
         """
         hydra = OmegaConf.load(CONF / "experiment" / f"{name}.yaml").hydra
         own = hydra.experiment
@@ -52,10 +52,10 @@ class Axes:
 
         Args:
             words: of the command.
-            shrunk: whether `scale=smoke` is set.
-            times: how often each is measured; 0 where the launcher decides.
+            shrunk: True with `scale=smoke`.
+            times: measurements of each; 0 where the launcher decides.
             loader: finds the options of `glob()`.
-            tell: is called with a line about cells that are left out.
+            tell: called with a line about cells that are left out.
         """
         values = {**self.params, **(self.smoke if shrunk else {})}
         axes = [f"{key}={value}" for key, value in values.items() if value is not None]
@@ -71,14 +71,14 @@ class Axes:
 
 
 def shrunk(words: Sequence[str], smoke: Mapping[str, Any]) -> list[str]:
-    """The overrides of a cell, and those of `scale=smoke` for other keys: of several values the first."""
+    """The overrides of a cell, with those of `scale=smoke` for other keys: the first of several values."""
     own = {word.lstrip("+").partition("=")[0] for word in words}
     values = [f"{key}={value}" for key, value in smoke.items() if value is not None and key not in own]
     return [*product(OverridesParser.create().parse_overrides(values))[0], *words]
 
 
 def product(overrides: Sequence[Override]) -> Cells:
-    """Every combination of the values of all keys; of a key that is there twice, the last values."""
+    """Every combination of the values of all keys; the last values of a key that is there twice."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
     def place(override: Override) -> int:

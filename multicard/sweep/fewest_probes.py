@@ -1,7 +1,7 @@
 """The fewest probes that make the cells of a sweep predictable, and the commands that run them.
 
-Cells are taken from the fewest GPUs on; one that the known and the chosen ones do not make predictable is chosen too.
-In the end those go that later ones have made needless. What is predictable, `multicard.estimate.steps` says.
+Cells are taken from the fewest GPUs on; a cell is chosen that the known and the chosen ones do not make predictable
+(`multicard.estimate.steps`). In the end those go that later ones have made needless.
 """
 
 import math
@@ -21,12 +21,12 @@ Values = Mapping[str, str]  # of the swept keys, as a command has them
 def fewest(
     settings: Sequence[Setting], machines: Sequence[str], known: Sequence[bool], wanted: Sequence[bool]
 ) -> list[int]:
-    """Which cells to probe, by their place in `settings`, those of the fewest GPUs first.
+    """The cells to probe, by their place in `settings`, those of the fewest GPUs first.
 
     Args:
         machines: of each cell, as records have it.
-        known: whether the step of each cell is known.
-        wanted: whether it is to be; it can be probed too.
+        known: True for cells whose step is known.
+        wanted: True for cells whose step is to be known; they can be probed.
     """
     seen = [
         StepObservation(setting, 1.0, 0.0, False, machine, None)
@@ -38,8 +38,8 @@ def fewest(
     )
 
     def is_predictable(place: int, chosen: Sequence[int]) -> bool:
-        of = [*before, *(seen[other] for other in chosen)]
-        return steps.step(settings[place], machines[place], None, of) is not None
+        observed = [*before, *(seen[other] for other in chosen)]
+        return steps.step(settings[place], machines[place], None, observed) is not None
 
     chosen: list[int] = []
     for place in asked:
@@ -53,7 +53,7 @@ def fewest(
 
 
 def commands(swept: Sequence[Values], chosen: Sequence[int], words: Sequence[str]) -> list[str]:
-    """Commands whose cells are the chosen ones.
+    """Commands of the chosen cells.
 
     Args:
         words: the rest of each command, up to the swept keys.
@@ -63,7 +63,7 @@ def commands(swept: Sequence[Values], chosen: Sequence[int], words: Sequence[str
 
 
 def products(cells: Sequence[Values]) -> list[list[str]]:
-    """Cells as sweeps, of which each has all combinations of its values: ["precision=fp64,fp32", "gpus=1"]."""
+    """Cells as sweeps, each of all combinations of its values: ["precision=fp64,fp32", "gpus=1"]."""
     blocks = [{key: (value,) for key, value in cell.items()} for cell in cells]
     while (pair := _pair(blocks)) is not None:
         first, second, key = pair
@@ -73,7 +73,7 @@ def products(cells: Sequence[Values]) -> list[list[str]]:
 
 
 def _pair(blocks: Sequence[Mapping[str, tuple[str, ...]]]) -> tuple[int, int, str] | None:
-    """Two blocks that differ in one key alone, and the key."""
+    """Two blocks that differ in one key alone, with the key."""
     for second, block in enumerate(blocks):
         for first, earlier in enumerate(blocks[:second]):
             differing = [key for key in block if block[key] != earlier.get(key)]

@@ -1,4 +1,4 @@
-"""`fit=warn|refuse|off`: before runs are started or submitted, which of them the GPU's memory will not hold."""
+"""`fit=warn|refuse|off`: before runs are started or submitted, those that the GPU's memory will not hold."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -32,11 +32,11 @@ def check(sweep: Sweep, on_slurm: bool = False) -> None:
             queue already stay there.
 
     Raises:
-        ValueError: predict.gpu names no GPU that is known, or SLURM does not answer.
+        ValueError: predict.gpu names no known GPU, or SLURM does not answer.
     """
     left = sweep.left
     for name in {cell.cfg.predict.gpu for cell in left} - {None}:
-        target.named(name)  # a wrong name is not ignored where nothing asks for the GPU
+        target.named(name)  # a wrong name is refused even where nothing needs the GPU
     asked = [cell for cell in left if _is_asked(cell) and (not on_slurm or is_elsewhere(cell.cfg))]
     if not asked or not (on_slurm or devices.visible_gpus()):
         return
@@ -44,22 +44,22 @@ def check(sweep: Sweep, on_slurm: bool = False) -> None:
     estimated = _estimated(asked, on_slurm)
     sweep.command.foreseen_s += clock_s() - began_s
     remedy = REMEDIES[sweep.command.workload.name]
-    named: dict[str, list[tuple[Cell, str]]] = {"no": [], "tight": []}
+    named: dict[str, dict[str, str]] = {"no": {}, "tight": {}}  # by verdict and cell, once for all repetitions
     for cell, estimate in estimated:
         if estimate.fits == "no" and cell.cfg.race.figure is not None:
             sweep.refuse(cell, f"{_needs(estimate)}; fit=off tries it", is_mistake=False)
         elif estimate.fits == "no" and cell.cfg.fit == Fit.refuse:
             sweep.refuse(cell, f"fit=refuse: {_needs(estimate)}; {remedy}, or fit=warn to try")
         elif estimate.fits in named:
-            named[estimate.fits].append((cell, _needs(estimate)))
-    _name("will not fit", named["no"], f"; {remedy}, or fit=off")
-    _name("may not fit", named["tight"], "")
+            line = f"{cell.label}{cell.folder.name} {_needs(estimate)}"
+            named[estimate.fits].setdefault(cell.config.identity(), line)
+    _name("will not fit", [*named["no"].values()], f"; {remedy}, or fit=off")
+    _name("may not fit", [*named["tight"].values()], "")
 
 
 def _estimated(asked: list[Cell], on_slurm: bool) -> "list[tuple[Cell, Estimate]]":
     """The estimates for GPUs; none where they fail."""
-    from multicard.estimate import estimates  # which most commands on CPU ranks need not import
-    from multicard.estimate.target import targets
+    from multicard.estimate.estimates import Effort, estimate  # which most commands on CPU ranks need not import
 
     if on_slurm:
         from multicard.sweep import slurm_submit
@@ -68,35 +68,29 @@ def _estimated(asked: list[Cell], on_slurm: bool) -> "list[tuple[Cell, Estimate]
         asked = [cell for cell in asked if cell.number not in queued]
     configs = [cell.config for cell in asked]
     with before_run.no_reason_to_stop():
-        where = targets(configs, here=not on_slurm)
-        found = estimates.estimate(configs, asked[0].folder, where, estimates.Effort.gpus) if asked else []
-        pairs = zip(asked, found, strict=True)
-        return [(cell, estimate) for cell, estimate in pairs if estimate.target.device_type == "cuda"]
+        where = target.targets(configs, here=not on_slurm)
+        found = estimate(configs, asked[0].folder, where, Effort.gpus) if asked else []
+        return [pair for pair in zip(asked, found, strict=True) if pair[1].target.device_type == "cuda"]
     return []
 
 
 def _is_asked(cell: Cell) -> bool:
-    """Whether a cell is to be checked: not what only tries the code, nor rounds of repeat=auto after the first."""
+    """False for cells that only try the code, and for rounds of repeat=auto after the first."""
     cfg = cell.cfg
     again = cfg.repeat == AUTO and cfg.repetition > LEAST_AUTO
     no_figure = cfg.scale == Scale.smoke or cfg.device == Device.cpu or cfg.oversubscribe
     return not (cfg.fit == Fit.off or no_figure or again)
 
 
-def _name(verdict: str, members: Sequence[tuple[Cell, str]], remedy: str) -> None:
-    """Name cells and what they need in a line, once for all repetitions."""
-    settings: dict[str, str] = {}
-    for cell, needs in members:
-        settings.setdefault(cell.config.identity(), f"{cell.label}{cell.folder.name} {needs}")
-    if not settings:
-        return
-    named = [*settings.values()]
-    more = [f"and {len(named) - NAMED_CELLS} more"] * (len(named) > NAMED_CELLS)
-    say(f"{count(len(named), 'cell')} {verdict}: {'; '.join([*named[:NAMED_CELLS], *more])}{remedy}", error=True)
+def _name(verdict: str, cells: Sequence[str], remedy: str) -> None:
+    """Print cells and their needs in a line."""
+    if cells:
+        more = [f"and {len(cells) - NAMED_CELLS} more"] * (len(cells) > NAMED_CELLS)
+        say(f"{count(len(cells), 'cell')} {verdict}: {'; '.join([*cells[:NAMED_CELLS], *more])}{remedy}", error=True)
 
 
 def _needs(estimate: "Estimate") -> str:
-    """What a cell needs, and what there is."""
+    """The memory that a cell needs, and that of the GPU."""
     from multicard.estimate import peaks
 
     gpu, memory, prediction = estimate.target.gpu or "the GPU", estimate.needed_memory_bytes, estimate.prediction

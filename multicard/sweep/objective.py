@@ -15,25 +15,24 @@ from multicard.sweep.cells import Cell, Refused
 
 
 class NoFigureError(Exception):
-    """A cell has not the figure that a sweeper searches by."""
+    """A cell lacks the figure that a sweeper searches by."""
 
 
 class NothingMeasuredError(Exception):
-    """A dry run, or a prediction, has shown the first cells of a search, which chooses the next by their figures."""
+    """A dry run or a prediction shows the first cells of a search alone: the next depend on their figures."""
 
 
 def refuse(workload: Workload, name: str | None) -> None:
-    """Refuse what is no figure of a workload's records.
+    """Refuse a name that is not a figure of a workload's records.
 
     Raises:
-        ValueError: with the nearest that are.
+        ValueError: with the nearest names.
     """
     if name is None:
         return
     known = [*figures.numbers(workload.record)]
-    words = [figure for figure in known if figure.startswith(f"{name}.")][:3] or difflib.get_close_matches(
-        name, known, n=3
-    )
+    within = [figure for figure in known if figure.startswith(f"{name}.")][:3]
+    words = within or difflib.get_close_matches(name, known, n=3)
     remedy = f"nearest: {', '.join(words)}" if words else "docs/record.md lists them"
     require(name in known, f"objective={name}: no figure of a record of {workload.entry}; {remedy}")
 
@@ -49,7 +48,7 @@ def value(run: Run | None, name: str | None) -> float | None:
 
 
 def returns(cells: Iterable[Cell | Refused], name: str | None) -> list[JobReturn]:
-    """What Hydra's sweepers get of each cell, in their order; of cells that measure the same, the same.
+    """Returns to Hydra's sweepers, one a cell in their order; the same for cells that measure the same.
 
     A cell without the figure is a job that failed, whose `return_value` raises `NoFigureError`: a NaN ends a search of
     Optuna's with a traceback (facebookresearch/hydra#2237).

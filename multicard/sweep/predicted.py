@@ -1,4 +1,4 @@
-"""`predict=true`: what the cells of a sweep, or a single run, would take. Nothing is started, nothing is written."""
+"""`predict=true`: estimates of a sweep's cells, or of a single run. Nothing is started, nothing is written."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ def show(sweep: Sweep, on_slurm: bool = False) -> None:
 
 
 def _crowd(cell: Cell, target: Target, on_slurm: bool) -> str:
-    """Why nothing is predicted of more CPU ranks than cores; empty of others."""
+    """The reason for which more CPU ranks than cores are not predicted; empty for others."""
     config = cell.config
     cores = resources(config).cpus if on_slurm else environment.cores()
     ranks = cell.workload.processes(config)
@@ -99,7 +99,7 @@ def _experiment(cell: Cell) -> str:
 
 
 def _rows(groups: Sequence[Sequence[Predicted]]) -> list[Row]:
-    """A row for each cell, with the axes that the final table would show."""
+    """A row a cell, with the axes of the final table."""
     records = [group[0].cell.as_record(group[0].estimate.target.device_type) for group in groups]
     axes = comparable.varied(records, table.ALWAYS[groups[0][0].cell.workload.name])
     rows = []
@@ -137,7 +137,7 @@ def _probes(command: Command, members: Sequence[Predicted], experiment: str) -> 
 
 
 def _finished_probes(sweep: Path) -> list[dict[str, str]]:
-    """What those measured that lie in the sweep's folder: a command takes their records, whatever they say."""
+    """The axes of finished probes in the sweep's folder, whose records a command would take."""
     runs = [run_folder.finished(folder) for folder in sweep.glob("*-probe")]
     return [_axes(run.record.config) for run in runs if run is not None]
 

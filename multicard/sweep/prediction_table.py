@@ -1,4 +1,4 @@
-"""What `predict=true` prints: a row a cell, what the estimates rest on, and their sum."""
+"""The printed table of `predict=true`: a row a cell, the bases of the estimates, and their sum."""
 
 import statistics
 import textwrap
@@ -35,9 +35,9 @@ MEMORY: Units = (("MB", 1e6), ("GB", 1e9))
 
 @dataclass(frozen=True)
 class Row:
-    """A cell, whose repetitions take the same.
+    """A cell with its repetitions, which take the same.
 
-    axes: what the table shows of it, by heading. runs: in the sweep; left: those not measured yet.
+    axes: shown values, by heading. runs: in the sweep; left: those not measured yet.
     """
 
     axes: Mapping[str, str]
@@ -118,7 +118,7 @@ def _digits(value: float) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What the figures rest on, which cells will not fit and which are unknown."""
+    """Lines on the bases of the figures, and on cells that will not fit or are unknown."""
     lines = []
     if any(row.estimate.fits for row in rows):
         lines.append("fits: yes, where all of the needed memory's interval is below the GPU's; no, where all is above")
@@ -137,18 +137,17 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _listed(words: Iterable[str]) -> str:
-    """Different words that are not empty, in their order, as far as they are few."""
+    """The first NAMED different words that are not empty, in their order."""
     different = list(dict.fromkeys(word for word in words if word))
     more = [f"and {len(different) - NAMED} more"] * (len(different) > NAMED)
     return "; ".join([*different[:NAMED], *more])
 
 
 def sums(rows: Sequence[Row], on_gpus: bool) -> str:
-    """What the runs take that are not measured yet: one after the other, of GPUs, and of energy.
+    """The time of runs that are not measured yet: one after the other, in hours of GPUs, and their energy.
 
-    Those that will not fit take no such time. Ends of intervals are added up as they are: whatever makes one estimate
-    wrong may make all wrong in the same direction. Where the time of some runs is unknown, the sum is a least value
-    without an interval.
+    Runs that will not fit do not count. Ends of intervals are added up: the cause of one error may make all estimates
+    wrong in the same direction. Where the time of some runs is unknown, the sum is a least value without an interval.
     """
     unfit = sum(row.left for row in rows if row.estimate.fits == "no")
     left = [row for row in rows if row.left and row.estimate.fits != "no"]

@@ -310,6 +310,30 @@ def test_the_machine_is_asked_once_for_all_cells(monkeypatch: pytest.MonkeyPatch
     assert len(asked) == 2 and targets(cells[2:3])[0].device_type == "cpu" and len(asked) == 2
 
 
+def test_a_gpu_by_name():
+    assert target.named("H100-94gb").products[0] == "NVIDIA H100"
+    assert 93 << 30 <= target.named("h100-94gb").memory_bytes < target.named("h100-94gb").nvml_bytes
+    with pytest.raises(ValueError, match=r"predict\.gpu=h101: no such GPU; choose one of b200, .*v100-16gb"):
+        target.named("h101")
+
+
+def test_cuda_offers_less_than_the_driver_has():
+    for gpu in target.GPUS.values():
+        reserved_bytes = gpu.nvml_bytes - gpu.memory_bytes
+        assert 0 < reserved_bytes < 0.06 * gpu.nvml_bytes, gpu.name
+        assert target.usable_bytes(gpu.products[0], gpu.nvml_bytes) == gpu.memory_bytes
+
+
+def test_a_gpu_by_the_name_that_its_driver_gives():
+    assert target.of_product("NVIDIA H100", 95_830 << 20) is target.GPUS["h100-94gb"]
+    assert target.of_product("NVIDIA H100", 64 << 30) is None  # another model of that name
+    assert target.usable_bytes("NVIDIA X1", 10 << 30) == (10 << 30) - target.RESERVED_BYTES
+    assert target.capability("NVIDIA H100 SXM5 64GB") == target.capability("h100-80gb") == (9, 0)
+    links = {target.of_product(name) for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe")}
+    assert len(links) == 2 and None not in links  # one chip with other links takes other times
+    assert target.capability("NVIDIA A100") == (8, 0) and target.capability("NVIDIA X1") is None
+
+
 # ---- memory
 
 
@@ -338,23 +362,18 @@ def of_memory(monkeypatch: pytest.MonkeyPatch, known: list[PastRun], total_gb: i
     return prediction
 
 
-def test_memory_is_that_of_steps_without_values(monkeypatch: pytest.MonkeyPatch):
+def test_memory_is_that_of_steps_without_values_until_it_was_measured(monkeypatch: pytest.MonkeyPatch):
     verdicts = {size: of_memory(monkeypatch, [], size).fits for size in (100, 148, 200)}
     assert verdicts == {100: "yes", 148: "tight", 200: "no"}
-    prediction = of_memory(monkeypatch, [], 100, compute=False)
-    assert prediction.memory_bytes == Interval(100e9, 95e9, 105e9)
-    assert (prediction.active_bytes, prediction.gpu_memory_bytes) == (89 * 10**9, H200.memory_bytes)
-    assert prediction.basis == "unknown"  # of its times
-
-
-def test_memory_that_was_measured_replaces_what_was_predicted(monkeypatch: pytest.MonkeyPatch):
+    known = of_memory(monkeypatch, [], 100, compute=False)
+    assert (known.memory_bytes, known.active_bytes) == (Interval(100e9, 95e9, 105e9), 89 * 10**9)
+    assert (known.gpu_memory_bytes, known.basis) == (H200.memory_bytes, "unknown")  # the basis of its times
     peak = {"max": 100 * 10**9, "per_rank": [100 * 10**9], "kind": "cuda_allocated"}
     ok = of_memory(monkeypatch, past(vision(device="cuda", peak_memory_bytes=peak)), 148)
     assert (ok.fits, ok.memory_basis) == ("yes", "measured in 1 of this cell's runs")
     assert ok.allocated_bytes is not None and ok.allocated_bytes.value == 100 * 10**9
     assert ok.memory_bytes is not None and ok.memory_bytes.value == 110 * 10**9
-    oom = of_memory(monkeypatch, past(vision(device="cuda", status="oom")), 148)
-    assert (oom.fits, oom.memory_basis) == ("no", "a run of this cell ran out of memory before")
+    assert of_memory(monkeypatch, past(vision(device="cuda", status="oom")), 148).fits == "no"
     other = of_memory(monkeypatch, past(vision(device="cuda", status="oom", hardware="Tesla T4")), 100)
     assert other.fits == "yes"
 

@@ -31,10 +31,6 @@ def spread(result):
     return math.log(result.high / result.low)
 
 
-def test_a_rank_of_a_ring_sends_twice_the_bytes_but_one_share():
-    assert [scaling.ring(gpus) for gpus in (1, 2, 4, 8)] == [0, 1, 1.5, 1.75]
-
-
 @pytest.mark.parametrize(("gpus", "share"), [(2, 0.0), (4, 0.5 / 0.75), (8, 1.0), (1, -1 / 0.75)])
 def test_growth_is_what_the_second_gpu_cost_and_a_rings_share_of_what_exceeds_the_threshold(gpus, share):
     growth = Growth(threshold=0.1, slope=0.75, constant=0.01, low=-2.0, high=3.0)
@@ -44,12 +40,6 @@ def test_growth_is_what_the_second_gpu_cost_and_a_rings_share_of_what_exceeds_th
         assert growth.bounds(0.3, gpus) == pytest.approx((-2 * 0.08, 3 * 0.08))
     if gpus == 2:
         assert growth.bounds(0.3, gpus) == (0, 0)
-
-
-def test_a_whole_run_lies_between_a_serial_part_and_a_cost_of_each_doubling():
-    total_s, sd = scaling.whole_run({1: 100.0, 2: 60.0}, 4)
-    assert total_s == pytest.approx(math.sqrt(100 * (0.2 + 0.8 / 4) * 100 * 0.6**2)) and sd > repeated_runs.PRIOR_SD
-    assert scaling.whole_run({1: 100.0, 2: 50.0}, 4)[0] == pytest.approx(25.0)
 
 
 def test_what_is_published_of_a_gpu():

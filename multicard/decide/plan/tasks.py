@@ -26,7 +26,7 @@ from multicard.estimate.target import targets
 from multicard.estimate.totals import summed
 from multicard.records import identity
 from multicard.records.schema_parts import Interval
-from multicard.sweep import fewest_probes
+from multicard.sweep import auto_gpus, fewest_probes
 from multicard.sweep.cells import Cell, Refused, cell_of
 
 # Seconds from a command to the start of its training, where no run of the machine tells: imports, data, the ranks
@@ -149,8 +149,7 @@ def composed(job: Job, node: PlannedNode, sweep: Path, more: Iterable[str] = (),
     Raises:
         ValueError: its words cannot be composed, with the job, the key and the remedy.
     """
-    counts = tuple(sorted({*(1 << power for power in range(node.gpus.bit_length())), node.gpus}))
-    allowed, cfg = job.gpus or sorted(job.seconds) or counts, None
+    allowed, cfg = job.gpus or sorted(job.seconds) or auto_gpus.counts(node.gpus), None
     if job.run:
         try:
             cfg = _composed(job.run[0], (*job.run[1:], *node.words, *more))
