@@ -10,7 +10,6 @@ from multicard.config.base import plain
 from multicard.estimate import history, published, scaling, steps
 from multicard.estimate.observations import Basis, StepObservation, differences
 from multicard.estimate.scaling import Growth
-from multicard.measure import repeated_runs
 from tests.conftest import typed, typed_llm
 
 CELL = {"gpus": "1", "precision.name": '"fp32"', "batch_size": "32", "loader.name": '"torch"', "device": '"cuda"'}
