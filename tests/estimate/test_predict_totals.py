@@ -149,7 +149,7 @@ def test_the_total_of_a_cell_that_ran_is_what_it_took():
 def test_the_total_of_a_longer_run_grows_with_its_epochs_and_images():
     known = past(vision(epochs=2))
     longer = predicted(config(vision(epochs=6)), known)
-    assert (longer.basis, longer) == ("scaled", 1)
+    assert (longer.basis, longer.runs) == ("scaled", 1)
     assert longer.about.endswith("of another length")
     assert longer.total_s is not None
     assert longer.total_s.value == pytest.approx(vision(epochs=6)["total_s"])
@@ -170,7 +170,7 @@ def test_the_error_of_the_step_does_not_average_out():
 
 def test_the_total_from_a_probe_is_that_of_the_whole_run():
     prediction = predicted(config(vision(epochs=3)), past(probe(epochs=3)))
-    assert (prediction.basis, prediction) == ("probed", 1)
+    assert (prediction.basis, prediction.runs) == ("probed", 1)
     assert prediction.total_s is not None
     assert prediction.total_s.value == pytest.approx(vision(epochs=3)["total_s"] - 3 * REST_S)  # which no probe tells
     assert prediction.total_s.low < vision(epochs=3)["total_s"] < prediction.total_s.high
