@@ -268,7 +268,7 @@ def analysis(lines: Sequence[str] | None = None) -> Answers:
 
 MACHINE = {
     r"\d+ GPUs? and \d+ cores?": "N GPUs and N cores",
-    r"(?<=claims, )[\d.]+ [kM]B": "N MB",  # of a report's page
+    r"(?<=\d; )[\d.]+ [kM]B": "N MB",  # of a report's page
     r"\d{4}-\d\d-\d\d[_T]\d\d[:-]\d\d[:-]\d\dZ?": "TIME",
 }
 
