@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from analysis.runs.columns import columns
 from multicard.config.job import count
-from multicard.records import steps, validate
+from multicard.records import run_folder, steps, validate
 from multicard.records.probes import is_probe
-from multicard.records.run_folder import ENVIRONMENT, RESULT
+from multicard.records.run_folder import RESULT
 from multicard.records.schema import AnyRecord, Environment
 from multicard.records.schema_parts import Prediction
 
@@ -61,10 +60,7 @@ class Run:
 
     def environment(self) -> Environment:
         """environment.json; empty where it is absent, cut off or not of the schema."""
-        try:
-            return msgspec.json.decode((self.folder / ENVIRONMENT).read_bytes(), type=Environment)
-        except (OSError, ValueError, RecursionError):
-            return Environment()
+        return run_folder.read_environment(self.folder)
 
 
 @dataclass(frozen=True)

@@ -134,9 +134,9 @@ class PastRun:
     @cached_property
     def torch(self) -> tuple[int, int] | None:
         """The version of torch, (major, minor), by the `environment.json` beside the record; None: not known."""
-        written = None if self.folder is None else run_folder.read_json(self.folder / run_folder.ENVIRONMENT)
-        with suppress(ValueError, TypeError, KeyError, AttributeError):  # of a record that is not as it should be
-            major, minor = (written or {})["packages"]["torch"].split(".")[:2]
+        packages = {} if self.folder is None else run_folder.read_environment(self.folder).packages
+        with suppress(ValueError):
+            major, minor = (packages.get("torch") or "").split(".")[:2]
             return int(major), int(minor)
         return None
 

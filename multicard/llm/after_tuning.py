@@ -31,13 +31,13 @@ def after_tuning(recipe: Any, probe: Probe) -> None:
     window = config.profile if isinstance(config.profile, WindowConfig) and not config.profile.from_start else None
     if not (window or config.diagnose):
         return
-    last = report.content["epochs"][-1]
-    step_s = last["train_s"] / max(1, last["steps"])
+    last = report.content.epochs[-1]
+    step_s = last.train_s / max(1, last.steps)
     if window:
         feed = endless(recipe._dataloader, config.epochs)
-        report.content["profile"] = profiled(recipe, probe, feed, window, step_s)
+        report.content.profile = profiled(recipe, probe, feed, window, step_s)
     if config.diagnose:
-        report.content["ablations"] = measured(recipe, probe, step_s)
+        report.content.ablations = measured(recipe, probe, step_s)
     report.write()
 
 
@@ -95,7 +95,7 @@ def write_window(probe: Probe) -> None:
     """Put the profile of the tuning from its start, where there is one, into the rank's report."""
     window = probe.window.close()
     if window is not None:
-        probe.report.content["profile"] = window
+        probe.report.content.profile = window
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from multicard.config.compilation import GRAPH_PASSES, has_cuda_graphs
 from multicard.config.llm import LlmConfig
 from multicard.llm.after_tuning import train_on
 from multicard.llm.step_probe import Batch, Probe
-from multicard.measure import compile_cache, memory, timing
+from multicard.measure import memory, timing
 from multicard.ranks import compiler
 
 
@@ -53,7 +53,7 @@ def compile_now(recipe: Any, probe: Probe) -> dict[str, Any]:
         ValueError: where torch cannot compile the model here.
     """
     device = probe.rank.device
-    started_s, looked_up = timing.clock_s(), compile_cache.lookups()
+    started_s, looked_up = timing.clock_s(), compiler.lookups()
     generators = [device] if device.type == "cuda" else []
     with compiler.errors_explained(probe.config.compile), unchanged(recipe), torch.random.fork_rng(generators):
         train_on(recipe, probe, iter(first_batches(recipe, probe)))
@@ -61,7 +61,7 @@ def compile_now(recipe: Any, probe: Probe) -> dict[str, Any]:
         parameter.grad = None
     timing.synchronize(device)
     memory.reset_peak_memory(device)
-    return {"compile_s": timing.clock_s() - started_s, "compile_cache": compile_cache.since(looked_up)}
+    return {"compile_s": timing.clock_s() - started_s, "compile_cache": compiler.since(looked_up)}
 
 
 def first_batches(recipe: Any, probe: Probe) -> list[Batch]:

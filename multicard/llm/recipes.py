@@ -19,6 +19,7 @@ from multicard.config.keys import require
 from multicard.config.llm import LlmConfig
 from multicard.llm import collating, labelled_rows, methods
 from multicard.llm.step_probe import Batches, Probe
+from multicard.records.schema_parts import TextRows
 
 
 def load(name: str) -> tuple[ModuleType, type]:
@@ -44,7 +45,7 @@ def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int]
             elif "output" in probe.config.custom_sharded_layers and (chunks := self._model.num_output_chunks):
                 loader.collate_fn = collating.evened(loader.collate_fn, chunks, self._tokenizer.pad_id)
             probe.pad_id = self._tokenizer.pad_id
-            probe.report.content["text_rows"] = labelled_rows.counts(loader.dataset)
+            probe.report.content.text_rows = TextRows(**labelled_rows.counts(loader.dataset))
             check_steps(loader, probe.config)
             batches = Batches(loader, probe)
             return (*sampler, batches) if sampler else batches

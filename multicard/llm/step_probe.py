@@ -113,7 +113,7 @@ class Probe:
         return timing.clock_s() - self.paused_s
 
     def _post(self) -> None:
-        total, epoch = self.config.epochs * self.steps_per_epoch, len(self.report.content["epochs"])
+        total, epoch = self.config.epochs * self.steps_per_epoch, len(self.report.content.epochs)
         self.board.post(self.rank.rank, min(self.steps, total), total, self.tokens, epoch, self.loss)
 
     def moved(self, batch: Batch) -> Batch:

@@ -1,6 +1,6 @@
 """The summary in result.json, from the ranks' files and steps."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,13 +10,23 @@ from msgspec import UNSET
 from multicard.config.llm import LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models
-from multicard.measure import formulas, losses
-from multicard.ranks.meeting import peak_memory
+from multicard.measure import formulas, losses, memory
+from multicard.records.rank_files import LlmReport, peak_memory
 from multicard.records.schema import LlmEpoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
-from multicard.records.schema_parts import Communication, Divergence, Segment, Statistics, TextRows, Transfers
+from multicard.records.schema_parts import Communication, Divergence, Segment, Statistics, Transfers
 from multicard.records.steps import COLUMNS
 
 REWARDS = {"chosen": "rewards_chosen", "rejected": "rewards_rejected", "accuracy": "rewards_accuracies"}
+OF_RANK_0 = (
+    "text_rows",
+    "parameters",
+    "trainable_parameters",
+    "nf4_tensors",
+    "fake_quantised_linears",
+    "cuda_graphs",
+    "warmup_steps",
+    "threads",
+)
 TOKENS = {"all": "tokens", "non_padding": "non_padding", "loss_bearing": "loss_bearing"}
 
 
@@ -54,18 +64,17 @@ def axes(config: Any, device: str) -> dict[str, Any]:
 
 
 def summarise(
-    record: LlmRecord, config: LlmConfig, placement: Placement, ranks: list[dict[str, Any]], steps: Any
+    record: LlmRecord, config: LlmConfig, placement: Placement, ranks: Sequence[LlmReport], steps: Any
 ) -> None:
     """Fill in the figures of a run, whole or cut short.
 
     Args:
         record: with its `gpu`.
-        ranks: the rank files, by rank.
+        ranks: their reports, by rank.
         steps: the steps of all ranks (an Arrow table), or None where no epoch ended.
     """
     table = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
-    first = ranks[0] if ranks else {}
-    ended = min((len(rank["epochs"]) for rank in ranks), default=0)  # epochs, on all ranks
+    ended = min((len(rank.epochs) for rank in ranks), default=0)  # epochs, on all ranks
     table = {name: column[table["epoch"] < ended] for name, column in table.items()} if ended else {}
     record.epochs = epochs = [_epoch(index, ranks, table) for index in range(ended)]
     record.total_s = epochs[-1].ended_s if epochs else None
@@ -78,28 +87,26 @@ def summarise(
     pairs = methods.chosen(config).pairs
     record.non_finite_losses, record.divergence = _judged(table, len(ranks), pairs)
     record.rewards = _rewards(table) if pairs else UNSET
-    record.peak_memory_bytes = peak_memory(ranks, placement.device)
-    record.peak_memory_bytes.setup, record.peak_memory_bytes.train = _phases(ranks)
+    record.peak_memory_bytes = peak_memory(ranks, memory.peak_memory_kind(placement.device))
+    record.peak_memory_bytes.setup = max((rank.setup_peak_memory_bytes or 0 for rank in ranks), default=0) or None
+    record.peak_memory_bytes.train = max((rank.train_peak_memory_bytes or 0 for rank in ranks), default=0) or None
     source = "counted" if placement.device == "cuda" else "counted: what would cross to a device"
     record.transfer_bytes = Transfers(h2d=int(table["h2d_bytes"].sum()) if table else 0, source=source)
     record.communication_bytes = _communication(ranks)
-    record.text_rows = msgspec.convert(first.get("text_rows"), TextRows | None)
-    for name in ("parameters", "trainable_parameters", "nf4_tensors", "fake_quantised_linears"):
-        setattr(record, name, first.get(name))
-    record.cuda_graphs, record.warmup_steps = first.get("cuda_graphs"), first.get("warmup_steps")
-    record.threads = first.get("threads")
+    for name in OF_RANK_0 if ranks else ():
+        setattr(record, name, getattr(ranks[0], name))
     record.flops_per_token, record.mfu = _work(record, config, ranks, table)
 
 
-def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]) -> LlmEpoch:
+def _epoch(index: int, ranks: Sequence[LlmReport], table: dict[str, np.ndarray]) -> LlmEpoch:
     """One epoch over all ranks: times are the slowest rank's."""
-    by_rank = [rank["epochs"][index] for rank in ranks]
+    by_rank = [rank.epochs[index] for rank in ranks]
     rows = table["epoch"] == index
     return LlmEpoch(
         epoch=index,
-        steps=by_rank[0]["steps"],
-        train_s=max(epoch["train_s"] for epoch in by_rank),
-        ended_s=max(epoch["ended_s"] for epoch in by_rank),
+        steps=by_rank[0].steps,
+        train_s=max(epoch.train_s for epoch in by_rank),
+        ended_s=max(epoch.ended_s for epoch in by_rank),
         train_loss=float(table["loss"][rows & (table["rank"] == 0)].mean()) if rows.any() else None,
         samples=int(table["samples"][rows].sum()),
     )
@@ -111,7 +118,7 @@ def _numbers(table: dict[str, np.ndarray]) -> np.ndarray:
     return table["epoch"] * per_epoch + table["step"]
 
 
-def _rate(record: LlmRecord, ranks: list[dict[str, Any]], table: dict[str, np.ndarray], skip: int) -> None:
+def _rate(record: LlmRecord, ranks: Sequence[LlmReport], table: dict[str, np.ndarray], skip: int) -> None:
     """Fill in iteration times, tokens, and tokens/s after the warm-up."""
     record.tokens, record.tokens_per_s = Tokens(), TokenRates()
     if not table or not len(table["step"]):
@@ -120,7 +127,7 @@ def _rate(record: LlmRecord, ranks: list[dict[str, Any]], table: dict[str, np.nd
     number = _numbers(table)
     steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS))
     measured = number >= skip
-    by_rank = [measured & (table["rank"] == rank["rank"]) for rank in ranks]
+    by_rank = [measured & (table["rank"] == rank.rank) for rank in ranks]
     seconds = [table["step_s"][rows].sum() for rows in by_rank]
     record.iteration_s = msgspec.convert(formulas.statistics(steps_s, skip), Statistics)
     if measured.any():
@@ -140,7 +147,7 @@ def last_tenth(values: np.ndarray) -> np.ndarray:
 
 
 def _loss(table: dict[str, np.ndarray]) -> Loss:
-    """Of all ranks together, as rank 0 logs it; DPO's is divided by the world size, over which torchtune sums it."""
+    """Loss over all ranks, as rank 0 logs it; DPO's is divided by the world size, over which torchtune sums it."""
     logged = _first_rank(table, "loss")
     if not len(logged):
         return Loss()
@@ -177,16 +184,9 @@ def _rewards(table: dict[str, np.ndarray]) -> Rewards:
     return rewards
 
 
-def _phases(ranks: list[dict[str, Any]]) -> Iterator[int | None]:
-    """The maxima while the model was built and while it was trained."""
-    for phase in ("setup", "train"):
-        by_rank = [rank.get(f"{phase}_peak_memory_bytes") for rank in ranks]
-        yield max((peak for peak in by_rank if peak is not None), default=None)
-
-
-def _communication(ranks: list[dict[str, Any]]) -> Communication | None:
+def _communication(ranks: Sequence[LlmReport]) -> Communication | None:
     """Bytes that a rank receives in collectives while it trains, the highest of the ranks; None where none finished."""
-    counted = [rank["communication_bytes"] for rank in ranks if "communication_bytes" in rank]
+    counted = [rank.communication_bytes for rank in ranks if rank.communication_bytes is not None]
     if not counted:
         return None
     highest = {kind: max(count[kind] for count in counted) for kind in counted[0]}
@@ -194,16 +194,16 @@ def _communication(ranks: list[dict[str, Any]]) -> Communication | None:
 
 
 def _work(
-    record: LlmRecord, config: LlmConfig, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]
+    record: LlmRecord, config: LlmConfig, ranks: Sequence[LlmReport], table: dict[str, np.ndarray]
 ) -> tuple[float | None, float | None]:
     """FLOPs a token (of all tokens, padding too) and the share of the devices' peak that they make."""
     if not table or not table["tokens"].sum():
         return None, None
-    vocabulary, rate = ranks[0]["vocabulary"], record.tokens_per_s and record.tokens_per_s.all
+    vocabulary, rate = ranks[0].vocabulary, record.tokens_per_s and record.tokens_per_s.all
     length = float(table["attended"].sum() / table["tokens"].sum())
     adapters, passes = methods.adapter_parameters(config, vocabulary), methods.chosen(config).reference_passes
     flops = models.flops_per_token(config.model, vocabulary, length, adapters, passes)
-    peak = peak_flops_per_s(ranks[0]["device"], config.precision.name)
+    peak = peak_flops_per_s(ranks[0].device, config.precision.name)
     return flops, None if peak is None or rate is None else flops * rate / (len(ranks) * peak)
 
 

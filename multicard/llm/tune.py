@@ -31,7 +31,8 @@ from multicard.llm import after_tuning, compiling, recipes, torchtune_config
 from multicard.llm.collective_bytes import ReceivedBytes
 from multicard.llm.rank_report import TuningReport
 from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError
-from multicard.measure import compile_cache, memory
+from multicard.measure import memory
+from multicard.ranks import compiler
 from multicard.ranks.pausing import Pausing
 from multicard.ranks.probing import Probing
 from multicard.ranks.process import Rank
@@ -56,7 +57,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
 
     def on_schedule(scheduler: DictConfig, steps: int) -> DictConfig:
         warmup = torchtune_config.warmup_steps(config, steps)
-        report.content["warmup_steps"] = warmup
+        report.content.warmup_steps = warmup
         if scheduler["num_warmup_steps"] != warmup and rank.rank == 0:  # the number of steps was not known, or is less
             cfg["lr_scheduler"]["num_warmup_steps"] = warmup
             torchtune_config.write_yaml(config, cfg, folder)
@@ -75,18 +76,18 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
             probe.probing = probing(recipe, probe)
         report.built(recipes.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]})
         if compiling.compiles(probe):
-            report.content |= compiling.compile_now(recipe, probe)
+            report.add(compiling.compile_now(recipe, probe))
         traffic.watch(recipe._model)
         if rank.world_size > 1:
             dist.barrier()
         traffic.clear()
         to_its_end = train(recipe, probe)
-        report.content["communication_bytes"] = traffic.counted()
+        report.content.communication_bytes = traffic.counted()
         if has_cuda_graphs(config.compile):
-            report.content["cuda_graphs"] = compile_cache.cuda_graphs_skipped() == 0
+            report.content.cuda_graphs = compiler.cuda_graphs_skipped() == 0
         report.peak()
         if probe.probing is not None:
-            report.content["probe"] = probe.probing.result()
+            report.content.probe = probe.probing.result()
         after_tuning.write_window(probe)
         report.write()
         if to_its_end:

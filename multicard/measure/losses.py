@@ -7,7 +7,7 @@ import numpy as np
 
 
 def end_finite(losses: Sequence[float]) -> bool:
-    """Whether the last of these losses is a finite number; True where there is none."""
+    """True where the last of these losses is a finite number, or there is none."""
     return not losses or isfinite(losses[-1])
 
 

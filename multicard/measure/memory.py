@@ -79,7 +79,7 @@ def device_memory(device: str) -> DeviceMemory | None:
 
 
 def free_shared_memory_bytes() -> int | None:
-    """What processes can still share through /dev/shm; None where the system has no such folder."""
+    """Bytes that processes can still share through /dev/shm; None where the system has no such folder."""
     try:
         return shutil.disk_usage(SHARED_MEMORY).free
     except OSError:
@@ -121,12 +121,6 @@ def _cgroup_files(name_of_version_1: str, name_of_version_2: str) -> Iterator[st
             for parent in (group, *group.parents):
                 with suppress(OSError):
                     yield (root / parent.relative_to("/") / name).read_text()
-
-
-def proportional_memory_bytes() -> int:
-    """This process's resident memory, each page divided by the number of processes that map it (PSS)."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def peak_memory_bytes(device: "torch.device") -> int:

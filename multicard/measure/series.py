@@ -111,7 +111,7 @@ def _first_order(covariance: np.ndarray, count: int) -> tuple[float, float]:
 
 
 def _initial_monotone(covariance: np.ndarray, count: int) -> tuple[float, float]:
-    """The same by Geyer's initial monotone sequence; a negative correlation does not count."""
+    """Variance of the mean and number of independent samples by Geyer's initial monotone sequence."""
     unbiased = covariance / (1 - np.arange(len(covariance)) / count)
     variance = float(covariance[0]) / count
     for _ in range(BIAS_ROUNDS):

@@ -67,86 +67,84 @@ def synchronize(device: "torch.device") -> None:
         torch.cuda.synchronize(device)
 
 
-class Marks:
-    """Points in the device's work: events on CUDA, which do not synchronise, clock readings on CPU."""
+class _Clock:
+    """Points in the device's work: events on CUDA, which do not synchronise and are used again, readings on CPU."""
 
     def __init__(self, device: "torch.device") -> None:
-        self._device = device
-        self._cuda = device.type == "cuda"
-        self._pool: list[Any] = []
-        self._marks: list[Any] = []
-
-    def clear(self) -> None:
-        """Drop all marks; CUDA events are reused."""
-        self._marks = []
-
-    def add(self) -> None:
-        if not self._cuda:
-            self._marks.append(time.perf_counter())
-            return
-        import torch
-
-        used = len(self._marks)
-        if used == len(self._pool):
-            self._pool.append(torch.cuda.Event(enable_timing=True))
-        self._pool[used].record()
-        self._marks.append(self._pool[used])
-
-    def seconds(self) -> Sequence[float] | np.ndarray:
-        """Seconds between consecutive marks. Waits for the device."""
-        synchronize(self._device)
-        return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._marks)] if self._cuda else np.diff(self._marks)
-
-
-class StepEnds:
-    """The seconds of steps as soon as they are known, while the device works on.
-
-    On CUDA they are the time between events that the device has passed. Nothing waits for it, but a host that is more
-    than `lead` steps ahead: the device has work for so long.
-    """
-
-    def __init__(self, device: "torch.device", lead: int) -> None:
-        self._cuda, self._lead = device.type == "cuda", lead
+        self.device, self.cuda = device, device.type == "cuda"
         self._unused: list[Any] = []
-        self._ends: list[Any] = []  # the end of the last step that is known, then those of the later ones
 
-    @property
-    def pending(self) -> int:
-        """Steps that the device has not ended, as far as is known."""
-        return len(self._ends) - 1
-
-    def start(self) -> None:
-        """Begin an epoch, once the device has done all before."""
-        self._unused += self._ends if self._cuda else []
-        self._ends = []
-        self._mark()
-
-    def add(self) -> None:
-        """The host has ended a step."""
-        self._mark()
-        if self._cuda and self.pending >= self._lead:
-            self._ends[-1 - self._lead].synchronize()
-
-    def seconds(self) -> list[float]:
-        """Of the steps that have ended since the last call."""
-        known = []
-        while self.pending and (not self._cuda or self._ends[1].query()):
-            first, second = self._ends[:2]
-            known.append(first.elapsed_time(second) / 1e3 if self._cuda else second - first)
-            del self._ends[0]
-            if self._cuda:
-                self._unused.append(first)
-        return known
-
-    def _mark(self) -> None:
-        if not self._cuda:
-            self._ends.append(time.perf_counter())
-            return
+    def point(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
         import torch
 
         event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
         event.record()
-        self._ends.append(event)
+        return event
+
+    def seconds(self, first: Any, second: Any) -> float:
+        """Seconds between two points that the device has passed."""
+        return first.elapsed_time(second) / 1e3 if self.cuda else second - first
+
+    def reuse(self, points: Sequence[Any]) -> None:
+        self._unused += points if self.cuda else ()
+
+
+class Marks:
+    """Points in the device's work, read after it."""
+
+    def __init__(self, device: "torch.device") -> None:
+        self._clock = _Clock(device)
+        self._marks: list[Any] = []
+
+    def clear(self) -> None:
+        self._clock.reuse(self._marks)
+        self._marks = []
+
+    def add(self) -> None:
+        self._marks.append(self._clock.point())
+
+    def seconds(self) -> list[float]:
+        """Seconds between consecutive marks. Waits for the device."""
+        synchronize(self._clock.device)
+        return [self._clock.seconds(*pair) for pair in pairwise(self._marks)]
+
+
+class StepEnds:
+    """Seconds of steps as soon as they are known, while the device works on.
+
+    On CUDA they are the time between events that the device has passed. Nothing waits for it except a host that is more
+    than `lead` steps ahead: the device has work for that long.
+    """
+
+    def __init__(self, device: "torch.device", lead: int) -> None:
+        self._clock, self._lead = _Clock(device), lead
+        self._ends: list[Any] = []  # the end of the last step that is known, then those of the later ones
+
+    @property
+    def pending(self) -> int:
+        """Steps that the device is not known to have ended."""
+        return len(self._ends) - 1
+
+    def start(self) -> None:
+        """Begin an epoch, once the device has done all before."""
+        self._clock.reuse(self._ends)
+        self._ends = [self._clock.point()]
+
+    def add(self) -> None:
+        """Note that the host has ended a step."""
+        self._ends.append(self._clock.point())
+        if self._clock.cuda and self.pending >= self._lead:
+            self._ends[-1 - self._lead].synchronize()
+
+    def seconds(self) -> list[float]:
+        """Seconds of the steps that have ended since the last call."""
+        known = []
+        while self.pending and (not self._clock.cuda or self._ends[1].query()):
+            known.append(self._clock.seconds(*self._ends[:2]))
+            self._clock.reuse([self._ends.pop(0)])
+        return known
 
 
 class StepTimer:

@@ -31,7 +31,6 @@ from multicard.measure import memory
 from multicard.ranks.failures import Failure, Interrupted, disk_full, in_a_line
 from multicard.ranks.os_calls import SHARED_SIGNALS
 from multicard.ranks.process import LOG_LINES, UNWRITABLE, Job, error_file, exit_with_bad_fork, log_file, work_as_rank
-from multicard.records.run_folder import read_json
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -162,7 +161,7 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
 
 
 def _config(placement: Placement, job: Job, logs: Path) -> "LaunchConfig":
-    """What torch's agent of this node does."""
+    """Settings of torch's agent of this node."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
     from torch.numa.binding import AffinityMode, NumaOptions
@@ -230,10 +229,9 @@ def _failure(folder: Path, rank: int, exitcode: int) -> Failure:
     where: dict[str, Any] = {"rank": rank, "host": host(), "log": str(log.relative_to(folder))}
     with suppress(OSError):
         where["log_tail"] = tuple(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-    report = read_json(error_file(folder, rank))
-    if report is not None:
-        where["memory_bytes"] = report.get("memory_bytes")
-        return Failure(report["kind"], f"rank {rank}: {report['message']}", **where)
+    with suppress(OSError, msgspec.DecodeError):
+        report = msgspec.json.decode(error_file(folder, rank).read_bytes(), type=Failure)
+        return msgspec.structs.replace(report, message=f"rank {rank}: {report.message}", **where)
     if exitcode == UNWRITABLE:
         return Failure("disk", f"hydra.run.dir: rank {rank} cannot write to {folder}; free some space", **where)
     if exitcode < 0:

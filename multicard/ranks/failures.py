@@ -1,4 +1,4 @@
-"""What ended a run, and the signals that interrupt it."""
+"""Failures that end a run, and the signals that interrupt it."""
 
 import errno
 import signal
@@ -80,7 +80,7 @@ LITTLE_BYTES, LITTLE_SHARE = 1 << 30, 0.02  # free on a GPU that counts as full:
 
 
 def is_oom(error: BaseException, memory: DeviceMemory | None = None) -> bool:
-    """Whether memory ran out, by the errors of torch, of the libraries below it, and of Python on the host.
+    """True where memory ran out, by the errors of torch, of the libraries below it, and of Python on the host.
 
     Args:
         memory: of the device after the error: it decides on errors that may have other causes. None where unknown.

@@ -36,7 +36,7 @@ def _exit(number: int, _: FrameType | None) -> None:
 
 
 class _Answer:
-    """What is raised: `taken` once it was; `waiting` until it can be."""
+    """The exception to raise: `taken` once a signal was answered; `waiting` until it can be raised."""
 
     taken = False
     waiting: BaseException | None = None

@@ -1,4 +1,4 @@
-"""What a rank asks of the kernel and the C library: whose signals it obeys, when it is killed, how it keeps memory."""
+"""Calls to the kernel and the C library: whose signals a rank obeys, when it is killed, how it keeps memory."""
 
 import ctypes
 import os

@@ -19,6 +19,7 @@ from multicard.measure import memory
 from multicard.measure.timing import Marks, clock_s, pause
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
+from multicard.records.rank_files import RankProbe
 
 POLL_S = 0.01  # between two looks at the board of a rank that waits
 
@@ -93,12 +94,12 @@ class Pausing:
         return clock_s() - paused_at_s
 
     def end_epoch(self) -> bool:
-        """Whether the run is to stop at the end of an epoch: never, but where the board says so."""
+        """False: only the board stops a cell of a race."""
         return False
 
-    def result(self) -> dict[str, object]:
+    def result(self) -> RankProbe:
         """For the rank's report."""
-        return {"ended_by": "race", "steps_per_epoch": self.steps_per_epoch, "left_out": self._left_out}
+        return RankProbe("race", self.steps_per_epoch, self._left_out)
 
     def _mark(self) -> None:
         self._marks.add()

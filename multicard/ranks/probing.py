@@ -21,6 +21,7 @@ from multicard.measure.timing import StepEnds
 from multicard.ranks.meeting import as_on_rank_0
 from multicard.ranks.process import Rank
 from multicard.records.progress import HEARD_AFTER_S, Board
+from multicard.records.rank_files import RankProbe
 
 LEAD = 8  # steps: enough that no device runs out of work, and soon over
 
@@ -70,8 +71,10 @@ class Probing:
             self.board.ask_stop(steps + ahead)
 
     def end_epoch(self) -> bool:
-        """Whether the run is to stop at the end of an epoch, which every rank has reached. A collective: every rank
-        calls it, once its device has done the work."""
+        """True where the run is to stop at the end of the epoch.
+
+        A collective: every rank calls it, once its device has done the work.
+        """
         self._take()
         if self._rule is not None and not self.board.stop_at:
             self.ended_by = self._rule.reason() or self.ended_by
@@ -82,6 +85,6 @@ class Probing:
             if self._rule is not None:
                 self._rule.add(step_s)
 
-    def result(self) -> dict[str, object]:
+    def result(self) -> RankProbe:
         """For the rank's report."""
-        return {"ended_by": self.ended_by, "steps_per_epoch": self.steps_per_epoch}
+        return RankProbe(self.ended_by, self.steps_per_epoch)

@@ -17,7 +17,7 @@ from multicard.machine.allocation import Allocation
 from multicard.measure.memory import SHARED_MEMORY, device_memory, held_memory_bytes
 from multicard.measure.timing import pause
 from multicard.ranks import os_calls
-from multicard.ranks.failures import disk_full, in_a_line, is_oom
+from multicard.ranks.failures import Failure, disk_full, in_a_line, is_oom
 from multicard.records.run_folder import write_json
 from multicard.records.text_table import in_bytes
 
@@ -47,7 +47,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Job:
-    """What a rank needs to know to start: picklable, and the same for all ranks of a node."""
+    """Settings with which ranks start: picklable, and the same for all ranks of a node."""
 
     folder: Path
     device: str
@@ -68,7 +68,7 @@ def log_file(folder: Path, rank: int) -> Path:
 
 
 def error_file(folder: Path, rank: int) -> Path:
-    """What a rank reports of the exception that ended it."""
+    """Report of the exception that ended a rank: a `Failure` without its log."""
     return folder / "ranks" / f"error_r{rank:02d}.json"
 
 
@@ -165,11 +165,11 @@ def _report(job: Job, rank: int, error: BaseException) -> None:
     if memory is not None and kind == "oom" and not is_oom(error):  # it does not say so itself
         message += f" ({in_bytes(memory.free_bytes)} of {in_bytes(memory.total_bytes)} free)"
     with suppress(OSError):  # a full disk may have ended the rank; its log and exit code remain
-        write_json(error_file(job.folder, rank), {"kind": kind, "message": message, "memory_bytes": held})
+        write_json(error_file(job.folder, rank), Failure(kind, message, memory_bytes=held))
 
 
 def _peer_died(error: BaseException) -> bool:
-    """Whether a collective failed, which nearly always means that another rank died first."""
+    """True where a collective failed, which nearly always means that another rank died first."""
     import torch.distributed as dist
 
     if isinstance(error, dist.DistError):

@@ -57,7 +57,7 @@ class OneAddress(StaticTCPRendezvous):
         return listener
 
     def _listens(self) -> bool:
-        """Whether node 0 listens yet: torch's own retries print a warning each."""
+        """True once node 0 listens: torch's own retries print a warning each."""
         try:
             socket.create_connection((self.master_addr, self.master_port), timeout=1).close()
         except OSError:

@@ -94,12 +94,12 @@ def busy_share(others_cores: float | None, stolen_cores: float | None, cores: in
 
 
 def crowded(device: Any, ranks: int, cores: int | None) -> bool:
-    """Whether `ranks` on a node were more CPU ranks than it had cores."""
+    """True where a node ran more CPU ranks than it had cores."""
     return device == "cpu" and cores is not None and ranks > cores
 
 
 def marks(record: AnyRecord) -> str:
-    """What the status of a run is marked with."""
+    """The marks behind the status of a run."""
     signs = {
         DISTURBED: bool(disturbers(record)),
         LOADED: _busy_share(record) > BUSY_SHARE,
@@ -142,15 +142,12 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
     """Notes below a table of these records: several commits or machines, shared GPUs, restarts."""
     lines = []
     measured = [record for record in records if record.config]
-    commits = sorted({str(r.commit)[:9] + ("+changes" if r.dirty else "") for r in measured})
-    if len(commits) > 1:
-        lines.append(f"measured on several commits, not compared with one another: {', '.join(commits)}")
-    hardware = sorted({str(record.hardware) for record in measured})
-    if len(hardware) > 1:
-        lines.append(f"measured on several machines, not compared with one another: {', '.join(hardware)}")
+    commits = {str(record.commit)[:9] + "+changes" * bool(record.dirty) for record in measured}
+    for name, found in (("commits", commits), ("machines", {str(record.hardware) for record in measured})):
+        if len(found) > 1:
+            lines.append(f"measured on several {name}, not compared with one another: {', '.join(sorted(found))}")
     inputs = [record.input or {} for record in measured if isinstance(record, VisionRecord)]
-    streamed = sum((read.get("train") or {}).get("mode") == "streamed" for read in inputs)
-    if streamed:
+    if streamed := sum((read.get("train") or {}).get("mode") == "streamed" for read in inputs):
         lines.append(f"{streamed} with more images than dataset.device_budget_bytes: they crossed batch by batch")
     skipped = [sum(part["skipped"] for part in (read.get("decoded") or {}).values()) for read in inputs]
     if any(skipped):
@@ -161,20 +158,17 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
         left_out = f", {most.left_out} of them left out: no label remained" if most.left_out else ""
         about = f"up to {most.cut} of {most.read} rows cut at max_seq_len{left_out}"
         lines.append(f"{about} (see text_rows in the records)")
-    disturbed = [record for record in measured if disturbers(record)]
-    if disturbed:
-        who = sorted({str(other.name or other.pid) for record in disturbed for other in disturbers(record)})
-        shared = f"{DISTURBED} others used the GPUs of {len(disturbed)} while they were measured ({', '.join(who)})"
+    if disturbed := [others for record in measured if (others := disturbers(record))]:
+        names = sorted({str(other.name or other.pid) for others in disturbed for other in others})
+        shared = f"{DISTURBED} others used the GPUs of {len(disturbed)} while they were measured ({', '.join(names)})"
         lines.append(f"{shared}: see gpu.disturbed_by in the records")
     lines += _load_notes(measured)
-    traced = sum(map(_traced, measured))
-    if traced:
+    if traced := sum(map(_traced, measured)):
         lines.append(f"{PROFILED} {PROFILED_MEANING}, in {count(traced, 'run')} (profile.window=start)")
     off = max((profiled_off(record) for record in measured), key=abs, default=0.0)
     if abs(off) > APART:
         lines.append(f"profiled bytes to the device are {off:+.0%} off those counted: see profile.h2d in the records")
-    stopped = [record for record in measured if len(record.segments) > 1]
-    if stopped:
+    if stopped := [record for record in measured if len(record.segments) > 1]:
         moved = sum(len({segment.commit for segment in record.segments}) > 1 for record in stopped)
         anew = sum(not any(segment.steps for segment in record.segments[:-1]) for record in stopped)
         parts = [f"{anew} of them from the start"] * (anew > 0) + [f"{moved} of them on another commit"] * (moved > 0)
@@ -185,22 +179,19 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
 def _load_notes(records: Sequence[AnyRecord]) -> list[str]:
     """Others on the machine, other runs of the sweep, and ranks that took turns."""
     lines = []
-    busy = [record for record in records if _busy_share(record) > BUSY_SHARE]
-    if busy:
+    if busy := [record for record in records if _busy_share(record) > BUSY_SHARE]:
         most = max(busy, key=_busy_share)
         cores = f"up to {_busy_share(most) * (most.cores or 0):.1f} of {most.cores} cores"
         lines.append(f"{LOADED} others kept {cores} busy during {count(len(busy), 'run')}: see load in the records")
-    crowd = sum(CROWD in marks(record) for record in records)
-    if crowd:
+    if crowd := sum(CROWD in marks(record) for record in records):
         lines.append(f"{CROWD} {CROWDED}, in {count(crowd, 'run')}")
-    packed = sum(bool(record.beside) for record in records)
-    if packed:
+    if packed := sum(bool(record.beside) for record in records):
         were = f"{count(packed, 'run')} {'was' if packed == 1 else 'were'}"
         lines.append(f"{were} measured beside other runs of the sweep, on the same machine")
     return lines
 
 
 def profiled_off(record: AnyRecord) -> float:
-    """By what share the bytes to the device that a profiler saw differ from those counted; 0 where it saw none."""
+    """(profiled - counted) / counted bytes to the device; 0 where the profiler saw none."""
     copies = record.profile and record.profile.h2d
     return copies.disagreement or 0.0 if copies else 0.0

@@ -123,7 +123,7 @@ class Figure:
 
     @property
     def sentence(self) -> str:
-        """What the schema says of it, beside the title."""
+        """The schema's description."""
         if self.keys is None:
             return next(numbers(RECORDS[kind])[key] for kind in self.kinds for key in self.keys_of(kind))
         return inspect.getdoc(getattr(VisionRecord, self.place or self.name)) or ""
@@ -310,10 +310,20 @@ def numbers(struct: type[Struct]) -> dict[str, str]:
 
 def _numbers(struct: type[Struct], prefix: str) -> Iterator[tuple[str, str]]:
     for name, hint in get_type_hints(struct, include_extras=True).items():
-        inner, *metas = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        types = get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,)
+        types, metas = _types_and_metas(hint)
         if {int, float} & {*types}:
-            yield prefix + name, next((meta.description or "" for meta in metas if isinstance(meta, Meta)), "")
+            yield prefix + name, next((meta.description for meta in metas if meta.description), "")
         for part in types:
             if isinstance(part, type) and issubclass(part, Struct):
                 yield from _numbers(part, f"{prefix}{name}.")
+
+
+def _types_and_metas(hint: Any) -> tuple[list[Any], list[Meta]]:
+    """The types of a union, limits and descriptions apart."""
+    if get_origin(hint) is Annotated:
+        inner, *metas = get_args(hint)
+        types, inner_metas = _types_and_metas(inner)
+        return types, [*(meta for meta in metas if isinstance(meta, Meta)), *inner_metas]
+    if get_origin(hint) in (Union, UnionType):
+        return [kind for part in get_args(hint) for kind in _types_and_metas(part)[0]], []
+    return [hint], []

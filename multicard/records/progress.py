@@ -24,8 +24,11 @@ HEARD_AFTER_S = {"one node": 0.5, "several": 2.0}  # within which every rank rea
 
 @dataclass(frozen=True)
 class Progress:
-    """What a rank last posted: its steps, `of` how many in the run (0: it has not begun), samples trained in them,
-    epoch from 0, a recent loss (NaN: none), and whether it evaluates."""
+    """The last post of a rank.
+
+    steps: trained so far; of: in the run (0: it has not begun). samples: trained in these steps. epoch: from 0.
+    loss: a recent one (NaN: none).
+    """
 
     steps: int
     of: int
@@ -79,7 +82,7 @@ class Board:
         return int(_HEADER.unpack_from(self._map)[0])
 
     def stops(self, steps: int) -> bool:
-        """Whether a rank that has just done so many steps of the run is to stop.
+        """True where a rank that has just done the run's step `steps` is to stop.
 
         Raises:
             RuntimeError: the step to stop after has passed; other ranks may have stopped after it.

@@ -38,9 +38,8 @@ import numpy as np
 from multicard.config.keys import require
 from multicard.machine import slurm
 from multicard.machine.environment import host
-from multicard.measure.timing import clock_s, pause
 from multicard.records import steps, validate
-from multicard.records.schema import AnyRecord
+from multicard.records.schema import AnyRecord, Environment
 from multicard.records.schema_parts import Attempt
 
 RESULT, ENVIRONMENT = "result.json", "environment.json"
@@ -52,7 +51,6 @@ SEGMENTS = "segments.json"
 MACHINE = "machine.parquet"
 STEP_PARTS = "steps/r*_e*.parquet"
 PARTIAL = re.compile(r"\..+\.\d+")  # what `replacing` writes first
-SEEN_S = 60.0  # within which a shared file system shows what another node wrote
 BAD = ("failed", "interrupted", "timeout", "refused")  # a sweep that holds one of these exits with 1
 
 
@@ -78,15 +76,23 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, _json_text(value))
+    """Write a value, or a struct, as JSON."""
+    write_text(path, json_text(value))
 
 
-def _json_text(value: Any) -> str:
-    return json.dumps(finite(value), indent=1, allow_nan=False) + "\n"
+def json_text(value: Any) -> str:
+    return json.dumps(finite(msgspec.to_builtins(value, enc_hook=_plain)), indent=1, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy's as one of Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"JSON has no {type(value).__name__}")
 
 
 def finite(value: Any) -> Any:
-    """The same value with null for every NaN and infinity, which JSON does not have."""
+    """`value` with None for every NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -121,24 +127,33 @@ class Run:
 
 def content_of(record: AnyRecord) -> dict[str, Any]:
     """The content of result.json: of a run that was not measured, the keys that all records have."""
-    content = msgspec.json.decode(msgspec.json.encode(record, enc_hook=float))  # the hook is of NumPy's numbers
+    content = json.loads(json_text(record))
     return content if record.identity is not None else {key: content[key] for key in ALWAYS}
 
 
 def write_result(run: Run) -> None:
     """Write result.json, checked by the schema (see `validate.checked`)."""
-    folder, text = run.folder, _json_text(content_of(run.record))
-    with validate.checked(folder / RESULT):
-        validate.check_record(text)
-    write_text(folder / RESULT, text)
+    _write_checked(run.folder / RESULT, content_of(run.record), AnyRecord)
 
 
-def write_environment(folder: Path, environment: dict[str, Any]) -> None:
+def write_environment(folder: Path, environment: Environment) -> None:
     """Write environment.json, checked in the same way."""
-    text = _json_text(environment)
-    with validate.checked(folder / ENVIRONMENT):
-        validate.check_environment(text)
-    write_text(folder / ENVIRONMENT, text)
+    _write_checked(folder / ENVIRONMENT, environment, Environment)
+
+
+def _write_checked(path: Path, value: Any, kind: Any) -> None:
+    text = json_text(value)
+    with validate.checked(path):
+        validate.check(text, kind)
+    write_text(path, text)
+
+
+def read_environment(folder: Path) -> Environment:
+    """The environment of a run; empty where it is absent or broken."""
+    try:
+        return msgspec.json.decode((folder / ENVIRONMENT).read_bytes(), type=Environment)
+    except (OSError, ValueError, RecursionError):
+        return Environment()
 
 
 def write_parquet(path: Path, columns: dict[str, Any]) -> None:
@@ -177,7 +192,7 @@ def read_steps(folder: Path) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    merged = folder / "steps.parquet"
+    merged = folder / steps.STEPS
     tables = [pq.ParquetFile(path).read() for path in sorted(folder.glob(STEP_PARTS))]
     if merged.exists():
         table = pq.ParquetFile(merged).read()
@@ -189,7 +204,7 @@ def read_steps(folder: Path) -> Any:
 
 
 def _epochs_and_ranks(table: Any) -> Iterator[tuple[int, int]]:
-    """Of each row."""
+    """Epoch and rank of each row."""
     return zip(table["epoch"].to_pylist(), table["rank"].to_pylist(), strict=True)
 
 
@@ -199,7 +214,7 @@ def merge_steps(folder: Path) -> Any:
 
     table = read_steps(folder)
     if any(folder.glob(STEP_PARTS)):
-        with replacing(folder / "steps.parquet") as file:
+        with replacing(folder / steps.STEPS) as file:
             pq.write_table(table, file)
     remove_files(folder / "steps", Path(STEP_PARTS).name)
     return table
@@ -211,29 +226,6 @@ def read_machine(folder: Path) -> Any:
 
     path = folder / MACHINE
     return pq.ParquetFile(path).read() if path.exists() else None
-
-
-def rank_file(folder: Path, rank: int) -> Path:
-    return folder / "ranks" / f"r{rank:02d}.json"
-
-
-def read_ranks(folder: Path, expected: int = 0) -> list[dict[str, Any]]:
-    """What each rank had counted when it last wrote, by rank.
-
-    Args:
-        expected: wait until there are so many, and their steps: a file that another node wrote may take its time to
-            be seen here.
-    """
-    deadline_s = clock_s() + SEEN_S
-    while expected and len(list(folder.glob("ranks/r*.json"))) < expected and clock_s() < deadline_s:
-        pause(1.0)
-    read = [read_json(path) for path in sorted(folder.glob("ranks/r*.json"))]
-    ranks = sorted((rank for rank in read if rank is not None), key=lambda rank: rank["rank"])
-    parts = [steps_file(folder, rank["rank"], epoch["epoch"]) for rank in ranks for epoch in rank.get("epochs", ())]
-    awaited = expected and not (folder / "steps.parquet").exists()  # else an earlier start merged them
-    while awaited and not all(path.exists() for path in parts) and clock_s() < deadline_s:
-        pause(0.1)
-    return ranks
 
 
 def remove_files(folder: Path, pattern: str) -> None:
@@ -259,14 +251,15 @@ def remove_empty(folder: Path) -> None:
 
 
 def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
-    """Mark `folder` as being measured by this process, or by SLURM's `job`, until `release`. What an earlier try left
-    is removed; a finished measurement is put aside until the new one has finished too.
+    """Mark `folder` as being measured by this process, or by SLURM's `job`, until `release`.
+
+    Files of an earlier try are removed; a finished measurement is put aside until the new one has finished too.
 
     Args:
-        keep: what an earlier try left, also where it was no start of the same job.
+        keep: keep the files of an earlier try, also where it was no start of the same job.
 
     Returns:
-        Whether what an earlier try left is still there: the same job was requeued, or `keep`.
+        True where files of an earlier try are still there: the same job was requeued, or `keep`.
 
     Raises:
         ValueError: another process, or job, is measuring into it, or it holds a measurement that cannot be read.
@@ -282,13 +275,10 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
     if keep:
         write_json(marker, mine)
         return True
-    measured = finished(folder) is not None
-    status = (read_json(folder / RESULT) or {}).get("status")
+    measured, status = finished(folder) is not None, (read_json(folder / RESULT) or {}).get("status")
+    problem = f"{key}: {folder.name}/{RESULT} is of another version of multicard, or altered"
     remedy = "use that version, choose another name=, or remove the folder"
-    require(
-        measured or status not in DONE,
-        f"{key}: {folder.name}/{RESULT} is of another version of multicard, or altered; {remedy}",
-    )
+    require(measured or status not in DONE, f"{problem}; {remedy}")
     if measured and not _aside(folder).exists():
         folder.rename(_aside(folder))
     try:
@@ -313,7 +303,7 @@ def disclaim(folder: Path) -> None:
 
 
 def owner(folder: Path, job: str | None = None) -> str | None:
-    """Who is measuring into `folder` now, other than this process, or SLURM's `job`."""
+    """The process or job that measures into `folder` now, unless it is this process, or SLURM's `job`."""
     marked = read_json(folder / RUNNING)
     if marked is None or (job is not None and marked.get("job") == job):
         return None
@@ -328,13 +318,15 @@ def owner(folder: Path, job: str | None = None) -> str | None:
 
 
 def is_held_by(folder: Path, job: str) -> bool:
-    """Whether SLURM's `job` claims `folder`, or died before it could release it."""
+    """True where SLURM's `job` claims `folder`, or died before it could release it."""
     return (read_json(folder / RUNNING) or {}).get("job") == job
 
 
 def results(sweep: Path) -> dict[str, tuple[int, int]]:
-    """What tells each record of a sweep from one that replaces it, by the name of its run. No times are compared with
-    a clock: it may be set meanwhile, and that of a file server is another."""
+    """Inode and change time of each record of a sweep, by the name of its run: they tell it from one that replaces it.
+
+    No time is compared with a clock: it may be set meanwhile, and that of a file server is another.
+    """
     known = {}
     for path in sweep.glob(f"[!.]*/{RESULT}"):
         with suppress(FileNotFoundError):
@@ -370,7 +362,7 @@ def clear(folder: Path) -> None:
 
 
 def read_segments(folder: Path) -> list[Attempt]:
-    """Each start of the run, in order; one that left no `end` was cut off."""
+    """The starts of the run, in order; one that left no `end` was cut off."""
     return msgspec.convert((read_json(folder / SEGMENTS) or {}).get("segments", []), list[Attempt])
 
 

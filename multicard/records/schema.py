@@ -14,17 +14,22 @@ from multicard.records.schema_parts import (
     Cause,
     Communication,
     CompileCache,
+    Count,
     Data,
     Diagnosis,
     Divergence,
+    Float,
     Gpu,
+    Int,
     Load,
     Memory,
+    Number,
     Prediction,
     ProbeEnd,
     ProfileTable,
     Scalar,
     Segment,
+    Share,
     Statistics,
     TextRows,
     Transfers,
@@ -37,66 +42,66 @@ SCHEMA_VERSION = 1
 class VisionEpoch(Struct):
     """One epoch of training on images. Times are the slowest rank's, in seconds."""
 
-    epoch: Annotated[int | None, doc("from 0")] = None
-    steps: Annotated[int | None, doc("fewer than probe.steps_per_epoch where a probe ended")] = None
-    train_s: float | None = None
-    first_batch_s: Annotated[float | None, doc("until the first batch was there")] = None
+    epoch: Annotated[Count, doc("from 0")] = None
+    steps: Annotated[Count, doc("fewer than probe.steps_per_epoch where a probe ended")] = None
+    train_s: Number = None
+    first_batch_s: Annotated[Number, doc("until the first batch was there")] = None
     gap_s: Annotated[
-        float | None,
+        Number,
         doc("from the end of the previous epoch's evaluation to the first batch; null in an attempt's first epoch"),
     ] = None
-    evaluate_s: float | None = None
-    ended_s: Annotated[float | None, doc("since the start of training")] = None
-    train_loss: Annotated[float | None, doc("mean over the samples trained")] = None
-    test_loss: float | None = None
-    test_accuracy: Annotated[float | None, doc("share of test samples classified correctly, 0 to 1")] = None
-    test_right: int | None = None
-    test_samples: int | None = None
-    samples: Annotated[int | None, doc("distinct samples of the epoch")] = None
-    samples_trained: Annotated[int | None, doc("each time that one was trained on")] = None
-    images_per_s: Annotated[float | None, doc("distinct samples by train_s")] = None
+    evaluate_s: Number = None
+    ended_s: Annotated[Number, doc("since the start of training")] = None
+    train_loss: Annotated[Number, doc("mean over the samples trained")] = None
+    test_loss: Number = None
+    test_accuracy: Annotated[Share, doc("share of test samples classified correctly, 0 to 1")] = None
+    test_right: Count = None
+    test_samples: Count = None
+    samples: Annotated[Count, doc("distinct samples of the epoch")] = None
+    samples_trained: Annotated[Count, doc("each time that one was trained on")] = None
+    images_per_s: Annotated[Number, doc("distinct samples by train_s")] = None
 
 
 class LlmEpoch(Struct):
     """One epoch of tuning. Times are the slowest rank's, in seconds."""
 
-    epoch: Annotated[int | None, doc("from 0")] = None
-    steps: Annotated[int | None, doc("optimiser steps")] = None
-    train_s: float | None = None
-    ended_s: Annotated[float | None, doc("since the start of training")] = None
-    train_loss: Annotated[float | None, doc("mean of rank 0's steps")] = None
-    samples: Annotated[int | None, doc("rows, or sequences of packed rows, of all ranks")] = None
+    epoch: Annotated[Count, doc("from 0")] = None
+    steps: Annotated[Count, doc("optimiser steps")] = None
+    train_s: Number = None
+    ended_s: Annotated[Number, doc("since the start of training")] = None
+    train_loss: Annotated[Number, doc("mean of rank 0's steps")] = None
+    samples: Annotated[Count, doc("rows, or sequences of packed rows, of all ranks")] = None
 
 
 class Tokens(Struct):
-    all: int | None = None
-    non_padding: int | None = None
-    loss_bearing: Annotated[int | None, doc("that the loss is computed on")] = None
+    all: Count = None
+    non_padding: Count = None
+    loss_bearing: Annotated[Count, doc("that the loss is computed on")] = None
 
 
 class TokenRates(Struct):
     """Tokens per second."""
 
-    all: float | None = None
-    non_padding: float | None = None
-    loss_bearing: float | None = None
+    all: Number = None
+    non_padding: Number = None
+    loss_bearing: Number = None
 
 
 class Loss(Struct):
-    """Of all ranks, as rank 0 logs it."""
+    """The loss over all ranks, as rank 0 logs it."""
 
-    first: float | None = None
-    last: float | None = None
-    mean_of_last_tenth: Annotated[float | None, doc("of the steps")] = None
+    first: Number = None
+    last: Number = None
+    mean_of_last_tenth: Annotated[Number, doc("of the steps")] = None
 
 
 class Rewards(Struct):
     """DPO's implicit rewards, means of the last tenth of the steps."""
 
-    chosen: float | None = None
-    rejected: float | None = None
-    accuracy: Annotated[float | None, doc("share of pairs in the right order, 0 to 1")] = None
-    margin: Annotated[float | None, doc("chosen - rejected")] = None
+    chosen: Number = None
+    rejected: Number = None
+    accuracy: Annotated[Share, doc("share of pairs in the right order, 0 to 1")] = None
+    margin: Annotated[Number, doc("chosen - rejected")] = None
 
 
 class Record(Struct, kw_only=True):
@@ -108,33 +113,33 @@ class Record(Struct, kw_only=True):
 
     kind: ClassVar[str]
 
-    schema_version: Annotated[int, doc("1")]
+    schema_version: Annotated[Int, doc("1")]
     name: Annotated[str | None, doc("of the sweep, or the run's parent folder")] = None
     job: Annotated[str | None, doc("SLURM's job id")] = None
     status: Annotated[str, doc("ok, oom, diverged, failed, timeout, preempted, interrupted or refused")]
     cause: Annotated[Cause | None, doc("null where the run ended ok")] = None
     started_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
     axes: Annotated[dict[str, Scalar], doc("the settings that sweeps vary, as used")]
-    repetition: Annotated[int | None, doc("which measurement of the same cell, from 1 (`repeat`)")] = None
+    repetition: Annotated[Count, doc("which measurement of the same cell, from 1 (`repeat`)")] = None
     identity: Annotated[str | None, doc("8 hex digits of what is measured; equal means the same work")] = None
     config: Annotated[dict[str, Any], doc("the resolved configuration")] = {}
     ended_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
-    startup_s: Annotated[float | None, doc("seconds from the command, or the previous run's end, to training")] = None
-    total_s: Annotated[float | None, doc("seconds of training, evaluation included, over all attempts")] = None
-    compile_s: Annotated[float | None, doc("seconds of torch.compile, before training")] = None
+    startup_s: Annotated[Number, doc("seconds from the command, or the previous run's end, to training")] = None
+    total_s: Annotated[Number, doc("seconds of training, evaluation included, over all attempts")] = None
+    compile_s: Annotated[Number, doc("seconds of torch.compile, before training")] = None
     compile_cache: Annotated[CompileCache | None, doc("null: nothing was compiled")] = None
     cuda_graphs: Annotated[
         bool | None, doc("compile=reduce-overhead or max-autotune: all code runs as CUDA graphs (never on CPU ranks)")
     ] = None
     non_finite_losses: Annotated[
-        int | None, doc("losses that were NaN or infinite, of all ranks and steps; null: not counted")
+        Count, doc("losses that were NaN or infinite, of all ranks and steps; null: not counted")
     ] = None
     divergence: Annotated[Divergence | None, doc("null where the last losses are finite")] = None
     peak_memory_bytes: Memory | None = None
     transfer_bytes: Transfers | None = None
     communication_bytes: Annotated[Communication | None, doc("null where it is not known")] = None
-    parameters: Annotated[int | None, doc("of the model")] = None
-    threads: Annotated[int | None, doc("per rank")] = None
+    parameters: Annotated[Count, doc("of the model")] = None
+    threads: Annotated[Count, doc("per rank")] = None
     segments: Annotated[list[Segment], doc("one entry per attempt")] = []
     oversubscribed: Annotated[bool | None, doc("ranks shared a GPU")] = None
     gpu: Annotated[Gpu | None, doc("null on CPU ranks")] = None
@@ -145,11 +150,11 @@ class Record(Struct, kw_only=True):
     ] = None
     prediction: Annotated[Prediction | None, doc("null where none was made")] = None
     data: Annotated[Data | None, doc("what it was trained on")] = None
-    cores: Annotated[int | None, doc("of its first node that the run could use")] = None
+    cores: Annotated[Count, doc("of its first node that the run could use")] = None
     load: Annotated[Load | None, doc("of other processes on its first node")] = None
-    beside: Annotated[
-        int | None, doc("other runs of the sweep that were measured on one of its nodes at the same time")
-    ] = None
+    beside: Annotated[Count, doc("other runs of the sweep that were measured on one of its nodes at the same time")] = (
+        None
+    )
     hardware: Annotated[str | None, doc("names of the GPUs, or the CPU's model")] = None
     commit: Annotated[str | None, doc("of the checkout; null outside of one")] = None
     dirty: Annotated[bool | None, doc("tracked files differed from the commit")] = None
@@ -157,7 +162,7 @@ class Record(Struct, kw_only=True):
 
     @property
     def steps(self) -> Statistics | None:
-        """Of a training run's steps, or a tuning run's iterations."""
+        """Times of a training run's steps, or a tuning run's iterations."""
         return None
 
     @property
@@ -190,20 +195,20 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
 
     kind: ClassVar[str] = "vision"
 
-    train_s: Annotated[float | None, doc("seconds of training alone, summed over epochs")] = None
-    evaluate_s: Annotated[float | None, doc("seconds of evaluation, summed over epochs")] = None
+    train_s: Annotated[Number, doc("seconds of training alone, summed over epochs")] = None
+    evaluate_s: Annotated[Number, doc("seconds of evaluation, summed over epochs")] = None
     epochs: Annotated[list[VisionEpoch], doc("one entry per finished epoch")] = []
     step_s: Statistics | None = None
     images_per_s: Annotated[
-        float | None, doc("after the warm-up; a sample counts once per epoch, however often it was trained on")
+        Number, doc("after the warm-up; a sample counts once per epoch, however often it was trained on")
     ] = None
-    trained_images_per_s: Annotated[float | None, doc("after the warm-up; a sample counts each time")] = None
-    phases_s: Annotated[dict[str, float] | None, doc("mean seconds of each phase, per step and rank")] = None
-    joules_per_image: Annotated[float | None, doc("energy of all GPUs by images trained on")] = None
-    test_accuracy: Annotated[float | None, doc("of the last epoch, 0 to 1")] = None
-    time_to_target_s: Annotated[float | None, doc("seconds until target_accuracy was reached; null: never")] = None
+    trained_images_per_s: Annotated[Number, doc("after the warm-up; a sample counts each time")] = None
+    phases_s: Annotated[dict[str, Float] | None, doc("mean seconds of each phase, per step and rank")] = None
+    joules_per_image: Annotated[Number, doc("energy of all GPUs by images trained on")] = None
+    test_accuracy: Annotated[Share, doc("of the last epoch, 0 to 1")] = None
+    time_to_target_s: Annotated[Number, doc("seconds until target_accuracy was reached; null: never")] = None
     input: Annotated[dict[str, Any] | None, doc("facts of the loader and its cache, beside the configuration")] = None
-    num_workers: Annotated[int | None, doc("loader workers per rank, as used")] = None
+    num_workers: Annotated[Count, doc("loader workers per rank, as used")] = None
 
     @property
     def steps(self) -> Statistics | None:
@@ -227,19 +232,19 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
 
     epochs: Annotated[list[LlmEpoch], doc("one entry per finished epoch")] = []
     iteration_s: Annotated[Statistics | None, doc("of an optimiser step; keys as in step_s")] = None
-    data_s: Annotated[float | None, doc("mean seconds of waiting for a batch, per iteration and rank")] = None
+    data_s: Annotated[Number, doc("mean seconds of waiting for a batch, per iteration and rank")] = None
     tokens: Annotated[Tokens | None, doc("trained on, all ranks")] = None
     tokens_per_s: Annotated[TokenRates | None, doc("after the warm-up, all ranks")] = None
-    joules_per_token: Annotated[float | None, doc("energy of all GPUs by non-padding tokens")] = None
+    joules_per_token: Annotated[Number, doc("energy of all GPUs by non-padding tokens")] = None
     loss: Loss | None = None
     text_rows: TextRows | None = None
     rewards: Annotated[Rewards | UnsetType | None, doc("method=dpo only")] = UNSET
-    trainable_parameters: int | None = None
-    nf4_tensors: Annotated[int | None, doc("weights held in NF4 (qlora)")] = None
-    fake_quantised_linears: Annotated[int | None, doc("linear layers with fake quantisation (qat)")] = None
-    flops_per_token: Annotated[float | None, doc("forward and backward, of all tokens")] = None
-    mfu: Annotated[float | None, doc("model FLOPs as a share of the devices' peak, 0 to 1")] = None
-    warmup_steps: Annotated[int | None, doc("of the learning rate, as used")] = None
+    trainable_parameters: Count = None
+    nf4_tensors: Annotated[Count, doc("weights held in NF4 (qlora)")] = None
+    fake_quantised_linears: Annotated[Count, doc("linear layers with fake quantisation (qat)")] = None
+    flops_per_token: Annotated[Number, doc("forward and backward, of all tokens")] = None
+    mfu: Annotated[Number, doc("model FLOPs as a share of the devices' peak, 0 to 1")] = None
+    warmup_steps: Annotated[Count, doc("of the learning rate, as used")] = None
 
     @property
     def steps(self) -> Statistics | None:
@@ -266,9 +271,9 @@ class Git(Struct):
 
 class Cpu(Struct):
     model: str | None = None
-    cores: Annotated[int | None, doc("that the run may use")] = None
-    cores_online: int | None = None
-    memory_bytes: int | None = None
+    cores: Annotated[Count, doc("that the run may use")] = None
+    cores_online: Count = None
+    memory_bytes: Count = None
 
 
 class EnvironmentGpu(Struct):
@@ -276,25 +281,25 @@ class EnvironmentGpu(Struct):
 
     uuid: str
     name: str | None = None
-    memory_bytes: int | None = None
-    sm_clock_max_mhz: int | None = None
-    memory_clock_max_mhz: int | None = None
+    memory_bytes: Count = None
+    sm_clock_max_mhz: Count = None
+    memory_clock_max_mhz: Count = None
     driver: str | None = None
 
 
 class RankPlace(Struct):
     """Where a rank ran."""
 
-    rank: int
+    rank: Int
     host: str
     device: Annotated[str, doc("the GPU's name, or cpu")]
-    threads: int | None
+    threads: Count
     cpus: Annotated[str | None, doc('cores that it was bound to: "0-7,16-23"')]
     gpu: Annotated[str | UnsetType | None, doc("the GPU's UUID, as CUDA says; null on CPU")] = UNSET
 
 
 class Environment(Struct, kw_only=True):
-    """What the run ran on. `numa` and what follows it are known once the ranks have started."""
+    """Machine and software of a run. `numa` and the keys after it are known once the ranks have started."""
 
     recorded_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
     host: Annotated[str | None, doc("of the controller")] = None

@@ -85,8 +85,8 @@ def _table(rows: Iterable[tuple[str, str, str]]) -> str:
 
 
 def _meaning(hint: Any) -> str:
-    metas = [meta for meta in get_args(hint)[1:] if isinstance(meta, Meta)] if get_origin(hint) is Annotated else []
-    return metas[0].description or "" if metas else ""
+    metas = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((meta.description for meta in metas if isinstance(meta, Meta) and meta.description), "")
 
 
 def _text(hint: Any) -> str:

@@ -4,7 +4,13 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+MOST = 10**18  # beyond any figure: sums and powers of what is larger are no numbers
 Scalar = str | int | float | bool | None
+Int = Annotated[int, Meta(ge=-MOST, le=MOST)]
+Float = Annotated[float, Meta(ge=-MOST, le=MOST)]
+Count = Int | None
+Number = Float | None
+Share = Annotated[float, Meta(ge=0, le=1)] | None
 
 
 def doc(text: str) -> Meta:
@@ -22,9 +28,9 @@ class Cause(Struct, frozen=True):
         ),
     ] = ""
     message: Annotated[str, doc("one line")] = ""
-    rank: Annotated[int | None, doc("the first rank to fail")] = None
+    rank: Annotated[Count, doc("the first rank to fail")] = None
     host: Annotated[str | None, doc("its node")] = None
-    memory_bytes: Annotated[int | None, doc("bytes that the rank held when memory ran out")] = None
+    memory_bytes: Annotated[Count, doc("bytes that the rank held when memory ran out")] = None
     log: Annotated[str | None, doc("the rank's log, relative to the run folder")] = None
     log_tail: Annotated[tuple[str, ...], doc("its last lines")] = ()
 
@@ -32,18 +38,18 @@ class Cause(Struct, frozen=True):
 class Divergence(Struct):
     """Where the losses begin that are not finite up to the end."""
 
-    epoch: Annotated[int | None, doc("from 0")] = None
-    step: Annotated[int | None, doc("of the epoch, from 0")] = None
-    rank: Annotated[int | None, doc("null where only the loss of all ranks together is known (tuning)")] = None
+    epoch: Annotated[Count, doc("from 0")] = None
+    step: Annotated[Count, doc("of the epoch, from 0")] = None
+    rank: Annotated[Count, doc("null where only the loss of all ranks together is known (tuning)")] = None
 
 
 class TextRows(Struct):
     """Rows of text before they are packed, and what `max_seq_len` did to them."""
 
-    read: Annotated[int | None, doc("all of the data set, or of its sample")] = None
-    cut: Annotated[int | None, doc("cut, for being longer than max_seq_len; a pair counts once")] = None
-    left_out: Annotated[int | None, doc("of those cut: no label remained, or none in one answer of a pair")] = None
-    sequences: Annotated[int | None, doc("into which the others are packed; null of rows as they are")] = None
+    read: Annotated[Count, doc("all of the data set, or of its sample")] = None
+    cut: Annotated[Count, doc("cut, for being longer than max_seq_len; a pair counts once")] = None
+    left_out: Annotated[Count, doc("of those cut: no label remained, or none in one answer of a pair")] = None
+    sequences: Annotated[Count, doc("into which the others are packed; null of rows as they are")] = None
 
 
 class Segment(Struct):
@@ -55,20 +61,20 @@ class Segment(Struct):
     job: Annotated[str | None, doc("SLURM's job id")] = None
     hosts: Annotated[list[str] | None, doc("nodes")] = None
     commit: Annotated[str | None, doc("of the code that ran")] = None
-    first_step: Annotated[int, doc("the run's step that it began with, from 0")] = 0
-    steps: Annotated[int | None, doc("steps trained in it; 0 where its work was not saved")] = None
-    trained_s: Annotated[float | None, doc("seconds of training and evaluation")] = None
+    first_step: Annotated[Int, doc("the run's step that it began with, from 0")] = 0
+    steps: Annotated[Count, doc("steps trained in it; 0 where its work was not saved")] = None
+    trained_s: Annotated[Number, doc("seconds of training and evaluation")] = None
 
 
 class Attempt(Segment):
     """A segment with what the controller notes of it in segments.json until the record is written."""
 
-    saved_step: Annotated[int | None, doc("step of the newest checkpoint, unless the attempt resumed from it")] = None
+    saved_step: Annotated[Count, doc("step of the newest checkpoint, unless the attempt resumed from it")] = None
     data: "Data | None" = None
-    started_s: Annotated[float | None, doc("begin of its start-up, on the machine's clock")] = None
+    started_s: Annotated[Number, doc("begin of its start-up, on the machine's clock")] = None
     failure: Cause | None = None
     load: "Load | None" = None
-    beside: int | None = None
+    beside: Count = None
     prediction: "Prediction | None" = None
 
 
@@ -81,19 +87,19 @@ class Data(Struct):
         dict[str, str],
         doc("digits of dataset, decoding (photographs), tokenizer and weights; not of what the run makes"),
     ]
-    bytes: Annotated[int, doc("of all parts")]
-    hashed_bytes: Annotated[int, doc("of them, those that the digits cover")]
+    bytes: Annotated[Int, doc("of all parts")]
+    hashed_bytes: Annotated[Int, doc("of them, those that the digits cover")]
 
 
 class Load(Struct):
-    """What other processes computed from before the ranks started until they had ended, in busy cores on average."""
+    """Load of other processes from before the ranks started until they had ended, in busy cores on average."""
 
-    seconds: float | None = None
-    others_cores: Annotated[float | None, doc("of the run's cores, busy for other processes")] = None
-    stolen_cores: Annotated[float | None, doc("of the run's cores, which a hypervisor gave to others")] = None
-    machine_others_cores: Annotated[float | None, doc("of all cores of the machine, busy for other processes")] = None
-    average_before: Annotated[float | None, doc("the system's load average of a minute, own processes included")] = None
-    average_after: float | None = None
+    seconds: Number = None
+    others_cores: Annotated[Number, doc("of the run's cores, busy for other processes")] = None
+    stolen_cores: Annotated[Number, doc("of the run's cores, which a hypervisor gave to others")] = None
+    machine_others_cores: Annotated[Number, doc("of all cores of the machine, busy for other processes")] = None
+    average_before: Annotated[Number, doc("the system's load average of a minute, own processes included")] = None
+    average_after: Number = None
 
 
 class Statistics(Struct):
@@ -103,13 +109,13 @@ class Statistics(Struct):
     of the epoch to the end of step k: the steps add up to the epoch.
     """
 
-    mean: float | None = None
-    median: float | None = None
-    p95: Annotated[float | None, doc("95th percentile, linearly interpolated")] = None
-    p99: float | None = None
-    std: Annotated[float | None, doc("standard deviation (n - 1)")] = None
-    count: Annotated[int | None, doc("steps measured")] = None
-    warmup_count: Annotated[int | None, doc("steps left out as warm-up")] = None
+    mean: Number = None
+    median: Number = None
+    p95: Annotated[Number, doc("95th percentile, linearly interpolated")] = None
+    p99: Number = None
+    std: Annotated[Number, doc("standard deviation (n - 1)")] = None
+    count: Annotated[Count, doc("steps measured")] = None
+    warmup_count: Annotated[Count, doc("steps left out as warm-up")] = None
     definition: Annotated[
         str | UnsetType,
         doc(
@@ -120,46 +126,46 @@ class Statistics(Struct):
 
 
 class CompileCache(Struct):
-    """Whether torch.compile took its code from Inductor's cache on disk: look-ups of graphs, summed over ranks."""
+    """Look-ups of graphs in Inductor's cache on disk by torch.compile, summed over ranks."""
 
     state: Annotated[
         str | None, doc("cold: all compiled anew; warm: all from the cache; mixed; null: no look-up (the cache is off)")
     ] = None
-    hits: Annotated[int, doc("graphs taken from the cache")] = 0
-    misses: Annotated[int, doc("look-ups of graphs that were compiled anew; one may be looked up twice")] = 0
-    bypasses: Annotated[int, doc("graphs that cannot be cached")] = 0
+    hits: Annotated[Int, doc("graphs taken from the cache")] = 0
+    misses: Annotated[Int, doc("look-ups of graphs that were compiled anew; one may be looked up twice")] = 0
+    bypasses: Annotated[Int, doc("graphs that cannot be cached")] = 0
 
 
 class Memory(Struct):
     """Peak memory of a rank, bytes."""
 
-    max: Annotated[int | None, doc("of the rank that held most")] = None
-    per_rank: list[int | None] = []
+    max: Annotated[Count, doc("of the rank that held most")] = None
+    per_rank: list[Count] = []
     kind: Annotated[
         str | None, doc("cuda_allocated (torch's allocator, and CUDA graphs) or rss (resident set of a CPU rank)")
     ] = None
-    setup: Annotated[int | UnsetType | None, doc("tuning: while the model was built")] = UNSET
-    train: Annotated[int | UnsetType | None, doc("tuning: while it was trained")] = UNSET
+    setup: Annotated[Count | UnsetType, doc("tuning: while the model was built")] = UNSET
+    train: Annotated[Count | UnsetType, doc("tuning: while it was trained")] = UNSET
 
 
-class Parts(Struct):
-    train: int | None = None
-    evaluate: int | None = None
+class Parts(Struct, frozen=True):
+    train: Count = None
+    evaluate: Count = None
 
 
 class Transfers(Struct):
     """Bytes between host and devices, summed over ranks."""
 
     h2d: Annotated[
-        int | None, doc("host to device: batches of training and evaluation, and data sets moved before training")
+        Count, doc("host to device: batches of training and evaluation, and data sets moved before training")
     ] = None
     h2d_images: Annotated[Parts | UnsetType, doc("training on images: bytes of images")] = UNSET
     h2d_labels: Annotated[Parts | UnsetType, doc("training on images: bytes of labels, split like h2d_images")] = UNSET
     h2d_setup: Annotated[
         Parts | UnsetType, doc("training on images: bytes of data sets moved before training, split like h2d_images")
     ] = UNSET
-    d2h: Annotated[int | None, doc("device to host: of a run profiled on GPUs, scaled from its profiled steps")] = None
-    d2d: Annotated[int | None, doc("within a device, scaled like d2h")] = None
+    d2h: Annotated[Count, doc("device to host: of a run profiled on GPUs, scaled from its profiled steps")] = None
+    d2d: Annotated[Count, doc("within a device, scaled like d2h")] = None
     source: Annotated[str | None, doc("counted, on CPU ranks what would cross to a device; d2h and d2d profiled")] = (
         None
     )
@@ -168,22 +174,22 @@ class Transfers(Struct):
 class Communication(Struct):
     """Bytes that a rank receives in collectives while it trains (ring algorithms)."""
 
-    all_gather: int | UnsetType = UNSET
-    reduce_scatter: int | UnsetType = UNSET
-    all_reduce: int | UnsetType = UNSET
-    broadcast: int | UnsetType = UNSET
+    all_gather: Int | UnsetType = UNSET
+    reduce_scatter: Int | UnsetType = UNSET
+    all_reduce: Int | UnsetType = UNSET
+    broadcast: Int | UnsetType = UNSET
     per: Annotated[str | None, doc("rank")] = None
     source: Annotated[str | None, doc("computed from sizes and steps, or counted")] = None
 
 
 class GpuPart(Struct):
-    """What the sampler of one node saw during one attempt."""
+    """Samples of one node during one attempt."""
 
-    start: Annotated[int | None, doc("the attempt's number, from 0")] = None
-    node: Annotated[int | None, doc("the node's number, from 0")] = None
+    start: Annotated[Count, doc("the attempt's number, from 0")] = None
+    node: Annotated[Count, doc("the node's number, from 0")] = None
     host: str | None = None
     covers: Annotated[str | None, doc("training or sampled")] = None
-    spans_s: Annotated[list[list[float]], doc("from, to on the clock of gpu.parquet's time_s, seconds")] = []
+    spans_s: Annotated[list[list[Float]], doc("from, to on the clock of gpu.parquet's time_s, seconds")] = []
 
 
 class GpuDevice(Struct):
@@ -191,19 +197,19 @@ class GpuDevice(Struct):
 
     host: str | None = None
     uuid: str | None = None
-    index: Annotated[int | None, doc("NVML's index")] = None
+    index: Annotated[Count, doc("NVML's index")] = None
     name: str | UnsetType | None = UNSET
-    samples: int | None = None
-    energy_joules: float | None = None
+    samples: Count = None
+    energy_joules: Number = None
     energy_source: Annotated[str | None, doc("counter (NVML's), power_samples (integrated), or too short")] = None
-    power_mean_w: float | None = None
-    power_max_w: float | None = None
-    sm_clock_mean_mhz: float | None = None
-    sm_clock_min_mhz: float | None = None
-    memory_clock_mean_mhz: float | None = None
-    temperature_max_c: float | None = None
-    utilisation_mean: Annotated[float | None, doc("share of time with a kernel at work, 0 to 1")] = None
-    throttle: Annotated[dict[str, float] | None, doc("share of samples by NVML's reason for lower clocks")] = None
+    power_mean_w: Number = None
+    power_max_w: Number = None
+    sm_clock_mean_mhz: Number = None
+    sm_clock_min_mhz: Number = None
+    memory_clock_mean_mhz: Number = None
+    temperature_max_c: Number = None
+    utilisation_mean: Annotated[Number, doc("share of time with a kernel at work, 0 to 1")] = None
+    throttle: Annotated[dict[str, Float] | None, doc("share of samples by NVML's reason for lower clocks")] = None
     missing: Annotated[
         dict[str, str] | UnsetType, doc("NVML's reason by what it did not give: a column of gpu.parquet, or processes")
     ] = UNSET
@@ -214,17 +220,17 @@ class Disturber(Struct):
 
     host: str | None = None
     gpu: Annotated[str | None, doc("the GPU's UUID")] = None
-    pid: int | None = None
+    pid: Count = None
     name: str | None = None
-    memory_bytes: Annotated[int | UnsetType | None, doc("the most it held")] = UNSET
+    memory_bytes: Annotated[Count | UnsetType, doc("the most it held")] = UNSET
 
 
 class Gpu(Struct):
     """NVML's samples of the run's GPUs; the samples themselves are in gpu.parquet."""
 
-    energy_joules: Annotated[float | None, doc("all GPUs together; null where one is not known")] = None
+    energy_joules: Annotated[Number, doc("all GPUs together; null where one is not known")] = None
     covers: Annotated[str | None, doc("training (what total_s covers), or sampled (as long as ranks ran)")] = None
-    sampling_s: Annotated[float | None, doc("seconds between two samples")] = None
+    sampling_s: Annotated[Number, doc("seconds between two samples")] = None
     parts: Annotated[list[GpuPart], doc("one for each attempt and node")] = []
     devices: list[GpuDevice] = []
     disturbed_by: list[Disturber] = []
@@ -232,43 +238,43 @@ class Gpu(Struct):
 
 
 class ProfileDerived(Struct):
-    """What follows from a rank's events; null where they cannot tell."""
+    """Figures derived from a rank's events; null where they cannot tell."""
 
-    gpu_busy_share: Annotated[float | None, doc("of window x devices")] = None
-    compute_s: Annotated[float | None, doc("with a kernel at work that is none of NCCL's")] = None
-    communication_s: Annotated[float | None, doc("with an NCCL kernel (CPU: gloo) at work")] = None
-    exposed_communication_s: Annotated[float | None, doc("communication that no other kernel hid")] = None
-    overlap_share: Annotated[float | None, doc("share of the communication hidden behind computing")] = None
-    launch_gap_s: Annotated[float | None, doc("idle between a device's first and last operation")] = None
-    blocked_s: Annotated[float | None, doc("host threads inside blocking CUDA calls, summed over threads")] = None
+    gpu_busy_share: Annotated[Number, doc("of window x devices")] = None
+    compute_s: Annotated[Number, doc("with a kernel at work that is none of NCCL's")] = None
+    communication_s: Annotated[Number, doc("with an NCCL kernel (CPU: gloo) at work")] = None
+    exposed_communication_s: Annotated[Number, doc("communication that no other kernel hid")] = None
+    overlap_share: Annotated[Number, doc("share of the communication hidden behind computing")] = None
+    launch_gap_s: Annotated[Number, doc("idle between a device's first and last operation")] = None
+    blocked_s: Annotated[Number, doc("host threads inside blocking CUDA calls, summed over threads")] = None
 
 
 class ProfileRank(Struct):
-    rank: int
+    rank: Int
     where: Annotated[str, doc("the profiler's file that its events are from")]
     window_s: Annotated[
-        float,
+        Float,
         doc(
             "seconds from the first profiled step's start to the last one's end; on the device where that takes longer"
         ),
     ]
-    steps: Annotated[int | None, doc("profiled steps; null without step markers")]
-    devices: list[int]
+    steps: Annotated[Count, doc("profiled steps; null without step markers")]
+    devices: list[Int]
     derived: ProfileDerived
 
 
 class ProfileRow(Struct):
     """One metric of one rank, or summed over all (rank null)."""
 
-    rank: int | None
+    rank: Count
     group: Annotated[str, doc("derived, phase, api, copy, collective, kernel or annotation")]
     metric: str
-    calls: Annotated[int | None, doc("null for what is no count of events")]
-    total_s: float
-    share: Annotated[float, doc("of the rank's window; above 1 where threads or devices add up")]
-    bytes: int | None = None
+    calls: Annotated[Count, doc("null for what is no count of events")]
+    total_s: Float
+    share: Annotated[Float, doc("of the rank's window; above 1 where threads or devices add up")]
+    bytes: Count = None
     detail: str = ""
-    mean_s: float | None = None
+    mean_s: Number = None
 
     def __post_init__(self) -> None:
         if self.calls:
@@ -276,21 +282,21 @@ class ProfileRow(Struct):
 
 
 class ProfileCost(Struct):
-    """What profiling cost: mean seconds of a step inside the profiled window and outside of it."""
+    """Cost of profiling: mean seconds of a step inside the profiled window and outside of it."""
 
-    inside: float | None = None
-    outside: float | None = None
-    ratio: float | None = None
+    inside: Number = None
+    outside: Number = None
+    ratio: Number = None
 
 
 class ProfileCopies(Struct):
     """Bytes from host to device in the window, over all ranks."""
 
-    counted_bytes: Annotated[int | None, doc("by the training loop")] = None
-    profiled_bytes: Annotated[int | None, doc("by the profiler; null where it saw no device")] = None
-    disagreement: Annotated[float | None, doc("(profiled - counted) / counted")] = None
+    counted_bytes: Annotated[Count, doc("by the training loop")] = None
+    profiled_bytes: Annotated[Count, doc("by the profiler; null where it saw no device")] = None
+    disagreement: Annotated[Number, doc("(profiled - counted) / counted")] = None
     whole_run_bytes: Annotated[
-        int | None,
+        Count,
         doc("profiled bytes scaled to all steps of the run; null where a window from the start ended before it"),
     ] = None
     source: str | None = None
@@ -304,8 +310,8 @@ class ProfileTable(Struct):
     rows: Annotated[list[ProfileRow] | UnsetType, doc("at most 20 kernels and annotations per rank")] = UNSET
     not_recorded: Annotated[list[str] | UnsetType, doc("CUDA calls that this profiler leaves out by design")] = UNSET
     files: Annotated[list[str] | UnsetType, doc("relative to the run folder")] = UNSET
-    first_step: int | UnsetType = UNSET
-    steps: Annotated[int | UnsetType, doc("profiled steps per rank; from the start, of rank 0")] = UNSET
+    first_step: Int | UnsetType = UNSET
+    steps: Annotated[Int | UnsetType, doc("profiled steps per rank; from the start, of rank 0")] = UNSET
     window: Annotated[
         str | UnsetType, doc("start: the training itself was profiled, which slowed it; absent: steps after it")
     ] = UNSET
@@ -318,51 +324,51 @@ class ProfileTable(Struct):
 
 
 class Diagnosis(Struct):
-    """What bounds the run, from blocks of steps after it, each kind without one cost (ablations)."""
+    """The limit of the run, from blocks of steps after it, each kind without one cost (ablations)."""
 
     bound: Annotated[
         str | None,
         doc("input, copy, communication, launch or compute; null: rounds differ by more than the largest cost"),
     ] = None
     sentence: Annotated[str | None, doc("the same in words, with the option to try next")] = None
-    saves_s: Annotated[dict[str, float | None], doc("seconds per step that would be saved if a cost were free")] = {}
-    saves_spread_s: Annotated[dict[str, float], doc("range over the rounds of what each cost saves in one")] = {}
-    step_s: Annotated[dict[str, float], doc("median seconds per step of each ablation")] = {}
-    spread: Annotated[float | None, doc("of the whole step's rounds: (largest - smallest) / median")] = None
+    saves_s: Annotated[dict[str, Float | None], doc("seconds per step that would be saved if a cost were free")] = {}
+    saves_spread_s: Annotated[dict[str, Float], doc("range over the rounds of what each cost saves in one")] = {}
+    step_s: Annotated[dict[str, Float], doc("median seconds per step of each ablation")] = {}
+    spread: Annotated[Number, doc("of the whole step's rounds: (largest - smallest) / median")] = None
     rounds_s: Annotated[
-        dict[str, list[float]], doc("seconds per step of each ablation and round, of the slowest rank")
+        dict[str, list[Float]], doc("seconds per step of each ablation and round, of the slowest rank")
     ] = {}
 
 
 class Interval(Struct):
     """A predicted figure, with its 90 % interval."""
 
-    value: float
-    low: float
-    high: float
+    value: Float
+    low: Float
+    high: Float
 
 
 class Prediction(Struct):
-    """What was predicted for the run before it started; null where nothing was known."""
+    """Prediction for the run, made before it started; null where nothing was known."""
 
     basis: Annotated[
         str,
         doc("measured (runs of this cell), probed, scaled (from cells like it), published (a prior alone) or unknown"),
     ]
-    runs: Annotated[int, doc("records that the times rest on")] = 0
+    runs: Annotated[Int, doc("records that the times rest on")] = 0
     about: Annotated[str, doc("what it rests on, in words; of unknown: why")] = ""
     step_s: Interval | None = None
     total_s: Annotated[Interval | None, doc("as the record's total_s")] = None
     calibration: Annotated[
-        float, doc("factor on the sides of total_s's interval, by how earlier predictions of the basis came out")
+        Float, doc("factor on the sides of total_s's interval, by how earlier predictions of the basis came out")
     ] = 1.0
     energy_joules: Annotated[Interval | None, doc("of all GPUs while they train")] = None
     memory_bytes: Annotated[Interval | None, doc("that the GPU must have, of the rank that takes most")] = None
-    active_bytes: Annotated[int | None, doc("of it, those of the run's tensors alone")] = None
+    active_bytes: Annotated[Count, doc("of it, those of the run's tensors alone")] = None
     allocated_bytes: Annotated[Interval | None, doc("as the record's peak_memory_bytes")] = None
     memory_basis: Annotated[str, doc("what the memory rests on, in words")] = ""
     fits: Annotated[str | None, doc("yes, tight or no; null where the GPU's memory is not known")] = None
-    gpu_memory_bytes: Annotated[int | None, doc("by which it fits")] = None
+    gpu_memory_bytes: Annotated[Count, doc("by which it fits")] = None
     marks: Annotated[str, doc("of the runs that the times rest on, as tables have them; ? where they beat linear")] = ""
 
 
@@ -380,11 +386,11 @@ class ProbeEnd(Struct):
     ended_by: Annotated[
         str, doc("error (its mean step was known), seconds, run (all its epochs), or race (a cell of one)")
     ]
-    steps: Annotated[int, doc("that the mean is of")]
-    warmup_steps: Annotated[int, doc("that were found to be warm-up (MSER-5), after the run's first step")]
-    step_s: Annotated[float, doc("mean of the steps, seconds")]
+    steps: Annotated[Int, doc("that the mean is of")]
+    warmup_steps: Annotated[Int, doc("that were found to be warm-up (MSER-5), after the run's first step")]
+    step_s: Annotated[Float, doc("mean of the steps, seconds")]
     half_width: Annotated[
-        float | None,
+        Number,
         doc("of its 95 % interval by batch means, relative to it; null: not known, too few steps or a drift"),
     ]
-    steps_per_epoch: Annotated[int | None, doc("that the whole run takes each epoch")] = None
+    steps_per_epoch: Annotated[Count, doc("that the whole run takes each epoch")] = None

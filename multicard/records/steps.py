@@ -50,7 +50,7 @@ def _warmup(record: AnyRecord, steps: int) -> np.ndarray:
 
 
 def is_warmup(steps: int, segments: Sequence[Segment], warmup_steps: int) -> np.ndarray:
-    """Whether each step is warm-up (steps,): the first of every segment are, as caches are cold after a restart."""
+    """Flags of warm-up (steps,): the first steps of every segment, as caches are cold after a restart."""
     flags = np.zeros(steps, dtype=bool)
     for segment in segments:
         if segment.steps:  # work that was not saved has no first step of its own

@@ -1,7 +1,9 @@
-"""Tables as text for a terminal, Markdown, LaTeX and CSV.
+"""Tables as text for a terminal, Markdown, LaTeX and CSV: the one place for the tables of all commands.
 
-Cells are text that the caller has formatted; it may come from a run, so it is cleaned or escaped here. Alignments are
-a letter a column, "l" or "r"; by default columns of figures are aligned to the right.
+A command prints `text(headings, rows, terminal_width())`, writes CSV by `write_csv`, and JSON by
+`run_folder.write_json`. Cells are text that the caller has formatted (`figures.text`); it may come from a run, so it is
+cleaned or escaped here. Alignments are a letter a column, "l" or "r"; by default columns of figures are aligned to the
+right.
 """
 
 import csv
@@ -10,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -68,6 +71,10 @@ def to_csv(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([headings, *rows])
     return file.getvalue()
+
+
+def write_csv(path: Path, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    path.write_text(to_csv(headings, rows))
 
 
 def alignment(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,6 +1,5 @@
 """Decoding and checking of records by their schema."""
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,11 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
-from msgspec import UNSET, Meta, Struct
+from msgspec import Meta, Struct
 
-from multicard.records.schema import SCHEMA_VERSION, STEPS, AnyRecord, Environment
+from multicard.records.schema import SCHEMA_VERSION, STEPS, AnyRecord, VisionRecord
 
-MOST = 1e18  # of a figure, in its unit
 MOST_RANKS = 10**6
 MOST_LEVELS = 32  # of lists and objects within one another; what is written has six
 
@@ -31,47 +29,21 @@ def decode(content: bytes) -> AnyRecord:
             _require_known(msgspec.json.decode(content, type=_Version).schema_version)
             raise
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"result.json is broken ({error})") from None
+        raise _broken(error) from None
     _require_known(record.schema_version)
-    _require_sane(plain(content, "result.json"))
+    free = [record.config, record.input if isinstance(record, VisionRecord) else None]
+    if any(_is_deeper(value, MOST_LEVELS) for value in free):
+        raise _broken(f"lists and objects are nested over {MOST_LEVELS} levels deep")
     for name, values in (("axes", record.axes), ("config", record.config)):
         try:  # what was refused may have been any number
             msgspec.convert(values, _Counts if record.status == "refused" else _CountsOfRuns)
         except msgspec.ValidationError as error:
-            raise ValueError(f"result.json is broken ({str(error).replace('$', f'$.{name}')})") from None
+            raise _broken(str(error).replace("$", f"$.{name}")) from None
     return record
 
 
-def plain(content: bytes, name: str) -> dict[str, Any]:
-    """The object in the bytes of a JSON file, of any keys.
-
-    Raises:
-        ValueError: what is wrong with the file `name`.
-    """
-    try:
-        value = msgspec.json.decode(content, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{name} is broken ({error})") from None
-    if _is_deeper(value, MOST_LEVELS):
-        raise ValueError(f"{name} is broken (lists and objects are nested over {MOST_LEVELS} levels deep)")
-    return value
-
-
-def _require_sane(content: dict[str, Any]) -> None:
-    """Refuse figures that nothing can have: sums and powers of them are no numbers. Settings may have any."""
-    for key, value in content.items():
-        place = None if key in ("config", "axes") else _beyond(value, f"$.{key}")
-        if place is not None:
-            raise ValueError(f"result.json is broken (a number that nothing can have - at `{place}`)")
-
-
-def _beyond(value: Any, place: str) -> str | None:
-    """The place of the first number that is beyond MOST, or, of an accuracy, no share."""
-    if isinstance(value, int | float):
-        is_known = 0 <= value <= 1 if place.endswith("accuracy") else abs(value) <= MOST
-        return None if is_known else place
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return next((found for key, item in inner if (found := _beyond(item, f"{place}.{key}")) is not None), None)
+def _broken(why: object) -> ValueError:
+    return ValueError(f"result.json is broken ({why})")
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
@@ -123,19 +95,16 @@ def checked(path: Path) -> Iterator[None]:
         print(f"{path}: {error}; please report this error of multicard", file=sys.stderr)
 
 
-def check_record(text: str) -> None:
-    """Check the text of a result.json before it is written.
+def check(text: str, kind: Any) -> None:
+    """Check the text of a file that is to be read as `kind`: a struct cannot have a key too many, but a wrong value.
 
     Raises:
-        TypeError: a value of another type, a key that the schema lacks, or, of a run that ended ok, one that is
-            missing: an error of this program.
+        TypeError: a value of another type, or beyond the limits of the schema.
     """
-    record = _check(text, AnyRecord)
-    content = json.loads(text)
-    required = {field.name for field in msgspec.structs.fields(record) if field.default is not UNSET}
-    missing = sorted(required - content.keys())
-    if record.status == "ok" and missing:
-        raise TypeError(f"{record.kind} record lacks {', '.join(missing)}")
+    try:
+        msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        raise TypeError(f"not of the record's schema: {error}") from None
 
 
 def check_steps(columns: Mapping[str, Any]) -> None:
@@ -145,30 +114,3 @@ def check_steps(columns: Mapping[str, Any]) -> None:
     known = [{name: letters[hint] for name, hint in get_type_hints(steps).items()} for steps in STEPS.values()]
     if kinds not in known:
         raise TypeError(f"not the columns of steps.parquet: {kinds}")
-
-
-def check_environment(text: str) -> None:
-    """The same for an environment.json."""
-    _check(text, Environment)
-
-
-def _check(text: str, kind: Any) -> Any:
-    try:
-        value = msgspec.json.decode(text, type=kind)
-    except msgspec.ValidationError as error:
-        raise TypeError(f"not of the record's schema: {error}") from None
-    if unknown := _unknown(json.loads(text), msgspec.to_builtins(value), "$"):
-        raise TypeError(f"not in the record's schema: {', '.join(unknown)}")
-    return value
-
-
-def _unknown(content: Any, known: Any, path: str) -> list[str]:
-    """Paths of keys in `content` that decoding it left out of `known`."""
-    if isinstance(content, dict):
-        extra = [f"{path}.{key}" for key in content.keys() - known.keys()]
-        inner = [_unknown(value, known[key], f"{path}.{key}") for key, value in content.items() if key in known]
-        return sorted(extra) + [name for names in inner for name in names]
-    if isinstance(content, list):
-        pairs = enumerate(zip(content, known, strict=True))
-        return [name for index, pair in pairs for name in _unknown(*pair, f"{path}[{index}]")]
-    return []

@@ -91,8 +91,9 @@ def _attempts(folder: Path) -> list[Attempt]:
 
 
 def is_trained(folder: Path, ranks: int) -> bool:
-    """Whether the last attempt ended with a measurement, by what its controller or all of its ranks left. One that was
-    stopped saved a checkpoint to go on from.
+    """True where the last attempt ended with a measurement, by the files of its controller or of all its ranks.
+
+    One that was stopped saved a checkpoint to go on from.
     """
     attempts = run_folder.read_segments(folder)
     if not attempts:
@@ -104,7 +105,7 @@ def is_trained(folder: Path, ranks: int) -> bool:
 
 
 def moved_on(folder: Path) -> bool:
-    """Whether the last attempt came further than the one before: else a job would be requeued for ever."""
+    """True where the last attempt came further than the one before: else a job would be requeued for ever."""
     attempts = run_folder.read_segments(folder)
     return bool(attempts) and attempts[-1].saved_step is not None
 

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from multicard.measure.timing import clock_s
-from multicard.records import run_folder
+from multicard.records import rank_files, run_folder
 
 INTERVAL_S = 1.0
 COLUMNS = ("time_s", "cpu", "memory")  # seconds since training began; shares of all cores and of the memory, 0 to 1
@@ -58,8 +58,8 @@ class MachineSampler:
         table = np.array(self._values).reshape(-1, len(COLUMNS))
         if not len(table) or not self._folder.exists():
             return
-        ranks = run_folder.read_ranks(self._folder)
-        began_s = next((rank["started_s"] for rank in ranks if rank.get("started_s")), self._opened_s)
+        starts_s = [report.started_s for report in rank_files.read(self._folder)]
+        began_s = next(filter(None, starts_s), self._opened_s)
         table[:, 0] -= began_s if began_s >= self._opened_s else self._opened_s  # else it is of an earlier start
         columns = {"start": np.full(len(table), self._attempt, np.int32)}
         columns |= {name: table[:, number] for number, name in enumerate(COLUMNS)}

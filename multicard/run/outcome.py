@@ -1,6 +1,7 @@
 """The record of a run, `result.json`: measured, refused or failed."""
 
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -11,18 +12,18 @@ import msgspec
 from omegaconf import DictConfig
 
 from multicard.config.base import TrackerMode, plain
-from multicard.measure import compile_cache
 from multicard.measure.timing import timestamp
 from multicard.messages import say
 from multicard.observe import diagnosis
 from multicard.observe.energy import gpu_record, parts
-from multicard.ranks import checkpoint
+from multicard.ranks import checkpoint, compiler
 from multicard.ranks.failures import Failure, in_a_line
 from multicard.ranks.process import LOG_LINES
-from multicard.records import probes, run_folder
+from multicard.records import probes, rank_files, run_folder
+from multicard.records.rank_files import RankReport
 from multicard.records.run_folder import Run
-from multicard.records.schema import SCHEMA_VERSION, AnyRecord
-from multicard.records.schema_parts import CompileCache, Divergence, Gpu
+from multicard.records.schema import SCHEMA_VERSION, AnyRecord, Cpu, Environment, Git, RankPlace
+from multicard.records.schema_parts import Divergence, Gpu
 from multicard.run import attempts
 from multicard.run.prepare import PreparedRun, binds
 from multicard.run.workload import Workload
@@ -106,20 +107,19 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     config, placement, folder, record = run.config, run.placement, run.folder, copy(begun)
     attempt = attempts.last(folder)
     failure = attempt.failure
-    ranks = run_folder.read_ranks(folder, placement.world_size if failure is None else 0)
+    ranks = rank_files.read(folder, placement.world_size if failure is None else 0)
     steps = run_folder.merge_steps(folder)
     if placement.device != "cpu":
         record.gpu = msgspec.convert(gpu_record.merge(folder, attempts.parts(folder), failure is None), Gpu)
-    training_began_s = ranks[0]["started_s"] if ranks else None
+    training_began_s = ranks[0].started_s if ranks else None
     if training_began_s is not None and attempt.started_s is not None:
         record.startup_s = training_began_s - attempt.started_s
     record.started_at, record.ended_at = attempt.started_at, attempt.ended_at
     record.axes = run.workload.axes(config, placement.device)
     record.identity, record.config = config.identity(), plain(config)
     run.workload.summarise(record, config, placement, ranks, steps)
-    record.compile_s = max((rank["compile_s"] for rank in ranks if rank.get("compile_s") is not None), default=None)
-    compiled = compile_cache.over_ranks(rank.get("compile_cache") for rank in ranks)
-    record.compile_cache = msgspec.convert(compiled, CompileCache | None)
+    record.compile_s = max((rank.compile_s for rank in ranks if rank.compile_s is not None), default=None)
+    record.compile_cache = compiler.over_ranks(rank.compile_cache for rank in ranks)
     record.oversubscribed = placement.oversubscribed
     ended = failure or _diverged(record.divergence)
     record.status, record.cause = status_of(ended), ended
@@ -127,21 +127,23 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
         record.probe = probes.ended(ranks, steps)
     record.prediction, record.data = attempt.prediction, attempt.data
     record.load, record.beside = attempt.load, attempt.beside
-    finished_ranks = ranks if failure is None else []
-    if finished_ranks and "profile" in finished_ranks[0]:
+    finished = ranks if failure is None else []
+    profiles = [rank.profile for rank in finished if rank.profile is not None]
+    ablations = [rank.ablations for rank in finished if rank.ablations is not None]
+    if profiles:
         from multicard.observe.profiles import run_profile
 
-        record.profile = run_profile.of_run(folder, [rank["profile"] for rank in finished_ranks], record)
+        record.profile = run_profile.of_run(folder, profiles, record)
         run_profile.add_copies(record)
-    if finished_ranks and finished_ranks[0].get("ablations") is not None:
+    if ablations:
         advise = partial(run.workload.advise, config, placement)
-        record.diagnosis = diagnosis.diagnose([rank["ablations"] for rank in finished_ranks], advise)
+        record.diagnosis = diagnosis.diagnose(ablations, advise)
     record.segments = attempts.merge(folder, record.segments)
     record.segments[-1].end = "ok" if ended is None else ended.kind
     machine = _complete_environment(run, ranks)
-    git = machine.get("git") or {}
-    record.commit, record.dirty, record.changes = git.get("commit"), git.get("dirty"), git.get("changes")
-    record.cores, record.hardware = (machine.get("cpu") or {}).get("cores"), _hardware(run, machine, ranks)
+    git, cpu = machine.git or Git(), machine.cpu or Cpu()
+    record.commit, record.dirty, record.changes = git.commit, git.dirty, git.changes
+    record.cores, record.hardware = cpu.cores, _hardware(run, machine, ranks)
     return record, steps
 
 
@@ -177,28 +179,28 @@ def release_finished(folder: Path) -> None:
         run_folder.release(folder)
 
 
-def _complete_environment(run: PreparedRun, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Add to `environment.json` what only the ranks know, and the options that took effect. Returns all of it."""
-    content = run_folder.read_json(run.folder / run_folder.ENVIRONMENT) or {}
-    content["numa"] = "node" if binds(run.config, run.placement) else None
-    content["malloc"] = run.config.malloc.value if run.placement.device == "cpu" else "system"
-    content["flags"] = ranks[0]["flags"] if ranks else None
-    content["openmp"] = ranks[0]["openmp"] if ranks else None
-    keys = ("rank", "host", "device", "threads", "cpus", "gpu")
-    content["ranks"] = [{key: rank[key] for key in keys} for rank in ranks]
-    run_folder.write_environment(run.folder, content)
-    return content
+def _complete_environment(run: PreparedRun, ranks: Sequence[RankReport]) -> Environment:
+    """Add to environment.json what only the ranks know, and the options that took effect. Returns all of it."""
+    environment = run_folder.read_environment(run.folder)
+    environment.numa = "node" if binds(run.config, run.placement) else None
+    environment.malloc = run.config.malloc.value if run.placement.device == "cpu" else "system"
+    environment.flags = ranks[0].flags if ranks else None
+    environment.openmp = ranks[0].openmp if ranks else None
+    places = RankPlace.__struct_fields__
+    environment.ranks = [RankPlace(**{name: getattr(rank, name) for name in places}) for rank in ranks]
+    run_folder.write_environment(run.folder, environment)
+    return environment
 
 
-def _hardware(run: PreparedRun, machine: dict[str, Any], ranks: list[dict[str, Any]]) -> str | None:
-    """What the ranks computed on, as far as it makes figures comparable: the names of the GPUs, or the CPU's.
+def _hardware(run: PreparedRun, machine: Environment, ranks: Sequence[RankReport]) -> str | None:
+    """The names of the GPUs that the ranks used, or the CPU's: figures of other hardware are not compared.
 
     Ranks that ran out of memory before they trained left no name; theirs were the first GPUs of this node.
     """
-    names = {rank["device"] for rank in ranks} - {"cpu"}
+    names = {rank.device for rank in ranks} - {"cpu"}
     if not ranks and run.placement.device == "cuda":
-        names = {gpu["name"] for gpu in machine.get("gpus", [])[: run.config.gpus] if gpu.get("name")}
-    return ", ".join(sorted(names)) or (machine.get("cpu") or {}).get("model")
+        names = {gpu.name for gpu in machine.gpus[: run.config.gpus] if gpu.name}
+    return ", ".join(sorted(names)) or (machine.cpu and machine.cpu.model)
 
 
 def status_of(failure: Failure | None) -> str:

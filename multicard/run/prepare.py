@@ -1,4 +1,4 @@
-"""What comes before the ranks: the checks of a run, and its folder."""
+"""Preparation of a run before its ranks: checks, and the folder."""
 
 import json
 import shutil
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -23,6 +24,7 @@ from multicard.observe.profiles import nsys_launch
 from multicard.ranks import checkpoint
 from multicard.ranks.process import Job
 from multicard.records import content, run_folder
+from multicard.records.schema import Environment
 from multicard.records.schema_parts import Data, Prediction
 from multicard.run import attempts
 from multicard.run.peers import Peers
@@ -147,7 +149,7 @@ def prepare(
             data, load, others, taken_s = _untimed(workload, config, folder.parent, family)
             attempts.require_same_data(folder, data)
             machine = environment.collect()
-            run_folder.write_environment(folder, machine)
+            run_folder.write_environment(folder, msgspec.convert(machine, Environment))
             run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
             predicting_s = clock_s()
             prediction = predict(config, folder, machine["git"])
@@ -193,7 +195,7 @@ def _untimed(
 
 
 def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:
-    """What the ranks of this node need to know to start."""
+    """The job of the ranks of this node."""
     return Job(
         folder,
         placement.device,
@@ -208,5 +210,5 @@ def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: 
 
 
 def binds(config: RunConfig, placement: Placement) -> bool:
-    """Whether torch binds ranks to the NUMA node of their GPU, by the program `numactl`."""
+    """True where torch binds ranks to the NUMA node of their GPU, by the program `numactl`."""
     return config.numa is Numa.node and placement.device == "cuda" and shutil.which("numactl") is not None

@@ -1,4 +1,4 @@
-"""What an entry adds to a run."""
+"""The part of a run that belongs to its entry."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from multicard.records.schema import LlmRecord, VisionRecord
 
 @dataclass(frozen=True)
 class Workload:
-    """What one entry adds to a run.
+    """Functions and schemas of one entry.
 
     name: the record's `kind`; entry: the script.
     schema: of the whole configuration; options: the schemas of options, by group.
@@ -51,7 +51,7 @@ class Workload:
     axes: Callable[[Any, str], dict[str, Any]]
     describe: Callable[[Any, Placement], str]
     record: type[VisionRecord] | type[LlmRecord]
-    summarise: Callable[[Any, Any, Placement, list[dict[str, Any]], Any], None]
+    summarise: Callable[[Any, Any, Placement, list[Any], Any], None]
     advise: Callable[[Any, Placement, str], str]
     unit: str = "images"
     nccl: str = "nccl"

@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from multicard.measure import formulas
 from multicard.observe.energy.parts import MERGED
 from multicard.records import run_folder
+from multicard.records.rank_files import AnyReport
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import Gpu
 from multicard.tracking import keys
@@ -116,15 +118,15 @@ def _cosine(start: float, end: float, share: np.ndarray) -> np.ndarray:
     return end + (start - end) / 2 * (1 + np.cos(np.pi * share))
 
 
-def epochs_so_far(ranks: Sequence[Mapping[str, Any]], steps: Any) -> list[dict[str, Any]]:
+def epochs_so_far(ranks: Sequence[AnyReport], steps: Any) -> list[dict[str, Any]]:
     """The epochs that all ranks of a run in progress have finished, as its record will have them.
 
     Args:
-        ranks: the files of all ranks.
+        ranks: the reports of all ranks.
         steps: of all ranks (an Arrow table).
     """
     columns, epochs = _columns(steps), []
-    for index, parts in enumerate(zip(*(rank["epochs"] for rank in ranks), strict=False)):
+    for index, parts in enumerate(zip(*(msgspec.to_builtins(rank.epochs) for rank in ranks), strict=False)):
         epoch = dict(parts[0]) | {"epoch": index, "train_loss": None}
         for name in (name for name in parts[0] if name.endswith("_s")):
             epoch[name] = max((part[name] for part in parts if part[name] is not None), default=None)
@@ -160,8 +162,8 @@ def _of_gpus(folder: Path, gpu: Gpu | None, timeline: Timeline) -> Iterator[tupl
         return
     import pyarrow.parquet as pq
 
-    gpus = (run_folder.read_json(folder / run_folder.ENVIRONMENT) or {}).get("gpus") or []
-    memory_bytes = {one["uuid"]: one["memory_bytes"] for one in gpus if one.get("memory_bytes")}  # of the first node
+    gpus = run_folder.read_environment(folder).gpus  # of the first node
+    memory_bytes = {one.uuid: one.memory_bytes for one in gpus if one.memory_bytes}
     parts = {}
     for part in gpu.parts:
         attempt = timeline.attempts[min(part.start or 0, len(timeline.attempts) - 1)]

@@ -3,7 +3,7 @@
 It reads the run folder, in the controller: what W&B gets is on disk first, and the ranks are not disturbed while timed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import msgspec
 
 from multicard.config.base import RunConfig, TrackerMode, plain
 from multicard.machine import network
-from multicard.records import run_folder
+from multicard.records import rank_files, run_folder
+from multicard.records.rank_files import AnyReport, VisionReport
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord, LlmEpoch, LlmRecord, VisionEpoch, VisionRecord
 from multicard.records.schema_parts import Attempt, Segment
 from multicard.tracking import history, run_record, upload
@@ -62,8 +63,8 @@ class Mirror:
         """Log the steps and epochs written since the last call; `close` raises what fails here."""
         if self._failed is not None or self._run is None:
             return
-        ranks = run_folder.read_ranks(self._folder)
-        finished = min((len(rank["epochs"]) for rank in ranks), default=0)
+        ranks = rank_files.read(self._folder)
+        finished = min((len(rank.epochs) for rank in ranks), default=0)
         if finished <= self._epochs:
             return
         try:
@@ -75,19 +76,19 @@ class Mirror:
         except Exception as error:  # in the thread that draws the progress
             self._failed = error
 
-    def _so_far(self, ranks: list[dict[str, Any]], steps: Any) -> AnyRecord:
+    def _so_far(self, ranks: Sequence[AnyReport], steps: Any) -> AnyRecord:
         """The known part of the record.
 
         Args:
-            ranks: the files of all ranks.
+            ranks: the reports of all ranks.
         """
-        first, attempts = ranks[0] if ranks else {}, run_folder.read_segments(self._folder)
+        first, attempts = ranks[0] if ranks else VisionReport(rank=0), run_folder.read_segments(self._folder)
         last = attempts[-1] if attempts else Attempt()
         known: list[Segment] = [msgspec.structs.replace(attempt, trained_s=None) for attempt in attempts]
-        trained_s = [part["trained_s"] for part in first.get("segments") or ()]
+        trained_s = [part.trained_s for part in first.segments] if isinstance(first, VisionReport) else []
         for attempt, own_s in zip(reversed(known[:-1]), reversed(trained_s[:-1]), strict=False):
             attempt.trained_s = own_s
-        training_s = first.get("started_s")
+        training_s = first.started_s
         record = RECORDS[self._kind](
             schema_version=SCHEMA_VERSION,
             status="ok",

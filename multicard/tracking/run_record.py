@@ -16,8 +16,8 @@ from multicard.observe.energy.parts import MERGED
 from multicard.records import text_table
 from multicard.records.comparable import content
 from multicard.records.probes import is_probe
-from multicard.records.run_folder import BAD, ENVIRONMENT, MACHINE, RESULT, read_json
-from multicard.records.schema import AnyRecord
+from multicard.records.run_folder import BAD, ENVIRONMENT, MACHINE, RESULT, read_environment
+from multicard.records.schema import AnyRecord, Cpu, Environment
 from multicard.records.schema_parts import Segment
 from multicard.records.steps import STEPS
 from multicard.tracking import keys
@@ -26,17 +26,6 @@ from multicard.tracking.timeline import Timeline
 LONGEST = 64  # characters of a name
 CELL = re.compile(r"(?P<settings>.*)-(?P<identity>\w{8})(?:-(?P<repetition>r\d+))?(?P<probe>-probe)?")
 OF_COMMANDS = (*PREDICTION, "objective", "tracker")  # keys of a configuration that say nothing of its run
-FACTS = {  # by which machines are compared, and their place in environment.json
-    "host": ("host",),
-    "cpu": ("cpu", "model"),
-    "cores": ("cpu", "cores"),
-    "memory_bytes": ("cpu", "memory_bytes"),
-    "python": ("python",),
-    "torch": ("packages", "torch"),
-    "torchtune": ("packages", "torchtune"),
-    "numa": ("numa",),
-    "malloc": ("malloc",),
-}
 # Left out of a summary: what is in the configuration, the history or a table, and lists that result.json has
 ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
 LISTS = ("profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts")
@@ -148,11 +137,7 @@ def configuration(folder: Path, record: AnyRecord) -> dict[str, Any]:
     """The axes as used and other values that group runs, the machine, and the whole configuration."""
     groups = {name: getattr(record, name) for name in keys.GROUPS if name != "data"}
     groups["data"] = content(record)
-    environment = read_json(folder / ENVIRONMENT) or {}
-    machine = {name: _at(environment, place) for name, place in FACTS.items()}
-    gpus = environment.get("gpus") or []
-    machine["gpus"] = ", ".join(sorted({gpu["name"] for gpu in gpus if gpu.get("name")})) or None
-    machine["driver"] = next((gpu.get("driver") for gpu in gpus), None)
+    machine = _machine(read_environment(folder))
     return {
         **{name: value for name, value in groups.items() if value is not None},
         **record.axes,
@@ -161,10 +146,22 @@ def configuration(folder: Path, record: AnyRecord) -> dict[str, Any]:
     }
 
 
-def _at(content: Any, place: tuple[str, ...]) -> Any:
-    for name in place:
-        content = (content or {}).get(name)
-    return content
+def _machine(environment: Environment) -> dict[str, Any]:
+    """The facts by which machines are compared."""
+    cpu = environment.cpu or Cpu()
+    return {
+        "host": environment.host,
+        "cpu": cpu.model,
+        "cores": cpu.cores,
+        "memory_bytes": cpu.memory_bytes,
+        "python": environment.python,
+        "torch": environment.packages.get("torch"),
+        "torchtune": environment.packages.get("torchtune"),
+        "numa": environment.numa or None,
+        "malloc": environment.malloc or None,
+        "gpus": ", ".join(sorted({gpu.name for gpu in environment.gpus if gpu.name})) or None,
+        "driver": next((gpu.driver for gpu in environment.gpus), None),
+    }
 
 
 def summary(record: AnyRecord) -> dict[str, Any]:

@@ -29,16 +29,15 @@ def after_training(loop: Loop, report: TrainingReport, sampler: Remaining, train
         return
     if max_over_ranks(loop.rank, loop.board.stop_at):
         return  # the job is about to end; the run itself is measured
-    last = report.content["epochs"][-1]
-    step_s = last["train_s"] / loop.share.steps
+    step_s = report.content.epochs[-1].train_s / loop.share.steps
     loop.optim.schedule = LambdaLR(loop.optim.optimizer, lambda _: 0.0)
     loop.share.model.train()
     feed = endless(training, sampler, loop.share, config.epochs)
     if window:
-        report.content["profile"] = profiled(loop, report, feed, window, step_s)
+        report.content.profile = profiled(loop, report, feed, window, step_s)
     if config.diagnose:
         prepared = LOADERS[config.loader.name].prepared(config.loader, workers)
-        report.content["ablations"] = measured(loop, feed, step_s, prepared)
+        report.content.ablations = measured(loop, feed, step_s, prepared)
     report.write()
 
 
@@ -47,7 +46,7 @@ def write_window(loop: Loop, report: TrainingReport) -> None:
     if loop.window.config is None or loop.stopped:  # who stops a run leaves it little time
         return
     lost = "profile.window=start: lost when the run was stopped; it went on without the profiler"
-    report.content["profile"] = loop.window.close() or {"error": lost}
+    report.content.profile = loop.window.close() or {"error": lost}
     report.write()
 
 

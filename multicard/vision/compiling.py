@@ -7,7 +7,7 @@ from torch import nn
 
 from multicard.config import compilation
 from multicard.config.vision import LayoutName, VisionConfig
-from multicard.measure import compile_cache, timing
+from multicard.measure import timing
 from multicard.ranks import compiler
 from multicard.vision import resume
 from multicard.vision.loop import Loop
@@ -48,7 +48,7 @@ def compile_now(loop: Loop, evaluated: int) -> dict[str, Any]:
         ValueError: where torch cannot compile the model here.
     """
     share, has_graphs = loop.share, compilation.has_cuda_graphs(loop.config.compile)
-    started_s, looked_up = timing.clock_s(), compile_cache.lookups()
+    started_s, looked_up = timing.clock_s(), compiler.lookups()
     buffers = [buffer.clone() for buffer in share.plain.buffers()]
     random = resume.get_random(share.devices)
     with compiler.errors_explained(loop.config.compile):
@@ -64,8 +64,8 @@ def compile_now(loop: Loop, evaluated: int) -> dict[str, Any]:
     timing.synchronize(loop.rank.device)
     return {
         "compile_s": timing.clock_s() - started_s,
-        "compile_cache": compile_cache.since(looked_up),
-        "cuda_graphs": compile_cache.cuda_graphs_skipped() == 0 if has_graphs else None,
+        "compile_cache": compiler.since(looked_up),
+        "cuda_graphs": compiler.cuda_graphs_skipped() == 0 if has_graphs else None,
     }
 
 

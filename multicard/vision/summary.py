@@ -1,5 +1,6 @@
 """The summary of a training run, from the files of its ranks."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -7,13 +8,15 @@ import numpy as np
 
 from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
-from multicard.measure import formulas, losses
+from multicard.measure import formulas, losses, memory
 from multicard.measure.timing import PHASES
-from multicard.ranks.meeting import peak_memory
+from multicard.records.rank_files import VisionReport, peak_memory
 from multicard.records.schema import VisionEpoch, VisionRecord
-from multicard.records.schema_parts import Communication, Divergence, Parts, Segment, Statistics, Transfers
+from multicard.records.schema_parts import Communication, Divergence, Parts, Statistics, Transfers
 from multicard.records.steps import COLUMNS, is_warmup
 from multicard.vision.strategy import STRATEGIES, Traffic
+
+TIMES = ("train_s", "first_batch_s", "evaluate_s", "ended_s")  # of an epoch, of the slowest rank
 
 
 def axes(config: VisionConfig, device: str) -> dict[str, Any]:
@@ -38,20 +41,19 @@ def axes(config: VisionConfig, device: str) -> dict[str, Any]:
 
 
 def summarise(
-    record: VisionRecord, config: VisionConfig, placement: Placement, ranks: list[dict[str, Any]], steps: Any
+    record: VisionRecord, config: VisionConfig, placement: Placement, ranks: Sequence[VisionReport], steps: Any
 ) -> None:
     """Fill in the figures of a run, complete or not.
 
     Args:
         record: with its `gpu`.
-        ranks: the rank files, by rank. Epochs that not all of them finished are left out.
+        ranks: their reports, by rank. Epochs that not all of them finished are left out.
         steps: the steps of all ranks (an Arrow table); None before the end of the first epoch.
     """
-    finished = min((len(rank["epochs"]) for rank in ranks), default=0)
-    ranks = [rank | {"epochs": rank["epochs"][:finished]} for rank in ranks]
+    finished = min((len(rank.epochs) for rank in ranks), default=0)
+    ranks = [msgspec.structs.replace(rank, epochs=rank.epochs[:finished]) for rank in ranks]
     columns = {} if steps is None or not finished else {name: steps[name].to_numpy() for name in steps.column_names}
     table = {name: column[columns["epoch"] < finished] for name, column in columns.items()}
-    first = ranks[0] if ranks else {}
     record.epochs = epochs = [_epoch(index, ranks, table) for index in range(finished)]
     if epochs:
         record.total_s, record.test_accuracy = epochs[-1].ended_s, epochs[-1].test_accuracy
@@ -62,12 +64,12 @@ def summarise(
         record.joules_per_image = record.training_joules / record.samples_trained
     record.non_finite_losses, record.divergence = _judged(table)
     record.time_to_target_s = time_to_target_s(epochs, config.target_accuracy)
-    record.peak_memory_bytes = peak_memory(ranks, placement.device)
+    record.peak_memory_bytes = peak_memory(ranks, memory.peak_memory_kind(placement.device))
     record.transfer_bytes = _transfers(ranks, table, placement)
     record.communication_bytes = _communication(config, ranks, table)
-    for name in ("cuda_graphs", "input", "parameters", "num_workers", "threads"):
-        setattr(record, name, first.get(name))
-    record.segments = msgspec.convert(first.get("segments", []), list[Segment])
+    if ranks:
+        for name in ("cuda_graphs", "input", "parameters", "num_workers", "threads", "segments"):
+            setattr(record, name, getattr(ranks[0], name))
 
 
 def time_to_target_s(epochs: list[VisionEpoch], target: float | None) -> float | None:
@@ -76,13 +78,13 @@ def time_to_target_s(epochs: list[VisionEpoch], target: float | None) -> float |
     return next(reached, None)
 
 
-def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]) -> VisionEpoch:
+def _epoch(index: int, ranks: Sequence[VisionReport], table: dict[str, np.ndarray]) -> VisionEpoch:
     """One epoch over all ranks: times are the slowest rank's, the loss is weighted by the samples trained."""
-    parts = [rank["epochs"][index] for rank in ranks]
-    gaps_s = [part["gap_s"] for part in parts if part["gap_s"] is not None]
+    parts = [rank.epochs[index] for rank in ranks]
+    gaps_s = [part.gap_s for part in parts if part.gap_s is not None]
     rows = {name: column[table["epoch"] == index] for name, column in table.items()}
     has_loss = rows["samples"] > 0
-    longest_s = {key: max(part[key] for part in parts) for key in ("train_s", "first_batch_s", "evaluate_s", "ended_s")}
+    longest_s = {key: max(getattr(part, key) for part in parts) for key in TIMES}
     steps, distinct = _steps_and_samples(ranks, rows)
     return VisionEpoch(
         epoch=index,
@@ -90,17 +92,17 @@ def _epoch(index: int, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]
         **longest_s,
         gap_s=max(gaps_s, default=None),
         train_loss=float(np.average(rows["loss"][has_loss], weights=rows["samples"][has_loss])),
-        **{key: parts[0][key] for key in ("test_loss", "test_accuracy", "test_right", "test_samples")},
+        **{key: getattr(parts[0], key) for key in ("test_loss", "test_accuracy", "test_right", "test_samples")},
         samples=distinct,
         samples_trained=int(rows["samples"].sum()),
         images_per_s=formulas.throughput_per_s([distinct], [longest_s["train_s"]]),
     )
 
 
-def _steps_and_samples(ranks: list[dict[str, Any]], rows: dict[str, np.ndarray]) -> tuple[int, int]:
+def _steps_and_samples(ranks: Sequence[VisionReport], rows: dict[str, np.ndarray]) -> tuple[int, int]:
     """The steps of an epoch, and its distinct samples: in proportion, where a probe cut it short."""
-    steps, whole = int(rows["step"].max()) + 1, ranks[0]["steps_per_epoch"]
-    return steps, round(ranks[0]["distinct_samples"] * steps / whole)
+    steps, whole = int(rows["step"].max()) + 1, ranks[0].steps_per_epoch
+    return steps, round(ranks[0].distinct_samples * steps / whole)
 
 
 def _judged(table: dict[str, np.ndarray]) -> tuple[int | None, Divergence | None]:
@@ -113,7 +115,7 @@ def _judged(table: dict[str, np.ndarray]) -> tuple[int | None, Divergence | None
     return count, None if first is None else Divergence(*first)
 
 
-def _rate(record: VisionRecord, ranks: list[dict[str, Any]], table: dict[str, np.ndarray], warmup_steps: int) -> None:
+def _rate(record: VisionRecord, ranks: Sequence[VisionReport], table: dict[str, np.ndarray], warmup_steps: int) -> None:
     """Fill in step and phase times, and images/s over the steps after the warm-up.
 
     `images_per_s` counts every sample of an epoch once, however often padding or `ddp` trained it;
@@ -122,11 +124,10 @@ def _rate(record: VisionRecord, ranks: list[dict[str, Any]], table: dict[str, np
     if not table:
         record.step_s = msgspec.convert(formulas.statistics([], warmup_steps), Statistics)
         return
-    number = table["epoch"] * ranks[0]["steps_per_epoch"] + table["step"]
-    segments = [Segment(first_step=part["first_step"], steps=part["steps"]) for part in ranks[0]["segments"]]
-    warmup = is_warmup(number.max() + 1, segments, warmup_steps)
+    number = table["epoch"] * ranks[0].steps_per_epoch + table["step"]
+    warmup = is_warmup(number.max() + 1, ranks[0].segments, warmup_steps)
     measured = ~warmup[number]
-    by_rank = [measured & (table["rank"] == rank["rank"]) for rank in ranks]
+    by_rank = [measured & (table["rank"] == rank.rank) for rank in ranks]
     samples = [table["samples"][rows].sum() for rows in by_rank]
     trained_per_s = formulas.throughput_per_s(samples, [table["step_s"][rows].sum() for rows in by_rank])
     first = {name: column[table["epoch"] == 0] for name, column in table.items()}
@@ -140,15 +141,17 @@ def _rate(record: VisionRecord, ranks: list[dict[str, Any]], table: dict[str, np
         record.phases_s = {phase: float(table[f"{phase}_s"][measured].mean()) for phase in PHASES}
 
 
-def _transfers(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], placement: Placement) -> Transfers:
+def _transfers(ranks: Sequence[VisionReport], table: dict[str, np.ndarray], placement: Placement) -> Transfers:
     """Bytes handed to the devices, over all ranks and finished epochs."""
     counted = {}
     for part in ("images", "labels"):
         key = f"h2d_{part}_bytes"
         trained = int(table[key].sum()) if table else 0
-        counted[part] = Parts(trained, sum(epoch[f"evaluate_{key}"] for rank in ranks for epoch in rank["epochs"]))
-    setups = [rank["setup_h2d_bytes"] for rank in ranks]
-    setup = Parts(*(sum(sizes[part] for sizes in setups) for part in ("train", "evaluate")))  # before the first batch
+        counted[part] = Parts(
+            trained, sum(getattr(epoch, f"evaluate_{key}") for rank in ranks for epoch in rank.epochs)
+        )
+    setups = [rank.setup_h2d_bytes for rank in ranks]  # before the first batch
+    setup = Parts(sum(part.train or 0 for part in setups), sum(part.evaluate or 0 for part in setups))
     moved = (*counted.values(), setup)
     return Transfers(
         h2d=sum((part.train or 0) + (part.evaluate or 0) for part in moved),
@@ -160,16 +163,16 @@ def _transfers(ranks: list[dict[str, Any]], table: dict[str, np.ndarray], placem
 
 
 def _communication(
-    config: VisionConfig, ranks: list[dict[str, Any]], table: dict[str, np.ndarray]
+    config: VisionConfig, ranks: Sequence[VisionReport], table: dict[str, np.ndarray]
 ) -> Communication | None:
     """Bytes that a rank receives in collectives, from sizes and steps; None where the strategy does not know them."""
-    first = ranks[0] if ranks else {}
-    sizes = (first.get(f"{part}_bytes", 0) for part in ("parameter", "gradient", "buffer", "statistics"))
+    first = ranks[0] if ranks else VisionReport(rank=0)
+    sizes = (first.parameter_bytes, first.gradient_bytes, first.buffer_bytes, first.statistics_bytes)
     steps = full_steps = 0
     if table:
         steps = int((table["rank"] == 0).sum())
         without_batch = table["samples"] == 0  # of rows, each a rank's step
         full_steps = steps - len(set(zip(table["epoch"][without_batch], table["step"][without_batch], strict=True)))
-    traffic = Traffic(len(ranks), steps, full_steps, len(first.get("epochs", [])), *sizes)
+    traffic = Traffic(len(ranks), steps, full_steps, len(first.epochs), *sizes)
     received = STRATEGIES[config.strategy.name].received(config, traffic)
     return None if received is None else Communication(**received, per="rank", source="computed")

@@ -13,6 +13,7 @@ from multicard.config.vision import VisionConfig
 from multicard.measure import losses, memory, timing
 from multicard.ranks.meeting import meet
 from multicard.ranks.process import Rank
+from multicard.records.schema_parts import Parts
 from multicard.vision import after_training, compiling, models, optim, resume
 from multicard.vision.data import datasets, decoded_cache
 from multicard.vision.data.batch import Input, Source
@@ -82,10 +83,10 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     loop = Loop(rank, config, share, optimisation, folder, LOADERS[config.loader.name].prepared(config.loader, workers))
     report = TrainingReport(rank, folder, share, flags, workers)
     facts = {"loader": config.loader.name, "train": training.facts, "test": testing.facts, **data.facts}
-    report.content["input"] = facts
-    report.content["setup_h2d_bytes"] = {"train": training.setup_bytes, "evaluate": testing.setup_bytes}
+    report.content.input = facts
+    report.content.setup_h2d_bytes = Parts(training.setup_bytes, testing.setup_bytes)
     if loop.compiled:
-        report.content |= compiling.compile_now(loop, len(test_sampler))
+        report.add(compiling.compile_now(loop, len(test_sampler)))
     start = resume.restore(loop, report)
     for used in share.devices:
         memory.reset_peak_memory(used)
@@ -95,7 +96,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     gc.disable()
     to_its_end = run_epochs(loop, report, sampler, training, testing, start)
     if loop.probing is not None:
-        report.content["probe"] = loop.probing.result()
+        report.content.probe = loop.probing.result()
         report.write()
     after_training.write_window(loop, report)
     if to_its_end:

@@ -28,7 +28,7 @@ from multicard.vision.precision import PRECISIONS, choose
 from multicard.vision.strategy import STRATEGIES
 from multicard.vision.workload import WORKLOAD
 from multicard.workloads import WORKLOADS
-from tests.conftest import ROOT, composed, typed, typed_llm
+from tests.conftest import ROOT, typed, typed_llm
 
 GROUPS = {
     "precision": PRECISIONS,
@@ -264,23 +264,27 @@ def test_compile_is_a_switch_and_a_mode_in_one(compose_typed: Callable[..., Visi
         compose_typed("compile=fast")
 
 
-def test_the_folder_says_what_was_changed(tmp_path: Path):
+def folder_name(*words: str) -> str:
+    config = typed(*words)
+    return identity.name(config.identity(), [*words], config.repetition)
+
+
+def test_the_folder_says_what_was_changed():
     words = ["gpus=2", "dataset.image_size=96", "name=x", "tracker.mode=disabled", "hydra.verbose=true"]
-    name = identity.folder_name(composed(*words), words)
-    assert name == f"gpus=2,image_size=96-{typed(*words).identity()}"
-    assert identity.folder_name(composed(), []) == f"default-{typed().identity()}"
-    assert identity.folder_name(composed("gpus=0"), ["gpus=0"]) == "gpus=0-00000000"
+    assert folder_name(*words) == f"gpus=2,image_size=96-{typed(*words).identity()}"
+    assert folder_name() == f"default-{typed().identity()}"
+    assert identity.name(identity.REFUSED, ["gpus=0"], 1) == "gpus=0-00000000"
 
 
 def test_a_cell_keeps_its_folder_however_it_is_typed(tmp_path: Path):
-    typed_out = identity.folder_name(composed("gpus=1"), ["gpus=1"])
+    typed_out = folder_name("gpus=1")
     (tmp_path / typed_out).mkdir()
-    assert identity.find(tmp_path, identity.folder_name(composed(), [])) == tmp_path / typed_out
+    assert identity.find(tmp_path, folder_name()) == tmp_path / typed_out
     assert identity.find(tmp_path, "gpus=0-00000000") == tmp_path / "gpus=0-00000000"
 
 
 def test_a_repetition_has_a_folder_of_its_own_and_the_same_identity(tmp_path: Path):
-    first, second = (identity.folder_name(composed(f"repetition={n}"), [f"repetition={n}"]) for n in (1, 2))
+    first, second = (folder_name(f"repetition={n}") for n in (1, 2))
     assert (first, second) == (f"default-{typed().identity()}", f"default-{typed().identity()}-r2")
     (tmp_path / first).mkdir()
     assert identity.find(tmp_path, second) == tmp_path / second

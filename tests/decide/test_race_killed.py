@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from multicard.decide.race.live import FOLDER
-from multicard.records import run_folder
+from multicard.records import rank_files, run_folder
 from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited
 
 WORDS = (*SMALL, "lr=0.1,0.2", "model.width=0.35", "race=images_per_s", "race.block=0.5")
@@ -39,9 +39,9 @@ def test_a_race_goes_on_after_a_killed_rank_and_after_a_killed_command(tmp_path:
     awaited(lambda: [*tmp_path.glob(f"{FOLDER}/*.jsonl")] and known(lambda line: "log_figure" in line))
     victim = known(lambda line: "log_figure" in line)[0]["cell"]
     (folder,) = tmp_path.glob(f"*{victim}-probe")
-    rank = run_folder.read_json(run_folder.rank_file(folder, 0))
-    assert rank is not None and len(starts(victim)) == 1
-    os.kill(rank["pid"], signal.SIGKILL)
+    (rank,) = rank_files.read(folder)
+    assert len(starts(victim)) == 1
+    os.kill(rank.pid, signal.SIGKILL)
     awaited(lambda: len(starts(victim)) == 2)  # tried again alone, as its rank may have wanted the other's memory
     family = psutil.Process(first.pid).children(recursive=True)
     first.kill()

@@ -145,7 +145,6 @@ def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path
         ("shared a GPU", {"device": "cuda", "oversubscribed": True}),
         ("no times", {"step_s": formulas.statistics([], 1)}),
         ("no times", {"gpus": 2, "step_s": {"mean": 0.1}}),  # an older definition
-        ("no times", {"total_s": 1e300}),
     ],
 )
 def test_runs_that_say_nothing_about_time_are_left_out_and_the_reason_is_said(reason: str, changes: dict[str, Any]):

@@ -21,7 +21,8 @@ from multicard.observe.energy.sampler import Sampler
 from multicard.ranks import elastic
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import Job
-from multicard.records import run_folder
+from multicard.records import rank_files, run_folder
+from multicard.records.rank_files import RankProbe, RankReport, VisionReport
 from multicard.sweep import job
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import PATIENCE_S, SMALL, awaited, composed, typed
@@ -41,7 +42,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rank_file(folder: Path, rank: int, *spans_s: tuple[float, float]) -> None:
-    run_folder.write_json(run_folder.rank_file(folder, rank), {"rank": rank, "spans_s": spans_s})
+    rank_files.write(folder, VisionReport(rank=rank, spans_s=list(spans_s)))
 
 
 def drain(gpu: Gpu, watts: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,8 +195,7 @@ def test_energy_of_other_gpus_than_the_ranks_used_is_none(tmp_path: Path, monkey
         with Sampler(folder, [sampled_uuid], range(1)) as watched:
             start_s = clock_s()
             pause(0.1)
-            file = {"rank": 0, "spans_s": [(start_s, clock_s())], "gpu": used}
-            run_folder.write_json(run_folder.rank_file(folder, 0), file)
+            rank_files.write(folder, VisionReport(rank=0, spans_s=[(start_s, clock_s())], gpu=used))
         watched.write()
         return gpu_record.merge(folder, [(0, 0)], wait=False)
 
@@ -300,8 +300,8 @@ def test_starts_and_nodes_add_up_and_a_missing_one_is_said(tmp_path: Path, monke
 
 
 def test_the_training_is_all_that_any_rank_did_of_what_all_came_to_the_end_of():
-    def ranks(*spans: list[tuple[float, float]]) -> list[dict[str, Any]]:
-        return [{"spans_s": spans_s} for spans_s in spans]
+    def ranks(*spans: list[tuple[float, float]], probe: RankProbe | None = None) -> list[RankReport]:
+        return [RankReport(rank=rank, spans_s=spans_s, probe=probe) for rank, spans_s in enumerate(spans)]
 
     opened = (0.0, 9.0)
     assert parts.training_spans(ranks([(2, 4), (5, 7)], [(2.5, 4), (5, 8)]), 2, opened) == [(2, 4), (5, 8)]
@@ -312,9 +312,9 @@ def test_the_training_is_all_that_any_rank_did_of_what_all_came_to_the_end_of():
         (2, 5),
         (5, 8),
     ]  # nothing twice
-    for missing in (ranks([(2, 7)]), ranks([(2, 7)], []), [*ranks([(2, 7)]), {}], []):
+    for missing in (ranks([(2, 7)]), ranks([(2, 7)], []), []):
         assert parts.training_spans(missing, 2, opened) == []
-    raced = [rank | {"probe": {"ended_by": "race"}} for rank in ranks([(2, 7)])]  # others trained in its pauses
+    raced = ranks([(2, 7)], probe=RankProbe("race", 4))  # others trained in its pauses
     assert parts.training_spans(raced, 1, opened) == []
     for earlier in ((3.0, 9.0), (0.0, 6.0)):  # a file of an earlier start
         assert parts.training_spans(ranks([(2, 7)]), 1, earlier) == []

@@ -1,20 +1,20 @@
 """Errors that end a rank: which of them mean that memory ran out."""
 
 import errno
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
-from multicard.config.placement import Placement
 from multicard.measure import memory
 from multicard.measure.memory import DeviceMemory
 from multicard.ranks import elastic, failures, process
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import Job
 from tests.conftest import warm_up
+from tests.helpers.launching import launch
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_a_rank_reports_an_engine_that_is_not_there_by_its_memory(tmp_path: Path
     for held in (DeviceMemory(250_000_000, 80_000_000_000, 0), DeviceMemory(40 << 30, 80 << 30, 0), None):
         monkeypatch.setattr(process, "device_memory", lambda _, held=held: held)
         process._report(job, 0, error)
-        reports.append(json.loads(process.error_file(tmp_path, 0).read_text()))
+        reports.append(msgspec.json.decode(process.error_file(tmp_path, 0).read_bytes(), type=Failure))
     full, roomy, unknown = reports
-    assert (full["kind"], full["memory_bytes"]) == ("oom", 79 << 30)
-    assert full["message"] == f"RuntimeError: {error} (250 MB of 80 GB free)"
-    assert roomy == unknown == {"kind": "exception", "message": f"RuntimeError: {error}", "memory_bytes": None}
+    assert (full.kind, full.memory_bytes) == ("oom", 79 << 30)
+    assert full.message == f"RuntimeError: {error} (250 MB of 80 GB free)"
+    assert roomy == unknown == Failure("exception", f"RuntimeError: {error}")
 
 
 @pytest.mark.usefixtures("processes")
@@ -86,9 +86,8 @@ def test_a_full_disk_as_ranks_start_is_one_line_that_names_it(
     (folder / "logs").mkdir(parents=True)
     if not opens:
         process.log_file(folder, 0).mkdir()
-    job, placement = Job(folder, "cpu", "gloo", 0, 1, "system"), Placement("cpu", "gloo", 1, False)
     capfd.readouterr()
-    failure = elastic.launch("tests.helpers.rank_work:print_to_a_full_disk", (), placement, job)
+    failure = launch("print_to_a_full_disk", folder=folder)
     assert failure is not None and failure.kind == "disk"
     named = "No space left on device); free some" if opens else f"cannot write to {folder}; free some space"
     assert failure.message.endswith(named) and len(failure.message.splitlines()) == 1
@@ -106,9 +105,9 @@ def test_a_full_disk_that_its_error_does_not_name_is_the_fullest_of_those_that_r
     monkeypatch.setattr(process, "SHARED_MEMORY", shared)
     monkeypatch.setattr(process.shutil, "disk_usage", lambda path: SimpleNamespace(free=free.get(Path(path), 10**10)))
     process._report(job, 0, OSError(errno.ENOSPC, "No space left on device"))
-    report = json.loads(process.error_file(job.folder, 0).read_text())
+    report = msgspec.json.decode(process.error_file(job.folder, 0).read_bytes(), type=Failure)
     said = f"no space left on the disk of {shared} (No space left on device); free some"
-    assert (report["kind"], report["message"]) == ("disk", said)
+    assert (report.kind, report.message) == ("disk", said)
 
 
 def test_a_full_disk_is_found_behind_other_errors():

@@ -17,13 +17,12 @@ import psutil
 import pytest
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from multicard.config.placement import Placement
-from multicard.ranks import elastic, failures, interruption
+from multicard.ranks import failures, interruption
 from multicard.ranks.failures import Interrupted
-from multicard.ranks.process import Job
 from multicard.sweep import cells
 from multicard.sweep.executor import Executor
 from tests.conftest import ROOT, warm_up
+from tests.helpers.launching import launch
 
 DEADLINE_S = 60.0
 
@@ -118,11 +117,8 @@ def test_ranks_that_are_being_started_are_not_forgotten(tmp_path: Path, monkeypa
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(ForkServerProcess, "start", interrupted_start)
-    job = Job(tmp_path, "cpu", "gloo", 0, 1, "system")
     with failures.interruptible():
-        failure = elastic.launch(
-            "tests.helpers.rank_work:leave_environment", (tmp_path,), Placement("cpu", "gloo", 2, False), job
-        )
+        failure = launch("leave_environment", tmp_path, folder=tmp_path, ranks=2)
     assert failure is not None and failure.message == "interrupted by SIGINT"
     assert len(started) == 2
     left = [child for child in server.children() if child.pid not in before]

@@ -17,8 +17,9 @@ from multicard.measure import timing
 from multicard.measure.timing import DATA, FORWARD, OPTIMIZER, PAUSED, StepTimer, clock_s, phase_table
 from multicard.ranks import pausing
 from multicard.ranks.pausing import Pausing, blocks_file
-from multicard.records import probes, run_folder
+from multicard.records import probes, rank_files
 from multicard.records.progress import Board
+from multicard.records.rank_files import RankProbe, RankReport
 from tests.conftest import awaited, typed
 
 Measured = Callable[..., dict[str, Any]]
@@ -94,11 +95,7 @@ def test_a_block_leaves_out_the_warm_up_what_lay_ready_and_the_starts_of_epochs(
     assert [len(block["step_s"]) for block in blocks] == [2, 3, 4]
     assert all(step_s == 1.0 for block in blocks for step_s in block["step_s"])
     assert all(samples == 10.0 for block in blocks for samples in block["samples"])
-    assert follower.result() == {
-        "ended_by": "race",
-        "steps_per_epoch": 8,
-        "left_out": [0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 16],
-    }
+    assert follower.result() == RankProbe("race", 8, [0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 16])
 
 
 def test_epochs_of_one_step_are_measured_with_their_first_batch(
@@ -173,8 +170,8 @@ def race(folder: Path, ranks: int, blocks: list[int]) -> Iterator[tuple[list[Bas
         awaited(lambda: len(lines(folder)) == 1)
         board, step = Board(folder, ranks), 1
         try:
-            began = run_folder.read_json(run_folder.rank_file(folder, 0))
-            assert began is not None and began["started_s"] is not None  # its start ends where it waits
+            began = rank_files.read(folder)[0]
+            assert began.started_s is not None  # its start ends where it waits
             for done, step in enumerate(blocks, 1):
                 awaited(lambda done=done: all(len(lines(folder, rank)) == done for rank in range(ranks)))
                 time.sleep(HELD_S)
@@ -227,7 +224,7 @@ def test_ranks_of_tuning_pause_together(tuned: Measured, tmp_path: Path):
 def test_a_probe_of_a_race_is_known_by_the_steps_that_counted():
     columns = {"epoch": [0] * 6, "rank": [0] * 6, "step": [*range(6)], "step_s": [9.0, 1.0, 1.0, 5.0, 1.0, 1.0]}
     table = {name: SimpleNamespace(to_numpy=lambda values=values: np.array(values)) for name, values in columns.items()}
-    end = probes.ended([{"probe": {"ended_by": "race", "steps_per_epoch": 6, "left_out": [0, 3]}}], table)
+    end = probes.ended([RankReport(rank=0, probe=RankProbe("race", 6, [0, 3]))], table)
     assert end is not None and end.step_s == 1.0 and end.steps + end.warmup_steps == 4
 
 

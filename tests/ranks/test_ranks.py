@@ -15,14 +15,13 @@ import pytest
 
 from multicard.config.placement import Placement
 from multicard.llm import workload as llm
-from multicard.machine.allocation import Allocation
 from multicard.ranks import elastic
 from multicard.ranks.failures import Failure, end, interruptible
-from multicard.ranks.process import Job
 from multicard.run import controller as run
 from multicard.run.workload import Workload
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import PATIENCE_S, ROOT, SMALL, as_dict, composed, free_port, warm_up
+from tests.helpers.launching import launch, two_nodes
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -80,9 +79,8 @@ def test_what_compiles_for_a_rank_is_the_runs_own_load(tmp_path: Path):
     """Inductor's processes end before their rank: the CPU time of orphans would be counted as others'."""
     warm_up()
     server = psutil.Process(multiprocessing.forkserver._forkserver._forkserver_pid)  # pyright: ignore[reportAttributeAccessIssue]
-    work, placement = "tests.helpers.rank_work:compile_in_workers", Placement("cpu", "gloo", 1, False)
     before_s = sum(server.cpu_times()[2:4])  # of children that ended
-    assert elastic.launch(work, (tmp_path,), placement, Job(tmp_path, "cpu", "gloo", 0, 1, "system")) is None
+    assert launch("compile_in_workers", tmp_path, folder=tmp_path) is None
     spent_s = float((tmp_path / "cpu_s.txt").read_text())
     assert sum(server.cpu_times()[2:4]) - before_s > spent_s - 0.1
 
@@ -93,13 +91,7 @@ def test_ranks_get_the_variables_that_are_known_after_their_server_has_started(
     warm_up()
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_WARM_POOL"):
         monkeypatch.delenv(name, raising=False)
-    job = Job(tmp_path, "cpu", "gloo", 0, 1, "system")
-    assert (
-        elastic.launch(
-            "tests.helpers.rank_work:leave_environment", (tmp_path,), Placement("cpu", "gloo", 1, False), job
-        )
-        is None
-    )
+    assert launch("leave_environment", tmp_path, folder=tmp_path) is None
     lines = (tmp_path / "environment.txt").read_text().splitlines()
     assert {"GLOO_SOCKET_IFNAME=lo", "NCCL_SOCKET_IFNAME==lo", "TORCH_WARM_POOL=0"} <= set(lines)
     several = elastic._variables(Placement("cuda", "nccl", 1, False, nodes=2), 2)
@@ -133,14 +125,12 @@ def test_nothing_of_a_local_run_listens_beyond_this_machine(
 ALONE = """
 import sys
 from pathlib import Path
-from multicard.config.placement import Placement
 from multicard.ranks import elastic
-from multicard.ranks.process import Job
+from tests.helpers.launching import launch, two_nodes
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     elastic.warm_up("cpu", ["torch", "tests.helpers.rank_work"])
-    placement, job = Placement("cpu", "gloo", 1, False), Job(folder, "cpu", "gloo", 0, 1, "system")
-    sys.exit(elastic.launch("tests.helpers.rank_work:leaves_spins", (folder,), placement, job) is not None)
+    sys.exit(launch("leaves_spins", folder, folder=folder) is not None)
 """
 
 
@@ -170,17 +160,12 @@ def test_openmp_of_a_rank_finds_how_long_to_spin_as_it_is_loaded(tmp_path: Path)
 SECOND_NODE = """
 import sys
 from pathlib import Path
-from multicard.config.placement import Placement
-from multicard.machine.allocation import Allocation
 from multicard.ranks import elastic
-from multicard.ranks.failures import Failure, end, interruptible
-from multicard.ranks.process import Job
+from tests.helpers.launching import launch, two_nodes
 if __name__ == "__main__":
     folder, port = Path(sys.argv[1]), int(sys.argv[2])
     elastic.warm_up("cpu", ["torch", "tests.helpers.rank_work"])
-    job = Job(folder, "cpu", "gloo", 0, 1, "system", allocation=Allocation(("localhost",) * 2, 1, "7", port))
-    placement = Placement("cpu", "gloo", 1, False, nodes=2)
-    sys.exit(elastic.launch("tests.helpers.rank_work:leave_listeners", (folder,), placement, job) is not None)
+    sys.exit(launch("leave_listeners", folder, folder=folder, allocation=two_nodes(1, port)) is not None)
 """
 
 
@@ -189,10 +174,8 @@ def test_ranks_of_two_nodes_meet_at_an_address_of_node_0(tmp_path: Path):
     warm_up()
     port = free_port(14_000)
     second = subprocess.Popen([sys.executable, "-c", SECOND_NODE, str(tmp_path), str(port)], cwd=ROOT)
-    job = Job(tmp_path, "cpu", "gloo", 0, 1, "system", allocation=Allocation(("localhost",) * 2, 0, "7", port))
-    placement = Placement("cpu", "gloo", 1, False, nodes=2)
     try:
-        assert elastic.launch("tests.helpers.rank_work:leave_listeners", (tmp_path,), placement, job) is None
+        assert launch("leave_listeners", tmp_path, folder=tmp_path, allocation=two_nodes(0, port)) is None
         assert second.wait(PATIENCE_S) == 0
     finally:
         second.kill()
@@ -204,12 +187,10 @@ def test_ranks_of_two_nodes_meet_at_an_address_of_node_0(tmp_path: Path):
 
 def test_a_node_that_waits_for_another_can_be_interrupted(tmp_path: Path):
     warm_up()
-    job = Job(tmp_path, "cpu", "gloo", 0, 1, "system", allocation=Allocation(("localhost",) * 2, 0, "7", 0))
-    placement = Placement("cpu", "gloo", 1, False, nodes=2)
     lost = Failure("node", "node n2 was lost", host="n2")
     with interruptible():
         Thread(target=end_once_it_listens, args=(lost, listeners()), daemon=True).start()
-        assert elastic.launch("tests.helpers.rank_work:leave_listeners", (tmp_path,), placement, job) == lost
+        assert launch("leave_listeners", tmp_path, folder=tmp_path, allocation=two_nodes(0, 0)) == lost
 
 
 def end_once_it_listens(failure: Failure, of_others: set[tuple[str, int]]) -> None:

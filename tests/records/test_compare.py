@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import pytest
+
 from multicard.records import comparable
 from tests.helpers import records
 
+OWN = {"hardware", "commit", "dirty", "status"}
 
-def result(status: str = "ok", own: dict[str, Any] | None = None, **changes: Any) -> Any:
+
+def result(own: dict[str, Any] | None = None, **changes: Any) -> Any:
     config: dict[str, Any] = {
         "name": "x",
         "gpus": 1,
@@ -14,19 +18,12 @@ def result(status: str = "ok", own: dict[str, Any] | None = None, **changes: Any
         "dataset": {"name": "digits", "train_limit": None, "mean": [0.1]},
         "lr": 0.05,
     }
-    hardware = changes.pop("hardware", "cpu")
-    commit = changes.pop("commit", "abc")
-    dirty = changes.pop("dirty", False)
+    state = {"hardware": "cpu", "commit": "abc", "dirty": False} | {key: changes.pop(key) for key in OWN & {*changes}}
     for key, value in changes.items():
         group, _, inner = key.partition("__")
-        if inner:
-            config[group] = config[group] | {inner: value}
-        else:
-            config[group] = value
+        config[group] = config[group] | {inner: value} if inner else value
     axes = {"gpus": config["gpus"], "precision": config["precision"]["name"], "dataset": config["dataset"]["name"]}
-    state = {"hardware": hardware, "commit": commit, "dirty": dirty}
-    made = {"status": status, "axes": axes | {"device": "cpu"}, "config": config, **state}
-    return records.as_record(made | (own or {}))
+    return records.as_record({"axes": axes | {"device": "cpu"}, "config": config, **state, **(own or {})})
 
 
 def test_a_reference_differs_on_its_axis_alone():
@@ -44,10 +41,7 @@ def test_a_reference_differs_on_its_axis_alone():
         result(status="failed"),
     ):
         assert comparable.reference(two, [two, other], gpus=1) is None
-
-
-def test_an_option_counts_with_all_its_keys():
-    fp64 = result(precision={"name": "fp64", "extra": 1})
+    fp64 = result(precision={"name": "fp64", "extra": 1})  # an option counts with all its keys
     assert comparable.reference(result(), [fp64], precision="fp64") is fp64
 
 
@@ -59,50 +53,10 @@ def test_what_differs_beside_the_axes_is_shown():
     assert [comparable.cell(r, "dataset.train_limit") for r in limits] == ["null", "5"]
     other_set = result(dataset={"name": "mnist", "train_limit": None, "mean": [0.2], "root": "x"})
     assert comparable.varied([result(), other_set], ()) == ["dataset"]  # and not all that comes with it
-
-
-def test_a_refused_run_has_no_configuration():
     refused = result(status="refused")
     refused.config = {}
     assert comparable.varied([refused, result(gpus=2)], ()) == ["gpus"]
     assert comparable.cell(refused, "lr") == "-" and comparable.cell(refused, "gpus") == "1"
-
-
-def test_several_commits_and_machines_are_said():
-    assert comparable.notes([result(), result(gpus=2)]) == []
-    commits, machines = comparable.notes([result(), result(commit="def", dirty=True, hardware="H200")])
-    assert "abc, def+changes" in commits and "H200, cpu" in machines
-
-
-def test_runs_of_several_pieces_are_said():
-    whole = result(own={"segments": [{"commit": "abc", "steps": 9}]})
-    stopped = result(own={"segments": [{"commit": "abc", "steps": 4}, {"commit": "abc", "steps": 5}]})
-    anew = result(own={"segments": [{"commit": "abc", "steps": 0}, {"commit": "def", "steps": 9}]})
-    assert comparable.notes([whole]) == []
-    assert comparable.notes([whole, stopped]) == ["1 stopped and started again: see segments in the records"]
-    (note,) = comparable.notes([stopped, anew])
-    shares = "1 of them from the start, 1 of them on another commit"
-    assert note == f"2 stopped and started again, {shares}: see segments in the records"
-
-
-def test_an_input_that_is_not_as_asked_is_said():
-    fits = result(own={"input": {"loader": "device", "train": {"mode": "resident"}}})
-    streamed = result(own={"input": {"loader": "device", "train": {"mode": "streamed"}}})
-    (note,) = comparable.notes([fits, streamed, result()])
-    assert note.startswith("1 with more images than dataset.device_budget_bytes")
-    parts = {"train": {"skipped": 2}, "test": {"skipped": 1}}
-    assert comparable.notes([result(own={"input": {"decoded": parts}})]) == [
-        "up to 3 broken images left out: see input in the records"
-    ]
-
-
-def test_runs_that_others_disturbed_are_said():
-    alone = result(own={"gpu": {"disturbed_by": []}})
-    shared = result(own={"gpu": {"disturbed_by": [{"name": "solve", "pid": 7}, {"name": None, "pid": 8}]}})
-    assert comparable.notes([alone, result(own={"gpu": None})]) == []
-    assert comparable.notes([alone, shared, shared]) == [
-        "! others used the GPUs of 2 while they were measured (8, solve): see gpu.disturbed_by in the records"
-    ]
 
 
 def test_what_follows_from_another_axis_is_not_shown():
@@ -114,11 +68,59 @@ def test_what_follows_from_another_axis_is_not_shown():
     assert comparable.varied([single, forced], ()) == ["recipe"]
 
 
-def test_bytes_that_a_profiler_saw_otherwise_are_said():
-    def profiled(disagreement: float | None) -> Any:
-        return result(own={"profile": {"h2d": {"disagreement": disagreement}}})
+def segments(*parts: tuple[str, int]) -> Any:
+    return result({"segments": [{"commit": commit, "steps": steps} for commit, steps in parts]})
 
-    assert comparable.notes([profiled(0.02), profiled(None), result(own={"profile": {"error": "x"}})]) == []
-    assert comparable.notes([profiled(0.01), profiled(-0.05)]) == [
-        "profiled bytes to the device are -5% off those counted: see profile.h2d in the records"
-    ]
+
+def profiled(disagreement: float | None) -> Any:
+    return result({"profile": {"h2d": {"disagreement": disagreement}}})
+
+
+def read_in(mode: str) -> Any:
+    return result({"input": {"loader": "device", "train": {"mode": mode}}})
+
+
+SKIPPED = {"decoded": {"train": {"skipped": 2}, "test": {"skipped": 1}}}
+SHARED = {"disturbed_by": [{"name": "solve", "pid": 7}, {"name": None, "pid": 8}]}
+STOPPED, ANEW = segments(("abc", 4), ("abc", 5)), segments(("abc", 0), ("def", 9))
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ([result(), result(gpus=2)], []),
+        (
+            [result(), result(commit="def", dirty=True, hardware="H200")],
+            [
+                "measured on several commits, not compared with one another: abc, def+changes",
+                "measured on several machines, not compared with one another: H200, cpu",
+            ],
+        ),
+        ([segments(("abc", 9))], []),
+        ([segments(("abc", 9)), STOPPED], ["1 stopped and started again: see segments in the records"]),
+        (
+            [STOPPED, ANEW],
+            [
+                "2 stopped and started again, 1 of them from the start, 1 of them on another commit: see segments in "
+                "the records"
+            ],
+        ),
+        (
+            [read_in("resident"), read_in("streamed"), result()],
+            ["1 with more images than dataset.device_budget_bytes: they crossed batch by batch"],
+        ),
+        ([result({"input": SKIPPED})], ["up to 3 broken images left out: see input in the records"]),
+        ([result({"gpu": {"disturbed_by": []}}), result({"gpu": None})], []),
+        (
+            [result(), *[result({"gpu": SHARED})] * 2],
+            ["! others used the GPUs of 2 while they were measured (8, solve): see gpu.disturbed_by in the records"],
+        ),
+        ([profiled(0.02), profiled(None), result({"profile": {"error": "x"}})], []),
+        (
+            [profiled(0.01), profiled(-0.05)],
+            ["profiled bytes to the device are -5% off those counted: see profile.h2d in the records"],
+        ),
+    ],
+)
+def test_notes_say_what_a_table_cannot(runs: list[Any], said: list[str]):
+    assert comparable.notes(runs) == said

@@ -152,34 +152,30 @@ def test_a_short_run_says_why_it_has_no_throughput():
     assert not any("missing" in word for words in printed([result(10.0), result(9.0, status="oom")]) for word in words)
 
 
-def test_oversubscribed_runs_are_marked():
-    made = [result(1.0) | {"oversubscribed": True}, result(2.0, gpus=2)]
+def test_runs_that_shared_their_gpus_are_marked():
+    disturbed = {"gpu": {"disturbed_by": [{"name": "solve", "pid": 7}]}}
+    made = [result(1.0) | {"oversubscribed": True}, result(2.0, gpus=2) | disturbed, result(3.0, gpus=4)]
     lines = printed(made)
-    assert lines[1][2] == "ok*" and lines[2][2] == "ok"
+    assert [line[2] for line in lines[1:4]] == ["ok*", "ok!", "ok"]
     assert any("oversubscribe=true" in " ".join(line) for line in lines)
 
 
-def test_runs_that_others_disturbed_are_marked():
-    disturbed = {"gpu": {"disturbed_by": [{"name": "solve", "pid": 7}]}}
-    lines = printed([result(1.0) | disturbed, result(2.0, gpus=2) | {"gpu": None}])
-    assert lines[1][2] == "ok!" and lines[2][2] == "ok"
-    assert any(line[0] == "!" and "(solve):" in line for line in lines)
-
-
 @pytest.mark.parametrize(
-    ("count", "text"), [(None, "-"), (0, "0 B"), (999, "999 B"), (1000, "1 kB"), (5.432e9, "5.43 GB"), (2e13, "20 TB")]
+    ("shown", "text"),
+    [
+        *((text_table.in_bytes(count), text) for count, text in ((None, "-"), (0, "0 B"), (999, "999 B"))),
+        *(
+            (text_table.in_bytes(count), text)
+            for count, text in ((1000, "1 kB"), (5.432e9, "5.43 GB"), (2e13, "20 TB"))
+        ),
+        *((text_table.in_joules(joules), text) for joules, text in ((3.0, "3 J"), (0.0, "0 J"), (4321.0, "4.32 kJ"))),
+        *((text_table.in_joules(joules), text) for joules, text in ((2.5e6, "2.5 MJ"), (1.2345e9, "1.23 GJ"))),
+    ],
 )
-def test_bytes_are_readable(count: float | None, text: str):
-    assert text_table.in_bytes(count) == text
+def test_units_suit_their_figures(shown: str, text: str):
+    assert shown == text
 
 
 def test_the_last_line_says_where_the_records_are():
     assert table.folders([records.as_run(result(1.0))]) == "multirun/x/1.0/"
     assert table.folders([records.as_run(result(1.0)), records.as_run(result(2.0))]) == "multirun/x/*/result.json"
-
-
-@pytest.mark.parametrize(
-    ("joules", "text"), [(3.0, "3 J"), (0.0, "0 J"), (4321.0, "4.32 kJ"), (2.5e6, "2.5 MJ"), (1.2345e9, "1.23 GJ")]
-)
-def test_joules_are_shown_in_the_unit_that_suits_them(joules: float, text: str):
-    assert text_table.in_joules(joules) == text

@@ -86,13 +86,6 @@ def test_a_diverged_run_can_train_on_for_its_timing(tmp_path: Path):
     assert record["step_s"]["mean"] > 0 and record["profile"]["steps"] == 1
 
 
-@pytest.mark.usefixtures("processes")
-def test_what_a_run_got_over_is_counted(tmp_path: Path):
-    record = trained(tmp_path, bad=[(0, 0), (1, 1), (0, 4)])
-    assert (record["status"], record["cause"], record["non_finite_losses"]) == ("ok", None, 3), record["cause"]
-    assert record["divergence"] is None and record["segments"][-1]["end"] == "ok"
-
-
 def test_a_rank_without_a_batch_in_the_last_round_has_not_diverged(measured: Measured):
     record = measured("gpus=2", "strategy=ddp_rr", "dataset.train_limit=80")
     rows = run_folder.read_steps(Path(record["folder"])).to_pylist()
@@ -115,7 +108,7 @@ def test_a_sweep_goes_on_after_a_divergence_and_ends_well(called: Callable[..., 
 
 @pytest.mark.parametrize(
     ("words", "rank"),
-    [(["method=full"], 0), (["method=full", "gpus=2"], None), (["method=dpo", "gpus=2"], None), (["method=dpo"], 0)],
+    [(["method=full"], 0), (["method=dpo", "gpus=2"], None)],
     ids=str,
 )
 def test_tuning_stops_at_a_divergence(tuned: Measured, words: list[str], rank: int | None):

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from multicard.measure.timing import clock_s
-from multicard.records import run_folder
+from multicard.records import rank_files, run_folder
+from multicard.records.rank_files import VisionReport
 from multicard.run.machine_sampler import MachineSampler
 from multicard.tracking import history
 from multicard.tracking.timeline import Timeline
@@ -14,7 +15,7 @@ def sampled(folder: Path, attempt: int, trains: bool = True) -> None:
     sampler = MachineSampler(folder, attempt)
     with sampler:
         if trains:
-            run_folder.write_json(run_folder.rank_file(folder, 0), {"rank": 0, "started_s": clock_s()})
+            rank_files.write(folder, VisionReport(rank=0, started_s=clock_s()))
     sampler.write()
 
 

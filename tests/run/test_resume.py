@@ -14,8 +14,9 @@ from multicard.config.vision import VisionConfig
 from multicard.ranks import checkpoint, elastic
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import Job
-from multicard.records import run_folder
+from multicard.records import rank_files, run_folder
 from multicard.records.progress import Board
+from multicard.records.schema_parts import Segment
 from multicard.vision.summary import summarise
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, typed, warm_up
@@ -68,7 +69,7 @@ class Case:
             if failure is not None:
                 pytest.fail("\n".join([failure.message, *failure.log_tail]))
             assert not stop or checkpoint.latest(self.folder) == stop
-        ranks, steps = run_folder.read_ranks(self.folder), run_folder.read_steps(self.folder)
+        ranks, steps = rank_files.read(self.folder), run_folder.read_steps(self.folder)
         record = records.as_record({})
         summarise(record, self.config, self.placement, ranks, steps)
         return msgspec.to_builtins(record, enc_hook=float)
@@ -122,8 +123,8 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(
     assert [(s["first_step"], s["steps"]) for s in expected["segments"]] == [(0, steps)]
     assert summary["step_s"]["warmup_count"] == sum(a < steps for a, _ in spans)
     assert summary["step_s"]["count"] + summary["step_s"]["warmup_count"] == steps
-    for rank in run_folder.read_ranks(cut.folder):
-        assert sum(s["trained_s"] for s in rank["segments"]) == pytest.approx(rank["epochs"][-1]["ended_s"])
+    for rank in rank_files.read(cut.folder):
+        assert sum(s.trained_s for s in rank.segments) == pytest.approx(rank.epochs[-1].ended_s)
 
 
 @pytest.mark.parametrize(("precision", "scale"), [("fp32", None), ("fp16", 2**13)])
@@ -154,16 +155,16 @@ def test_time_counts_once(tmp_path: Path):
     cut = case(tmp_path / "cut")
     assert cut.start(stop_at=4) is None
     saved = cut.state(4)
-    (report,) = run_folder.read_ranks(cut.folder)
-    assert report["epochs"] == [] and report["peak_memory_bytes"] > 0
-    assert report["segments"] == [{"first_step": 0, "steps": 4, "trained_s": saved["elapsed_s"]}]
+    (report,) = rank_files.read(cut.folder)
+    assert report.epochs == [] and report.peak_memory_bytes > 0
+    assert report.segments == [Segment(first_step=0, steps=4, trained_s=saved["elapsed_s"])]
     first_s = saved["trained"]["train_s"]
     assert saved["trained"]["phases_s"].shape == (4, 5) and first_s <= saved["elapsed_s"]
 
     summary = cut.train()
     rows, (first, last) = cut.rows(), summary["epochs"]
     before, after = summary["segments"]
-    assert before | report["segments"][0] == before
+    assert msgspec.convert(before, Segment) == report.segments[0]
     np.testing.assert_array_equal(rows["step_s"][:4], saved["trained"]["phases_s"].numpy().sum(axis=1))
     assert rows["step_s"][:6].sum() <= first["train_s"] and first_s < first["train_s"]
     trained_s, evaluated_s = (sum(epoch[key] for epoch in summary["epochs"]) for key in ("train_s", "evaluate_s"))
@@ -175,7 +176,7 @@ def test_time_counts_once(tmp_path: Path):
 def test_a_stop_after_the_last_step_lets_the_run_end(tmp_path: Path):
     run = case(tmp_path / "run", "epochs=1")
     assert run.start(stop_at=7) is None
-    assert checkpoint.latest(run.folder) is None and len(run_folder.read_ranks(run.folder)[0]["epochs"]) == 1
+    assert checkpoint.latest(run.folder) is None and len(rank_files.read(run.folder)[0].epochs) == 1
 
 
 def test_a_missed_step_is_an_error_and_a_partial_checkpoint_is_ignored(tmp_path: Path):

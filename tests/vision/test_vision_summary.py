@@ -9,6 +9,8 @@ import pytest
 
 from multicard.config.placement import Placement
 from multicard.measure.timing import PHASES
+from multicard.records.rank_files import VisionRankEpoch, VisionReport
+from multicard.records.schema_parts import Parts, Segment
 from multicard.vision.summary import summarise
 from tests.conftest import typed
 from tests.helpers import records
@@ -16,27 +18,38 @@ from tests.helpers import records
 PER_EPOCH, SAMPLES = 4, 10  # steps an epoch, samples a step and rank
 
 
-def rank_file(rank: int, epochs: int, segments: list[tuple[int, int]]) -> dict[str, Any]:
+def rank_file(rank: int, epochs: int, segments: list[tuple[int, int]]) -> VisionReport:
     """Of a rank that ended `epochs` epochs, a second each, in segments of (first step, steps)."""
-    evaluated = {"evaluate_s": 0.25, "test_loss": 1.0, "test_accuracy": 0.5, "test_right": 5, "test_samples": 10}
-    sizes = {"parameter_bytes": 40, "gradient_bytes": 40, "buffer_bytes": 20, "statistics_bytes": 16}
-    moved = {"evaluate_h2d_images_bytes": 100, "evaluate_h2d_labels_bytes": 1}
-    waited = [{"first_batch_s": 0.1 * (rank + 1), "gap_s": None if e == 0 else 0.2 * (rank + 1)} for e in range(epochs)]
-    return {
-        "rank": rank,
-        "compile_s": None,
-        "compile_cache": None,
-        "cuda_graphs": None,
-        "setup_h2d_bytes": {"train": 1000, "evaluate": 100},
-        "steps_per_epoch": PER_EPOCH,
-        "distinct_samples": PER_EPOCH * SAMPLES,
-        "peak_memory_bytes": 7,
-        **sizes,
-        "epochs": [
-            {"epoch": e, "train_s": 0.75, "ended_s": e + 1.0, **evaluated, **moved, **waited[e]} for e in range(epochs)
-        ],
-        "segments": [{"first_step": first, "steps": steps, "trained_s": 1.0} for first, steps in segments],
-    }
+    ended = [
+        VisionRankEpoch(
+            epoch=e,
+            train_s=0.75,
+            ended_s=e + 1.0,
+            evaluate_s=0.25,
+            test_loss=1.0,
+            test_accuracy=0.5,
+            test_right=5,
+            test_samples=10,
+            first_batch_s=0.1 * (rank + 1),
+            gap_s=0.2 * (rank + 1) if e else None,
+            evaluate_h2d_images_bytes=100,
+            evaluate_h2d_labels_bytes=1,
+        )
+        for e in range(epochs)
+    ]
+    return VisionReport(
+        rank=rank,
+        setup_h2d_bytes=Parts(1000, 100),
+        steps_per_epoch=PER_EPOCH,
+        distinct_samples=PER_EPOCH * SAMPLES,
+        peak_memory_bytes=7,
+        parameter_bytes=40,
+        gradient_bytes=40,
+        buffer_bytes=20,
+        statistics_bytes=16,
+        epochs=ended,
+        segments=[Segment(first_step=first, steps=steps, trained_s=1.0) for first, steps in segments],
+    )
 
 
 def steps(*ranks: list[float]) -> pa.Table:
@@ -54,12 +67,12 @@ def steps(*ranks: list[float]) -> pa.Table:
     return pa.table({**columns, **phases, **counts, "loss": np.ones(count)})
 
 
-def summary(ranks: list[dict[str, Any]], table: pa.Table | None, warmup_steps: int) -> dict[str, Any]:
+def summary(ranks: list[VisionReport], table: pa.Table | None, warmup_steps: int) -> dict[str, Any]:
     return summarised(ranks, table, typed(f"warmup_steps={warmup_steps}", "strategy=ddp_ds"), "cpu")
 
 
 def summarised(
-    ranks: list[dict[str, Any]], table: pa.Table | None, config: Any, device: str, joules: float | None = None
+    ranks: list[VisionReport], table: pa.Table | None, config: Any, device: str, joules: float | None = None
 ) -> dict[str, Any]:
     record = records.as_record({"gpu": {"energy_joules": joules, "covers": "training"}})
     summarise(record, config, Placement(device, "gloo", len(ranks), False), ranks, table)

@@ -6,6 +6,7 @@
 | gpu/sSS_nNN.json | training spans on the samples' clock, foreign processes, problems |
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,26 @@ import numpy as np
 
 from multicard.measure.timing import clock_s, pause
 from multicard.observe.energy.readings import COLUMNS
-from multicard.records import run_folder
+from multicard.records import rank_files, run_folder
+from multicard.records.rank_files import RankReport
 
 MERGED = "gpu.parquet"
 Span = tuple[float, float]  # from, to, in seconds on the samples' clock
 Samples = dict[tuple[int, int, str], dict[str, np.ndarray]]  # COLUMNS (n,) by start, node and GPU
 
 
-def training_spans(ranks: list[dict[str, Any]], expected: int, sampled: Span) -> list[Span]:
+def training_spans(ranks: Sequence[RankReport], expected: int, sampled: Span) -> list[Span]:
     """Spans in which any of the ranks trained, on `clock_s`: what `total_s` covers. None unless all ranks say; nor of a
     cell of a race, in whose pauses others train.
 
     Args:
-        ranks: the files of all ranks on this machine's clock; `expected` of them.
+        ranks: the reports of all ranks on this machine's clock; `expected` of them.
         sampled: when the GPUs were sampled; files of an earlier start have other times.
     """
     spans: list[Span] = []
-    if len(ranks) < expected or any((rank.get("probe") or {}).get("ended_by") == "race" for rank in ranks):
+    if len(ranks) < expected or any(rank.probe is not None and rank.probe.ended_by == "race" for rank in ranks):
         return spans
-    for pieces in zip(*(rank.get("spans_s", ()) for rank in ranks), strict=False):  # those that all ranks ended
+    for pieces in zip(*(rank.spans_s for rank in ranks), strict=False):  # those that all ranks ended
         start_s, end_s = min(piece[0] for piece in pieces), max(piece[1] for piece in pieces)
         spans.append((max(start_s, spans[-1][1]) if spans else start_s, end_s))
     return spans if spans and sampled[0] <= spans[0][0] and spans[-1][1] <= sampled[1] else []
@@ -83,7 +85,7 @@ def merge(
     Returns:
         Each expected part, None if it is missing; and the samples of all parts.
     """
-    deadline_s = clock_s() + (run_folder.SEEN_S if wait else 0.0)
+    deadline_s = clock_s() + (rank_files.SEEN_S if wait else 0.0)
     while not all(_part_file(folder, *key).exists() for key in expected) and clock_s() < deadline_s:
         pause(0.1)
     parts = {key: run_folder.read_json(_part_file(folder, *key)) for key in expected}

@@ -4,6 +4,7 @@ A failure here ends no run: the record says why a figure is missing.
 """
 
 from array import array
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,8 @@ from multicard.measure.timing import clock_s
 from multicard.observe.energy import parts
 from multicard.observe.energy.neighbours import Neighbours
 from multicard.observe.energy.readings import COLUMNS, process_name, read_gpu, read_processes
-from multicard.records import run_folder
+from multicard.records import rank_files
+from multicard.records.rank_files import RankReport
 
 INTERVAL_S = 1.0
 ANSWER_S = 10.0  # a driver that hangs must not hang the run
@@ -107,10 +109,10 @@ class Sampler:
         """Write this node's part, after its ranks have ended."""
         if not self._uuids:
             return
-        rank_files = [rank for rank in run_folder.read_ranks(self._folder) if rank["rank"] in self._ranks]
+        reports = [report for report in rank_files.read(self._folder) if report.rank in self._ranks]
         sampled = self._opened_s, self._closed_s
-        spans = parts.training_spans(rank_files, len(self._ranks), sampled)
-        read = [reading for rank in rank_files for reading in rank.get("counters", ())]
+        spans = parts.training_spans(reports, len(self._ranks), sampled)
+        read = [reading for report in reports for reading in report.counters]
         width = len(COLUMNS)  # a thread that hangs may have left an incomplete sample
         samples = {
             uuid: parts.with_readings(
@@ -120,7 +122,7 @@ class Sampler:
             )
             for uuid, values in self._values.items()
         }
-        elsewhere = self._used_elsewhere(rank_files)
+        elsewhere = self._used_elsewhere(reports)
         part = {
             "start": self._attempt,
             "node": self._node,
@@ -136,9 +138,9 @@ class Sampler:
         with suppress(OSError):  # a full disk, say: the record says that the part is missing
             parts.write(self._folder, part, samples)
 
-    def _used_elsewhere(self, rank_files: list[dict[str, Any]]) -> list[str]:
+    def _used_elsewhere(self, reports: Sequence[RankReport]) -> list[str]:
         """GPUs that ranks used and nobody sampled, as where the user has CUDA number them otherwise than NVML does."""
-        used = {rank["gpu"]: None for rank in rank_files if rank.get("gpu") is not None}
+        used = {report.gpu: None for report in reports if report.gpu is not None}
         whole = not any(uuid.startswith(devices.MIG) for uuid in self._uuids)  # of an instance CUDA may say either UUID
         unsampled = [uuid for uuid in used if whole and uuid not in self._uuids]
         if unsampled:

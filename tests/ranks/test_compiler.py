@@ -5,20 +5,21 @@ import random
 import pytest
 import torch
 
-from multicard.measure import compile_cache
+from multicard.ranks import compiler
+from multicard.records.schema_parts import CompileCache
 
 
 @pytest.mark.slow
 def test_the_first_compilation_is_cold_and_the_second_warm():
     states, unknown = [], random.SystemRandom().random()  # in a cache of its own, torch's headers would be compiled too
     for turn in range(2):
-        before = compile_cache.lookups()
+        before = compiler.lookups()
         torch._dynamo.reset()
         weight = torch.ones(8, requires_grad=True)
         torch.compile(lambda x: torch.sin(x) * unknown)(weight).sum().backward()
-        used = compile_cache.since(before)
-        states.append(used["state"])
-        assert used["hits"] == (2 if turn else 0) and used["bypasses"] == 0  # forward and backward
+        used = compiler.since(before)
+        states.append(used.state)
+        assert used.hits == (2 if turn else 0) and used.bypasses == 0  # forward and backward
     assert states == ["cold", "warm"]
 
 
@@ -34,7 +35,7 @@ def test_the_first_compilation_is_cold_and_the_second_warm():
     ],
 )
 def test_ranks_together(records: list[tuple[int, ...] | None], state: str | None):
-    parts = [None if counts is None else dict(zip(compile_cache.OUTCOMES, counts, strict=True)) for counts in records]
-    together = compile_cache.over_ranks(parts)
-    assert (together and together["state"]) == state
+    parts = [None if counts is None else CompileCache(None, *counts) for counts in records]
+    together = compiler.over_ranks(parts)
+    assert (together and together.state) == state
     assert (together is None) == all(part is None for part in parts)

@@ -1,0 +1,152 @@
+"""Reports of the ranks, `ranks/rRR.json`: what each has counted so far, rewritten every epoch.
+
+The controller reads them while the run goes on and makes the record of them. They are gone once that is written.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from multicard.measure.timing import clock_s, pause
+from multicard.records import run_folder
+from multicard.records.schema_parts import CompileCache, Memory, Parts, Scalar, Segment, TextRows
+
+SEEN_S = 60.0  # within which a shared file system shows what another node wrote
+
+
+class RankEpoch(Struct):
+    """An epoch that a rank has ended; `ended_s` counts from the start of training."""
+
+    epoch: int
+    train_s: float = 0.0
+    ended_s: float = 0.0
+
+
+class VisionRankEpoch(RankEpoch, kw_only=True):
+    """An epoch of training on images; the figures of the evaluation are those of all ranks together."""
+
+    evaluate_s: float = 0.0
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+    test_right: int | None = None
+    test_samples: int | None = None
+    first_batch_s: float = 0.0
+    gap_s: float | None = None
+    evaluate_h2d_images_bytes: int = 0
+    evaluate_h2d_labels_bytes: int = 0
+
+
+class LlmRankEpoch(RankEpoch, kw_only=True):
+    steps: int = 0
+
+
+class RankProbe(Struct):
+    """How a probe, or a cell of a race, ended on a rank. `left_out` are steps that it did not measure."""
+
+    ended_by: str
+    steps_per_epoch: int
+    left_out: list[int] = []
+
+
+class RankReport(Struct, kw_only=True):
+    """Report of a rank, of any workload.
+
+    `spans_s` are start and end, on the machine's clock, of all that counts as training in `total_s`: one entry for each
+    epoch, or part of one. `counters` are readings of GPUs' energy: time on that clock, UUID and joules.
+    """
+
+    rank: int
+    host: str = ""
+    pid: int | None = None
+    device: str = "cpu"
+    gpu: str | None = None
+    threads: int | None = None
+    cpus: str | None = None
+    flags: dict[str, Scalar] | None = None
+    openmp: dict[str, str] | None = None
+    started_s: float | None = None
+    spans_s: list[tuple[float, float]] = []
+    counters: list[tuple[float, str, float]] = []
+    peak_memory_bytes: int | None = None
+    parameters: int | None = None
+    parameter_bytes: int = 0
+    compile_s: float | None = None
+    compile_cache: CompileCache | None = None
+    cuda_graphs: bool | None = None
+    probe: RankProbe | None = None
+    profile: dict[str, Any] | None = None
+    ablations: dict[str, list[float]] | None = None
+
+
+class VisionReport(RankReport, kw_only=True, tag_field="kind", tag="vision"):
+    """Segments are training between two stops; their `trained_s` are seconds of training and evaluation."""
+
+    epochs: list[VisionRankEpoch] = []
+    segments: list[Segment] = []
+    num_workers: int | None = None
+    steps_per_epoch: int = 0
+    distinct_samples: int = 0
+    gradient_bytes: int = 0
+    buffer_bytes: int = 0
+    statistics_bytes: int = 0
+    input: dict[str, Any] | None = None
+    setup_h2d_bytes: Parts = Parts(0, 0)
+
+
+class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
+    epochs: list[LlmRankEpoch] = []
+    text_rows: TextRows | None = None
+    vocabulary: int = 0
+    warmup_steps: int | None = None
+    trainable_parameters: int | None = None
+    nf4_tensors: int | None = None
+    fake_quantised_linears: int | None = None
+    setup_peak_memory_bytes: int | None = None
+    train_peak_memory_bytes: int | None = None
+    communication_bytes: dict[str, int] | None = None
+
+
+AnyReport = VisionReport | LlmReport
+
+
+def path_of(folder: Path, rank: int) -> Path:
+    return folder / "ranks" / f"r{rank:02d}.json"
+
+
+def write(folder: Path, report: AnyReport) -> None:
+    run_folder.write_json(path_of(folder, report.rank), report)
+
+
+def read(folder: Path, expected: int = 0) -> list[Any]:
+    """The reports of the ranks of one workload, by rank; one that is not whole is left out.
+
+    Args:
+        expected: wait until there are this many, and their steps: a file that another node wrote may take its time to
+            be seen here.
+    """
+    deadline_s = clock_s() + SEEN_S
+    while expected and len(list(folder.glob("ranks/r*.json"))) < expected and clock_s() < deadline_s:
+        pause(1.0)
+    found = [_read(path) for path in folder.glob("ranks/r*.json")]
+    reports = sorted((report for report in found if report is not None), key=lambda report: report.rank)
+    steps = [run_folder.steps_file(folder, report.rank, part.epoch) for report in reports for part in report.epochs]
+    awaited = expected and not (folder / "steps.parquet").exists()  # else an earlier start merged them
+    while awaited and not all(path.exists() for path in steps) and clock_s() < deadline_s:
+        pause(0.1)
+    return reports
+
+
+def _read(path: Path) -> AnyReport | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=AnyReport)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def peak_memory(reports: Sequence[RankReport], kind: str) -> Memory:
+    """The record's `peak_memory_bytes`: the highest and every rank's; `kind` as there."""
+    per_rank = [report.peak_memory_bytes for report in reports]
+    return Memory(max((peak for peak in per_rank if peak is not None), default=None), per_rank, kind)

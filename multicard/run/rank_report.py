@@ -1,0 +1,63 @@
+"""A rank's report, which it writes between epochs, so that an interrupted run keeps its measurements."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from multicard.machine.devices import used_gpu
+from multicard.machine.environment import cpu_set, host
+from multicard.observe.energy.readings import Counters
+from multicard.ranks.process import Rank
+from multicard.records import rank_files, run_folder
+from multicard.records.rank_files import LlmReport, VisionReport
+
+if TYPE_CHECKING:
+    import torch
+
+Content = TypeVar("Content", VisionReport, LlmReport)
+
+
+class Report(Generic[Content]):
+    """A rank's report and its steps. The files are written between epochs, outside all timed steps."""
+
+    def __init__(
+        self,
+        kind: type[Content],
+        rank: Rank,
+        folder: Path,
+        flags: dict[str, Any],
+        devices: Sequence["torch.device"],
+        **figures: Any,
+    ) -> None:
+        import pyarrow.parquet  # noqa: F401 - now, and not between two epochs
+        import torch
+
+        self.rank, self.folder, self.devices = rank, folder, devices
+        self.counters = Counters(devices)
+        self.content = kind(
+            rank=rank.rank,
+            host=host(),
+            pid=os.getpid(),
+            device=torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "cpu",
+            gpu=used_gpu(rank.device),
+            threads=rank.threads,
+            cpus=cpu_set(),  # left to it by NUMA binding, or by whoever started the command
+            flags=flags,
+            openmp={name: value for name, value in sorted(os.environ.items()) if name.startswith(("OMP_", "GOMP_"))},
+            **figures,
+        )
+
+    def add(self, figures: Mapping[str, Any]) -> None:
+        """Set several keys of the report."""
+        self.content = msgspec.structs.replace(self.content, **figures)
+
+    def write_steps(self, epoch: int, columns: dict[str, np.ndarray]) -> None:
+        run_folder.write_steps(self.folder, self.rank.rank, epoch, columns)
+
+    def write(self) -> None:
+        self.content.counters = self.counters.readings
+        rank_files.write(self.folder, self.content)
