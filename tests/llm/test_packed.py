@@ -9,6 +9,7 @@ import torch
 from multicard.llm import models, summary
 from multicard.llm.collating import PackedBatch, counted, half_mask
 from multicard.llm.step_probe import COUNTS, count
+from multicard.records.rank_files import LlmReport
 from tests.conftest import typed_llm
 from tests.helpers import records
 from tests.llm.test_llm_run import ok, steps
@@ -47,7 +48,7 @@ def test_the_work_of_packed_rows_follows_from_their_lengths():
     config = typed_llm("packed=true", "max_seq_len=16", "method=full")
     batch = counts(packed(), "cpu")
     table = {name: torch.tensor([value]).numpy() for name, value in batch.items()}
-    ranks = [{"vocabulary": 100, "device": "cpu"}]
+    ranks = [LlmReport(rank=0, vocabulary=100)]
     record = records.as_record(records.llm(tokens_per_s={"all": 1.0}))
     flops_per_token, _ = summary._work(record, config, ranks, table)
     alone = [models.flops_per_token(config.model, 100, size, None, 0) * size for size in (5, 4, 3, 4, 7, 9, 2, 6, 8)]
