@@ -227,7 +227,8 @@ def kept(file: Path) -> Any:
     if file.suffix == ".html":  # the data that the page shows
         data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
         assert data is not None
-        return {key: digest(json.dumps(rounded(value))) for key, value in json.loads(data[1]).items()}
+        content = {key: json.dumps(rounded(value), sort_keys=True) for key, value in json.loads(data[1]).items()}
+        return {key: digest(text) for key, text in content.items()}
     if file.suffix == ".json":
         text = json.dumps(rounded(json.loads(text)))
         return json.loads(text) if len(text) <= LONGEST else digest(text)
