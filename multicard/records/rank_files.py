@@ -132,11 +132,15 @@ def read(folder: Path, expected: int = 0) -> list[Any]:
         pause(1.0)
     found = [_read(path) for path in folder.glob("ranks/r*.json")]
     reports = sorted((report for report in found if report is not None), key=lambda report: report.rank)
-    steps = [run_folder.steps_file(folder, report.rank, part.epoch) for report in reports for part in report.epochs]
-    awaited = expected and not (folder / "steps.parquet").exists()  # else an earlier start merged them
-    while awaited and not all(path.exists() for path in steps) and clock_s() < deadline_s:
+    while expected and not have_steps(folder, reports) and clock_s() < deadline_s:
         pause(0.1)
     return reports
+
+
+def have_steps(folder: Path, reports: Sequence[AnyReport]) -> bool:
+    """True where the steps of all reported epochs can be read, or an earlier start merged them."""
+    files = (run_folder.steps_file(folder, report.rank, part.epoch) for report in reports for part in report.epochs)
+    return (folder / "steps.parquet").exists() or all(file.exists() for file in files)
 
 
 def _read(path: Path) -> AnyReport | None:

@@ -1,6 +1,7 @@
 """One run, from its composed configuration to `result.json`: check, start the ranks, wait for them, record."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -69,7 +70,7 @@ def measure(
             except ValueError as refusal:
                 return outcome.refuse(measured, str(refusal), keep_refused, label)
             claimed = True
-            mirror = Mirror(run.config, workload.name, folder, workload.axes(run.config, run.placement.device))
+            mirror = Mirror(run.config.tracker, folder, partial(outcome.so_far, run, measured.record))
             try:
                 failure = _train(run, mirror, peers, label)
                 if failure is not None and outcome.status_of(failure) not in run_folder.DONE and requeue(failure):

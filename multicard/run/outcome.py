@@ -20,7 +20,7 @@ from multicard.ranks import checkpoint, compiler
 from multicard.ranks.failures import Failure, in_a_line
 from multicard.ranks.process import LOG_LINES
 from multicard.records import probes, rank_files, run_folder
-from multicard.records.rank_files import RankReport
+from multicard.records.rank_files import AnyReport, RankReport
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord, Cpu, Environment, Git, RankPlace
 from multicard.records.schema_parts import Divergence, Gpu
@@ -104,28 +104,22 @@ def complete(prepared: PreparedRun, begun: Run, mirror: Mirror) -> Run:
 
 def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     """The record, and the table of all steps, from what the ranks and the attempts left."""
-    config, placement, folder, record = run.config, run.placement, run.folder, copy(begun)
+    config, placement, folder = run.config, run.placement, run.folder
     attempt = attempts.last(folder)
     failure = attempt.failure
     ranks = rank_files.read(folder, placement.world_size if failure is None else 0)
     steps = run_folder.merge_steps(folder)
+    gpu = None
     if placement.device != "cpu":
-        record.gpu = msgspec.convert(gpu_record.merge(folder, attempts.parts(folder), failure is None), Gpu)
-    training_began_s = ranks[0].started_s if ranks else None
-    if training_began_s is not None and attempt.started_s is not None:
-        record.startup_s = training_began_s - attempt.started_s
-    record.started_at, record.ended_at = attempt.started_at, attempt.ended_at
-    record.axes = run.workload.axes(config, placement.device)
-    record.identity, record.config = config.identity(), plain(config)
-    run.workload.summarise(record, config, placement, ranks, steps)
+        gpu = msgspec.convert(gpu_record.merge(folder, attempts.parts(folder), failure is None), Gpu)
+    record = so_far(run, begun, ranks, steps, gpu)
+    record.ended_at = attempt.ended_at
     record.compile_s = max((rank.compile_s for rank in ranks if rank.compile_s is not None), default=None)
     record.compile_cache = compiler.over_ranks(rank.compile_cache for rank in ranks)
     record.oversubscribed = placement.oversubscribed
     ended = failure or _diverged(record.divergence)
     record.status, record.cause = status_of(ended), ended
-    if config.probe.enabled and failure is None:
-        record.probe = probes.ended(ranks, steps)
-    record.prediction, record.data = attempt.prediction, attempt.data
+    record.prediction = attempt.prediction
     record.load, record.beside = attempt.load, attempt.beside
     finished = ranks if failure is None else []
     profiles = [rank.profile for rank in finished if rank.profile is not None]
@@ -138,13 +132,34 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     if ablations:
         advise = partial(run.workload.advise, config, placement)
         record.diagnosis = diagnosis.diagnose(ablations, advise)
-    record.segments = attempts.merge(folder, record.segments)
     record.segments[-1].end = "ok" if ended is None else ended.kind
     machine = _complete_environment(run, ranks)
     git, cpu = machine.git or Git(), machine.cpu or Cpu()
     record.commit, record.dirty, record.changes = git.commit, git.dirty, git.changes
     record.cores, record.hardware = cpu.cores, _hardware(run, machine, ranks)
     return record, steps
+
+
+def so_far(
+    run: PreparedRun, begun: AnyRecord, ranks: Sequence[AnyReport], steps: Any, gpu: Gpu | None = None
+) -> AnyRecord:
+    """The record as far as it follows from what the ranks have left by now; `ok` while the run goes on.
+
+    Args:
+        ranks: the reports of all ranks. steps: of all ranks (an Arrow table); None where there are none.
+    """
+    config, attempt, record = run.config, attempts.last(run.folder), copy(begun)
+    record.status, record.started_at, record.data, record.gpu = "ok", attempt.started_at, attempt.data, gpu
+    began_s = ranks[0].started_s if ranks else None
+    if began_s is not None and attempt.started_s is not None:
+        record.startup_s = began_s - attempt.started_s
+    record.axes = run.workload.axes(config, run.placement.device)
+    record.identity, record.config = config.identity(), plain(config)
+    run.workload.summarise(record, config, run.placement, list(ranks), steps)
+    if config.probe.enabled and attempt.failure is None:
+        record.probe = probes.ended(ranks, steps)
+    record.segments = attempts.merge(run.folder, record.segments)
+    return record
 
 
 def not_recorded(run: Run, error: Exception) -> Run:

@@ -1,17 +1,15 @@
 """The history of a run: a row for each step and each epoch, and samples of its GPUs and its machine."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from multicard.measure import formulas
 from multicard.observe.energy.parts import MERGED
 from multicard.records import run_folder
-from multicard.records.rank_files import AnyReport
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import Gpu
 from multicard.tracking import keys
@@ -30,16 +28,15 @@ class Row(NamedTuple):
     values: dict[str, Any]
 
 
-def rows(record: AnyRecord, steps: Any, planned: int | None = None) -> list[Row]:
+def rows(record: AnyRecord, steps: Any) -> list[Row]:
     """All rows of a run, in the order of their moments.
 
     Args:
         record: of the run, or its known part while the run goes on.
         steps: of all ranks (an Arrow table); None where there are none.
-        planned: steps that the run takes each epoch; by default as many as it took, or a probe's whole run would.
     """
     timeline, columns = Timeline.of(record), _columns(steps)
-    planned = planned or (record.probe.steps_per_epoch if record.probe else None)
+    planned = record.probe.steps_per_epoch if record.probe else None  # steps that a probe's whole run takes an epoch
     every: list[Row] = []
     number, ended_s = 0, 0.0
     for epoch in record.epochs:
@@ -116,27 +113,6 @@ def learning_rates(config: Mapping[str, Any], steps: np.ndarray, total: int) -> 
 def _cosine(start: float, end: float, share: np.ndarray) -> np.ndarray:
     """From `start` to `end` along half a cosine."""
     return end + (start - end) / 2 * (1 + np.cos(np.pi * share))
-
-
-def epochs_so_far(ranks: Sequence[AnyReport], steps: Any) -> list[dict[str, Any]]:
-    """The epochs that all ranks of a run in progress have finished, as its record will have them.
-
-    Args:
-        ranks: the reports of all ranks.
-        steps: of all ranks (an Arrow table).
-    """
-    columns, epochs = _columns(steps), []
-    for index, parts in enumerate(zip(*(msgspec.to_builtins(rank.epochs) for rank in ranks), strict=False)):
-        epoch = dict(parts[0]) | {"epoch": index, "train_loss": None}
-        for name in (name for name in parts[0] if name.endswith("_s")):
-            epoch[name] = max((part[name] for part in parts if part[name] is not None), default=None)
-        tuning = "tokens" in columns
-        if columns:
-            known = (columns["epoch"] == index) & (columns["rank"] == 0 if tuning else columns["samples"] > 0)
-            weights = np.ones(known.sum()) if tuning else columns["samples"][known]
-            epoch["train_loss"] = float(np.average(columns["loss"][known], weights=weights)) if known.any() else None
-        epochs.append(epoch)
-    return epochs
 
 
 def samples(folder: Path, gpu: Gpu | None, timeline: Timeline) -> list[tuple[float, dict[str, float]]]:

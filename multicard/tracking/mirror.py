@@ -3,39 +3,35 @@
 It reads the run folder, in the controller: what W&B gets is on disk first, and the ranks are not disturbed while timed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from multicard.config.base import RunConfig, TrackerMode, plain
+from multicard.config.base import TrackerConfig, TrackerMode
 from multicard.machine import network
 from multicard.records import rank_files, run_folder
-from multicard.records.rank_files import AnyReport, VisionReport
-from multicard.records.schema import SCHEMA_VERSION, AnyRecord, LlmEpoch, LlmRecord, VisionEpoch, VisionRecord
-from multicard.records.schema_parts import Attempt, Segment
+from multicard.records.rank_files import AnyReport
+from multicard.records.schema import AnyRecord
 from multicard.tracking import history, run_record, upload
 from multicard.tracking.wandb_run import Target, WandbRun, server
 
 FINISH_S = 60.0
-RECORDS: dict[str, type[AnyRecord]] = {record.kind: record for record in (VisionRecord, LlmRecord)}
+SoFar = Callable[[Sequence[AnyReport], Any], AnyRecord]  # from the ranks' reports and the table of all steps
 
 
 class Mirror:
     """The W&B run of a run: written at the end offline, epoch by epoch online.
 
     Args:
-        axes: the settings of the record, as used.
+        so_far: the known part of the record.
 
     Raises:
         RuntimeError: if W&B fails, which is an error of the command and no warning.
     """
 
-    def __init__(self, config: RunConfig, kind: str, folder: Path, axes: Mapping[str, Any]) -> None:
-        self._config, self._kind, self._folder, self._axes = config, kind, folder, axes
-        tracker = config.tracker
+    def __init__(self, tracker: TrackerConfig, folder: Path, so_far: SoFar) -> None:
         self._target = Target(tracker.mode, tracker.project, tracker.entity, FINISH_S)
+        self._folder, self._so_far = folder, so_far
         self._run: WandbRun | None = None
         self._epochs = 0
         self._failed: Exception | None = None
@@ -65,49 +61,15 @@ class Mirror:
             return
         ranks = rank_files.read(self._folder)
         finished = min((len(rank.epochs) for rank in ranks), default=0)
-        if finished <= self._epochs:
+        if finished <= self._epochs or not rank_files.have_steps(self._folder, ranks):
             return
         try:
             steps = run_folder.read_steps(self._folder)
-            planned = ranks[0].get("steps_per_epoch")
-            for number, row in enumerate(history.rows(self._so_far(ranks, steps), steps, planned)):
+            for number, row in enumerate(history.rows(self._so_far(ranks, steps), steps)):
                 self._run.row(number, row.values, row.moment)
             self._epochs = finished
         except Exception as error:  # in the thread that draws the progress
             self._failed = error
-
-    def _so_far(self, ranks: Sequence[AnyReport], steps: Any) -> AnyRecord:
-        """The known part of the record.
-
-        Args:
-            ranks: the reports of all ranks.
-        """
-        first, attempts = ranks[0] if ranks else VisionReport(rank=0), run_folder.read_segments(self._folder)
-        last = attempts[-1] if attempts else Attempt()
-        known: list[Segment] = [msgspec.structs.replace(attempt, trained_s=None) for attempt in attempts]
-        trained_s = [part.trained_s for part in first.segments] if isinstance(first, VisionReport) else []
-        for attempt, own_s in zip(reversed(known[:-1]), reversed(trained_s[:-1]), strict=False):
-            attempt.trained_s = own_s
-        training_s = first.started_s
-        record = RECORDS[self._kind](
-            schema_version=SCHEMA_VERSION,
-            status="ok",
-            name=self._folder.parent.name,
-            identity=self._config.identity(),
-            repetition=self._config.repetition,
-            axes=dict(self._axes),
-            config=plain(self._config),
-            segments=known,
-            started_at=last.started_at,
-            startup_s=None if last.started_s is None or training_s is None else training_s - last.started_s,
-            data=last.data,
-        )
-        epochs = history.epochs_so_far(ranks, steps)
-        if isinstance(record, VisionRecord):
-            record.epochs = msgspec.convert(epochs, list[VisionEpoch])
-        else:
-            record.epochs = msgspec.convert(epochs, list[LlmEpoch])
-        return record
 
     def close(self, result: AnyRecord, steps: Any) -> None:
         """Write what W&B does not have yet, and end the run.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -285,7 +286,7 @@ def test_a_tracker_that_fails_is_an_error_and_leaves_the_record(
         raise wandb.errors.CommError("no space left on device")
 
     monkeypatch.setattr(wandb, "init", broken)
-    stand_in = mirror.Mirror(typed(*OFFLINE), "vision", tmp_path, {})
+    stand_in = mirror.Mirror(typed(*OFFLINE).tracker, tmp_path, Mock())
     result = completed(records.vision() | {"folder": str(tmp_path)}, stand_in, tmp_path, monkeypatch)
     assert result.status == "ok" and json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
     (line,) = capsys.readouterr().err.splitlines()
