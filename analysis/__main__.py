@@ -30,10 +30,10 @@ if __name__ == "__main__":
 
 from analysis import cli, dashboard, experiments, figures
 from analysis.commands import best, compare, list_runs, predictions, sync, table
-from analysis.formatting import counted
 from analysis.runs import load, predicted, sql
 from analysis.runs.columns import legend
 from multicard.config.base import TrackerConfig
+from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
 from multicard.records import text_table
 from multicard.records.figures import GOALS
@@ -122,7 +122,7 @@ def _table(options: argparse.Namespace) -> int:
     if options.out is not None:
         write_text(options.out, content + "\n")
         return 0
-    notes = [f"--all shows {counted(len(rest), 'more setting')} with fewer of the cells"] if rest else []
+    notes = [f"--all shows {count(len(rest), 'more setting')} with fewer of the cells"] if rest else []
     _say([content, *([*notes, *list_runs.skipped(loaded.skipped)] if options.format == "text" else [])])
     return 0
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED
 from analysis.claims.verdicts import ClaimFigure, Verdict, labels
-from analysis.formatting import counted
 from analysis.runs.columns import legend
 from analysis.runs.load import Skipped
 from analysis.stats.between_runs import REMEDY
+from multicard.config.job import count
 from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.run_folder import write_json, write_text
@@ -117,7 +117,7 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
     """How many claims got each verdict, and how many of these say nothing of the papers' GPUs."""
     counts = Counter(verdict.verdict for verdict in verdicts)
     phrases = [f"{counts[kind]} {kind if counts[kind] == 1 else plural}" for kind, plural in SUMMARISED.items()]
-    lines = [f"{counted(len(verdicts), 'claim')}: {', '.join(phrases)}"]
+    lines = [f"{count(len(verdicts), 'claim')}: {', '.join(phrases)}"]
     measured_ones = [verdict for verdict in verdicts if verdict.verdict != UNMEASURED]
     undecisive = sum(not verdict.decides for verdict in measured_ones)
     if undecisive:
@@ -198,9 +198,8 @@ def _listed(verdict: Verdict) -> list[str]:
             lines.append(f"least and greatest of {len(known)}: {phrases}")
     if verdict.figures:
         measured = sum(figure.verdict != UNMEASURED for figure in verdict.figures)
-        share = f"; {measured} of {counted(verdict.asked, 'comparison')}" if measured < verdict.asked else ""
-        count = len(verdict.lost)
-        lost = f"; {counted(count, 'cell')} did not end ok" if count else ""
+        share = f"; {measured} of {count(verdict.asked, 'comparison')}" if measured < verdict.asked else ""
+        lost = f"; {count(len(verdict.lost), 'cell')} did not end ok" if verdict.lost else ""
         lines.append(f"n={verdict.n}{share}{lost}")
     return lines
 
@@ -234,7 +233,7 @@ def fields(verdict: Verdict) -> dict[str, list[str]]:
 def measured(verdict: Verdict) -> str:
     """The measured setting, the number of runs, and the reason for the verdict."""
     unlike = f"; other than the papers': {', '.join(verdict.unlike)}" if verdict.unlike else ""
-    return f"{verdict.setting}; {counted(verdict.n, 'run')}{unlike}; {verdict.why}"
+    return f"{verdict.setting}; {count(verdict.n, 'run')}{unlike}; {verdict.why}"
 
 
 def _other_settings(verdict: Verdict) -> list[str]:
@@ -242,7 +241,7 @@ def _other_settings(verdict: Verdict) -> list[str]:
         f"{other.apart or other.setting}: {other.verdict}" + f" [{other.marks}]" * bool(other.marks)
         for other in verdict.others
     ]
-    return [*lines, *([f"and {counted(verdict.unjudged, 'more setting')}, not judged"] if verdict.unjudged else [])]
+    return [*lines, *([f"and {count(verdict.unjudged, 'more setting')}, not judged"] if verdict.unjudged else [])]
 
 
 def _commands(verdicts: Sequence[Verdict]) -> list[str]:

@@ -16,12 +16,12 @@ from analysis.claims.claim import CLAIMS, Claim
 from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED, Comparison
 from analysis.claims.sides import Readings
 from analysis.experiments import Experiment, Panel, load, panels
-from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.columns import MARKS
 from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.between_runs import REMEDY
+from multicard.config.job import count
 from multicard.records.comparable import DOUBTFUL
 from multicard.records.text_table import clean
 
@@ -238,7 +238,7 @@ def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, lost: Sequenc
         reasons.append(f"undecided: {_first_few(labels(by_verdict[UNDECIDED]))}{remedy}")
     measured = len(figures) - len(by_verdict[UNMEASURED])
     if measured:
-        reasons.append(f"{measured} of {counted(asked, 'comparison')}")
+        reasons.append(f"{measured} of {count(asked, 'comparison')}")
     reasons += [figure.why for figure in by_verdict[UNMEASURED][:1]]
     if lost:
         reasons.append(f"not ok: {_first_few(lost)}")

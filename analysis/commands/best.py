@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from analysis import formatting
-from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.columns import legend
 from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from analysis.stats.trade_off import Quantity, equals, front
+from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
 from multicard.records import figures, text_table
 from multicard.records.figures import GOALS, SECONDS
@@ -243,17 +242,17 @@ def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tupl
     ok = [run for run in grouping.ok_runs(runs) if not run[grouping.TRACED]]
     if not ok:
         traced = " without being profiled meanwhile" if any(run[grouping.TRACED] for run in runs) else ""
-        raise ValueError(f"of {counted(len(runs), 'run')} none ended ok{traced}")
+        raise ValueError(f"of {count(len(runs), 'run')} none ended ok{traced}")
     column = GOALS[goal].name
     keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
     settings = [setting for setting in grouping.group(ok, keys).values() if of_setting(setting, column) is not None]
     if not settings:
         why = "; energy is measured on GPUs with NVML, not on CPU ranks" if goal == "energy" else ""
-        raise ValueError(f"of {counted(len(ok), 'run')} none has {column}{why}")
+        raise ValueError(f"of {count(len(ok), 'run')} none has {column}{why}")
     with_figure = [run for setting in settings for run in setting]
     within = {run.folder for setting in settings if limits.keep(setting) for run in setting}
     if not within:
-        of = counted(len(with_figure), "run")
+        of = count(len(with_figure), "run")
         raise ValueError(f"of {of} none keeps to the limits ({limits.nearest(settings)})")
     return with_figure, [run for run in ok if run.folder in within]
 
@@ -287,7 +286,7 @@ def _work(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
     kind = dict(work)["kind"]
     of_kind = [dict(other) for other in works if dict(other)["kind"] == kind]
     order = sorted((key for key, _ in work), key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
-    return f"{formatting.kind(kind)} {grouping.label(work, grouping.telling(of_kind, order))}".rstrip()
+    return f"{grouping.kind(kind)} {grouping.label(work, grouping.telling(of_kind, order))}".rstrip()
 
 
 def _ranking(runs: list[Run], goal: str, work: str, amount: str, repeated: RepeatedRuns, mix: bool) -> Ranking:
@@ -319,7 +318,7 @@ def _fewer_ranks(other: RankedSetting, best: RankedSetting) -> str:
     if other.gpus >= best.gpus:
         return ""
     unit = "CPU rank" if best.runs[0]["cpu_ranks"] else "GPU"
-    return f"Half the {unit}s" if other.gpus * 2 == best.gpus else f"{counted(other.gpus, unit)} instead of {best.gpus}"
+    return f"Half the {unit}s" if other.gpus * 2 == best.gpus else f"{count(other.gpus, unit)} instead of {best.gpus}"
 
 
 def _with_marks(text: str, marks: str) -> str:

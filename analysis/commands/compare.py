@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from analysis.commands import environment_diff
-from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell, ok_runs
 from analysis.runs.load import Run
 from analysis.runs.sql import column_names, known
 from analysis.stats import between_runs
 from analysis.stats.between_runs import Machines, RepeatedRuns
+from multicard.config.job import count
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, MAX_RUNS, PRIOR_SD, Ratio
 from multicard.records import figures, text_table
@@ -84,7 +84,7 @@ def compare(
     places_a, places_b = ({os.path.realpath(run.folder) for run in runs} for runs in (a, b))
     if places_a != places_b:
         if shared := len(places_a & places_b):
-            raise ValueError(f"{counted(shared, 'run')} in both A and B: name two folders that have none in common")
+            raise ValueError(f"{count(shared, 'run')} in both A and B: name two folders that have none in common")
         return _pair(a, b, by, common, Judge([a, b], mix, margin))
     if not by:
         what = "B is missing" if b is a else "A and B are the same runs"
@@ -265,7 +265,7 @@ def gated(compared: Sequence[Compared], gate: float) -> tuple[bool, str]:
     confidence = 1 - 2 * (1 - CONFIDENCE) / max(1, judged)  # of an interval whose lower bound alone counts
     slower = sum(cell.regressed(gate, confidence) for cell in compared)
     unjudged = sum(cell.step is not None and not cell.judged for cell in compared)
-    result = f"{slower} of {counted(len(compared), 'cell')} slower by more, or failed" if slower else "passed"
+    result = f"{slower} of {count(len(compared), 'cell')} slower by more, or failed" if slower else "passed"
     rest = f"; {unjudged} with too few runs or steps to judge" if unjudged else ""
     return not slower, f"gate {100 * gate:g}%: {result}{rest}"
 
@@ -310,7 +310,7 @@ def _row(compared: Compared, keys: Sequence[str], margin: float) -> dict[str, st
     to_decide = "-"
     if step is not None and compared.verdict.startswith(UNDECIDED):
         runs = step.runs_to_decide(margin)
-        to_decide = f"over {MAX_RUNS} runs a side" if runs is None else f"{counted(runs, 'run')} a side"
+        to_decide = f"over {MAX_RUNS} runs a side" if runs is None else f"{count(runs, 'run')} a side"
     return {
         **{key: grouping.typed(values[key]) for key in keys},
         "A": compared.sides[0],

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET
 
-from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.columns import MARKS, RESERVED
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY
+from multicard.config.job import count
 from multicard.records.comparable import DATA
 from multicard.records.schema import Cpu
 from multicard.records.text_table import clean
@@ -94,7 +94,7 @@ def _marks(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     for mark in MARKS:
         marked_a, marked_b = (sum(bool(run[mark.column]) for run in runs) for runs in (a, b))
         if marked_a / len(a) != marked_b / len(b):
-            differing.append(f"{mark.meaning}: {marked_a} of A's {counted(len(a), 'run')}, {marked_b} of B's {len(b)}")
+            differing.append(f"{mark.meaning}: {marked_a} of A's {count(len(a), 'run')}, {marked_b} of B's {len(b)}")
     return differing
 
 

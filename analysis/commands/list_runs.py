@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.columns import legend
 from analysis.runs.load import Found, Run, Skipped
 from analysis.runs.sql import column_names, known
+from multicard.config.job import count
 from multicard.records import figures, text_table
 from multicard.records.table import ALWAYS
 from multicard.records.text_table import clean
@@ -28,14 +28,14 @@ def lines(found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, limit
         limit: the width of a line in cells; None for any.
     """
     total = len(found.runs)
-    of_all = counted(total, "run")
-    count = f"{len(runs)} of {of_all}" if len(runs) < total else of_all
+    of_all = count(total, "run")
+    shown = f"{len(runs)} of {of_all}" if len(runs) < total else of_all
     if chosen is None:
         tables = _tables(runs, limit)
     else:
         names = _names(found, chosen)
         tables = text_table.text(names, [[figures.text(name, run[name]) for name in names] for run in runs], limit)
-    notes = [count + _failures(runs), *_causes(runs, limit), *legend(run["marks"] for run in runs)]
+    notes = [shown + _failures(runs), *_causes(runs, limit), *legend(run["marks"] for run in runs)]
     return [*tables, *notes, *skipped(found.skipped)]
 
 
@@ -48,7 +48,7 @@ def skipped(records: Sequence[Skipped]) -> list[str]:
 
 def _failures(runs: Sequence[Run]) -> str:
     counts = Counter(run["status"] for run in runs if run["status"] != "ok")
-    others = ", ".join(f"{count} {clean(status)}" for status, count in counts.items())
+    others = ", ".join(f"{number} {clean(status)}" for status, number in counts.items())
     return f", of these {others}: their figures are left out" if others else ""
 
 
@@ -56,11 +56,11 @@ def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
     """A line for each way in which runs failed."""
     causes = Counter((run["status"], run["cause"]) for run in runs if run["status"] != "ok")
     named = [
-        f"{status}{f' ({count} runs)' if count > 1 else ''}: {cause or 'no cause recorded'}"
-        for (status, cause), count in causes.most_common(NAMED)
+        f"{status}{f' ({number} runs)' if number > 1 else ''}: {cause or 'no cause recorded'}"
+        for (status, cause), number in causes.most_common(NAMED)
     ]
     more = len(causes) - NAMED
-    rest = [f"{counted(more, 'more cause')} (--columns folder,cause)"] if more > 0 else []
+    rest = [f"{count(more, 'more cause')} (--columns folder,cause)"] if more > 0 else []
     return [text_table.cut(clean(line), limit) for line in [*named, *rest]]
 
 

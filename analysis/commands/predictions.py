@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.commands import list_runs
-from analysis.formatting import counted
 from analysis.runs.columns import legend
 from analysis.runs.load import Skipped
 from analysis.runs.predicted import BASES, MEMORY, PREDICTED, VERDICTS, Comparison, Comparisons
 from analysis.stats.intervals import wilson
+from multicard.config.job import count
 from multicard.measure.repeated_runs import CONFIDENCE
 from multicard.records import figures, text_table
 from multicard.records.text_table import clean
@@ -113,13 +113,11 @@ def worst_texts(each: Comparison) -> list[str]:
 
 def notes(compared: Comparisons) -> list[str]:
     """Lines on what is not compared, with the reasons."""
-    lines = [
-        f"times and energy of {counted(count, 'run')} left out: {clean(why)}"
-        for why, count in compared.left_out.items()
-    ]
-    lines += [f"times of {counted(count, 'run')} not known: {clean(why)}" for why, count in compared.unknown.items()]
+    left_out, unknown = compared.left_out.items(), compared.unknown.items()
+    lines = [f"times and energy of {count(number, 'run')} left out: {clean(why)}" for why, number in left_out]
+    lines += [f"times of {count(number, 'run')} not known: {clean(why)}" for why, number in unknown]
     if compared.unpredicted:
-        lines.append(f"no prediction is in {counted(compared.unpredicted, 'run')}")
+        lines.append(f"no prediction is in {count(compared.unpredicted, 'run')}")
     return [*lines, *([CPU_NOTE] if compared.cpu_memory else [])]
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from analysis.commands import list_runs
-from analysis.formatting import counted
 from analysis.runs import load
 from analysis.runs.load import Run
 from multicard.config.base import TrackerConfig, TrackerMode
+from multicard.config.job import count
 from multicard.machine import network
 from multicard.measure.timing import pause
 from multicard.records import probes, run_folder
@@ -51,7 +51,7 @@ class Outcome:
         lines = [f"not uploaded: {clean(str(folder))}: {clean(why)}" for folder, why in self.failed.items()]
         lines.append(f"uploaded {self.sent}" + (f"; W&B had {self.had} already" if self.had else ""))
         if self.failed:
-            failed = counted(len(self.failed), "upload")
+            failed = count(len(self.failed), "upload")
             lines.append(f"{failed} failed {TRIES} times: the same command tries them again")
         return lines
 

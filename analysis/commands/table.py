@@ -19,12 +19,12 @@ import msgspec
 from analysis import same_setting
 from analysis.commands import profile_table
 from analysis.experiments import EFFICIENCY, Experiment, Panel
-from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.columns import legend
 from analysis.runs.grouping import Cell, of_setting, ok_runs
 from analysis.runs.load import Run
 from multicard.config import CONF
+from multicard.config.job import count
 from multicard.config.llm import DATASETS
 from multicard.measure import formulas
 from multicard.records import figures, text_table
@@ -272,7 +272,7 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[Pri
     if any(EFFICIENCY in row for row in rows):
         notes.append(f"{EFFICIENCY}: {AGAINST_ONE} / GPUs; what the papers' tables call so is {AGAINST_ONE} in percent")
     if panel.missing:
-        notes.append(f"{counted(len(panel.missing), 'cell')} not measured: {experiment.command}")
+        notes.append(f"{count(len(panel.missing), 'cell')} not measured: {experiment.command}")
     if any(run["scale"] == "smoke" for run in runs):
         notes.append("scale=smoke: these figures show that the sweep works, not what the papers measured")
     notes += same_setting.notes(panel, papers)

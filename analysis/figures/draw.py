@@ -14,10 +14,10 @@ from analysis.figures.timelines import NEEDS as SAMPLES
 from analysis.figures.timelines import timelines
 from analysis.figures.trade_off import trade_off
 from analysis.figures.vega import FORMATS, Figure, numbered, save
-from analysis.formatting import counted
 from analysis.runs.columns import legend
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
+from multicard.config.job import count
 from multicard.records.text_table import clean
 
 # What draws each form, by what follows the experiment's name in that of the figure
@@ -81,7 +81,7 @@ def write(
     if name in GENERAL:
         figures = GENERAL[name](runs)
         if not figures:
-            raise ValueError(f"{name}: of {counted(len(runs), 'run')} none has {NEEDS.get(name, 'what it shows')}")
+            raise ValueError(f"{name}: of {count(len(runs), 'run')} none has {NEEDS.get(name, 'what it shows')}")
     else:
         repeated = RepeatedRuns(runs)
         for experiment in map(experiments.load, experiments.names() if name == ALL else [name]):
@@ -92,7 +92,7 @@ def write(
             lacks = drawn and experiment.view.timelines and TIMELINES not in drawn[-1].name
             unmeasured += [f"{experiment.name}-{TIMELINES}: no run has {NEEDS[TIMELINES]}"] if lacks else []
         if not figures:
-            rest = f" (nor any of {counted(len(unmeasured) - 1, 'other')})" if len(unmeasured) > 1 else ""
+            rest = f" (nor any of {count(len(unmeasured) - 1, 'other')})" if len(unmeasured) > 1 else ""
             raise ValueError(unmeasured[0] + rest)
     lines = []
     for figure in figures:

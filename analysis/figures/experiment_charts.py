@@ -27,9 +27,9 @@ from analysis.figures.charts import (
     number_axis,
 )
 from analysis.figures.vega import Figure, Spec, escaped, figure
-from analysis.formatting import counted
 from analysis.runs import details, grouping
 from analysis.runs.load import Run
+from multicard.config.job import count
 
 FACET_WIDTH = 220  # points, of a chart among several of one measure
 BAR, LEAST_WIDTH, MOST_WIDTH = 24, 180, 1000  # points: a bar's width, and of all charts beside each other
@@ -187,7 +187,7 @@ def loss_gaps(runs: Sequence[Run]) -> list[str]:
     """A line where a loss was not finite, which leaves a gap in a curve."""
     counts = [details.lost_losses(run) for run in runs if run["status"] == "ok"]
     gaps, epochs = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-    return [f"The loss of {gaps} of {counted(epochs, 'epoch')} was no finite number: not shown"] if gaps else []
+    return [f"The loss of {gaps} of {count(epochs, 'epoch')} was no finite number: not shown"] if gaps else []
 
 
 def unended_note(panel: Panel) -> list[str]:

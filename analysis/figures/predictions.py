@@ -10,10 +10,10 @@ from analysis.commands.predictions import NAMES
 from analysis.figures import captions
 from analysis.figures.chart_data import Row
 from analysis.figures.vega import SHAPES, Figure, Spec, calculated, cycled, figure, layered, only
-from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.load import Run
 from analysis.runs.predicted import BASES, PREDICTED, Comparison, compare
+from multicard.config.job import count
 from multicard.records.text_table import clean
 
 TITLE = "Predicted against measured"
@@ -70,7 +70,7 @@ def _above(runs: Sequence[Run]) -> str:
     machines = captions.listed(sorted({clean(str(run["hardware"])) for run in runs}))
     commits = sorted({grouping.commit(run) for run in runs})
     of_commits = f"{len(commits)} commits" if len(commits) > 1 else f"commit {commits[0]}"
-    return f"{counted(len(runs), 'run')}, {machines}, {of_commits}"
+    return f"{count(len(runs), 'run')}, {machines}, {of_commits}"
 
 
 def _equality(column: str, rows: Sequence[Row], bases: Sequence[str]) -> Spec:

@@ -9,17 +9,16 @@ from dataclasses import dataclass
 
 import altair as alt
 
-from analysis import formatting
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import IDEAL, MEASURED, Row
 from analysis.figures.charts import SERIES, WIDTH, drawn, facets, line_layers, number_axis, tooltips
 from analysis.figures.experiment_charts import MARGIN, loss_gaps
 from analysis.figures.vega import Figure, Spec, figure, numbered
-from analysis.formatting import counted
 from analysis.runs import details, grouping
 from analysis.runs.details import REST
 from analysis.runs.grouping import of_setting
 from analysis.runs.load import Run
+from multicard.config.job import count
 from multicard.measure import formulas, timing
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 
@@ -61,7 +60,7 @@ class SettingGroup:
     def figure(self, name: str, chart: Spec, rows: list[Row], title: str, notes: Sequence[str]) -> Figure:
         """A chart with what its runs have in common above and the notes below."""
         _, legend = captions.marks(self.runs)
-        unended = [f"Not in it: {counted(self.unended, 'run')} that did not end"] if self.unended else []
+        unended = [f"Not in it: {count(self.unended, 'run')} that did not end"] if self.unended else []
         above, below = [captions.common_settings(self.runs, self.by)], [*notes, *unended, *legend]
         title = f"{title}: {self.work}" if self.work else title
         return figure(name, chart, rows, title, above, below, grouping.marks(self.runs), 2 * WIDTH + MARGIN)
@@ -93,7 +92,7 @@ def groups(
     works = grouping.group(started, ["kind", "dataset"])
     for key, own_runs in works.items():
         kind, dataset = (value for _, value in key)
-        work = f"{formatting.kind(kind)} on {grouping.typed(dataset)}" if len(works) > 1 else ""
+        work = f"{grouping.kind(kind)} on {grouping.typed(dataset)}" if len(works) > 1 else ""
         cells = grouping.by_setting(own_runs, without)
         ended = {cell: [run for run in own if run["status"] == "ok"] for cell, own in cells.items()}
         shown = [cell for cell, own in ended.items() if own and shows(own)]
@@ -125,7 +124,7 @@ def losses(runs: Sequence[Run]) -> list[Figure]:
         if x == "step":
             notes.append(f"Each point is the mean of a {WINDOWS}th of the steps")
         if group.left_out:
-            notes.append(f"Not in it: {counted(group.left_out, 'setting')} of a single {x}, which makes no curve")
+            notes.append(f"Not in it: {count(group.left_out, 'setting')} of a single {x}, which makes no curve")
         figures.append(group.line_figure(numbered("losses", len(figures)), rows, x, title, notes))
     return figures
 
@@ -196,7 +195,7 @@ def efficiency(runs: Sequence[Run]) -> list[Figure]:
         notes = ["Ratios of means; thin grey: the ideal"]
         notes += [f"{DOUBTFUL} {DOUBTFUL_MEANING}"] if any(row.get("signs") for row in rows) else []
         if group.left_out:
-            notes.append(f"Not in it: {counted(group.left_out, 'setting')} not measured on one and on several")
+            notes.append(f"Not in it: {count(group.left_out, 'setting')} not measured on one and on several")
         name = numbered("efficiency", len(figures))
         figures.append(group.line_figure(name, rows, RANKS, f"What more {ranks} are worth", notes, ranks))
     return figures

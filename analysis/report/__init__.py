@@ -12,7 +12,6 @@ from analysis import claims, experiments
 from analysis.claims import render
 from analysis.figures import vega
 from analysis.figures.captions import listed
-from analysis.formatting import counted
 from analysis.report import (
     gaps_section,
     overview_section,
@@ -28,6 +27,7 @@ from analysis.runs import details, load
 from analysis.runs.columns import MARKS
 from analysis.runs.load import Found
 from analysis.stats.between_runs import RepeatedRuns
+from multicard.config.job import count
 from multicard.measure.timing import timestamp
 
 NAME = "report.html"
@@ -78,7 +78,7 @@ def default_path(folders: Sequence[Path]) -> Path:
 def _title(folders: Sequence[Path]) -> str:
     names = [folder.resolve().name for folder in folders]
     more = len(names) - MOST_NAMES
-    rest = [counted(more, "more folder")] if more > 0 else []
+    rest = [count(more, "more folder")] if more > 0 else []
     return f"Runs of {listed([*names[:MOST_NAMES], *rest])}"
 
 
@@ -120,7 +120,7 @@ def _summary(found: Found) -> str:
     """How many runs there are, and when they were measured."""
     runs = found.runs
     failed = sum(run["status"] != "ok" for run in runs)
-    parts = [counted(len(runs), "run")]
+    parts = [count(len(runs), "run")]
     parts += [f"{failed:,} of them did not end ok"] if failed else []
     days = sorted({run["started_at"][:10] for run in runs if run["started_at"]})
     parts += [f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "")] if days else []

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from analysis.experiments import Experiment, Panel
 from analysis.figures import captions
-from analysis.formatting import counted
 from analysis.report.blocks import Block, Column, Facts, Grid, Heading, Paragraph, Section
 from analysis.runs.details import DetailedRun
 from analysis.runs.load import Run, Skipped
+from multicard.config.job import count
 from multicard.records.text_table import clean
 from papers import places
 
@@ -47,7 +47,7 @@ def _skipped_records(skipped: Sequence[Skipped]) -> list[Block]:
         Column.of("folder", [str(record.folder) for record in skipped]),
         Column.of("why", [record.why for record in skipped]),
     ]
-    about = f"{counted(len(skipped), 'run folder')} without a record that can be used."
+    about = f"{count(len(skipped), 'run folder')} without a record that can be used."
     return [Heading("Records that could not be read", about), Grid("skipped", "skipped records", columns)]
 
 

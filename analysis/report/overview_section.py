@@ -4,15 +4,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis import formatting
 from analysis.commands.best import Limits, Ranking, rankings
-from analysis.formatting import counted
 from analysis.report.blocks import Answer, Block, Facts, Headlines, Line, Paragraph, Section
 from analysis.runs import grouping
 from analysis.runs.columns import MARKS
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import of_setting
 from analysis.runs.load import Run
+from multicard.config.job import count
 from multicard.records import figures
 from multicard.records.schema import Cpu
 from multicard.records.text_table import clean, in_bytes, in_joules
@@ -85,7 +84,7 @@ def headlines(runs: Sequence[DetailedRun], by_goal: Ranked) -> Headlines | None:
     folders = {run.folder for run in ranking.best}
     best = [run for run in runs if run.folder in folders]
     work = ", ".join(text for text in (ranking.work, ranking.amount) if text)
-    about = f"The fastest of {counted(len(ranking.rows), 'setting')}" + f" of {work}" * bool(work)
+    about = f"The fastest of {count(len(ranking.rows), 'setting')}" + f" of {work}" * bool(work)
     return Headlines(about, [_fastest(ranking), _cost(best), *_limit_and_next(best)])
 
 
@@ -101,7 +100,7 @@ def _fastest(ranking: Ranking) -> Line:
     accuracy, loss = (of_setting(ranking.best, column) for column in ("test_accuracy", "loss_last_tenth"))
     reached = "" if loss is None else f"a loss of {loss:.3f}"
     reached = f"{accuracy:.1%} accuracy" if accuracy is not None else reached
-    several = f"the mean of {counted(len(ranking.best), 'run')}" if len(ranking.best) > 1 else ""
+    several = f"the mean of {count(len(ranking.best), 'run')}" if len(ranking.best) > 1 else ""
     text = ", ".join(part for part in (reached, several) if part)
     label = "" if len(ranking.rows) == 1 else ranking.label
     return Line("Fastest", _duration(of_setting(ranking.best, "total_s") or 0.0), label, text, ranking.marks)
@@ -116,7 +115,7 @@ def _cost(runs: Sequence[DetailedRun]) -> Line:
     each = " on the fullest" if ranks > 1 else ""
     memory = [f"{figures.text('_bytes', memory_bytes)} of memory{each}"] if memory_bytes is not None else []
     note = ", ".join([_times_ranks(ranks * total_s, unit), *energy, *memory])
-    return Line("What it cost", counted(ranks, unit), note=note)
+    return Line("What it cost", count(ranks, unit), note=note)
 
 
 def _limit_and_next(best: Sequence[DetailedRun]) -> list[Line]:
@@ -156,7 +155,7 @@ def _best_settings(runs: Sequence[Run], by_goal: Ranked) -> list[Block]:
         causes = "" if any(run["status"] == "ok" for run in runs) else " The causes are below."
         return [Paragraph(f"Nothing can be ranked: {by_goal['time']}.{causes}")]
     works = [Answer(_capital(title), lines[title]) for title in sorted(lines, key=lambda title: -settings[title])]
-    others = counted(len(works) - MOST_WORKS, "other workload")
+    others = count(len(works) - MOST_WORKS, "other workload")
     rest = f"{others}, with fewer settings: python -m analysis best --goal time"
     return [*works[:MOST_WORKS], *[Paragraph(rest, quiet=True)] * (len(works) > MOST_WORKS)]
 
@@ -165,7 +164,7 @@ def _work(run: Run) -> str:
     """The work of a run, for a report of a single one."""
     size = f" at {run['image_size']} px" if run["image_size"] is not None else ""
     model, dataset = (figures.text("", run[name]) for name in ("model", "dataset"))
-    return f"{formatting.kind(run['kind'])}: {model} on {dataset}{size}"
+    return f"{grouping.kind(run['kind'])}: {model} on {dataset}{size}"
 
 
 def _limits(runs: Sequence[DetailedRun]) -> Answer:
@@ -214,7 +213,7 @@ def _facts(run: DetailedRun) -> Iterator[tuple[str, Any]]:
     links = [link.get("link") for link in (known if isinstance(known, list) else ()) if isinstance(link, dict)]
     if links:  # as nvidia-smi names them: "6 pairs by NV18"
         counts = Counter(str(link or "an unknown path") for link in links)
-        yield "Links", ", ".join(f"{counted(count, 'pair')} by {link}" for link, count in counts.items())
+        yield "Links", ", ".join(f"{count(number, 'pair')} by {link}" for link, number in counts.items())
     cpu = environment.cpu or Cpu()
     if cpu.model is not None:
         yield "CPU", f"{cpu.model}, {cpu.cores_online or '?'} cores"

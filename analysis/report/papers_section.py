@@ -7,7 +7,6 @@ from analysis.claims.verdicts import labels
 from analysis.commands import table
 from analysis.experiments import Experiment, Panel, measuring
 from analysis.figures import draw
-from analysis.formatting import counted
 from analysis.report import rerun_commands
 from analysis.report.blocks import (
     Block,
@@ -23,6 +22,7 @@ from analysis.report.blocks import (
 )
 from analysis.report.overview_section import sentences
 from analysis.runs.load import Run
+from multicard.config.job import count
 from multicard.workloads import WORKLOADS
 from papers import places
 
@@ -75,7 +75,7 @@ def _places(panels: Mapping[str, list[Panel]]) -> list[Block]:
     ]
     blocks: list[Block] = [PlainTable("Tables and figures of the papers", headings, here_rows, notes, wraps=True)]
     if other_rows:
-        title = f"{counted(len(other_rows), 'other')} of both papers, not measured here"
+        title = f"{count(len(other_rows), 'other')} of both papers, not measured here"
         blocks.append(Fold(title, [PlainTable("", headings, other_rows, wraps=True)]))
     return blocks
 
@@ -89,7 +89,7 @@ def _measured(filled: Sequence[Panel]) -> str:
     if not filled:
         return "not measured"
     panel = max(filled, key=lambda panel: (_is_full(panel), len(panel.cells)))
-    cells = f"{len(panel.cells)} of {counted(len(panel.cells) + len(panel.missing), 'cell')}"
+    cells = f"{len(panel.cells)} of {count(len(panel.cells) + len(panel.missing), 'cell')}"
     marks = [f"scale={scale}" for scale in sorted({run["scale"] for run in panel.runs} - {"full", None})]
     marks += ["CPU ranks"] if any(run["device"] == "cpu" for run in panel.runs) else []
     return f"{cells} ({', '.join(marks)})" if marks else cells
@@ -122,7 +122,7 @@ def _table(whole: table.Table, commands: Sequence[str]) -> list[Block]:
     if 2 * len(missing) <= len(whole.texts):
         return [PlainTable(whole.title, whole.headings, whole.texts, whole.notes, commands)]
     measured = [text for text in whole.texts if text not in missing]
-    title = f"{counted(len(missing), 'cell')} of this table not measured"
+    title = f"{count(len(missing), 'cell')} of this table not measured"
     return [
         PlainTable(whole.title, whole.headings, measured, whole.notes, commands),
         Fold(title, [PlainTable("", whole.headings, missing)]),
@@ -136,9 +136,7 @@ def claims_section(verdicts: Sequence[Verdict]) -> Section:
     blocks: list[Block] = [Paragraph(sentences(render.summary(verdicts)), quiet=True)]
     blocks += [_claims("claims", tested)] if tested else []
     if untested:
-        blocks.append(
-            Fold(f"{counted(len(untested), 'claim')} that no run here tests", [_claims("untested", untested)])
-        )
+        blocks.append(Fold(f"{count(len(untested), 'claim')} that no run here tests", [_claims("untested", untested)]))
     return Section("claims", "Claims", "Which of the papers' findings hold on this machine?", blocks)
 
 

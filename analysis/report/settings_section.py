@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from analysis import formatting
 from analysis.figures.setting_charts import efficiency, losses, mean_time_s, phases
 from analysis.figures.trade_off import trade_off
 from analysis.report import rerun_commands
@@ -222,5 +221,5 @@ def _labels(settings: Sequence[ComparedSetting]) -> list[str]:
         keys = [name for name in telling if name not in RANKS]
         for run in runs:
             cell = tuple((key.removesuffix(".name"), run[key]) for key in keys)
-            labels[id(run)] = grouping.label(cell, dict(cell)) or formatting.kind(kind)
+            labels[id(run)] = grouping.label(cell, dict(cell)) or grouping.kind(kind)
     return [labels[id(setting.runs[0])] for setting in settings]

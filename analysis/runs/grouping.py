@@ -43,7 +43,13 @@ WORK = {
 }
 WORK_GROUPS = ("dataset.", "model.", "tokenizer.")
 WAYS_TO_HAVE_THE_DATA = ("dataset.device_budget_bytes", "dataset.cache", *PLACES)
+KINDS = {"vision": "training", "llm": "tuning"}  # of runs, as headings name them
 Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
+
+
+def kind(run_kind: str) -> str:
+    """The kind of runs as a heading names it."""
+    return KINDS.get(run_kind, clean(run_kind))
 
 
 def settings(runs: Sequence[Run]) -> list[str]:

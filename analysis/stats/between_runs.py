@@ -13,12 +13,12 @@ from functools import cached_property
 
 import numpy as np
 
-from analysis.formatting import counted
 from analysis.runs import grouping
 from analysis.runs.grouping import ACCURACY, LOSS, by_seed, is_exact, of_setting
 from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
+from multicard.config.job import count
 from multicard.measure.repeated_runs import (
     CONFIDENCE,
     PRIOR_SD,
@@ -57,7 +57,7 @@ class Machines:
         for (kind, hardware), run in {(run["kind"], run["hardware"]): run for run in runs}.items():
             spread, place = self.of(run), f"{clean(str(hardware))} ({kind}"
             if spread.degrees:
-                known = counted(spread.degrees, "repetition")
+                known = count(spread.degrees, "repetition")
                 known += f", and {self.prior_sd:.0%} before the first)" if spread.prior_degrees else ")"
                 lines.append(f"runs of one setting differ by {spread.variance**0.5:.1%} on {place}; {known}")
             else:

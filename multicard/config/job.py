@@ -88,8 +88,8 @@ class Resources:
 
 
 def count(number: int, noun: str) -> str:
-    """The number with its noun: "1 GPU", "2 GPUs"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """The number with its noun: "1 GPU", "2,000 runs"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def resources(config: JobConfig) -> Resources:
