@@ -201,7 +201,7 @@ class GpuDevice(Struct):
     name: str | UnsetType | None = UNSET
     samples: Count = None
     energy_joules: Number = None
-    energy_source: Annotated[str | None, doc("counter (NVML's), power_samples (integrated), or too short")] = None
+    energy_source: Annotated[str | None, doc("counter (NVML's), too short, or power_samples (older records)")] = None
     power_mean_w: Number = None
     power_max_w: Number = None
     sm_clock_mean_mhz: Number = None

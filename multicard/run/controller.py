@@ -22,7 +22,6 @@ from multicard.records.progress import Board
 from multicard.records.run_folder import Run
 from multicard.records.schema_parts import Load
 from multicard.run import attempts, outcome
-from multicard.run.machine_sampler import MachineSampler
 from multicard.run.peers import Peers
 from multicard.run.preemption import StopOnWarning
 from multicard.run.prepare import Predict, PreparedRun, job_of, prepare
@@ -131,14 +130,11 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None
         stop = StopOnWarning(run.allocation, board, placement.world_size, folder, resumable, peers)
         tick = mirror.update if mirror.live else None
         progress = ProgressBar(board, placement.world_size, config.epochs, workload.unit, tick)
-        attempt = attempts.current(folder)
-        gpus = Sampler.of_run(config, placement, folder, attempt)
-        machine = MachineSampler(folder, attempt, enabled=not pauses(config))
-        with progress, stop, gpus, machine:
+        sampler = Sampler.of_run(config, placement, folder, attempts.current(folder), machine=not pauses(config))
+        with progress, stop, sampler:
             job = job_of(workload, config, placement, folder, run.allocation)
             failure = elastic.launch(workload.work, run.arguments, placement, job)
-        gpus.write()
-        machine.write()
+        sampler.write()
         return peers.outcome(stop.outcome(failure))
     except Interrupted as interruption:
         # outside of `launch`, which returns its own: a signal, or another node, ended the run

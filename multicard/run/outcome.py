@@ -15,7 +15,7 @@ from multicard.config.base import TrackerMode, plain
 from multicard.measure.timing import timestamp
 from multicard.messages import say
 from multicard.observe import diagnosis
-from multicard.observe.energy import gpu_record, parts
+from multicard.observe.energy import gpu_record
 from multicard.ranks import checkpoint, compiler
 from multicard.ranks.failures import Failure, in_a_line
 from multicard.ranks.process import LOG_LINES
@@ -182,7 +182,7 @@ def not_recorded(run: Run, error: Exception) -> Run:
 def clean_up(folder: Path) -> None:
     """Remove what the record holds, and what no start goes on from, once the record is there."""
     run_folder.remove_files(folder / "ranks", "*.json")
-    parts.remove(folder)
+    gpu_record.remove_parts(folder)
     (folder / run_folder.SEGMENTS).unlink(missing_ok=True)
     checkpoint.remove(folder)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multicard.measure import formulas
-from multicard.observe.energy.parts import MERGED
+from multicard.observe.energy.gpu_record import MERGED
 from multicard.records import run_folder
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import Gpu

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from multicard.config.prediction import PREDICTION
-from multicard.observe.energy.parts import MERGED
+from multicard.observe.energy.gpu_record import MERGED
 from multicard.records import text_table
 from multicard.records.comparable import content
 from multicard.records.probes import is_probe

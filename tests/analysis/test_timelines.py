@@ -13,7 +13,7 @@ import pytest
 from analysis.__main__ import main
 from analysis.figures import timelines, vega
 from analysis.runs import load
-from multicard.observe.energy import parts, readings
+from multicard.observe.energy import gpu_record, readings
 from tests.helpers import grids, records
 
 LOAD_S, TRAIN_S, EVALUATE_S, PAUSE_S, EPOCHS = 35.0, 40.0, 6.0, 8.0, 3  # reading the data, then the parts of epochs
@@ -52,8 +52,10 @@ def sampled(folder: Path, pauses: bool = False, **changes: Any) -> None:
             table[:, readings.COLUMNS.index(name)] = values
         rows.append(table)
     by_gpu = {device["uuid"]: own for device, own in zip(devices, rows, strict=True)}
-    parts.write(folder, part, by_gpu)
-    pq.write_table(pa.concat_tables([pq.ParquetFile(folder / "gpu" / "s00_n00.parquet").read()]), folder / parts.MERGED)
+    gpu_record.write_part(folder, part, by_gpu)
+    pq.write_table(
+        pa.concat_tables([pq.ParquetFile(folder / "gpu" / "s00_n00.parquet").read()]), folder / gpu_record.MERGED
+    )
 
 
 def drawn(folder: Path) -> list[vega.Figure]:

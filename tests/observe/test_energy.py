@@ -7,9 +7,9 @@ import pynvml
 import pytest
 
 from multicard.machine import devices
-from multicard.observe.energy import gpu_record, parts
-from multicard.observe.energy.gpu_record import EnergyCurve, energy_curve
+from multicard.observe.energy import gpu_record, sampler
 from multicard.observe.energy.readings import COLUMNS, Counters
+from multicard.records.rank_files import RankProbe, RankReport
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install
 
 NAN = float("nan")
@@ -22,65 +22,50 @@ def rows(times_s: list[float], **columns: list[float]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("span", "joules"),
+    ("spans", "joules", "doubtful_s"),
     [
-        ((0, 4), 1000),  # the whole
-        ((1, 2), 100),  # from sample to sample
-        ((0.5, 1.5), 50 + 50),  # 100 W, then 100 W
-        ((2.25, 3), 0.75 * 300),
-        ((1.5, 3.5), 50 + 300 + 250),
-        ((2, 2), 0),
-        ((-0.1, 2), None),  # not watched by then
-        ((2, 4.1), None),
+        ([(0, 4)], 1000, 0.2),  # the whole
+        ([(1, 2)], 100, 0.2),  # from reading to reading
+        ([(0.5, 1.5)], 50 + 50, 1.0),  # 100 W, then 100 W
+        ([(2.25, 3)], 0.75 * 300, 0.35),
+        ([(1.5, 3.5)], 50 + 300 + 250, 1.0),
+        ([(0, 1), (2, 3)], 100 + 300, 0.4),
+        (
+            [(0, 1), (1.01, 2), (2.02, 3)],
+            100 + 99 + 0.98 * 300,
+            0.2 + 0.01 + 0.02,
+        ),  # short pauses
+        ([(2, 2)], 0, 0.2),
+        ([(-0.1, 2)], None, 0),  # not watched by then
+        ([(2, 4.1)], None, 0),
     ],
 )
-def test_joules_between_samples_are_those_of_steady_power(span: tuple[float, float], joules: float | None):
-    expected = None if joules is None else pytest.approx(joules)
+def test_joules_between_readings_are_those_of_steady_power(spans: Any, joules: float | None, doubtful_s: float):
     counter = rows([0, 1, 2, 3, 4], energy_joules=[50, 150, 250, 550, 1050])
     gaps = rows([0, 0.5, 1, 2, 3, 4], energy_joules=[50, NAN, 150, 250, 550, 1050])  # a sample that failed
     for each in (counter, gaps):
-        assert energy_curve(each).between(span) == expected
+        expected = None if joules is None else pytest.approx((joules, doubtful_s))
+        assert gpu_record.joules_within(each, np.array(spans, float)) == expected
 
 
-def test_the_error_is_at_most_an_intervals_energy_at_each_end():
-    def counter(t: Any) -> Any:  # 400 W from 1.0 s on, before that nothing
-        return np.maximum(0.0, 400 * (t - 1.0))
-
-    times = np.array([0.5, 1.5, 2.5, 3.5])
-    curve = EnergyCurve(times, counter(times), "counter")
-    for start in np.linspace(0.5, 1.5, 11):
-        energy = curve.between((start, 3.0))
-        assert energy is not None and abs(energy - (counter(3.0) - counter(start))) <= 400 * 1.0
+def test_a_gpu_without_a_counter_or_with_one_that_began_anew_has_no_energy():
+    spans = np.array([(0.0, 2.0)])
+    for counter in ([NAN] * 3, [900, 1000, 50]):  # the driver was loaded again
+        figures = gpu_record.energy([(rows([0, 1, 2], energy_joules=counter, power_w=[9] * 3), spans)])
+        assert set(figures.values()) == {None}
 
 
-def test_power_is_integrated_by_trapezoids_where_a_gpu_has_no_counter_and_the_source_is_said():
-    def curve(times_s: list[float], **columns: list[float]) -> tuple[list[float], str]:
-        made = energy_curve(rows(times_s, **columns))
-        return made.joules.tolist(), made.source
-
-    assert curve([0, 1, 3, 4], power_w=[100, 200, 200, 0]) == ([0, 150, 550, 650], "power_samples")
-    assert curve([0, 1, 3, 4], power_w=[NAN, 200, NAN, 0]) == ([0, 300], "power_samples")
-    assert curve([0, 1]) == ([], "power_samples") and energy_curve(gpu_record.NO_ROWS).between((0, 1)) is None
-    times, power = [0.0, 1, 2], [100.0, 100, 100]
-    assert curve(times, energy_joules=[7, 107.5, 208], power_w=power) == ([7, 107.5, 208], "counter")
-    again = curve(times, energy_joules=[900, 1000, 50], power_w=power)  # the driver was loaded again
-    assert again == ([0, 100, 200], "power_samples")
-
-
-def test_reasons_are_nvmls_own():
+def test_reasons_are_nvmls_own_and_told_by_their_share_of_the_samples():
     bits = {
         pynvml.nvmlClocksThrottleReasonGpuIdle: "gpu_idle",
         pynvml.nvmlClocksThrottleReasonSwPowerCap: "sw_power_cap",
+        pynvml.nvmlClocksEventReasonHwThermalSlowdown: "hw_thermal_slowdown",
+        pynvml.nvmlClocksThrottleReasonReliability: "reliability",
     }
-    bits |= {pynvml.nvmlClocksEventReasonHwThermalSlowdown: "hw_thermal_slowdown"}
-    bits |= {pynvml.nvmlClocksThrottleReasonReliability: "reliability"}
     assert gpu_record.throttle(np.array([sum(bits)])) == dict.fromkeys(bits.values(), 1)
     known = (1 << len(gpu_record.REASONS)) - 1
     assert known == pynvml.nvmlClocksThrottleReasonAll | pynvml.nvmlClocksEventReasonAll
     assert gpu_record.throttle(np.array([1 << 40 | 8])) == {"hw_slowdown": 1, "bit_40": 1}
-
-
-def test_throttling_is_told_by_its_share_of_the_samples():
     shares = {"sw_power_cap": 0.75, "sw_thermal_slowdown": 0.25}
     assert gpu_record.throttle(np.array([0, 4, 4 | 32, 4, NAN])) == shares
     assert gpu_record.throttle(np.zeros(3)) == {}
@@ -89,10 +74,10 @@ def test_throttling_is_told_by_its_share_of_the_samples():
 
 def figures(*worked: tuple[dict[str, np.ndarray], tuple[float, float]]) -> dict[str, Any]:
     """Energy and state of a GPU in spans, however short."""
+    parts = [(samples, np.array([span], float)) for samples, span in worked]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu_record, "MOST_DOUBTFUL", float("inf"))
-        energy = gpu_record.energy([(energy_curve(samples), span) for samples, span in worked])
-    return energy | gpu_record.state(list(worked))
+        return gpu_record.energy(parts) | gpu_record.state(parts)
 
 
 def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
@@ -126,13 +111,13 @@ def test_the_state_of_a_gpu_is_of_the_samples_in_the_span():
 
 def test_spans_of_several_starts_add_up():
     first = rows([0.0, 1, 2], energy_joules=[0, 100, 200], temperature_c=[40, 50, 60])
-    second = rows([0.0, 4], power_w=[300, 300], temperature_c=[70, NAN])
+    second = rows([0.0, 4], energy_joules=[50, 1250], temperature_c=[70, NAN])
     energy = figures((first, (0, 1)), (second, (0, 4)))
     assert (energy["energy_joules"], energy["power_mean_w"]) == (1300, 260)
-    assert (energy["energy_source"], energy["temperature_max_c"], energy["samples"]) == ("power_samples", 70, 4)
+    assert (energy["temperature_max_c"], energy["samples"]) == (70, 4)
     at_once = figures((first, (1, 1)))
     assert at_once["energy_joules"] is at_once["power_mean_w"] is None  # not a figure, and not 0
-    lost = figures((first, (0, 1)), (gpu_record.NO_ROWS, (0, 4)))
+    lost = figures((first, (0, 1)), (rows([]), (0, 4)))
     assert lost["energy_joules"] is lost["energy_source"] is lost["power_mean_w"] is None
 
 
@@ -155,38 +140,30 @@ def recorded(seconds: float, read: bool) -> dict[str, Any]:
     times_s = np.arange(0.0, end_s + 3)
     samples = np.full((len(times_s), len(COLUMNS)), NAN)
     samples[:, 0], samples[:, 1] = times_s, joules_at(times_s, end_s)
-    readings = [[100 + at_s, joules_at(np.array(at_s), end_s)] for at_s in (LOAD_S, end_s)] if read else []
-    earlier = [[1.0, 1e9]]  # of a start before
-    joined = parts.with_readings(samples, readings + earlier, (100.0, 100 + times_s[-1]))
-    part = {"start": 0, "node": 0, "host": "a", "trained_s": [(LOAD_S, end_s)], "processes": [], "problem": None}
-    part["devices"] = [{"uuid": "GPU-a", "index": 0, "missing": {}}]
+    readings = [(100 + at_s, float(joules_at(np.array(at_s), end_s))) for at_s in (LOAD_S, end_s)] if read else []
+    earlier = [(1.0, 1e9)]  # of a start before
+    joined = sampler.with_readings(samples, readings + earlier, (100.0, 100 + times_s[-1]))
+    part = {"start": 0, "node": 0, "host": "a", "covers": "training", "spans_s": [(LOAD_S, end_s)], "problem": None}
+    part |= {"devices": [{"host": "a", "uuid": "GPU-a", "index": 0, "missing": {}}], "disturbed_by": []}
     return gpu_record.summarise([part], {(0, 0, "GPU-a"): dict(zip(COLUMNS, joined.T, strict=True))}, [])
 
 
-@pytest.mark.parametrize("seconds", [2.5, 3, 10, 60])
+@pytest.mark.parametrize("seconds", [1.5, 2.5, 3, 10, 60])
 def test_energy_by_readings_at_the_ends_is_that_of_the_power_curve(seconds: float):
     start_s, end_s = np.array(LOAD_S), np.array(LOAD_S + seconds)
     expected = float(joules_at(end_s, float(end_s)) - joules_at(start_s, float(end_s)))
     record, by_samples = recorded(seconds, read=True), recorded(seconds, read=False)
+    (gpu,) = record["devices"]
+    if seconds < 2:  # the counter may lag by 0.1 s at each end
+        assert record["energy_joules"] is gpu["energy_joules"] is gpu["power_mean_w"] is None
+        assert gpu["energy_source"] == gpu_record.TOO_SHORT and "too short" in record["problem"]
+        return
     assert record["energy_joules"] == pytest.approx(expected, rel=1e-9) and record["problem"] is None
-    assert record["devices"][0]["power_mean_w"] == pytest.approx(expected / seconds)
+    assert gpu["power_mean_w"] == pytest.approx(expected / seconds)
     if seconds <= 3:  # it would be off by 6 % and more
         assert by_samples["energy_joules"] is None and "too short for energy" in by_samples["problem"]
     else:
         assert by_samples["energy_joules"] == pytest.approx(expected, rel=0.03)
-
-
-def test_a_short_run_has_no_energy():
-    record = recorded(1.5, read=True)  # the counter may lag by 0.1 s at each end
-    (gpu,) = record["devices"]
-    assert record["energy_joules"] is gpu["energy_joules"] is gpu["power_mean_w"] is None
-    assert gpu["energy_source"] == gpu_record.TOO_SHORT and "too short" in record["problem"]
-
-
-def test_pauses_between_epochs_leave_little_in_doubt():
-    curve = energy_curve(rows([0.0, 1, 1.01, 2, 2.01, 3], energy_joules=[0, 1, 1, 2, 2, 3]))
-    epochs = [(curve, (0.0, 1.0)), (curve, (1.01, 2.0)), (curve, (2.01, 3.0))]
-    assert gpu_record.doubtful_share(epochs) == pytest.approx((2 * 0.1 + 2 * 0.01) / 2.98)
 
 
 def test_ranks_read_the_counters_of_their_gpus(monkeypatch: pytest.MonkeyPatch):
@@ -203,3 +180,23 @@ def test_ranks_read_the_counters_of_their_gpus(monkeypatch: pytest.MonkeyPatch):
     for none in (Counters(["GPU-a"]), Counters([None])):
         none.read()
         assert none.readings == []
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "sampled", "trained"),
+    [
+        ([[(2, 4), (5, 7)], [(2.5, 4), (5, 8)]], (0, 9), [(2, 4), (5, 8)]),
+        ([[(2, 4), (5, 7)], [(3, 4.5)]], (0, 9), [(2, 4.5)]),  # cut short: one epoch counts
+        ([[(2, 4), (4, 7)], [(2, 5), (5, 8)]], (0, 9), [(2, 5), (5, 8)]),  # nothing twice
+        ([[(2, 7)]], (0, 9), []),  # a rank's file is missing
+        ([[(2, 7)], []], (0, 9), []),
+        ([[(2, 7)], [(2, 7)]], (3, 9), []),  # files of an earlier start
+        ([[(2, 7)], [(2, 7)]], (0, 6), []),
+    ],
+)
+def test_the_training_is_all_that_any_rank_did_of_what_all_came_to_the_end_of(by_rank: Any, sampled: Any, trained: Any):
+    ranks = [RankReport(rank=rank, spans_s=spans_s) for rank, spans_s in enumerate(by_rank)]
+    assert sampler.training_spans(ranks, 2, sampled) == trained
+    for rank in ranks:
+        rank.probe = RankProbe("race", 4)  # others trained in its pauses
+    assert sampler.training_spans(ranks, 2, sampled) == []

@@ -1,19 +1,26 @@
 """The record's `gpu`: energy and state of the GPUs over all starts and nodes of a run.
 
-Energy between two instants is the difference of a GPU's energy curve there, linear between its readings: of NVML's
-counter, which ranks read where a span begins and ends (`readings.Counters`), so that the error is what the counter lags
-behind; where a GPU has none, the integral of its sampled power, off by an interval's energy at each end at most.
+The energy of a span is the difference of NVML's counter between its ends, which ranks read there
+(`readings.Counters`), so that the error is what the counter lags behind; between two readings it is linear. A GPU
+without a counter has no energy. Each start of a run and node leaves a part, whose clock is its own; at the end of the
+run they are merged.
+
+| file | contents |
+|---|---|
+| gpu/sSS_nNN.parquet | start SS, node NN: a row per sample and GPU; merged to gpu.parquet |
+| gpu/sSS_nNN.json | spans on the samples' clock, GPUs, foreign processes, problems |
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from multicard.observe.energy import parts, sampler
-from multicard.observe.energy.parts import Samples, Span
+from multicard.measure.timing import clock_s, pause
 from multicard.observe.energy.readings import COLUMNS
+from multicard.records import rank_files, run_folder
 
+MERGED = "gpu.parquet"
 # nvml.h: why clocks are below their maximum, by bit. The first means that nothing runs
 REASONS = (
     "gpu_idle",
@@ -28,88 +35,152 @@ REASONS = (
     "board_limit",
     "reliability",
 )
-# Seconds by which a figure may lag: NVML renews the counter 10 times a second or more often (arXiv 2312.02741, of A100
-# and H100), and its power is a mean of the last second
-LAG_S = {"counter": 0.1, "power_samples": 1.0}
+SAMPLING_S = 1.0  # between two samples
+# Seconds by which the counter may lag: NVML renews it 10 times a second or more often (arXiv 2312.02741, A100 and H100)
+LAG_S = 0.1
 SKEW_JOULES = 100.0  # by which a reading may be below an earlier one, of another process that waited for its answer
 TOO_SHORT = "too short"
 MOST_DOUBTFUL = 0.1  # of a run's energy
-NO_ROWS = {name: np.empty(0) for name in COLUMNS}
-Rows = dict[str, np.ndarray]  # COLUMNS (n,) of one GPU
+Rows = dict[str, np.ndarray]  # COLUMNS (n,) of one GPU in one part
+Worked = list[tuple[Rows, np.ndarray]]  # of each part of a GPU, its samples and spans (m, 2) from, to in seconds
 
 
-class EnergyCurve(NamedTuple):
-    """Joules of a GPU since some instant (n,) at times (n,), and their source: `counter` or `power_samples`."""
+def write_part(folder: Path, part: dict[str, Any], samples: dict[str, np.ndarray]) -> None:
+    """Write the part of a start and node.
 
-    times_s: np.ndarray
-    joules: np.ndarray
-    source: str
+    Args:
+        samples: of one GPU at least, (n, columns) by UUID.
+    """
+    import pyarrow as pa
 
-    def between(self, span: Span) -> float | None:
-        """Joules in a span; None unless the curve is known before and after."""
-        if not len(self.times_s) or self.times_s[0] > span[0] or self.times_s[-1] < span[1]:
-            return None
-        first, last = np.interp(span, self.times_s, self.joules)
-        return float(last - first)
-
-
-def energy_curve(rows: Rows) -> EnergyCurve:
-    """A GPU's energy: by its counter, or integrated by trapezoids where it has none or restarted it, as a driver does
-    that is loaded again."""
-    known = ~np.isnan(rows["energy_joules"])
-    counter = rows["energy_joules"][known]
-    if len(counter) and (np.diff(counter) >= -SKEW_JOULES).all():
-        return EnergyCurve(rows["time_s"][known], counter, "counter")
-    known = ~np.isnan(rows["power_w"])
-    times_s, watts = rows["time_s"][known], rows["power_w"][known]
-    joules = np.concatenate([[0.0], np.cumsum(np.diff(times_s) * (watts[1:] + watts[:-1]) / 2)])[: len(times_s)]
-    return EnergyCurve(times_s, joules, "power_samples")
+    counts, table = [len(rows) for rows in samples.values()], np.concatenate(list(samples.values()))
+    columns = {
+        "start": np.full(len(table), part["start"], np.int32),
+        "node": np.full(len(table), part["node"], np.int32),
+        "gpu": pa.array(np.repeat(list(samples), counts).tolist(), pa.string()),
+        **{name: pa.array(table[:, i], from_pandas=True) for i, name in enumerate(COLUMNS)},  # NaN is null
+    }
+    path = _part_file(folder, part["start"], part["node"])
+    run_folder.write_parquet(path.with_suffix(".parquet"), columns)
+    run_folder.write_json(path, part)  # last: its presence says that the part is complete
 
 
-def doubtful_share(worked: list[tuple[EnergyCurve, Span]]) -> float:
-    """The share of the energy of spans that may be wrong: the time from their ends to the nearest readings, or by which
-    the figure lags if that is more, relative to their time. A pause between spans counts as its length at most."""
-    doubtful_s, earlier = 0.0, None
-    for curve, (start_s, end_s) in worked:
-        before_s, after_s = (max(LAG_S[curve.source], np.abs(curve.times_s - end).min()) for end in (start_s, end_s))
-        if earlier is not None and earlier[0] is curve:
-            pause_s, open_s = start_s - earlier[1], earlier[2] + before_s
-            doubtful_s += min(pause_s, open_s) - open_s
-        doubtful_s += before_s + after_s
-        earlier = curve, end_s, after_s
-    return float(doubtful_s / sum(end_s - start_s for _, (start_s, end_s) in worked))
+def remove_parts(folder: Path) -> None:
+    """Remove the parts, which the record and the merged file hold."""
+    run_folder.remove_files(folder / "gpu", "s*_n*.*")
 
 
-def energy(worked: list[tuple[EnergyCurve, Span]]) -> dict[str, Any]:
-    """Energy of one GPU over the spans, one at least, in which it worked for a run, with its source and its mean power;
-    None where it is not known, or too much of it is in doubt."""
-    joules = [curve.between(span) for curve, span in worked]
-    known = [each for each in joules if each is not None]
-    seconds = sum(end_s - start_s for _, (start_s, end_s) in worked)
+def _part_file(folder: Path, start: int, node: int) -> Path:
+    return folder / "gpu" / f"s{start:02d}_n{node:02d}.json"
+
+
+def merge(folder: Path, expected: list[tuple[int, int]], wait: bool) -> dict[str, Any]:
+    """The record's `gpu`, from the parts of all starts and nodes; their samples go to one file. Parts stay until
+    `remove_parts`.
+
+    Args:
+        expected: start and node of the parts that must exist.
+        wait: for parts that another node wrote, which may take a while to appear here.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    deadline_s = clock_s() + (rank_files.SEEN_S if wait else 0.0)
+    while not all(_part_file(folder, *key).exists() for key in expected) and clock_s() < deadline_s:
+        pause(0.1)
+    by_key = {key: run_folder.read_json(_part_file(folder, *key)) for key in expected}
+    missing = [f"no samples of start {start} on node {node}" for (start, node), part in by_key.items() if part is None]
+    tables = [pq.ParquetFile(path).read() for path in sorted(folder.glob("gpu/s*_n*.parquet"))]
+    samples: dict[tuple[int, int, str], Rows] = {}
+    for table in tables:
+        uuids = np.array(table["gpu"].to_pylist())
+        columns = {name: table[name].to_numpy().astype(float) for name in COLUMNS}
+        for uuid in dict.fromkeys(uuids.tolist()):
+            key = table["start"][0].as_py(), table["node"][0].as_py(), uuid
+            samples[key] = {name: column[uuids == uuid] for name, column in columns.items()}
+    if tables:
+        merged = pa.concat_tables(tables)
+        run_folder.write_parquet(folder / MERGED, {name: merged[name] for name in merged.column_names})
+    return summarise([part for part in by_key.values() if part is not None], samples, missing)
+
+
+def summarise(
+    parts: list[dict[str, Any]], samples: dict[tuple[int, int, str], Rows], missing: list[str]
+) -> dict[str, Any]:
+    """The record's `gpu`.
+
+    `covers` says what the figures cover: `training`, or `sampled`, the whole time for which the ranks ran, where a
+    node does not know when it trained. Times are those of gpu.parquet (`time_s`), where each part has its own zero.
+
+    Args:
+        samples: by start, node and UUID.
+        missing: descriptions of missing parts; with any, the energy of all GPUs is None.
+    """
+    described: dict[tuple[str, str], dict[str, Any]] = {}
+    worked: dict[tuple[str, str], Worked] = {}
+    disturbers = {}
+    for part in parts:
+        disturbers |= {(part["host"], other["gpu"], other["pid"]): other for other in part["disturbed_by"]}
+        for device in part["devices"]:
+            key = part["host"], device["uuid"]
+            described[key] = device
+            rows = samples.get((part["start"], part["node"], device["uuid"]), {name: np.empty(0) for name in COLUMNS})
+            worked.setdefault(key, []).append((rows, np.array(part["spans_s"])))
+    figures = [device | state(worked[key]) | energy(worked[key]) for key, device in described.items()]
+    joules = [device["energy_joules"] for device in figures]
+    problems = [*missing, *(f"node {p['node']}, start {p['start']}: {p['problem']}" for p in parts if p["problem"])]
+    if any(device["energy_source"] == TOO_SHORT for device in figures):
+        problems.append(f"too short for energy, which may be off by more than {MOST_DOUBTFUL:.0%}; train longer")
+    return {
+        "energy_joules": None if missing or not joules or None in joules else sum(joules),
+        "covers": "training" if parts and all(part["covers"] == "training" for part in parts) else "sampled",
+        "sampling_s": SAMPLING_S,
+        "parts": [{key: part[key] for key in ("start", "node", "host", "covers", "spans_s")} for part in parts],
+        "devices": figures,
+        "disturbed_by": list(disturbers.values()),
+        "problem": "; ".join(problems) or None,
+    }
+
+
+def energy(worked: Worked) -> dict[str, Any]:
+    """Energy of one GPU over the spans in which it worked for a run, with its source and its mean power; None where it
+    is not known, or too much of it is in doubt."""
     figures: dict[str, Any] = {"energy_joules": None, "energy_source": None, "power_mean_w": None}
-    if seconds <= 0 or len(known) < len(joules):
+    seconds = sum(float(np.diff(spans).sum()) for _, spans in worked)
+    known = [within for rows, spans in worked if (within := joules_within(rows, spans)) is not None]
+    if seconds <= 0 or len(known) < len(worked):
         return figures
-    if doubtful_share(worked) > MOST_DOUBTFUL:
+    if sum(doubtful_s for _, doubtful_s in known) > MOST_DOUBTFUL * seconds:
         return figures | {"energy_source": TOO_SHORT}
-    source = max(curve.source for curve, _ in worked)  # power_samples, if any is
-    return {"energy_joules": sum(known), "energy_source": source, "power_mean_w": sum(known) / seconds}
+    joules = sum(joules for joules, _ in known)
+    return {"energy_joules": joules, "energy_source": "counter", "power_mean_w": joules / seconds}
 
 
-def throttle(reasons: np.ndarray) -> dict[str, float] | None:
-    """The share of samples (n,) with each reason that occurs; None without samples of reasons."""
-    known = reasons[~np.isnan(reasons)].astype(np.int64)
-    if not len(known):
+def joules_within(rows: Rows, spans: np.ndarray) -> tuple[float, float] | None:
+    """Joules of a GPU in spans (m, 2) of one part, and the seconds whose energy is in doubt: from the ends of spans to
+    the nearest readings, or by which the counter lags if that is more; a pause between spans counts as its length at
+    most. None unless the counter was read before and after, and where a driver that was loaded again restarted it."""
+    known = ~np.isnan(rows["energy_joules"])
+    times_s, joules = rows["time_s"][known], rows["energy_joules"][known]
+    if not len(times_s) or times_s[0] > spans[0, 0] or times_s[-1] < spans[-1, 1]:
         return None
-    bits = [bit for bit in range(int(known.max()).bit_length()) if (known >> bit & 1).any()]
-    names = {bit: REASONS[bit] if bit < len(REASONS) else f"bit_{bit}" for bit in bits}
-    return {names[bit]: float((known >> bit & 1).mean()) for bit in bits}
+    if (np.diff(joules) < -SKEW_JOULES).any():
+        return None
+    used = np.diff(np.interp(spans, times_s, joules)).sum()
+    ends_s = np.array([[max(LAG_S, np.abs(times_s - end_s).min()) for end_s in span] for span in spans])
+    pauses_s, open_s = spans[1:, 0] - spans[:-1, 1], ends_s[:-1, 1] + ends_s[1:, 0]
+    return float(used), float(ends_s[0, 0] + np.minimum(pauses_s, open_s).sum() + ends_s[-1, 1])
 
 
-def state(worked: list[tuple[Rows, Span]]) -> dict[str, Any]:
+def state(worked: Worked) -> dict[str, Any]:
     """Figures of one GPU's samples within spans; None where there are none."""
-    inside = [(rows["time_s"] >= start_s) & (rows["time_s"] <= end_s) for rows, (start_s, end_s) in worked]
-    pairs = list(zip(worked, inside, strict=True))
-    samples = {name: np.concatenate([rows[name][within] for (rows, _), within in pairs]) for name in COLUMNS}
+    inside = [
+        ((rows["time_s"] >= spans[:, :1]) & (rows["time_s"] <= spans[:, 1:])).any(axis=0) for rows, spans in worked
+    ]
+    samples = {
+        name: np.concatenate([rows[name][within] for (rows, _), within in zip(worked, inside, strict=True)])
+        for name in COLUMNS
+    }
 
     def figure(name: str, reduce: Any) -> float | None:
         values = samples[name][~np.isnan(samples[name])]
@@ -127,79 +198,11 @@ def state(worked: list[tuple[Rows, Span]]) -> dict[str, Any]:
     }
 
 
-def merge(folder: Path, expected: list[tuple[int, int]], wait: bool) -> dict[str, Any]:
-    """The record's `gpu`, from the parts of all starts and nodes; their samples go to one file. See `parts.merge`."""
-    by_key, samples = parts.merge(folder, expected, wait)
-    missing = [f"no samples of start {start} on node {node}" for (start, node), part in by_key.items() if part is None]
-    return summarise([part for part in by_key.values() if part is not None], samples, missing)
-
-
-def summarise(parts: list[dict[str, Any]], samples: Samples, missing: list[str]) -> dict[str, Any]:
-    """The record's `gpu`.
-
-    `covers` says what the figures cover: `training`, or `sampled`, the whole time for which the ranks ran, where a
-    node does not know when it trained. Times are those of gpu.parquet (`time_s`), where each part has its own zero.
-
-    Args:
-        missing: descriptions of missing parts; with any, the energy of all GPUs is None.
-    """
-    spans = [_spans(part, samples) for part in parts]
-    devices: dict[tuple[str, str], dict[str, Any]] = {}
-    worked: dict[tuple[str, str], list[tuple[Rows, EnergyCurve, Span]]] = {}
-    for part, part_spans in zip(parts, spans, strict=True):
-        for device in part["devices"]:
-            key = part["host"], device["uuid"]
-            devices[key] = {"host": part["host"], **device}
-            rows = samples.get((part["start"], part["node"], device["uuid"]), NO_ROWS)
-            curve = energy_curve(rows)
-            worked.setdefault(key, []).extend((rows, curve, span) for span in part_spans)
-    figures = [
-        device
-        | state([(rows, span) for rows, _, span in worked[key]])
-        | energy([(curve, span) for _, curve, span in worked[key]])
-        for key, device in devices.items()
-    ]
-    joules = [device["energy_joules"] for device in figures]
-    problems = [*missing, *(f"node {p['node']}, start {p['start']}: {p['problem']}" for p in parts if p["problem"])]
-    if any(device["energy_source"] == TOO_SHORT for device in figures):
-        problems.append(f"too short for energy, which may be off by more than {MOST_DOUBTFUL:.0%}; train longer")
-    return {
-        "energy_joules": None if missing or not joules or None in joules else sum(joules),
-        "covers": "training" if parts and all(part["trained_s"] for part in parts) else "sampled",
-        "sampling_s": sampler.INTERVAL_S,
-        "parts": [
-            {
-                "start": part["start"],
-                "node": part["node"],
-                "host": part["host"],
-                "covers": "training" if part["trained_s"] else "sampled",
-                "spans_s": part_spans,
-            }
-            for part, part_spans in zip(parts, spans, strict=True)
-        ],
-        "devices": figures,
-        "disturbed_by": _disturbers(parts, spans),
-        "problem": "; ".join(problems) or None,
-    }
-
-
-def _spans(part: dict[str, Any], samples: Samples) -> list[Span]:
-    """The spans that a part's figures cover, one at least."""
-    if part["trained_s"]:
-        return [(start_s, end_s) for start_s, end_s in part["trained_s"]]
-    key = (part["start"], part["node"])
-    times = [rows["time_s"] for (start, node, _), rows in samples.items() if (start, node) == key]
-    first_s, last_s = (max(time[0] for time in times), min(time[-1] for time in times)) if times else (0.0, 0.0)
-    return [(float(first_s), float(max(first_s, last_s)))]
-
-
-def _disturbers(parts: list[dict[str, Any]], spans: list[list[Span]]) -> list[dict[str, Any]]:
-    """Foreign processes that overlap the spans, once for each GPU."""
-    disturbers: dict[tuple[str, str, int], dict[str, Any]] = {}
-    for part, part_spans in zip(parts, spans, strict=True):
-        for process in part["processes"]:
-            first_s, last_s = process["seen_s"]
-            if any(first_s <= end_s and last_s >= start_s for start_s, end_s in part_spans):
-                described = {key: value for key, value in process.items() if key != "seen_s"}
-                disturbers[part["host"], process["gpu"], process["pid"]] = {"host": part["host"], **described}
-    return list(disturbers.values())
+def throttle(reasons: np.ndarray) -> dict[str, float] | None:
+    """The share of samples (n,) with each reason that occurs; None without samples of reasons."""
+    known = reasons[~np.isnan(reasons)].astype(np.int64)
+    if not len(known):
+        return None
+    bits = [bit for bit in range(int(known.max()).bit_length()) if (known >> bit & 1).any()]
+    names = {bit: REASONS[bit] if bit < len(REASONS) else f"bit_{bit}" for bit in bits}
+    return {names[bit]: float((known >> bit & 1).mean()) for bit in bits}

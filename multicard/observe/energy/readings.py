@@ -1,6 +1,7 @@
 """Readings of NVML: a sample of a GPU's state, the processes on it, and the energy counters that ranks read."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,43 +27,29 @@ def read_gpu(library: Any, handle: Any, missing: dict[str, str]) -> list[float]:
     """One sample, as COLUMNS without the time; NaN where the GPU does not report a figure.
 
     Power is NVML's own: on most GPUs the mean of the last second. Utilisation is the share of NVML's last period (a
-    second at most) in which any kernel ran.
+    second at most) in which any kernel ran. Temperature and reasons are asked by the functions that all drivers have.
 
     Args:
         missing: gets NVML's reason for each column that is NaN.
     """
-
-    def ask(column: str, *calls: tuple[Any, ...], scale: float = 1.0) -> float:
-        """The first answer of these functions, each with what it takes besides the handle: older drivers know the last
-        alone."""
-        reason = None
-        for function, *arguments in calls:
-            value, reason = nvml.ask_why(library, function, handle, *arguments)
-            if value is not None:  # utilisation: of the GPU, not of its memory; memory: in use
-                return float(getattr(value, "gpu", getattr(value, "used", value))) * scale
-        missing[column] = reason or "no value"
-        return float("nan")
-
-    sensor = library.NVML_TEMPERATURE_GPU
-    return [
-        # first, as it belongs to the time just read
-        ask("energy_joules", (library.nvmlDeviceGetTotalEnergyConsumption,), scale=1e-3),
-        ask("power_w", (library.nvmlDeviceGetPowerUsage,), scale=1e-3),
-        ask("sm_clock_mhz", (library.nvmlDeviceGetClockInfo, library.NVML_CLOCK_SM)),
-        ask("memory_clock_mhz", (library.nvmlDeviceGetClockInfo, library.NVML_CLOCK_MEM)),
-        ask(
-            "temperature_c",
-            (library.nvmlDeviceGetTemperatureV, sensor),
-            (library.nvmlDeviceGetTemperature, sensor),
-        ),
-        ask("utilisation", (library.nvmlDeviceGetUtilizationRates,), scale=0.01),
-        ask("memory_bytes", (library.nvmlDeviceGetMemoryInfo,)),
-        ask(
-            "reasons",
-            (library.nvmlDeviceGetCurrentClocksEventReasons,),
-            (library.nvmlDeviceGetCurrentClocksThrottleReasons,),
-        ),
-    ]
+    calls = (
+        (1e-3, library.nvmlDeviceGetTotalEnergyConsumption),  # first, as it belongs to the time just read
+        (1e-3, library.nvmlDeviceGetPowerUsage),
+        (1, library.nvmlDeviceGetClockInfo, library.NVML_CLOCK_SM),
+        (1, library.nvmlDeviceGetClockInfo, library.NVML_CLOCK_MEM),
+        (1, library.nvmlDeviceGetTemperature, library.NVML_TEMPERATURE_GPU),
+        (0.01, library.nvmlDeviceGetUtilizationRates),
+        (1, library.nvmlDeviceGetMemoryInfo),
+        (1, library.nvmlDeviceGetCurrentClocksThrottleReasons),
+    )
+    sample = []
+    for column, (scale, function, *arguments) in zip(COLUMNS[1:], calls, strict=True):
+        value, reason = nvml.ask_why(library, function, handle, *arguments)
+        if value is None:
+            missing[column] = reason or "no value"
+            value = float("nan")
+        sample.append(float(getattr(value, "gpu", getattr(value, "used", value))) * scale)  # of rates; of memory
+    return sample
 
 
 def read_processes(library: Any, handle: Any, missing: dict[str, str]) -> dict[int, int | None]:
@@ -75,10 +62,7 @@ def read_processes(library: Any, handle: Any, missing: dict[str, str]) -> dict[i
     if reason is not None:
         missing["processes"] = reason
     graphics = nvml.ask(library, library.nvmlDeviceGetGraphicsRunningProcesses, handle)
-    held_bytes: dict[int, int | None] = {}
-    for process in [*(compute or []), *(graphics or [])]:
-        held_bytes[process.pid] = process.usedGpuMemory
-    return held_bytes
+    return {process.pid: process.usedGpuMemory for process in [*(compute or []), *(graphics or [])]}
 
 
 def process_name(library: Any, pid: int) -> str | None:
@@ -87,20 +71,79 @@ def process_name(library: Any, pid: int) -> str | None:
     return None if name is None else Path(name).name
 
 
-Reading = tuple[float, str, float]  # on `clock_s`, the GPU's UUID, joules
+class Neighbours:
+    """Separates the run's own processes from foreign ones in NVML's lists.
+
+    Descendants of this process are the run's own, other visible processes foreign. To a container NVML may list PIDs of
+    the host, which are not visible: one that was there before the ranks started is foreign, and of later ones the first
+    are taken as own, up to the number of ranks that were not seen otherwise. A host PID that another process has here
+    is judged as that process. What comes and goes between two samples is missed, and in containers where NVML lists
+    nothing no process is seen.
+
+    Args:
+        ranks: processes of the run on this node.
+        ask_name: NVML's name of a process that is not visible here.
+    """
+
+    def __init__(self, ranks: int, ask_name: Callable[[int], str | None]) -> None:
+        self._ranks, self._ask_name = ranks, ask_name
+        self._own: dict[int, bool | None] = {}  # None: not visible. In order of appearance
+        self._names: dict[int, str | None] = {}
+        self._seen: dict[tuple[str, int], list[Any]] = {}  # by GPU and PID: first and last seen, most memory
+
+    def note(self, time_s: float, gpu: str, pid: int, memory_bytes: int | None, before_ranks: bool = False) -> None:
+        """Note that a process is on a GPU.
+
+        Args:
+            before_ranks: the ranks have not started yet.
+        """
+        if pid not in self._own:
+            own, name = identify(pid)
+            self._own[pid] = False if before_ranks and own is None else own
+            self._names[pid] = name or self._ask_name(pid)
+        seen = self._seen.setdefault((gpu, pid), [time_s, time_s, memory_bytes])
+        seen[1] = time_s
+        if memory_bytes is not None:
+            seen[2] = max(memory_bytes, seen[2] or 0)
+
+    def foreign(self, spans_s: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
+        """Foreign processes that were seen within these spans, a row for each GPU, with the most memory they held."""
+        visible_ranks = sum(own is True and pid != os.getpid() for pid, own in self._own.items())
+        hidden = [pid for pid, own in self._own.items() if own is None]
+        foreign = {pid for pid, own in self._own.items() if own is False}
+        foreign |= {*hidden[max(0, self._ranks - visible_ranks) :]}
+        return [
+            {"gpu": gpu, "pid": pid, "name": self._names[pid], "memory_bytes": memory_bytes}
+            for (gpu, pid), (first_s, last_s, memory_bytes) in self._seen.items()
+            if pid in foreign and any(first_s <= end_s and last_s >= start_s for start_s, end_s in spans_s)
+        ]
+
+
+def identify(pid: int) -> tuple[bool | None, str | None]:
+    """True for this process and its descendants (None: not visible), and the process's name."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return os.getpid() in (pid, *(parent.pid for parent in process.parents())), process.name()
+    except psutil.NoSuchProcess:
+        return None, None
+    except psutil.AccessDenied:  # visible, and another user's
+        return False, None
 
 
 class Counters:
-    """The counters of the GPUs that a rank uses, read where a span begins and ends whose energy is to be known: between
-    the controller's samples, a second apart, power rises as training begins, and the energy of 3 s is off by a tenth.
+    """Energy counters of the GPUs that a rank uses, read where a span begins and ends whose energy is to be known:
+    between the controller's samples, a second apart, power rises as training begins, and the energy of 3 s is off by a
+    tenth.
 
     There is nothing to read on CPU ranks, or where NVML gives none.
 
-    readings: all so far, in the order in which they were taken.
+    readings: time on `clock_s`, the GPU's UUID and joules, in the order in which they were taken.
     """
 
     def __init__(self, used: Sequence[Any]) -> None:
-        self.readings: list[Reading] = []
+        self.readings: list[tuple[float, str, float]] = []
         self._handles: dict[str, Any] = {}
         uuids = [uuid for device in used if (uuid := devices.used_gpu(device)) is not None]
         if not uuids:

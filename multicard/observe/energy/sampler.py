@@ -1,12 +1,12 @@
-"""Samples energy and state of the GPUs of a node's ranks once a second, in a thread of the controller.
+"""Samples a node once a second while its ranks work, in a thread of the controller: its GPUs, its CPU and memory.
 
-A failure here ends no run: the record says why a figure is missing.
+A failure here ends no run: the record says why a figure is missing. A sample of CPU and memory reads two files of
+/proc, which takes a ten-thousandth of the second.
 """
 
 from array import array
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Self
@@ -17,126 +17,165 @@ from multicard.config.base import RunConfig
 from multicard.config.placement import Placement
 from multicard.machine import devices, environment, nvml
 from multicard.measure.timing import clock_s
-from multicard.observe.energy import parts
-from multicard.observe.energy.neighbours import Neighbours
-from multicard.observe.energy.readings import COLUMNS, process_name, read_gpu, read_processes
-from multicard.records import rank_files
+from multicard.observe.energy import gpu_record
+from multicard.observe.energy.readings import COLUMNS, Neighbours, process_name, read_gpu, read_processes
+from multicard.records import rank_files, run_folder
 from multicard.records.rank_files import RankReport
 
-INTERVAL_S = 1.0
+INTERVAL_S = gpu_record.SAMPLING_S
 ANSWER_S = 10.0  # a driver that hangs must not hang the run
+MACHINE_COLUMNS = ("time_s", "cpu", "memory")  # seconds since training began; shares of all cores and of the memory
+Span = tuple[float, float]  # from, to, in seconds
 
 
 class Sampler:
-    """Samples the GPUs while it is open, first before the ranks start and last when it closes.
+    """Samples while it is open: GPUs first before the ranks start and last when it closes.
 
     Args:
-        uuids: of the GPUs, each once; none on CPU ranks, where no method does anything.
+        uuids: of the GPUs, each once; none on CPU ranks.
         ranks: the numbers of this node's ranks.
         attempt: the number of this start of the run, from 0.
+        machine: sample CPU and memory too.
     """
 
-    def __init__(self, folder: Path, uuids: list[str], ranks: range, attempt: int = 0, node: int = 0) -> None:
+    def __init__(
+        self, folder: Path, uuids: list[str], ranks: range, attempt: int = 0, node: int = 0, machine: bool = False
+    ) -> None:
         self._folder, self._uuids, self._ranks, self._attempt, self._node = folder, uuids, ranks, attempt, node
-        self._values = {uuid: array("d") for uuid in uuids}  # samples one after the other, as COLUMNS
+        self._machine = array("d") if machine else None  # samples one after the other, as MACHINE_COLUMNS, on `clock_s`
+        self._values = {uuid: array("d") for uuid in uuids}  # as COLUMNS
         self._indices: dict[str, int | None] = dict.fromkeys(uuids)
         self._missing: dict[str, dict[str, str]] = {uuid: {} for uuid in uuids}
-        self._neighbours: Neighbours | None = None
+        self._library: Any = None
+        self._neighbours = Neighbours(len(ranks), lambda pid: process_name(self._library, pid))
         self._problem: str | None = None
         self._opened_s = self._closed_s = 0.0
         self._first_sample, self._done = Event(), Event()
         self._thread = Thread(target=self._run, daemon=True)
 
     @classmethod
-    def of_run(cls, config: RunConfig, placement: Placement, folder: Path, attempt: int, node: int = 0) -> Self:
-        """The sampler for a run's GPUs on this node; ranks may share a GPU, and one process may use several."""
+    def of_run(
+        cls, config: RunConfig, placement: Placement, folder: Path, attempt: int, node: int = 0, machine: bool = False
+    ) -> Self:
+        """The sampler of a run on this node; ranks may share a GPU, and one process may use several."""
         uuids = devices.visible_gpus()[: config.gpus] if placement.device == "cuda" else []
         first = node * placement.processes
-        return cls(folder, uuids, range(first, first + placement.processes), attempt, node)
+        return cls(folder, uuids, range(first, first + placement.processes), attempt, node, machine)
 
     def __enter__(self) -> Self:
         self._opened_s = clock_s()
-        if self._uuids:
+        if self._uuids or self._machine is not None:
             self._thread.start()
             self._first_sample.wait(ANSWER_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        if self._uuids:
+        if self._thread.is_alive():
             self._thread.join(ANSWER_S)
         if self._thread.is_alive():
             self._problem = f"NVML did not answer within {ANSWER_S:.0f} s"
         self._closed_s = clock_s()
 
     def _run(self) -> None:
+        import psutil
+
+        psutil.cpu_percent()  # what follows is since the previous call
         try:
-            with nvml.opened() as library:
-                if library is None:
-                    raise RuntimeError("NVML is not there")
-                handles, unknown = dict[str, Any](), list[str]()
-                for uuid in self._uuids:
-                    handle, reason = nvml.ask_why(library, library.nvmlDeviceGetHandleByUUID, uuid)
-                    if handle is None:
-                        unknown.append(f"{uuid} ({reason})")
-                        continue
-                    handles[uuid] = handle
-                    self._indices[uuid] = nvml.ask(library, library.nvmlDeviceGetIndex, handle)
-                if unknown:
-                    self._problem = f"NVML does not give {', '.join(unknown)}"
-                self._neighbours = Neighbours(len(self._ranks), partial(process_name, library))
-                self._sample(library, handles, self._neighbours, before_ranks=True)
+            with nvml.opened() if self._uuids else nullcontext() as self._library:
+                handles = self._handles()
+                self._sample_gpus(handles, before_ranks=True)
                 self._first_sample.set()
-                while not self._done.wait(INTERVAL_S):
-                    self._sample(library, handles, self._neighbours)
-                self._sample(library, handles, self._neighbours)
+                closes = False
+                while not closes:
+                    closes = self._done.wait(INTERVAL_S)
+                    self._sample_gpus(handles)
+                    if self._machine is not None:
+                        shares = psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100
+                        self._machine.extend((clock_s(), *shares))
         except Exception as error:  # recorded; no reason to end a run
             self._problem = f"{type(error).__name__}: {error}"
         finally:
             self._first_sample.set()
 
-    def _sample(
-        self, library: Any, handles: dict[str, Any], neighbours: Neighbours, before_ranks: bool = False
-    ) -> None:
+    def _handles(self) -> dict[str, Any]:
+        """NVML's handles of the GPUs that it gives."""
+        handles, unknown, library = dict[str, Any](), list[str](), self._library
+        if self._uuids and library is None:
+            raise RuntimeError("NVML is not there")
+        for uuid in self._uuids:
+            handle, reason = nvml.ask_why(library, library.nvmlDeviceGetHandleByUUID, uuid)
+            if handle is None:
+                unknown.append(f"{uuid} ({reason})")
+                continue
+            handles[uuid] = handle
+            self._indices[uuid] = nvml.ask(library, library.nvmlDeviceGetIndex, handle)
+        if unknown:
+            self._problem = f"NVML does not give {', '.join(unknown)}"
+        return handles
+
+    def _sample_gpus(self, handles: dict[str, Any], before_ranks: bool = False) -> None:
         for uuid, handle in handles.items():
-            time_s = clock_s() - self._opened_s
-            missing = self._missing[uuid]
-            self._values[uuid].extend([time_s, *read_gpu(library, handle, missing)])
-            for pid, memory_bytes in read_processes(library, handle, missing).items():
-                neighbours.note(time_s, uuid, pid, memory_bytes, before_ranks)
+            time_s, missing = clock_s() - self._opened_s, self._missing[uuid]
+            self._values[uuid].extend([time_s, *read_gpu(self._library, handle, missing)])
+            for pid, memory_bytes in read_processes(self._library, handle, missing).items():
+                self._neighbours.note(time_s, uuid, pid, memory_bytes, before_ranks)
 
     def write(self) -> None:
-        """Write this node's part, after its ranks have ended."""
-        if not self._uuids:
+        """Write what was sampled, after the ranks have ended; a folder that was removed stays so."""
+        if not self._folder.exists():
             return
-        reports = [report for report in rank_files.read(self._folder) if report.rank in self._ranks]
-        sampled = self._opened_s, self._closed_s
-        spans = parts.training_spans(reports, len(self._ranks), sampled)
+        reports = rank_files.read(self._folder)
+        with suppress(OSError):  # a full disk, say: the record says that the part is missing
+            if self._machine is not None:
+                self._write_machine(reports)
+            if self._uuids:
+                self._write_gpus([report for report in reports if report.rank in self._ranks])
+
+    def _write_machine(self, reports: Sequence[RankReport]) -> None:
+        """Add the samples to machine.parquet."""
+        table = _table(self._machine or (), len(MACHINE_COLUMNS))
+        began_s = next(filter(None, (report.started_s for report in reports)), self._opened_s)
+        table[:, 0] -= began_s if began_s >= self._opened_s else self._opened_s  # else it is of an earlier start
+        columns: dict[str, Any] = {"start": np.full(len(table), self._attempt, np.int32)}
+        columns |= dict(zip(MACHINE_COLUMNS, table.T, strict=True))
+        earlier = run_folder.read_machine(self._folder)
+        if earlier is not None:
+            columns = {name: np.concatenate([earlier[name].to_numpy(), own]) for name, own in columns.items()}
+        run_folder.write_parquet(self._folder / run_folder.MACHINE, columns)
+
+    def _write_gpus(self, reports: Sequence[RankReport]) -> None:
+        """Write this node's part of the record's `gpu`."""
+        sampled, host = (self._opened_s, self._closed_s), environment.host()
         read = [reading for report in reports for reading in report.counters]
-        width = len(COLUMNS)  # a thread that hangs may have left an incomplete sample
         samples = {
-            uuid: parts.with_readings(
-                np.array(values[: len(values) // width * width]).reshape(-1, width),
-                [[time_s, joules] for time_s, gpu, joules in read if gpu == uuid],
+            uuid: with_readings(
+                _table(values, len(COLUMNS)),
+                [(time_s, joules) for time_s, gpu, joules in read if gpu == uuid],
                 sampled,
             )
             for uuid, values in self._values.items()
         }
-        elsewhere = self._used_elsewhere(reports)
+        trained = training_spans(reports, len(self._ranks), sampled)
+        spans = [(start_s - self._opened_s, end_s - self._opened_s) for start_s, end_s in trained]
+        if not trained:
+            times = [rows[:, 0] for rows in samples.values() if len(rows)] or [np.zeros(1)]
+            first_s, last_s = max(time[0] for time in times), min(time[-1] for time in times)
+            spans = [(first_s, max(first_s, last_s))]
         part = {
             "start": self._attempt,
             "node": self._node,
-            "host": environment.host(),
-            "trained_s": [[moment - self._opened_s for moment in span] for span in spans],
+            "host": host,
+            "covers": "training" if trained else "sampled",
+            "spans_s": spans,
             "devices": [
-                {"uuid": uuid, "index": self._indices.get(uuid), "missing": self._reasons(uuid, samples)}
-                for uuid in (*self._uuids, *elsewhere)
+                {"host": host, "uuid": uuid, "index": self._indices.get(uuid), "missing": self._reasons(uuid, samples)}
+                for uuid in (*self._uuids, *self._used_elsewhere(reports))
             ],
-            "processes": [] if self._neighbours is None else self._neighbours.foreign(),
+            "disturbed_by": [{"host": host, **other} for other in self._neighbours.foreign(spans)],
             "problem": self._problem,
         }
-        with suppress(OSError):  # a full disk, say: the record says that the part is missing
-            parts.write(self._folder, part, samples)
+        gpu_record.write_part(self._folder, part, samples)
 
     def _used_elsewhere(self, reports: Sequence[RankReport]) -> list[str]:
         """GPUs that ranks used and nobody sampled, as where the user has CUDA number them otherwise than NVML does."""
@@ -154,3 +193,38 @@ class Sampler:
         rows, reasons = samples.get(uuid), self._missing.get(uuid, {})
         empty = {name for i, name in enumerate(COLUMNS) if rows is not None and np.isnan(rows[:, i]).all()}
         return {name: reason for name, reason in reasons.items() if name in empty or name == "processes"}
+
+
+def _table(values: Sequence[float], width: int) -> np.ndarray:
+    """Samples as rows (n, width), but for one that a thread that hangs left incomplete."""
+    return np.array(values[: len(values) // width * width], float).reshape(-1, width)
+
+
+def training_spans(ranks: Sequence[RankReport], expected: int, sampled: Span) -> list[Span]:
+    """Spans in which any of the ranks trained, on `clock_s`: what `total_s` covers. None unless all ranks say; nor of a
+    cell of a race, in whose pauses others train.
+
+    Args:
+        ranks: the reports of all ranks on this machine's clock; `expected` of them.
+        sampled: when the GPUs were sampled; files of an earlier start have other times.
+    """
+    spans: list[Span] = []
+    if len(ranks) < expected or any(rank.probe is not None and rank.probe.ended_by == "race" for rank in ranks):
+        return spans
+    for pieces in zip(*(rank.spans_s for rank in ranks), strict=False):  # those that all ranks ended
+        start_s, end_s = min(piece[0] for piece in pieces), max(piece[1] for piece in pieces)
+        spans.append((max(start_s, spans[-1][1]) if spans else start_s, end_s))
+    return spans if spans and sampled[0] <= spans[0][0] and spans[-1][1] <= sampled[1] else []
+
+
+def with_readings(samples: np.ndarray, readings: Sequence[tuple[float, float]], sampled: Span) -> np.ndarray:
+    """Samples (n, columns) of a GPU with a row, of energy alone, for each reading of its counter by a rank.
+
+    Args:
+        readings: time on `clock_s`, and joules; those outside of `sampled` are of an earlier start.
+    """
+    inside = [reading for reading in readings if sampled[0] <= reading[0] <= sampled[1]]
+    rows = np.full((len(inside), len(COLUMNS)), np.nan)
+    rows[:, :2] = np.array(inside).reshape(-1, 2) - (sampled[0], 0.0)  # time and energy
+    both = np.concatenate([samples, rows])
+    return both[np.argsort(both[:, 0], kind="stable")]
