@@ -5,15 +5,15 @@ A figure is a number of a record that tables, charts, rankings, sweepers and W&B
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
-from msgspec import UNSET, Meta, Struct
+from msgspec import UNSET, Struct
 
 from multicard.records.schema import LlmRecord, Record, VisionRecord
+from multicard.records.schema_parts import described
 from multicard.records.text_table import clean, in_bytes, in_joules
 
 RECORDS: dict[str, type[Record]] = {record.kind: record for record in (VisionRecord, LlmRecord)}
@@ -305,25 +305,12 @@ def text(name: str, value: Any) -> str:
 @cache
 def numbers(struct: type[Struct]) -> dict[str, str]:
     """The numbers of a record, as "total_s" or "step_s.mean", with what the schema says of them."""
-    return dict(_numbers(struct, ""))
-
-
-def _numbers(struct: type[Struct], prefix: str) -> Iterator[tuple[str, str]]:
+    found: dict[str, str] = {}
     for name, hint in get_type_hints(struct, include_extras=True).items():
-        types, metas = _types_and_metas(hint)
+        types, text = described(hint)
         if {int, float} & {*types}:
-            yield prefix + name, next((meta.description for meta in metas if meta.description), "")
+            found[name] = text
         for part in types:
             if isinstance(part, type) and issubclass(part, Struct):
-                yield from _numbers(part, f"{prefix}{name}.")
-
-
-def _types_and_metas(hint: Any) -> tuple[list[Any], list[Meta]]:
-    """The types of a union, limits and descriptions apart."""
-    if get_origin(hint) is Annotated:
-        inner, *metas = get_args(hint)
-        types, inner_metas = _types_and_metas(inner)
-        return types, [*(meta for meta in metas if isinstance(meta, Meta)), *inner_metas]
-    if get_origin(hint) in (Union, UnionType):
-        return [kind for part in get_args(hint) for kind in _types_and_metas(part)[0]], []
-    return [hint], []
+                found |= {f"{name}.{inner}": text for inner, text in numbers(part).items()}
+    return found

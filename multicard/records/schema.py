@@ -33,7 +33,6 @@ from multicard.records.schema_parts import (
     Statistics,
     TextRows,
     Transfers,
-    doc,
 )
 
 SCHEMA_VERSION = 1
@@ -42,41 +41,38 @@ SCHEMA_VERSION = 1
 class VisionEpoch(Struct):
     """One epoch of training on images. Times are the slowest rank's, in seconds."""
 
-    epoch: Annotated[Count, doc("from 0")] = None
-    steps: Annotated[Count, doc("fewer than probe.steps_per_epoch where a probe ended")] = None
+    epoch: Annotated[Count, "from 0"] = None
+    steps: Annotated[Count, "fewer than probe.steps_per_epoch where a probe ended"] = None
     train_s: Number = None
-    first_batch_s: Annotated[Number, doc("until the first batch was there")] = None
-    gap_s: Annotated[
-        Number,
-        doc("from the end of the previous epoch's evaluation to the first batch; null in an attempt's first epoch"),
-    ] = None
+    first_batch_s: Annotated[Number, "until the first batch was there"] = None
+    gap_s: Annotated[Number, "from the last evaluation to the first batch; null in an attempt's first epoch"] = None
     evaluate_s: Number = None
-    ended_s: Annotated[Number, doc("since the start of training")] = None
-    train_loss: Annotated[Number, doc("mean over the samples trained")] = None
+    ended_s: Annotated[Number, "since the start of training"] = None
+    train_loss: Annotated[Number, "mean over the samples trained"] = None
     test_loss: Number = None
-    test_accuracy: Annotated[Share, doc("share of test samples classified correctly, 0 to 1")] = None
+    test_accuracy: Annotated[Share, "share of test samples classified correctly, 0 to 1"] = None
     test_right: Count = None
     test_samples: Count = None
-    samples: Annotated[Count, doc("distinct samples of the epoch")] = None
-    samples_trained: Annotated[Count, doc("each time that one was trained on")] = None
-    images_per_s: Annotated[Number, doc("distinct samples by train_s")] = None
+    samples: Annotated[Count, "distinct samples of the epoch"] = None
+    samples_trained: Annotated[Count, "each time that one was trained on"] = None
+    images_per_s: Annotated[Number, "distinct samples by train_s"] = None
 
 
 class LlmEpoch(Struct):
     """One epoch of tuning. Times are the slowest rank's, in seconds."""
 
-    epoch: Annotated[Count, doc("from 0")] = None
-    steps: Annotated[Count, doc("optimiser steps")] = None
+    epoch: Annotated[Count, "from 0"] = None
+    steps: Annotated[Count, "optimiser steps"] = None
     train_s: Number = None
-    ended_s: Annotated[Number, doc("since the start of training")] = None
-    train_loss: Annotated[Number, doc("mean of rank 0's steps")] = None
-    samples: Annotated[Count, doc("rows, or sequences of packed rows, of all ranks")] = None
+    ended_s: Annotated[Number, "since the start of training"] = None
+    train_loss: Annotated[Number, "mean of rank 0's steps"] = None
+    samples: Annotated[Count, "rows, or sequences of packed rows, of all ranks"] = None
 
 
 class Tokens(Struct):
     all: Count = None
     non_padding: Count = None
-    loss_bearing: Annotated[Count, doc("that the loss is computed on")] = None
+    loss_bearing: Annotated[Count, "that the loss is computed on"] = None
 
 
 class TokenRates(Struct):
@@ -92,7 +88,7 @@ class Loss(Struct):
 
     first: Number = None
     last: Number = None
-    mean_of_last_tenth: Annotated[Number, doc("of the steps")] = None
+    mean_of_last_tenth: Annotated[Number, "of the steps"] = None
 
 
 class Rewards(Struct):
@@ -100,8 +96,8 @@ class Rewards(Struct):
 
     chosen: Number = None
     rejected: Number = None
-    accuracy: Annotated[Share, doc("share of pairs in the right order, 0 to 1")] = None
-    margin: Annotated[Number, doc("chosen - rejected")] = None
+    accuracy: Annotated[Share, "share of pairs in the right order, 0 to 1"] = None
+    margin: Annotated[Number, "chosen - rejected"] = None
 
 
 class Record(Struct, kw_only=True):
@@ -113,52 +109,44 @@ class Record(Struct, kw_only=True):
 
     kind: ClassVar[str]
 
-    schema_version: Annotated[Int, doc("1")]
-    name: Annotated[str | None, doc("of the sweep, or the run's parent folder")] = None
-    job: Annotated[str | None, doc("SLURM's job id")] = None
-    status: Annotated[str, doc("ok, oom, diverged, failed, timeout, preempted, interrupted or refused")]
-    cause: Annotated[Cause | None, doc("null where the run ended ok")] = None
-    started_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
-    axes: Annotated[dict[str, Scalar], doc("the settings that sweeps vary, as used")]
-    repetition: Annotated[Count, doc("which measurement of the same cell, from 1 (`repeat`)")] = None
-    identity: Annotated[str | None, doc("8 hex digits of what is measured; equal means the same work")] = None
-    config: Annotated[dict[str, Any], doc("the resolved configuration")] = {}
-    ended_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
-    startup_s: Annotated[Number, doc("seconds from the command, or the previous run's end, to training")] = None
-    total_s: Annotated[Number, doc("seconds of training, evaluation included, over all attempts")] = None
-    compile_s: Annotated[Number, doc("seconds of torch.compile, before training")] = None
-    compile_cache: Annotated[CompileCache | None, doc("null: nothing was compiled")] = None
-    cuda_graphs: Annotated[
-        bool | None, doc("compile=reduce-overhead or max-autotune: all code runs as CUDA graphs (never on CPU ranks)")
-    ] = None
-    non_finite_losses: Annotated[
-        Count, doc("losses that were NaN or infinite, of all ranks and steps; null: not counted")
-    ] = None
-    divergence: Annotated[Divergence | None, doc("null where the last losses are finite")] = None
+    schema_version: Annotated[Int, "1"]
+    name: Annotated[str | None, "of the sweep, or the run's parent folder"] = None
+    job: Annotated[str | None, "SLURM's job id"] = None
+    status: Annotated[str, "ok, oom, diverged, failed, timeout, preempted, interrupted or refused"]
+    cause: Annotated[Cause | None, "null where the run ended ok"] = None
+    started_at: Annotated[str | None, "UTC, ISO 8601"] = None
+    axes: Annotated[dict[str, Scalar], "the settings that sweeps vary, as used"]
+    repetition: Annotated[Count, "which measurement of the same cell, from 1 (`repeat`)"] = None
+    identity: Annotated[str | None, "8 hex digits of what is measured; equal means the same work"] = None
+    config: Annotated[dict[str, Any], "the resolved configuration"] = {}
+    ended_at: Annotated[str | None, "UTC, ISO 8601"] = None
+    startup_s: Annotated[Number, "seconds from the command, or the previous run's end, to training"] = None
+    total_s: Annotated[Number, "seconds of training, evaluation included, over all attempts"] = None
+    compile_s: Annotated[Number, "seconds of torch.compile, before training"] = None
+    compile_cache: Annotated[CompileCache | None, "null: nothing was compiled"] = None
+    cuda_graphs: Annotated[bool | None, "compile=reduce-overhead or max-autotune: all code runs as CUDA graphs"] = None
+    non_finite_losses: Annotated[Count, "NaN and infinite losses of all ranks and steps; null: not counted"] = None
+    divergence: Annotated[Divergence | None, "null where the last losses are finite"] = None
     peak_memory_bytes: Memory | None = None
     transfer_bytes: Transfers | None = None
-    communication_bytes: Annotated[Communication | None, doc("null where it is not known")] = None
-    parameters: Annotated[Count, doc("of the model")] = None
-    threads: Annotated[Count, doc("per rank")] = None
-    segments: Annotated[list[Segment], doc("one entry per attempt")] = []
-    oversubscribed: Annotated[bool | None, doc("ranks shared a GPU")] = None
-    gpu: Annotated[Gpu | None, doc("null on CPU ranks")] = None
-    profile: Annotated[ProfileTable | None, doc("of profile=kineto or nsys")] = None
-    diagnosis: Annotated[Diagnosis | None, doc("of diagnose=true")] = None
-    probe: Annotated[
-        ProbeEnd | None, doc("null but for probe=true, whose runs are no results: they end when their step is known")
-    ] = None
-    prediction: Annotated[Prediction | None, doc("null where none was made")] = None
-    data: Annotated[Data | None, doc("what it was trained on")] = None
-    cores: Annotated[Count, doc("of its first node that the run could use")] = None
-    load: Annotated[Load | None, doc("of other processes on its first node")] = None
-    beside: Annotated[Count, doc("other runs of the sweep that were measured on one of its nodes at the same time")] = (
-        None
-    )
-    hardware: Annotated[str | None, doc("names of the GPUs, or the CPU's model")] = None
-    commit: Annotated[str | None, doc("of the checkout; null outside of one")] = None
-    dirty: Annotated[bool | None, doc("tracked files differed from the commit")] = None
-    changes: Annotated[str | None, doc("8 hex digits of the difference")] = None
+    communication_bytes: Annotated[Communication | None, "null where it is not known"] = None
+    parameters: Annotated[Count, "of the model"] = None
+    threads: Annotated[Count, "per rank"] = None
+    segments: Annotated[list[Segment], "one entry per attempt"] = []
+    oversubscribed: Annotated[bool | None, "ranks shared a GPU"] = None
+    gpu: Annotated[Gpu | None, "null on CPU ranks"] = None
+    profile: Annotated[ProfileTable | None, "of profile=kineto or nsys"] = None
+    diagnosis: Annotated[Diagnosis | None, "of diagnose=true"] = None
+    probe: Annotated[ProbeEnd | None, "of probe=true alone, whose runs are no results"] = None
+    prediction: Annotated[Prediction | None, "null where none was made"] = None
+    data: Annotated[Data | None, "what it was trained on"] = None
+    cores: Annotated[Count, "of its first node that the run could use"] = None
+    load: Annotated[Load | None, "of other processes on its first node"] = None
+    beside: Annotated[Count, "other runs of the sweep that were measured on one of its nodes at the same time"] = None
+    hardware: Annotated[str | None, "names of the GPUs, or the CPU's model"] = None
+    commit: Annotated[str | None, "of the checkout; null outside of one"] = None
+    dirty: Annotated[bool | None, "tracked files differed from the commit"] = None
+    changes: Annotated[str | None, "8 hex digits of the difference"] = None
 
     @property
     def steps(self) -> Statistics | None:
@@ -195,20 +183,18 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
 
     kind: ClassVar[str] = "vision"
 
-    train_s: Annotated[Number, doc("seconds of training alone, summed over epochs")] = None
-    evaluate_s: Annotated[Number, doc("seconds of evaluation, summed over epochs")] = None
-    epochs: Annotated[list[VisionEpoch], doc("one entry per finished epoch")] = []
+    train_s: Annotated[Number, "seconds of training alone, summed over epochs"] = None
+    evaluate_s: Annotated[Number, "seconds of evaluation, summed over epochs"] = None
+    epochs: Annotated[list[VisionEpoch], "one entry per finished epoch"] = []
     step_s: Statistics | None = None
-    images_per_s: Annotated[
-        Number, doc("after the warm-up; a sample counts once per epoch, however often it was trained on")
-    ] = None
-    trained_images_per_s: Annotated[Number, doc("after the warm-up; a sample counts each time")] = None
-    phases_s: Annotated[dict[str, Float] | None, doc("mean seconds of each phase, per step and rank")] = None
-    joules_per_image: Annotated[Number, doc("energy of all GPUs by images trained on")] = None
-    test_accuracy: Annotated[Share, doc("of the last epoch, 0 to 1")] = None
-    time_to_target_s: Annotated[Number, doc("seconds until target_accuracy was reached; null: never")] = None
-    input: Annotated[dict[str, Any] | None, doc("facts of the loader and its cache, beside the configuration")] = None
-    num_workers: Annotated[Count, doc("loader workers per rank, as used")] = None
+    images_per_s: Annotated[Number, "after the warm-up; a sample counts once per epoch"] = None
+    trained_images_per_s: Annotated[Number, "after the warm-up; a sample counts each time"] = None
+    phases_s: Annotated[dict[str, Float] | None, "mean seconds of each phase, per step and rank"] = None
+    joules_per_image: Annotated[Number, "energy of all GPUs by images trained on"] = None
+    test_accuracy: Annotated[Share, "of the last epoch, 0 to 1"] = None
+    time_to_target_s: Annotated[Number, "seconds until target_accuracy was reached; null: never"] = None
+    input: Annotated[dict[str, Any] | None, "facts of the loader and its cache, beside the configuration"] = None
+    num_workers: Annotated[Count, "loader workers per rank, as used"] = None
 
     @property
     def steps(self) -> Statistics | None:
@@ -230,21 +216,21 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
 
     kind: ClassVar[str] = "llm"
 
-    epochs: Annotated[list[LlmEpoch], doc("one entry per finished epoch")] = []
-    iteration_s: Annotated[Statistics | None, doc("of an optimiser step; keys as in step_s")] = None
-    data_s: Annotated[Number, doc("mean seconds of waiting for a batch, per iteration and rank")] = None
-    tokens: Annotated[Tokens | None, doc("trained on, all ranks")] = None
-    tokens_per_s: Annotated[TokenRates | None, doc("after the warm-up, all ranks")] = None
-    joules_per_token: Annotated[Number, doc("energy of all GPUs by non-padding tokens")] = None
+    epochs: Annotated[list[LlmEpoch], "one entry per finished epoch"] = []
+    iteration_s: Annotated[Statistics | None, "of an optimiser step; keys as in step_s"] = None
+    data_s: Annotated[Number, "mean seconds of waiting for a batch, per iteration and rank"] = None
+    tokens: Annotated[Tokens | None, "trained on, all ranks"] = None
+    tokens_per_s: Annotated[TokenRates | None, "after the warm-up, all ranks"] = None
+    joules_per_token: Annotated[Number, "energy of all GPUs by non-padding tokens"] = None
     loss: Loss | None = None
     text_rows: TextRows | None = None
-    rewards: Annotated[Rewards | UnsetType | None, doc("method=dpo only")] = UNSET
+    rewards: Annotated[Rewards | UnsetType | None, "method=dpo only"] = UNSET
     trainable_parameters: Count = None
-    nf4_tensors: Annotated[Count, doc("weights held in NF4 (qlora)")] = None
-    fake_quantised_linears: Annotated[Count, doc("linear layers with fake quantisation (qat)")] = None
-    flops_per_token: Annotated[Number, doc("forward and backward, of all tokens")] = None
-    mfu: Annotated[Number, doc("model FLOPs as a share of the devices' peak, 0 to 1")] = None
-    warmup_steps: Annotated[Count, doc("of the learning rate, as used")] = None
+    nf4_tensors: Annotated[Count, "weights held in NF4 (qlora)"] = None
+    fake_quantised_linears: Annotated[Count, "linear layers with fake quantisation (qat)"] = None
+    flops_per_token: Annotated[Number, "forward and backward, of all tokens"] = None
+    mfu: Annotated[Number, "model FLOPs as a share of the devices' peak, 0 to 1"] = None
+    warmup_steps: Annotated[Count, "of the learning rate, as used"] = None
 
     @property
     def steps(self) -> Statistics | None:
@@ -265,13 +251,13 @@ AnyRecord = VisionRecord | LlmRecord
 
 class Git(Struct):
     commit: str | None = None
-    dirty: Annotated[bool | None, doc("tracked files differ from the commit")] = None
-    changes: Annotated[str | None, doc("8 hex digits of the difference")] = None
+    dirty: Annotated[bool | None, "tracked files differ from the commit"] = None
+    changes: Annotated[str | None, "8 hex digits of the difference"] = None
 
 
 class Cpu(Struct):
     model: str | None = None
-    cores: Annotated[Count, doc("that the run may use")] = None
+    cores: Annotated[Count, "that the run may use"] = None
     cores_online: Count = None
     memory_bytes: Count = None
 
@@ -292,59 +278,54 @@ class RankPlace(Struct):
 
     rank: Int
     host: str
-    device: Annotated[str, doc("the GPU's name, or cpu")]
+    device: Annotated[str, "the GPU's name, or cpu"]
     threads: Count
-    cpus: Annotated[str | None, doc('cores that it was bound to: "0-7,16-23"')]
-    gpu: Annotated[str | UnsetType | None, doc("the GPU's UUID, as CUDA says; null on CPU")] = UNSET
+    cpus: Annotated[str | None, 'cores that it was bound to: "0-7,16-23"']
+    gpu: Annotated[str | UnsetType | None, "the GPU's UUID, as CUDA says; null on CPU"] = UNSET
 
 
 class Environment(Struct, kw_only=True):
     """Machine and software of a run. `numa` and the keys after it are known once the ranks have started."""
 
-    recorded_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
-    host: Annotated[str | None, doc("of the controller")] = None
-    git: Annotated[Git | None, doc("null outside of a checkout")] = None
+    recorded_at: Annotated[str | None, "UTC, ISO 8601"] = None
+    host: Annotated[str | None, "of the controller"] = None
+    git: Annotated[Git | None, "null outside of a checkout"] = None
     python: str | None = None
-    packages: Annotated[dict[str, str | None], doc("versions; null where not installed")] = {}
+    packages: Annotated[dict[str, str | None], "versions; null where not installed"] = {}
     platform: str | None = None
     cpu: Cpu | None = None
     gpus: list[EnvironmentGpu] = []
-    topology: Annotated[dict[str, Any] | None, doc("sockets, NUMA nodes, PCIe and NVLink between the GPUs")] = None
+    topology: Annotated[dict[str, Any] | None, "sockets, NUMA nodes, PCIe and NVLink between the GPUs"] = None
     cuda_visible_devices: str | None = None
-    cuda_device_order: Annotated[str | UnsetType | None, doc("PCI_BUS_ID unless the user chose another")] = UNSET
-    slurm: Annotated[dict[str, str], doc("the variables SLURM_JOB...")] = {}
-    numa: Annotated[str | UnsetType | None, doc("node: ranks were bound to their GPU's NUMA node")] = UNSET
-    malloc: Annotated[str | UnsetType, doc("the option malloc that took effect: tuned or system")] = UNSET
-    flags: Annotated[dict[str, Scalar] | UnsetType | None, doc("TF32, cuDNN and types, as used")] = UNSET
-    openmp: Annotated[
-        dict[str, str] | UnsetType | None,
-        doc("the ranks' variables OMP_... and GOMP_...: how threads wait, unless the user chose, is set on CPU ranks"),
-    ] = UNSET
+    cuda_device_order: Annotated[str | UnsetType | None, "PCI_BUS_ID unless the user chose another"] = UNSET
+    slurm: Annotated[dict[str, str], "the variables SLURM_JOB..."] = {}
+    numa: Annotated[str | UnsetType | None, "node: ranks were bound to their GPU's NUMA node"] = UNSET
+    malloc: Annotated[str | UnsetType, "the option malloc that took effect: tuned or system"] = UNSET
+    flags: Annotated[dict[str, Scalar] | UnsetType | None, "TF32, cuDNN and types, as used"] = UNSET
+    openmp: Annotated[dict[str, str] | UnsetType | None, "the ranks' variables OMP_... and GOMP_..., as used"] = UNSET
     ranks: list[RankPlace] | UnsetType = UNSET
 
 
 class CommonSteps(Struct):
     """One row per step and rank."""
 
-    epoch: Annotated[int, doc("from 0")]
+    epoch: Annotated[int, "from 0"]
     rank: int
-    step: Annotated[int, doc("of the epoch, from 0")]
-    step_s: Annotated[float, doc("seconds of the whole step on this rank")]
-    data_s: Annotated[float, doc("waiting for the batch (CUDA: the GPU's idle time until the host had it)")]
-    loss: Annotated[float, doc("NaN where the rank knows none")]
-    samples: Annotated[int, doc("trained on")]
+    step: Annotated[int, "of the epoch, from 0"]
+    step_s: Annotated[float, "seconds of the whole step on this rank"]
+    data_s: Annotated[float, "waiting for the batch (CUDA: the GPU's idle time until the host had it)"]
+    loss: Annotated[float, "NaN where the rank knows none"]
+    samples: Annotated[int, "trained on"]
 
 
 class VisionSteps(CommonSteps):
     """Columns of a training run, beside those of all."""
 
-    h2d_s: Annotated[
-        float, doc("copying the batch to the device; where that runs beside the step, what the GPU still waited for")
-    ]
+    h2d_s: Annotated[float, "copying the batch to the device; beside the step, only what the GPU still waited for"]
     forward_s: float
-    backward_s: Annotated[float, doc("with the exchange of gradients")]
+    backward_s: Annotated[float, "with the exchange of gradients"]
     optimizer_s: float
-    loaded: Annotated[int, doc("samples that the rank loaded; some strategies drop a part")]
+    loaded: Annotated[int, "samples that the rank loaded; some strategies drop a part"]
     h2d_images_bytes: int
     h2d_labels_bytes: int
 
@@ -355,9 +336,9 @@ class LlmSteps(CommonSteps):
     tokens: int
     non_padding: int
     loss_bearing: int
-    attended: Annotated[int, doc("sum over tokens of their row's length, packed or not: the work of attention")]
-    h2d_bytes: Annotated[int, doc("of the batch; packed=true: with each token's row number, or the mask on an old GPU")]
-    lr: Annotated[float, doc("learning rate")]
+    attended: Annotated[int, "sum over tokens of their row's length, packed or not: the work of attention"]
+    h2d_bytes: Annotated[int, "of the batch; packed=true: with each token's row number, or the mask on an old GPU"]
+    lr: Annotated[float, "learning rate"]
     rewards_chosen: float
     rewards_rejected: float
     rewards_accuracies: float

@@ -1,14 +1,15 @@
 """docs/record.md from the schema: `python -m multicard.records.schema_page > docs/record.md`."""
 
 import inspect
-from collections.abc import Iterable, Iterator
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Iterator, Sequence
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import fields
 
 from multicard.records import figures, run_folder, schema, schema_parts, text_table
+from multicard.records.schema_parts import described
 
 INTRODUCTION = f"""# The record of a run
 
@@ -41,69 +42,62 @@ def page() -> str:
     """The whole page, in Markdown."""
     files = inspect.getdoc(run_folder) or ""
     lines = [INTRODUCTION.format(files=files.split("\n\n", maxsplit=1)[1]).rstrip()]
-    described: set[type[Struct]] = set()
+    known: set[type[Struct]] = set()
     for title, kind in SECTIONS.items():
-        lines += [f"## {title}", *_section(kind, "", described)]
+        lines += [f"## {title}", *_section(kind, "", known)]
     lines += ["## Figures", FIGURES, _figures()]
     return "\n\n".join(lines) + "\n"
 
 
-def _section(kind: type[Struct], place: str, described: set[type[Struct]]) -> Iterator[str]:
+def _section(kind: type[Struct], place: str, known: set[type[Struct]]) -> Iterator[str]:
     """A structure's description and table, then those of the structures within it that were not described yet."""
-    described.add(kind)
+    known.add(kind)
     if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # which msgspec gives those without one
         yield inspect.cleandoc(kind.__doc__)
-    bases = [base for base in kind.__mro__[1:] if issubclass(base, Struct) and base is not Struct]
-    inherited = {name for base in bases for name in base.__struct_fields__}
+    base = kind.__mro__[1]
+    inherited = () if base is Struct else base.__struct_fields__
     optional = {field.name for field in fields(kind) if field.default is UNSET}
     hints = get_type_hints(kind, include_extras=True)
     own = {name: hints[name] for name in kind.__struct_fields__ if name not in inherited}
-    keys = {name: f"*{name}*" if name in optional else f"`{name}`" for name in own}
-    rows = [(keys[name], _text(hint), _meaning(hint)) for name, hint in own.items()]
+    rows = [(f"*{k}*" if k in optional else f"`{k}`", _in_words(hint), described(hint)[1]) for k, hint in own.items()]
     if kind is schema.Record:  # msgspec keeps the tag, which follows the version, apart from the fields
-        rows.insert(1, ("`kind`", "text", " or ".join(record.kind for record in get_args(schema.AnyRecord))))
-    yield _table(rows)
+        rows.insert(1, ("`kind`", "text", " or ".join(figures.BOTH)))
+    yield _table(("key", "type", "meaning"), [(*row, text_table.escape_markdown(text)) for *row, text in rows])
     for name, hint in own.items():
         for inner in _structures(hint):
-            if inner not in described:
+            if inner not in known:
                 yield f"### {place}{name}"
-                yield from _section(inner, f"{place}{name}.", described)
+                yield from _section(inner, f"{place}{name}.", known)
 
 
 def _figures() -> str:
-    lines = []
+    rows = []
     for figure in figures.FIGURES.values():
         keys = dict.fromkeys(f"`{key}`" for kind in figures.BOTH for key in figure.keys_of(kind))
         meaning = f"{figure.title} ({figure.sentence})" if figure.sentence else figure.title
-        lines.append(f"| `{figure.name}` | {', '.join(keys)} | {figure.better or ''} | {meaning} |")
-    return "\n".join(["| column | keys | better | meaning |", "|---|---|---|---|", *lines])
+        rows.append((f"`{figure.name}`", ", ".join(keys), figure.better or "", meaning))
+    return _table(("column", "keys", "better", "meaning"), rows)
 
 
-def _table(rows: Iterable[tuple[str, str, str]]) -> str:
-    lines = [f"| {name} | {kind} | {text_table.escape_markdown(meaning)} |" for name, kind, meaning in rows]
-    return "\n".join(["| key | type | meaning |", "|---|---|---|", *lines])
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head, *body = [f"| {' | '.join(row)} |" for row in (headings, *rows)]
+    return "\n".join([head, "|---" * len(headings) + "|", *body])
 
 
-def _meaning(hint: Any) -> str:
-    metas = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((meta.description for meta in metas if isinstance(meta, Meta) and meta.description), "")
-
-
-def _text(hint: Any) -> str:
-    """A type in words: "number or null"."""
-    if hint == schema_parts.Scalar:
+def _in_words(hint: Any) -> str:
+    """A type: "number or null"."""
+    types, _ = described(hint)
+    if set(types) == set(get_args(schema_parts.Scalar)):
         return "scalar"
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _text(inner[0])
-    if origin in (Union, UnionType):
-        parts = [_text(part) for part in inner if part not in (NoneType, UnsetType)]
-        return " or ".join([*dict.fromkeys(parts), *(["null"] if NoneType in inner else [])])
+    if len(types) > 1:
+        parts = [_in_words(part) for part in types if part not in (NoneType, UnsetType)]
+        return " or ".join([*dict.fromkeys(parts), *(["null"] if NoneType in types else [])])
+    origin, inner = get_origin(types[0]), get_args(types[0])
     if origin in (list, tuple):
-        return f"list of {_text(inner[0])}"
+        return f"list of {_in_words(inner[0])}"
     if origin is dict:
-        return f"{_text(inner[1])} by name"
-    return NAMES.get(hint, "object")
+        return f"{_in_words(inner[1])} by name"
+    return NAMES.get(types[0], "object")
 
 
 def _structures(hint: Any) -> list[type[Struct]]:

@@ -1,6 +1,7 @@
 """The parts of a record that `schema` puts together: memory, bytes, energy, profile, diagnosis."""
 
-from typing import Annotated
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -13,8 +14,15 @@ Number = Float | None
 Share = Annotated[float, Meta(ge=0, le=1)] | None
 
 
-def doc(text: str) -> Meta:
-    return Meta(description=text)
+def described(hint: Any) -> tuple[list[Any], str]:
+    """The types of a key, those of a union one by one, and what its annotation says of it."""
+    if get_origin(hint) is Annotated:
+        inner, *notes = get_args(hint)
+        types, text = described(inner)
+        return types, next((note for note in notes if isinstance(note, str)), text)
+    if get_origin(hint) in (Union, UnionType):
+        return [kind for part in get_args(hint) for kind in described(part)[0]], ""
+    return [hint], ""
 
 
 class Cause(Struct, frozen=True):
@@ -22,56 +30,54 @@ class Cause(Struct, frozen=True):
 
     kind: Annotated[
         str,
-        doc(
-            "refused, launch, oom, exception, signal, exit, node, disk, tracker, record, slurm, interrupt, "
-            "timeout, preempted, requeued or diverged"
-        ),
+        "refused, launch, oom, exception, signal, exit, node, disk, tracker, record, slurm, interrupt, "
+        "timeout, preempted, requeued or diverged",
     ] = ""
-    message: Annotated[str, doc("one line")] = ""
-    rank: Annotated[Count, doc("the first rank to fail")] = None
-    host: Annotated[str | None, doc("its node")] = None
-    memory_bytes: Annotated[Count, doc("bytes that the rank held when memory ran out")] = None
-    log: Annotated[str | None, doc("the rank's log, relative to the run folder")] = None
-    log_tail: Annotated[tuple[str, ...], doc("its last lines")] = ()
+    message: Annotated[str, "one line"] = ""
+    rank: Annotated[Count, "the first rank to fail"] = None
+    host: Annotated[str | None, "its node"] = None
+    memory_bytes: Annotated[Count, "bytes that the rank held when memory ran out"] = None
+    log: Annotated[str | None, "the rank's log, relative to the run folder"] = None
+    log_tail: Annotated[tuple[str, ...], "its last lines"] = ()
 
 
 class Divergence(Struct):
     """Where the losses begin that are not finite up to the end."""
 
-    epoch: Annotated[Count, doc("from 0")] = None
-    step: Annotated[Count, doc("of the epoch, from 0")] = None
-    rank: Annotated[Count, doc("null where only the loss of all ranks together is known (tuning)")] = None
+    epoch: Annotated[Count, "from 0"] = None
+    step: Annotated[Count, "of the epoch, from 0"] = None
+    rank: Annotated[Count, "null where only the loss of all ranks together is known (tuning)"] = None
 
 
 class TextRows(Struct):
     """Rows of text before they are packed, and what `max_seq_len` did to them."""
 
-    read: Annotated[Count, doc("all of the data set, or of its sample")] = None
-    cut: Annotated[Count, doc("cut, for being longer than max_seq_len; a pair counts once")] = None
-    left_out: Annotated[Count, doc("of those cut: no label remained, or none in one answer of a pair")] = None
-    sequences: Annotated[Count, doc("into which the others are packed; null of rows as they are")] = None
+    read: Annotated[Count, "all of the data set, or of its sample"] = None
+    cut: Annotated[Count, "cut, for being longer than max_seq_len; a pair counts once"] = None
+    left_out: Annotated[Count, "of those cut: no label remained, or none in one answer of a pair"] = None
+    sequences: Annotated[Count, "into which the others are packed; null of rows as they are"] = None
 
 
 class Segment(Struct):
     """One attempt at a run: a start of its job. A run that was requeued has several; warm-up is counted in each."""
 
-    started_at: Annotated[str | None, doc("UTC, ISO 8601")] = None
-    ended_at: Annotated[str | None, doc("UTC, ISO 8601; null where nobody was left to write it")] = None
-    end: Annotated[str | None, doc("ok, or cause.kind; null where it was cut off")] = None
-    job: Annotated[str | None, doc("SLURM's job id")] = None
-    hosts: Annotated[list[str] | None, doc("nodes")] = None
-    commit: Annotated[str | None, doc("of the code that ran")] = None
-    first_step: Annotated[Int, doc("the run's step that it began with, from 0")] = 0
-    steps: Annotated[Count, doc("steps trained in it; 0 where its work was not saved")] = None
-    trained_s: Annotated[Number, doc("seconds of training and evaluation")] = None
+    started_at: Annotated[str | None, "UTC, ISO 8601"] = None
+    ended_at: Annotated[str | None, "UTC, ISO 8601; null where nobody was left to write it"] = None
+    end: Annotated[str | None, "ok, or cause.kind; null where it was cut off"] = None
+    job: Annotated[str | None, "SLURM's job id"] = None
+    hosts: Annotated[list[str] | None, "nodes"] = None
+    commit: Annotated[str | None, "of the code that ran"] = None
+    first_step: Annotated[Int, "the run's step that it began with, from 0"] = 0
+    steps: Annotated[Count, "steps trained in it; 0 where its work was not saved"] = None
+    trained_s: Annotated[Number, "seconds of training and evaluation"] = None
 
 
 class Attempt(Segment):
     """A segment with what the controller notes of it in segments.json until the record is written."""
 
-    saved_step: Annotated[Count, doc("step of the newest checkpoint, unless the attempt resumed from it")] = None
+    saved_step: Annotated[Count, "step of the newest checkpoint, unless the attempt resumed from it"] = None
     data: "Data | None" = None
-    started_s: Annotated[Number, doc("begin of its start-up, on the machine's clock")] = None
+    started_s: Annotated[Number, "begin of its start-up, on the machine's clock"] = None
     failure: Cause | None = None
     load: "Load | None" = None
     beside: Count = None
@@ -82,23 +88,20 @@ class Data(Struct):
     """The content of the data, wherever it lies: names, sizes and bytes; of over 64 MiB or 1,024 files, the bytes of
     evenly spaced pieces (`multicard/records/content.py`)."""
 
-    fingerprint: Annotated[str, doc("12 hex digits of all parts; equal means the same data")]
-    parts: Annotated[
-        dict[str, str],
-        doc("digits of dataset, decoding (photographs), tokenizer and weights; not of what the run makes"),
-    ]
-    bytes: Annotated[Int, doc("of all parts")]
-    hashed_bytes: Annotated[Int, doc("of them, those that the digits cover")]
+    fingerprint: Annotated[str, "12 hex digits of all parts; equal means the same data"]
+    parts: Annotated[dict[str, str], "digits of dataset, decoding (photographs), tokenizer and weights"]
+    bytes: Annotated[Int, "of all parts"]
+    hashed_bytes: Annotated[Int, "of them, those that the digits cover"]
 
 
 class Load(Struct):
     """Load of other processes from before the ranks started until they had ended, in busy cores on average."""
 
     seconds: Number = None
-    others_cores: Annotated[Number, doc("of the run's cores, busy for other processes")] = None
-    stolen_cores: Annotated[Number, doc("of the run's cores, which a hypervisor gave to others")] = None
-    machine_others_cores: Annotated[Number, doc("of all cores of the machine, busy for other processes")] = None
-    average_before: Annotated[Number, doc("the system's load average of a minute, own processes included")] = None
+    others_cores: Annotated[Number, "of the run's cores, busy for other processes"] = None
+    stolen_cores: Annotated[Number, "of the run's cores, which a hypervisor gave to others"] = None
+    machine_others_cores: Annotated[Number, "of all cores of the machine, busy for other processes"] = None
+    average_before: Annotated[Number, "the system's load average of a minute, own processes included"] = None
     average_after: Number = None
 
 
@@ -106,46 +109,37 @@ class Statistics(Struct):
     """Seconds of a step, over all steps after the warm-up.
 
     By the slowest rank's clock, step k takes T_k - T_(k-1), where T_k is the longest that any rank took from the start
-    of the epoch to the end of step k: the steps add up to the epoch.
+    of the epoch to the end of step k: the steps add up to the epoch. Older records have each step's longest over the
+    ranks, which add up to more; the analysis derives theirs anew from steps.parquet.
     """
 
     mean: Number = None
     median: Number = None
-    p95: Annotated[Number, doc("95th percentile, linearly interpolated")] = None
+    p95: Annotated[Number, "95th percentile, linearly interpolated"] = None
     p99: Number = None
-    std: Annotated[Number, doc("standard deviation (n - 1)")] = None
-    count: Annotated[Count, doc("steps measured")] = None
-    warmup_count: Annotated[Count, doc("steps left out as warm-up")] = None
-    definition: Annotated[
-        str | UnsetType,
-        doc(
-            "slowest rank's clock; absent in older records, which have each step's longest over the ranks (these add "
-            "up to more than the epoch); the analysis derives theirs anew from steps.parquet"
-        ),
-    ] = UNSET
+    std: Annotated[Number, "standard deviation (n - 1)"] = None
+    count: Annotated[Count, "steps measured"] = None
+    warmup_count: Annotated[Count, "steps left out as warm-up"] = None
+    definition: Annotated[str | UnsetType, "slowest rank's clock; absent in older records"] = UNSET
 
 
 class CompileCache(Struct):
     """Look-ups of graphs in Inductor's cache on disk by torch.compile, summed over ranks."""
 
-    state: Annotated[
-        str | None, doc("cold: all compiled anew; warm: all from the cache; mixed; null: no look-up (the cache is off)")
-    ] = None
-    hits: Annotated[Int, doc("graphs taken from the cache")] = 0
-    misses: Annotated[Int, doc("look-ups of graphs that were compiled anew; one may be looked up twice")] = 0
-    bypasses: Annotated[Int, doc("graphs that cannot be cached")] = 0
+    state: Annotated[str | None, "cold: all compiled anew; warm: all from the cache; mixed; null: no cache"] = None
+    hits: Annotated[Int, "graphs taken from the cache"] = 0
+    misses: Annotated[Int, "look-ups of graphs that were compiled anew; one may be looked up twice"] = 0
+    bypasses: Annotated[Int, "graphs that cannot be cached"] = 0
 
 
 class Memory(Struct):
     """Peak memory of a rank, bytes."""
 
-    max: Annotated[Count, doc("of the rank that held most")] = None
+    max: Annotated[Count, "of the rank that held most"] = None
     per_rank: list[Count] = []
-    kind: Annotated[
-        str | None, doc("cuda_allocated (torch's allocator, and CUDA graphs) or rss (resident set of a CPU rank)")
-    ] = None
-    setup: Annotated[Count | UnsetType, doc("tuning: while the model was built")] = UNSET
-    train: Annotated[Count | UnsetType, doc("tuning: while it was trained")] = UNSET
+    kind: Annotated[str | None, "cuda_allocated (torch's allocator, and CUDA graphs) or rss (of a CPU rank)"] = None
+    setup: Annotated[Count | UnsetType, "tuning: while the model was built"] = UNSET
+    train: Annotated[Count | UnsetType, "tuning: while it was trained"] = UNSET
 
 
 class Parts(Struct, frozen=True):
@@ -156,19 +150,13 @@ class Parts(Struct, frozen=True):
 class Transfers(Struct):
     """Bytes between host and devices, summed over ranks."""
 
-    h2d: Annotated[
-        Count, doc("host to device: batches of training and evaluation, and data sets moved before training")
-    ] = None
-    h2d_images: Annotated[Parts | UnsetType, doc("training on images: bytes of images")] = UNSET
-    h2d_labels: Annotated[Parts | UnsetType, doc("training on images: bytes of labels, split like h2d_images")] = UNSET
-    h2d_setup: Annotated[
-        Parts | UnsetType, doc("training on images: bytes of data sets moved before training, split like h2d_images")
-    ] = UNSET
-    d2h: Annotated[Count, doc("device to host: of a run profiled on GPUs, scaled from its profiled steps")] = None
-    d2d: Annotated[Count, doc("within a device, scaled like d2h")] = None
-    source: Annotated[str | None, doc("counted, on CPU ranks what would cross to a device; d2h and d2d profiled")] = (
-        None
-    )
+    h2d: Annotated[Count, "host to device: batches of training and evaluation, and data sets moved before"] = None
+    h2d_images: Annotated[Parts | UnsetType, "training on images: bytes of images"] = UNSET
+    h2d_labels: Annotated[Parts | UnsetType, "training on images: bytes of labels, split like h2d_images"] = UNSET
+    h2d_setup: Annotated[Parts | UnsetType, "training on images: bytes of data sets moved before training"] = UNSET
+    d2h: Annotated[Count, "device to host: of a run profiled on GPUs, scaled from its profiled steps"] = None
+    d2d: Annotated[Count, "within a device, scaled like d2h"] = None
+    source: Annotated[str | None, "counted, on CPU ranks what would cross to a device; d2h and d2d profiled"] = None
 
 
 class Communication(Struct):
@@ -178,18 +166,18 @@ class Communication(Struct):
     reduce_scatter: Int | UnsetType = UNSET
     all_reduce: Int | UnsetType = UNSET
     broadcast: Int | UnsetType = UNSET
-    per: Annotated[str | None, doc("rank")] = None
-    source: Annotated[str | None, doc("computed from sizes and steps, or counted")] = None
+    per: Annotated[str | None, "rank"] = None
+    source: Annotated[str | None, "computed from sizes and steps, or counted"] = None
 
 
 class GpuPart(Struct):
     """Samples of one node during one attempt."""
 
-    start: Annotated[Count, doc("the attempt's number, from 0")] = None
-    node: Annotated[Count, doc("the node's number, from 0")] = None
+    start: Annotated[Count, "the attempt's number, from 0"] = None
+    node: Annotated[Count, "the node's number, from 0"] = None
     host: str | None = None
-    covers: Annotated[str | None, doc("training or sampled")] = None
-    spans_s: Annotated[list[list[Float]], doc("from, to on the clock of gpu.parquet's time_s, seconds")] = []
+    covers: Annotated[str | None, "training or sampled"] = None
+    spans_s: Annotated[list[list[Float]], "from, to on the clock of gpu.parquet's time_s, seconds"] = []
 
 
 class GpuDevice(Struct):
@@ -197,68 +185,61 @@ class GpuDevice(Struct):
 
     host: str | None = None
     uuid: str | None = None
-    index: Annotated[Count, doc("NVML's index")] = None
+    index: Annotated[Count, "NVML's index"] = None
     name: str | UnsetType | None = UNSET
     samples: Count = None
     energy_joules: Number = None
-    energy_source: Annotated[str | None, doc("counter (NVML's), too short, or power_samples (older records)")] = None
+    energy_source: Annotated[str | None, "counter (NVML's), too short, or power_samples (older records)"] = None
     power_mean_w: Number = None
     power_max_w: Number = None
     sm_clock_mean_mhz: Number = None
     sm_clock_min_mhz: Number = None
     memory_clock_mean_mhz: Number = None
     temperature_max_c: Number = None
-    utilisation_mean: Annotated[Number, doc("share of time with a kernel at work, 0 to 1")] = None
-    throttle: Annotated[dict[str, Float] | None, doc("share of samples by NVML's reason for lower clocks")] = None
-    missing: Annotated[
-        dict[str, str] | UnsetType, doc("NVML's reason by what it did not give: a column of gpu.parquet, or processes")
-    ] = UNSET
+    utilisation_mean: Annotated[Number, "share of time with a kernel at work, 0 to 1"] = None
+    throttle: Annotated[dict[str, Float] | None, "share of samples by NVML's reason for lower clocks"] = None
+    missing: Annotated[dict[str, str] | UnsetType, "NVML's reason, by column of gpu.parquet or processes"] = UNSET
 
 
 class Disturber(Struct):
     """A foreign process on one of the run's GPUs while it was measured."""
 
     host: str | None = None
-    gpu: Annotated[str | None, doc("the GPU's UUID")] = None
+    gpu: Annotated[str | None, "the GPU's UUID"] = None
     pid: Count = None
     name: str | None = None
-    memory_bytes: Annotated[Count | UnsetType, doc("the most it held")] = UNSET
+    memory_bytes: Annotated[Count | UnsetType, "the most it held"] = UNSET
 
 
 class Gpu(Struct):
     """NVML's samples of the run's GPUs; the samples themselves are in gpu.parquet."""
 
-    energy_joules: Annotated[Number, doc("all GPUs together; null where one is not known")] = None
-    covers: Annotated[str | None, doc("training (what total_s covers), or sampled (as long as ranks ran)")] = None
-    sampling_s: Annotated[Number, doc("seconds between two samples")] = None
-    parts: Annotated[list[GpuPart], doc("one for each attempt and node")] = []
+    energy_joules: Annotated[Number, "all GPUs together; null where one is not known"] = None
+    covers: Annotated[str | None, "training (what total_s covers), or sampled (as long as ranks ran)"] = None
+    sampling_s: Annotated[Number, "seconds between two samples"] = None
+    parts: Annotated[list[GpuPart], "one for each attempt and node"] = []
     devices: list[GpuDevice] = []
     disturbed_by: list[Disturber] = []
-    problem: Annotated[str | None, doc("why figures are missing")] = None
+    problem: Annotated[str | None, "why figures are missing"] = None
 
 
 class ProfileDerived(Struct):
     """Figures derived from a rank's events; null where they cannot tell."""
 
-    gpu_busy_share: Annotated[Number, doc("of window x devices")] = None
-    compute_s: Annotated[Number, doc("with a kernel at work that is none of NCCL's")] = None
-    communication_s: Annotated[Number, doc("with an NCCL kernel (CPU: gloo) at work")] = None
-    exposed_communication_s: Annotated[Number, doc("communication that no other kernel hid")] = None
-    overlap_share: Annotated[Number, doc("share of the communication hidden behind computing")] = None
-    launch_gap_s: Annotated[Number, doc("idle between a device's first and last operation")] = None
-    blocked_s: Annotated[Number, doc("host threads inside blocking CUDA calls, summed over threads")] = None
+    gpu_busy_share: Annotated[Number, "of window x devices"] = None
+    compute_s: Annotated[Number, "with a kernel at work that is none of NCCL's"] = None
+    communication_s: Annotated[Number, "with an NCCL kernel (CPU: gloo) at work"] = None
+    exposed_communication_s: Annotated[Number, "communication that no other kernel hid"] = None
+    overlap_share: Annotated[Number, "share of the communication hidden behind computing"] = None
+    launch_gap_s: Annotated[Number, "idle between a device's first and last operation"] = None
+    blocked_s: Annotated[Number, "host threads inside blocking CUDA calls, summed over threads"] = None
 
 
 class ProfileRank(Struct):
     rank: Int
-    where: Annotated[str, doc("the profiler's file that its events are from")]
-    window_s: Annotated[
-        Float,
-        doc(
-            "seconds from the first profiled step's start to the last one's end; on the device where that takes longer"
-        ),
-    ]
-    steps: Annotated[Count, doc("profiled steps; null without step markers")]
+    where: Annotated[str, "the profiler's file that its events are from"]
+    window_s: Annotated[Float, "seconds of the profiled steps on the host, or on the device where that takes longer"]
+    steps: Annotated[Count, "profiled steps; null without step markers"]
     devices: list[Int]
     derived: ProfileDerived
 
@@ -267,11 +248,11 @@ class ProfileRow(Struct):
     """One metric of one rank, or summed over all (rank null)."""
 
     rank: Count
-    group: Annotated[str, doc("derived, phase, api, copy, collective, kernel or annotation")]
+    group: Annotated[str, "derived, phase, api, copy, collective, kernel or annotation"]
     metric: str
-    calls: Annotated[Count, doc("null for what is no count of events")]
+    calls: Annotated[Count, "null for what is no count of events"]
     total_s: Float
-    share: Annotated[Float, doc("of the rank's window; above 1 where threads or devices add up")]
+    share: Annotated[Float, "of the rank's window; above 1 where threads or devices add up"]
     bytes: Count = None
     detail: str = ""
     mean_s: Number = None
@@ -292,33 +273,26 @@ class ProfileCost(Struct):
 class ProfileCopies(Struct):
     """Bytes from host to device in the window, over all ranks."""
 
-    counted_bytes: Annotated[Count, doc("by the training loop")] = None
-    profiled_bytes: Annotated[Count, doc("by the profiler; null where it saw no device")] = None
-    disagreement: Annotated[Number, doc("(profiled - counted) / counted")] = None
-    whole_run_bytes: Annotated[
-        Count,
-        doc("profiled bytes scaled to all steps of the run; null where a window from the start ended before it"),
-    ] = None
+    counted_bytes: Annotated[Count, "by the training loop"] = None
+    profiled_bytes: Annotated[Count, "by the profiler; null where it saw no device"] = None
+    disagreement: Annotated[Number, "(profiled - counted) / counted"] = None
+    whole_run_bytes: Annotated[Count, "scaled to all steps; null where a window from the start ended early"] = None
     source: str | None = None
 
 
 class ProfileTable(Struct):
     """The profiled steps; `error` alone where the profiler left nothing that can be read."""
 
-    source: Annotated[str | UnsetType, doc("kineto or nsys")] = UNSET
+    source: Annotated[str | UnsetType, "kineto or nsys"] = UNSET
     ranks: list[ProfileRank] | UnsetType = UNSET
-    rows: Annotated[list[ProfileRow] | UnsetType, doc("at most 20 kernels and annotations per rank")] = UNSET
-    not_recorded: Annotated[list[str] | UnsetType, doc("CUDA calls that this profiler leaves out by design")] = UNSET
-    files: Annotated[list[str] | UnsetType, doc("relative to the run folder")] = UNSET
+    rows: Annotated[list[ProfileRow] | UnsetType, "at most 20 kernels and annotations per rank"] = UNSET
+    not_recorded: Annotated[list[str] | UnsetType, "CUDA calls that this profiler leaves out by design"] = UNSET
+    files: Annotated[list[str] | UnsetType, "relative to the run folder"] = UNSET
     first_step: Int | UnsetType = UNSET
-    steps: Annotated[Int | UnsetType, doc("profiled steps per rank; from the start, of rank 0")] = UNSET
-    window: Annotated[
-        str | UnsetType, doc("start: the training itself was profiled, which slowed it; absent: steps after it")
-    ] = UNSET
-    ended: Annotated[
-        str | UnsetType, doc("what ended a window from the start: seconds, steps, budget (memory) or run")
-    ] = UNSET
-    step_s: Annotated[ProfileCost | UnsetType, doc("of steps after the training")] = UNSET
+    steps: Annotated[Int | UnsetType, "profiled steps per rank; from the start, of rank 0"] = UNSET
+    window: Annotated[str | UnsetType, "start: the training itself was profiled; absent: steps after it"] = UNSET
+    ended: Annotated[str | UnsetType, "what ended a window from the start: seconds, steps, budget or run"] = UNSET
+    step_s: Annotated[ProfileCost | UnsetType, "of steps after the training"] = UNSET
     h2d: ProfileCopies | UnsetType = UNSET
     error: str | UnsetType = UNSET
 
@@ -326,18 +300,13 @@ class ProfileTable(Struct):
 class Diagnosis(Struct):
     """The limit of the run, from blocks of steps after it, each kind without one cost (ablations)."""
 
-    bound: Annotated[
-        str | None,
-        doc("input, copy, communication, launch or compute; null: rounds differ by more than the largest cost"),
-    ] = None
-    sentence: Annotated[str | None, doc("the same in words, with the option to try next")] = None
-    saves_s: Annotated[dict[str, Float | None], doc("seconds per step that would be saved if a cost were free")] = {}
-    saves_spread_s: Annotated[dict[str, Float], doc("range over the rounds of what each cost saves in one")] = {}
-    step_s: Annotated[dict[str, Float], doc("median seconds per step of each ablation")] = {}
-    spread: Annotated[Number, doc("of the whole step's rounds: (largest - smallest) / median")] = None
-    rounds_s: Annotated[
-        dict[str, list[Float]], doc("seconds per step of each ablation and round, of the slowest rank")
-    ] = {}
+    bound: Annotated[str | None, "input, copy, communication, launch or compute; null: undecided"] = None
+    sentence: Annotated[str | None, "the same in words, with the option to try next"] = None
+    saves_s: Annotated[dict[str, Float | None], "seconds per step that would be saved if a cost were free"] = {}
+    saves_spread_s: Annotated[dict[str, Float], "range over the rounds of what each cost saves in one"] = {}
+    step_s: Annotated[dict[str, Float], "median seconds per step of each ablation"] = {}
+    spread: Annotated[Number, "of the whole step's rounds: (largest - smallest) / median"] = None
+    rounds_s: Annotated[dict[str, list[Float]], "seconds per step of each ablation and round, of the slowest rank"] = {}
 
 
 class Interval(Struct):
@@ -351,25 +320,20 @@ class Interval(Struct):
 class Prediction(Struct):
     """Prediction for the run, made before it started; null where nothing was known."""
 
-    basis: Annotated[
-        str,
-        doc("measured (runs of this cell), probed, scaled (from cells like it), published (a prior alone) or unknown"),
-    ]
-    runs: Annotated[Int, doc("records that the times rest on")] = 0
-    about: Annotated[str, doc("what it rests on, in words; of unknown: why")] = ""
+    basis: Annotated[str, "measured (this cell), probed, scaled (from similar cells), published (a prior) or unknown"]
+    runs: Annotated[Int, "records that the times rest on"] = 0
+    about: Annotated[str, "what it rests on, in words; of unknown: why"] = ""
     step_s: Interval | None = None
-    total_s: Annotated[Interval | None, doc("as the record's total_s")] = None
-    calibration: Annotated[
-        Float, doc("factor on the sides of total_s's interval, by how earlier predictions of the basis came out")
-    ] = 1.0
-    energy_joules: Annotated[Interval | None, doc("of all GPUs while they train")] = None
-    memory_bytes: Annotated[Interval | None, doc("that the GPU must have, of the rank that takes most")] = None
-    active_bytes: Annotated[Count, doc("of it, those of the run's tensors alone")] = None
-    allocated_bytes: Annotated[Interval | None, doc("as the record's peak_memory_bytes")] = None
-    memory_basis: Annotated[str, doc("what the memory rests on, in words")] = ""
-    fits: Annotated[str | None, doc("yes, tight or no; null where the GPU's memory is not known")] = None
-    gpu_memory_bytes: Annotated[Count, doc("by which it fits")] = None
-    marks: Annotated[str, doc("of the runs that the times rest on, as tables have them; ? where they beat linear")] = ""
+    total_s: Annotated[Interval | None, "as the record's total_s"] = None
+    calibration: Annotated[Float, "factor on total_s's interval, by how earlier predictions came out"] = 1.0
+    energy_joules: Annotated[Interval | None, "of all GPUs while they train"] = None
+    memory_bytes: Annotated[Interval | None, "that the GPU must have, of the rank that takes most"] = None
+    active_bytes: Annotated[Count, "of it, those of the run's tensors alone"] = None
+    allocated_bytes: Annotated[Interval | None, "as the record's peak_memory_bytes"] = None
+    memory_basis: Annotated[str, "what the memory rests on, in words"] = ""
+    fits: Annotated[str | None, "yes, tight or no; null where the GPU's memory is not known"] = None
+    gpu_memory_bytes: Annotated[Count, "by which it fits"] = None
+    marks: Annotated[str, "of the runs that the times rest on, as tables have them; ? where they beat linear"] = ""
 
 
 class ProbeEnd(Struct):
@@ -383,14 +347,9 @@ class ProbeEnd(Struct):
     known, as others train while it pauses.
     """
 
-    ended_by: Annotated[
-        str, doc("error (its mean step was known), seconds, run (all its epochs), or race (a cell of one)")
-    ]
-    steps: Annotated[Int, doc("that the mean is of")]
-    warmup_steps: Annotated[Int, doc("that were found to be warm-up (MSER-5), after the run's first step")]
-    step_s: Annotated[Float, doc("mean of the steps, seconds")]
-    half_width: Annotated[
-        Number,
-        doc("of its 95 % interval by batch means, relative to it; null: not known, too few steps or a drift"),
-    ]
-    steps_per_epoch: Annotated[Count, doc("that the whole run takes each epoch")] = None
+    ended_by: Annotated[str, "error (its mean step was known), seconds, run (all its epochs), or race (a cell of one)"]
+    steps: Annotated[Int, "that the mean is of"]
+    warmup_steps: Annotated[Int, "that were found to be warm-up (MSER-5), after the run's first step"]
+    step_s: Annotated[Float, "mean of the steps, seconds"]
+    half_width: Annotated[Number, "of its 95 % interval, relative; null: too few steps, or a drift"]
+    steps_per_epoch: Annotated[Count, "that the whole run takes each epoch"] = None
