@@ -22,7 +22,8 @@ from analysis.stats.between_runs import RepeatedRuns
 from multicard.config import CONF
 from multicard.config.keys import flat
 from multicard.records.comparable import DATA
-from papers.places import Place
+from papers import printed
+from papers.printed import Place
 
 FOLDER = CONF / "experiment"
 ENTRIES = {"vision": "train_vision.py", "llm": "tune_llm.py"}
@@ -109,6 +110,11 @@ class Experiment:
         return f"python {ENTRIES[self.kind]} experiment={self.name} name={self.name}"
 
     @property
+    def papers(self) -> printed.Settings:
+        """The papers' settings of it."""
+        return printed.settings(self.kind, self.name)
+
+    @property
     def series(self) -> list[str]:
         """The swept columns beside the view's x."""
         return [column for column in self.swept if column != self.view.x]
@@ -138,8 +144,8 @@ class Panel:
     def values(self, column: str) -> list[Any]:
         """The measured values of a swept column, the paper's values in their order first."""
         measured = {dict(cell)[column] for cell in self.cells}
-        printed = self.experiment.swept[column]
-        return [*(value for value in printed if value in measured), *sorted(measured - {*printed}, key=str)]
+        known = self.experiment.swept[column]
+        return [*(value for value in known if value in measured), *sorted(measured - {*known}, key=str)]
 
 
 def names() -> list[str]:
@@ -258,8 +264,8 @@ def _belongs(run: Run, experiment: Experiment) -> bool:
 
 def _panel(experiment: Experiment, setting: Cell, runs: Sequence[Run], repeated: RepeatedRuns) -> Panel:
     def rank(key: str, value: Any) -> tuple[int, str]:
-        printed = experiment.swept[key]
-        return (printed.index(value), "") if value in printed else (len(printed), str(value))
+        values = experiment.swept[key]
+        return (values.index(value), "") if value in values else (len(values), str(value))
 
     cells = grouping.group(runs, list(experiment.swept))
     ordered = {cell: cells[cell] for cell in sorted(cells, key=lambda cell: [rank(key, value) for key, value in cell])}
@@ -269,7 +275,7 @@ def _panel(experiment: Experiment, setting: Cell, runs: Sequence[Run], repeated:
 def _missing(experiment: Experiment, cells: dict[Cell, list[Run]]) -> list[Cell]:
     """The cells of the paper's grid without a run; along a column without any of its values, of the measured ones."""
     columns = []
-    for key, printed in experiment.swept.items():
+    for key, values in experiment.swept.items():
         measured = {dict(cell)[key] for cell in cells}  # scale=smoke has other image sizes
-        columns.append([(key, value) for value in (printed if measured & {*printed} else measured)])
+        columns.append([(key, value) for value in (values if measured & {*values} else measured)])
     return [cell for cell in product(*columns) if cell not in cells and experiment.has(cell)]

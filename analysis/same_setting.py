@@ -16,7 +16,6 @@ from analysis.runs.grouping import Cell
 from multicard.records.text_table import clean
 from papers import printed
 from papers.printed import PrintedFigure
-from papers.settings import Settings, read
 
 VERSIONS = {"vision": ["torchvision"], "llm": ["torchtune"]}  # that matter beside torch's and CUDA's
 ALIKE = {"two_and_four_gpus": frozenset({"gpus"})}  # by a figure's note, columns over whose values it is printed
@@ -40,14 +39,9 @@ class Difference:
         return f"{self.column}={values} ({theirs}{'; ' * bool(self.why)}{self.why})"
 
 
-def settings(experiment: Experiment) -> Settings:
-    """The papers' settings of an experiment."""
-    return read().for_experiment(experiment.kind, experiment.name)
-
-
 def differences(panel: Panel) -> list[Difference]:
     """Differences of a panel's runs from the papers' setting; empty where printed figures may stand beside them."""
-    known = settings(panel.experiment)
+    known = panel.experiment.papers
     apart = []
     for column, wanted in known.all.items():
         if column in panel.experiment.swept or isinstance(wanted, list):
@@ -62,7 +56,7 @@ def differences(panel: Panel) -> list[Difference]:
 
 def _as_good(experiment: Experiment, column: str, values: set[Any]) -> bool:
     """True if the experiment has these values instead of the printed one, and they may be compared with it."""
-    instead = settings(experiment).instead.get(column)
+    instead = experiment.papers.instead.get(column)
     return instead is not None and instead.comparable and values == {instead.value}
 
 
@@ -74,7 +68,8 @@ def beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
     """
     if measure.startswith(printed.METRIC):
         return _metrics_beside(panel, measure)
-    own, *others = [panel.experiment.name, *(name for name in read().experiments if name != panel.experiment.name)]
+    own = panel.experiment.name
+    others = [name for name in printed.papers().experiments if name != own]
     figures = [] if differences(panel) else printed.figures(own, measure)
     cells = [*panel.cells, *panel.missing]
     matched = {cell: figure for cell in cells if (figure := printed.at(figures, dict(cell)))}
@@ -104,7 +99,7 @@ def _metrics_beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
 
 def _borrowed(panel: Panel, cell: Cell, other: Experiment, candidates: Sequence[PrintedFigure]) -> PrintedFigure | None:
     """The figure of another experiment for a cell of this panel."""
-    known, swept = settings(other), dict(cell)
+    known, swept = other.papers, dict(cell)
     if other.kind != panel.experiment.kind or known.chosen.keys() & swept.keys():
         return None
     runs = panel.cells.get(cell) or panel.runs
@@ -153,14 +148,14 @@ def _not_as_printed(panel: Panel) -> list[str]:
     """A line for each setting that the experiment has otherwise than printed, where the runs have it so."""
     return [
         f"not as printed: {column}={grouping.typed(instead.value)}: {instead.why}"
-        for column, instead in settings(panel.experiment).instead.items()
+        for column, instead in panel.experiment.papers.instead.items()
         if column not in panel.experiment.swept and {run[column] for run in panel.runs} == {instead.value}
     ]
 
 
 def _not_printed(panel: Panel) -> list[str]:
     """A line with the settings that the papers do not print, as the experiment has them."""
-    chosen = settings(panel.experiment).chosen
+    chosen = panel.experiment.papers.chosen
     fixed = {column: value for column, value in chosen.items() if not isinstance(value, list)}
     words = " ".join(f"{column}={grouping.typed(value)}" for column, value in fixed.items())
     return [f"not printed, taken so: {words}"] if words else []
@@ -168,7 +163,7 @@ def _not_printed(panel: Panel) -> list[str]:
 
 def versions(panel: Panel) -> str:
     """The papers' hardware and versions against those of a panel's runs, for what the panel used."""
-    content, names = read(), ["torch", *VERSIONS[panel.experiment.kind], "CUDA"]
+    content, names = printed.papers(), ["torch", *VERSIONS[panel.experiment.kind], "CUDA"]
     if any(run["loader"] == "dali" for run in panel.runs):
         names.insert(-1, "DALI")
     theirs = ", ".join(f"{name} {content.versions[name]}" for name in names)

@@ -3,9 +3,10 @@
 | file | what it has |
 |---|---|
 | figures.csv | every printed figure |
-| notes.yaml | what to know of the figures, and misprints |
+| notes.csv | what to know of the figures, and misprints |
 | settings.yaml | settings, as printed, and as taken where the papers print nothing |
 | places.csv | every table and figure, and where it is here |
+| in_full.csv | what each experiment takes on the papers' node |
 
-The modules beside them read these files and import nothing of multicard, so that everybody may read them.
+`printed.py` reads these files and imports nothing of multicard, so that everybody may read them.
 """

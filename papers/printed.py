@@ -1,6 +1,7 @@
-"""The figures that the papers print: a row of `figures.csv` each, and what to know of them, in `notes.yaml`.
+"""The papers' printed figures, notes, settings, and the places of their tables and figures.
 
-Values that are only plotted are not known, and not there.
+Values that are only plotted are not known, and not there. Nothing that is printed is corrected: where it contradicts
+itself, a note says so.
 """
 
 import csv
@@ -13,14 +14,25 @@ from typing import Any
 
 import msgspec
 
-FILE = Path(__file__).with_name("figures.csv")
-NOTES = Path(__file__).with_name("notes.yaml")
-HARDWARE = "NVIDIA H100"  # of both papers
+FOLDER = Path(__file__).parent
+LATER, EARLIER = "2505.22905", "2503.15252"  # the papers; a number alone is the later one's
 # Measures that compare two cells, in percent: the time on 1 GPU, or of the base, / the time; that less 100; and the
 # share of the base's time that is saved
 SPEEDUP_1GPU, SPEEDUP, GAIN, SAVED = "speedup_1gpu_percent", "speedup_base_percent", "gain_percent", "saved_percent"
+HARDWARE = "NVIDIA H100"  # of both papers
 METRIC = "metric:"  # begins a measure of profiles, before the metric's name
 DATASETS = "table4"  # Table 4, the sizes of the data sets, which nothing measures
+NAMED = re.compile(r"(Table|Fig)s?\.? (\d+(?:(?:,| and| to) \d+)*)(?: of (2503\.15252))?")
+
+
+@cache
+def rows(name: str) -> list[dict[str, str]]:
+    """The rows of a table of this folder."""
+    with (FOLDER / f"{name}.csv").open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+# Figures and notes
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,7 @@ class PrintedFigure:
     measure: a column of the records, a comparison (GAIN ...), METRIC and a name, or a fact with its unit at the end.
     low, high: equal where it is one number, else a printed range.
     how: `printed`; `derived`, a printed ratio less 100; `secondhand`, not of the papers but of a summary by others.
-    note: a code of `notes.yaml`, or empty.
+    note: the code of a note, or empty.
     """
 
     paper: str
@@ -46,7 +58,6 @@ class PrintedFigure:
     how: str
     unit: str
     note: str = ""
-    hardware: str = HARDWARE
 
     @property
     def source(self) -> str:
@@ -76,16 +87,16 @@ class PrintedFigure:
         return re.sub(f"_{re.escape(self.unit.lower())}$", "", measure).replace("_", " ")
 
 
-class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A note on figures with its code, and on each experiment that it stands `under`."""
+@cache
+def everything() -> tuple[PrintedFigure, ...]:
+    """All figures, those of others' summaries too."""
+    return tuple(_figure(row) for row in rows("figures"))
 
-    under: list[str]
-    says: str
-    misprint: bool = False
 
-    @property
-    def text(self) -> str:
-        return f"misprint: {self.says}" if self.misprint else self.says
+def _figure(row: dict[str, str]) -> PrintedFigure:
+    words = (word.split("=") for word in row["cell"].split())
+    cell = {key: msgspec.yaml.decode(value) for key, value in words}
+    return msgspec.convert(row | {"cell": cell, "high": row["high"] or row["low"]}, PrintedFigure, strict=False)
 
 
 def figures(experiment: str, measure: str | None = None) -> list[PrintedFigure]:
@@ -97,9 +108,13 @@ def figures(experiment: str, measure: str | None = None) -> list[PrintedFigure]:
     ]
 
 
+def at(candidates: Iterable[PrintedFigure], cell: Mapping[str, Any]) -> PrintedFigure | None:
+    """The figure for exactly this cell, where it is a single number."""
+    return next((figure for figure in candidates if figure.cell == dict(cell) and figure.exact), None)
+
+
 def elsewhere(experiment: str, shown: Iterable[PrintedFigure]) -> list[str]:
-    """Lines with what is printed for an experiment outside of the tables' cells that are shown, a line a source;
-    what others say of the papers is said to be theirs."""
+    """A line for each source of figures that a table of an experiment does not show."""
     in_columns = {figure.measure for figure in shown}
     by_source: dict[str, dict[str, list[str]]] = {}
     for figure in everything():
@@ -113,32 +128,114 @@ def elsewhere(experiment: str, shown: Iterable[PrintedFigure]) -> list[str]:
     ]
 
 
-def at(candidates: Iterable[PrintedFigure], cell: Mapping[str, Any]) -> PrintedFigure | None:
-    """The figure for exactly this cell, where it is a single number."""
-    return next((figure for figure in candidates if figure.cell == dict(cell) and figure.exact), None)
-
-
-@cache
-def everything() -> tuple[PrintedFigure, ...]:
-    """All rows of the file."""
-    with FILE.open(newline="") as lines:
-        return tuple(_figure(row) for row in csv.DictReader(lines))
-
-
-def _figure(row: dict[str, str]) -> PrintedFigure:
-    words = (word.split("=") for word in row["cell"].split())
-    cell = {key: msgspec.yaml.decode(value) for key, value in words}
-    return msgspec.convert(row | {"cell": cell, "high": row["high"] or row["low"]}, PrintedFigure, strict=False)
-
-
-@cache
-def notes() -> dict[str, Note]:
-    """By code, the misprints last."""
-    content = msgspec.yaml.decode(NOTES.read_bytes(), type=dict[str, dict[str, Note]])
-    misprints = {code: msgspec.structs.replace(note, misprint=True) for code, note in content["misprints"].items()}
-    return content["notes"] | misprints
-
-
 def footnotes(experiment: str) -> list[str]:
     """Notes on the figures printed for an experiment, misprints and contradictions last."""
-    return [note.text for note in notes().values() if experiment in note.under]
+    return [
+        f"misprint: {note['says']}" if note["kind"] == "misprint" else note["says"]
+        for note in rows("notes")
+        if experiment in note["under"].split()
+    ]
+
+
+# Settings
+
+
+class Instead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An experiment's value in place of the printed one; `comparable` if its figures may be compared all the same."""
+
+    value: Any
+    why: str
+    comparable: bool = False
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Columns and their values; a list is an axis."""
+
+    printed: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
+    instead: dict[str, Instead] = {}
+
+    @property
+    def all(self) -> dict[str, Any]:
+        return self.chosen | self.printed
+
+
+class Papers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """settings.yaml.
+
+    hardware, versions: the papers' node and packages. templates: by text data set, as printed.
+    extract: a part of the file that experiments share. kinds, experiments: settings by kind of run and by experiment.
+    """
+
+    hardware: str
+    versions: dict[str, str]
+    templates: dict[str, str]
+    extract: dict[str, Any]
+    kinds: dict[str, Settings]
+    experiments: dict[str, Settings]
+
+
+@cache
+def papers() -> Papers:
+    return msgspec.yaml.decode((FOLDER / "settings.yaml").read_bytes(), type=Papers)
+
+
+def settings(kind: str, experiment: str) -> Settings:
+    """The settings of an experiment, with those of its kind."""
+    common, own = papers().kinds[kind], papers().experiments.get(experiment, Settings())
+    return Settings(common.printed | own.printed, common.chosen | own.chosen, common.instead | own.instead)
+
+
+# Places
+
+
+@dataclass(frozen=True)
+class Place:
+    """A table or figure of the papers.
+
+    in_2505, in_2503: its name in each; empty where a paper does not have it.
+    form: the kind of drawing or table here. where: its place here, if no experiment measures it.
+    needs: the requirements to have it as printed.
+    """
+
+    in_2505: str
+    in_2503: str
+    shows: str
+    form: str
+    where: str
+    needs: str
+
+    @property
+    def name(self) -> str:
+        """Its name in both papers: "Fig. 10 (Fig. 4 of 2503.15252)"."""
+        if not self.in_2505:
+            return f"{self.in_2503} of {EARLIER}"
+        return self.in_2505 + (f" ({self.in_2503} of {EARLIER})" if self.in_2503 not in ("", self.in_2505) else "")
+
+    def is_named_in(self, title: str) -> bool:
+        """True if an experiment's title names this table or figure."""
+        return not {(LATER, self.in_2505), (EARLIER, self.in_2503)}.isdisjoint(_named(title))
+
+
+@cache
+def places() -> tuple[Place, ...]:
+    """All tables and figures, tables first."""
+    return tuple(Place(**row) for row in rows("places"))
+
+
+@cache
+def _named(title: str) -> frozenset[tuple[str, str]]:
+    """The tables and figures that a title names, each with its paper."""
+    found = set()
+    for kind, numbers, paper in NAMED.findall(title):
+        for first, last in re.findall(r"(\d+)(?: to (\d+))?", numbers):
+            for number in range(int(first), int(last or first) + 1):
+                found.add((paper or LATER, f"{'Table' if kind == 'Table' else 'Fig.'} {number}"))
+    return frozenset(found)
+
+
+@cache
+def in_full(experiment: str) -> str:
+    """A sentence on the time, disk and memory of an experiment on the papers' node, by the papers' times, scaled by
+    epochs, rows and GPUs; empty for an experiment that is not theirs."""
+    return next((row["takes"] for row in rows("in_full") if row["experiment"] == experiment), "")

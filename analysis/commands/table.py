@@ -31,7 +31,7 @@ from multicard.records import figures, text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.schema import LlmRecord
 from multicard.records.text_table import clean, escape_latex, escape_markdown
-from papers import printed, settings
+from papers import printed
 from papers.printed import PrintedFigure
 
 UNMEASURED = "not measured"
@@ -314,7 +314,7 @@ def _dataset_row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
         "dataset": name,
         "source": msgspec.yaml.decode((CONF / "dataset" / f"{name}.yaml").read_bytes())["source"],
         "template": "instruct" if facts.conversations else facts.template,  # as the experiments read it
-        "paper template": settings.read().templates[name],
+        "paper template": printed.papers().templates[name],
         "rows": rows and rows.read,
         "paper rows": int(papers["rows"]),
         "size_mb": data.bytes / 1e6 if data is not None and has_rows_alone else None,

@@ -18,6 +18,7 @@ from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas
+from papers.printed import HARDWARE
 
 Row = dict[str, Any]
 MEASURED, IDEAL, PAPER, EXCLUDED = "measured", "ideal", "paper", "excluded"
@@ -151,7 +152,7 @@ def paper(panel: Panel, measure: str, printed: str | None = None, **labels: str)
     return [
         {"measure": measure, **axis_values(cell, panel.experiment.view.x), "mean": figure.value, "low": figure.low}
         | {"high": figure.high, "of": PAPER, "status": "ok", "printed": figure.measure}
-        | {"paper": f"paper ({figure.hardware})", **labels}
+        | {"paper": f"paper ({HARDWARE})", **labels}
         for cell, figure in same_setting.beside(panel, printed or measure).items()
     ]
 

@@ -10,7 +10,7 @@ from analysis.runs.details import DetailedRun
 from analysis.runs.load import Run, Skipped
 from multicard.config.job import count
 from multicard.records.text_table import clean
-from papers import places
+from papers import printed
 
 
 def section(
@@ -54,7 +54,9 @@ def _skipped_records(skipped: Sequence[Skipped]) -> list[Block]:
 def _unmeasured(runs: Sequence[DetailedRun], panels: Sequence[tuple[Experiment, list[Panel]]]) -> list[Block]:
     rows: list[tuple[str, list[str]]] = []
     for experiment, filled in sorted(panels, key=lambda pair: bool(pair[1])):  # those without any run first
-        lacks = captions.missing_cells(filled[0].missing) if filled else [f"In full: {places.in_full(experiment.name)}"]
+        lacks = (
+            captions.missing_cells(filled[0].missing) if filled else [f"In full: {printed.in_full(experiment.name)}"]
+        )
         rows += [(f"{experiment.title.rstrip('.')}. {line}.", [experiment.command]) for line in lacks]
     ok = [run for run in runs if run["status"] == "ok"]
     entry = "tune_llm.py" if {run["kind"] for run in ok} == {"llm"} else "train_vision.py"

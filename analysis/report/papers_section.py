@@ -24,7 +24,7 @@ from analysis.report.overview_section import sentences
 from analysis.runs.load import Run
 from multicard.config.job import count
 from multicard.workloads import WORKLOADS
-from papers import places
+from papers import printed
 
 
 def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]]) -> Section:
@@ -40,7 +40,7 @@ def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]
             continue
         blocks.append(Heading(experiment.name, experiment.title))
         if not any(map(_is_full, filled)):
-            blocks.append(Facts([(f"In full: {places.in_full(experiment.name)}.", [experiment.command])], code=True))
+            blocks.append(Facts([(f"In full: {printed.in_full(experiment.name)}.", [experiment.command])], code=True))
         blocks += blocks_of_panel
         if len(filled) > 1:
             others = "Also measured in other settings, on other machines or at other commits"
@@ -59,11 +59,11 @@ def _places(panels: Mapping[str, list[Panel]]) -> list[Block]:
     """
     here_rows: list[list[str]] = []
     other_rows: list[list[str]] = []
-    for place in places.places():
+    for place in printed.places():
         names = measuring(place)
         here = {name: _measured(panels.get(name, [])) for name in names}
         shows = f"{place.shows} ({place.form})"
-        whole = _of_each({name: places.in_full(name) for name in names})
+        whole = _of_each({name: printed.in_full(name) for name in names})
         row = [place.name, shows, ", ".join(names), _of_each(here) or place.where, whole, place.needs]
         is_here = not names or any(panels.get(name) for name in names)
         (here_rows if is_here else other_rows).append(row)

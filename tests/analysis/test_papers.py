@@ -60,13 +60,12 @@ def test_all_figures_are_there_and_each_names_what_there_is():
         assert 0 < figure.low <= figure.high or figure.measure == printed.SAVED, figure
         if figure.experiment != printed.DATASETS:
             experiment = experiments.load(figure.experiment)
-            assert set(figure.cell) <= {*experiment.swept, *same_setting.settings(experiment).all}, figure
+            assert set(figure.cell) <= {*experiment.swept, *experiment.papers.all}, figure
     measures = {
         figure.measure for figure in printed.everything() if figure.experiment in BASES and len(figure.cell) > 1
     }
     assert measures <= {*FIGURES, printed.SPEEDUP_1GPU, printed.SPEEDUP, printed.GAIN, printed.SAVED}
-    with printed.FILE.open() as lines:
-        assert set(csv.DictReader(lines).fieldnames or ()) <= set(PrintedFigure.__dataclass_fields__)
+    assert printed.rows("figures")[0].keys() <= PrintedFigure.__dataclass_fields__.keys()
 
 
 def test_every_percentage_follows_from_the_times_but_the_known_misprints():
@@ -107,12 +106,12 @@ def test_ranges_of_the_text_against_the_tables():
 
 
 def test_every_note_stands_under_what_it_is_of():
-    notes = printed.notes()
-    assert {name for note in notes.values() for name in note.under} <= set(experiments.names())
+    notes = {note["code"]: note for note in printed.rows("notes")}
+    assert {name for note in notes.values() for name in note["under"].split()} <= set(experiments.names())
     for figure in printed.everything():
         if figure.note:
-            assert figure.experiment in notes[figure.note].under, figure
-    misprints = {code for code, note in notes.items() if note.misprint}
+            assert figure.experiment in notes[figure.note]["under"].split(), figure
+    misprints = {code for code, note in notes.items() if note["kind"] == "misprint"}
     assert misprints == MISPRINTS
 
 
@@ -173,7 +172,7 @@ def test_what_is_printed_elsewhere_is_a_line_a_source(name: str):
 def test_each_experiment_is_as_printed_but_for_what_is_said(name: str):
     """Key by key: what the papers print, what they do not and the experiment chose, and `instead` with its reason."""
     experiment = experiments.load(name)
-    known = same_setting.settings(experiment)
+    known = experiment.papers
     content = yaml.safe_load((experiments.FOLDER / f"{name}.yaml").read_text())
     params = {key: str(value) for key, value in content["hydra"]["sweeper"]["params"].items()}
     first = [f"{key}={value.partition(',')[0]}" for key, value in params.items()]  # an option brings keys with it

@@ -6,7 +6,7 @@ from analysis import experiments
 from analysis.report import gaps_section, papers_section
 from analysis.report.blocks import Facts, Fold, PlainTable
 from multicard import workloads
-from papers import places
+from papers import printed
 
 BOTH = [*(f"Table {number}" for number in range(1, 6))]
 LATER = [*BOTH, *(f"Fig. {number}" for number in range(1, 18))]
@@ -17,14 +17,14 @@ SAME = {"Fig. 2": "Fig. 2", "Fig. 3": "Fig. 3", "Fig. 4": "Fig. 10", "Fig. 5": "
 
 def test_each_table_and_figure_of_both_papers_is_there_once():
     for paper, expected in (("in_2505", LATER), ("in_2503", EARLIER)):
-        assert sorted(getattr(place, paper) for place in places.places() if getattr(place, paper)) == sorted(expected)
-    same = {place.in_2503: place.in_2505 for place in places.places() if place.in_2503.startswith("Fig")}
+        assert sorted(getattr(place, paper) for place in printed.places() if getattr(place, paper)) == sorted(expected)
+    same = {place.in_2503: place.in_2505 for place in printed.places() if place.in_2503.startswith("Fig")}
     assert same == SAME | {"Fig. 1": ""}
 
 
 def test_each_is_measured_by_an_experiment_or_says_where_it_stands():
-    measured = {place.name: experiments.measuring(place) for place in places.places()}
-    for place in places.places():
+    measured = {place.name: experiments.measuring(place) for place in printed.places()}
+    for place in printed.places():
         assert bool(measured[place.name]) != bool(place.where), place.name
         assert place.shows and place.form
     of_entries = {name for workload in workloads.WORKLOADS for name in workloads.experiments(workload)}
@@ -42,11 +42,11 @@ def test_each_is_measured_by_an_experiment_or_says_where_it_stands():
     ],
 )
 def test_what_it_takes_in_full(name: str, says: str):
-    assert says in places.in_full(name)
+    assert says in printed.in_full(name)
 
 
 def test_every_experiment_says_what_it_takes():
-    assert all(map(places.in_full, experiments.names()))
+    assert all(map(printed.in_full, experiments.names()))
 
 
 def test_the_report_has_every_place_and_the_commands_that_fill_it():
@@ -56,8 +56,8 @@ def test_the_report_has_every_place_and_the_commands_that_fill_it():
     (unmeasured,) = others.blocks
     assert isinstance(unmeasured, PlainTable) and others.title.startswith(f"{len(unmeasured.rows)} others")
     by_name = {row[0]: row for row in (*table.rows, *unmeasured.rows)}
-    assert {*by_name} == {place.name for place in places.places()}
-    assert {row[0] for row in table.rows} == {place.name for place in places.places() if place.where}
+    assert {*by_name} == {place.name for place in printed.places()}
+    assert {row[0] for row in table.rows} == {place.name for place in printed.places() if place.where}
     assert by_name["Table 3"][3] == "not measured" and by_name["Table 3"][4].startswith("8 cells on 1 to 4 GPUs, ")
     assert "table2: 12 cells on 1 to 4 GPUs, 7.9 hours" in by_name["Table 2"][4]
     assert "nsys" in by_name["Table 1"][5] and by_name["Table 4"][2] == ""

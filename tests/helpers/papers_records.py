@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from analysis import experiments, same_setting
+from analysis import experiments
 from papers import printed
 from tests.helpers import records
 
@@ -13,7 +13,7 @@ COLUMNS["step_s"] = lambda s: {"iteration_s": records.formulas.statistics([s] * 
 
 def setting(name: str) -> dict[str, Any]:
     """What the builders of `tests.helpers.records` take for the setting of an experiment, without its axes."""
-    known = same_setting.settings(experiments.load(name)).all
+    known = experiments.load(name).papers.all
     return {column.replace(".", "__"): value for column, value in known.items() if not isinstance(value, list)}
 
 
