@@ -6,7 +6,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from multicard.config import CONF
-from multicard.config.experiment import HydraWithExperiment
+from multicard.config.hydra_config import HydraWithExperiment
 from multicard.llm import workload as llm
 from multicard.run.workload import Workload
 from multicard.vision import workload as vision

@@ -13,7 +13,7 @@ from typing import Any
 from multicard.config.base import ProfileWindow
 from multicard.config.keys import flat
 from multicard.config.placement import CROWDED, OVERSUBSCRIBED
-from multicard.config.prediction import PREDICTION
+from multicard.config.sweeps import PREDICTION
 from multicard.records.comparable import (
     BUSY_SHARE,
     CROWD,

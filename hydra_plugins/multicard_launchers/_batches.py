@@ -9,9 +9,7 @@ from omegaconf import DictConfig
 from multicard import workloads
 from multicard.config.job import count
 from multicard.config.keys import require
-from multicard.config.prediction import starts_nothing
-from multicard.config.race import refuse as refuse_race
-from multicard.config.repetition import AUTO
+from multicard.config.sweeps import AUTO, refuse_race, starts_nothing
 from multicard.machine import shares
 from multicard.messages import say
 from multicard.records.journal import JournalError

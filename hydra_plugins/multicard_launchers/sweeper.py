@@ -11,8 +11,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from omegaconf import OmegaConf
 
 from hydra_plugins.multicard_launchers.launchers import SweepLauncher
-from multicard.config.prediction import starts_nothing
-from multicard.config.repetition import check, count
+from multicard.config.sweeps import check_repetition, repeats, starts_nothing
 
 
 class CellSweeper(BasicSweeper):
@@ -31,7 +30,7 @@ class CellSweeper(BasicSweeper):
             ValueError: repetitions that no cell can have, before anything of the sweep is written.
         """
         assert self.config is not None and self.launcher is not None
-        check(self.config.repeat, self.config.repeat_error, self.config.repeat_max)
+        check_repetition(self.config)
         cells = self._cells(arguments)
         if not starts_nothing(self.config):
             folder = Path(self.config.hydra.sweep.dir)
@@ -59,6 +58,6 @@ class CellSweeper(BasicSweeper):
                 (Axes.of_experiment(name, own.smoke), workloads.with_experiment(arguments, name))
                 for name in workloads.experiments(workload)
             ]
-        shrunk, times = self.config.scale == "smoke", count(self.config.repeat)
+        shrunk, times = self.config.scale == "smoke", repeats(self.config.repeat)
         loader = self.hydra_context.config_loader
         return [cell for axes, words in sweeps for cell in axes.cells(words, shrunk, times, loader)]

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from multicard import workloads
 from multicard.cli import command_line
 from multicard.cli import help as command_help
-from multicard.config import callbacks
+from multicard.config import hydra_config
 from multicard.messages import say
 from multicard.ranks import interruption
 from multicard.run.workload import Workload
@@ -41,7 +41,7 @@ def execute(workload: Workload, usage: str | None) -> int:
     except (HydraException, OmegaConfBaseException) as error:  # some are a ValueError too
         causes = [str(part) for part in (error, error.__cause__) if part is not None]
         return _refuse(command, command_line.explain(chr(10).join(causes), workload))
-    except (ValueError, callbacks.Refused) as error:  # about a command as a whole: nothing was started
+    except (ValueError, hydra_config.Refused) as error:  # about a command as a whole: nothing was started
         return _refuse(command, str(error))
     except NoFigureError as error:
         print(f"the sweeper ended at a cell without its figure: {error}", file=sys.stderr)
@@ -54,7 +54,7 @@ def execute(workload: Workload, usage: str | None) -> int:
         command.abandoned = True
     finally:
         interruption.ignore_further()
-        callbacks.remove_unused()
+        hydra_config.remove_unused()
     return command.close()
 
 

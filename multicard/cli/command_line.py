@@ -14,8 +14,7 @@ from hydra.errors import OverrideParseException
 
 from multicard import workloads
 from multicard.config.keys import require
-from multicard.config.prediction import SWITCHED
-from multicard.config.repetition import REPETITION
+from multicard.config.sweeps import REPETITION, SWITCHED
 from multicard.run.workload import Workload
 
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
@@ -152,7 +151,7 @@ def explain(message: str, workload: Workload) -> str:
     for pattern, say in _EXPLANATIONS:
         if (match := re.search(pattern, first)) is not None:
             return say(match, lines, workload)
-    return first
+    return " ".join(lines[:2]) if first.endswith(":") else first
 
 
 def _explain_value(match: re.Match[str], lines: list[str], _: Workload) -> str:

@@ -16,9 +16,18 @@ from omegaconf import MISSING
 
 from multicard.config.job import ASKED, Device
 from multicard.config.keys import flat, key, require
-from multicard.config.prediction import PREDICTION, Fit, PredictConfig, ProbeConfig
-from multicard.config.race import RACE, RaceConfig, check_run
-from multicard.config.repetition import AUTO, REPETITION, RepeatedConfig
+from multicard.config.sweeps import (
+    AUTO,
+    PREDICTION,
+    RACE,
+    REPETITION,
+    Fit,
+    PredictConfig,
+    ProbeConfig,
+    RaceConfig,
+    RepeatedConfig,
+    check_raced_run,
+)
 
 
 class Backend(StrEnum):
@@ -194,7 +203,7 @@ class RunConfig(RepeatedConfig):
             require(self.repeat != AUTO, f"{problem}, and says how sure it is; leave out repeat=auto")
             require(self.profile.name is ProfileName.none, f"{problem}; leave out profile={self.profile.name.value}")
             require(not self.diagnose, f"{problem}; leave out diagnose=true")
-        check_run(self)
+        check_raced_run(self)
         check_name(self.name)
 
     def identity(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from multicard.config.base import RunConfig
 from multicard.config.job import Device, resources
-from multicard.config.prediction import is_elsewhere, memory_bytes
+from multicard.config.sweeps import is_elsewhere, memory_bytes
 from multicard.machine import environment
 from multicard.records.text_table import in_bytes
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from multicard.config.keys import require
 from multicard.config.llm import EmbeddedTokenizerConfig, LlmConfig, StoredTextConfig
-from multicard.config.prediction import starts_nothing
+from multicard.config.sweeps import starts_nothing
 from multicard.llm import methods, pretrained
 from multicard.llm.data import row_sources, templates, tokenizer
 

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from multicard.config.compilation import has_cuda_graphs
 from multicard.config.llm import LlmConfig
-from multicard.config.race import pauses
+from multicard.config.sweeps import pauses
 from multicard.llm import after_tuning, compiling, recipes, torchtune_config
 from multicard.llm.collective_bytes import ReceivedBytes
 from multicard.llm.rank_report import TuningReport

@@ -15,7 +15,7 @@ import math
 import torch
 
 from multicard.config.base import RunConfig
-from multicard.config.repetition import share
+from multicard.config.sweeps import share
 from multicard.measure.stop_rule import StopRule
 from multicard.measure.timing import StepEnds
 from multicard.ranks.meeting import as_on_rank_0

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from multicard.config.job import count
 from multicard.config.placement import CROWDED
-from multicard.config.race import pauses
+from multicard.config.sweeps import pauses
 from multicard.machine import environment
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import clock_s

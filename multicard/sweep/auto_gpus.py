@@ -19,7 +19,7 @@ from multicard.config.base import RunConfig
 from multicard.config.job import Device, count
 from multicard.config.keys import require
 from multicard.config.placement import place
-from multicard.config.prediction import is_elsewhere
+from multicard.config.sweeps import is_elsewhere
 from multicard.machine import shares
 from multicard.machine.shares import Pool
 from multicard.measure.timing import in_hours

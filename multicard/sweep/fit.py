@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from multicard.config.base import Scale
 from multicard.config.job import Device, count
-from multicard.config.prediction import Fit, is_elsewhere
-from multicard.config.repetition import AUTO, LEAST_AUTO
+from multicard.config.sweeps import AUTO, LEAST_AUTO, Fit, is_elsewhere
 from multicard.estimate import before_run, target
 from multicard.machine import devices
 from multicard.measure.timing import clock_s

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from multicard.config.job import Code
-from multicard.config.race import pauses
+from multicard.config.sweeps import pauses
 from multicard.estimate import before_run
 from multicard.machine import environment, leases, private, slurm
 from multicard.machine.allocation import Allocation

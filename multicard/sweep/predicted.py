@@ -9,7 +9,7 @@ from typing import Any
 from multicard import workloads
 from multicard.config.base import Scale, plain
 from multicard.config.job import count, resources
-from multicard.config.prediction import is_elsewhere
+from multicard.config.sweeps import is_elsewhere
 from multicard.estimate import estimates, history, observations
 from multicard.estimate.estimates import Effort, Estimate
 from multicard.estimate.target import UNKNOWN_NODE, Target, targets

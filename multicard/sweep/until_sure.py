@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from multicard.config.base import plain
 from multicard.config.job import count
 from multicard.config.keys import require
-from multicard.config.repetition import LEAST_AUTO, share
+from multicard.config.sweeps import LEAST_AUTO, share
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, UNDECIDED, Spread
 from multicard.messages import say

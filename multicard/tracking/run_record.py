@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from multicard.config.prediction import PREDICTION
+from multicard.config.sweeps import PREDICTION
 from multicard.observe.energy.gpu_record import MERGED
 from multicard.records import text_table
 from multicard.records.comparable import content

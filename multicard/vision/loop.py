@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from multicard.config.base import ProfileName
 from multicard.config.compilation import has_cuda_graphs
-from multicard.config.race import pauses
+from multicard.config.sweeps import pauses
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from multicard.config.race import pauses
+from multicard.config.sweeps import pauses
 from multicard.config.vision import VisionConfig
 from multicard.measure import losses, memory, timing
 from multicard.ranks.meeting import meet

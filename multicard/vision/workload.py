@@ -10,7 +10,7 @@ from multicard.config.compilation import has_cuda_graphs
 from multicard.config.job import count
 from multicard.config.keys import require
 from multicard.config.placement import Placement
-from multicard.config.prediction import starts_nothing
+from multicard.config.sweeps import starts_nothing
 from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, ModelConfig, VisionConfig
 from multicard.machine import environment
 from multicard.measure import memory

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from multicard.cli import command_line
-from multicard.config import callbacks
+from multicard.config import hydra_config
 from multicard.llm import workload as llm
 from multicard.sweep import dry_run, executor, slurm_submit
 from multicard.sweep.cells import Cell
@@ -100,7 +100,6 @@ COMPOSED = [
     (["-m", "hydra/sweeper=basic", "repeat=auto"], "repeat=auto: needs multicard's own sweeper"),
     (["-m", "hydra/sweeper=basic", "experiment=all"], "experiment=all: needs multicard's own sweeper"),
     (["-m", "objective=fast"], "objective=fast: no figure of a record of train_vision.py; docs/record.md lists them"),
-    (["-m", "+hydra.sweeper.entry=x"], "hydra.sweeper.entry: is hydra.experiment.entry now"),
     (["-m", "gpus=1,auto"], "gpus=1,auto: auto stands alone, as gpus=auto"),
     (["-m", "gpus=auto", "race=images_per_s", "precision=fp32,bf16"], "gpus=auto: a race is by what cells measure"),
     (["-m", "gpus=auto", "probe=true"], "gpus=auto: is by predictions, which probes are made for; give the numbers"),
@@ -139,10 +138,10 @@ def test_what_hydra_refuses_is_a_line_and_leaves_nothing(
 def test_a_folder_that_was_there_before_or_holds_a_record_stays(tmp_path: Path):
     (tmp_path / "there").mkdir()
     for name in ("there", "measured", "made/empty"):
-        callbacks._make(tmp_path / name, "hydra.sweep.dir", "x")
+        hydra_config._make(tmp_path / name, "hydra.sweep.dir", "x")
     (tmp_path / "measured" / "cell").mkdir()
     (tmp_path / "made" / "empty" / "multirun.yaml").write_text("")
-    callbacks.remove_unused()
+    hydra_config.remove_unused()
     assert {path.name for path in tmp_path.iterdir()} == {"there", "measured"}
 
 

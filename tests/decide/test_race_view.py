@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from multicard.config.job import Device
-from multicard.config.race import RaceConfig
+from multicard.config.sweeps import RaceConfig
 from multicard.decide.race import live, readings, rules, view
 from multicard.decide.race.live import LiveRace
 from multicard.decide.race.readings import raced_figure

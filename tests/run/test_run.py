@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from multicard.config import callbacks
+from multicard.config import hydra_config
 from multicard.measure import formulas
 from multicard.ranks import elastic
 from multicard.ranks.failures import Failure
@@ -342,7 +342,7 @@ def test_a_sweep_in_a_folder_that_cannot_be_written_to_is_refused_in_a_line(
     def read_only(*_: Any, **__: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(callbacks.tempfile, "TemporaryFile", read_only)
+    monkeypatch.setattr(hydra_config.tempfile, "TemporaryFile", read_only)
     code, printed = called("-m", f"hydra.sweep.dir={tmp_path}", *SMALL, "seed=1,2")
     assert code == 1 and not list(tmp_path.iterdir())
     assert printed == (

@@ -18,7 +18,6 @@ from omegaconf import DictConfig
 
 from multicard import workloads
 from multicard.cli import command_line
-from multicard.config.experiment import moved
 from multicard.llm import workload as llm
 from multicard.sweep import objective
 from multicard.sweep.axes import shrunk
@@ -176,8 +175,3 @@ def test_groups_without_an_option_may_be_added():
     words = ["+experiment=table2", "+precision=bf16", "+seed=1", "+template=grammar"]
     assert command_line.switched(words, WORKLOAD) == ["experiment=table2", *words[1:]]
     assert command_line.switched(words, llm.WORKLOAD) == ["experiment=table2", *words[1:3], "template=grammar"]
-
-
-def test_keys_of_an_earlier_version_name_their_place():
-    assert moved({"params": None}) is None
-    assert "hydra.sweeper.view: is hydra.experiment.view now" in str(moved({"params": None, "view": {}}))

@@ -13,7 +13,7 @@ from statistics import fmean, median
 from typing import Any
 
 from multicard.config.job import Device, count
-from multicard.config.repetition import share
+from multicard.config.sweeps import share
 from multicard.decide.race import grid, processes, readings, view
 from multicard.decide.race.posterior import Block
 from multicard.decide.race.processes import CellEndedError, CellProcess

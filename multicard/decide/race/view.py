@@ -8,8 +8,7 @@ from typing import Protocol
 
 from multicard.config.base import plain
 from multicard.config.job import Device, count
-from multicard.config.race import RaceConfig
-from multicard.config.repetition import share
+from multicard.config.sweeps import RaceConfig, share
 from multicard.decide.race.rules import CLOSE, SURE, Race
 from multicard.decide.race.standings import BEATEN, IN, MISSED, NOT_STARTED, OUT, Standing
 from multicard.machine.shares import machine

@@ -1,18 +1,43 @@
-"""Checks that Hydra calls before it makes a folder, and the folders that it made."""
+"""What multicard adds to Hydra's own configuration: experiments, and a check of folders before one is made."""
 
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
+from hydra.conf import HydraConf
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from multicard.config.base import check_name
-from multicard.config.experiment import moved
 
 _MADE: list[Path] = []  # by this command, the innermost first
+
+
+@dataclass
+class ExperimentConfig:
+    """Properties of an experiment beside its axes, which are in `hydra.sweeper.params`. They are no part of
+    `hydra.sweeper`, as other sweepers (Hydra's own, Optuna's, Ax's) refuse keys that are not theirs.
+
+    entry: the command that the experiment belongs to.
+    view: how the analysis lays out what it measured.
+    smoke: with scale=smoke, values that take the place of the axes', key by key; null leaves a key out.
+    exclude: values of cells that are left out.
+    """
+
+    entry: Optional[str] = None
+    view: Any = None
+    smoke: dict[str, Any] = field(default_factory=dict)
+    exclude: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class HydraWithExperiment(HydraConf):
+    """Hydra's own configuration, and `hydra.experiment`."""
+
+    experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
 
 
 class Refused(BaseException):
@@ -29,8 +54,6 @@ class WritableFolder(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         _check_references(config)
-        if (problem := moved(config.hydra.sweeper)) is not None:
-            raise Refused(problem)
         folder = Path(config.hydra.sweep.dir)
         _make(folder, "hydra.sweep.dir", str(config.name))
         try:

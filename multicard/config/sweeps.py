@@ -1,0 +1,175 @@
+"""Options of sweeps beyond their axes: repetition, predictions with the probes that feed them, and races.
+
+Hydra takes no `repeat.error` beside `repeat=3`: a key is either a value or a group. So the others are `repeat_...`, and
+`predict=true`, `probe=true` and `race=images_per_s` are read as `predict.enabled=true`, `probe.enabled=true` and
+`race.figure=images_per_s` (`multicard.cli.command_line`). No key of this file changes what is measured.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
+
+from multicard.config.job import JobConfig
+from multicard.config.keys import key, require
+
+AUTO = "auto"
+LEAST_AUTO = 2  # one run does not show how runs differ
+REPETITION = ("repeat", "repeat_error", "repeat_max", "repeat_compare", "repetition")
+SWITCHED = ("predict", "probe")  # groups of keys that are switched on by their name alone
+PREDICTION = (*SWITCHED, "fit")
+RACE = ("race",)
+RACED = ("images_per_s", "tokens_per_s", "energy_joules")  # figures of a race, as they are typed
+UNITS = {"GB": 10**9, "GiB": 2**30}
+
+
+@dataclass
+class RepeatedConfig(JobConfig):
+    repeat: str = key("1", "sweeps: number of runs of each cell, by turns; auto: until it is sure enough")
+    repeat_error: str = key("1%", "repeat=auto: half width of the mean step's interval that is sure enough")
+    repeat_max: int = key(10, "repeat=auto: most runs of a cell")
+    repeat_compare: Optional[str] = key(
+        None, "repeat=auto: a swept key; sure enough is also when its values differ, or differ by 5% at most"
+    )
+    repetition: int = key(1, "which of its repetitions a run is, from 1; repeat sets it")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_repetition(self)
+        require(self.repetition >= 1, f"repetition={self.repetition}: must be 1 or more")
+
+
+def check_repetition(config: Any) -> None:
+    """Refuse bad values of `repeat`, `repeat_error` and `repeat_max`.
+
+    Raises:
+        ValueError: with the key.
+    """
+    repeat, error, most = config.repeat, config.repeat_error, config.repeat_max
+    require(repeat == AUTO or repeats(repeat) >= 1, f"repeat={repeat}: must be 1 or more, or auto")
+    require(0 < share(error) < 1, f"repeat_error={error}: must be above 0% and below 100%")
+    require(most >= LEAST_AUTO, f"repeat_max={most}: must be {LEAST_AUTO} or more")
+
+
+def repeats(repeat: str) -> int:
+    """How many times `repeat` has a cell measured; 0 where that is no number."""
+    return int(repeat) if repeat.isascii() and repeat.isdigit() else 0
+
+
+def share(percent: str) -> float:
+    """ "1%" or "0.01" as 0.01; 0 where it is neither."""
+    number, sign, rest = percent.strip().partition("%")
+    try:
+        return 0.0 if rest else float(number) / (100 if sign else 1)
+    except ValueError:
+        return 0.0
+
+
+class Fit(StrEnum):
+    warn = "warn"
+    refuse = "refuse"
+    off = "off"
+
+
+@dataclass
+class PredictConfig:
+    enabled: bool = key(False, "predict=true: say what runs would take (memory, time, energy), and start none")
+    gpu: Optional[str] = key(None, "predict for this GPU, as h100-94gb; null is the machine's own")
+    memory: Optional[str] = key(None, "predict for a GPU with so much memory, as 80GB or 80GiB")
+
+    def __post_init__(self) -> None:
+        size = f"predict.memory={self.memory}: must be a size above 0, as 80GB or 80GiB"
+        require(self.memory is None or memory_bytes(self.memory) > 0, size)
+
+
+@dataclass
+class ProbeConfig:
+    """A run that ends as soon as the mean of its steps is known."""
+
+    enabled: bool = key(False, "probe=true: train until the mean step is known; feeds predictions, is no result")
+    error: str = key("1%", "probe=true: known is a mean step with a 95% interval of so much to either side")
+    seconds: float = key(60.0, "probe=true: train no longer than so many seconds, known or not")
+
+    def __post_init__(self) -> None:
+        require(0 < share(self.error) < 1, f"probe.error={self.error}: must be above 0% and below 100%")
+        require(0 < self.seconds < inf, f"probe.seconds={self.seconds}: must be above 0")
+
+
+def starts_nothing(config: Any) -> bool:
+    """True for a command that only prints what it would do, or what that would take."""
+    return config.dry_run or config.predict.enabled
+
+
+def is_elsewhere(config: Any) -> bool:
+    """True for a prediction for another GPU than this machine's."""
+    return config.predict.gpu is not None or config.predict.memory is not None
+
+
+def memory_bytes(text: str) -> int:
+    """ "80GB" or "80GiB" in bytes; 0 for other words."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GB|GiB)", text.strip())
+    return round(float(match[1]) * UNITS[match[2]]) if match else 0
+
+
+@dataclass
+class RaceConfig:
+    """A race: the best of a sweep's cells by one figure, for a part of the time that all of them take."""
+
+    figure: Optional[str] = key(
+        None, f"race=FIGURE: find the best of a sweep's cells by it, without measuring them all: {', '.join(RACED)}"
+    )
+    confidence: float = key(0.95, "race: probability, over the whole race, that no cell that drops out is the best")
+    tolerance: str = key("2%", "race: cells that are shown to be within this share of the best count as equally good")
+    block: float = key(5.0, "race: seconds of training that a cell is given at a time")
+
+    def __post_init__(self) -> None:
+        names = ", ".join(RACED)
+        require(self.figure is None or self.figure in RACED, f"race={self.figure}: choose one of {names}")
+        require(0.5 <= self.confidence < 1, f"race.confidence={self.confidence}: must be 0.5 or more, and below 1")
+        require(0 < share(self.tolerance) < 1, f"race.tolerance={self.tolerance}: must be above 0% and below 100%")
+        require(0 < self.block < inf, f"race.block={self.block}: must be above 0")
+
+
+def refuse_race(config: Any, on_slurm: bool, own_sweeper: bool, batch_size: int | None) -> None:
+    """Refuse a sweep that cannot be raced, before its cells are composed: else each of them would be refused.
+
+    Args:
+        own_sweeper: the sweeper is multicard's.
+        batch_size: `hydra.sweeper.max_batch_size`.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    if config.race.figure is None:
+        return
+    RaceConfig(**config.race)
+    race = f"race={config.race.figure}"
+    inside = "within a job, as by srun --ntasks=1 --gpus-per-task=4 --cpus-per-task=32 python ... -m ... race=..."
+    packed = config.get("exclusive") is False
+    require(not packed, f"{race}: its cells have the whole machine by turns; leave out exclusive=false")
+    require(not on_slurm, f"{race}: runs on one machine, {inside}; leave out hydra/launcher=submitit_slurm")
+    require(own_sweeper, f"{race}: is a search by itself; leave out hydra/sweeper")
+    require(batch_size is None, f"{race}: is of all cells at once; leave out hydra.sweeper.max_batch_size={batch_size}")
+    require(not config.probe.enabled, f"{race}: its cells are probes by themselves; leave out probe=true")
+    check_raced_run(config)
+
+
+def check_raced_run(config: Any) -> None:
+    """Refuse a run that cannot be in a race.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    if config.race.figure is None:
+        return
+    problem, profile = f"race={config.race.figure}: measures cells by turns", str(config.profile.name)
+    require(config.repeat == "1", f"{problem}, and the best three times; leave out repeat={config.repeat}")
+    require(config.nodes == 1, f"{problem}, on one machine; leave out nodes={config.nodes}")
+    require(profile == "none", f"{problem}; leave out profile={profile}")
+    require(not config.diagnose, f"{problem}; leave out diagnose=true")
+
+
+def pauses(config: Any) -> bool:
+    """True for a cell of a race, which trains and pauses by turns as it is told."""
+    return config.race.figure is not None and config.probe.enabled
