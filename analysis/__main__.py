@@ -30,7 +30,7 @@ if __name__ == "__main__":
 
 from analysis import cli, dashboard, experiments, figures
 from analysis.commands import best, compare, list_runs, predictions, sync, table
-from analysis.runs import load, predicted, sql
+from analysis.runs import load, sql
 from analysis.runs.columns import legend
 from multicard.config.base import TrackerConfig
 from multicard.config.job import count
@@ -146,7 +146,7 @@ def _claims(options: argparse.Namespace) -> int:
 def _predictions(options: argparse.Namespace) -> int:
     folders = options.folders
     loaded = load.read(folders)
-    compared = predicted.compare(loaded.runs)
+    compared = predictions.compare(loaded.runs)
     predictions.require_some(compared, ", ".join(map(str, folders)))
     if options.csv is not None:
         predictions.write_csv(options.csv, compared)

@@ -12,7 +12,7 @@ import subprocess
 
 import torch
 
-from benchmarks.common import machine, parser
+from benchmarks.common import device_here, machine, parser
 from multicard.machine import environment
 from multicard.measure import timing
 
@@ -57,15 +57,14 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--megabytes", type=int, help="of a copy: 2048, or 256 without a GPU")
     args = options.parse_args()
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    device = device_here()
     if shutil.which("nvidia-smi"):
         print(subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False).stdout)
     size = args.megabytes * 2**20 if args.megabytes else default_size(device)
     facts = environment.collect()
     versions = facts["packages"] | {"python": facts["python"], "CUDA": torch.version.cuda}
     versions |= {"cuDNN": torch.backends.cudnn.version(), "driver": (facts["gpus"] or [{}])[0].get("driver")}
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    figures = {"hardware": machine(name), "versions": versions, "bytes_per_s": all_bytes_per_s(device, size)}
+    figures = {"hardware": machine(device), "versions": versions, "bytes_per_s": all_bytes_per_s(device, size)}
     print(json.dumps(figures))
 
 

@@ -7,13 +7,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from multicard import workloads
 from multicard.machine.environment import cores, cpu_model
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).parent.parent
 Name = TypeVar("Name")
@@ -28,9 +31,21 @@ def parser(description: str | None, rounds: int | None = None) -> argparse.Argum
     return result
 
 
-def machine(gpu: str | None = None) -> str:
-    """The hardware and its present load."""
-    return f"{gpu or cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}"
+def device_here() -> "torch.device":
+    """The first GPU, or the CPU."""
+    import torch
+
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def machine(device: "torch.device | None" = None) -> str:
+    """The hardware, a GPU instead of the CPU where one is measured, and its present load."""
+    name = cpu_model()
+    if device is not None and device.type == "cuda":
+        import torch
+
+        name = torch.cuda.get_device_name(device)
+    return f"{name}, {cores()} cores, load {os.getloadavg()[0]:.1f}"
 
 
 def interleaved(turns: Mapping[Name, Callable[[], Figure]], rounds: int) -> dict[Name, list[Figure]]:
@@ -47,10 +62,10 @@ def ratios(tops: Sequence[float], bottoms: Sequence[float]) -> list[float]:
     return [top / bottom for top, bottom in zip(tops, bottoms, strict=True)]
 
 
-def spread(values: Sequence[float]) -> str:
-    """Median and quartiles of at least two rounds."""
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile of at least two rounds."""
     low, middle, high = statistics.quantiles(values, n=4)
-    return f"median {middle:.3f}  (quartiles {low:.3f} to {high:.3f}, {len(values)} rounds)"
+    return low, middle, high
 
 
 def python(*arguments: str) -> str:

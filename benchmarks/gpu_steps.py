@@ -1,13 +1,20 @@
-"""The steps of `benchmarks.on_gpu`, in the order of what they are worth; and the same, shrunk, for CPU ranks."""
+"""The steps of `benchmarks.on_gpu`, in the order of what they are worth, and their findings; shrunk for CPU ranks."""
 
+import json
+import re
+import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from benchmarks import gpu_findings as findings
-from benchmarks import stand_in_mnist
+import numpy as np
+
+from multicard.records.run_folder import replacing
+from multicard.records.text_table import in_bytes
+from multicard.vision.data.mnist import FILES
 
 IMAGES, ROWS, TOKENIZER = "MNIST/raw", "alpaca*.jsonl", "tokenizer.model"  # below the folder of the data
 Words = dict[str, object]  # options of an entry; several values, separated by commas, are a sweep
@@ -51,21 +58,16 @@ class Pass:
         return self.out / f"{name}.log"
 
     def train(self, name: str, words: Words, small: Words | None = None) -> list[str]:
-        """The command of a sweep of `train_vision.py`, whose folder has the step's name; `small` is added on CPU
-        ranks."""
-        return self._sweep("train_vision.py", name, self.vision(words, small))
-
-    def vision(self, words: Words, small: Words | None = None) -> Words:
-        """Options of `train_vision.py`, with MNIST's folder, or that of images in its form."""
-        if not self.cuda:
-            return words | SMALL_VISION | (small or {})
-        raw = self._file(IMAGES)
-        root = raw.parents[1] if raw else stand_in_mnist.written(self.out / "stand_in")
-        return words | ({"dataset.root": root} if words["dataset"] == "mnist" else {})
+        """The command of a sweep of `train_vision.py`, whose folder has the step's name, on MNIST or images in its
+        form; `small` is added on CPU ranks."""
+        if self.cuda and words["dataset"] == "mnist":
+            raw = self._file(IMAGES)
+            words = words | {"dataset.root": raw.parents[1] if raw else made_images(self.out / "stand_in")}
+        return self._sweep("train_vision.py", name, words, SMALL_VISION | (small or {}))
 
     def tune(self, name: str, words: Words, small: Words | None = None) -> list[str]:
         """The command of a sweep of `tune_llm.py`, likewise."""
-        return self._sweep("tune_llm.py", name, words if self.cuda else words | SMALL_LLAMA | (small or {}))
+        return self._sweep("tune_llm.py", name, words, SMALL_LLAMA | (small or {}))
 
     def text(self) -> Words:
         """Alpaca's rows and Llama's tokenizer where they are, else generated rows and the embedded tokenizer."""
@@ -82,9 +84,191 @@ class Pass:
         paths = [*self.data.glob(pattern), *self.data.glob(f"*/{pattern}")] if self.data else []
         return min(paths, default=None)
 
-    def _sweep(self, entry: str, name: str, words: Words) -> list[str]:
+    def _sweep(self, entry: str, name: str, words: Words, small: Words) -> list[str]:
         fixed = {"name": name, "hydra.sweep.dir": self.out / name, "tracker.mode": "disabled"}
-        return [sys.executable, entry, "-m", *(f"{key}={value}" for key, value in (words | fixed).items())]
+        words = words | ({} if self.cuda else small) | fixed
+        return [sys.executable, entry, "-m", *(f"{key}={value}" for key, value in words.items())]
+
+
+def made_images(root: Path) -> Path:
+    """`root`, with 70,000 images as MNIST's four files: scikit-learn's digits (8 x 8), enlarged three times, each at a
+    random place. The test images show digits that no training image shows."""
+    from sklearn.datasets import load_digits
+
+    raw = root / "MNIST" / "raw"
+    if all((raw / name).exists() for name in FILES):
+        return root
+    raw.mkdir(parents=True, exist_ok=True)
+    digits, labels = map(np.asarray, load_digits(return_X_y=True))
+    large = np.kron(digits.reshape(-1, 8, 8) * (255 / 16), np.ones((3, 3))).astype(np.uint8)  # (1797, 24, 24)
+    random, tested = np.random.default_rng(0), np.arange(len(labels)) % 5 == 0
+    for part, chosen in (("train", ~tested), ("t10k", tested)):
+        count = FILES[f"{part}-labels-idx1-ubyte"][1]
+        drawn = random.choice(np.flatnonzero(chosen), count)
+        images = np.zeros((count, 28, 28), np.uint8)
+        for image, digit, (row, column) in zip(images, drawn, random.integers(0, 5, (count, 2)), strict=True):
+            image[row : row + 24, column : column + 24] = large[digit]
+        for name, values in (("images-idx3", images), ("labels-idx1", labels[drawn].astype(np.uint8))):
+            header = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}i", *values.shape)
+            with replacing(raw / f"{part}-{name}-ubyte") as file:
+                file.write(header + values.tobytes())
+    return root
+
+
+# Findings, of a step's folder and its log
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A figure of a step.
+
+    against: what others measured, or the goal.
+    passed: of a check; None where a figure is no check.
+    """
+
+    what: str
+    value: str
+    against: str = ""
+    passed: bool | None = None
+
+
+Read = Callable[[Path, str], list[Finding]]
+Record = dict[str, Any]  # of a run, as result.json has it
+TRAINING = (60_000, 10_000, 20)  # images, test images and epochs of the papers
+PAPERS_TOTAL_S = {"fp64": 6234, "fp32": 3721, "fp16": 2477}  # on one H100: 2503.15252, Table 2 (fp64, fp32 derived)
+PUBLISHED = "12,473 tokens/s (best published, H100); 14,000 (goal)"
+
+
+def of_machine(_: Path, log: str) -> list[Finding]:
+    figures = json.loads(log.splitlines()[-1])
+    versions = ", ".join(f"{name} {figures['versions'][name]}" for name in ("torch", "CUDA", "cuDNN", "driver"))
+    against = {"within the device": "4,300 GB/s (H200)"}
+    rates = figures["bytes_per_s"].items()
+    return [
+        Finding("hardware", figures["hardware"]),
+        Finding("versions", versions),
+        *(Finding(f"copy {what}", f"{rate / 1e9:,.1f} GB/s", against.get(what, "")) for what, rate in rates),
+    ]
+
+
+def test_outcomes(log: str) -> dict[str, str]:
+    """The last outcome of each test that `pytest -v` names, over all calls."""
+    return dict(re.findall(r"^(tests/.+?) (PASSED|FAILED|ERROR|SKIPPED)", log, re.MULTILINE))
+
+
+def of_tests(_: Path, log: str) -> list[Finding]:
+    outcomes = test_outcomes(log)
+    bad = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
+    counts = [f"{[*outcomes.values()].count(name)} {name.lower()}" for name in ("PASSED", "FAILED", "ERROR", "SKIPPED")]
+    failed = [Finding(name, "failed", passed=False) for name in bad]
+    return [Finding("tests", ", ".join(counts), passed=not bad), *failed]
+
+
+def of_step(_: Path, log: str) -> list[Finding]:
+    """The rows that `benchmarks.step` left as lines of JSON; of those of one step the last."""
+    rows = {row["step"]: row for line in log.splitlines() if line.startswith("{") for row in [json.loads(line)]}
+    return [
+        Finding(
+            what,
+            f"{row['images_per_s']} images/s, {row['step_ms']} ms",
+            f"{row['ceiling']} images/s (memory's ceiling)",
+        )
+        for what, row in rows.items()
+    ]
+
+
+def of_runs(*tell: Callable[[Record], Finding], axes: Sequence[str] = ("precision",), known: str = "ok") -> Read:
+    """What to tell of each run of a step; one that did not end well is a check that failed, but for the status `known`
+    (a sweep does not fail where a run diverged or ran out of memory)."""
+
+    def read(folder: Path, _: str) -> list[Finding]:
+        findings = []
+        for path in sorted(folder.glob("*/result.json")):
+            record = json.loads(path.read_text())
+            status = record["status"]
+            if status == "ok":
+                findings += [each(record) for each in tell]
+            else:
+                message = (record.get("cause") or {}).get("message", "no cause")
+                passed = None if status == known else False
+                findings.append(Finding(setting(record, *axes), f"{status}: {message}", passed=passed))
+        return findings
+
+    return read
+
+
+def setting(record: Record, *axes: str) -> str:
+    return ", ".join(f"batch {record['axes'][axis]}" if axis == "batch_size" else record["axes"][axis] for axis in axes)
+
+
+def rate(record: Record) -> Finding:
+    compiled = f", compiled in {record['compile_s']:.0f} s" if record["compile_s"] else ""
+    peak = in_bytes(record["peak_memory_bytes"]["max"])
+    value = f"{record['images_per_s']:,.0f} images/s, {peak}, {record['total_s']:.1f} s{compiled}"
+    return Finding(setting(record, "precision", "loader"), value, "484 images/s (papers, one H100)")
+
+
+def extrapolated_s(record: Record) -> tuple[float, str]:
+    """The papers' training from a shorter one of at least two epochs: seconds, and how they come about.
+
+    total = once + epochs (epoch + images / (images/s) + test images / (test images/s)), where images/s leave out the
+    warm-up, `epoch` is what the last epoch took beside its images, and `once` is what the first took beside the last.
+    """
+    first, last = record["epochs"][0], record["epochs"][-1]
+    images, test_images, epochs = TRAINING
+    images_per_s, tested_per_s = record["images_per_s"], last["test_samples"] / last["evaluate_s"]
+    epoch_s = max(0.0, last["train_s"] - last["samples"] / images_per_s)
+    once_s = max(0.0, sum(first[key] - last[key] for key in ("train_s", "evaluate_s")))
+    total_s = once_s + epochs * (epoch_s + images / images_per_s + test_images / tested_per_s)
+    parts = f"{epoch_s:.2f} + {images:,} / {images_per_s:,.0f} + {test_images:,} / {tested_per_s:,.0f}"
+    return total_s, f"{once_s:.1f} + {epochs} ({parts})"
+
+
+def papers_training(record: Record) -> str:
+    images, _, epochs = TRAINING
+    return f"{record['axes']['precision']}, {epochs} x {images:,} images"
+
+
+def goal(record: Record) -> Finding:
+    total_s, formula = extrapolated_s(record)
+    return Finding(papers_training(record), f"{total_s:,.0f} s = {formula}", "300 s (goal)")
+
+
+def table2(record: Record) -> Finding:
+    """Table 2's first column, extrapolated."""
+    total_s, formula = extrapolated_s(record)
+    against = f"{PAPERS_TOTAL_S[record['axes']['precision']]:,} s (papers, one H100)"
+    return Finding(papers_training(record), f"{total_s:,.0f} s = {formula}", against)
+
+
+def whole(record: Record) -> Finding:
+    reached = f"{record['total_s']:.1f} s, accuracy {record['test_accuracy']:.2%}"
+    return Finding(papers_training(record), reached, "300 s at 99 % (goal)")
+
+
+def diagnosis(record: Record) -> Finding:
+    return Finding("what limits it", record["diagnosis"]["sentence"])
+
+
+def of_tuning(against: str = "") -> Read:
+    """Seconds an iteration and tokens per second, beside a figure of others; out of memory is an answer too."""
+    axes = ("method", "precision", "batch_size")
+
+    def tokens(record: Record) -> Finding:
+        speed, peak = record["tokens_per_s"]["non_padding"], in_bytes(record["peak_memory_bytes"]["max"])
+        value = f"{speed:,.0f} tokens/s, {record['iteration_s']['mean']:.3f} s/it, {peak}"
+        return Finding(setting(record, *axes), value, against)
+
+    return of_runs(tokens, axes=axes, known="oom")
+
+
+def of_memory(folder: Path, _: str) -> list[Finding]:
+    (path,) = folder.glob("*/result.json")
+    status = json.loads(path.read_text())["status"]
+    return [Finding("a batch too large", status, "oom", passed=status == "oom")]
+
+
+# The steps
 
 
 @dataclass(frozen=True)
@@ -92,20 +276,15 @@ class Step:
     """A step.
 
     estimate_s: its duration on an H200, start-up included; of the tests, which take longer, a first part.
-    read: its findings, of the folder of its runs and its log.
     skip: why a pass leaves it out; empty where it does not.
-    goes_on: what was done when it was cut off is not done again, so that it may begin where it does not fit.
-    last: after all others, unless it is asked for.
     """
 
     name: str
     title: str
     estimate_s: float
     command: Callable[[Pass], list[str]]
-    read: findings.Read
+    read: Read
     skip: Callable[[Pass], str] = lambda run: ""
-    goes_on: bool = False
-    last: bool = False
 
 
 def gpu_only(why: str) -> Callable[[Pass], str]:
@@ -121,27 +300,19 @@ def module(name: str, *words: object) -> list[str]:
     return [sys.executable, "-m", name, *map(str, words)]
 
 
-PYTEST = ("-o", "addopts=", "-v", "--tb=short", "--continue-on-collection-errors")
-
-
 def tests(run: Pass) -> list[str]:
     """The tests that earlier calls have not seen through. It needs no plugin of pytest."""
     log = run.log("tests")
-    outcomes = findings.test_outcomes(log.read_text()) if log.exists() else {}
+    outcomes = test_outcomes(log.read_text()) if log.exists() else {}
     done = [f"--deselect={name}" for name, outcome in outcomes.items() if outcome in ("PASSED", "SKIPPED")]
-    return module("pytest", *PYTEST, "-m", "gpu", "tests/gpu", *done)
+    fixed = ("-o", "addopts=", "-v", "--tb=short", "--continue-on-collection-errors", "-m", "gpu", "tests/gpu")
+    return module("pytest", *fixed, *done)
 
 
 def step_alone(*words: str) -> Callable[[Pass], list[str]]:
     large = ("--image-size", 500, "--batch-size", 64, "--precisions", "fp16", "bf16")
     small = ("--image-size", 32, "--batch-size", 4, "--precisions", "fp32", "--rounds", 2)
     return lambda run: module("benchmarks.step", *(large if run.cuda else small), *words)
-
-
-def measuring(run: Pass) -> list[str]:
-    words = {key: value for key, value in run.vision(MEASURED).items() if key not in ("epochs", "dataset.train_limit")}
-    size = ("--minutes", 2, "--steps", 50) if run.cuda else ("--minutes", 0.05, "--steps", 1)
-    return module("benchmarks.training_within", *size, *(f"{key}={value}" for key, value in words.items()))
 
 
 def images(count: int, epochs: int = 2) -> Words:
@@ -152,48 +323,40 @@ def images(count: int, epochs: int = 2) -> Words:
 COMPILED = ("--layouts", "nhwc", "--only-compiled", "--compile", "default", "--pointwise", "convolution", "linear")
 PAPERS: Words = {"experiment": "table2", "gpus": 1, "dataset": "mnist", "precision": "fp64,fp32,fp16"}
 FP32: Words = {"precision": "fp32"}  # fp16 is slow on CPUs
-MEASURED: Words = {"preset": "fast", "compile": False, "dataset": "mnist", "dataset.image_size": 64}
 TOO_LARGE: Words = {"loader": "device", "batch_size": 4096, "dataset": "mnist", "dataset.image_size": 700}
 PACKED: Words = {"packed": True, "max_seq_len": 2048, "batch_size": "4,6", "compile": True, "dataset.rows": 10_000}
 SMALL_PACKED: Words = {"max_seq_len": 256, "batch_size": 2, "compile": False}
 LORA: Words = LLAMA | {"method": "lora"}
-PUBLISHED = "12,473 tokens/s (best published, H100); 14,000 (goal)"
-
 
 # name, title, seconds expected, command, findings
 STEPS = [
     Step("machine", "versions, bandwidth of copies, nvidia-smi", 25,
-        lambda run: module("benchmarks.bandwidth"), findings.of_machine),
-    Step("tests", "pytest -m gpu", 90, tests, findings.of_tests,
-        skip=gpu_only("its tests need a CUDA device"), goes_on=True),
-    Step("step", "the training step alone, eager", 60, step_alone(), findings.of_step),
-    Step("compiled", "compiled; pointwise as matrix products too", 150, step_alone(*COMPILED), findings.of_step,
+        lambda run: module("benchmarks.bandwidth"), of_machine),
+    Step("tests", "pytest -m gpu", 90, tests, of_tests, skip=gpu_only("its tests need a CUDA device")),
+    Step("step", "the training step alone, eager", 60, step_alone(), of_step),
+    Step("compiled", "compiled; pointwise as matrix products too", 150, step_alone(*COMPILED), of_step,
         skip=gpu_only("it compiles for minutes")),
     Step("goal", "20,000 images at 500 px, 2 epochs, profiled", 75,
-        lambda run: run.train("goal", GOAL | images(20_000) | {"profile": "kineto"}, FP32), findings.of_goal),
+        lambda run: run.train("goal", GOAL | images(20_000) | {"profile": "kineto"}, FP32), of_runs(rate, goal)),
     Step("papers", "Table 2 on one GPU, extrapolated", 150,
-        lambda run: run.train("papers", PAPERS | images(3840), {"precision": "fp64,fp32"}), findings.of_papers,
-        goes_on=True),
+        lambda run: run.train("papers", PAPERS | images(3840), {"precision": "fp64,fp32"}), of_runs(table2)),
     Step("lora", "Llama3-8B, random weights: LoRA and QLoRA", 110,
-        lambda run: run.tune("lora", LLAMA | run.text() | {"method": "lora,qlora"}), findings.of_tuning(),
-        goes_on=True),
-    Step("dpo", "Llama3-8B: DPO", 70, lambda run: run.tune("dpo", LLAMA | {"method": "dpo"}), findings.of_tuning()),
+        lambda run: run.tune("lora", LLAMA | run.text() | {"method": "lora,qlora"}), of_tuning()),
+    Step("dpo", "Llama3-8B: DPO", 70, lambda run: run.tune("dpo", LLAMA | {"method": "dpo"}), of_tuning()),
     Step("lora_fp32", "Llama3-8B: LoRA in fp32", 90,
         lambda run: run.tune("lora_fp32", LORA | run.text() | {"precision": "fp32"}),
-        findings.of_tuning("0.77 s/it (papers, Table 5, H100)"),
-        skip=gpu_only("the step lora is in fp32 on CPU ranks")),
+        of_tuning("0.77 s/it (papers, Table 5, H100)"), skip=gpu_only("the step lora is in fp32 on CPU ranks")),
     Step("packed", "Llama3-8B: LoRA, packed and compiled", 180,
-        lambda run: run.tune("packed", LORA | PACKED, SMALL_PACKED), findings.of_tuning(PUBLISHED), goes_on=True),
+        lambda run: run.tune("packed", LORA | PACKED, SMALL_PACKED), of_tuning(PUBLISHED)),
     Step("diagnose", "what limits the goal's run", 60,
-        lambda run: run.train("diagnose", GOAL | images(6400) | {"diagnose": True}, FP32), findings.of_diagnosis),
+        lambda run: run.train("diagnose", GOAL | images(6400) | {"diagnose": True}, FP32), of_runs(diagnosis)),
     Step("memory", "a run that exceeds the memory", 30,
-        lambda run: run.train("memory", TOO_LARGE | images(4096, epochs=1)), findings.of_memory,
+        lambda run: run.train("memory", TOO_LARGE | images(4096, epochs=1)), of_memory,
         skip=gpu_only("it would exceed the host's memory")),
     Step("dali", "the goal's run with DALI", 45,
-        lambda run: run.train("dali", GOAL | images(6400) | {"loader": "dali"}, FP32), findings.of_training,
+        lambda run: run.train("dali", GOAL | images(6400) | {"loader": "dali"}, FP32), of_runs(rate),
         skip=dali_absent),
-    Step("measuring", "what measuring costs a step", 90, measuring, findings.of_measuring),
     Step("whole", "the goal: 60,000 images at 500 px, 20 epochs", 480,
-        lambda run: run.train("whole", GOAL | {"epochs": 20}), findings.of_whole,
-        skip=gpu_only("it takes days"), last=True),
+        lambda run: run.train("whole", GOAL | {"epochs": 20}), of_runs(rate, whole),
+        skip=gpu_only("it takes days")),
 ]  # fmt: skip

@@ -23,11 +23,12 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
-from benchmarks.common import configuration, interleaved, machine, parser, ratios
+from benchmarks.common import configuration, device_here, interleaved, machine, parser, quartiles, ratios
 from multicard.config.vision import VisionConfig
 from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.ranks import os_calls
+from multicard.records import text_table
 from multicard.vision.data import datasets
 from multicard.vision.data.batch import Source
 from multicard.vision.data.loaders import LOADERS
@@ -144,12 +145,17 @@ def compare(title: str, turns: dict[str, Turn], rounds: int) -> None:
     figures = interleaved(turns, rounds)
     rates = {name: [rate for rate, _ in values] for name, values in figures.items()}
     best = max((name for name in turns if name.startswith("torch,")), key=lambda name: statistics.median(rates[name]))
-    print(f"\n{title}\n\n| loader | images/s | quartiles | x {best} | bytes an image |\n|---|---|---|---|---|")
+    rows = []
     for name, values in rates.items():
-        low, middle, high = statistics.quantiles(values, n=4)
+        low, middle, high = quartiles(values)
         ratio = statistics.median(ratios(values, rates[best]))
-        size = figures[name][-1][1]
-        print(f"| {name} | {middle:,.0f} | {low:,.0f} to {high:,.0f} | {ratio:.2f} | {size:,.0f} |", flush=True)
+        texts = f"{middle:,.0f}", f"{low:,.0f} to {high:,.0f}", f"{ratio:.2f}", f"{figures[name][-1][1]:,.0f}"
+        rows.append((name, *texts))
+    print(
+        "\n".join(
+            ["", title, *text_table.text(("loader", "images/s", "quartiles", f"x {best}", "bytes an image"), rows)]
+        )
+    )
 
 
 def main() -> None:
@@ -161,9 +167,8 @@ def main() -> None:
     args = options.parse_args()
     os_calls.tune_malloc()
     torch.set_num_threads(cores())
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    hardware = machine(torch.cuda.get_device_name() if device.type == "cuda" else None)
-    print(f"{hardware}, {args.image_size} px, fp32, batches of {BATCH}")
+    device = device_here()
+    print(f"{machine(device)}, {args.image_size} px, fp32, batches of {BATCH}")
     size = (f"dataset.image_size={args.image_size}",)
 
     if "grey" in args.sets:

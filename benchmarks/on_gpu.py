@@ -1,14 +1,14 @@
 """Measurements on a GPU that is there for ten minutes: as many as fit, the most valuable first.
 
-    python -m benchmarks.on_gpu --minutes 9 [--data FOLDER] [--out FOLDER] [--only STEP ...] [--again] [--whole]
+    python -m benchmarks.on_gpu --minutes 9 [--data FOLDER] [--out FOLDER] [--only STEP ...]
     python -m benchmarks.on_gpu --list
 
 Each step is a command of its own. Its record (FOLDER/<step>.json: command, seconds, exit code, findings, the end of its
 output), its log and its runs' folders stay in FOLDER; called again, the command goes on where it stopped, however that
-happened. A step that is expected to take longer than what is left waits for the next call. One that takes longer, or
-twice as long as expected, is stopped, and comes after the others next time, as one that failed does. At the end a table
-shows what each step found, beside what others measured. Without a GPU the same steps run shrunk, on CPU ranks; such
-figures are no results.
+happened; a step whose record is removed is measured again. One that is expected to take longer than what is left waits
+for the next call. One that takes longer, or twice as long as expected, is stopped, and comes after the others next
+time, as one that failed does. At the end a table shows what each step found, beside what others measured. Without a GPU
+the same steps run shrunk, on CPU ranks; such figures are no results.
 
 --data: a folder with MNIST/raw, alpaca*.jsonl and Llama's tokenizer.model, or with folders that hold these. Without
 them images are made of scikit-learn's digits, and rows are generated.
@@ -16,26 +16,23 @@ them images are made of scikit-learn's digits, and rows are generated.
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, parser
-from benchmarks.gpu_findings import Finding
-from benchmarks.gpu_steps import IMAGES, ROWS, STEPS, TOKENIZER, Pass, Step
+from benchmarks.gpu_steps import IMAGES, ROWS, STEPS, TOKENIZER, Finding, Pass, Step
 from multicard.machine import devices
 from multicard.measure.timing import clock_s, timestamp
 from multicard.ranks import os_calls
 from multicard.records import run_folder, text_table
 
 GRACE_S = 15.0  # for a stopped command to record what it has
-LEAST_S = 60.0  # for which a step that does not fit, but goes on, is begun
 PATIENCE = 2  # times its estimate, for which a step may take from the others at its first attempt
 TAIL = 30  # lines of a log, in the record
 WIDTH = 120
@@ -52,22 +49,18 @@ def write(run: Pass, record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def queue(run: Pass, steps: Sequence[Step], whole: bool) -> list[Step]:
-    """The steps that are left: those never tried, then those that were stopped or failed; the last ones after all."""
+def queue(run: Pass, steps: Sequence[Step]) -> list[Step]:
+    """The steps that are left: those never tried, then those that were stopped or failed."""
     records = {step.name: record_of(run, step) for step in steps}
     left = [step for step in steps if records[step.name]["status"] != "ok"]  # what was skipped may be there by now
-    turn = {False: 1, True: 0 if whole else 2}
-    return sorted(left, key=lambda step: (turn[step.last], records[step.name]["attempts"]))
+    return sorted(left, key=lambda step: records[step.name]["attempts"])
 
 
 def take(run: Pass, step: Step, limit_s: float) -> dict[str, Any]:
     """Run a step for `limit_s` seconds at most; its record, which is written however that ends."""
     command, log = step.command(run), run.log(step.name)
-    record: dict[str, Any] = record_of(run, step) | {
-        "started_at": timestamp(),
-        "command": shlex.join(command),
-        "log": str(log),
-    }
+    began = {"started_at": timestamp(), "command": shlex.join(command), "log": str(log)}
+    record: dict[str, Any] = record_of(run, step) | began
     before_s, record["attempts"] = record["seconds"], record["attempts"] + 1
     write(run, record | {"status": "running", "why": "the call was killed"})
     started_s, code = clock_s(), None
@@ -125,14 +118,14 @@ def run_command(command: Sequence[str], output: Any, limit_s: float) -> int | No
         child.wait()
 
 
-def take_all(run: Pass, steps: Sequence[Step], minutes: float, whole: bool = False) -> None:
+def take_all(run: Pass, steps: Sequence[Step], minutes: float) -> None:
     """Take the steps that are left, one after the other, as long as they fit."""
     ends_s = clock_s() + 60 * minutes - GRACE_S
-    for step in queue(run, steps, whole):
+    for step in queue(run, steps):
         reason, left_s = step.skip(run), ends_s - clock_s()
         if reason:
             say(write(run, record_of(run, step) | {"status": "skipped", "why": reason}))
-        elif run.cuda and step.estimate_s > left_s and not (step.goes_on and left_s > LEAST_S):
+        elif run.cuda and step.estimate_s > left_s:
             say(record_of(run, step) | {"why": f"takes about {step.estimate_s:.0f} s, {max(0, left_s):.0f} s are left"})
         elif left_s > 0:
             print(f"{step.name}: {step.title}", flush=True)
@@ -172,14 +165,6 @@ def show(run: Pass, steps: Sequence[Step]) -> int:
     return 1 if failed else 0
 
 
-def forget(run: Pass, steps: Iterable[Step]) -> None:
-    """Remove all that earlier calls left of these steps."""
-    for step in steps:
-        shutil.rmtree(run.out / step.name, ignore_errors=True)
-        for path in (run.out / f"{step.name}.json", run.log(step.name)):
-            path.unlink(missing_ok=True)
-
-
 def main() -> None:
     options = parser(__doc__)
     names = [step.name for step in STEPS]
@@ -187,8 +172,6 @@ def main() -> None:
     options.add_argument("--data", type=Path, metavar="FOLDER", help="images, rows and tokenizer: see above")
     options.add_argument("--out", type=Path, metavar="FOLDER", help="default: multirun/on_gpu, without one on_cpu")
     options.add_argument("--only", nargs="+", choices=names, metavar="STEP", default=names)
-    options.add_argument("--again", action="store_true", help="forget what earlier calls measured of these steps")
-    options.add_argument("--whole", action="store_true", help="the 20 epochs of the goal first, not last")
     options.add_argument("--list", action="store_true", help="the steps, and their state; run nothing")
     args = options.parse_args()
     cuda = bool(devices.visible_gpus())
@@ -204,10 +187,8 @@ def main() -> None:
             print(f"{step.name:16} {step.title:44} {state}")
         return
     run.out.mkdir(parents=True, exist_ok=True)
-    if args.again:
-        forget(run, steps)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of what `take` writes
-    take_all(run, steps, args.minutes, args.whole)
+    take_all(run, steps, args.minutes)
     sys.exit(show(run, steps))
 
 

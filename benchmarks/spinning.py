@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-from benchmarks.common import interleaved, machine, parser, python, ratios, spread
+from benchmarks.common import interleaved, machine, parser, python, quartiles, ratios
 from multicard.ranks.elastic import SPINS
 
 OWN = 300_000
@@ -54,9 +54,13 @@ def main() -> None:
             turns = {spins: partial(images_per_s, words, args.images, spins, loops) for spins in (OWN, SPINS, 0)}
             speeds = interleaved(turns, args.rounds)
             for spins, figures in speeds.items():
-                print(f"{ranks}, {beside}, {spins} spins: {spread(figures)} images/s", flush=True)
-                if spins != OWN:
-                    print(f"    against {OWN}: {spread(ratios(figures, speeds[OWN]))}", flush=True)
+                low, middle, high = quartiles(figures)
+                against = quartiles(ratios(figures, speeds[OWN]))[1]
+                print(
+                    f"{ranks}, {beside}, {spins} spins: {middle:.1f} images/s (quartiles {low:.1f} to {high:.1f}), "
+                    f"{against:.3f} times that of {OWN}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

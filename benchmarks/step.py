@@ -17,11 +17,11 @@ read and written whole (parameters are small and left out):
     ReLU6         5 out            forward reads and writes; backward reads two and writes; fused into BatchNorm: none
     residual      3 out            forward reads two and writes; backward passes the gradient on
 
-The bandwidth is measured: that of `benchmarks.bandwidth`.
+The bandwidth is measured: that of `benchmarks.bandwidth`. The rows follow once more as JSON, for `benchmarks.on_gpu`.
 """
 
 import argparse
-import statistics
+import json
 from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
@@ -32,17 +32,19 @@ from torch.amp.grad_scaler import GradScaler
 from torchvision import models
 
 from benchmarks.bandwidth import default_size, within_bytes_per_s
-from benchmarks.common import configuration, interleaved, machine, parser
+from benchmarks.common import configuration, device_here, interleaved, machine, parser, quartiles
 from multicard.config.compilation import CUDA_GRAPHS, GRAPH_PASSES, MODES
 from multicard.config.vision import Pointwise
 from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.ranks import os_calls
+from multicard.records import text_table
 from multicard.vision.compiling import inductor_options
 from multicard.vision.optim import optimizer_of
 from multicard.vision.pointwise import with_matrix_products
 from multicard.vision.precision import PRECISIONS, choose
 
+HEADINGS = ("precision", "layout", "compiled", "pointwise", "step, ms", "quartiles", "images/s", "memory's ceiling")
 STEPS = 6  # a turn
 GRAPHS_A_COMBINATION = 4  # at most: one for its shape, and again where a global flag changed in between
 
@@ -147,29 +149,28 @@ def main() -> None:
     args = options().parse_args()
     os_calls.tune_malloc()
     torch.set_num_threads(cores())
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    device = device_here()
     torch.backends.cudnn.benchmark = True
     # each combination compiles the same code anew; beyond the limit of 8, torch would go on uncompiled
     torch._dynamo.config.recompile_limit = GRAPHS_A_COMBINATION * len(cells(args))
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-    hardware = machine(torch.cuda.get_device_name() if device.type == "cuda" else None)
     rate = within_bytes_per_s(device, default_size(device))
-    print(f"{hardware}; {args.image_size} px, batch {args.batch_size}; {rate / 1e9:,.1f} GB/s")
+    print(f"{machine(device)}; {args.image_size} px, batch {args.batch_size}; {rate / 1e9:,.1f} GB/s")
     turns = {cell: step(cell, args.image_size, args.batch_size, device) for cell in cells(args)}
-    step_s = interleaved(turns, args.rounds)
-    headings = ["precision", "layout", "compiled", "pointwise", "step, ms", "quartiles", "images/s"]
-    headings.append("memory's ceiling, images/s")
-    print(f"\n| {' | '.join(headings)} |\n{'|---' * len(headings)}|")
-    for cell, seconds in step_s.items():
-        low, middle, high = statistics.quantiles([1000 * s for s in seconds], n=4)
+    rows = []
+    for cell, seconds in interleaved(turns, args.rounds).items():
+        low, middle, high = quartiles([1000 * s for s in seconds])
         precision = choose(cell.precision, device)
         value = torch.empty((), dtype=getattr(torch, precision.autocast or precision.model)).itemsize
         meta = models.mobilenet_v2(num_classes=10).to("meta")
         ceiling = rate / bytes_an_image(meta, args.image_size, value, fused=cell.mode is not None)
         images = args.batch_size / (middle / 1000)
-        texts = [cell.precision, cell.layout, cell.mode or "no", cell.pointwise]
-        texts += [f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{images:,.1f}", f"{ceiling:,.0f}"]
-        print(f"| {' | '.join(texts)} |", flush=True)
+        figures = f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{images:,.1f}", f"{ceiling:,.0f}"
+        rows.append((cell.precision, cell.layout, cell.mode or "no", cell.pointwise, *figures))
+    print("\n".join(text_table.text(HEADINGS, rows)))
+    for row in rows:
+        figures = {"step_ms": row[4], "images_per_s": row[6], "ceiling": row[7]}
+        print(json.dumps({"step": f"{row[0]}, {row[1]}, compiled {row[2]}, {row[3]}", **figures}))
 
 
 if __name__ == "__main__":

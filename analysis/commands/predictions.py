@@ -3,25 +3,39 @@
 For each figure and basis: median and mean of the relative errors' sizes, the bias (their mean with the sign; above 0
 where too much was predicted), the share of runs inside the 90 % interval with its own 95 % interval, and the median of
 that interval's half-width. Then the verdicts on memory, and the poorest predictions.
+
+Runs that ended ok are compared: their times and energy unless others or a profiler slowed them, their memory on GPUs
+alone (a CPU rank's is resident and holds Python too). Of runs out of memory only the verdict counts.
 """
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.commands import list_runs
-from analysis.runs.columns import legend
-from analysis.runs.load import Skipped
-from analysis.runs.predicted import BASES, MEMORY, PREDICTED, VERDICTS, Comparison, Comparisons
+from analysis.runs.columns import MARKS, legend
+from analysis.runs.grouping import MEMORY
+from analysis.runs.load import Run, Skipped
 from analysis.stats.intervals import wilson
 from multicard.config.job import count
+from multicard.estimate.observations import Basis
 from multicard.measure.repeated_runs import CONFIDENCE
 from multicard.records import figures, text_table
+from multicard.records.schema_parts import Interval, Prediction
 from multicard.records.text_table import clean
 
+# Each measured column: the prediction's field, and its name in tables
+PREDICTED = {"step_s": "step_s", "total_s": "total_s", "energy_joules": "energy_joules", MEMORY: "allocated_bytes"}
 NAMES = {"step_s": "step", "total_s": "total", "energy_joules": "energy", MEMORY: "memory"}
+BASES = tuple(basis for basis in Basis if basis is not Basis.unknown)  # best first
+VERDICTS = ("yes", "tight", "no")
+SLOWED = ("disturbed", "loaded", "crowded", "oversubscribed", "profiled")  # marks; such runs do not teach times either
+OUT_OF_MEMORY = "oom"
+LEAST = 1e-9  # seconds, joules or bytes below which nothing is compared
 ALL = "all"
 WORST = 5  # runs that are named
 # fmt: off
@@ -41,6 +55,97 @@ REMEDY = (
     "a run is predicted before it starts, from the records there are, and the first has none; "
     "measure more cells, as python train_vision.py -m gpus=1,2 does, or give another folder"
 )
+
+
+class Comparison(NamedTuple):
+    """One predicted figure of a run, with its 90 % interval, and the measured one, in the unit of the column's name.
+
+    basis: with the marks of the runs behind it, as "scaled&".
+    """
+
+    run: Run
+    column: str
+    basis: str
+    predicted: float
+    low: float
+    high: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Relative to the measured figure; above 0 where too much was predicted."""
+        return (self.predicted - self.measured) / self.measured
+
+    @property
+    def inside(self) -> bool:
+        """True where the measured figure lies in the interval."""
+        return self.low <= self.measured <= self.high
+
+    def values(self) -> dict[str, Any]:
+        return {"folder": str(self.run.folder)} | {name: getattr(self, name) for name in COLUMNS}
+
+
+@dataclass
+class Comparisons:
+    """All comparisons of some runs, and counts of the runs that are not among them.
+
+    verdicts: runs by the verdict on their memory, and True where they ran out of it.
+    left_out: runs with a prediction whose times are not compared, by reason; unknown: those whose time could not be
+    predicted, by reason. unpredicted: runs without prediction. cpu_memory: runs on CPU ranks with one of their memory.
+    """
+
+    figures: list[Comparison] = field(default_factory=list)
+    verdicts: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
+    unpredicted: int = 0
+    cpu_memory: int = 0
+
+    @property
+    def any(self) -> bool:
+        """True where a run has a prediction with a figure or a verdict."""
+        return bool(self.figures or self.verdicts or self.left_out)
+
+    def of(self, column: str) -> list[Comparison]:
+        return [each for each in self.figures if each.column == column]
+
+
+def compare(runs: Sequence[Run]) -> Comparisons:
+    compared = Comparisons()
+    for run in runs:
+        prediction, ended, on_cpu = run.prediction, run["status"], run["cpu_ranks"]
+        if prediction is None:
+            compared.unpredicted += 1
+            continue
+        reason = _left_out(run)
+        if reason is not None:
+            compared.left_out[reason] += 1
+        elif prediction.step_s is None and prediction.total_s is None:
+            compared.unknown[prediction.about] += 1
+        if ended == "ok":
+            compared.figures += _figures(run, prediction, [MEMORY] if reason is not None else [*PREDICTED])
+            compared.cpu_memory += bool(on_cpu and prediction.allocated_bytes)
+        if prediction.fits in VERDICTS and not on_cpu and not run["disturbed"] and ended in ("ok", OUT_OF_MEMORY):
+            compared.verdicts[prediction.fits, ended == OUT_OF_MEMORY] += 1
+    return compared
+
+
+def _left_out(run: Run) -> str | None:
+    """The reason for which the times of a run are not compared; None where they are."""
+    if run["status"] != "ok":
+        return "ran out of memory" if run["status"] == OUT_OF_MEMORY else f"ended {run['status']}"
+    return next((mark.meaning for mark in MARKS if mark.column in SLOWED and run[mark.column]), None)
+
+
+def _figures(run: Run, prediction: Prediction, columns: Sequence[str]) -> Iterator[Comparison]:
+    for column in columns:
+        interval: Interval | None = getattr(prediction, PREDICTED[column])
+        measured = run[column]
+        if interval is None or not measured or (column == MEMORY and run["cpu_ranks"]):
+            continue
+        if min(measured, interval.value) > LEAST:
+            basis = Basis.of_memory(prediction) if column == MEMORY else prediction.basis + prediction.marks
+            yield Comparison(run, column, str(basis), interval.value, interval.low, interval.high, measured)
 
 
 class Accuracy(NamedTuple):
@@ -72,7 +177,7 @@ def _accuracy(column: str, basis: str, compared: Sequence[Comparison]) -> Accura
     errors = [comparison.error for comparison in compared]
     sizes, share = [*map(abs, errors)], wilson(sum(each.inside for each in compared), len(compared), CONFIDENCE)
     means = statistics.median(sizes), statistics.fmean(sizes), statistics.fmean(errors)
-    half_width = statistics.median(each.half_width for each in compared)
+    half_width = statistics.median((each.high - each.low) / 2 / each.predicted for each in compared)
     covered = share.estimate, share.low, share.high
     return Accuracy(NAMES[column], basis, len(compared), *means, *covered, half_width)
 
@@ -81,7 +186,7 @@ def accuracies(compared: Comparisons) -> list[Accuracy]:
     """A row for each figure and basis, and one for all bases of a figure where it has several."""
     rows = []
     for column in PREDICTED:
-        own = [each for each in compared.figures if each.column == column]
+        own = compared.of(column)
         bases = dict.fromkeys((*BASES, *(each.basis for each in own)))
         groups = {str(basis): group for basis in bases if (group := [each for each in own if each.basis == basis])}
         groups |= {ALL: own} if len(groups) > 1 else {}
@@ -113,11 +218,15 @@ def worst_texts(each: Comparison) -> list[str]:
 
 def notes(compared: Comparisons) -> list[str]:
     """Lines on what is not compared, with the reasons."""
-    left_out, unknown = compared.left_out.items(), compared.unknown.items()
-    lines = [f"times and energy of {count(number, 'run')} left out: {clean(why)}" for why, number in left_out]
-    lines += [f"times of {count(number, 'run')} not known: {clean(why)}" for why, number in unknown]
-    if compared.unpredicted:
-        lines.append(f"no prediction is in {count(compared.unpredicted, 'run')}")
+    lines = [
+        f"{what} {count(number, 'run')} {how}: {clean(why)}"
+        for what, reasons, how in (
+            ("times and energy of", compared.left_out, "left out"),
+            ("times of", compared.unknown, "not known"),
+        )
+        for why, number in reasons.items()
+    ]
+    lines += [f"no prediction is in {count(compared.unpredicted, 'run')}"] if compared.unpredicted else []
     return [*lines, *([CPU_NOTE] if compared.cpu_memory else [])]
 
 
@@ -149,7 +258,8 @@ def lines(compared: Comparisons, limit: int | None) -> list[str]:
 
 def write_csv(path: Path, compared: Comparisons) -> None:
     """Every predicted figure of every run, in the unit of its column's name."""
-    path.write_text(text_table.to_csv(("folder", *COLUMNS), [[*_values(each).values()] for each in compared.figures]))
+    rows = [[*each.values().values()] for each in compared.figures]
+    path.write_text(text_table.to_csv(("folder", *COLUMNS), rows))
 
 
 def write_json(path: Path, compared: Comparisons, skipped: Sequence[Skipped]) -> None:
@@ -158,12 +268,8 @@ def write_json(path: Path, compared: Comparisons, skipped: Sequence[Skipped]) ->
     content: dict[str, Any] = {
         "accuracies": [row._asdict() for row in accuracies(compared)],
         "verdicts": [{"fits": fits, "ran_out": ran_out, "runs": count} for (fits, ran_out), count in verdicts],
-        "figures": list(map(_values, compared.figures)),
+        "figures": [each.values() for each in compared.figures],
         **{name: getattr(compared, name) for name in ("left_out", "unknown", "unpredicted")},
         "skipped": list_runs.skipped_rows(skipped),
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
-
-
-def _values(comparison: Comparison) -> dict[str, Any]:
-    return {"folder": str(comparison.run.folder)} | {name: getattr(comparison, name) for name in COLUMNS}

@@ -1,7 +1,12 @@
-"""Power, memory and utilisation of each GPU over the time of a run, from NVML's samples (`gpu.parquet`), with its
-epochs and evaluations marked: the papers' Figs. 7 and 8 of 2505.22905, as far as samples of a second show them."""
+"""GPUs over time: what they did while runs trained, and which jobs of a plan they have.
 
-from collections.abc import Iterator, Sequence
+Power, memory and utilisation are from NVML's samples (`gpu.parquet`), with the epochs and evaluations of the run
+marked: the papers' Figs. 7 and 8 of 2505.22905, as far as samples of a second show them. The chart of a plan has a row
+for each GPU, with what was planned, pale, above what became of it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -9,9 +14,10 @@ import numpy as np
 from analysis.figures.chart_data import Row
 from analysis.figures.charts import SERIES, SMALL_HEIGHT, SMALL_WIDTH, by_series, facets, heading, y_axis
 from analysis.figures.setting_charts import groups
-from analysis.figures.vega import Figure, numbered
+from analysis.figures.vega import LETTER_POINTS, Figure, calculated, figure, layered, numbered
 from analysis.runs import details
 from analysis.runs.load import Run
+from multicard.records.text_table import cut
 
 NEEDS = "samples of GPUs (gpu.parquet), which NVML gives of NVIDIA's; CPU ranks have none"
 MOST_RUNS = 4  # in a figure, a row of charts each
@@ -21,6 +27,10 @@ MEASURES = {  # heading, factor, and the least upper end of the axis
     "power_w": ("power (W)", 1.0, 0.0),
     "memory_bytes": ("memory (GB)", 1e-9, 0.0),
 }
+PLAN_WIDTH = 560  # points
+BAR, GAP = 18, 5  # points: of a bar, and between rows
+PLANNED, REAL = "planned", "real"
+UNITS = ((2 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
 def timelines(runs: Sequence[Run], name: str = "timelines") -> list[Figure]:
@@ -98,3 +108,50 @@ def _points(times_s: np.ndarray, values: np.ndarray) -> Iterator[tuple[float, fl
     for first in range(0, int(known.sum()), size):
         piece = slice(first, first + size)
         yield float(times_s[known][piece].mean()), float(values[known][piece].mean())
+
+
+def plan_chart(name: str, plan: Mapping[str, Any]) -> Figure | None:
+    """The chart of a plan's file (`python -m multicard plan --json`); None where it has no job with a time.
+
+    Args:
+        name: of the figure's file.
+    """
+    if not (rows := _plan_rows(plan)):
+        return None
+    longest_s = max(row["end_s"] for row in rows)
+    second, unit = next((seconds, word) for least, seconds, word in UNITS if longest_s >= least)
+    for row in rows:
+        letters = int(PLAN_WIDTH * (row["end_s"] - row["start_s"]) / longest_s / LETTER_POINTS) - 1
+        row["label"] = cut(row["job"], letters) if letters >= 3 else ""
+    kinds = [kind for kind in (PLANNED, REAL) if any(row["kind"] == kind for row in rows)]
+    x = alt.X("start:Q", title=f"time ({unit})", scale=alt.Scale(domain=[0, longest_s / second], nice=False))
+    y = alt.Y("gpu:N", title=None, sort=None, axis=alt.Axis(ticks=False))
+    offset = alt.YOffset("kind:N", sort=kinds)
+    tooltip = [alt.Tooltip(field) for field in ("job:N", "kind:N", "gpus:Q", "start:Q", "end:Q", "status:N")]
+    colour = alt.Color("of:N", legend=None)
+    pale = alt.Opacity("kind:N", scale=alt.Scale(domain=[PLANNED, REAL], range=[0.35, 0.65]), legend=None)
+    bars = alt.Chart().mark_bar(cornerRadius=2)
+    names = alt.Chart().mark_text(align="left", dx=3, baseline="middle", fontSize=10)
+    layers = [
+        bars.encode(x=x, x2="end:Q", y=y, yOffset=offset, color=colour, opacity=pale, tooltip=tooltip),
+        names.encode(x=x, y=y, yOffset=offset, text="label:N"),
+    ]
+    transform = calculated(start=f"datum.start_s / {second}", end=f"datum.end_s / {second}")
+    spec = layered(layers, transform, PLAN_WIDTH, len({row["gpu"] for row in rows}) * (len(kinds) * BAR + GAP))
+    below = ["Pale: as it was planned at first; full: what became of it"] if REAL in kinds else []
+    title = f"Plan of {len({row['job'] for row in rows})} jobs on {plan.get('node', 'a node')}"
+    return figure(name, spec, rows, title, [], below, "", PLAN_WIDTH)
+
+
+def _plan_rows(plan: Mapping[str, Any]) -> Sequence[Row]:
+    """A row for each job on each of its GPUs, as planned and as it ran."""
+    carried, rows = plan.get("carried_out"), list[Row]()
+    kinds = {REAL: "", PLANNED: "planned_"} if carried else {PLANNED: ""}  # and the prefix of their keys
+    for job in (carried or plan).get("jobs", ()):
+        for kind, prefix in kinds.items():
+            start_s, end_s, ids = (job.get(f"{prefix}{key}") for key in ("start_s", "end_s", "gpu_ids"))
+            if start_s is not None and end_s is not None:
+                row = {"job": job["name"], "of": job["job"], "status": job.get("status", ""), "kind": kind}
+                row |= {"gpus": len(ids or ()), "start_s": start_s, "end_s": end_s}
+                rows += [{**row, "gpu": f"{plan.get('noun', 'GPU')} {gpu}"} for gpu in ids or ()]
+    return sorted(rows, key=lambda row: (int(row["gpu"].split()[-1]), row["kind"], row["start_s"]))

@@ -13,12 +13,11 @@ from analysis.claims import render
 from analysis.figures import vega
 from analysis.figures.captions import listed
 from analysis.report import (
+    expected_section,
     gaps_section,
     overview_section,
     page,
     papers_section,
-    plans_section,
-    predictions_section,
     runs_section,
     settings_section,
 )
@@ -58,7 +57,7 @@ def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: s
     path = default_path(folders) if out is None else out
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
-    report = build(found, title or _title(folders), mix, plans_section.read(folders))
+    report = build(found, title or _title(folders), mix, expected_section.read_plans(folders))
     size_bytes = page.write(path, report)
     found_first = [overview_section.finding(block) for block in report.blocks() if isinstance(block, Headlines)]
     return "\n".join([*found_first, f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"])
@@ -87,7 +86,7 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
 
     Args:
         mix: let runs of several commits and machines stand in one cell, panel and ranking.
-        plans: of jobs (`plans_section.read`).
+        plans: of jobs (`expected_section.read_plans`).
     """
     runs = details.read(found.runs)
     loaded = [experiments.load(name) for name in experiments.names()]
@@ -99,8 +98,8 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
         overview_section.machines(runs),
         runs_section.section(runs),
         settings_section.section(runs, mix),
-        predictions_section.section(runs),
-        plans_section.section(plans),
+        expected_section.predictions_section(runs),
+        expected_section.plans_section(plans),
         papers_section.section(runs, panels),
         papers_section.claims_section(verdicts),
         gaps_section.section(runs, found.skipped, panels),

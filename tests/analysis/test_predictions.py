@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,12 @@ from typing import Any
 import pytest
 
 from analysis.__main__ import main
+from analysis.commands import predictions
 from analysis.figures import predictions as figures
-from analysis.report import page, predictions_section
-from analysis.report.blocks import Fold, PlainTable, Plot
-from analysis.runs import load, predicted
+from analysis.report import page
+from analysis.report.blocks import Fold, Grid, PlainTable, Plot
+from analysis.report.expected_section import predictions_section
+from analysis.runs import load
 from tests.analysis.test_figure_files import vega_lite
 from tests.analysis.test_report import build
 from tests.helpers import records
@@ -44,25 +45,19 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
 
 def test_errors_bias_and_coverage_are_those_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write(tmp_path / "probed", records.vision(prediction=records.prediction("probed", 0.02, 0.1)))
+    known = records.prediction(memory_basis="measured in 2 of this cell's runs")
+    write(tmp_path / "known", records.vision(prediction=known))
     runs = str(scaled(tmp_path / "scaled"))
     by_hand = ["4", "15.0%", "15.0%", "+5.0%", "50%", "15% to 85%", "±15.0%"]
     lines = printed(capsys, runs)
-    for figure in ("step", "total", "energy"):
-        assert [figure, "scaled", *by_hand] in lines
-    assert ["memory", "computed", *by_hand] in lines
+    for figure, basis in (("step", "scaled"), ("total", "scaled"), ("energy", "scaled"), ("memory", "computed")):
+        assert [figure, basis, *by_hand] in lines
     worst = lines[lines.index(["worst:"]) + 2 :]
-    assert [(row[5], row[6], row[-1]) for row in worst[:2]] == [
-        ("+25.0%", "no", f"{runs}/03"),
-        ("-20.0%", "no", f"{runs}/01"),
-    ]
+    ends = [(row[5], row[6], row[-1]) for row in worst[:2]]
+    assert ends == [("+25.0%", "no", f"{runs}/03"), ("-20.0%", "no", f"{runs}/01")]
     assert len(worst[3]) == 8 and worst[4] == [""]  # a line for each run
-
-    known = records.prediction(memory_basis="measured in 2 of this cell's runs")
-    write(tmp_path / "known", records.vision(prediction=known))
     assert ["memory", "measured", "1", "10.0%"] in [line[:4] for line in printed(capsys, str(tmp_path / "known"))]
-    shutil.rmtree(tmp_path / "known")
-
-    both = printed(capsys, str(tmp_path))
+    both = printed(capsys, runs, str(tmp_path / "probed"))
     assert ["step", "probed", "1", "2.0%", "2.0%", "+2.0%", "100%", "21% to 100%", "±10.0%"] in both
     assert ["step", "all", "5", "10.0%", "12.4%", "+4.4%", "60%", "23% to 88%", "±15.0%"] in both
 
@@ -72,7 +67,7 @@ def test_files_have_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[s
     printed(capsys, str(tmp_path / "runs"), "--csv", str(tmp_path / "p.csv"), "--json", str(tmp_path / "p.json"))
     with (tmp_path / "p.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 4 * 4 and {row["column"] for row in rows} == {*predicted.PREDICTED}
+    assert len(rows) == 4 * 4 and {row["column"] for row in rows} == {*predictions.PREDICTED}
     assert float(rows[0]["predicted"]) == pytest.approx(0.11) and float(rows[0]["measured"]) == pytest.approx(0.1)
     content = json.loads((tmp_path / "p.json").read_text())
     assert content["accuracies"][0]["bias"] == pytest.approx(0.05) and len(content["figures"]) == 16
@@ -93,7 +88,7 @@ def test_what_says_nothing_of_a_prediction_is_left_out_with_the_reason(
         records.vision(seed=5),
         records.vision(**own, device="cpu", seed=6),
     )
-    compared = predicted.compare(load.read([tmp_path]).runs)
+    compared = predictions.compare(load.read([tmp_path]).runs)
     assert [each.column for each in compared.figures if each.run["seed"] in (1, 2)] == ["peak_memory_bytes"] * 2
     assert {each.run["seed"] for each in compared.figures if each.column == "step_s"} == {0, 6}
     assert {each.run["seed"] for each in compared.figures if each.column == "peak_memory_bytes"} == {0, 1, 2}
@@ -127,7 +122,7 @@ def test_runs_without_a_prediction_are_refused_with_the_remedy(
     assert ("all records were disturbed" in line) == (prediction is not None) and not (tmp_path / "p.csv").exists()
 
 
-def test_the_section_is_there_where_a_run_was_predicted(tmp_path: Path):
+def test_the_section_is_there_where_a_run_was_predicted_or_says_why_nothing_is_compared(tmp_path: Path):
     report = build(scaled(tmp_path / "with"))
     (section,) = [section for section in report.sections if section.name == "predictions"]
     plot, fold, verdicts = section.blocks
@@ -135,38 +130,28 @@ def test_the_section_is_there_where_a_run_was_predicted(tmp_path: Path):
     errors, poorest = fold.blocks
     assert isinstance(errors, PlainTable) and isinstance(poorest, PlainTable)
     assert [row[0] for row in errors.rows] == ["step", "total", "energy", "memory"] and len(poorest.rows) == 4
-    grids = json.dumps([page._grid(block) for block in report.blocks() if type(block).__name__ == "Grid"])
-    assert "predict" not in grids  # nor 0.11 s, 110 s: tables of results have what was measured alone
-
-
-def test_the_section_is_absent_without_a_prediction_and_says_why_nothing_is_compared(tmp_path: Path):
+    shown = json.dumps([page._grid(block) for block in report.blocks() if isinstance(block, Grid)])
+    assert "predict" not in shown  # nor 0.11 s, 110 s: tables of results have what was measured alone
     slowed = {"device": "cpu", "load": records.load(others_cores=8.0)}
-    runs = load.read([write(tmp_path, records.vision(**slowed, prediction=records.prediction()))]).runs
-    (paragraph,) = predictions_section.section(runs).blocks
+    runs = load.read([write(tmp_path / "slow", records.vision(**slowed, prediction=records.prediction()))]).runs
+    (paragraph,) = predictions_section(runs).blocks
     assert "others kept over a tenth of its cores busy" in str(paragraph)
-    assert not predictions_section.section([replace(run, prediction=None) for run in runs]).blocks
+    assert not predictions_section([replace(run, prediction=None) for run in runs]).blocks
 
 
-def test_predictions_are_hollow_and_measurements_filled(tmp_path: Path):
+def test_ratios_to_what_was_measured_are_drawn_of_the_last_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     scaled(tmp_path)
     wide = records.prediction("published", 0.5, 0.9)
-    write(tmp_path / "wide", records.vision(seed=9, total_s=3.0, prediction=wide))
+    write(tmp_path / "wide", records.vision(seed=9, total_s=100.0, prediction=wide))
     (figure,) = figures.predicted(load.read([tmp_path]).runs)
     assert vega_lite().is_valid(figure.spec) and not re.search(r"#[0-9a-fA-F]{6}\b", json.dumps(figure.spec))
+    rows = [row for row in figure.rows if row["measure"] == "total_s"]
+    assert [row["shown"] for row in rows] == pytest.approx([1.1, 0.8, 1.05, 1.25, 1.5])
+    assert rows[-1]["shown_low"] == rows[-1]["least"] > 1.5 * 0.1  # cut, so that it does not dwarf the others
     assert {row["basis"] for row in figure.rows} == {"scaled", "published", "computed"}
-    charts = [chart for row in figure.spec["vconcat"][0]["vconcat"] for chart in row["hconcat"]]
-    assert len(charts) == 2 * 4
-    for chart in charts:
-        equality, interval, measured, prediction = chart["layer"]
-        assert (measured["mark"]["filled"], prediction["mark"]["filled"]) == (True, False)
-        assert interval["encoding"]["y"]["field"] == "shown_low" and equality["mark"]["style"] == "ideal"
     words = texts(figure)
-    assert "measured step (ms)" in words and "measured energy (kJ)" in words and "Hollow: predictions" in words
+    assert "step: predicted / measured" in words and "memory: predicted / measured" in words and "Hollow" in words
     assert figures.predicted([]) == []
-
-
-def test_of_many_runs_the_last_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(figures, "MOST_RUNS", 3)
-    scaled(tmp_path)
     (figure,) = figures.predicted(load.read([tmp_path]).runs)
-    assert [row["run"] for row in figure.rows] == [1, 2, 3] * 4 and "step: the last 3 of 4 runs" in figure.caption
+    assert [row["run"] for row in figure.rows] == [1, 2, 3] * 4 and "step: the last 3 of 5 runs" in figure.caption

@@ -14,9 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks import gpu_findings, on_gpu, stand_in_mnist
-from benchmarks.gpu_findings import Finding
-from benchmarks.gpu_steps import STEPS, Pass, Step
+from benchmarks import gpu_steps, on_gpu
+from benchmarks.gpu_steps import STEPS, Finding, Pass, Step
 from benchmarks.step import options as step_options
 from multicard.records import run_folder
 from tests.conftest import PATIENCE_S, ROOT, assert_gone, awaited, typed, typed_llm, warm_up
@@ -26,20 +25,13 @@ TUNING = ["lora", "dpo", "lora_fp32", "packed"]
 VISION = [step.name for step in STEPS if step.name not in TUNING]
 
 
-def step(name: str, code: str, **options: Any) -> Step:
+def step(name: str, code: str, estimate_s: float = 1, **options: Any) -> Step:
     """A step that runs Python code; it finds the last line of its log."""
 
     def read(_: Path, log: str) -> list[Finding]:
         return [Finding("says", log.splitlines()[-1])]
 
-    return Step(
-        name,
-        f"the step {name}",
-        options.pop("estimate_s", 1),
-        lambda run: [sys.executable, "-c", code],
-        read,
-        **options,
-    )
+    return Step(name, f"the step {name}", estimate_s, lambda run: [sys.executable, "-c", code], read, **options)
 
 
 def records(run: Pass, steps: list[Step]) -> dict[str, dict[str, Any]]:
@@ -51,57 +43,39 @@ def statuses(run: Pass, steps: list[Step]) -> list[str]:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_step_that_fails_does_not_stop_the_others_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    checked = replace(step("checked", "print(1)"), read=lambda *_: [Finding("a check", "wrong", passed=False)])
-    steps = [step("bad", "print('reason'); raise SystemExit(3)"), checked, step("good", "print(40 + 2)")]
+def test_a_step_that_fails_does_not_stop_the_others_is_named_and_comes_last_next_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    order = tmp_path / "order"
+    says = f"print(open({str(order)!r}, 'a').write('%s ')); "
+    bad = step("bad", says % "bad" + "print('reason'); raise SystemExit(3)")
+    checked = replace(step("checked", says % "checked"), read=lambda *_: [Finding("a check", "wrong", passed=False)])
+    good, later = step("good", says % "good" + "print(40 + 2)"), step("later", says % "later")
     run = Pass(tmp_path, cuda=False)
-    on_gpu.take_all(run, steps, minutes=10)
-    assert statuses(run, steps) == ["failed", "failed", "ok"]
-    bad, _, good = records(run, steps).values()
-    assert bad["rc"] == 3 and bad["tail"] == ["reason"] and "SystemExit(3)" in bad["command"]
-    assert good["rc"] == 0 and good["findings"][0]["value"] == "42" and good["seconds"] > 0
+    on_gpu.take_all(run, [bad, checked, good], minutes=10)
+    assert statuses(run, [bad, checked, good]) == ["failed", "failed", "ok"]
+    record, _, found = records(run, [bad, checked, good]).values()
+    assert record["rc"] == 3 and record["tail"] == ["4", "reason"] and "SystemExit(3)" in record["command"]
+    assert found["rc"] == 0 and found["findings"][0]["value"] == "42" and found["seconds"] > 0
     capsys.readouterr()
-    assert on_gpu.show(run, steps) == 1
+    assert on_gpu.show(run, [bad, checked, good]) == 1
     printed = capsys.readouterr().out
     assert f"failed: bad (exit code 3); its log: {tmp_path / 'bad.log'}" in printed
     assert "failed: checked (check: a check)" in printed
     assert max(map(len, printed.split("failed: bad (")[0].splitlines())) <= on_gpu.WIDTH
+    on_gpu.take_all(run, [bad, good, later], minutes=10)
+    assert order.read_text().split() == ["bad", "checked", "good", "later", "bad"]
 
 
 @pytest.mark.usefixtures("processes")
-def test_another_call_takes_what_is_left_first_and_what_failed_again(tmp_path: Path):
-    order = tmp_path / "order"
-    code = f"print(open({str(order)!r}, 'a').write('%s ')); raise SystemExit(%d)"
-    steps = [step(name, code % (name, rc)) for name, rc in (("a", 1), ("b", 0), ("c", 0))]
-    run = Pass(tmp_path, cuda=False)
-    on_gpu.take_all(run, steps[:2], minutes=10)
-    on_gpu.take_all(run, steps, minutes=10)
-    assert order.read_text().split() == ["a", "b", "c", "a"]
-    on_gpu.forget(run, steps[1:2])
-    on_gpu.take_all(run, steps[1:], minutes=10)
-    assert order.read_text().split() == ["a", "b", "c", "a", "b"]
-
-
-@pytest.mark.usefixtures("processes")
-def test_what_does_not_fit_waits_and_shorter_steps_are_taken(tmp_path: Path):
-    long, last = step("long", "", estimate_s=5000), step("last", "print(1)", estimate_s=200, last=True)
-    steps = [last, long, step("short", "print(1)", estimate_s=200)]
-    run = Pass(tmp_path, cuda=True)
-    on_gpu.take_all(run, steps, minutes=10)
-    assert statuses(run, steps) == ["ok", "left", "ok"]
-    assert [s.name for s in on_gpu.queue(run, steps, whole=False)] == ["long"]
-    fresh = Pass(tmp_path / "fresh", cuda=True)
-    assert [s.name for s in on_gpu.queue(fresh, steps, whole=False)] == ["long", "short", "last"]
-    assert [s.name for s in on_gpu.queue(fresh, steps, whole=True)] == ["last", "long", "short"]
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_step_may_take_twice_its_estimate_at_first_and_then_what_is_left(tmp_path: Path):
+def test_what_does_not_fit_waits_and_a_step_has_twice_its_estimate_at_first(tmp_path: Path):
     slow = step("slow", "import time; time.sleep(2); print('done')", estimate_s=0.5)
+    steps = [slow, step("long", "", estimate_s=5000), step("short", "print(1)", estimate_s=200)]
     run = Pass(tmp_path, cuda=True)
-    on_gpu.take_all(run, [slow], minutes=10)
-    assert statuses(run, [slow]) == ["stopped"]
-    on_gpu.take_all(run, [slow], minutes=10)
+    on_gpu.take_all(run, steps, minutes=10)
+    assert statuses(run, steps) == ["stopped", "left", "ok"]
+    assert [left.name for left in on_gpu.queue(run, steps)] == ["long", "slow"]
+    on_gpu.take_all(run, steps, minutes=10)
     record = on_gpu.record_of(run, slow)
     assert (record["status"], record["attempts"], record["findings"][0]["value"]) == ("ok", 2, "done")
     assert record["seconds"] > 3  # of both attempts
@@ -127,7 +101,7 @@ on_gpu.main()
     assert_gone([slow])
     record = json.loads((tmp_path / "slow.json").read_text())
     assert record["status"] == ("stopped" if sent == signal.SIGTERM else "running") and record["attempts"] == 1
-    assert [s.name for s in on_gpu.queue(Pass(tmp_path, cuda=False), [step("slow", "")], whole=False)] == ["slow"]
+    assert [s.name for s in on_gpu.queue(Pass(tmp_path, cuda=False), [step("slow", "")])] == ["slow"]
 
 
 @pytest.mark.usefixtures("processes")
@@ -170,35 +144,30 @@ def test_the_extrapolation_is_exact_where_images_take_the_same_time():
     train_s, evaluate_s = epoch_s + 600 * image_s, 100 * test_s
     last = {"train_s": train_s, "evaluate_s": evaluate_s, "samples": 600, "test_samples": 100}
     record = {"images_per_s": 1 / image_s, "epochs": [last | {"train_s": train_s + once_s}, last]}
-    total_s, formula = gpu_findings.extrapolated_s(record)
+    total_s, formula = gpu_steps.extrapolated_s(record)
     assert total_s == pytest.approx(once_s + 20 * (epoch_s + 60_000 * image_s + 10_000 * test_s))
     assert formula == "7.0 + 20 (0.50 + 60,000 / 500 + 10,000 / 2,000)"
 
 
-@pytest.mark.parametrize("read", [gpu_findings.of_goal, gpu_findings.of_papers, gpu_findings.of_whole])
-def test_a_run_that_diverged_is_no_pass(read: gpu_findings.Read, tmp_path: Path):
-    cause = {"message": "rank 0: the loss is not finite from step 5 on"}
-    record = {"status": "diverged", "cause": cause, "axes": {"precision": "fp16"}}
-    run_folder.write_json(tmp_path / "a" / "result.json", record)
-    (finding,) = read(tmp_path, "")
-    assert (finding.what, finding.passed) == ("fp16", False) and finding.value == f"diverged: {cause['message']}"
+def test_a_run_that_diverged_is_no_pass_and_one_out_of_memory_an_answer_of_tuning(tmp_path: Path):
+    def found(name: str, status: str) -> Finding:
+        axes = {"precision": "fp16", "method": "lora", "batch_size": 6}
+        record = {"status": status, "cause": {"message": "why"}, "axes": axes}
+        run_folder.write_json(tmp_path / status / "a" / "result.json", record)
+        (read,) = [step.read for step in STEPS if step.name == name]
+        (finding,) = read(tmp_path / status, "")
+        return finding
 
-
-def test_the_table_of_the_step_is_read():
-    log = """machine
-| precision | layout | compiled | pointwise | step, ms | quartiles | images/s | memory's ceiling, images/s |
-|---|---|---|---|---|---|---|---|
-| fp16 | nhwc | no | linear | 20.0 | 19.0 to 21.0 | 3,200.0 | 3,390 |
-"""
-    assert gpu_findings.of_step(Path(), log) == [
-        Finding("fp16, nhwc, compiled no, linear", "3,200.0 images/s, 20.0 ms", "3,390 images/s (memory's ceiling)")
-    ]
+    for name in ("goal", "papers", "whole"):
+        assert found(name, "diverged") == Finding("fp16", "diverged: why", passed=False)
+    assert found("packed", "oom") == Finding("lora, fp16, batch 6", "oom: why")
+    assert found("packed", "failed").passed is False and found("memory", "oom").passed is True
 
 
 def test_images_in_the_form_of_mnist_are_a_data_set(tmp_path: Path):
     from multicard.vision.data import mnist
 
-    config = typed("dataset=mnist", f"dataset.root={stand_in_mnist.written(tmp_path)}").dataset
+    config = typed("dataset=mnist", f"dataset.root={gpu_steps.made_images(tmp_path)}").dataset
     mnist.check(config)  # pyright: ignore[reportArgumentType]
     data = mnist.read(config)  # pyright: ignore[reportArgumentType]
     assert data.train.images.shape == (60_000, 28, 28) and data.train.images.max() > 200

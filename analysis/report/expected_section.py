@@ -1,0 +1,85 @@
+"""What was expected: predictions of runs and plans of jobs, and what became of them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.commands import predictions
+from analysis.figures import timelines
+from analysis.figures.predictions import predicted
+from analysis.report.blocks import Block, Fold, Paragraph, PlainTable, Plot, Section
+from analysis.report.overview_section import sentences
+from analysis.runs.load import Run
+from multicard.measure.timing import in_hours
+from multicard.records import run_folder
+
+COMMAND = "As text, CSV and JSON: python -m analysis predictions."
+PLAN_FILES = ("plan.json", "*/plan.json", ".plan/plan.json", "*/.plan/plan.json")  # below a folder of the report
+PLAN_KEYS = {"makespan_s", "in_turn_s", "jobs"}  # of every plan
+JOB_HEADINGS = ("job", "GPUs", "planned start", "planned end", "start", "end", "status")
+
+
+def predictions_section(runs: Sequence[Run]) -> Section:
+    """The figure, and the tables folded away; empty where no run has a prediction."""
+    compared = predictions.compare(runs)
+    blocks: list[Block] = [Plot.of(figure, []) for figure in predicted(runs)]
+    notes = [sentences([line]) for line in predictions.notes(compared)]
+    if compared.figures:
+        rows = [row.texts for row in predictions.accuracies(compared)]
+        about = [*(sentences([line]) for line in predictions.NOTES), *notes, COMMAND]
+        poorest = list(map(predictions.worst_texts, predictions.worst(compared)))
+        tables = [
+            PlainTable("Errors and coverage", predictions.ERROR_HEADINGS, rows, about),
+            PlainTable("The poorest predictions", predictions.WORST_HEADINGS, poorest),
+        ]
+        blocks.append(Fold("Errors, coverage and the poorest predictions", tables))
+    elif compared.any:
+        blocks.append(Paragraph(" ".join(notes), quiet=True))
+    verdicts = predictions.verdict_rows(compared)
+    if verdicts:
+        title = "Memory: what was predicted, and how the runs ended"
+        blocks.append(PlainTable(title, predictions.VERDICT_HEADINGS, verdicts))
+    question = "What was each run expected to take before it started, and what did it take?"
+    return Section("predictions", "Predicted against measured", question, blocks)
+
+
+def read_plans(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """The plans below folders, as `python -m multicard plan --json` and `--run` leave them; others are passed over."""
+    paths = {path.resolve() for folder in folders for pattern in PLAN_FILES for path in folder.glob(pattern)}
+    plans = (run_folder.read_json(path) for path in sorted(paths))
+    return [plan for plan in plans if plan is not None and PLAN_KEYS <= plan.keys()]
+
+
+def plans_section(plans: Sequence[Mapping[str, Any]]) -> Section:
+    """A chart and a table of each plan; empty where there is none."""
+    blocks: list[Block] = []
+    for number, plan in enumerate(plans, 1):
+        figure = timelines.plan_chart("plan" if len(plans) == 1 else f"plan_{number}", plan)
+        if figure is not None:
+            table = PlainTable("Jobs", JOB_HEADINGS, _jobs(plan), [_makespan(plan)])
+            blocks += [Plot.of(figure, []), Fold("The jobs of the plan", [table])]
+    return Section("plans", "Plans", "What runs where, and when, and did it come out so?", blocks)
+
+
+def _jobs(plan: Mapping[str, Any]) -> list[list[str]]:
+    carried = plan.get("carried_out")
+    planned, real = ("planned_", "") if carried else ("", "real_")  # prefixes of their keys
+    times = [f"{prefix}{end}_s" for prefix in (planned, real) for end in ("start", "end")]
+    return [
+        [
+            job["name"],
+            str(job.get("gpus") or job.get("planned_gpus") or "-"),
+            *("-" if job.get(key) is None else in_hours(job[key]) for key in times),
+            job.get("status", "-"),
+        ]
+        for job in (carried or plan)["jobs"]
+    ]
+
+
+def _makespan(plan: Mapping[str, Any]) -> str:
+    """The makespan, and what it is compared with."""
+    carried = plan.get("carried_out") or {}
+    parts = [f"Makespan {in_hours(carried.get('planned_makespan_s') or plan['makespan_s'])} planned"]
+    if carried.get("makespan_s"):
+        parts.append(f"{in_hours(carried['makespan_s'])} in fact")
+    return f"{'; '.join(parts)}; one after the other on all, {in_hours(plan['in_turn_s'])} were expected."
