@@ -187,13 +187,11 @@ def _sync(options: argparse.Namespace) -> int:
     from analysis import report
 
     loaded = load.read(options.folders, probes=True)
-    with sync.progress_bar() as show:
-        outcome = sync.sync(
-            loaded.runs,
-            (options.project, options.entity),
-            lambda folder, out: report.write([folder], out, None, mix=True),
-            show,
-        )
+    outcome = sync.sync(
+        loaded.runs,
+        (options.project, options.entity),
+        lambda folder, out: report.write([folder], out, None, mix=True),
+    )
     _say([*outcome.lines(), *list_runs.skipped(loaded.skipped)])
     return 1 if outcome.failed else 0
 

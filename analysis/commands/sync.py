@@ -9,7 +9,6 @@ record has none, as a refused run's, they are those of most runs of its sweep.
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -34,7 +33,7 @@ TRIES = 3
 WAIT_S = 5.0  # before the second try; twice as long before the third
 FINISH_S = 600.0  # within which one run is uploaded
 Place = tuple[str | None, str | None]  # project and entity
-Show = Callable[[str, int, int], None]  # takes what is uploaded now, the number of finished uploads and of all
+Send = Callable[[], None]
 WriteReport = Callable[[Path, Path], object]  # of the runs in a folder, to a file
 
 
@@ -47,7 +46,6 @@ class Outcome:
     failed: Mapping[Path, str]
 
     def lines(self) -> list[str]:
-        """The outcome in lines."""
         lines = [f"not uploaded: {clean(str(folder))}: {clean(why)}" for folder, why in self.failed.items()]
         lines.append(f"uploaded {self.sent}" + (f"; W&B had {self.had} already" if self.had else ""))
         if self.failed:
@@ -56,7 +54,7 @@ class Outcome:
         return lines
 
 
-def sync(runs: Sequence[Run], place: Place, write_report: WriteReport, show: Show) -> Outcome:
+def sync(runs: Sequence[Run], place: Place, write_report: WriteReport) -> Outcome:
     """Upload what W&B does not have, runs first, then their sweeps; what fails is tried again after all others.
 
     Args:
@@ -65,22 +63,29 @@ def sync(runs: Sequence[Run], place: Place, write_report: WriteReport, show: Sho
     Raises:
         ValueError: W&B cannot be reached, or has no key of the user's.
     """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
     url = server()
     if (why := _unreachable(url)) is not None:
         raise ValueError(f"{why}; see that there is network, and WANDB_BASE_URL")
     uploads = list(_uploads(runs, place, write_report))
     left = {folder: send for folder, send in uploads if send is not None}
     failed, total = dict[Path, str](), len(left)
-    for number in range(TRIES):
-        pause(WAIT_S * number if left else 0.0)
-        failed.clear()
-        for folder, send in list(left.items()):
-            show(folder.name, total - len(left), total)
-            why = _unreachable(url) or _problem(send)  # W&B itself would wait for minutes
-            if why is None:
-                del left[folder]
-            else:
-                failed[folder] = why
+    columns = (TextColumn("  uploading"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=total)
+        for number in range(TRIES):
+            pause(WAIT_S * number if left else 0.0)
+            failed.clear()
+            for folder, send in list(left.items()):
+                bar.update(task, description=folder.name, completed=total - len(left))
+                why = _unreachable(url) or _problem(send)  # W&B itself would wait for minutes
+                if why is None:
+                    del left[folder]
+                else:
+                    failed[folder] = why
     return Outcome(total - len(failed), len(uploads) - total, failed)
 
 
@@ -89,7 +94,7 @@ def _unreachable(url: str) -> str | None:
     return None if why is None else f"cannot reach {url} ({why})"
 
 
-def _problem(send: Callable[[], None]) -> str | None:
+def _problem(send: Send) -> str | None:
     """Send an upload; why it could not be sent, in a line."""
     try:
         send()
@@ -100,9 +105,7 @@ def _problem(send: Callable[[], None]) -> str | None:
     return None
 
 
-def _uploads(
-    runs: Sequence[Run], place: Place, write_report: WriteReport
-) -> Iterator[tuple[Path, Callable[[], None] | None]]:
+def _uploads(runs: Sequence[Run], place: Place, write_report: WriteReport) -> Iterator[tuple[Path, Send | None]]:
     """The folder of each run, and of each sweep of several, with what uploads it; None where W&B has it."""
     for folder, group in groupby(sorted(runs, key=lambda run: run.folder), lambda run: run.folder.parent):
         own = list(group)
@@ -112,16 +115,12 @@ def _uploads(
         names = run_record.short_names(run.folder.name for run in own)
         for run, record in records.items():
             target = _target(place, _place(record) or common)
-            yield run, None if upload.has_record(run, target) else partial(_send_run, run, target, names[run.name])
+            yield run, None if upload.has_record(run, target) else partial(upload.record, run, target, names[run.name])
         if len(own) > 1:
             every = _all_of(folder, own)
             records, target = _records(every), _target(place, common)
             sent = upload.has_sweep(folder, records, target)
             yield folder, None if sent else partial(_send_sweep, folder, every, records, target, write_report)
-
-
-def _send_run(folder: Path, target: Target, name: str) -> None:
-    upload.record(folder, target, name)
 
 
 def _send_sweep(
@@ -132,7 +131,7 @@ def _send_sweep(
         if any(not probes.is_probe(records[run.folder].config, run.folder) for run in runs):
             page = Path(own) / "report.html"
             write_report(folder, page)
-        upload.sweep(upload.Sweep(folder, records, table(runs, records), page), target)
+        upload.sweep(folder, records, table(runs, records), page, target)
 
 
 def _records(runs: Sequence[Run]) -> upload.Records:
@@ -171,18 +170,3 @@ def table(runs: Sequence[Run], records: upload.Records) -> Table:
         [cells[run.folder.name], run_record.run_id(records[run.folder]), *(run[name] for name in known)] for run in runs
     ]
     return Table(["run", "id", *known], rows)
-
-
-@contextmanager
-def progress_bar() -> Iterator[Show]:
-    """A bar of the uploads, where stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda name, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("  uploading"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)

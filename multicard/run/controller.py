@@ -27,7 +27,7 @@ from multicard.run.preemption import StopOnWarning
 from multicard.run.prepare import Predict, PreparedRun, job_of, prepare
 from multicard.run.progress_bar import ProgressBar
 from multicard.run.workload import Workload
-from multicard.tracking.mirror import Mirror
+from multicard.tracking.upload import Mirror
 
 
 def measure(
@@ -113,8 +113,6 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None
     """Start the ranks of this node and wait for all. Returns what ended the run early."""
     config, placement, workload, folder = run.config, run.placement, run.workload, run.folder
     try:
-        if mirror.live:
-            mirror.reach()
         elastic.warm_up(placement.device, workload.preloaded(placement.device))
         if mirror.live:
             mirror.open()

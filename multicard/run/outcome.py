@@ -27,7 +27,7 @@ from multicard.records.schema_parts import Divergence, Gpu
 from multicard.run import attempts
 from multicard.run.prepare import PreparedRun, binds
 from multicard.run.workload import Workload
-from multicard.tracking.mirror import Mirror
+from multicard.tracking.upload import Mirror
 
 STOPPED = ("timeout", "preempted")  # kinds of failure after which a job may be requeued; statuses too
 

@@ -4,9 +4,7 @@
 |---|---|
 | keys.py | every key that a run logs |
 | run_record.py | a record as W&B shows it: id, name, tags, configuration, summary, artifacts |
-| timeline.py | Unix time and the run's own clock at each second of training |
-| history.py | rows by step and epoch; samples of the GPUs and the machine |
+| history.py | a run's clock, rows by step and epoch, samples of the GPUs and the machine |
 | wandb_run.py | W&B itself: nothing else here imports it |
-| upload.py | all of the above for a record and for a sweep, and the note of earlier uploads |
-| mirror.py | the run that is being measured now |
+| upload.py | all of the above for a record, a sweep and the run that is being measured, and the note of uploads |
 """

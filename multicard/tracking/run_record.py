@@ -16,12 +16,12 @@ from multicard.observe.energy.gpu_record import MERGED
 from multicard.records import text_table
 from multicard.records.comparable import content
 from multicard.records.probes import is_probe
-from multicard.records.run_folder import BAD, ENVIRONMENT, MACHINE, RESULT, read_environment
+from multicard.records.run_folder import ENVIRONMENT, MACHINE, RESULT, read_environment
 from multicard.records.schema import AnyRecord, Cpu, Environment
 from multicard.records.schema_parts import Segment
 from multicard.records.steps import STEPS
 from multicard.tracking import keys
-from multicard.tracking.timeline import Timeline
+from multicard.tracking.history import Timeline
 
 LONGEST = 64  # characters of a name
 CELL = re.compile(r"(?P<settings>.*)-(?P<identity>\w{8})(?:-(?P<repetition>r\d+))?(?P<probe>-probe)?")
@@ -128,21 +128,16 @@ def user_tags(record: AnyRecord) -> list[str]:
     return (record.config.get("tracker") or {}).get("tags") or []
 
 
-def exit_code(record: AnyRecord) -> int:
-    """1 where a sweep would fail too; out of memory, divergence and preemption are no failures of a run."""
-    return int(record.status in BAD)
-
-
 def configuration(folder: Path, record: AnyRecord) -> dict[str, Any]:
     """The axes as used and other values that group runs, the machine, and the whole configuration."""
-    groups = {name: getattr(record, name) for name in keys.GROUPS if name != "data"}
+    groups = {name: getattr(record, name) for name in ("hardware", "commit", "identity", "repetition")}
     groups["data"] = content(record)
     machine = _machine(read_environment(folder))
     return {
         **{name: value for name, value in groups.items() if value is not None},
         **record.axes,
-        keys.MACHINE: {name: value for name, value in machine.items() if value is not None},
-        keys.CONFIGURATION: {key: value for key, value in record.config.items() if key not in OF_COMMANDS},
+        "machine": {name: value for name, value in machine.items() if value is not None},
+        "configuration": {key: value for key, value in record.config.items() if key not in OF_COMMANDS},
     }
 
 

@@ -1,9 +1,12 @@
-"""Uploads of records and of whole sweeps, and the note of what W&B has: `.wandb.json` in each folder."""
+"""Uploads of records and of whole sweeps, and the note of what W&B has: `.wandb.json` in each folder.
+
+A run that is being measured is uploaded from its folder too, in the controller: what W&B gets is on disk first, and the
+ranks are not disturbed while timed.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from heapq import merge
 from pathlib import Path
@@ -12,16 +15,21 @@ from typing import Any
 
 import msgspec
 
+from multicard.config.base import TrackerConfig, TrackerMode
+from multicard.machine import network
 from multicard.measure.timing import timestamp
-from multicard.records import run_folder, validate
+from multicard.records import rank_files, run_folder, validate
+from multicard.records.rank_files import AnyReport
 from multicard.records.schema import AnyRecord
 from multicard.tracking import history, keys, run_record
+from multicard.tracking.history import Moment, Timeline
 from multicard.tracking.run_record import About
-from multicard.tracking.timeline import Moment, Timeline
 from multicard.tracking.wandb_run import Table, Target, WandbRun, server
 
 NOTE = ".wandb.json"
+FINISH_S = 60.0  # within which a run that ends has the rest uploaded
 Records = Mapping[Path, AnyRecord]  # by run folder
+SoFar = Callable[[Sequence[AnyReport], Any], AnyRecord]  # from the ranks' reports and the table of all steps
 
 
 def record(folder: Path, target: Target, name: str | None = None) -> None:
@@ -33,22 +41,20 @@ def record(folder: Path, target: Target, name: str | None = None) -> None:
     Raises:
         RuntimeError: if W&B fails.
         OSError: a file cannot be read.
+        ValueError: the record is broken.
     """
     content, result = _read(folder)
     about = run_record.about(folder, result, name)
     with TemporaryDirectory(prefix="multicard-wandb-", ignore_cleanup_errors=True) as own:
         run = WandbRun.open(about, target, Path(own))
         finish(run, folder, result, run_folder.read_steps(folder))
-    note(folder, about.id, target, digest(content), run.url)
+    _note(folder, about.id, target, _digest(content), run.url)
 
 
 def _read(folder: Path) -> tuple[bytes, AnyRecord]:
     """result.json, and the record in it."""
     content = (folder / run_folder.RESULT).read_bytes()
-    try:
-        return content, validate.decode(content)
-    except ValueError as error:
-        raise RuntimeError(str(error)) from None
+    return content, validate.decode(content)
 
 
 def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
@@ -58,8 +64,8 @@ def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
         steps: of all ranks (an Arrow table); None where there are none.
     """
     timeline, rows = Timeline.of(result), history.rows(result, steps)
-    told = run.attempts_before
-    unsent_at = timeline.attempts[told].started_at if told < len(timeline.attempts) else math.inf
+    sent = run.attempts_before
+    unsent_at = timeline.attempts[sent].started_at if sent < len(timeline.attempts) else math.inf
     samples = ((at, -1, values) for at, values in history.samples(folder, result.gpu, timeline) if at >= unsent_at)
     events = ((row.moment.at, number, row.values) for number, row in enumerate(rows))
     for at, number, values in merge(events, samples, key=lambda event: event[0]):
@@ -76,57 +82,48 @@ def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
     name = f"{run_record.RECORD}-{run_record.run_id(result)}"
     run.artifact(name, run_record.RECORD, run_record.record_files(folder, result), facts)
     last = {key: value for row in rows for key, value in row.values.items()}
-    run.finish(last | run_record.summary(result), timeline.end, run_record.exit_code(result))
+    run.finish(last | run_record.summary(result), timeline.end, int(result.status in run_folder.BAD))
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """A sweep as it is now: records of its runs, its table, and the HTML file about it; None if it has only probes."""
-
-    folder: Path
-    records: Records
-    table: Table
-    report: Path | None
-
-
-def sweep(sweep: Sweep, target: Target) -> None:
+def sweep(folder: Path, records: Records, table: Table, report: Path | None, target: Target) -> None:
     """Upload the run of a whole sweep, and note it; one that W&B has is brought up to date.
+
+    Args:
+        records: of all its runs. report: the HTML file about it; None if it has only probes.
 
     Raises:
         RuntimeError: if W&B fails.
         OSError: a file cannot be read or written.
     """
-    records = list(sweep.records.values())
-    clocks = list(map(Timeline.of, records))
+    clocks = [Timeline.of(record) for record in records.values()]
     started_at, ended_at = min(clock.started_at for clock in clocks), max(clock.end.at for clock in clocks)
     end = Moment(ended_at, ended_at - started_at)
     about = About(
-        sweep_id(sweep.folder, sweep.records, target),
-        f"{sweep.folder.name}: all runs",
-        sweep.folder.name,
+        sweep_id(folder, records, target),
+        f"{folder.name}: all runs",
+        folder.name,
         keys.SWEEP,
-        tuple(dict.fromkeys(tag for record in records for tag in run_record.user_tags(record))),
-        {"runs": len(records), **_common([record.axes for record in records])},
+        tuple(dict.fromkeys(tag for record in records.values() for tag in run_record.user_tags(record))),
+        {"runs": len(records), **_common([record.axes for record in records.values()])},
         started_at,
     )
     with TemporaryDirectory(prefix="multicard-wandb-", ignore_cleanup_errors=True) as own:
         run = WandbRun.open(about, target, Path(own))
-        run.media(run.next_row, keys.SWEEP_TABLE, sweep.table, end)
-        if sweep.report is not None:
-            run.media(run.next_row, keys.SWEEP_REPORT, sweep.report, end)
-        counts = Counter(record.status for record in records)
-        counted = {f"runs.{status}": counts[status] for status in (*run_folder.STATUSES, *counts)}
+        run.media(run.next_row, keys.SWEEP_TABLE, table, end)
+        if report is not None:
+            run.media(run.next_row, keys.SWEEP_REPORT, report, end)
+        counts = Counter(record.status for record in records.values())
+        counted = {f"runs.{status}": counts[status] for status in run_folder.STATUSES}
         run.finish({"runs": len(records), **counted}, end, 0)
-    note(sweep.folder, about.id, target, sweep_digest(sweep.records), run.url)
+    _note(folder, about.id, target, _sweep_digest(records), run.url)
 
 
 def sweep_id(folder: Path, records: Records, target: Target) -> str:
     """The id of a sweep's run: of its latest upload to the same place, as cells may have been measured again since;
     without one, from its first run."""
-    uploaded = [upload["run"] for upload in _uploads(folder, _place(target))]
-    for run in reversed(uploaded):
-        if run.startswith(f"{keys.SWEEP}-"):
-            return run
+    noted = [upload["run"] for upload in _noted(folder, _place(target)) if upload["run"].startswith(f"{keys.SWEEP}-")]
+    if noted:
+        return noted[-1]
     _, first = min((Timeline.of(record).started_at, run_record.run_id(record)) for record in records.values())
     return f"{keys.SWEEP}-{sha256(first.encode()).hexdigest()[:12]}"
 
@@ -138,38 +135,38 @@ def _common(axes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: every[0] if all(value == every[0] for value in every) else None for name, every in values.items()}
 
 
-def digest(content: bytes) -> str:
-    return sha256(content).hexdigest()[:16]
-
-
-def sweep_digest(records: Records) -> str:
-    return digest(msgspec.json.encode({folder.name: record for folder, record in records.items()}, order="sorted"))
-
-
 def has_record(folder: Path, target: Target) -> bool:
     """True if W&B has the record of a run folder as it is now."""
     content, result = _read(folder)
-    return _has(folder, run_record.run_id(result), target, digest(content))
+    return _has(folder, run_record.run_id(result), target, _digest(content))
 
 
 def has_sweep(folder: Path, records: Records, target: Target) -> bool:
     """True if W&B has the run of a whole sweep as it is now."""
-    return _has(folder, sweep_id(folder, records, target), target, sweep_digest(records))
+    return _has(folder, sweep_id(folder, records, target), target, _sweep_digest(records))
 
 
-def _has(folder: Path, run_id: str, target: Target, content: str) -> bool:
-    return bool(_uploads(folder, _place(target) | {"run": run_id, "content": content}))
+def _digest(content: bytes) -> str:
+    return sha256(content).hexdigest()[:16]
 
 
-def note(folder: Path, run_id: str, target: Target, content: str, url: str | None) -> None:
+def _sweep_digest(records: Records) -> str:
+    return _digest(msgspec.json.encode({folder.name: record for folder, record in records.items()}, order="sorted"))
+
+
+def _has(folder: Path, run_id: str, target: Target, digest: str) -> bool:
+    return bool(_noted(folder, _place(target) | {"run": run_id, "content": digest}))
+
+
+def _note(folder: Path, run_id: str, target: Target, digest: str, url: str | None) -> None:
     """Note an upload; another of the same run in the same place is replaced.
 
     Args:
-        content: digest of what the run was made of.
+        digest: of what the run was made of.
     """
     key = _place(target) | {"run": run_id}
-    others = [upload for upload in _uploads(folder, {}) if not key.items() <= upload.items()]
-    upload = key | {"content": content, "url": url, "uploaded_at": timestamp()}
+    others = [upload for upload in _noted(folder, {}) if not key.items() <= upload.items()]
+    upload = key | {"content": digest, "url": url, "uploaded_at": timestamp()}
     run_folder.write_json(folder / NOTE, {"uploads": [*others, upload]})
 
 
@@ -177,7 +174,78 @@ def _place(target: Target) -> dict[str, Any]:
     return {"server": server(), "entity": target.entity, "project": target.project}
 
 
-def _uploads(folder: Path, key: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _noted(folder: Path, key: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The noted uploads of a folder that have these values."""
     uploads = (run_folder.read_json(folder / NOTE) or {}).get("uploads", [])
     return [upload for upload in uploads if key.items() <= upload.items()]
+
+
+class Mirror:
+    """The W&B run of a run: written at the end offline, epoch by epoch online.
+
+    Args:
+        so_far: the known part of the record.
+
+    Raises:
+        RuntimeError: if W&B fails, which is an error of the command and no warning.
+    """
+
+    def __init__(self, tracker: TrackerConfig, folder: Path, so_far: SoFar) -> None:
+        self._target = Target(tracker.mode, tracker.project, tracker.entity, FINISH_S)
+        self._folder, self._so_far = folder, so_far
+        self._run: WandbRun | None = None
+        self._epochs = 0
+        self._failed: Exception | None = None
+
+    @property
+    def live(self) -> bool:
+        return self._target.mode is TrackerMode.online
+
+    @property
+    def is_open(self) -> bool:
+        """True if W&B has a run that is not ended."""
+        return self._run is not None
+
+    def open(self) -> None:
+        """Start the W&B run, or go on with that of an earlier start of the same job."""
+        if (why := network.problem(url := server())) is not None:
+            raise RuntimeError(f"cannot reach {url} ({why})")
+        about = run_record.about(self._folder, self._so_far([], None))
+        self._run = WandbRun.open(about, self._target, self._folder)
+
+    def update(self) -> None:
+        """Log the steps and epochs written since the last call; `close` raises what fails here."""
+        if self._failed is not None or self._run is None:
+            return
+        ranks = rank_files.read(self._folder)
+        finished = min((len(rank.epochs) for rank in ranks), default=0)
+        if finished <= self._epochs or not rank_files.have_steps(self._folder, ranks):
+            return
+        try:
+            steps = run_folder.read_steps(self._folder)
+            for number, row in enumerate(history.rows(self._so_far(ranks, steps), steps)):
+                self._run.row(number, row.values, row.moment)
+            self._epochs = finished
+        except Exception as error:  # in the thread that draws the progress
+            self._failed = error
+
+    def close(self, result: AnyRecord, steps: Any) -> None:
+        """Write what W&B does not have yet, and end the run.
+
+        Args:
+            result: the record, which is on disk.
+            steps: of all ranks (an Arrow table); None where there are none.
+        """
+        if self._failed is not None:
+            raise self._failed
+        about = run_record.about(self._folder, result)
+        if self._run is None:
+            self._run = WandbRun.open(about, self._target, self._folder)
+        else:
+            self._run.describe(about)
+        url = self._run.url
+        finish(self._run, self._folder, result, steps)
+        if self.live:
+            content, _ = _read(self._folder)
+            _note(self._folder, about.id, self._target, _digest(content), url)
+        self._run = None

@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 from multicard.config.base import TrackerMode
 from multicard.tracking import keys
+from multicard.tracking.history import Moment
 from multicard.tracking.run_record import About
-from multicard.tracking.timeline import Moment
 
 
 @dataclass(frozen=True)

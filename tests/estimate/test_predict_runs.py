@@ -24,7 +24,7 @@ from multicard.records import comparable
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.run import attempts, outcome, prepare
 from multicard.run.peers import Peers
-from multicard.tracking.mirror import Mirror
+from multicard.tracking.upload import Mirror
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, typed, typed_llm
 from tests.helpers import records

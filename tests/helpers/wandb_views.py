@@ -20,7 +20,7 @@ ALL = (*keys.BOTH, keys.SWEEP)
 OF_RUNS = ("jobType", "tags", "displayName", "createdAt")  # what W&B itself knows of every run
 CONFIG = {axis: tuple(kind for kind, own in AXES.items() if axis in own) for own in AXES.values() for axis in own}
 SUMMARY = {
-    **{name: key.kinds for name, key in keys.SUMMARY.items()},
+    **dict.fromkeys(("status", "cause.kind", "cause.message", "diagnosis.bound"), keys.BOTH),
     **{
         key: tuple(kind for kind in keys.BOTH if key in figure.keys_of(kind))
         for figure in FIGURES.values()
@@ -116,7 +116,7 @@ def kinds(key: Key) -> tuple[str, ...]:
         "run": dict.fromkeys(OF_RUNS, ALL),
         "table": {keys.PROFILE_TABLE: keys.BOTH, keys.SWEEP_TABLE: (keys.SWEEP,)},
         "config": CONFIG,
-        "history": {name: one.kinds for name, one in (keys.BY_STEP | keys.BY_EPOCH).items()},
+        "history": keys.BY_STEP | keys.BY_EPOCH,
         "summary": SUMMARY,
     }
     return known[section].get(name, ())

@@ -25,7 +25,7 @@ from multicard.records import rank_files, run_folder
 from multicard.records.rank_files import VisionReport
 from multicard.sweep import job
 from multicard.tracking import history
-from multicard.tracking.timeline import Timeline
+from multicard.tracking.history import Timeline
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import PATIENCE_S, SMALL, awaited, composed, typed
 from tests.helpers import records

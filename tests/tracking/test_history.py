@@ -11,8 +11,7 @@ import torch
 from multicard.config.vision import Schedule
 from multicard.records import run_folder, validate
 from multicard.tracking import history, keys, run_record
-from multicard.tracking.history import step_figures
-from multicard.tracking.timeline import Timeline
+from multicard.tracking.history import Timeline, step_figures
 from multicard.vision import optim
 from tests.conftest import ROOT
 from tests.helpers import records
@@ -114,14 +113,6 @@ def test_a_name_is_what_tells_a_run_from_its_sweep(tmp_path: Path):
     assert run_record.siblings(tmp_path / "gpus=1-00000000") == ["gpus=1-00000000", "gpus=2-00000001"]
 
 
-@pytest.mark.parametrize(
-    ("status", "code"), [("diverged", 0), ("preempted", 0), ("timeout", 1), ("failed", 1), ("refused", 1)]
-)
-def test_only_what_fails_a_sweep_is_a_failure(status: str, code: int):
-    assert run_record.exit_code(as_record({"status": status})) == code
-    assert run_record.tags(as_record(records.vision(status=status))) == (status,)
-
-
 def test_a_summary_is_flat_and_keeps_lists():
     content = {"a": {"b": {"c": 2}, "d": None}, "e": [1, {"f": 2}], "g": ["x", "y"]}
     assert dict(run_record.flat(content)) == {"a.b.c": 2, "e.0": 1, "e.1.f": 2, "g": "x, y"}
@@ -137,9 +128,8 @@ def test_records_of_the_first_version_are_runs_too(folder: Path):
     assert run_record.summary(record)["status"] == record.status
 
 
-@pytest.mark.parametrize("table", [keys.BY_STEP, keys.BY_EPOCH, keys.SUMMARY])
-def test_the_page_has_every_key(table: dict[str, keys.Key]):
+def test_the_page_has_every_key():
     page = (ROOT / "docs" / "wandb.md").read_text()
     runs = {keys.BOTH: "all", (keys.VISION,): "vision", (keys.LLM,): "tuning"}
-    for name, key in table.items():
-        assert f"| `{name}` | {runs[key.kinds]} | {key.meaning} |" in page
+    for name, kinds in (keys.BY_STEP | keys.BY_EPOCH).items():
+        assert f"| `{name}` | {runs[kinds]} | " in page

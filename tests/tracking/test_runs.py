@@ -21,8 +21,8 @@ from multicard.records import run_folder
 from multicard.records.run_folder import Run
 from multicard.run import outcome
 from multicard.sweep.command import Command
-from multicard.tracking import keys, mirror, run_record, upload
-from multicard.tracking.timeline import unix
+from multicard.tracking import keys, run_record, upload
+from multicard.tracking.history import unix
 from multicard.tracking.wandb_run import Target, WandbRun
 from multicard.vision.workload import WORKLOAD
 from tests.cli.test_network import served
@@ -282,11 +282,11 @@ def test_a_tracker_that_fails_is_an_error_and_leaves_the_record(
 ):
     def broken(settings: wandb.Settings, **_: Any) -> None:
         # W&B's default is to upload for as long as it takes: for ever, where the network is gone by then
-        assert settings.finish_timeout == mirror.FINISH_S and settings.finish_timeout_raises
+        assert settings.finish_timeout == upload.FINISH_S and settings.finish_timeout_raises
         raise wandb.errors.CommError("no space left on device")
 
     monkeypatch.setattr(wandb, "init", broken)
-    stand_in = mirror.Mirror(typed(*OFFLINE).tracker, tmp_path, Mock())
+    stand_in = upload.Mirror(typed(*OFFLINE).tracker, tmp_path, Mock())
     result = completed(records.vision() | {"folder": str(tmp_path)}, stand_in, tmp_path, monkeypatch)
     assert result.status == "ok" and json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
     (line,) = capsys.readouterr().err.splitlines()
