@@ -16,8 +16,8 @@ from pathlib import Path
 from benchmarks.common import machine, parser
 from multicard.decide.plan import planning, tasks
 from multicard.decide.plan.jobs_file import SLOWDOWN, Job, JobsFile
-from multicard.decide.plan.node import PlannedNode
 from multicard.decide.plan.planning import Plan
+from multicard.decide.plan.tasks import PlannedNode
 from multicard.estimate import published
 from multicard.estimate.published import Series
 from multicard.measure.timing import clock_s
@@ -31,10 +31,6 @@ GAP_GOAL, SAVED_GOALS = 0.03, {"A100": 0.20, "H100": 0.10}
 NODES = {"A100": ("lambda", "A100 80GB SXM4"), "H100": ("lambda", "H100 80GB SXM5")}  # source and node of the tables
 NONE = Interval(1.0, 1.0, 1.0)
 Row = tuple[str, str, str, str]  # what, goal, reached, met
-
-
-def exact(seconds: float) -> Interval:
-    return Interval(seconds, seconds, seconds)
 
 
 def planned(jobs: Sequence[Job], gpus: int, limit_s: float, slowdown: Interval = SLOWDOWN) -> Plan:
@@ -51,8 +47,8 @@ def made_jobs(number: int, seed: int) -> list[Job]:
         single_s = 900 * math.exp(generator.uniform(0, math.log(32)))
         serial = generator.uniform(0, 0.3)
         allowed = sorted(generator.sample(COUNTS, generator.choice((1, 2, 3, 4, 4))))
-        seconds = {gpus: exact(single_s * (serial + (1 - serial) / gpus)) for gpus in allowed}
-        after = (jobs[generator.randrange(place)].name,) if place and generator.random() < 0.25 else ()
+        seconds = {gpus: single_s * (serial + (1 - serial) / gpus) for gpus in allowed}
+        after = jobs[generator.randrange(place)].name if place and generator.random() < 0.25 else None
         jobs.append(Job(f"job{place}", seconds=seconds, after=after))
     return jobs
 
@@ -87,7 +83,7 @@ def published_jobs(rows: Sequence[Series], number: int, seed: int) -> list[Job]:
     for place in range(number):
         row = turns[place % len(turns)]
         single_s = generator.uniform(1800, 14400)
-        seconds = {gpus: exact(single_s * row.rates[1] / row.rates[gpus]) for gpus in COUNTS}
+        seconds = {gpus: single_s * row.rates[1] / row.rates[gpus] for gpus in COUNTS}
         jobs.append(Job(f"{row.workload}-{place}", seconds=seconds))
     return jobs
 
@@ -113,7 +109,7 @@ def published_row(family: str, number: int, limit_s: float, seeds: int) -> Row:
 def papers_row(limit_s: float) -> Row:
     """Four trainings in fp64 on the papers' four GPUs."""
     rows = [row for row in published.paper_totals() if row.series == ("table2", "fp64")]
-    job = Job("fp64", seconds={row.gpus: exact(row.total_s) for row in rows}, repeat=4)
+    job = Job("fp64", seconds={row.gpus: row.total_s for row in rows}, repeat=4)
     plan, slower = (planned([job], 4, limit_s, slowdown) for slowdown in (NONE, SLOWDOWN))
     makespan_s, in_turn_s = plan.schedule.makespan_s, plan.in_turn.makespan_s
     on_one = all(placed.option.gpus == 1 for placed in plan.schedule.placed)

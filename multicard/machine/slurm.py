@@ -146,13 +146,6 @@ def queued(jobs: list[str]) -> dict[str, State]:
     return {job: states[job] for job in jobs if job in states and states[job].name not in ENDED}
 
 
-def gpus_of_nodes(partition: str | None = None) -> int | None:
-    """The GPUs of the node that has most; None where SLURM does not say so."""
-    text = ask("sinfo", "-h", "-o", "%G", *(["-p", partition] if partition else []))
-    counts = [int(number) for number in re.findall(r"gpu:(?:[^:,()]+:)?(\d+)", text or "")]
-    return max(counts, default=None)
-
-
 def is_alive(job: str) -> bool:
     """True where the job is queued or running, or SLURM does not answer."""
     try:

@@ -6,23 +6,18 @@ from typing import Any
 
 import pytest
 
-from multicard.decide.plan import command, jobs_file, node, places, tasks
-from multicard.decide.plan.node import PlannedNode
+from multicard.decide.plan import command, jobs_file, tasks
+from multicard.decide.plan.tasks import PlannedNode
 from multicard.estimate.estimates import Estimate, Predictor
 from multicard.estimate.target import Target
-from multicard.machine import devices, environment, slurm
+from multicard.estimate.totals import exact
+from multicard.machine import devices, environment
 from multicard.records.schema_parts import Interval, Prediction
-from multicard.sweep import executor
-from multicard.sweep.cells import Cell
 from tests.helpers import past_runs
 
 H100 = Target("h100-nvl", None, "cuda", "NVIDIA H100 NVL", 94 * 10**9)
 GOOD = {"seconds": {1: 10}}
 RUN = {"run": "train_vision.py"}
-
-
-def exact(seconds: float) -> Interval:
-    return Interval(seconds, seconds, seconds)
 
 
 def predicted(config: Any) -> Prediction:
@@ -35,8 +30,8 @@ def predicted(config: Any) -> Prediction:
 
 
 @pytest.fixture
-def on_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Cell]:
-    """A node of four GPUs, and the probes that were run on it."""
+def on_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A node of four GPUs."""
     gpus = [{"name": "NVIDIA H100 NVL", "memory_bytes": 94 * 10**9}] * 4
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(environment, "gpus", lambda: gpus)
@@ -44,14 +39,11 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Cell]:
     monkeypatch.setattr(
         tasks, "estimate", lambda configs, *_: [Estimate(config, H100, predicted(config)) for config in configs]
     )
-    probes: list[Cell] = []
-    monkeypatch.setattr(executor, "run_all", lambda sweep: probes.extend(sweep.cells))
-    return probes
 
 
 def planned(content: Any) -> tuple[list[tasks.JobRun], jobs_file.JobsFile, PlannedNode]:
     file = jobs_file.parsed(content)
-    where = node.resolve(file)
+    where = tasks.resolve(file)
     return tasks.runs(file, where, Path("multirun", "s")), file, where
 
 
@@ -77,19 +69,15 @@ def test_the_start_of_a_races_cell_beside_others_is_none_of_a_run():
     assert Predictor(here, past_runs.past(past_runs.raced()), None).start_s(wanted) is None
 
 
-def test_unknown_times_are_named_with_their_probes_which_are_cells(
-    on_gpus: list[Cell], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+@pytest.mark.usefixtures("on_gpus")
+def test_unknown_times_are_named_with_the_commands_of_their_probes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "jobs.yaml"
     path.write_text("jobs: {a: {run: train_vision.py batch_size=8, gpus: [2, 4]}}")
     assert command.main([str(path)]) == 1
     printed = capsys.readouterr()
-    assert printed.err == "refused: no time is known of 1 job:\n  a: no run like it on h100-nvl\n" and not on_gpus
-    assert "run this command with --probe here; it probes a on 2 GPUs, a on 4 GPUs\n" in printed.out
-    assert command.main([str(path), "--probe"]) == 1  # the stand-in for a probe teaches nothing
-    probe, _ = on_gpus
-    assert probe.config.probe.enabled and (probe.config.gpus, probe.config.batch_size) == (2, 8)
-    assert probe.config.exclusive is False and probe.folder.parent == tmp_path / "multirun" / "jobs"
+    assert printed.err == "refused: no time is known of 1 job:\n  a: no run like it on h100-nvl\n"
+    probe = "  python train_vision.py -m batch_size=8 gpus={} probe=true name=jobs\n"
+    assert printed.out == f"to know all times, probe first, one after the other:\n{probe.format(2)}{probe.format(4)}"
 
 
 @pytest.mark.usefixtures("on_gpus")
@@ -113,11 +101,11 @@ def test_numbers_of_gpus_that_are_unknown_or_do_not_fit_are_left_out():
         ("method=lora", "method: belongs to tune_llm.py"),
     ],
 )
-def test_words_that_cannot_be_composed_are_refused_with_the_job(on_gpus: list[Cell], words: str, message: str):
+@pytest.mark.usefixtures("on_gpus")
+def test_words_that_cannot_be_composed_are_refused_with_the_job(words: str, message: str):
     for more in ({}, GOOD):  # also where its times are known
         with pytest.raises(ValueError, match=rf"^jobs\.a\.run: {message}"):
             planned({"jobs": {"a": {"run": f"train_vision.py {words}"} | more}})
-    assert not on_gpus
 
 
 @pytest.mark.usefixtures("on_gpus")
@@ -135,30 +123,13 @@ def test_cpu_ranks_stand_in_for_gpus(monkeypatch: pytest.MonkeyPatch):
         ({"gpus": 2}, 2, "cpus_per_gpu=2"),
         ({"cpus_per_gpu": 4}, 1, "cpus_per_gpu=4"),
     ):
-        where = node.resolve(jobs_file.parsed({"jobs": run} | ({"node": given} if given else {})))
-        assert (where.gpus, where.on_gpus, where.words) == (gpus, False, ("exclusive=false", words))
+        where = tasks.resolve(jobs_file.parsed({"jobs": run} | ({"node": given} if given else {})))
+        assert (where.gpus, where.on_gpus, where.words) == (gpus, False, (words,))
     with pytest.raises(ValueError, match=r"node\.gpus=8: this machine has no GPU, and 4 cores for CPU ranks"):
-        node.resolve(jobs_file.parsed({"jobs": run, "node": {"gpus": 8}}))
-    assert node.resolve(jobs_file.parsed({"jobs": {"a": GOOD}, "node": {"gpus": 8}})).gpus == 8  # only known times
-    elsewhere = node.resolve(jobs_file.parsed({"jobs": run, "node": {"gpus": 8, "gpu": "h100-80gb"}}))
-    assert elsewhere.on_gpus and elsewhere.words == ("exclusive=false",)
-    assert elsewhere.predict_words == ("predict.gpu=h100-80gb",)
-
-
-def test_a_node_of_slurm_has_the_gpus_that_sinfo_says(monkeypatch: pytest.MonkeyPatch):
-    asked: list[tuple[str, ...]] = []
-    answers: list[str | None] = ["gpu:a100:4(S:0-1),shard:8\n(null)\ngpu:2\n", None]
-    monkeypatch.setattr(slurm, "ask", lambda *words: asked.append(words) or answers[len(asked) - 1])
-    known = {"a": {"run": "train_vision.py", "seconds": {1: 10}}}
-    content = {"jobs": known, "node": {"slurm": True, "partition": "long", "cpus_per_gpu": 3}}
-    where = node.resolve(jobs_file.parsed(content), is_here=True)
-    assert (where.gpus, where.on_slurm, where.words[-1]) == (4, True, "cpus_per_gpu=3")
-    assert asked == [("sinfo", "-h", "-o", "%G", "-p", "long")]
-    (cell,) = tasks.cells(jobs_file.parsed(content), where, Path("mine")).values()
-    assert cell.composed.hydra.launcher.partition == "long" and cell.composed.hydra.launcher.signal_delay_s
-    assert (cell.config.cpus_per_gpu, cell.config.gpus, cell.cfg.name) == (3, 1, "mine")
-    assert places.Slurm().age_s(cell) is None  # it waits
-    with pytest.raises(ValueError, match=r"node\.slurm: sinfo names no GPUs"):
-        node.resolve(jobs_file.parsed({"jobs": known, "node": {"slurm": True}}))
-    with pytest.raises(ValueError, match=r"jobs\.b: needs seconds, or node\.gpu: the nodes' GPU"):
-        node.resolve(jobs_file.parsed({"jobs": {"b": RUN}, "node": {"slurm": True, "gpus": 2}}))
+        tasks.resolve(jobs_file.parsed({"jobs": run, "node": {"gpus": 8}}))
+    assert tasks.resolve(jobs_file.parsed({"jobs": {"a": GOOD}, "node": {"gpus": 8}})).gpus == 8  # only known times
+    elsewhere = jobs_file.parsed({"jobs": run, "node": {"gpus": 8, "gpu": "h100-80gb"}})
+    where = tasks.resolve(elsewhere)
+    assert where.on_gpus and where.words == ("predict.gpu=h100-80gb",)
+    with pytest.raises(ValueError, match=r"node\.gpu: is another node, on which --run can start nothing"):
+        tasks.resolve(elsewhere, is_here=True)

@@ -1,5 +1,5 @@
 """Plans that are carried out, in a time of their own: their order, their ends, what is planned again, and what goes on;
-and two real runs, which are interrupted, killed and finished."""
+and real runs, which are interrupted, killed and finished."""
 
 import json
 import os
@@ -15,14 +15,11 @@ import psutil
 import pytest
 
 from multicard.decide.plan import command, planning, show
-from multicard.decide.plan.journal import PlanJournal
-from multicard.decide.plan.places import ThisMachine
-from multicard.decide.plan.schedule import Schedule
-from multicard.machine import leases, shares
-from multicard.machine.shares import Pool
+from multicard.machine import leases
 from multicard.records import run_folder
-from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited, typed
-from tests.helpers.plan_world import AGO_S, BEGAN_S, World, in_own_time, statuses
+from multicard.records.journal import Journal
+from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited
+from tests.helpers.plan_world import AGO_S, World, in_own_time, statuses
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -32,10 +29,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return in_own_time(tmp_path / "plan", monkeypatch)
 
 
-def started(name: str, at_s: float, gpus: int = 1) -> dict[str, Any]:
-    return {"started": name, "at_s": at_s, "gpu_ids": [*range(gpus)]}
-
-
 def test_jobs_run_in_order_on_the_gpus_of_the_plan(world: World, capsys: pytest.CaptureFixture[str]):
     world.add("wide", {2: 3})
     world.add("left", {1: 2}, 0)
@@ -43,7 +36,7 @@ def test_jobs_run_in_order_on_the_gpus_of_the_plan(world: World, capsys: pytest.
     world.add("last", {1: 1}, 1, 2)
     carried = world.run()
     assert statuses(carried) == dict.fromkeys(("wide", "left", "right", "last"), "ok")
-    placed = {name: gpus for name, gpus, _ in world.started}
+    placed = {each.task.name: each.gpu_ids for each in carried.progress}
     assert placed == {"wide": (0, 1), "left": (0,), "right": (1,), "last": (0,)}
     spans = {each.task.name: (each.start_s or 0.0, each.end_s or 0.0) for each in carried.progress}
     assert spans["wide"][1] <= min(spans["left"][0], spans["right"][0])
@@ -88,7 +81,7 @@ def test_a_job_that_runs_out_of_memory_is_tried_on_more_gpus_alone(world: World)
     world.add("later", {1: 1}, 2)
     carried = world.run()
     assert statuses(carried) == {"big#1": "ok", "big#2": "ok", "small": "oom", "later": "skipped"}
-    tries = [(name, len(gpus)) for name, gpus, _ in world.started if name != "small"]
+    tries = [(name, gpus) for name, gpus, _ in world.started if name != "small"]
     assert tries == [("big#1", 1), ("big#1", 2), ("big#2", 2)]
     assert carried.failures()[0].startswith("small: oom: ")
 
@@ -107,92 +100,42 @@ def test_a_job_that_takes_longer_has_the_rest_planned_again(world: World, capsys
     assert statuses(carried) == {"slow#1": "ok", "slow#2": "ok"}
     printed = capsys.readouterr().out
     assert "planned again, as slow#1 still runs after " in printed and "planned again, as slow#1 took " in printed
-    second = carried.progress[1]
-    assert second.option is not None and second.option.interval.value == pytest.approx(6 * 50, rel=0.01)
+    second = carried.progress[1].placed
+    assert second is not None and second.option.interval.value == pytest.approx(6 * 50, rel=0.01)
     assert carried.result()["jobs"][0]["ratio"] == pytest.approx(6, rel=0.01)
 
 
-# ---- in a queue, and from command to command
+def test_a_plan_waits_for_gpus_that_others_have_leased(world: World):
+    world.add("wide", {2: 20})
+    world.add("narrow", {1: 10}, 0)
+    world.leased, now_s = 1, world.now_s
+    with world.journal() as journal:
+        carried = world.carrying(journal)
+        carried._follow(planning.make(carried.rest(), 2, 0.5).schedule)
+        carried._start_ready()
+        assert not world.started and world.turns == 1  # the turn of an earlier plan
+        world.leased, world.now_s = 0, now_s + 30
+        carried._start_ready()
+    assert [name for name, *_ in world.started] == ["wide"]
 
 
-def test_a_job_that_runs_in_slurm_is_timed_from_its_own_start(world: World, capsys: pytest.CaptureFixture[str]):
-    world.keeps_jobs = True
-    world.add("job#1", {1: 450, 2: 300}, job="job", queued_s=1000, wide=True)
-    world.add("job#2", {1: 450, 2: 300}, 0, job="job", wide=True)
-    world.began(started("job#1", 500))  # with one GPU, by a command before
-    first, _ = (carried := world.run()).progress
-    assert statuses(carried) == {"job#1": "ok", "job#2": "ok"} and first.gpu_ids == (0,)
-    assert (first.start_s, first.end_s) == pytest.approx((AGO_S + 1000, AGO_S + 1450), abs=1.2)
-    assert "job#1 took" not in capsys.readouterr().out
+# ---- from command to command
 
 
-def test_a_job_that_waits_in_a_queue_has_all_of_its_time_left(world: World, monkeypatch: pytest.MonkeyPatch):
-    world.keeps_jobs = True
-    world.add("queued", {1: 100}, queued_s=300)
-    world.add("bad", {1: 150}, on1="failed")
-    world.add("later", {1: 1}, 0)
-    left: list[float] = []
-    make = planning.make
-
-    def planned(tasks: Any, *rest: Any, **more: Any) -> Any:
-        left.extend(task.options[0].planned_s for task in tasks if task.held)
-        return make(tasks, *rest, **more)
-
-    monkeypatch.setattr(planning, "make", planned)
-    assert statuses(world.run()) == {"queued": "ok", "bad": "failed", "later": "ok"}
-    assert left[0] == pytest.approx(100)
-
-
-def test_what_ended_unseen_has_its_times_from_its_record(world: World):
-    world.keeps_jobs = True
-    for name in ("unseen", "interrupted", "before"):
-        world.add(name, {1: 40})
-    world.add("quick", {1: 40}, wide=True, lasts=0.0, queued_s=0.1)  # it begins and ends between two looks
-    interrupted = {"ended": "interrupted", "at_s": 90, "status": "interrupted"}
-    world.began(started("unseen", 10), started("interrupted", 50), interrupted)
-    world.cells["unseen", 1].leave(BEGAN_S, 20, 60)
-    requeued = {"segments": [{"started_at": "2023-11-14T22:14:15Z"}, {}]}
-    world.cells["interrupted", 1].leave(BEGAN_S, 70, 95, **requeued)
-    world.cells["before", 1].leave(BEGAN_S, -60, -20)  # by another sweep
-    carried = world.run()
-    times = {each.task.name: (each.start_s, each.end_s) for each in carried.progress}
-    assert times["unseen"] == pytest.approx((20, 60), abs=1.1)
-    assert times["interrupted"] == pytest.approx((55, 95), abs=1.1) and times["before"] == (None, None)
-    assert times["quick"] == pytest.approx((AGO_S, AGO_S), abs=1.1)
-    assert carried.result()["makespan_s"] == times["quick"][1]
-
-
-def test_jobs_of_an_earlier_command_that_end_before_they_are_looked_at(world: World):
-    """Their records come after the plan was made: nothing is started by what it says of them."""
-    for name, seconds, after in (("big", {1: 2, 2: 2}, ()), ("small", {1: 2}, ()), ("after", {1: 1}, (1,)),
-                                 ("ill", {1: 2}, ()), ("done", {1: 2}, ()), ("last", {1: 1}, (4,))):  # fmt: skip
-        world.add(name, seconds, *after)
-    carried = world.carrying()
-    plan = planning.make(carried.rest(), 2, 0.5).schedule
-    for name, status in {"big": "oom", "small": "oom", "ill": "diverged", "done": "ok"}.items():
-        world.cells[name, 1].leave(BEGAN_S, 0, 1, status=status)
-    carried.run(plan)
-    carried.journal.close()
-    ends = {"big": "ok", "small": "oom", "after": "skipped", "ill": "diverged", "done": "ok", "last": "ok"}
-    assert statuses(carried) == ends
-    assert {(name, len(gpus)) for name, gpus, _ in world.started} == {("big", 2), ("last", 1)}
-
-
-def test_a_command_that_fails_ends_its_jobs_and_notes_them(world: World, monkeypatch: pytest.MonkeyPatch):
+def test_a_command_that_fails_ends_its_jobs(world: World, monkeypatch: pytest.MonkeyPatch):
     world.add("quick", {1: 1})
     world.add("long", {1: 9})
-    add: Callable[..., None] = PlanJournal.add
+    add: Callable[..., None] = Journal.add
 
-    def full(journal: PlanJournal, **values: Any) -> None:
+    def full(journal: Journal, **values: Any) -> None:
         if values.get("ended") == "quick":
             raise OSError(28, "No space left on device")
         add(journal, **values)
 
-    monkeypatch.setattr(PlanJournal, "add", full)
+    monkeypatch.setattr(Journal, "add", full)
     with pytest.raises(OSError, match="No space left"):
         world.run()
-    assert not world.running and (world.events()[-1]["ended"], world.events()[-1]["status"]) == ("long", "interrupted")
-    monkeypatch.undo()
+    assert not world.running
 
 
 def test_an_interrupted_plan_ends_its_jobs_and_goes_on(world: World, monkeypatch: pytest.MonkeyPatch):
@@ -200,63 +143,27 @@ def test_an_interrupted_plan_ends_its_jobs_and_goes_on(world: World, monkeypatch
     world.add("b", {1: 20})
     with pytest.raises(KeyboardInterrupt):
         world.run()
-    assert [event.get("status") for event in world.events()[-2:]] == ["interrupted"] * 2 and not world.running
+    assert not world.running
     world.cells["a", 1].ends = "ok"
     assert statuses(world.run()) == {"a": "ok", "b": "ok"}
 
 
 def test_jobs_that_the_file_no_longer_names_do_not_count(world: World):
     world.add("a", {1: 0.1})
-    world.add("b", {1: 50})
-    world.began({"planned": {"b": {"gpus": 1, "gpu_ids": [0], "start_s": 0.0, "end_s": 5e4}}, "at_s": 0.0})
-    world.tasks.pop()
+    ends = {"a": 7.0, "b": 5e4}
+    planned = {name: {"gpus": 1, "gpu_ids": [0], "start_s": 0.0, "end_s": end} for name, end in ends.items()}
+    world.began({"planned": planned})
     carried = world.run()
-    planned_s = carried.result()["planned_makespan_s"]
-    assert statuses(carried) == {"a": "ok"} and planned_s == pytest.approx(AGO_S, abs=1)
+    assert statuses(carried) == {"a": "ok"} and carried.result()["planned_makespan_s"] == 7
 
 
 def test_a_deadline_counts_from_the_first_command(world: World):
     world.add("late", {1: 50})
     world.tasks = [replace(task, deadline_s=400.0) for task in world.tasks]
     world.began()
-    carried = world.carrying(gpus=1)
-    (left,) = carried.rest()
+    with world.journal() as journal:
+        (left,) = world.carrying(journal).rest()
     assert left.deadline_s == pytest.approx(400 - AGO_S)
-    carried.journal.close()
-
-
-def test_a_task_that_gets_other_gpus_gives_its_turn_in_the_queue_up(world: World):
-    world.add("a", {1: 50})
-    carried = world.carrying()
-    plan = planning.make(carried.rest(), 2, 0.5).schedule
-    for gpu, turns in ((0, 0), (0, 0), (1, 1)):
-        carried._follow(Schedule((replace(plan.placed[0], gpu_ids=(gpu,)),)))
-        assert world.given_up == turns
-    with pytest.raises(ValueError, match="--name plan: another command has it now"):
-        PlanJournal(world.folder)
-    carried.journal.close()
-
-
-# ---- this machine, and SLURM
-
-
-def test_a_cell_gets_the_gpus_and_cores_of_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(leases.VARIABLE, str(tmp_path / "leases"))
-    monkeypatch.setattr(shares, "machine", lambda: Pool(["GPU-a", "GPU-b", "GPU-c"], [0, 1]))
-    place, other = ThisMachine(tmp_path / "a", 2), ThisMachine(tmp_path / "b", 3)
-    shared: list[Any] = []
-    monkeypatch.setattr(place.executor, "start", lambda _, share, *__, **___: shared.append(share) or share)
-    monkeypatch.setattr(other.executor, "start", place.executor.start)
-    monkeypatch.setattr(shares.MachineShare, "pid", 1, raising=False)
-    cell: Any = type("Cell", (), {"config": typed("exclusive=false", "cpus_per_gpu=1", "device=auto")})
-    monkeypatch.setattr(shares, "demand", lambda *_: (1, 1))
-    assert place.start(cell, (1,)) and (shared[-1].gpus, shared[-1].cpus) == (("GPU-b",), (1,))
-    assert other.start(cell, (1,)) is None  # which another plan has leased
-    other.wait_no_more()
-    assert place.start(cell, (0,)) and (shared[-1].gpus, shared[-1].cpus) == (("GPU-a",), (0,))
-    assert place.start(cell, (0,)) is None  # no core is left, though GPU-c is
-    for share in shared:
-        place.machine.give_back(share)
 
 
 # ---- the command
@@ -288,8 +195,8 @@ def test_a_plan_survives_an_interruption_and_a_kill(tmp_path: Path):
                     path.parent.name}  # fmt: skip
         assert len(finished) == 2 and done in ({}, finished)
         done = finished
-    events = [json.loads(line) for line in (folder / ".plan" / "events.jsonl").open()]
-    assert [event["status"] for event in events if event.get("ended") == "long"] == ["interrupted"]
+    ends = [json.loads(path.read_text())["status"] for path in folder.glob("*epochs=1000*/result.json")]
+    assert ends == ["interrupted"]  # by the first signal
     (tmp_path / "jobs.yaml").write_text(text.replace(f", long: {jobs['long']}", ""))
     plan = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert plan.returncode == 0 and "small#1: done before\nsmall#2: done before\n" in plan.stdout, plan.stderr

@@ -1,18 +1,19 @@
-"""Plans carried out in a time of their own, by a place whose cells only leave records."""
+"""Plans carried out in a time of their own, by an executor whose cells only leave records."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from multicard.decide.plan import carry_out, journal, planning
-from multicard.decide.plan.carry_out import CarryingOut
-from multicard.decide.plan.journal import PlanJournal
+from multicard.decide.plan import carry_out, planning
+from multicard.decide.plan.carry_out import FOLDER, CarryingOut
 from multicard.decide.plan.schedule import Option, Task
+from multicard.records.journal import Journal
 from multicard.records.run_folder import Run
 from multicard.records.schema_parts import Interval
 from tests.helpers import records
@@ -23,117 +24,106 @@ AGO_S = 1000.0  # since the first command began, where there was one
 
 @dataclass
 class FakeCell:
-    """A cell on a number of GPUs: `ends` is its status.
-
-    queued_s: how long it waits in a queue. None: for ever.
-    """
+    """A task on a number of GPUs: `ends` is its status."""
 
     name: str
+    gpus: int
     folder: Path
     lasts_s: float
     ends: str = "ok"
-    queued_s: float = 0.0
     result: Run | None = None
+    config: Any = None
 
-    def leave(self, began_s: float, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
-        """Leave a record of a run, at seconds since the plan began."""
-        ends = [datetime.fromtimestamp(began_s + s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for s in (start_s, end_s)]
+    def leave(self) -> Run:
+        """Leave its record."""
         cause = None if self.ends == "ok" else {"kind": "exception", "message": f"it was made to end {self.ends}"}
-        record = (
-            records.vision(segments=[])
-            | {"status": self.ends, "cause": cause, "started_at": ends[0], "ended_at": ends[1]}
-            | more
-        )
+        record = records.vision() | {"status": self.ends, "cause": cause}
         self.folder.mkdir(parents=True, exist_ok=True)
         records.put(self.folder, record)
-        return record
+        return records.as_run(record | {"folder": str(self.folder)})
 
 
 class World:
-    """Tasks, their cells and where they run: both the place and the clock of a plan.
+    """Tasks, their cells and where they run: both the executor and the clock of a plan.
 
     Attributes:
         now_s: since 1970.
-        started: name, GPUs and start of the cells.
-        given_up: how often turns in the queue of others' leases were given up.
+        started: name, number of GPUs and start of the cells.
+        leased: GPUs that another command has.
+        turns: how often turns in the queue of leases were given up.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now_s = folder, BEGAN_S
-        self.keeps_jobs = False
         self.tasks: list[Task] = []
         self.cells: dict[tuple[str, int], FakeCell] = {}
         self.running: dict[str, tuple[FakeCell, float]] = {}
-        self.started: list[tuple[str, tuple[int, ...], float]] = []
-        self.given_up = 0
+        self.started: list[tuple[str, int, float]] = []
+        self.gpus, self.leased, self.turns = 2, 0, 0
+        self.machine = SimpleNamespace(wait_no_more=self._give_turn_up)
 
     def add(self, name: str, seconds: Mapping[int, float], *after: int, job: str = "", lasts: float = 1.0,
-            queued_s: float = 0.0, wide: bool = False, **ends: str) -> None:  # fmt: skip
+            **ends: str) -> None:  # fmt: skip
         """A task that is planned with these times, and takes `lasts` times as long.
 
         Args:
-            wide: its times may be anything from half to ten times what is planned.
             ends: status by number of GPUs ("on1"); "ok" of others.
         """
-        spread = (0.5, 10.0) if wide else (1.0, 1.0)
-        options = [Option(gpus, s, Interval(s, s * spread[0], s * spread[1]), s) for gpus, s in seconds.items()]
+        options = [Option(gpus, s, Interval(s, s, s), s) for gpus, s in seconds.items()]
         self.tasks.append(Task(name, tuple(options), after, None, job or name))
         for gpus, planned_s in seconds.items():
-            status = ends.get(f"on{gpus}", "ok")
-            self.cells[name, gpus] = FakeCell(name, self.folder / f"{name}-{gpus}", planned_s * lasts, status, queued_s)
+            cell = FakeCell(name, gpus, self.folder / f"{name}-{gpus}", planned_s * lasts, ends.get(f"on{gpus}", "ok"))
+            cell.config = self.cells[name, gpus] = cell
 
-    # ---- the place
+    # ---- the executor
 
-    def start(self, cell: FakeCell, gpu_ids: Sequence[int]) -> str:
-        taken = {gpu for name, gpus, _ in self.started if name in self.running for gpu in gpus}
-        assert self.keeps_jobs or not taken & {*gpu_ids}
-        self.started.append((cell.name, tuple(gpu_ids), self.now_s - BEGAN_S))
-        self.running[cell.name] = cell, self.now_s + cell.queued_s
-        return "log"
+    def take(self, cell: FakeCell) -> int | None:
+        free = self.gpus - self.leased - sum(other.gpus for other, _ in self.running.values())
+        assert cell.gpus <= free + self.leased, "the plan has more GPUs at once than there are"
+        return cell.gpus if cell.gpus <= free else None
 
-    def ended(self) -> list[FakeCell]:
-        over = [(cell, start_s) for cell, start_s in self.running.values() if start_s + cell.lasts_s <= self.now_s]
-        for cell, start_s in over:
+    def start(self, cell: FakeCell, share: int) -> Any:
+        self.started.append((cell.name, share, self.now_s - BEGAN_S))
+        self.running[cell.name] = cell, self.now_s
+        return SimpleNamespace(pid=17)
+
+    def collect_ended(self) -> list[FakeCell]:
+        over = [cell for cell, start_s in self.running.values() if start_s + cell.lasts_s <= self.now_s]
+        for cell in over:
             del self.running[cell.name]
-            cell.result = records.as_run(cell.leave(start_s, 0, cell.lasts_s) | {"folder": str(cell.folder)})
-        return [cell for cell, _ in over]
-
-    def age_s(self, cell: FakeCell) -> float | None:
-        start_s = self.running[cell.name][1]
-        return None if start_s > self.now_s else self.now_s - start_s
+            cell.result = cell.leave()
+        return over
 
     def interrupt(self) -> None:
         self.running.clear()
 
-    def wait_no_more(self) -> None:
-        self.given_up += 1
+    def _give_turn_up(self) -> None:
+        self.turns += 1
 
     # ---- the command
 
-    def carrying(self, gpus: int = 2) -> CarryingOut:
-        cells: Any = self.cells
-        place: Any = self
-        return CarryingOut(self.tasks, gpus, cells, place, PlanJournal(self.folder), limit_s=0.5)
+    def journal(self) -> closing[Journal]:
+        return closing(Journal(self.folder / FOLDER / "events.jsonl", f"--name {self.folder.name}"))
 
-    def run(self, gpus: int = 2) -> CarryingOut:
+    def carrying(self, journal: Journal) -> CarryingOut:
+        cells: Any = self.cells
+        executor: Any = self
+        return CarryingOut(self.tasks, self.gpus, cells, executor, journal, limit_s=0.5)
+
+    def run(self) -> CarryingOut:
         """Plan and carry out to the end."""
-        carried = self.carrying(gpus)
-        try:
+        with self.journal() as journal:
+            carried = self.carrying(journal)
             if rest := carried.rest():
-                carried.run(planning.make(rest, gpus, 0.5).schedule)
-        finally:
-            carried.journal.close()
+                carried.run(planning.make(rest, self.gpus, 0.5).schedule)
         return carried
 
     def began(self, *events: dict[str, Any]) -> None:
         """Leave what a command noted that began AGO_S ago."""
-        file = self.folder / journal.FOLDER / "events.jsonl"
+        file = self.folder / FOLDER / "events.jsonl"
         file.parent.mkdir(parents=True)
         file.write_text("".join(json.dumps(event) + "\n" for event in ({"began": self.now_s}, *events)))
         self.now_s += AGO_S
-
-    def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / journal.FOLDER / "events.jsonl").open()]
 
 
 def in_own_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> World:
@@ -145,7 +135,7 @@ def in_own_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         assert made.now_s < BEGAN_S + 10 * AGO_S, "the plan does not end"
 
     monkeypatch.setattr(carry_out, "pause", pause)
-    monkeypatch.setattr(journal, "since_epoch_s", lambda: made.now_s)
+    monkeypatch.setattr(carry_out, "since_epoch_s", lambda: made.now_s)
     return made
 
 

@@ -10,7 +10,7 @@ jobs:
 import re
 import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -27,6 +27,7 @@ from multicard.records.schema_parts import Interval
 # Jobs that run side by side share cores, memory bandwidth and PCIe: a few percent are assumed where the file has none
 SLOWDOWN = Interval(1.03, 1.0, 1.1)
 MOST_RUNS, MOST_S = 200, 1e9
+ASCENDING = "a number, or [value, low, high] with low <= value <= high"
 UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Keys that a plan sets itself, and the remedy
 PLANNED = {
@@ -39,13 +40,13 @@ PLANNED = {
     "repetition": "the job's repeat: N says how often it runs",
     "experiment": "an experiment is a sweep; name its cells as jobs",
     "predict": "a plan predicts all jobs",
-    "probe": "--probe probes what has to be probed",
+    "probe": "a plan names the probes that it needs",
     "dry_run": "a plan starts nothing",
     "hydra": "a plan has its own launcher",
     "name": "--name names all runs of the plan",
     "rerun": "--name of another plan runs all anew",
 }
-# What to write instead of a mistake, by the key
+# Examples for messages, by key
 EXAMPLES = {
     "jobs": "{name: {run: train_vision.py}}",
     "run": "train_vision.py precision=bf16",
@@ -54,10 +55,7 @@ EXAMPLES = {
     "repeat": "3",
     "after": "[other]",
     "deadline": "90s, 30min or 2h",
-    "node": "{gpus: 4}",
     "slowdown": "1.05 or [1.05, 1.0, 1.1]",
-    "partition": "long; `sinfo -s` lists them",
-    "slurm": "true",
 }
 
 Count = Annotated[int, Meta(ge=1, le=1024)]
@@ -72,39 +70,58 @@ class Node(Struct, forbid_unknown_fields=True, frozen=True):
     Fields:
         gpus: None: as many as there are.
         gpu: a name of `multicard.estimate.target`; None: this machine's.
-        slurm: a node of SLURM's, of this partition; None: the site's default.
     """
 
     gpus: Count | None = None
     gpu: str | None = None
     cpus_per_gpu: Count | None = None
-    slurm: bool = False
-    partition: Annotated[str, Meta(pattern=r"^[\w.,+-]+$")] | None = None
 
 
-@dataclass(frozen=True)
-class Job:
-    """A job of the file.
+class Job(Struct, forbid_unknown_fields=True, frozen=True):
+    """A job, as the file has it; the properties are what its values mean.
 
     Fields:
-        run: the entry and its words; empty where only times are known.
-        seconds: by number of GPUs, with a 90 % interval; empty where they are to be predicted.
+        name: its key under `jobs`.
         gpus: the allowed numbers; None where the file does not say.
-        deadline_s: from the plan's start on.
+        deadline: with a unit, as YAML reads 1:30 as the number 90.
     """
 
     name: str
-    run: tuple[str, ...] = ()
-    seconds: Mapping[int, Interval] = field(default_factory=dict)
-    gpus: tuple[int, ...] | None = None
-    repeat: int = 1
-    after: tuple[str, ...] = ()
-    deadline_s: float | None = None
+    run: str | None = None
+    seconds: Annotated[Mapping[Count, Figure], Meta(min_length=1)] | None = None
+    gpus: Count | Annotated[list[Count], Meta(min_length=1)] | None = None
+    repeat: Annotated[int, Meta(ge=1, le=MOST_RUNS)] = 1
+    after: str | list[str] | None = None
+    deadline: str | None = None
 
     @property
-    def is_predicted(self) -> bool:
-        return not self.seconds
+    def words(self) -> tuple[str, ...]:
+        """The entry and its words; empty where only times are known."""
+        words = shlex.split(self.run or "")
+        return tuple(words[1:] if words[:1] == ["python"] else words)
 
+    @property
+    def times(self) -> dict[int, Interval]:
+        """Seconds by number of GPUs, with a 90 % interval; empty where they are to be predicted."""
+        return {gpus: _interval(figure) for gpus, figure in (self.seconds or {}).items()}
+
+    @property
+    def allowed(self) -> tuple[int, ...]:
+        """The allowed numbers of GPUs; empty where the file does not say."""
+        return tuple(sorted({*self.gpus})) if isinstance(self.gpus, list) else (self.gpus,) if self.gpus else ()
+
+    @property
+    def predecessors(self) -> tuple[str, ...]:
+        """The jobs that end before it begins."""
+        return (self.after,) if isinstance(self.after, str) else tuple(self.after or ())
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds from the plan's start."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)", (self.deadline or "").strip())
+        return float(match[1]) * UNITS_S[match[2]] if match else None
+
+    @property
     def task_names(self) -> list[str]:
         """The names of its runs."""
         return [self.name] if self.repeat == 1 else [f"{self.name}#{number}" for number in range(1, self.repeat + 1)]
@@ -123,15 +140,6 @@ class _FileKeys(Struct, forbid_unknown_fields=True):
     jobs: Annotated[dict[str, dict[Any, Any]], Meta(min_length=1)]
     node: dict[Any, Any] | None = None
     slowdown: Figure | None = None
-
-
-class _JobKeys(Struct, forbid_unknown_fields=True):
-    run: str | None = None
-    seconds: Annotated[dict[Count, Figure], Meta(min_length=1)] | None = None
-    gpus: Count | Annotated[list[Count], Meta(min_length=1)] | None = None
-    repeat: Annotated[int, Meta(ge=1, le=MOST_RUNS)] = 1
-    after: str | list[str] | None = None
-    deadline: str | None = None  # with a unit: YAML reads 1:30 as the number 90
 
 
 class _Loader(yaml.SafeLoader):
@@ -173,13 +181,12 @@ def parsed(content: Any) -> JobsFile:
     runs = sum(job.repeat for job in jobs)
     require(runs <= MOST_RUNS, f"jobs: are {runs} runs; plan {MOST_RUNS} at a time")
     _check_order(jobs)
-    slowdown = SLOWDOWN if keys.slowdown is None else _interval(keys.slowdown, "slowdown")
-    require(slowdown.low >= 1, f"slowdown={slowdown.low:g}: must be 1 or more")
+    slowdown = SLOWDOWN if keys.slowdown is None else _interval(keys.slowdown)
+    require(1 <= slowdown.low <= slowdown.value <= slowdown.high, f"slowdown: must be 1 or more, {ASCENDING}")
     node = _converted(keys.node or {}, Node, "node")
-    require(node.partition is None or node.slurm, "node.partition: is SLURM's; write slurm: true beside it")
     if node.gpu is not None:
         node = msgspec.structs.replace(node, gpu=target.named(node.gpu, "node.gpu").name)
-        require(node.gpus is not None or node.slurm, "node.gpu: needs node.gpus, how many of them there are")
+        require(node.gpus is not None, "node.gpu: needs node.gpus, how many of them there are")
     return JobsFile(jobs, node, slowdown)
 
 
@@ -198,7 +205,7 @@ def _converted(content: Any, kind: type[Converted], key: str) -> Converted:
         name = (re.findall(r"\$\.(\w+)", path) or [""])[0]
         if unknown := re.match(r"keys contains unknown field `(.*)`", problem):
             name, is_cut = unknown[1], any(other not in names and content[other] is None for other in content)
-            problem = f"no such key; there are {', '.join(names)}"
+            problem = f"no such key; there are {', '.join(each for each in names if each != 'name')}"
             problem += "; a value with a comma needs quotation marks" if is_cut else ""  # {run: a.py b=1,2}
         elif name in EXAMPLES:
             problem += f"; write {EXAMPLES[name]}"
@@ -206,63 +213,50 @@ def _converted(content: Any, kind: type[Converted], key: str) -> Converted:
         raise ValueError(f"{where}: {problem}") from None
 
 
-def _job(name: str, content: Mapping[Any, Any]) -> Job:
+def _job(name: str, content: dict[Any, Any]) -> Job:
     key = f"jobs.{name}"
     require(bool(re.fullmatch(r"[\w.+-]+", name)), f"{key}: a name has letters, digits, and . _ + - alone")
-    keys = _converted(content, _JobKeys, key)
-    require(keys.run is not None or keys.seconds is not None, f"{key}: needs run or seconds")
-    seconds = {gpus: _interval(figure, f"{key}.seconds.{gpus}") for gpus, figure in (keys.seconds or {}).items()}
-    gpus = None if keys.gpus is None else tuple(sorted({*keys.gpus} if isinstance(keys.gpus, list) else [keys.gpus]))
-    untimed = [number for number in gpus or () if seconds and number not in seconds]
+    require("name" not in content, f"{key}.name: no such key; {name} is its name")
+    job = _converted(content | {"name": name}, Job, key)
+    require(job.run is not None or job.seconds is not None, f"{key}: needs run or seconds")
+    for gpus, each in job.times.items():
+        require(each.low <= each.value <= each.high, f"{key}.seconds.{gpus}: must be {ASCENDING}")
+    untimed = [number for number in job.allowed if job.times and number not in job.times]
     require(not untimed, f"{key}.gpus: {untimed} have no time in seconds; add it, or leave them out")
-    return Job(
-        name,
-        () if keys.run is None else _words(keys.run, f"{key}.run"),
-        seconds,
-        gpus,
-        keys.repeat,
-        tuple(dict.fromkeys([keys.after] if isinstance(keys.after, str) else keys.after or [])),
-        None if keys.deadline is None else _duration_s(keys.deadline, f"{key}.deadline"),
-    )
+    is_time = job.deadline is None or 0 < (job.deadline_s or 0) < MOST_S
+    require(is_time, f"{key}.deadline={job.deadline}: must be a time above 0, as {EXAMPLES['deadline']}")
+    if job.run is not None:
+        _check_words(job, f"{key}.run")
+    return job
 
 
-def _words(run: str, key: str) -> tuple[str, ...]:
-    """The words of a command; the first is the entry."""
+def _check_words(job: Job, key: str) -> None:
+    """Refuse what is no command of an entry, and keys that a plan sets itself."""
     try:
-        words = shlex.split(run)
+        entry, *words = job.words or ("",)
     except ValueError as error:
         raise ValueError(f"{key}: {str(error).lower()}") from None
-    words = words[1:] if words[:1] == ["python"] else words
     entries = [workload.entry for workload in workloads.WORKLOADS]
-    require(words[:1] != [] and words[0] in entries, f"{key}: begins with {' or '.join(entries)}")
-    for word in words[1:]:
+    require(entry in entries, f"{key}: begins with {' or '.join(entries)}")
+    for word in words:
         require(not word.startswith("-"), f"{key}: {word}: a job is one run, of words key=value alone")
         name = word.lstrip("+~").partition("=")[0]
         group = re.split(r"[./@]", name)[0]
         reason = PLANNED.get(group) if name == group or group in ("predict", "probe", "race", "hydra") else None
         require(reason is None, f"{key}: {word}: {reason}")
-    return tuple(words)
 
 
-def _duration_s(duration: str, key: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)", duration.strip())
-    seconds = float(match[1]) * UNITS_S[match[2]] if match else 0.0
-    require(0 < seconds < MOST_S, f"{key}={duration}: must be a time above 0, as {EXAMPLES['deadline']}")
-    return seconds
-
-
-def _interval(figure: float | list[float], key: str) -> Interval:
-    middle, low, high = figure if isinstance(figure, list) else [figure] * 3
-    require(low <= middle <= high, f"{key}: must be [value, low, high] with low <= value <= high")
-    return Interval(middle, low, high)
+def _interval(figure: float | list[float]) -> Interval:
+    value, low, high = figure if isinstance(figure, list) else [figure] * 3
+    return Interval(value, low, high)
 
 
 def _check_order(jobs: Collection[Job]) -> None:
     """Refuse jobs that wait for themselves, or for others that are not there."""
-    after = {job.name: job.after for job in jobs}
-    for job in jobs:
-        for other in job.after:
-            require(other in after, f"jobs.{job.name}.after: {other}: no such job; there are {', '.join(after)}")
+    after = {job.name: job.predecessors for job in jobs}
+    for name, others in after.items():
+        for other in others:
+            require(other in after, f"jobs.{name}.after: {other}: no such job; there are {', '.join(after)}")
     try:
         TopologicalSorter(after).prepare()
     except CycleError as error:

@@ -6,7 +6,7 @@ Times are whole ticks, rounded up, so that every solution is a schedule.
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -29,7 +29,6 @@ class Plan:
 
     Fields:
         bound_s: a makespan that no schedule beats; where this one keeps all deadlines, none that keeps them.
-        is_proven: no schedule costs less.
         likely: median makespan with its 90 % interval; `schedule` has upper quantiles.
         in_turn, one_gpu_each: the schedules that people make by hand.
     """
@@ -38,7 +37,6 @@ class Plan:
     gpus: int
     schedule: Schedule
     bound_s: float
-    is_proven: bool
     likely: Interval
     in_turn: Schedule
     one_gpu_each: Schedule
@@ -64,10 +62,10 @@ def make(tasks: Sequence[Task], gpus: int, limit_s: float = LIMIT_S, before: Seq
     if before:
         options = [each for _, each in sorted(before, key=lambda pair: pair[0])]
         known.append(schedule.earliest(tasks, options, [place for place, _ in before], gpus))
-    found, bound_s, is_proven = solve(tasks, gpus, min(known, key=lambda each: cost(each, tasks)), limit_s)
+    found, bound_s = solve(tasks, gpus, min(known, key=lambda each: cost(each, tasks)), limit_s)
     best = min((in_turn, *known, found), key=lambda each: float(f"{cost(each, tasks):.9g}"))  # the first of several
     bound_s = min(bound_s, best.makespan_s)  # above it by rounding alone
-    return Plan(tuple(tasks), gpus, best, bound_s, is_proven, best.likely(tasks), in_turn, one_gpu_each)
+    return Plan(tuple(tasks), gpus, best, bound_s, best.likely(tasks), in_turn, one_gpu_each)
 
 
 def cost(each: Schedule, tasks: Sequence[Task]) -> float:
@@ -75,14 +73,14 @@ def cost(each: Schedule, tasks: Sequence[Task]) -> float:
     return LATE * math.fsum(each.late_s(tasks).values()) + each.makespan_s
 
 
-def solve(tasks: Sequence[Task], gpus: int, known: Schedule, limit_s: float) -> tuple[Schedule, float, bool]:
+def solve(tasks: Sequence[Task], gpus: int, known: Schedule, limit_s: float) -> tuple[Schedule, float]:
     """Search the best schedule.
 
     Args:
         known: a schedule to begin with.
 
     Returns:
-        The schedule; a makespan that none beats; and True if none costs less.
+        The schedule, and a makespan that none beats.
 
     Raises:
         ValueError: OR-Tools is not installed.
@@ -92,7 +90,6 @@ def solve(tasks: Sequence[Task], gpus: int, known: Schedule, limit_s: float) -> 
         from ortools.sat.python import cp_model
     except ImportError:
         raise ValueError("a plan needs OR-Tools, which is not installed: pip install ortools") from None
-    tasks = [without_worse(task) for task in tasks]
     tick_s = max(known.makespan_s, 1e-9) / TICKS
     sizes = [[max(math.ceil(each.planned_s / tick_s), 1) for each in task.options] for task in tasks]
     limits = {
@@ -140,23 +137,14 @@ def solve(tasks: Sequence[Task], gpus: int, known: Schedule, limit_s: float) -> 
     status = _solved(solver, model)
     bound_s = schedule.lower_bound_s(tasks, gpus)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return known, bound_s, False
+        return known, bound_s
     begun = [solver.value(start) for start in starts]
     options = [task.options[[*map(solver.value, taken)].index(1)] for task, taken in zip(tasks, chosen, strict=True)]
     order = sorted(range(len(tasks)), key=lambda place: (begun[place], place))
     found = schedule.earliest(tasks, options, order, gpus)
     if not found.late_s(tasks):  # in whole ticks, a chain takes at most one more for each task
         bound_s = max(bound_s, (solver.best_objective_bound - len(tasks)) * tick_s)
-    return found, bound_s, status == cp_model.OPTIMAL
-
-
-def without_worse(task: Task) -> Task:
-    """The task without options that another one beats in both GPUs and time."""
-    kept: list[Option] = []
-    for each in sorted(task.options, key=lambda option: (option.gpus, option.planned_s)):
-        if all(each.planned_s < other.planned_s for other in kept):
-            kept.append(each)
-    return replace(task, options=tuple(kept))
+    return found, bound_s
 
 
 def _add_redundant(
@@ -185,13 +173,11 @@ def _add_redundant(
 
 
 def _interchangeable(tasks: Sequence[Task]) -> list[tuple[int, int]]:
-    """Pairs of tasks that differ in nothing: the solver need not try both orders."""
-    followers = schedule.followers_of(tasks)
+    """Pairs of runs of a job that differ in nothing: the solver need not try both orders."""
     groups: dict[Any, list[int]] = {}
     for place, task in enumerate(tasks):
         options = tuple((each.gpus, each.planned_s) for each in task.options)
-        key = options, frozenset(task.after), task.deadline_s, task.held, frozenset(followers[place])
-        groups.setdefault(key, []).append(place)
+        groups.setdefault((task.job, options, task.after, task.deadline_s, task.held), []).append(place)
     return [pair for group in groups.values() for pair in pairwise(group)]
 
 

@@ -196,20 +196,11 @@ def numbered(
 
 def by_need(tasks: Sequence[Task], chosen: Sequence[Option]) -> list[int]:
     """Order tasks by the longest chain from each to the end."""
-    followers = followers_of(tasks)
-    need: dict[int, float] = {}
+    need = [option.planned_s for option in chosen]
     for place in reversed(ready_first(tasks, lambda place: place)):
-        need[place] = chosen[place].planned_s + max((need[other] for other in followers[place]), default=0.0)
+        for other in tasks[place].after:
+            need[other] = max(need[other], chosen[other].planned_s + need[place])
     return ready_first(tasks, lambda place: (-need[place], -chosen[place].gpus, place))
-
-
-def followers_of(tasks: Sequence[Task]) -> list[list[int]]:
-    """The tasks that wait for each."""
-    followers: list[list[int]] = [[] for _ in tasks]
-    for place, task in enumerate(tasks):
-        for other in task.after:
-            followers[other].append(place)
-    return followers
 
 
 def ready_first(tasks: Sequence[Task], key: Callable[[int], Any]) -> list[int]:

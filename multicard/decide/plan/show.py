@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from multicard.decide.plan.carry_out import ranges
 from multicard.decide.plan.jobs_file import SLOWDOWN
 from multicard.decide.plan.planning import Plan
 from multicard.decide.plan.schedule import Option, Schedule, Task
@@ -21,22 +22,28 @@ RESULT_HEADINGS = ("job", "GPUs", "on", "planned start", "planned end", "start",
 ASSUMED = " is assumed ({:g} to {:g}), as they share cores, memory bandwidth and PCIe; slowdown: in the file sets it"
 
 
-def plan_lines(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> list[str]:
-    """The plan for a terminal."""
-    width = min(text_table.terminal_width() or WIDTH, WIDTH)
-    rows = [_row(job) for job in as_dict(plan, node, slowdown, noun)["jobs"]]
-    columns = [column for column in zip(HEADINGS, *rows, strict=True) if any(column[1:])]
+def plan_lines(plan: Plan, slowdown: Interval, content: Mapping[str, Any]) -> list[str]:
+    """The plan for a terminal.
+
+    Args:
+        content: of `as_dict`.
+    """
+    width, noun, node = min(text_table.terminal_width() or WIDTH, WIDTH), content["noun"], content["node"]
+    columns = [column for column in zip(HEADINGS, *map(_row, content["jobs"]), strict=True) if any(column[1:])]
     headings, *rows = zip(*columns, strict=True)
     slower = f"slowdown: {slowdown.value:.3g} of runs that leave {noun}s for others"
     slower += ASSUMED.format(slowdown.low, slowdown.high) if slowdown == SLOWDOWN else ""
-    wrapped = [textwrap.wrap(note, WIDTH, subsequent_indent="  ") for note in (*_figures(plan), slower)]
+    notes = [
+        line for note in (*_comparisons(plan), slower) for line in textwrap.wrap(note, WIDTH, subsequent_indent="  ")
+    ]
+    bars = chart(plan.tasks, plan.schedule, plan.gpus, width, noun)
     return [
         f"plan of {len(plan.tasks)} runs on {node}:",
         *text_table.text(headings, rows, width),
         "",
-        *chart(plan.tasks, plan.schedule, plan.gpus, width, noun),
+        *bars,
         "",
-        *(line for note in wrapped for line in note),
+        *notes,
     ]
 
 
@@ -62,20 +69,13 @@ def _row(job: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def ranges(ids: Sequence[int]) -> str:
-    """Ascending numbers as "0-3" or "0 2"."""
-    if len(ids) > 1 and ids[-1] - ids[0] == len(ids) - 1:
-        return f"{ids[0]}-{ids[-1]}"
-    return " ".join(map(str, ids))
-
-
 def efficiency(task: Task, option: Option) -> float | None:
     """Speed of each GPU relative to that on the task's fewest; None where it has one option."""
     fewest = min(task.options, key=lambda other: other.gpus)
     return None if len(task.options) == 1 else fewest.gpus * fewest.alone_s / (option.gpus * option.alone_s)
 
 
-def _figures(plan: Plan) -> list[str]:
+def _comparisons(plan: Plan) -> list[str]:
     """Makespan, bound, the simple plans, and delays."""
     makespan_s, likely, late = plan.schedule.makespan_s, plan.likely, plan.schedule.late_s(plan.tasks)
     notes = [f"makespan: {in_hours(makespan_s)} planned"]
@@ -91,8 +91,7 @@ def _figures(plan: Plan) -> list[str]:
         notes.append(f"{name}: {in_hours(other.makespan_s)}; {compared if abs(saved) >= 0.005 else 'as the plan'}")
     if late:
         delays = ", ".join(f"{plan.tasks[place].name} by {in_hours(delay)}" for place, delay in late.items())
-        least = "the least there is" if plan.is_proven else "the least that was found"
-        notes.append(f"deadlines that cannot be kept: {delays}; {in_hours(sum(late.values()))} in all, {least}")
+        notes.append(f"deadlines that are not kept: {delays}; {in_hours(sum(late.values()))} in all")
     return notes
 
 
@@ -117,7 +116,7 @@ def chart(tasks: Sequence[Task], schedule: Schedule, gpus: int, width: int, noun
 
 
 def as_dict(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> dict[str, Any]:
-    """The plan for other programs."""
+    """The plan for other programs, and for `plan_lines`."""
     late, jobs = plan.schedule.late_s(plan.tasks), []
     for place in plan.schedule.order():
         task, placed = plan.tasks[place], plan.schedule.placed[place]

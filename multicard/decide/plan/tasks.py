@@ -1,6 +1,7 @@
 """The tasks of a jobs file: each run of a job with its options, by times that were given or are predicted."""
 
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,12 +19,12 @@ from multicard.config.job import count
 from multicard.config.keys import require
 from multicard.config.placement import place
 from multicard.decide.plan.jobs_file import Job, JobsFile
-from multicard.decide.plan.node import PlannedNode
 from multicard.decide.plan.schedule import Task, timed_option
 from multicard.estimate import history
 from multicard.estimate.estimates import Effort, Estimate, estimate
 from multicard.estimate.target import targets
 from multicard.estimate.totals import summed
+from multicard.machine import environment
 from multicard.records import identity
 from multicard.records.schema_parts import Interval
 from multicard.sweep import auto_gpus, fewest_probes
@@ -33,7 +34,62 @@ from multicard.sweep.cells import Cell, Refused, cell_of
 START = Interval(15.0, 5.0, 40.0)
 # From the end of training to that of the command: its record, W&B, the ends of ranks; 2.0 to 2.4 s in eight runs on CPU
 END = Interval(2.2, 1.0, 6.0)
+BESIDE = "exclusive=false"  # jobs run beside others
 SWEEPS = Path("multirun")  # folder of sweeps: that of a plan's runs has the plan's name
+
+
+# ---- the node
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """A node with its GPUs; where it has none, CPU ranks with cores of their own stand in for them.
+
+    Fields:
+        words: what the command of each run has besides those of the file.
+    """
+
+    gpus: int
+    name: str = ""
+    words: tuple[str, ...] = ()
+    on_gpus: bool = True
+
+    @property
+    def noun(self) -> str:
+        return "GPU" if self.on_gpus else "rank"
+
+
+def resolve(file: JobsFile, is_here: bool = False) -> PlannedNode:
+    """The node of a file.
+
+    Args:
+        is_here: it has to be this machine, also where all times are known.
+
+    Raises:
+        ValueError: there is no such node; with the key and the remedy.
+    """
+    node, is_predicted = file.node, any(not job.times for job in file.jobs)
+    if node.gpu is not None and node.gpus is not None:
+        require(not is_here, "node.gpu: is another node, on which --run can start nothing; leave it out")
+        return PlannedNode(node.gpus, f"{count(node.gpus, 'GPU')} {node.gpu}", (f"predict.gpu={node.gpu}",))
+    here = environment.gpus()
+    if here:
+        gpus = node.gpus or len(here)
+        enough = not is_here or gpus <= len(here)
+        require(enough, f"node.gpus={gpus}: this machine has {count(len(here), 'GPU')}")
+        return PlannedNode(gpus, f"{count(gpus, 'GPU')} {here[0].get('name') or ''}".strip())
+    if not is_here and not is_predicted and node.gpus is not None:
+        return PlannedNode(node.gpus, count(node.gpus, "GPU"))
+    cores = environment.cores()
+    each = node.cpus_per_gpu or max(cores // (node.gpus or cores), 1)
+    ranks = node.gpus or max(cores // each, 1)
+    problem = f"node.gpus={ranks}: this machine has no GPU, and {count(cores, 'core')} for CPU ranks"
+    require(ranks * each <= cores, f"{problem} of {count(each, 'core')}; name the node's GPUs with node.gpu")
+    name = f"{count(ranks, 'CPU rank')} of {count(each, 'core')}"
+    return PlannedNode(ranks, name, (f"cpus_per_gpu={each}",), on_gpus=False)
+
+
+# ---- jobs on a number of GPUs
 
 
 @dataclass(frozen=True)
@@ -57,8 +113,8 @@ class JobRun:
         """From the command to its end; None where the time is not known."""
         if self.problem:
             return None
-        if self.job.seconds:
-            return self.job.seconds[self.gpus]
+        if self.job.times:
+            return self.job.times[self.gpus]
         if self.estimate is None or self.estimate.total_s is None:
             return None
         return summed([self.estimate.total_s, self.estimate.start_s or START, END])
@@ -75,22 +131,46 @@ class JobRun:
         return not self.problem and self.seconds is None
 
 
+def runs(file: JobsFile, node: PlannedNode, sweep: Path) -> list[JobRun]:
+    """The jobs on each number of GPUs that they may have, with estimates where the file has no times.
+
+    Args:
+        sweep: folder of the plan's runs.
+
+    Raises:
+        ValueError: a job's words cannot be composed, with the job, the key and the remedy.
+    """
+    found = [run for job in file.jobs for run in composed(job, node, sweep)]
+    asked = {number: run.cell.config for number, run in enumerate(found) if run.cell and not run.job.times}
+    if asked:
+        estimates = estimate([*asked.values()], sweep / "run", targets([*asked.values()]), Effort.gpus)
+        for number, own in zip(asked, estimates, strict=True):
+            problem = "does not fit into the memory of a GPU" if own.fits == "no" else ""
+            found[number] = replace(found[number], problem=problem, estimate=own)
+    return found
+
+
 def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[JobRun]) -> list[Task]:
     """The tasks of a file's jobs; a job that repeats has several."""
-    names = [(job, name) for job in file.jobs for name in job.task_names()]
+    options = {
+        job.name: tuple(
+            timed_option(run.gpus, run.seconds, node.gpus, file.slowdown, run.basis)
+            for run in runs
+            if run.job is job and run.seconds is not None
+        )
+        for job in file.jobs
+    }
+    named = [(job, name) for job in file.jobs for name in job.task_names]
+    places = {job.name: [place for place, (other, _) in enumerate(named) if other is job] for job in file.jobs}
     return [
         Task(
             name,
-            tuple(
-                timed_option(run.gpus, run.seconds, node.gpus, file.slowdown, run.basis)
-                for run in runs
-                if run.job is job and run.seconds is not None
-            ),
-            tuple(place for place, (other, _) in enumerate(names) if other.name in job.after),
+            options[job.name],
+            tuple(sorted(place for other in job.predecessors for place in places[other])),
             job.deadline_s,
             job.name,
         )
-        for job, name in names
+        for job, name in named
     ]
 
 
@@ -118,68 +198,83 @@ def notes(file: JobsFile, runs: Sequence[JobRun]) -> tuple[list[str], list[str]]
     return left_out, unknown
 
 
+def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> list[str]:
+    """Commands of the fewest probes after which every run's time is known."""
+    commands = []
+    for workload in workloads.WORKLOADS:
+        own = [(run, run.cell) for run in known if run.cell is not None and run.cell.workload is workload]
+        settings = [history.setting(plain(cell.config)) for _, cell in own]
+        machines = [str(run.estimate and run.estimate.target.hardware) for run, _ in own]
+        is_known, wanted = [run.seconds is not None for run, _ in own], [run.is_unknown for run, _ in own]
+        for run, _ in [own[each] for each in fewest_probes.fewest(settings, machines, is_known, wanted)]:
+            entry, *words = run.job.words
+            words += [word for word in node.words if not word.startswith("predict.")]
+            words += [f"gpus={run.gpus}", "probe=true", f"name={sweep.name}"]
+            commands.append(shlex.join(["python", entry, "-m", *words]))
+    return commands
+
+
 # ---- runs as cells
 
 
-def runs(file: JobsFile, node: PlannedNode, sweep: Path) -> list[JobRun]:
-    """The jobs on each number of GPUs that they may have, with estimates where the file has no times.
-
-    Args:
-        sweep: folder of the plan's runs.
+def cells(file: JobsFile, node: PlannedNode, sweep: Path) -> dict[tuple[str, int], Cell]:
+    """The cell of each task on each number of GPUs, by the task's name and that number.
 
     Raises:
-        ValueError: a job's words cannot be composed, with the job, the key and the remedy.
+        ValueError: a job has nothing to run, or two tasks are the same run; with the key and the remedy.
     """
-    found = [run for job in file.jobs for run in composed(job, node, sweep, node.predict_words)]
-    asked = {number: run.cell.config for number, run in enumerate(found) if run.cell and run.job.is_predicted}
-    if asked:
-        estimates = estimate([*asked.values()], sweep / "run", targets([*asked.values()]), Effort.gpus)
-        for number, own in zip(asked, estimates, strict=True):
-            problem = "does not fit into the memory of a GPU" if own.fits == "no" else ""
-            found[number] = replace(found[number], problem=problem, estimate=own)
+    found: dict[tuple[str, int], Cell] = {}
+    owners: dict[tuple[str, int], str] = {}
+    for job in file.jobs:
+        problem = f"jobs.{job.name}: has times alone, and nothing to run; give it a run beside its seconds"
+        require(bool(job.run), f"{problem}, or leave --run out")
+        for repetition, name in enumerate(job.task_names, 1):
+            for run in composed(job, node, sweep, repetition):
+                if run.cell is None:
+                    continue
+                owner = owners.setdefault((run.cell.config.identity(), repetition), job.name)
+                remedy = "write repeat: for several runs of a job, or another seed"
+                require(owner == job.name, f"jobs.{job.name}.run: is the same run as jobs.{owner}; {remedy}")
+                found[name, run.gpus] = run.cell
+                run.cell.number = len(found)
     return found
 
 
-def composed(job: Job, node: PlannedNode, sweep: Path, more: Iterable[str] = (), repetition: int = 1) -> list[JobRun]:
+def composed(job: Job, node: PlannedNode, sweep: Path, repetition: int = 1) -> list[JobRun]:
     """The job on each number of GPUs that it may have: 1, 2, 4 ... and all, where the file does not say.
-
-    Args:
-        more: words of its command, beside those of the file and of the node.
 
     Raises:
         ValueError: its words cannot be composed, with the job, the key and the remedy.
     """
-    allowed, cfg = job.gpus or sorted(job.seconds) or auto_gpus.counts(node.gpus), None
+    cfg = None
     if job.run:
         try:
-            cfg = _composed(job.run[0], (*job.run[1:], *node.words, *more))
+            cfg = _composed(job.words[0], (*job.words[1:], BESIDE, *node.words))
         except ValueError as error:
             raise ValueError(f"jobs.{job.name}.run: {error}") from None
-    return [
-        JobRun(job, gpus, f"the node has {node.gpus}")
-        if gpus > node.gpus
-        else JobRun(job, gpus)
-        if cfg is None
-        else _run(job, cfg, gpus, node, sweep, repetition)
-        for gpus in allowed
-    ]
+    found = []
+    for gpus in job.allowed or sorted(job.times) or auto_gpus.counts(node.gpus):
+        run = JobRun(job, gpus, f"the node has {node.gpus}" if gpus > node.gpus else "")
+        found.append(run if cfg is None or run.problem else _with_cell(run, cfg, node, sweep, repetition))
+    return found
 
 
-def _run(job: Job, composed: DictConfig, gpus: int, node: PlannedNode, sweep: Path, repetition: int) -> JobRun:
-    composed, workload = deepcopy(composed), workloads.of_entry(job.run[0])
+def _with_cell(run: JobRun, composed: DictConfig, node: PlannedNode, sweep: Path, repetition: int) -> JobRun:
+    composed, entry, *words = deepcopy(composed), *run.job.words
+    workload = workloads.of_entry(entry)
     with open_dict(composed):
-        composed.gpus, composed.repetition, composed.name = gpus, repetition, sweep.name
-    cell = cell_of(workload, composed, identity.task_of(composed), sweep.absolute(), [*job.run[1:], f"gpus={gpus}"])
+        composed.gpus, composed.repetition, composed.name = run.gpus, repetition, sweep.name
+    cell = cell_of(workload, composed, identity.task_of(composed), sweep.absolute(), [*words, f"gpus={run.gpus}"])
     if isinstance(cell, Refused):
-        return JobRun(job, gpus, cell.reason)
+        return replace(run, problem=cell.reason)
     try:
         placement = place(cell.config, node.gpus if node.on_gpus else 0, 1, workload.processes(cell.config))
         workload.fits(cell.config, placement)
+        is_of_node = placement.device != "cpu" or not node.on_gpus
+        require(is_of_node, "device=cpu: the plan is of GPUs; leave it out")
     except ValueError as error:
-        return JobRun(job, gpus, str(error))
-    if placement.device == "cpu" and node.on_gpus:
-        return JobRun(job, gpus, "device=cpu: the plan is of GPUs; leave it out")
-    return JobRun(job, gpus, cell=cell)
+        return replace(run, problem=str(error))
+    return replace(run, cell=cell)
 
 
 @cache
@@ -201,44 +296,3 @@ def _composed(entry: str, words: tuple[str, ...]) -> DictConfig:
     except (HydraException, OmegaConfBaseException) as error:
         causes = [str(part) for part in (error, error.__cause__) if part is not None]
         raise ValueError(command_line.explain("\n".join(causes), workload)) from None
-
-
-def cells(file: JobsFile, node: PlannedNode, sweep: Path) -> dict[tuple[str, int], Cell]:
-    """The cell of each task on each number of GPUs, by the task's name and that number.
-
-    Raises:
-        ValueError: the file cannot be carried out here, or two tasks are the same run; with the key and the remedy.
-    """
-    is_elsewhere = file.node.gpu is not None and not file.node.slurm
-    require(not is_elsewhere, "node.gpu: is another node, on which --run can start nothing; leave it out")
-    found: dict[tuple[str, int], Cell] = {}
-    owners: dict[tuple[str, int], str] = {}
-    for job in file.jobs:
-        problem = f"jobs.{job.name}: has times alone, and nothing to run; give it a run beside its seconds"
-        require(bool(job.run), f"{problem}, or leave --run out")
-        for repetition, name in enumerate(job.task_names(), 1):
-            for run in composed(job, node, sweep, (), repetition):
-                if run.cell is None:
-                    continue
-                owner = owners.setdefault((run.cell.config.identity(), repetition), job.name)
-                remedy = "write repeat: for several runs of a job, or another seed"
-                require(owner == job.name, f"jobs.{job.name}.run: is the same run as jobs.{owner}; {remedy}")
-                found[name, run.gpus] = run.cell
-                run.cell.number = len(found)
-    return found
-
-
-def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> dict[str, Cell]:
-    """The fewest probes after which every run's time is known, by a description of each."""
-    found: dict[str, Cell] = {}
-    for workload in workloads.WORKLOADS:
-        own = [(run, run.cell) for run in known if run.cell is not None and run.cell.workload is workload]
-        settings = [history.setting(plain(cell.config)) for _, cell in own]
-        machines = [str(run.estimate and run.estimate.target.hardware) for run, _ in own]
-        is_known, wanted = [run.seconds is not None for run, _ in own], [run.is_unknown for run, _ in own]
-        for run, _ in [own[each] for each in fewest_probes.fewest(settings, machines, is_known, wanted)]:
-            (probe,) = composed(replace(run.job, gpus=(run.gpus,)), node, sweep, ("probe=true",))
-            if probe.cell is not None:
-                found[f"{run.job.name} on {count(run.gpus, node.noun)}"] = probe.cell
-                probe.cell.number = len(found)
-    return found
