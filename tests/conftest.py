@@ -34,7 +34,7 @@ from multicard import workloads
 from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.llm import workload as llm
-from multicard.machine import leases, shares
+from multicard.machine import shares
 from multicard.measure.timing import clock_s, pause
 from multicard.ranks import elastic, interruption
 from multicard.records import run_folder
@@ -255,7 +255,7 @@ def called(
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[shares.Pool], shares.Machine]:
     """Commands on a machine with these GPUs and cores, whose leases are those of the test."""
-    monkeypatch.setenv(leases.VARIABLE, str(tmp_path / "leases"))
+    monkeypatch.setenv(shares.VARIABLE, str(tmp_path / "leases"))
 
     def command_on(pool: shares.Pool) -> shares.Machine:
         monkeypatch.setattr(shares, "machine", lambda: shares.Pool([*pool.gpus], [*pool.cpus]))

@@ -1,22 +1,53 @@
-"""Shares of this machine: GPUs and cores for a cell, which no other cell has, nor any other command."""
+"""Shares of this machine: GPUs and cores for a cell, which no other cell has, nor any other command of any user.
 
+Each GPU and core has an empty file in a shared folder. A command, and the process that it starts on them, hold a shared
+lock (flock) on the files; the kernel releases it when the last of them ends, however that happens, and lists who has
+it. Leases are chosen under the lock of the whole folder, and a run gets all that it needs or nothing, so commands
+cannot block each other.
+
+Other users can keep a lease: that costs time, and runs no code. No link is followed. Files are opened for reading, as
+kernels forbid more with those of other users in a folder that all may write to (fs.protected_regular): so this is no
+`filelock`, which opens them for writing.
+"""
+
+import fcntl
 import math
 import os
+import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
 
 from multicard.config.base import RunConfig
 from multicard.config.job import Device, count
-from multicard.machine import devices, leases
-from multicard.machine.leases import Lease, Request
-from multicard.measure.timing import clock_s
+from multicard.machine import devices
+from multicard.measure.timing import clock_s, pause
 from multicard.messages import say
 
-LEASES_POLL_S = 1.0
+VARIABLE = "MULTICARD_LEASES"  # names another folder
+LOCKS, NAME = "/run/lock", "multicard-leases"
+CHOOSING = "choosing"  # file that is locked while a command chooses
+LEASES_POLL_S, POLL_S = 1.0, 0.01  # between two looks at leases, and at a lock that is held for milliseconds
 CHOOSE_WITHIN_S = 60.0  # a single run with gpus=auto waits so long for others that choose
+SHARED_WITHIN_S = 5.0
+LONGEST_COMMAND = 80  # characters of another command that are shown
+CLOSED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link is followed, no pipe waited for, nothing inherited
+
 Demand = tuple[int | None, int]  # GPUs, None on CPU ranks; cores
-Wish = tuple[Demand, tuple[int, ...] | None]  # a demand, and numbers of the caller for certain GPUs; None: any
+
+
+def gpu(uuid: str) -> str:
+    """The name of a GPU's lease."""
+    return f"gpu-{re.sub(r'[^A-Za-z0-9-]', '_', uuid)}"
+
+
+def core(number: int) -> str:
+    """The name of a core's lease."""
+    return f"core-{number}"
 
 
 @dataclass
@@ -29,19 +60,28 @@ class Pool:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of their leases."""
-        return (*map(leases.gpu, self.gpus), *map(leases.core, self.cpus))
+        return (*map(gpu, self.gpus), *map(core, self.cpus))
 
     def where(self, holds: Callable[[str], bool]) -> "Pool":
         """The subset whose leases satisfy `holds`, which takes a lease's name."""
-        gpus = [gpu for gpu in self.gpus if holds(leases.gpu(gpu))]
-        return Pool(gpus, [cpu for cpu in self.cpus if holds(leases.core(cpu))])
+        gpus = [uuid for uuid in self.gpus if holds(gpu(uuid))]
+        return Pool(gpus, [number for number in self.cpus if holds(core(number))])
 
     def without(self, other: "Pool") -> "Pool":
         names = {*other.names}
         return self.where(lambda name: name not in names)
 
-    def first(self, gpus: int, cores: int) -> "Pool":
-        return Pool(self.gpus[:gpus], self.cpus[:cores])
+
+@dataclass(frozen=True)
+class Lease:
+    """Files whose locks this process holds, by name, until it closes them or ends."""
+
+    files: dict[str, int] = field(default_factory=dict)
+
+    def close(self) -> None:
+        for descriptor in self.files.values():
+            os.close(descriptor)
+        self.files.clear()
 
 
 @dataclass(frozen=True)
@@ -67,30 +107,6 @@ def machine() -> Pool:
     return Pool(devices.named_gpus(), sorted(os.sched_getaffinity(0)))
 
 
-@contextmanager
-def kept_to_unleased(on_gpus: bool) -> Iterator[None]:
-    """Bind this process, and those that it starts, to what no other command has leased, where that is enough for a run.
-
-    No other command chooses meanwhile. Within it the caller leases what its run will use.
-
-    Args:
-        on_gpus: the run uses GPUs, where there are any.
-    """
-    whole = machine()
-    with ExitStack() as held:
-        with suppress(OSError):
-            choice = held.enter_context(leases.choosing(CHOOSE_WITHIN_S))
-            free = whole.where(choice.is_free) if choice is not None else whole
-            if choice is not None:
-                held.callback(choice.take(free.names).close)
-            if free.cpus and (free.gpus or not whole.gpus or not on_gpus):
-                if free.gpus != whole.gpus and on_gpus:
-                    os.environ[devices.VISIBLE] = ",".join(free.gpus)
-                if free.cpus != whole.cpus:
-                    os.sched_setaffinity(0, free.cpus)
-        yield
-
-
 def demand(config: RunConfig, whole: Pool) -> Demand:
     """The numbers of GPUs and cores that a cell gets.
 
@@ -113,41 +129,28 @@ def allocate(wanted: Demand, free: Pool) -> MachineShare | None:
     return MachineShare(None if gpus is None else tuple(free.gpus[:gpus]), tuple(free.cpus[:cpus]))
 
 
-@contextmanager
-def announced(configs: Iterable[RunConfig]) -> Iterator[None]:
-    """Lease what runs of this process use, which wait for nobody: packed cells of other commands keep off it."""
-    whole = machine()
-    shares = [allocate(demand(config, whole), whole) for config in configs]
-    lease = leases.share({name for share in shares if share is not None for name in share.names})
-    try:
-        yield
-    finally:
-        lease.close()
-
-
 class Machine:
     """The GPUs and cores that are left for further cells of this command."""
 
     def __init__(self) -> None:
         self.whole, self.free = machine(), machine()
         self.said = set[str]()  # holders, and problems
-        self.looked_s: dict[Wish, float] = {}  # when others had leased too much, by what was wanted
-        self.queued: tuple[Wish, Lease] | None = None  # the first that waits for others
+        self.looked_s: dict[tuple[Demand, tuple[str, ...]], float] = {}  # when others had leased too much
 
     def take(self, config: RunConfig) -> MachineShare | None:
         """A cell's share, with its lease; None while it has to wait."""
-        return self.lease((demand(config, self.whole), None), self.free)
+        return self.lease(demand(config, self.whole), self.free)
 
-    def lease(self, wish: Wish, among: Pool) -> MachineShare | None:
+    def lease(self, wanted: Demand, among: Pool) -> MachineShare | None:
         """The first GPUs and cores of `among`, which this command has not given to others, with their lease; None
         while it has to wait."""
-        wanted, _ = wish
+        wish = wanted, among.names
         if allocate(wanted, among) is None or clock_s() - self.looked_s.get(wish, -math.inf) < LEASES_POLL_S:
             return None
         try:
-            share = self._leased(wish, among)
+            share = self._leased(wanted, among)
         except OSError as error:
-            problem = f"no leases in {leases.folder()} ({error.strerror})"
+            problem = f"no leases in {folder()} ({error.strerror})"
             self._say_once([problem], f"{problem}: other commands may take the same GPUs and cores", error=True)
             share = allocate(wanted, among)
         if share is None:
@@ -161,46 +164,201 @@ class Machine:
         self.free.gpus[:0] = share.gpus or ()
         self.free.cpus[:0] = share.cpus
 
-    def wait_no_more(self) -> None:
-        """Leave the queue."""
-        if self.queued is not None:
-            self.queued[1].close()
-            self.queued = None
-
-    def _leased(self, wish: Wish, among: Pool) -> MachineShare | None:
-        wanted, _ = wish
-        own = self.queued[1] if self.queued is not None and self.queued[0] == wish else None
-        with leases.choosing() as choice:
+    def _leased(self, wanted: Demand, among: Pool) -> MachineShare | None:
+        with choosing() as choice:
             if choice is None:
                 return None
-            unleased = left = among.where(choice.is_free)
-            names = {*among.names}
-            ahead = {name: each for name, each in choice.ahead(own).items() if each.names & names}
-            for each in ahead.values():  # the first that another command waits for are kept for it
-                left = left.without(left.where(each.names.__contains__).first(each.gpus, each.cores))
+            left = among.where(choice.is_free)
             share = allocate(wanted, left)
             if share is not None:
-                if own is not None:
-                    self.wait_no_more()
                 return replace(share, lease=choice.take(share.names))
-            if self.queued is None:
-                self.queued = wish, choice.queue(Request(wanted[0] or 0, wanted[1], frozenset(names)))
-        self._say_waiting(among.without(left), (*among.without(unleased).names, *ahead))
-        return None
-
-    def _say_waiting(self, missing: Pool, names: Iterable[str]) -> None:
-        """Say which commands this one waits for, when there are new ones.
-
-        Args:
-            names: leases and tickets of other commands.
-        """
-        own = {} if self.queued is None else self.queued[1].files
-        holders = leases.holders({*names} - {*own})
+        missing = among.without(left)
+        held_by = holders(missing.names)
         parts = [count(len(part), noun) for part, noun in ((missing.gpus, "GPU"), (missing.cpus, "core")) if part]
-        what = f"waiting for {' and '.join(parts)}: leased or waited for by"
-        self._say_once(holders or [what], f"{what} {' and '.join(holders) or 'another command'}")
+        waiting = f"waiting for {' and '.join(parts)}: leased by"
+        self._say_once(held_by or [waiting], f"{waiting} {' and '.join(held_by) or 'another command'}")
+        return None
 
     def _say_once(self, about: Iterable[str], line: str, error: bool = False) -> None:
         if not self.said.issuperset(about):
             self.said.update(about)
             say(line, error)
+
+
+@contextmanager
+def announced(configs: Iterable[RunConfig]) -> Iterator[None]:
+    """Lease what runs of this process use, which wait for nobody: packed cells of other commands keep off it."""
+    whole = machine()
+    shares = [allocate(demand(config, whole), whole) for config in configs]
+    lease = hold({name for share in shares if share is not None for name in share.names})
+    try:
+        yield
+    finally:
+        lease.close()
+
+
+@contextmanager
+def kept_to_unleased(on_gpus: bool) -> Iterator[None]:
+    """Bind this process, and those that it starts, to what no other command has leased, where that is enough for a run.
+
+    No other command chooses meanwhile. Within it the caller leases what its run will use.
+
+    Args:
+        on_gpus: the run uses GPUs, where there are any.
+    """
+    whole = machine()
+    with ExitStack() as held:
+        with suppress(OSError):
+            choice = held.enter_context(choosing(CHOOSE_WITHIN_S))
+            free = whole.where(choice.is_free) if choice is not None else whole
+            if choice is not None:
+                held.callback(choice.take(free.names).close)
+            if free.cpus and (free.gpus or not whole.gpus or not on_gpus):
+                if free.gpus != whole.gpus and on_gpus:
+                    os.environ[devices.VISIBLE] = ",".join(free.gpus)
+                if free.cpus != whole.cpus:
+                    os.sched_setaffinity(0, free.cpus)
+        yield
+
+
+# ---- the locks
+
+
+def folder() -> Path:
+    """The folder of the machine's leases, the same for all users."""
+    if named := os.environ.get(VARIABLE):
+        return Path(named)
+    with suppress(OSError):
+        mode = os.lstat(LOCKS).st_mode
+        if stat.S_ISDIR(mode) and mode & 0o1777 == 0o1777:  # every user may make files there
+            return Path(LOCKS, NAME)
+    return Path("/tmp", NAME)
+
+
+@dataclass
+class Choice:
+    """The leases as the only command sees them that chooses now."""
+
+    directory: int
+    free: dict[str, int] = field(default_factory=dict)  # locked until the choice ends, or they are taken
+
+    def is_free(self, name: str) -> bool:
+        """True where nobody holds the lease.
+
+        Raises:
+            OSError: its file cannot be made or opened.
+        """
+        if name not in self.free:
+            descriptor = _lock(self.directory, name, fcntl.LOCK_EX)
+            if descriptor is not None:
+                self.free[name] = descriptor
+        return name in self.free
+
+    def take(self, names: Iterable[str]) -> Lease:
+        """Keep free leases beyond the choice."""
+        lease = Lease({name: self.free.pop(name) for name in names})
+        for descriptor in lease.files.values():
+            with suppress(BlockingIOError):  # released and taken anew: no other command chooses meanwhile
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return lease
+
+
+@contextmanager
+def choosing(within_s: float = 0.0) -> Iterator[Choice | None]:
+    """Have this command alone choose leases; None where another did all of `within_s`.
+
+    Raises:
+        OSError: the folder or its file cannot be made or opened.
+    """
+    with _opened() as directory:
+        lock = _lock_within(directory, CHOOSING, fcntl.LOCK_EX, clock_s() + within_s)
+        choice = None if lock is None else Choice(directory)
+        try:
+            yield choice
+        finally:
+            if choice is not None and lock is not None:
+                Lease(choice.free).close()
+                os.close(lock)
+
+
+def hold(names: Iterable[str]) -> Lease:
+    """Hold leases of what this process computes on, whoever else does. What cannot be locked is left out."""
+    lease, ends_s = Lease(), clock_s() + SHARED_WITHIN_S
+    with suppress(OSError), _opened() as directory:
+        for name in names:
+            with suppress(OSError):  # a command that chooses has it, for milliseconds
+                descriptor = _lock_within(directory, name, fcntl.LOCK_SH, ends_s)
+                if descriptor is not None:
+                    lease.files[name] = descriptor
+    return lease
+
+
+def holders(names: Iterable[str]) -> list[str]:
+    """The commands that hold leases, as "pid 123 (alice: python train_vision.py ...)", without the processes that they
+    started; empty where the kernel does not list locks."""
+    files, locks = set[str](), list[list[str]]()
+    with suppress(OSError), _opened() as directory:
+        for name in names:
+            with suppress(OSError):
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                files.add(f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}")
+    with suppress(OSError):
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    held = [words for words in locks if "FLOCK" in words and words[-3] in files]
+    pids = dict.fromkeys(int(words[-4]) for words in held if words[-4].isdigit())
+    described = []
+    for pid in pids:
+        line = ""
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if any(parent.pid in pids for parent in process.parents()):
+                continue
+            line = f"{process.username()}: {' '.join(process.cmdline())}"[:LONGEST_COMMAND]
+        printable = "".join(letter if letter.isprintable() else "?" for letter in line)  # another user chose them
+        described.append(f"pid {pid} ({printable})" if line else f"pid {pid}")
+    return described
+
+
+@contextmanager
+def _opened() -> Iterator[int]:
+    """A descriptor of the folder, which is made where it is missing; its path may lead elsewhere later.
+
+    Raises:
+        OSError: it can be neither created nor opened, or is a link.
+    """
+    path = folder()
+    with suppress(FileExistsError):
+        path.mkdir(parents=True)
+        path.chmod(0o1777)  # mkdir is subject to the umask
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | CLOSED)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock_within(directory: int, name: str, operation: int, ends_s: float) -> int | None:
+    """The same as `_lock`, tried until `ends_s`."""
+    while (descriptor := _lock(directory, name, operation)) is None and clock_s() < ends_s:
+        pause(POLL_S)
+    return descriptor
+
+
+def _lock(directory: int, name: str, operation: int) -> int | None:
+    """The descriptor of a file of the folder that is locked now; None where another's lock forbids it."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | CLOSED, dir_fd=directory)
+    except FileNotFoundError:
+        with suppress(FileExistsError):  # made by another since
+            created = os.open(name, os.O_RDONLY | os.O_CREAT | os.O_EXCL | CLOSED, 0o644, dir_fd=directory)
+            os.fchmod(created, 0o644)  # independent of the umask
+            os.close(created)
+        descriptor = os.open(name, os.O_RDONLY | CLOSED, dir_fd=directory)
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return descriptor

@@ -184,9 +184,7 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
             pace.say_progress(ended)
             if streak.ends(waiting):
                 stopped, waiting = streak.error(), []
-                executor.machine.wait_no_more()
     except KeyboardInterrupt as interrupted:
-        executor.machine.wait_no_more()
         say(f"interrupted by {str(interrupted) or 'SIGINT'}: ending what runs", error=True)
         executor.interrupt()
         raise

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from multicard.config.job import Code
 from multicard.config.sweeps import pauses
 from multicard.estimate import before_run
-from multicard.machine import environment, leases, private, slurm
+from multicard.machine import environment, private, shares, slurm
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import pause, process_started_s
 from multicard.observe.energy.sampler import Sampler
@@ -108,7 +108,7 @@ class LocalJob(CellJob):
     def measure(self) -> str:
         if self.ends_with is not None:
             os_calls.die_with(*self.ends_with)
-        leases.share(self.leased)  # to the end of this process, also where the command that started it is gone
+        shares.hold(self.leased)  # to the end of this process, also where the command that started it is gone
         os.environ.update(self.variables)
         problem = self.code_problem()
         if problem is not None:

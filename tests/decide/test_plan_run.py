@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from multicard.decide.plan import command, planning, show
-from multicard.machine import leases
+from multicard.machine import shares
 from multicard.records import run_folder
 from multicard.records.journal import Journal
 from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited
@@ -178,7 +178,7 @@ def test_a_plan_survives_an_interruption_and_a_kill(tmp_path: Path):
             "long": f"{{run: {RUN} epochs=1000, seconds: {{1: 900}}, gpus: [1], after: [small]}}"}  # fmt: skip
     text = "{slowdown: 1.0, jobs: {" + ", ".join(f"{name}: {job}" for name, job in jobs.items()) + "}}"
     (tmp_path / "jobs.yaml").write_text(text)
-    variables = os.environ | {leases.VARIABLE: str(tmp_path / "leases"), "PYTHONPATH": str(ROOT)}
+    variables = os.environ | {shares.VARIABLE: str(tmp_path / "leases"), "PYTHONPATH": str(ROOT)}
     line = [sys.executable, "-m", "multicard", "plan", *WORDS]
     folder = tmp_path / "multirun" / "mine"
     done: dict[Path, int] = {}

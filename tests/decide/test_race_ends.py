@@ -20,7 +20,7 @@ from multicard.decide.race.live import LiveRace
 from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import CellEndedError, CellProcess
 from multicard.decide.race.readings import LEAST_STEPS, BlockReader, Energy, Reading
-from multicard.machine import leases, shares
+from multicard.machine import shares
 from multicard.records.figures import FIGURES
 from multicard.records.journal import JournalError
 from multicard.records.run_folder import Run
@@ -169,15 +169,15 @@ def test_a_race_that_does_not_pay_measures_the_grid(raced: Raced, monkeypatch: p
 
 
 def test_a_race_waits_for_the_machine_and_has_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(leases.VARIABLE, str(tmp_path / "leases"))
+    monkeypatch.setenv(shares.VARIABLE, str(tmp_path / "leases"))
     monkeypatch.setattr(shares, "LEASES_POLL_S", 0.0)
     names = shares.machine().names
-    of_another, waited = leases.share(names[-1:]), list[float]()
+    of_another, waited = shares.hold(names[-1:]), list[float]()
     monkeypatch.setattr(processes, "pause", lambda seconds: of_another.close() or waited.append(seconds))
     (cell,) = faked([8], tmp_path, monkeypatch)
 
     def free() -> list[str]:
-        with leases.choosing() as choice:
+        with shares.choosing() as choice:
             return [name for name in names if choice is not None and choice.is_free(name)]
 
     with processes.whole_machine(cell.config) as share:

@@ -1,41 +1,134 @@
-"""Shares of a machine that several commands use."""
+"""Shares of a machine that several commands of several users take: what a cell gets, and the kernel's locks on it."""
 
+import getpass
+import os
 import random
 import re
+import signal
+import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from multicard.machine import private, shares
+from multicard.machine.shares import Lease, Machine, MachineShare, Pool, demand
+from tests.conftest import ROOT, awaited, typed
+
+NAMES = [shares.gpu("GPU-0a/b"), shares.core(7)]
+On = Callable[[Pool], Machine]
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Of the leases of a test."""
+    monkeypatch.setenv(shares.VARIABLE, str(tmp_path / "leases"))
+    return tmp_path / "leases"
+
+
+def take(*names: str) -> Lease | None:
+    """All of them, as a command that chooses takes them; None where one is not free."""
+    with shares.choosing() as choice:
+        assert choice is not None
+        return choice.take(names) if all(map(choice.is_free, names)) else None
+
+
+def test_what_is_leased_is_free_again_when_all_that_hold_it_are_done():
+    by_command = take(*NAMES)
+    assert by_command is not None and take(NAMES[1]) is None and take(shares.core(8)) is not None
+    by_cell = shares.hold(NAMES)
+    by_command.close()
+    assert take(NAMES[0]) is None  # the command is gone, its cell is not
+    by_cell.close()
+    assert take(*NAMES) is not None
+
+
+def test_one_command_chooses_at_a_time_and_what_it_does_not_take_is_free():
+    with shares.choosing() as mine, shares.choosing() as theirs:
+        assert mine is not None and theirs is None
+        assert all(map(mine.is_free, NAMES))
+        lease = mine.take(NAMES[:1])
+    assert take(NAMES[1]) is not None and take(NAMES[0]) is None
+    lease.close()
+
+
+def test_every_user_can_open_what_one_with_a_closed_umask_made(folder: Path):
+    with private.umask(0o077):
+        assert take(*NAMES) is not None
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+    files = {path.name: path for path in folder.iterdir()}
+    assert {*files} == {"gpu-GPU-0a_b", "core-7", shares.CHOOSING}
+    assert {(stat.S_IMODE(path.stat().st_mode), path.stat().st_size) for path in files.values()} == {(0o644, 0)}
+
+
+def test_what_another_user_puts_into_the_folder_is_not_followed_or_waited_for(folder: Path, tmp_path: Path):
+    take("core-1")
+    (folder / NAMES[1]).symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(folder / NAMES[0])
+    with pytest.raises(OSError, match=r"Too many levels of symbolic links"):
+        take(NAMES[1])
+    assert not (tmp_path / "elsewhere").exists()
+    assert shares.hold(NAMES).files.keys() == {NAMES[0]}
+
+
+def test_the_folder_is_the_first_in_which_every_user_may_make_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv(shares.VARIABLE)
+    (tmp_path / "lock").mkdir()
+    monkeypatch.setattr(shares, "LOCKS", str(tmp_path / "lock"))
+    assert shares.folder() == Path("/tmp/multicard-leases")
+    (tmp_path / "lock").chmod(0o1777)
+    assert shares.folder() == tmp_path / "lock" / "multicard-leases"
+
+
+HOLDS = """
+import sys
 from multicard.machine import shares
-from multicard.machine.shares import Machine, MachineShare, Pool, demand
-from tests.conftest import typed
+held = shares.hold(sys.argv[1:])
+print(len(held.files), flush=True)
+sys.stdin.read()
+"""
 
 
-def test_each_gpu_is_used_by_one_cell_with_its_part_of_the_cores(on: Callable[[Pool], Machine]):
-    machine = on(Pool(["a", "b", "c", "d"], list(range(16))))
-    one, two = typed("gpus=1", "exclusive=false"), typed("gpus=2", "exclusive=false")
-    first, second, third = (machine.take(config) for config in (two, one, two))
-    assert first == MachineShare(("a", "b"), tuple(range(8)))
-    assert second == MachineShare(("c",), tuple(range(8, 12)))
-    assert third is None
-    machine.give_back(first)
-    assert machine.take(two) == first
+@pytest.mark.usefixtures("processes")
+def test_a_process_that_is_killed_holds_nothing():
+    words = [sys.executable, "-c", HOLDS, *NAMES, "a\x1b[31m"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stdout.readline() == "3\n"
+        assert take(NAMES[0]) is None
+        holders = shares.holders(NAMES)
+        assert len(holders) <= 1  # none where the kernel does not list locks
+        if holders:
+            assert holders[0].startswith(f"pid {process.pid} ({getpass.getuser()}: ") and holders[0].isprintable()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert awaited(lambda: take(*NAMES))
 
 
-def test_cpu_ranks_take_cores_each(on: Callable[[Pool], Machine]):
-    machine = on(Pool([], [0, 1, 2, 3]))
-    config = typed("gpus=1", "cpus_per_gpu=2", "exclusive=false")
-    assert [machine.take(config) for _ in range(3)] == [MachineShare(None, (0, 1)), MachineShare(None, (2, 3)), None]
-
-
-def test_a_cell_is_alone_unless_it_is_not_exclusive_and_one_that_wants_too_much_gets_everything():
-    whole = Pool(["a", "b"], [0, 1])
-    assert demand(typed("gpus=1"), whole) == demand(typed("gpus=9", "exclusive=false"), whole) == (2, 2)
+@pytest.mark.parametrize(
+    ("pool", "words", "expected"),
+    [
+        (Pool(["a", "b", "c"], [*range(12)]), ["gpus=2"], [(("a", "b"), (*range(8),)), None]),
+        (Pool(["a", "b", "c"], [*range(12)]), ["gpus=1"], [(("a",), (*range(4),)), (("b",), (*range(4, 8),))]),
+        (Pool([], [0, 1, 2, 3]), ["cpus_per_gpu=2"], [(None, (0, 1)), (None, (2, 3)), None]),
+        (Pool(["a", "b"], [0, 1]), ["gpus=9"], [(("a", "b"), (0, 1)), None]),  # all, where it wants more
+        (Pool(["a", "b"], [0, 1]), ["exclusive=true"], [(("a", "b"), (0, 1)), None]),
+    ],
+)
+def test_a_cell_gets_gpus_with_their_part_of_the_cores_or_cores_alone(
+    on: On, pool: Pool, words: list[str], expected: list[tuple[tuple[str, ...] | None, tuple[int, ...]] | None]
+):
+    machine, config = on(pool), typed("exclusive=false", *words)
+    taken = [machine.take(config) for _ in expected]
+    assert taken == [None if share is None else MachineShare(*share) for share in expected]
+    assert taken[0] is not None
+    machine.give_back(taken[0])
+    assert machine.take(config) == taken[0]
 
 
 def test_two_commands_never_share_a_gpu_or_a_core(
-    on: Callable[[Pool], Machine], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    on: On, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """What they take and give back, by turns of chance: a cell gets all that it wants, or nothing."""
     monkeypatch.setattr(shares, "LEASES_POLL_S", 0.0)
@@ -56,12 +149,10 @@ def test_two_commands_never_share_a_gpu_or_a_core(
         names = [name for _, share in held for name in share.names]
         assert len(names) == len({*names})
     assert 0 < waited < 400
-    assert re.search(r"^waiting for .*: leased or waited for by ", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^waiting for .*: leased by ", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_without_a_folder_for_leases_cells_run_all_the_same(
-    on: Callable[[Pool], Machine], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_without_a_folder_for_leases_cells_run_all_the_same(on: On, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "leases").symlink_to(tmp_path / "elsewhere")  # as another user may have put it there
     machine = on(Pool([], [0, 1]))
@@ -71,62 +162,18 @@ def test_without_a_folder_for_leases_cells_run_all_the_same(
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_run_that_does_not_wait_keeps_packed_cells_off(on: Callable[[Pool], Machine]):
+def test_a_run_that_does_not_wait_keeps_packed_cells_off(on: On):
     machine = on(Pool(["a", "b"], [0, 1, 2, 3]))
     packed = typed("gpus=1", "exclusive=false")
     with shares.announced([packed]), shares.announced([packed]):  # two runs on the first GPU
         assert machine.take(packed) == MachineShare(("b",), (2, 3))
     with shares.announced([typed("gpus=1")]):
-        waits = on(Pool(["a", "b"], [0, 1, 2, 3]))
-        assert waits.take(packed) is None
-        waits.wait_no_more()
+        assert on(Pool(["a", "b"], [0, 1, 2, 3])).take(packed) is None
     assert on(Pool(["a", "b"], [0, 1, 2, 3])).take(packed) == MachineShare(("a",), (0, 1))
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands look at every call."""
-    monkeypatch.setattr(shares, "LEASES_POLL_S", -1.0)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_cell_that_wants_the_machine_is_not_overtaken_for_ever(on: Callable[[Pool], Machine]):
-    pool = Pool([], [0, 1, 2, 3])
-    small, whole = typed("exclusive=false", "cpus_per_gpu=1"), typed()
-    first, second, third = on(pool), on(pool), on(pool)
-    held = [first.take(small), first.take(small)]
-    assert second.take(whole) is None  # from now on it is the next
-    assert first.take(small) is None and third.take(small) is None
-    for share in held:
-        assert share is not None
-        assert second.take(whole) is None and third.take(small) is None
-        first.give_back(share)
-    assert third.take(small) is None  # also where it looks before
-    everything = second.take(whole)
-    assert everything == MachineShare(None, (0, 1, 2, 3))
-    assert third.take(small) is None and first.take(small) is None
-    second.give_back(everything)
-    taken = [machine.take(small) for machine in (first, third, second)]
-    assert None not in taken
-
-
-@pytest.mark.usefixtures("impatient")
-def test_what_nobody_before_waits_for_is_free_to_all(on: Callable[[Pool], Machine]):
-    pool, busy = Pool(["a", "b", "c"], list(range(6))), on(Pool(["a", "b"], [0, 1, 2, 3]))
-    one, two = typed("gpus=1", "exclusive=false"), typed("gpus=2", "exclusive=false")
-    assert busy.take(one) == MachineShare(("a",), (0, 1))
-    waits = on(Pool(["a", "b"], [0, 1, 2, 3]))
-    assert waits.take(two) is None
-    assert on(pool).take(one) == MachineShare(("c",), (4, 5))
-    cores = typed("device=cpu", "gpus=1", "cpus_per_gpu=1", "exclusive=false")
-    later = on(pool)
-    assert later.take(cores) is None  # the other cores come with the GPUs that are waited for
-    waits.wait_no_more()
-    assert later.take(cores) == MachineShare(None, (2,))
-
-
-@pytest.mark.usefixtures("impatient")
-def test_who_is_waited_for_is_said_once(on: Callable[[Pool], Machine], capsys: pytest.CaptureFixture[str]):
+def test_who_is_waited_for_is_said_once(on: On, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(shares, "LEASES_POLL_S", -1.0)  # commands look at every call
     holds, waits, small = on(Pool([], [0, 1])), on(Pool([], [0, 1])), typed("exclusive=false", "cpus_per_gpu=1")
     shares_held = [holds.take(small), holds.take(small)]
     for share in shares_held:
@@ -136,4 +183,4 @@ def test_who_is_waited_for_is_said_once(on: Callable[[Pool], Machine], capsys: p
     with shares.announced([small]):
         assert waits.take(typed()) is None
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("waiting for 2 cores: leased or waited for by pid ")
+    assert len(lines) == 1 and lines[0].startswith("waiting for 2 cores: leased by pid ")

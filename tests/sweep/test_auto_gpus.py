@@ -15,7 +15,7 @@ from multicard.config.keys import require
 from multicard.decide.plan import planning
 from multicard.decide.plan.schedule import Task, by_need, earliest, lower_bound_s, timed_option
 from multicard.estimate.estimates import Predictor
-from multicard.machine import devices, leases, shares
+from multicard.machine import devices, shares
 from multicard.machine.shares import Pool
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.sweep import auto_gpus
@@ -36,7 +36,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         seconds = [SECONDS.get(config.precision.name, {}).get(config.gpus) for config in configs]
         return [Prediction("scaled", total_s=None if s is None else Interval(s, s, s)) for s in seconds]
 
-    monkeypatch.setenv(leases.VARIABLE, str(tmp_path / "leases"))
+    monkeypatch.setenv(shares.VARIABLE, str(tmp_path / "leases"))
     monkeypatch.setattr(shares, "machine", lambda: Pool([], [0, 1, 2, 3]))
     monkeypatch.setattr(Predictor, "predict_all", predict_all)
 
@@ -162,10 +162,10 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 def test_a_single_run_keeps_to_what_nobody_has_leased(bound: list[list[int]]):
     with shares.kept_to_unleased(True):
         assert os.environ[devices.VISIBLE] == "a,b" and not bound
-    lease = leases.share([leases.gpu("a"), leases.core(0), leases.core(1)])
+    lease = shares.hold([shares.gpu("a"), shares.core(0), shares.core(1)])
     with shares.kept_to_unleased(True):
         assert os.environ[devices.VISIBLE] == "b" and bound == [[2, 3]]
-    everything = leases.share([leases.gpu("b")])
+    everything = shares.hold([shares.gpu("b")])
     with shares.kept_to_unleased(True):
         assert len(bound) == 1  # nothing is free: as without leases
     lease.close()
@@ -178,10 +178,10 @@ def test_single_runs_that_begin_at_once_choose_different_gpus(bound: list[list[i
 
         def choose(_: float) -> None:
             """The first does, while the second waits for its turn."""
-            runs.callback(leases.share([leases.gpu("a"), leases.core(0)]).close)
+            runs.callback(shares.hold([shares.gpu("a"), shares.core(0)]).close)
             first.close()
 
-        monkeypatch.setattr(leases, "pause", choose)
+        monkeypatch.setattr(shares, "pause", choose)
         with shares.kept_to_unleased(True):
             assert os.environ[devices.VISIBLE] == "b" and bound == [[1, 2, 3]]
 

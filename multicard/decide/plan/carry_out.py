@@ -157,7 +157,6 @@ class CarryingOut:
                 with suppress(OSError):  # also where the disk is full or the terminal gone
                     why = "interrupted by" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}:"
                     say(f"{why} {error}: ending what runs", error=True)
-                self.executor.machine.wait_no_more()
                 self.executor.interrupt()
                 raise
 
@@ -178,7 +177,6 @@ class CarryingOut:
     def _follow(self, schedule: Schedule) -> None:
         """Take a schedule of what is left, from now on, as the plan."""
         left, now_s, new = self.left(), self.now_s(), dict[str, dict[str, Any]]()
-        self.executor.machine.wait_no_more()  # in the turn of a task that may have another number of GPUs now
         for number, placed, others in zip(left, schedule.placed, schedule.waits(self.rest()), strict=True):
             each = self.progress[number]
             if not each.waits:

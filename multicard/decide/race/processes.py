@@ -168,11 +168,8 @@ def start(executor: Executor, cell: Cell, number: int, share: MachineShare) -> C
 def whole_machine(config: RunConfig) -> Iterator[MachineShare]:
     """Lease all GPUs and cores of this machine, once other commands have given theirs back."""
     on, whole = Machine(), replace(config, exclusive=None)
-    try:
-        while (share := on.take(whole)) is None:
-            pause(LEASES_POLL_S)
-    finally:
-        on.wait_no_more()
+    while (share := on.take(whole)) is None:
+        pause(LEASES_POLL_S)
     try:
         yield share
     finally:
