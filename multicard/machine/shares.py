@@ -135,26 +135,21 @@ class Machine:
     def __init__(self) -> None:
         self.whole, self.free = machine(), machine()
         self.said = set[str]()  # holders, and problems
-        self.looked_s: dict[tuple[Demand, tuple[str, ...]], float] = {}  # when others had leased too much
+        self.looked_s: dict[Demand, float] = {}  # when others had leased too much, by what was wanted
 
     def take(self, config: RunConfig) -> MachineShare | None:
         """A cell's share, with its lease; None while it has to wait."""
-        return self.lease(demand(config, self.whole), self.free)
-
-    def lease(self, wanted: Demand, among: Pool) -> MachineShare | None:
-        """The first GPUs and cores of `among`, which this command has not given to others, with their lease; None
-        while it has to wait."""
-        wish = wanted, among.names
-        if allocate(wanted, among) is None or clock_s() - self.looked_s.get(wish, -math.inf) < LEASES_POLL_S:
+        wanted = demand(config, self.whole)
+        if allocate(wanted, self.free) is None or clock_s() - self.looked_s.get(wanted, -math.inf) < LEASES_POLL_S:
             return None
         try:
-            share = self._leased(wanted, among)
+            share = self._leased(wanted)
         except OSError as error:
             problem = f"no leases in {folder()} ({error.strerror})"
             self._say_once([problem], f"{problem}: other commands may take the same GPUs and cores", error=True)
-            share = allocate(wanted, among)
+            share = allocate(wanted, self.free)
         if share is None:
-            self.looked_s[wish] = clock_s()
+            self.looked_s[wanted] = clock_s()
             return None
         self.free = self.free.without(share.pool)
         return share
@@ -164,15 +159,15 @@ class Machine:
         self.free.gpus[:0] = share.gpus or ()
         self.free.cpus[:0] = share.cpus
 
-    def _leased(self, wanted: Demand, among: Pool) -> MachineShare | None:
+    def _leased(self, wanted: Demand) -> MachineShare | None:
         with choosing() as choice:
             if choice is None:
                 return None
-            left = among.where(choice.is_free)
+            left = self.free.where(choice.is_free)
             share = allocate(wanted, left)
             if share is not None:
                 return replace(share, lease=choice.take(share.names))
-        missing = among.without(left)
+        missing = self.free.without(left)
         held_by = holders(missing.names)
         parts = [count(len(part), noun) for part, noun in ((missing.gpus, "GPU"), (missing.cpus, "core")) if part]
         waiting = f"waiting for {' and '.join(parts)}: leased by"

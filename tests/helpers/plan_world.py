@@ -50,7 +50,6 @@ class World:
         now_s: since 1970.
         started: name, number of GPUs and start of the cells.
         leased: GPUs that another command has.
-        turns: how often turns in the queue of leases were given up.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,8 +58,7 @@ class World:
         self.cells: dict[tuple[str, int], FakeCell] = {}
         self.running: dict[str, tuple[FakeCell, float]] = {}
         self.started: list[tuple[str, int, float]] = []
-        self.gpus, self.leased, self.turns = 2, 0, 0
-        self.machine = SimpleNamespace(wait_no_more=self._give_turn_up)
+        self.gpus, self.leased = 2, 0
 
     def add(self, name: str, seconds: Mapping[int, float], *after: int, job: str = "", lasts: float = 1.0,
             **ends: str) -> None:  # fmt: skip
@@ -96,9 +94,6 @@ class World:
 
     def interrupt(self) -> None:
         self.running.clear()
-
-    def _give_turn_up(self) -> None:
-        self.turns += 1
 
     # ---- the command
 
