@@ -17,8 +17,8 @@ from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals
 from analysis.stats.intervals import Interval
 from multicard.measure.repeated_runs import combined
+from multicard.observe.profiles.metrics import Profile
 from multicard.observe.profiles.names import COPIES
-from multicard.observe.profiles.profile_data import Profile
 from multicard.records.schema_parts import ProfileRank
 from multicard.records.text_table import clean
 from multicard.vision.precision import PRECISIONS

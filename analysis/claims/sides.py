@@ -20,7 +20,7 @@ from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals
 from analysis.stats.between_runs import Machines, Spread
 from analysis.stats.intervals import Interval
-from multicard.observe.profiles.profile_data import Profile
+from multicard.observe.profiles.metrics import Profile
 from multicard.records.text_table import clean
 
 PRIOR_SHARE_SD = 0.02  # of a share of a run's time, before any run was repeated

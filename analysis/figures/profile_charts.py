@@ -16,7 +16,7 @@ from analysis.figures.experiment_charts import Layout, unended_note
 from analysis.figures.vega import Figure
 from analysis.runs import profile_metrics
 from analysis.runs.load import Run
-from multicard.observe.profiles.profile_data import Profile
+from multicard.observe.profiles.metrics import Profile
 from multicard.records.text_table import clean
 from papers.printed import METRIC
 

@@ -6,8 +6,8 @@ import msgspec
 from msgspec import UNSET
 
 from analysis.runs.load import Run
+from multicard.observe.profiles.metrics import Profile
 from multicard.observe.profiles.names import COPIES
-from multicard.observe.profiles.profile_data import Profile
 from multicard.records.schema_parts import ProfileRow
 
 NCCL = "nccl"  # all collectives of NCCL together

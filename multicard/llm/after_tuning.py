@@ -21,7 +21,7 @@ from multicard.llm.collating import half_mask
 from multicard.llm.step_probe import COUNTS, Batch, Batches, Probe, count
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
-from multicard.observe import ablations
+from multicard.observe import diagnosis
 from multicard.observe.profiles.capture import Window
 
 
@@ -135,7 +135,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
     def feed() -> Iterator[Batch]:
         return endless(recipe._dataloader, probe.config.epochs)
 
-    cached = list(islice(feed(), per_step * ablations.MOST_STEPS))
+    cached = list(islice(feed(), per_step * diagnosis.MOST_STEPS))
     resident = [on_device(batch, rank.device) for batch in cached]
 
     def steps(batches: Iterator[Batch], count: int) -> float:
@@ -158,10 +158,10 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
         with without_exchange(recipe._model):
             return steps(batches, count)
 
-    chosen: dict[str, ablations.Ablation] = {
+    chosen: dict[str, diagnosis.Ablation] = {
         "whole": lambda count: steps(feed(), count),
         "device": lambda count: steps(iter(resident), count),
-        "input": ablations.timed(rank, fetch),
+        "input": diagnosis.timed(rank, fetch),
     }
     if rank.device.type == "cuda":
         chosen["host"] = lambda count: steps(iter(cached), count)
@@ -182,7 +182,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
         chosen["half"] = on_halves
     # recipes' loaders have no workers, so no batch is prepared in advance
     warm_up = GRAPH_PASSES if rank.device.type == "cuda" and has_cuda_graphs(probe.config.compile) else 1
-    return ablations.interleaved(chosen, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0, warm_up)
+    return diagnosis.interleaved(chosen, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0, warm_up)
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

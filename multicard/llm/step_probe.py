@@ -19,11 +19,9 @@ from multicard.llm.collating import PackedBatch
 from multicard.llm.rank_report import TuningReport
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
-from multicard.observe.profiles.training_window import TrainingWindow
-from multicard.ranks.meeting import as_on_rank_0
-from multicard.ranks.pausing import Pausing
-from multicard.ranks.probing import Probing
-from multicard.ranks.process import Rank
+from multicard.observe.profiles.capture import TrainingWindow
+from multicard.ranks.gates import Gate
+from multicard.ranks.process import Rank, as_on_rank_0
 from multicard.records.progress import Board
 
 IGNORED = -100  # torchtune's label of tokens that bear no loss
@@ -58,7 +56,7 @@ class Probe:
         own = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
         self.window = TrainingWindow(config.profile, rank, report.folder, own)
         self.board = Board(report.folder, rank.world_size)
-        self.probing: Probing | Pausing | None = None
+        self.probing: Gate | None = None
         self.paused_s = 0.0  # so far, which no clock of the steps counts
         self.stopped = False
         self.pad_id = -1

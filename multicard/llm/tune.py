@@ -33,8 +33,7 @@ from multicard.llm.rank_report import TuningReport
 from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError
 from multicard.measure import memory
 from multicard.ranks import compiler
-from multicard.ranks.pausing import Pausing
-from multicard.ranks.probing import Probing
+from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
 from multicard.records import run_folder
 
@@ -113,7 +112,7 @@ def train(recipe: Any, probe: Probe) -> bool:
     return True
 
 
-def probing(recipe: Any, probe: Probe) -> Probing | Pausing:
+def probing(recipe: Any, probe: Probe) -> Gate:
     """The object that ends a probe, or pauses a cell of a race, which trains until the race stops it."""
     clock = torch.device("cpu")  # the host's: recipes wait for the device in every step
     config, rank, steps = probe.config, probe.rank, probe.steps_per_epoch

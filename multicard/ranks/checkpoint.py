@@ -13,8 +13,7 @@ from typing import Any
 from multicard.config.keys import require
 from multicard.machine import private
 from multicard.machine.environment import host
-from multicard.ranks.meeting import max_over_ranks, meet
-from multicard.ranks.process import Rank
+from multicard.ranks.process import Rank, max_over_ranks, meet
 from multicard.records import run_folder
 
 

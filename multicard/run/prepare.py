@@ -20,7 +20,7 @@ from multicard.machine.allocation import Allocation
 from multicard.machine.load import Load
 from multicard.measure.timing import clock_s
 from multicard.messages import say
-from multicard.observe.profiles import nsys_launch
+from multicard.observe.profiles import nsys
 from multicard.ranks import checkpoint
 from multicard.ranks.process import Job
 from multicard.records import content, run_folder
@@ -76,7 +76,7 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
     """
     placement = place(config, len(devices.visible_gpus()), allocation.nodes, workload.processes(config))
     if config.profile.name is ProfileName.nsys:
-        nsys_launch.check(placement.device)
+        nsys.check(placement.device)
     workload.fits(config, placement)
     workload.has_room(config, placement)
     workload.check(config)
@@ -173,7 +173,7 @@ def prepare(
 
 def _with_profiler(config: RunConfig, placement: Placement) -> RunConfig:
     """The configuration with the profiler that `profile=auto` is here, and a line where it is the lesser one."""
-    own = nsys_launch.chosen(config, placement.device)
+    own = nsys.chosen(config, placement.device)
     if own is not config and own.profile.name is ProfileName.kineto and placement.device == "cuda":
         lacks = "which does not record cudaEventDestroy, and holds all events in memory"
         say(f"profile=auto: no nsys on the PATH (Nsight Systems): torch's own profiler (kineto) instead, {lacks}")
@@ -205,7 +205,7 @@ def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: 
         malloc=config.malloc.value,
         numa=binds(config, placement),
         allocation=allocation,
-        wrapper=nsys_launch.command(folder) if config.profile.name is ProfileName.nsys else (),
+        wrapper=nsys.command(folder) if config.profile.name is ProfileName.nsys else (),
     )
 
 

@@ -70,7 +70,7 @@ def _show_profiles(runs: list[Run]) -> None:
             profiles.append(profile)
     if len(runs) == 1 and profiles:
         from multicard.observe.profiles import text
-        from multicard.observe.profiles.profile_data import Profile
+        from multicard.observe.profiles.metrics import Profile
 
         say("\n".join(["", *text.profile_lines(Profile.from_dict(msgspec.to_builtins(profiles[0])), top=10)]))
     elif profiles:

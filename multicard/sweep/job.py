@@ -20,7 +20,7 @@ from multicard.machine import environment, private, shares, slurm
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import pause, process_started_s
 from multicard.observe.energy.sampler import Sampler
-from multicard.observe.profiles import nsys_launch
+from multicard.observe.profiles import nsys
 from multicard.ranks import elastic, failures, os_calls
 from multicard.ranks.failures import Failure, Interrupted
 from multicard.records import run_folder
@@ -189,7 +189,7 @@ class SlurmJob(CellJob):
         try:
             config = prepare.typed(self.workload, self.cfg)
             placement = prepare.check(self.workload, config, allocation)
-            config = nsys_launch.chosen(config, placement.device)
+            config = nsys.chosen(config, placement.device)
         except ValueError as error:
             guest.wait_for_start(str(error))
             return None

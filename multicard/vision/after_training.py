@@ -9,9 +9,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from multicard.config.base import WindowConfig
 from multicard.config.compilation import GRAPH_PASSES
-from multicard.observe import ablations
+from multicard.observe import diagnosis
 from multicard.observe.profiles.capture import Window
-from multicard.ranks.meeting import max_over_ranks
+from multicard.ranks.process import max_over_ranks
 from multicard.vision.data.batch import Batch, Input
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.samplers import Remaining
@@ -118,10 +118,10 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
         halves = [Batch(batch.images[:size], batch.labels[:size], 0, 0) for batch in on_device]
         taken_by["half"] = lambda count: alone(cycle(halves), count, size)
     refill = {name: whole for name in ("whole", "alone") if name in taken_by} | {"input": fetch}
-    timed = {name: ablations.timed(rank, take_steps) for name, take_steps in taken_by.items()}
+    timed = {name: diagnosis.timed(rank, take_steps) for name, take_steps in taken_by.items()}
     rounds_ahead = -(-prepared // share.batches_per_step)
     warm_up = GRAPH_PASSES if loop.cuda_graphs else 1
-    return ablations.interleaved(timed, refill, rank, step_s, rounds_ahead, lambda: loop.board.stop_at > 0, warm_up)
+    return diagnosis.interleaved(timed, refill, rank, step_s, rounds_ahead, lambda: loop.board.stop_at > 0, warm_up)
 
 
 def sent_again(loaded: list[Batch], device: torch.device) -> Iterator[Batch]:

@@ -20,9 +20,8 @@ from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
-from multicard.observe.profiles.training_window import TrainingWindow
-from multicard.ranks.pausing import Pausing
-from multicard.ranks.probing import Probing
+from multicard.observe.profiles.capture import TrainingWindow
+from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board, LossPeek
 from multicard.vision.data.batch import Batch
@@ -60,7 +59,7 @@ class Loop:
         self.steps = self.samples = self.epoch = 0
         self.total_steps = config.epochs * share.steps
         self.stopped = False
-        self.probing: Probing | Pausing | None = None
+        self.probing: Gate | None = None
         if config.probe.enabled and not pauses(config):
             self.probing = Probing(config, rank, rank.device, self.board, share.steps)
         elif config.probe.enabled:

@@ -11,8 +11,7 @@ from torch.utils.data import Sampler
 from multicard.config.sweeps import pauses
 from multicard.config.vision import VisionConfig
 from multicard.measure import losses, memory, timing
-from multicard.ranks.meeting import meet
-from multicard.ranks.process import Rank
+from multicard.ranks.process import Rank, meet
 from multicard.records.schema_parts import Parts
 from multicard.vision import after_training, compiling, models, optim, resume
 from multicard.vision.data import datasets, decoded_cache

@@ -15,7 +15,7 @@ from analysis.__main__ import main
 from analysis.commands import table as tables
 from analysis.runs import load
 from analysis.stats.between_runs import PRIOR_SD
-from multicard.observe.profiles.profile_data import Profile
+from multicard.observe.profiles.metrics import Profile
 from multicard.records.figures import FIGURES, seconds
 from multicard.records.schema_parts import ProfileDerived, ProfileRank, ProfileRow
 from papers import printed as papers

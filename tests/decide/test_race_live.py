@@ -20,7 +20,7 @@ from multicard.decide.race.posterior import Prior
 from multicard.decide.race.processes import CellEndedError
 from multicard.decide.race.readings import BlockReader
 from multicard.estimate.estimates import Estimate
-from multicard.ranks.pausing import blocks_file
+from multicard.ranks.gates import blocks_file
 from multicard.records import run_folder
 from multicard.records.figures import FIGURES
 from multicard.records.journal import JournalError

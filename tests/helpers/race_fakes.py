@@ -17,7 +17,7 @@ from multicard.decide.race.readings import LEAST_STEPS, Measured
 from multicard.decide.race.rules import SURE
 from multicard.decide.race.standings import IN, NOT_STARTED, OUT, RaceOptions, Standing, Verdict
 from multicard.machine.shares import MachineShare
-from multicard.ranks.pausing import blocks_file
+from multicard.ranks.gates import blocks_file
 from multicard.sweep.cells import Cell
 from tests.conftest import SMALL, composed, typed
 from tests.helpers import records

@@ -22,7 +22,7 @@ from torch.utils.data import Sampler
 
 from multicard.config.vision import VisionConfig
 from multicard.machine.load import own_cpu_s
-from multicard.observe import ablations
+from multicard.observe import diagnosis
 from multicard.ranks.process import Rank
 from multicard.vision import compiling, models, optim, replicas
 from multicard.vision.data import datasets, splits
@@ -288,7 +288,7 @@ SLOW_S = 0.3  # the slow part of a step
 def train_slowly(*work: Any, model: Callable[[], nn.Module] = Small) -> None:
     """Train a model whose own steps take some ms even on a busy machine, with few rounds of ablations."""
     torch.set_num_threads(1)  # threads that wait for one another are slow on a busy machine
-    with mock.patch.object(ablations, "ROUNDS", 3), mock.patch.object(models, "build", lambda *_: model()):
+    with mock.patch.object(diagnosis, "ROUNDS", 3), mock.patch.object(models, "build", lambda *_: model()):
         train(*work)
 
 

@@ -16,7 +16,7 @@ from multicard.config.llm import LlmConfig
 from multicard.llm import after_tuning, compiling, recipes, tune
 from multicard.llm.rank_report import TuningReport
 from multicard.llm.step_probe import Probe
-from multicard.observe import ablations
+from multicard.observe import diagnosis
 from multicard.ranks.process import Rank
 from tests.helpers.rank_work import leave_listeners
 
@@ -43,7 +43,7 @@ def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> N
 
 def tune_in_few_rounds(rank: Rank, *work: Any) -> None:
     """As `tune.tune`, with a single round of ablations of a step each."""
-    with mock.patch.object(ablations, "ROUNDS", 1), mock.patch.object(ablations, "MOST_STEPS", 1):
+    with mock.patch.object(diagnosis, "ROUNDS", 1), mock.patch.object(diagnosis, "MOST_STEPS", 1):
         tune.tune(rank, *work)
 
 

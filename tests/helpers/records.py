@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from multicard.measure import formulas, timing
-from multicard.observe.profiles.profile_data import Profile
+from multicard.observe.profiles.metrics import Profile
 from multicard.records import run_folder
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord

@@ -14,7 +14,7 @@ import torchtune.training
 from multicard.config.placement import Placement
 from multicard.llm import after_tuning, preflight, recipes
 from multicard.llm import workload as llm
-from multicard.observe import ablations, diagnosis
+from multicard.observe import diagnosis
 from multicard.ranks.process import Rank
 from multicard.run import controller as run
 from multicard.run import outcome
@@ -84,18 +84,18 @@ def test_the_bound_is_the_cost_whose_ablation_is_fast(cost: str, without: dict[s
 def test_ablations_take_turns_and_their_first_round_warms_up():
     blocks: list[tuple[str, int]] = []
 
-    def ablation(name: str) -> ablations.Ablation:
+    def ablation(name: str) -> diagnosis.Ablation:
         return lambda count: blocks.append((name, count)) or count * len(blocks)  # returns seconds
 
     refill = {"a": lambda count: blocks.append(("refill", count))}
     both = {"a": ablation("a"), "b": ablation("b")}
-    step_s = ablations.interleaved(both, refill, ALONE, 0.1, 4, lambda: False)
-    assert blocks == [("refill", 4), ("a", 1), ("b", 1), *[("refill", 4), ("a", 3), ("b", 3)] * ablations.ROUNDS]
+    step_s = diagnosis.interleaved(both, refill, ALONE, 0.1, 4, lambda: False)
+    assert blocks == [("refill", 4), ("a", 1), ("b", 1), *[("refill", 4), ("a", 3), ("b", 3)] * diagnosis.ROUNDS]
     assert step_s == {"a": [5, 8, 11, 14, 17], "b": [6, 9, 12, 15, 18]}
-    assert ablations.interleaved({"a": ablation("a")}, {}, ALONE, 0.1, 0, lambda: True) is None
+    assert diagnosis.interleaved({"a": ablation("a")}, {}, ALONE, 0.1, 0, lambda: True) is None
     blocks.clear()
-    graphs = ablations.interleaved(both, {}, ALONE, 0.1, 0, lambda: False, warm_up=3)
-    assert graphs is not None and blocks[:4] == [("a", 3), ("b", 3)] * 2 and len(graphs["a"]) == ablations.ROUNDS
+    graphs = diagnosis.interleaved(both, {}, ALONE, 0.1, 0, lambda: False, warm_up=3)
+    assert graphs is not None and blocks[:4] == [("a", 3), ("b", 3)] * 2 and len(graphs["a"]) == diagnosis.ROUNDS
 
 
 @pytest.mark.parametrize(("has_graphs", "steps"), [(True, 3), (False, 1)])
@@ -104,7 +104,7 @@ def test_every_ablation_is_warm_where_cuda_graphs_take_three_steps(
 ):
     """Half a batch has graphs of its own: after one step they would be recorded in the first round that counts."""
     asked: list[int] = []
-    monkeypatch.setattr(ablations, "interleaved", lambda *arguments: asked.append(arguments[6]))
+    monkeypatch.setattr(diagnosis, "interleaved", lambda *arguments: asked.append(arguments[6]))
     batch = Batch(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64), 0, 0)
     share = SimpleNamespace(batches_per_step=1, batch_size=4, devices=[ALONE.device])
     loop = SimpleNamespace(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from multicard.observe.profiles.load import read
-from multicard.observe.profiles.profile_data import Profile
+from multicard.observe.profiles.metrics import Profile
 from multicard.records.schema_parts import ProfileRow
 from tests.helpers.profiler_files import ALL_REDUCE, BASE_US, Event, raw, write_kineto, write_nsys
 
@@ -226,12 +226,6 @@ def test_what_was_launched_by_no_call_in_the_trace_counts_by_its_own_start(tmp_p
     assert calls([one for one in lagging(6) if one.kind == "range"] + [*extra, of_profiler]) == [1, 1, 1]
 
 
-def test_without_step_markers_all_that_a_device_ran_counts(tmp_path: Path):
-    events = [one for one in lagging(6) if one.kind != "range" and (one.kind != "api" or one.start_us > 1000)]
-    for path in (write_kineto(tmp_path / "a", events), write_nsys(tmp_path / "b", {1: events})):
-        assert rows_of(read([path]))["copy", "memcpy Host-to-Device"].bytes == 63
-
-
 def test_both_profilers_give_equal_figures(tmp_path: Path):
     other = [event._replace(device=1, us=2 * event.us, name=event.name.replace("relu", "gelu")) for event in MADE]
     first = read([write_kineto(tmp_path / f"rank{i}.json", part) for i, part in enumerate([MADE, other])])
@@ -266,10 +260,11 @@ def test_the_sum_over_ranks_is_of_the_rows_and_shares_of_the_summed_windows(tmp_
 
 def test_without_step_markers_the_window_is_all_events(tmp_path: Path):
     events = [event for event in MADE if not event.name.startswith("ProfilerStep")]
-    for path in (write_kineto(tmp_path / "a", events), write_nsys(tmp_path / "b", {1: events})):
-        (rank,) = read([path]).ranks
-        assert rank.steps is None
-        assert rank.window_s == pytest.approx(2700e-6)  # -100 to 2600
+    lagged = [one for one in lagging(6) if one.kind != "range" and (one.kind != "api" or one.start_us > 1000)]
+    for source in ("kineto", "nsys"):
+        (rank,) = read_as(source, tmp_path, events).ranks
+        assert rank.steps is None and rank.window_s == pytest.approx(2700e-6)  # -100 to 2600
+        assert rows_of(read_as(source, tmp_path, lagged))["copy", "memcpy Host-to-Device"].bytes == 63
 
 
 def test_operators_that_no_metric_counts_widen_the_window_only(tmp_path: Path):

@@ -17,8 +17,8 @@ from multicard.config.placement import Placement
 from multicard.measure import memory, timing
 from multicard.measure.ranges import Ranges
 from multicard.measure.timing import PHASES
-from multicard.observe.profiles import nsys_launch, run_profile
-from multicard.observe.profiles.training_window import TrainingWindow
+from multicard.observe.profiles import nsys, run_profile
+from multicard.observe.profiles.capture import TrainingWindow
 from multicard.records import comparable
 from multicard.records.schema_parts import ProfileTable
 from multicard.run import prepare
@@ -143,7 +143,7 @@ def test_trainings_that_were_traced_are_in_no_table_of_times(tmp_path: Path):
 def test_auto_is_nsys_where_it_is_installed(
     device: str, installed: bool, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(nsys_launch, "installed", lambda: installed)
+    monkeypatch.setattr(nsys, "installed", lambda: installed)
     config = typed("profile=auto", "profile.window=start", "profile.steps=null")
     own = prepare._with_profiler(config, Placement(device, "gloo", 1, False))
     assert own.profile == replace(config.profile, name=ProfileName(name))

@@ -16,10 +16,10 @@ from multicard.config.placement import Placement
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.measure.timing import PHASES
-from multicard.observe.profiles import nsys_launch, run_profile
+from multicard.observe.profiles import nsys, run_profile
 from multicard.observe.profiles.capture import Window
 from multicard.observe.profiles.load import read
-from multicard.observe.profiles.profile_data import Profile
+from multicard.observe.profiles.metrics import Profile
 from multicard.ranks import elastic, failures
 from multicard.ranks.process import Job, Rank
 from multicard.records import comparable
@@ -92,7 +92,7 @@ def test_the_trace_holds_only_the_steps_of_the_window(tmp_path: Path):
     with gzip.open(window.file) as file:
         names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
     assert sorted(name for name in names if name.startswith("ProfilerStep#")) == [
-        f"ProfilerStep#{i}" for i in (1, 2, 3)
+        f"ProfilerStep#{i}" for i in (3, 4, 5)
     ]
     assert names.count("forward") == names.count("data") == names.count("aten::add") == 3
 
@@ -102,16 +102,15 @@ def test_nsys_brackets_the_window_and_marks_its_steps(tmp_path: Path, nsys_calls
     window = Window(config, ALONE, tmp_path, Ranges(ALONE.device, nvtx=True), 1.0)
     while window.boundary():
         pass
-    step = lambda number: [f"ProfilerStep#{number}", "data", "pop", "pop"]  # noqa: E731
-    assert nsys_calls == [*step(0), *step(1), "start", *step(2), "stop"]
+    assert nsys_calls == [*["data", "pop"] * 2, "start", "ProfilerStep#2", "data", "pop", "pop", "stop"]
 
 
 def test_nsys_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ValueError, match=r"^profile=nsys: Nsight Systems is not installed .* or use profile=kineto$"):
-        nsys_launch.check("cuda")
+        nsys.check("cuda")
     with pytest.raises(ValueError, match=r"^profile=nsys: profiles CUDA devices.*; use profile=kineto$"):
-        nsys_launch.check("cpu")
+        nsys.check("cpu")
 
 
 STAND_IN = """#!/bin/sh
@@ -144,7 +143,7 @@ def wrapped(folder: Path, work: str, ranks: int) -> failures.Failure | None:
     """Launch ranks, each under nsys."""
     warm_up()
     (folder / "profile").mkdir(parents=True)
-    job = Job(folder, "cpu", "gloo", 0, 1, "system", wrapper=nsys_launch.command(folder))
+    job = Job(folder, "cpu", "gloo", 0, 1, "system", wrapper=nsys.command(folder))
     return elastic.launch(work, (folder, "hello"), Placement("cpu", "gloo", ranks, False), job)
 
 

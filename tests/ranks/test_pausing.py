@@ -15,8 +15,8 @@ import torch
 
 from multicard.measure import timing
 from multicard.measure.timing import DATA, FORWARD, OPTIMIZER, PAUSED, StepTimer, clock_s, phase_table
-from multicard.ranks import pausing
-from multicard.ranks.pausing import Pausing, blocks_file
+from multicard.ranks import gates
+from multicard.ranks.gates import Pausing, blocks_file
 from multicard.records import probes, rank_files
 from multicard.records.progress import Board
 from multicard.records.rank_files import RankProbe, RankReport
@@ -57,7 +57,7 @@ class Ticks:
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Pausing, Board]]:
     """Trains steps of 10 samples, of so many an epoch, to the step that ends the last of the blocks."""
-    monkeypatch.setattr(pausing, "Marks", Ticks)
+    monkeypatch.setattr(gates, "Marks", Ticks)
     Ticks.now_s = 0.0
 
     def train(blocks: list[int], epoch: int, **options: Any) -> tuple[Pausing, Board]:

@@ -17,8 +17,8 @@ from multicard.config.base import plain
 from multicard.machine.allocation import Allocation
 from multicard.measure.stop_rule import GROWTH, LEAST_STEPS, StopRule
 from multicard.measure.timing import StepEnds
-from multicard.ranks import probing
-from multicard.ranks.probing import LEAD, Probing
+from multicard.ranks import gates
+from multicard.ranks.gates import LEAD, Probing
 from multicard.ranks.process import Rank
 from multicard.records import comparable, probes, table
 from multicard.records.progress import Board
@@ -160,7 +160,7 @@ def test_rank_0_names_a_step_that_no_rank_can_have_passed(
         def seconds(self) -> list[float]:
             return [1.0]
 
-    monkeypatch.setattr(probing, "StepEnds", Ends)
+    monkeypatch.setattr(gates, "StepEnds", Ends)
     board = Board(tmp_path, ranks, create=True)
     config = typed("probe.enabled=true", "probe.seconds=40.0", "epochs=9", f"gpus={ranks}")
     first, *others = (
@@ -185,7 +185,7 @@ def test_rank_0_names_a_step_that_no_rank_can_have_passed(
 
 def test_the_other_nodes_hear_of_it_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        probing, "StepEnds", lambda *_: SimpleNamespace(add=lambda: None, seconds=lambda: [0.5], pending=0)
+        gates, "StepEnds", lambda *_: SimpleNamespace(add=lambda: None, seconds=lambda: [0.5], pending=0)
     )
     monkeypatch.setattr(preemption, "POLL_S", 0.01)
     heard: list[int] = []

@@ -10,7 +10,7 @@ import numpy as np
 
 from multicard.measure import formulas
 from multicard.measure.series import mean_variance
-from multicard.ranks.pausing import blocks_file
+from multicard.ranks.gates import blocks_file
 from multicard.records import run_folder
 from multicard.records.figures import FIGURES, Figure
 from multicard.records.run_folder import Run

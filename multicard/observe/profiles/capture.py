@@ -1,21 +1,94 @@
-"""Profiled steps of a rank, taken after its training so that no timed step is disturbed."""
+"""Profiled steps of a rank: some after its training, so that no timed step is disturbed, or the training itself from
+its start (`profile.window=start`)."""
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerAction, ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from multicard.config.base import ProfileName, WindowConfig
-from multicard.measure import timing
+from multicard.config.base import ProfileConfig, ProfileName, WindowConfig
+from multicard.measure import memory, timing
 from multicard.measure.ranges import Ranges
-from multicard.ranks.meeting import max_over_ranks
-from multicard.ranks.process import Rank
+from multicard.observe.profiles.names import RUN, STEP, WINDOW
+from multicard.ranks.process import Rank, max_over_ranks
 
 
-class Window:
-    """Brackets profiled steps: call `boundary` before each step and after the last, until it returns False.
+class _Profiler:
+    """torch's own profiler, or Nsight Systems, which waits to be started; its markers; and the bytes that are moved."""
+
+    def __init__(self, name: ProfileName, rank: Rank, folder: Path, ranges: Ranges) -> None:
+        self.rank, self.ranges = rank, ranges
+        self.file = folder / "profile" / f"r{rank.rank:02d}.json.gz"
+        self.recording = False
+        self.h2d_bytes = 0
+        self._nvtx = name is ProfileName.nsys
+        self._markers: list[Any] = []  # open ones, the innermost last
+        cuda = [ProfilerActivity.CUDA] if rank.device.type == "cuda" else []
+        self._activities = [*cuda, ProfilerActivity.CPU]
+        self._torch: profile | None = None
+
+    def _warm_up(self) -> None:
+        """Have torch's profiler make what it needs."""
+        self.file.parent.mkdir(exist_ok=True)
+        if self._nvtx:
+            return
+        self._torch = profile(activities=self._activities)
+        with warnings.catch_warnings():  # that a second cycle would drop the events of the first: there is one
+            warnings.simplefilter("ignore")
+            self._torch.prepare_trace()
+        self.ranges.recording = True
+
+    def _start(self) -> None:
+        if self._torch is not None:
+            self._torch.start_trace()
+        else:
+            torch.cuda.profiler.start()  # --capture-range=cudaProfilerApi waits for this
+        self.recording = True
+
+    def _stop(self) -> None:
+        self.recording = False
+        self._unmark(0)
+        timing.synchronize(self.rank.device)  # or what runs behind the host would be lost
+        if self._torch is not None:
+            self.ranges.recording = False
+            self._torch.toggle_collection_dynamic(False, self._activities)
+        else:
+            torch.cuda.profiler.stop()
+
+    def _write(self) -> None:
+        """Write torch's trace."""
+        if self._torch is not None:
+            self._torch.stop_trace()
+            self._torch.export_chrome_trace(str(self.file))
+            self._torch = None
+
+    def _mark(self, name: str) -> None:
+        if self._nvtx:
+            torch.cuda.nvtx.range_push(name)
+            self._markers.append(None)
+        else:
+            self._markers.append(record_function(name).__enter__())
+
+    def _unmark(self, depth: int) -> None:
+        """Close the open markers but for the outermost `depth`."""
+        while len(self._markers) > depth:
+            marker = self._markers.pop()
+            if marker is None:
+                torch.cuda.nvtx.range_pop()
+            else:
+                marker.__exit__(None, None, None)
+
+    def count(self, h2d_bytes: int) -> None:
+        """Count bytes that the current step moved to the device."""
+        if self.recording:
+            self.h2d_bytes += h2d_bytes
+
+
+class Window(_Profiler):
+    """Steps after the training: call `boundary` before each step and after the last, until it returns False.
 
     The first `skip` steps run without the profiler, the next `warmup` with it, and then `steps` are recorded. Nothing
     here waits for the device within the window, as the trace would contain that call.
@@ -25,56 +98,34 @@ class Window:
     """
 
     def __init__(self, config: WindowConfig, rank: Rank, folder: Path, ranges: Ranges, step_s: float) -> None:
-        self.config, self.rank, self.ranges = config, rank, ranges
-        self.file = folder / "profile" / f"r{rank.rank:02d}.json.gz"
-        self.steps = config.steps or 1
+        super().__init__(config.name, rank, folder, ranges)
+        self.config, self.steps = config, config.steps or 1
         if config.seconds is not None:
             self.steps = max_over_ranks(rank, max(1, math.ceil(config.seconds / step_s)))
         self.first = config.skip + config.warmup
         self.total = self.first + self.steps
-        self.h2d_bytes = 0
         self._done = 0
         self._marks = timing.Marks(rank.device)
-        self.file.parent.mkdir(exist_ok=True)
-        self._nvtx = config.name is ProfileName.nsys
-        self._torch: profile | None = None
-        if config.name is ProfileName.kineto:
-            cuda = [ProfilerActivity.CUDA] if rank.device.type == "cuda" else []
-            self._torch = profile(
-                activities=[ProfilerActivity.CPU, *cuda],
-                schedule=self._action,
-                on_trace_ready=lambda trace: trace.export_chrome_trace(str(self.file)),
-                acc_events=True,
-            )
 
     def boundary(self) -> bool:
         """End the step before, if any, and begin the next; False after the last."""
         self.ranges.close()  # no range outlasts its step
-        if self._nvtx and self._done:
-            torch.cuda.nvtx.range_pop()
-        if self._torch is not None:
-            if self._done == self.config.skip:
-                self.ranges.recording = True
-                self._torch.start()
-            elif self.config.skip < self._done < self.total:
-                self._torch.step()
+        self._unmark(0)
+        if self._done == self.config.skip:
+            self._warm_up()
         if self._done == self.first:
-            if self._nvtx:
-                torch.cuda.profiler.start()  # --capture-range=cudaProfilerApi waits for this
+            self._start()
             self._marks.add()
         elif self._done == self.total:
-            self._end()
+            self._marks.add()
+            self._stop()
+            self._write()
             return False
-        if self._nvtx:
-            torch.cuda.nvtx.range_push(f"ProfilerStep#{self._done}")  # torch's profiler's name
+        if self.recording:
+            self._mark(f"{STEP}{self._done}")
         self.ranges.open("data")
         self._done += 1
         return True
-
-    def count(self, h2d_bytes: int) -> None:
-        """Count bytes that the current step moved to the device; call it before the step's closing boundary."""
-        if self._done > self.first:
-            self.h2d_bytes += h2d_bytes
 
     def result(self) -> dict[str, Any]:
         """The window for the rank's file."""
@@ -87,21 +138,82 @@ class Window:
             "counted_h2d_bytes": self.h2d_bytes,
         }
 
-    def _end(self) -> None:
-        self._marks.add()
-        if self._nvtx:
-            timing.synchronize(self.rank.device)  # unfinished work would be lost; the last step is over
-            torch.cuda.profiler.stop()
-        if self._torch is not None:
-            self._torch.step()  # writes the trace
-            self._torch.stop()
-            self.ranges.recording = False
 
-    def _action(self, step: int) -> ProfilerAction:
-        """The schedule of torch's profiler, whose steps count from the first of the warm-up."""
-        if step < self.config.warmup:
-            return ProfilerAction.WARMUP
-        last = self.config.warmup + self.steps - 1
-        if step > last:
-            return ProfilerAction.NONE
-        return ProfilerAction.RECORD if step < last else ProfilerAction.RECORD_AND_SAVE
+class TrainingWindow(_Profiler):
+    """The training from its start, evaluation and the starts of epochs included; it slows what is timed.
+
+    Records a rank's work from `open` to the step at which `profile` has it end, or to `close`. Call `step` before each
+    step and `pause` after the last of an epoch. Unless a window from the start is configured, all of them do nothing.
+    Ranks end by their own clocks, a step apart at most, and wait for nothing: events are no longer recorded then, and
+    the trace is written at `close`, after training, as the other ranks would wait meanwhile.
+
+    Kineto holds all events in memory, without a limit of its own: recording stops at `profile.budget_bytes`.
+    """
+
+    def __init__(self, config: ProfileConfig, rank: Rank, folder: Path, ranges: Ranges) -> None:
+        super().__init__(config.name, rank, folder, ranges)
+        self.config = config if isinstance(config, WindowConfig) and config.from_start else None
+        self.steps = 0
+        self.ended: str | None = None
+        self._started_s, self._held_bytes = 0.0, 0
+
+    def open(self) -> None:
+        """Begin to record; all ranks call it together."""
+        if self.config is None:
+            return
+        self._held_bytes = memory.private_memory_bytes()
+        self._warm_up()
+        self._start()
+        self._started_s = timing.clock_s()
+        self._mark(WINDOW)
+
+    def step(self) -> None:
+        """End the step before, if it is open, and begin the next, unless the window ends here."""
+        if self.config is None or not self.recording:
+            return
+        self.pause()
+        self.ended = self._reason(self.config)
+        if self.ended is not None:
+            self._stop()
+            return
+        self._mark(f"{STEP}{self.steps}")
+        self.steps += 1
+        self.ranges.open("data")
+
+    def pause(self) -> None:
+        """End the open step, after which none may follow at once: the epoch is over."""
+        if self.recording:
+            self.ranges.close()  # no range outlasts its step
+            self._unmark(1)
+
+    def close(self) -> dict[str, Any] | None:
+        """End the window with the training, if it has not ended, and write the trace.
+
+        Returns:
+            The window for the rank's file; None where none was opened.
+        """
+        if self.recording:
+            self.pause()
+            self.ended = RUN
+            self._stop()
+        if self.config is None or self.ended is None:
+            return None
+        self._write()
+        return {
+            "name": self.config.name.value,
+            "window": self.config.window.value,
+            "ended": self.ended,
+            "first_step": 0,
+            "steps": self.steps,
+            "counted_h2d_bytes": self.h2d_bytes,
+        }
+
+    def _reason(self, config: WindowConfig) -> str | None:
+        """The reason to end the window before the next step; None where it goes on."""
+        if config.seconds is None:
+            if self.steps == config.steps:
+                return "steps"
+        elif timing.clock_s() - self._started_s >= config.seconds:
+            return "seconds"
+        held_bytes = 0 if self._torch is None else memory.private_memory_bytes() - self._held_bytes
+        return "budget" if held_bytes >= config.budget_bytes else None

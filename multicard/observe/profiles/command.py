@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from multicard.observe.profiles import load, text
-from multicard.observe.profiles.profile_data import Pair, Profile, compare
+from multicard.observe.profiles.metrics import Pair, Profile, compare
 from multicard.records import text_table
 
 

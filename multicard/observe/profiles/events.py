@@ -1,23 +1,25 @@
-"""The events of one rank as columns: the form to which both readers convert a profiler's files."""
+"""The events of one rank as columns, to which both readers convert a profiler's files, and what they add up to in its
+window: how often and how long each name occurs, and the times derived from them.
 
+The host's window is that of its marker, else reaches from the start of the first step marker to the end of the last,
+without the profiler's own work around them; without markers, over all events. The device's reaches from the start of
+the first operation launched in it to the end of the last. Shares are of the longer of the two: where the host is ahead
+of the device, the steps take as long as the device does.
+
+- Counts are of whole events that start in the host's window. Kernels, copies and memsets run behind the host: they
+  count if the call that launched them started in the window, whenever the device came to them, so that calls and bytes
+  are those of the steps. If that call is not in the trace their own start decides (but see `_counted_at`).
+- Derived times are lengths of unions of the intervals that count, those on the host clipped to its window: a device
+  with overlapping kernels on several streams is busy once. They are summed over the devices of a rank.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 
-
-class Kind(IntEnum):
-    """The kind of record. Every event has one, so that none counts on the host and on the device."""
-
-    API = 0  # a CUDA call, on the host
-    KERNEL = 1
-    COPY = 2
-    SET = 3
-    RANGE = 4  # an annotation on the host
-    DEVICE_RANGE = 5  # the same annotation, around what it launched
-
-
-ON_DEVICE = (Kind.KERNEL, Kind.COPY, Kind.SET)
+from multicard.observe.profiles.names import BLOCKING, ON_DEVICE, STEP, WINDOW, Kind, api, metric
+from multicard.records.schema_parts import ProfileDerived
 
 # An event's columns. Times are integer ns on the clock of the trace; a float64 of microseconds since 1970 is off by 125
 COLUMNS: dict[str, type[np.generic]] = {
@@ -75,3 +77,207 @@ class Collector:
         empty = [{name: np.empty(0, kind) for name, kind in COLUMNS.items()}]
         columns = {name: np.concatenate([slab[name] for slab in empty + self.slabs]) for name in COLUMNS}
         return Trace(where, rank, columns, list(self.codes), span_ns)
+
+
+class RankEvents:
+    """Columns (N,) of a trace's events, and its host's window in ns."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.names = trace.names
+        self.kind, self.name, self.start, self.end, self.device, self.thread, self.bytes, self.correlation = (
+            trace.columns[name] for name in COLUMNS
+        )
+        marked = self._named(Kind.RANGE, [name.startswith(STEP) for name in self.names])
+        self.steps = len(np.unique(self.name[marked])) or None
+        self.open, self.close = trace.span_ns
+        whole = self._named(Kind.RANGE, [name == WINDOW for name in self.names])
+        bounds = whole if whole.any() else marked
+        if bounds.any():
+            self.open, self.close = int(self.start[bounds].min()), int(self.end[bounds].max())
+        self._launching_call = self._launching_calls()
+        self._take_bytes_from_calls()
+        counted_at = self._counted_at()
+        self._counts = (counted_at >= self.open) & (counted_at < self.close)
+        work = self._counts & self._is(*ON_DEVICE)
+        device_ns = int(self.end[work].max() - self.start[work].min()) if work.any() else 0
+        self.window_ns = max(self.close - self.open, device_ns)
+        self.devices: list[int] = np.unique(self.device[self._is(*ON_DEVICE)]).tolist()
+        self.apis = {api(self.names[code]) for code in np.unique(self.name[self.kind == Kind.API])}
+
+    @property
+    def window_s(self) -> float:
+        """Length of the longer window."""
+        return self.window_ns / 1e9
+
+    def share(self, ns: float) -> float:
+        """Nanoseconds as a share of the longer window."""
+        return ns / self.window_ns if self.window_ns else 0.0
+
+    def counts(self) -> Iterator[tuple[Kind, str, int, int, int | None]]:
+        """Kind, name, calls, ns and bytes of all events that count.
+
+        The ns of ranges are those within any range of that name on a thread or device: recursion counts once.
+        """
+        inside = np.flatnonzero(self._counts)
+        keys, group = np.unique(self.kind[inside] * np.int64(len(self.names)) + self.name[inside], return_inverse=True)
+        calls = sums_by_group(np.ones(len(inside), np.int64), group, len(keys))
+        ns = sums_by_group(self.end[inside] - self.start[inside], group, len(keys))
+        sized = (self.bytes[inside] >= 0) & (self.kind[inside] != Kind.API)
+        sizes = sums_by_group(self.bytes[inside][sized], group[sized], len(keys))
+        have_size = set(group[sized].tolist())
+        range_ns = self._range_ns()
+        for index, key in enumerate(keys.tolist()):
+            kind, code = divmod(key, len(self.names))
+            total_ns = range_ns.get((kind, code), int(ns[index]))
+            size = int(sizes[index]) if index in have_size else None
+            yield Kind(kind), self.names[code], int(calls[index]), total_ns, size
+
+    def derived(self) -> ProfileDerived:
+        """The times derived from events of several kinds."""
+        blocking = self._clipped(self._named(Kind.API, [api(name) in BLOCKING for name in self.names]))
+        threads = np.unique(blocking[2], return_inverse=True)[1]
+        blocked_s = int(covered_by_group(*blocking[:2], threads).sum()) / 1e9 if self.apis else None
+        if not self.devices:
+            gloo = self._named(Kind.RANGE, self._are_collectives(Kind.RANGE))
+            communication_s = covered(*self._clipped(gloo)[:2]) / 1e9 if gloo.any() else None
+            return ProfileDerived(None, None, communication_s, None, None, None, blocked_s)
+        busy = computing = communication = exposed = gap = 0
+        nccl = self._named(Kind.KERNEL, self._are_collectives(Kind.KERNEL))
+        for device in self.devices:
+            here = self._counts & (self.device == device)
+            start, end = self._spans(self._is(*ON_DEVICE) & here)
+            compute = covered(*self._spans(self._is(Kind.KERNEL) & here & ~nccl))
+            busy += covered(start, end)
+            gap += int(end.max() - start.min()) - covered(start, end) if len(start) else 0
+            computing += compute
+            communication += covered(*self._spans(nccl & here))
+            exposed += covered(*self._spans(self._is(Kind.KERNEL) & here)) - compute
+        return ProfileDerived(
+            gpu_busy_share=busy / (self.window_ns * len(self.devices)) if self.window_ns else None,
+            compute_s=computing / 1e9,
+            communication_s=communication / 1e9,
+            exposed_communication_s=exposed / 1e9,
+            overlap_share=1 - exposed / communication if communication else None,
+            launch_gap_s=gap / 1e9,
+            blocked_s=blocked_s,
+        )
+
+    def _counted_at(self) -> np.ndarray:
+        """The time (N,) by which each event counts: on a device the start of its launching call, else its own start.
+
+        At stop torch waits for the device (`synchronize` in torch.autograd.profiler.profile.__exit__) before Kineto
+        takes the end of its window (captureWindowEndTime_), so that the trace holds all that the last step launched.
+        At the start nobody waits: outOfRange in CuptiActivityProfiler.cpp drops the calls of the warm-up but not their
+        kernels and copies that are still to run. CUPTI numbers calls in ascending order, so that those have numbers
+        below all calls in the trace; they do not count.
+        """
+        launched = np.flatnonzero(self._launching_call >= 0)
+        # without markers nothing is outside; where no launching call is recorded at all, their absence means nothing
+        if not self.steps or not len(launched):
+            return self.start
+        at = self.start.copy()
+        at[launched] = self.start[self._launching_call[launched]]
+        numbered = self.correlation >= 0
+        first_call = self.correlation[(self.kind == Kind.API) & numbered].min()
+        at[self._is(*ON_DEVICE) & numbered & (self.correlation < first_call)] = self.open - 1
+        return at
+
+    def _launching_calls(self) -> np.ndarray:
+        """The index (N,) of the call that launched each event; -1 on the host, and where it is not in the trace."""
+        calls = np.flatnonzero((self.kind == Kind.API) & (self.correlation >= 0))
+        operations = np.flatnonzero(self._is(*ON_DEVICE) & (self.correlation >= 0))
+        launching = np.full(len(self.kind), -1)
+        if len(calls):
+            calls = calls[np.argsort(self.correlation[calls], kind="stable")]
+            numbers = self.correlation[calls]
+            nearest = np.minimum(np.searchsorted(numbers, self.correlation[operations]), len(calls) - 1)
+            in_trace = numbers[nearest] == self.correlation[operations]
+            launching[operations[in_trace]] = calls[nearest[in_trace]]
+        return launching
+
+    def _take_bytes_from_calls(self) -> None:
+        """Give copies without bytes those of the call that started them (ROCm), the first of several copies all."""
+        without = np.flatnonzero(self._is(Kind.COPY, Kind.SET) & (self.bytes < 0) & (self._launching_call >= 0))
+        calls, first = np.unique(self._launching_call[without], return_index=True)
+        sized = self.bytes[calls] >= 0
+        if sized.any():
+            self.bytes = self.bytes.copy()
+            self.bytes[without[np.isin(self._launching_call[without], calls[sized])]] = 0
+            self.bytes[without[first[sized]]] = self.bytes[calls[sized]]
+
+    def _range_ns(self) -> dict[tuple[int, int], int]:
+        """ns in ranges by kind and name, as unions of each name on each thread or device."""
+        chosen = np.flatnonzero(self._is(Kind.RANGE, Kind.DEVICE_RANGE))
+        chosen = chosen[(self.start[chosen] >= self.open) & (self.start[chosen] < self.close)]
+        kind, name = self.kind[chosen], self.name[chosen]
+        lane = np.where(kind == Kind.RANGE, self.thread[chosen], self.device[chosen])
+        keys, group = np.unique(np.stack([kind, name, lane], axis=1), axis=0, return_inverse=True)
+        lengths = covered_by_group(self.start[chosen], self.end[chosen], group.reshape(-1))
+        totals: dict[tuple[int, int], int] = {}
+        for (range_kind, code, _), length in zip(keys.tolist(), lengths.tolist(), strict=True):
+            totals[range_kind, code] = totals.get((range_kind, code), 0) + length
+        return totals
+
+    def _spans(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.start[chosen], self.end[chosen]
+
+    def _clipped(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Starts and ends of the chosen events clipped to the host's window, and their threads."""
+        start, end = np.maximum(self.start[chosen], self.open), np.minimum(self.end[chosen], self.close)
+        inside = start < end
+        return start[inside], end[inside], self.thread[chosen][inside]
+
+    def _is(self, *kinds: Kind) -> np.ndarray:
+        return np.isin(self.kind, kinds)
+
+    def _named(self, kind: Kind, by_code: list[bool]) -> np.ndarray:
+        """Mask (N,) of events of this kind whose name's code is true in `by_code`."""
+        return (self.kind == kind) & np.isin(self.name, np.flatnonzero(by_code))
+
+    def _are_collectives(self, kind: Kind) -> list[bool]:
+        metrics = (metric(kind, name) for name in self.names)
+        return [entry is not None and entry.group == "collective" for entry in metrics]
+
+
+# ---- unions of intervals of integer nanoseconds
+
+
+def union(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and ends (M,) of the disjoint, ascending intervals that cover the same as intervals (N,) in any order."""
+    if not len(start):
+        return start, end
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    opens = np.concatenate([[True], start[1:] > reach[:-1]])
+    return start[opens], reach[np.concatenate([opens[1:], [True]])]
+
+
+def covered(start: np.ndarray, end: np.ndarray) -> int:
+    """Length of the union of intervals (N,)."""
+    first, last = union(start, end)
+    return int((last - first).sum())
+
+
+def covered_by_group(start: np.ndarray, end: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Length of the union of each group's intervals.
+
+    Args:
+        start, end: (N,).
+        group: (N,) integers from 0.
+
+    Returns:
+        Lengths (G,), G the largest group + 1.
+    """
+    if not len(start):
+        return np.zeros(0, np.int64)
+    first, stretch = start.min(), end.max() - start.min() + 1  # each group gets a stretch of the axis of its own
+    shift = group * stretch - first
+    opens, closes = union(start + shift, end + shift)
+    return sums_by_group(closes - opens, opens // stretch, int(group.max()) + 1)
+
+
+def sums_by_group(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
+    """Exact sums (count,) of integers (N,) by group; bincount would sum them as floats."""
+    sums = np.zeros(count, np.int64)
+    np.add.at(sums, group, values)
+    return sums

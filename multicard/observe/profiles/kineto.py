@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from multicard.observe.profiles.events import Collector, Kind, Trace
-from multicard.observe.profiles.names import GLOO
+from multicard.observe.profiles.events import Collector, Trace
+from multicard.observe.profiles.names import GLOO, Kind
 
 KINDS = {
     "cuda_runtime": Kind.API,
@@ -104,25 +104,20 @@ def read(file: BinaryIO, where: str) -> Trace:
 def _document(content: bytes, where: str) -> Document[Any]:
     """Decode a trace, with `ts` as decimals where a float64 does not hold it."""
     begin = content.lstrip()[:1]
-    if begin not in (b"{", b"["):
+    if begin != b"{":
         what = "neither a Kineto trace (JSON) nor an export of nsys (SQLite)" if begin else "an empty file"
         raise ValueError(f"{where}: {what}")
 
-    def decoded(text: bytes, kind: type[Event]) -> Document[Any]:
-        if begin == b"[":  # Chrome's format may be the bare list
-            return Document(msgspec.json.decode(text, type=list[kind]))
-        return msgspec.json.decode(text, type=Document[kind])
-
     try:
         try:
-            document = decoded(content, Event)
+            document = msgspec.json.decode(content, type=Document[Event])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if isinstance(error, msgspec.ValidationError) or CUT in str(error):
                 raise
             content = NO_NUMBER.sub(b"null", CONTROL.sub(b" ", content)).decode(errors="replace").encode()
-            document = decoded(content, Event)
+            document = msgspec.json.decode(content, type=Document[Event])
         if any(event.ts >= EXACT_BELOW_US and isinstance(event.ts, float) for event in document.trace_events or ()):
-            document = decoded(content, ExactEvent)
+            document = msgspec.json.decode(content, type=Document[ExactEvent])
     except (msgspec.ValidationError, RecursionError) as error:
         raise ValueError(f"{where}: not a trace of Kineto: {error}") from None
     except msgspec.DecodeError as error:

@@ -2,7 +2,6 @@
 
 import gzip
 import re
-import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,20 +11,20 @@ from typing import Any, BinaryIO, cast
 
 from multicard.observe.profiles import kineto, metrics, nsys
 from multicard.observe.profiles.events import Trace
-from multicard.observe.profiles.profile_data import Profile
+from multicard.observe.profiles.metrics import Profile
 
 JSON = (".json", ".json.gz")
 SUFFIXES = (*JSON, ".sqlite", ".nsys-rep")
 SQLITE_MAGIC, GZIP_MAGIC = b"SQLite format 3\0", b"\x1f\x8b"
 RANK = re.compile(r"(?:rank|worker|(?<![a-z])r)[-_]?(\d+)", re.IGNORECASE)  # rank3, worker3_step_12, trace_r03
-BROKEN = (EOFError, OSError, zlib.error, tarfile.TarError)
+BROKEN = (EOFError, OSError, zlib.error)
 
 
 def read(paths: Sequence[Path]) -> Profile:
     """The profile of one run from the files of all its ranks, or of some.
 
     Args:
-        paths: Kineto's JSON (plain or .gz), a .tar or .tar.gz of such, `.sqlite` exports of nsys, `.nsys-rep` where
+        paths: Kineto's JSON (plain or .gz), `.sqlite` exports of nsys, `.nsys-rep` where
             the program nsys is, or folders of any of these. A file's rank is the one in it (distributedInfo), else in
             its name, else its place in natural order; nsys: see `nsys`.
 
@@ -75,25 +74,12 @@ def _traces(path: Path, scratch: Path) -> Iterator[tuple[str, Trace]]:
             if len(traces) == 1:  # a report of one process is of the rank in its name
                 traces = [replace(traces[0], where=str(path), rank=_rank_in(path.name))]
             yield from (("nsys", trace) for trace in traces)
-        elif path.name.endswith((".tar", ".tgz", ".tar.gz")):  # by name, as the content of a packed file is costly
-            yield from (("kineto", trace) for trace in _archive(path))
         else:
             with path.open("rb") as file:
                 yield "kineto", _kineto(file, str(path), path.name)
     except BROKEN as error:
         why = getattr(error, "strerror", None) or f"damaged or cut off ({str(error).partition(chr(10))[0].rstrip(':')})"
         raise ValueError(f"{path}: cannot be read: {why}") from None
-
-
-def _archive(path: Path) -> Iterator[Trace]:
-    with tarfile.open(path, "r:*") as archive:
-        members = [member for member in archive if member.isfile() and member.name.endswith(JSON)]
-        if not members:
-            raise ValueError(f"{path}: no trace in this archive (*{', *'.join(JSON)})")
-        for member in sorted(members, key=lambda member: _natural(member.name)):
-            file = archive.extractfile(member)
-            assert file is not None, f"{member.name} is a file"
-            yield _kineto(cast(BinaryIO, file), f"{path}: {member.name}", Path(member.name).name)
 
 
 def _kineto(file: BinaryIO, where: str, name: str) -> Trace:

@@ -2,10 +2,24 @@
 
 import re
 from collections.abc import Set
+from enum import IntEnum
 from typing import NamedTuple
 
 from multicard.measure import timing
-from multicard.observe.profiles.events import Kind
+
+
+class Kind(IntEnum):
+    """The kind of record. Every event has one, so that none counts on the host and on the device."""
+
+    API = 0  # a CUDA call, on the host
+    KERNEL = 1
+    COPY = 2
+    SET = 3
+    RANGE = 4  # an annotation on the host
+    DEVICE_RANGE = 5  # the same annotation, around what it launched
+
+
+ON_DEVICE = (Kind.KERNEL, Kind.COPY, Kind.SET)
 
 PHASES = (*timing.PHASES, "evaluate")
 GLOO = "gloo:"  # prefix of torch.distributed's ranges around gloo's work
@@ -101,12 +115,10 @@ def api(name: str) -> str:
     return re.sub(r"_v\d{4,}$", "", name)
 
 
-# ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) since NCCL 2.19, ncclKernel_AllReduce_RING_LL_Sum_float(...) before,
-# ncclAllReduceRingLLKernel_sum_f32(...) before 2.8; ncclDevKernel_Generic_4(...) runs several fused operations
+# ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) since NCCL 2.19, ncclKernel_AllReduce_RING_LL_Sum_float(...) before;
+# ncclDevKernel_Generic_4(...) runs several fused operations
 _NCCL = re.compile(r"nccl\w*?Kernel_(?P<name>[A-Z][A-Za-z]*)(?P<rest>[^(<]*)")
-_OLD_NCCL = re.compile(r"nccl(?P<name>[A-Z][A-Za-z]*?)(?P<algorithm>Ring|Tree|CollNet)?(?P<protocol>LL128|LL)?Kernel")
-_ALGORITHMS = {"RING", "TREE", "COLLNET", "DIRECT", "CHAIN", "NVLS", "PAT"}
-_PROTOCOLS = {"LL", "LL128", "SIMPLE"}
+_DETAILS = {"RING", "TREE", "COLLNET", "DIRECT", "CHAIN", "NVLS", "PAT", "LL", "LL128", "SIMPLE"}
 
 
 def collective(kernel: str) -> Metric | None:
@@ -114,10 +126,8 @@ def collective(kernel: str) -> Metric | None:
     bare = kernel.removeprefix("void ")
     if not bare.startswith("nccl"):
         return None
-    if match := _NCCL.match(bare):
-        words = [word for word in match["rest"].split("_") if word in _ALGORITHMS | _PROTOCOLS]
-    elif match := _OLD_NCCL.match(bare):
-        words = [word.upper() for word in (match["algorithm"], match["protocol"]) if word]
-    else:
+    match = _NCCL.match(bare)
+    if match is None:
         return Metric("collective", "nccl other")
+    words = [word for word in match["rest"].split("_") if word in _DETAILS]
     return Metric("collective", f"nccl {match['name']}", " ".join(words))

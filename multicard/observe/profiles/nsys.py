@@ -1,4 +1,5 @@
-"""Reader of Nsight Systems' SQLite export (schema 3.x); `.nsys-rep` goes through `nsys export`.
+"""Nsight Systems: the reader of its SQLite export (schema 3.x; `.nsys-rep` goes through `nsys export`), and ranks
+under it.
 
 A file may hold several processes. Each that used a GPU is a rank, in order of its first device, then of its process
 id: under CUDA_VISIBLE_DEVICES all of them call theirs 0. Processes that only made CUDA calls (a launcher that asked
@@ -10,12 +11,15 @@ import sqlite3
 import subprocess
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from multicard.observe.profiles.events import ON_DEVICE, Collector, Kind, Trace
-from multicard.observe.profiles.names import PHASES, STEP, WINDOW
+from multicard.config.base import ProfileName, RunConfig
+from multicard.config.keys import require
+from multicard.observe.profiles.events import Collector, Trace
+from multicard.observe.profiles.names import PHASES, STEP, WINDOW, Kind
 
 ROWS = 1 << 17  # a record batch
 PROCESS = ~0xFFFFFF  # a globalTid without its lowest 24 bits, the thread, is the globalPid
@@ -33,17 +37,16 @@ TABLES = {
     Kind.SET: f"{CUPTI}MEMSET",
     Kind.RANGE: "NVTX_EVENTS",
 }
-# Columns: start, end, device, process or thread, bytes, correlation (0: CUPTI knows none), text of the name. In place
-# of {process} comes globalPid, or a number where an export has no such column
+# Columns: start, end, device, process or thread, bytes, correlation (0: CUPTI knows none), text of the name
 CORRELATION = "ifnull(nullif(correlationId, 0), -1)"
 QUERIES = {
     Kind.API: f"""SELECT start, "end", -1, globalTid, -1, {CORRELATION}, s.value FROM {TABLES[Kind.API]}
         JOIN StringIds s ON s.id = nameId""",
-    Kind.KERNEL: f"""SELECT start, "end", deviceId, {{process}}, -1, {CORRELATION}, s.value FROM {TABLES[Kind.KERNEL]}
+    Kind.KERNEL: f"""SELECT start, "end", deviceId, globalPid, -1, {CORRELATION}, s.value FROM {TABLES[Kind.KERNEL]}
         JOIN StringIds s ON s.id = demangledName""",
-    Kind.COPY: f"""SELECT start, "end", deviceId, {{process}}, bytes, {CORRELATION},
+    Kind.COPY: f"""SELECT start, "end", deviceId, globalPid, bytes, {CORRELATION},
         copyKind || ' ' || ifnull(srcKind, '') || ' ' || ifnull(dstKind, '') FROM {TABLES[Kind.COPY]}""",
-    Kind.SET: f"""SELECT start, "end", deviceId, {{process}}, bytes, {CORRELATION}, 'Memset'
+    Kind.SET: f"""SELECT start, "end", deviceId, globalPid, bytes, {CORRELATION}, 'Memset'
         FROM {TABLES[Kind.SET]}""",
     Kind.RANGE: f"""SELECT start, "end", -1, globalTid, -1, -1, coalesce(text, s.value) AS name
         FROM {TABLES[Kind.RANGE]} LEFT JOIN StringIds s ON s.id = textId
@@ -97,8 +100,7 @@ def _read(database: sqlite3.Connection, where: str) -> list[Trace]:
     devices: dict[int, int] = {}
     for kind, table in TABLES.items():
         if table in tables:
-            process = _process(database, tables, table, where) if kind in ON_DEVICE else ""
-            cursor = database.execute(QUERIES[kind].replace("{process}", process))
+            cursor = database.execute(QUERIES[kind])
             while rows := cursor.fetchmany(ROWS):
                 _collect(rows, kind, collectors, devices)
     if not collectors:
@@ -108,24 +110,6 @@ def _read(database: sqlite3.Connection, where: str) -> list[Trace]:
     if len(ranks) == 1:
         return [collectors[ranks[0]].trace(where, None)]
     return [collectors[process].trace(f"{where} (process {process >> 24 & 0xFFFFFF})", None) for process in ranks]
-
-
-def _process(database: sqlite3.Connection, tables: set[str], table: str, where: str) -> str:
-    """SQL for the process of a row of a device's table: its column, or the number of the only process there is.
-
-    Raises:
-        ValueError: if nothing says which of several processes a row is of.
-    """
-    if "globalPid" in {column[1] for column in database.execute(f"PRAGMA table_info({table})")}:
-        return "globalPid"
-    processes: set[int] = set()
-    for host_table in tables & {TABLES[Kind.API], TABLES[Kind.RANGE]}:
-        rows = database.execute(f"SELECT DISTINCT globalTid & {PROCESS} FROM {host_table}")
-        processes |= {process for (process,) in rows}
-    if len(processes) > 1:
-        problem = f"{len(processes)} processes in one export, and {table} does not say which ran what (no globalPid)"
-        raise ValueError(f"{where}: {problem}; profile each rank to a report of its own, as profile=nsys does")
-    return str(processes.pop()) if processes else "0"
 
 
 def _collect(rows: list[DbRow], kind: Kind, collectors: dict[int, Collector], devices: dict[int, int]) -> None:
@@ -170,3 +154,46 @@ def _name(kind: Kind, text: str) -> str | None:
         return text
     name = text.partition(", seq = ")[0].partition(", op_id = ")[0]
     return name if name == text or name in (*PHASES, WINDOW) or name.startswith(STEP) else None
+
+
+# ---- ranks under Nsight Systems (`profile=nsys`)
+
+
+def check(device: str) -> None:
+    """Check that nsys is installed and the ranks use CUDA.
+
+    Raises:
+        ValueError: if not, with the remedy.
+    """
+    remedy = "use profile=kineto"
+    require(device == "cuda", f"profile=nsys: profiles CUDA devices, and the ranks are on CPU; {remedy}")
+    require(
+        installed(), f"profile=nsys: Nsight Systems is not installed (no nsys on the PATH); install it, or {remedy}"
+    )
+
+
+def chosen(config: RunConfig, device: str) -> RunConfig:
+    """Replace `profile=auto` by the profiler of these devices."""
+    if config.profile.name is not ProfileName.auto:
+        return config
+    name = ProfileName.nsys if device == "cuda" and installed() else ProfileName.kineto
+    return replace(config, profile=replace(config.profile, name=name))
+
+
+def installed() -> bool:
+    return shutil.which("nsys") is not None
+
+
+def command(folder: Path) -> tuple[str, ...]:
+    """The command line to run a rank under, whose number replaces RANK; it records what `capture` brackets."""
+    return (
+        "nsys",
+        "profile",
+        f"--output={folder / 'profile' / 'rRANK'}",
+        "--force-overwrite=true",
+        "--trace=cuda,nvtx",
+        "--sample=none",
+        "--cpuctxsw=none",
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",
+    )

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 from typing import TypeVar
 
+from multicard.observe.profiles.metrics import GROUPS, LONG, Pair, Profile
 from multicard.observe.profiles.names import CUDA_APIS
-from multicard.observe.profiles.profile_data import GROUPS, LONG, Pair, Profile
 from multicard.records import text_table
 from multicard.records.schema_parts import ProfileRank, ProfileRow
 from multicard.records.text_table import in_bytes
