@@ -1,4 +1,4 @@
-"""After the measured tuning: the profiled steps and the ablations of `diagnose`. See `multicard.observe.ablations`.
+"""After the measured tuning: the profiled steps and the ablations of `diagnose`. See `multicard.observe.diagnosis`.
 
 The recipe's own loop takes these steps too, over batches that are handed to it one step at a time.
 """
