@@ -53,27 +53,20 @@ class Gate(ABC):
         return 0.0
 
     @abstractmethod
-    def start_epoch(self) -> None:
-        """Training on an epoch starts."""
+    def start_epoch(self) -> None: ...
 
     @abstractmethod
     def step_ended(self, steps: int) -> float:
-        """The host has ended the run's step `steps`, counted from 1.
-
-        Returns:
-            Seconds that it paused, once the device had done its work; 0.0 where it did not.
-        """
+        """The host has ended the run's step `steps`, counted from 1. Returns the seconds that it paused, once the
+        device had done its work."""
 
     def end_epoch(self) -> bool:
-        """True where the run is to stop at the end of the epoch.
-
-        A collective: every rank calls it, once its device has done the work.
-        """
+        """True where the run is to stop at the end of the epoch. A collective, once a rank's device has done the
+        work."""
         return False
 
     @abstractmethod
-    def result(self) -> RankProbe:
-        """The gate's entry in the rank's report."""
+    def result(self) -> RankProbe: ...
 
 
 class Probing(Gate):

@@ -74,4 +74,4 @@ def _show_profiles(runs: list[Run]) -> None:
 
         say("\n".join(["", *text.profile_lines(Profile.from_dict(msgspec.to_builtins(profiles[0])), top=10)]))
     elif profiles:
-        say("Profiles: python -m multicard profile FOLDER/profile, with --against OTHER/profile to compare two")
+        say("Profiles: python -m multicard profile FOLDER/profile")

@@ -260,29 +260,6 @@ def test_json_and_csv_hold_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (dropped["calls"], dropped["total_s"]) == ("", "")
 
 
-def test_two_profiles_are_compared_metric_by_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    slower = [event._replace(us=3 * event.us) if event.name == "relu" else event for event in MADE]
-    more = [*slower, Event("range", "ProfilerStep#7", 2000, 2000, 1), Event("api", "cudaEventDestroy_v3020", 1, 1, 1)]
-    first, second = write_kineto(tmp_path / "a.json", MADE), write_nsys(tmp_path / "b.sqlite", {1: more})
-    words = ["--json", str(tmp_path / "out.json"), "--csv", str(tmp_path / "out.csv"), "--against", str(second)]
-    assert main([str(first), *words]) == 0
-    text = capsys.readouterr().out
-    assert "1 rank, 2 steps (kineto) against 1 rank, 3 steps (nsys)" in text
-    record = json.loads((tmp_path / "out.json").read_text())
-    assert record["against"] == json.loads(json.dumps(read([second]).as_dict(10)))
-    ratios = {entry["metric"]: entry for entry in record["ratios"]}
-    assert ratios["relu"]["ratio"] == pytest.approx(1 / 3)
-    assert ratios["relu"]["ratio_per_step"] == pytest.approx(1 / 3 * 3 / 2)
-    assert ratios["memcpy Peer-to-Peer"]["ratio"] is None  # nothing / nothing
-    destroyed = ratios["cudaEventDestroy"]
-    assert (destroyed["total_s"], destroyed["against_total_s"], destroyed["ratio"]) == (None, pytest.approx(1e-6), None)
-    assert "not recorded" in next(line for line in text.splitlines() if line.startswith("  cudaEventDestroy   "))
-    with (tmp_path / "out.csv").open() as file:
-        lines = {(line["rank"], line["metric"]): line for line in csv.DictReader(file)}
-    assert float(lines["all", "relu"]["ratio"]) == pytest.approx(1 / 3)
-    assert lines["0", "relu"]["ratio"] == ""
-
-
 def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program `nsys` on PATH."""
     folder.mkdir(exist_ok=True)

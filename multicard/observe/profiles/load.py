@@ -39,7 +39,7 @@ def read(paths: Sequence[Path]) -> Profile:
                 by_source.setdefault(source, []).append(trace)
     if len(by_source) > 1:
         first, second = (traces[0].where for traces in by_source.values())
-        raise ValueError(f"{first} is of {next(iter(by_source))}, {second} is not: compare them with --against")
+        raise ValueError(f"{first} is of {next(iter(by_source))}, {second} is not: read them one by one")
     ((source, traces),) = by_source.items()
     return metrics.profile(source, _ranked(traces), kineto.NOT_RECORDED if source == "kineto" else ())
 

@@ -1,10 +1,9 @@
-"""A profile, and the comparison of two, as text tables."""
+"""A profile as text tables."""
 
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
-from typing import TypeVar
 
-from multicard.observe.profiles.metrics import GROUPS, LONG, Pair, Profile
+from multicard.observe.profiles.metrics import GROUPS, LONG, Profile
 from multicard.observe.profiles.names import CUDA_APIS
 from multicard.records import text_table
 from multicard.records.schema_parts import ProfileRank, ProfileRow
@@ -23,7 +22,6 @@ assert set(TITLES) == set(GROUPS)
 WIDTH = 140  # of output that is no terminal
 SPREAD_WIDTH = 120  # from which on the columns least and most fit in
 NAME_WIDTH = 24  # to which names are cut at most
-Entry = TypeVar("Entry", ProfileRow, Pair)
 
 
 def profile_lines(profile: Profile, top: int, rank: int | None = None, width: int | None = None) -> list[str]:
@@ -47,7 +45,8 @@ def profile_lines(profile: Profile, top: int, rank: int | None = None, width: in
     for group, heading, rows in _groups(profile.rank_rows(None if summed else ranks[0].rank), top):
         body += [[], [heading]]
         for row in rows:
-            figures = [_calls(row), in_seconds(row.total_s), in_seconds(row.mean_s), f"{row.share:.2%}"]
+            calls = "-" if row.calls is None else f"{row.calls:,}"
+            figures = [calls, in_seconds(row.total_s), in_seconds(row.mean_s), f"{row.share:.2%}"]
             times_s = [times.get((group, row.metric), 0.0) for times in totals_s]  # a rank without it spent no time
             body.append([_label(row), *figures, in_bytes(row.bytes), *(_extremes(times_s, ranks) if spread else ())])
         if group == "api":
@@ -62,26 +61,6 @@ def profile_lines(profile: Profile, top: int, rank: int | None = None, width: in
     headings = ["metric", "calls", "total", "mean", "share", "bytes", *(["least", "most"] if spread else [])]
     wrapped = [line for note in notes for line in wrap(note, width)]
     return [*_rank_lines(ranks, width), "", *_table(headings, body[1:], width), *wrapped]
-
-
-def comparison_lines(
-    pairs: Sequence[Pair], first: Profile, second: Profile, top: int, width: int | None = None
-) -> list[str]:
-    """Lines of a table of two profiles side by side, each summed over its ranks; see `profile_lines`."""
-    per_step = any(pair.ratio_per_step != pair.ratio for pair in pairs if pair.ratio_per_step is not None)
-    body = []
-    for _, heading, group_pairs in _groups(pairs, top):
-        body += [[], [heading]]
-        for pair in group_pairs:
-            row = pair.first or pair.second
-            assert row is not None, "a pair has one side at least"
-            totals = [_total(pair.first, row, first), _total(pair.second, row, second)]
-            ratios = [pair.ratio, *([pair.ratio_per_step] if per_step else [])]
-            cells = ["-" if ratio is None else f"{ratio:.3f}" for ratio in ratios]
-            body.append([_label(row), _calls(pair.first), _calls(pair.second), *totals, *cells])
-    headings = ["metric", "calls", "against", "total", "against", "ratio", *(["per step"] if per_step else [])]
-    note = f"{_described(first)} against {_described(second)}, summed over ranks; ratio of the totals"
-    return [*_table(headings, body[1:], width or text_table.terminal_width() or WIDTH), note]
 
 
 def in_seconds(time_s: float | None) -> str:
@@ -114,10 +93,10 @@ def _rank_lines(ranks: Sequence[ProfileRank], width: int) -> list[str]:
     return text_table.text(list(columns), rows, width, align="l" + "r" * (len(columns) - 1))
 
 
-def _groups(entries: Sequence[Entry], top: int) -> Iterator[tuple[str, str, Sequence[Entry]]]:
-    """Each group that has entries, its heading, and the entries to print."""
+def _groups(rows: Sequence[ProfileRow], top: int) -> Iterator[tuple[str, str, Sequence[ProfileRow]]]:
+    """Each group that has rows, its heading, and the rows to print."""
     for group, title in TITLES.items():
-        members = [entry for entry in entries if entry.group == group]
+        members = [row for row in rows if row.group == group]
         limit = top if group in LONG else len(members)
         if members:
             yield group, f"{title}, {limit} of {len(members)}" if limit < len(members) else title, members[:limit]
@@ -142,25 +121,10 @@ def _label(row: ProfileRow) -> str:
     return f"  {name}  {row.detail}".rstrip()
 
 
-def _calls(row: ProfileRow | None) -> str:
-    return "-" if row is None or row.calls is None else f"{row.calls:,}"
-
-
 def _extremes(times_s: Sequence[float], ranks: Sequence[ProfileRank]) -> tuple[str, str]:
     """The least and the most, each with its rank."""
     cells = [(time_s, f"{in_seconds(time_s)} r{rank.rank}") for time_s, rank in zip(times_s, ranks, strict=True)]
     return (min(cells)[1], max(cells)[1]) if max(times_s) else ("-", "-")
-
-
-def _total(side: ProfileRow | None, row: ProfileRow, profile: Profile) -> str:
-    if side is not None:
-        return in_seconds(side.total_s)
-    return "not recorded" if row.metric in profile.not_recorded else "-"
-
-
-def _described(profile: Profile) -> str:
-    steps = "steps not marked" if profile.steps is None else f"{profile.steps} steps"
-    return f"{len(profile.ranks)} rank{'s' * (len(profile.ranks) > 1)}, {steps} ({profile.source})"
 
 
 def _percent(share: float | None) -> str:
