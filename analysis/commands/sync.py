@@ -22,7 +22,7 @@ from multicard.config.base import TrackerConfig, TrackerMode
 from multicard.config.job import count
 from multicard.machine import network
 from multicard.measure.timing import pause
-from multicard.records import probes, run_folder
+from multicard.records import run_folder
 from multicard.records.figures import FIGURES
 from multicard.records.schema import AnyRecord
 from multicard.records.text_table import clean
@@ -128,7 +128,7 @@ def _send_sweep(
 ) -> None:
     with TemporaryDirectory(prefix="multicard-report-") as own:
         page = None
-        if any(not probes.is_probe(records[run.folder].config, run.folder) for run in runs):
+        if any(not run_folder.is_probe(records[run.folder], run.folder) for run in runs):
             page = Path(own) / "report.html"
             write_report(folder, page)
         upload.sweep(folder, records, table(runs, records), page, target)

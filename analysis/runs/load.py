@@ -13,8 +13,7 @@ import numpy as np
 
 from analysis.runs.columns import columns
 from multicard.config.job import count
-from multicard.records import run_folder, steps, validate
-from multicard.records.probes import is_probe
+from multicard.records import run_folder, steps
 from multicard.records.run_folder import RESULT
 from multicard.records.schema import AnyRecord, Environment
 from multicard.records.schema_parts import Prediction
@@ -43,7 +42,7 @@ class Run:
         Raises:
             ValueError: it has become another, broken one since.
         """
-        return validate.decode((self.folder / RESULT).read_bytes())
+        return run_folder.decode((self.folder / RESULT).read_bytes())
 
     def measured_s(self) -> np.ndarray:
         """Seconds of each step (n,) after the warm-up; their mean is the column `step_s`. See `records.steps`.
@@ -130,12 +129,12 @@ def _below(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
 def _read(folder: Path, probes: bool) -> Run | Skipped | None:
     """The run in a folder; None where it is a probe, unless they are wanted."""
     try:
-        record = validate.decode((folder / RESULT).read_bytes())
+        record = run_folder.decode((folder / RESULT).read_bytes())
     except OSError as error:
         return Skipped(folder, f"{RESULT} cannot be read ({error.strerror})")
     except ValueError as error:
         return Skipped(folder, str(error))
-    if not probes and is_probe(record.config, folder):
+    if not probes and run_folder.is_probe(record, folder):
         return None
     steps.redefine(folder, record)
     return Run(folder, columns(folder, record), record.prediction)

@@ -9,7 +9,6 @@ from multicard.config.job import count
 from multicard.config.keys import flat
 from multicard.config.placement import CROWDED
 from multicard.measure import formulas
-from multicard.records.probes import is_probe
 from multicard.records.schema import AnyRecord, LlmRecord, VisionRecord
 from multicard.records.schema_parts import Disturber, TextRows
 
@@ -37,7 +36,7 @@ def measured_settings(config: dict[str, Any]) -> dict[str, str]:
 def reference(record: AnyRecord, records: Sequence[AnyRecord], **axes: Any) -> AnyRecord | None:
     """The `ok` record that has these values on `axes` and is like `record` in all else, data and machine too; of
     several repetitions the same one. A probe is none."""
-    measured = [r for r in records if r.status == "ok" and not is_probe(r.config)]
+    measured = [r for r in records if r.status == "ok" and not r.is_probe]
     alike = [r for r in measured if _all_but(r, [*axes]) == _all_but(record, [*axes])]
     alike = [r for r in alike if all(r.axes.get(axis, value) == value for axis, value in axes.items())]
     return min(alike, key=lambda r: r.repetition != record.repetition, default=None)

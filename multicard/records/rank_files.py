@@ -4,15 +4,18 @@ The controller reads them while the run goes on and makes the record of them. Th
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
+from multicard.measure import formulas, series
 from multicard.measure.timing import clock_s, pause
-from multicard.records import run_folder
-from multicard.records.schema_parts import CompileCache, Memory, Parts, Scalar, Segment, TextRows
+from multicard.records import run_folder, steps
+from multicard.records.schema_parts import CompileCache, Memory, Parts, ProbeEnd, Scalar, Segment, TextRows
 
 SEEN_S = 60.0  # within which a shared file system shows what another node wrote
 
@@ -140,7 +143,7 @@ def read(folder: Path, expected: int = 0) -> list[Any]:
 def have_steps(folder: Path, reports: Sequence[AnyReport]) -> bool:
     """True where the steps of all reported epochs can be read, or an earlier start merged them."""
     files = (run_folder.steps_file(folder, report.rank, part.epoch) for report in reports for part in report.epochs)
-    return (folder / "steps.parquet").exists() or all(file.exists() for file in files)
+    return (folder / steps.STEPS).exists() or all(file.exists() for file in files)
 
 
 def _read(path: Path) -> AnyReport | None:
@@ -154,3 +157,20 @@ def peak_memory(reports: Sequence[RankReport], kind: str) -> Memory:
     """The record's `peak_memory_bytes`: the highest and every rank's; `kind` as there."""
     per_rank = [report.peak_memory_bytes for report in reports]
     return Memory(max((peak for peak in per_rank if peak is not None), default=None), per_rank, kind)
+
+
+def probe_end(reports: Sequence[RankReport], table: Any) -> ProbeEnd | None:
+    """The record's `probe`, by the steps of all ranks; None where it has none.
+
+    Args:
+        reports: of the ranks of a run that ended by itself. table: of the steps of all (Arrow).
+    """
+    probe = reports[0].probe if reports else None
+    if probe is None or table is None:
+        return None
+    epoch, rank, step, step_s = (table[name].to_numpy() for name in steps.COLUMNS)
+    seconds = formulas.step_times_s(epoch, rank, step, step_s)
+    counts = np.arange(len(seconds)) % (int(step.max()) + 1) > 0  # without the first of each epoch
+    counts[probe.left_out] = False  # of a race: what followed its pauses
+    mean = series.mean_step(seconds[counts] if counts.any() else seconds)
+    return ProbeEnd(probe.ended_by, steps_per_epoch=probe.steps_per_epoch, **asdict(mean))

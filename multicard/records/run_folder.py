@@ -25,31 +25,32 @@ import json
 import math
 import os
 import re
-import shutil
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, get_type_hints
 
 import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
-from multicard.config.keys import require
-from multicard.machine import slurm
-from multicard.machine.environment import host
-from multicard.records import steps, validate
-from multicard.records.schema import AnyRecord, Environment
+from multicard.config.base import NOT_IDENTITY
+from multicard.records import steps
+from multicard.records.schema import SCHEMA_VERSION, STEPS, AnyRecord, Environment
 from multicard.records.schema_parts import Attempt
 
 RESULT, ENVIRONMENT = "result.json", "environment.json"
 STATUSES = ("ok", "oom", "diverged", "failed", "timeout", "preempted", "interrupted", "refused")
 DONE = ("ok", "oom", "diverged")  # out of memory and divergence are measurements: they would happen again
 ALWAYS = ("schema_version", "kind", "name", "job", "status", "cause", "started_at", "axes", "repetition")
-RUNNING = ".running.json"  # who is measuring into the folder now
 SEGMENTS = "segments.json"
+MOST_RANKS = 10**6
 MACHINE = "machine.parquet"
 STEP_PARTS = "steps/r*_e*.parquet"
+LONGEST = 120  # characters of the changed axes that a folder's name shows
+REFUSED = "0" * 8  # the identity of a configuration that is to be refused
 PARTIAL = re.compile(r"\..+\.\d+")  # what `replacing` writes first
 BAD = ("failed", "interrupted", "timeout", "refused")  # a sweep that holds one of these exits with 1
 
@@ -132,7 +133,7 @@ def content_of(record: AnyRecord) -> dict[str, Any]:
 
 
 def write_result(run: Run) -> None:
-    """Write result.json, checked by the schema (see `validate.checked`)."""
+    """Write result.json, checked by the schema."""
     _write_checked(run.folder / RESULT, content_of(run.record), AnyRecord)
 
 
@@ -143,9 +144,22 @@ def write_environment(folder: Path, environment: Environment) -> None:
 
 def _write_checked(path: Path, value: Any, kind: Any) -> None:
     text = json_text(value)
-    with validate.checked(path):
-        validate.check(text, kind)
+    try:
+        msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        _report(f"{path}: not of the record's schema: {error}")
     write_text(path, text)
+
+
+def _report(mismatch: str) -> None:
+    """Report a file that is not of the schema, an error of this program.
+
+    It is written all the same: hours of measuring are worth more than a wrong type. With MULTICARD_STRICT set, as in
+    the tests, the mismatch is raised instead.
+    """
+    if os.environ.get("MULTICARD_STRICT"):
+        raise TypeError(mismatch)
+    print(f"{mismatch}; please report this error of multicard", file=sys.stderr)
 
 
 def read_environment(folder: Path) -> Environment:
@@ -174,8 +188,10 @@ def write_steps(folder: Path, rank: int, epoch: int, columns: dict[str, np.ndarr
     index = {"epoch": np.full(count, epoch, np.int32), "rank": np.full(count, rank, np.int32)}
     columns = {**index, "step": np.arange(count, dtype=np.int32), **columns}
     path = steps_file(folder, rank, epoch)
-    with validate.checked(path):
-        validate.check_steps(columns)
+    kinds = {name: values.dtype.kind for name, values in columns.items()}
+    letters = {int: "i", float: "f"}
+    if kinds not in [{name: letters[hint] for name, hint in get_type_hints(kind).items()} for kind in STEPS.values()]:
+        _report(f"{path}: not the columns of steps.parquet: {kinds}")
     write_parquet(path, columns)
 
 
@@ -250,117 +266,6 @@ def remove_empty(folder: Path) -> None:
         return
 
 
-def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
-    """Mark `folder` as being measured by this process, or by SLURM's `job`, until `release`.
-
-    Files of an earlier try are removed; a finished measurement is put aside until the new one has finished too.
-
-    Args:
-        keep: keep the files of an earlier try, also where it was no start of the same job.
-
-    Returns:
-        True where files of an earlier try are still there: the same job was requeued, or `keep`.
-
-    Raises:
-        ValueError: another process, or job, is measuring into it, or it holds a measurement that cannot be read.
-    """
-    marker, key = folder / RUNNING, f"name={folder.parent.name}"
-    mine = {"host": host(), "pid": os.getpid(), "job": job}
-    before = read_json(marker)
-    if job is not None and before is not None and before.get("job") == job:
-        write_json(marker, mine)
-        return True
-    who = owner(folder)
-    require(who is None, f"{key}: {who} is measuring {folder.name}; wait for it (if it is gone, remove {marker})")
-    if keep:
-        write_json(marker, mine)
-        return True
-    measured, status = finished(folder) is not None, (read_json(folder / RESULT) or {}).get("status")
-    problem = f"{key}: {folder.name}/{RESULT} is of another version of multicard, or altered"
-    remedy = "use that version, choose another name=, or remove the folder"
-    require(measured or status not in DONE, f"{problem}; {remedy}")
-    if measured and not _aside(folder).exists():
-        folder.rename(_aside(folder))
-    try:
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-        with marker.open("x") as file:
-            json.dump(mine, file)
-    except FileExistsError:
-        raise ValueError(f"{key}: another process has just begun to measure {folder.name}; wait for it") from None
-    except OSError:
-        disclaim(folder)
-        raise
-    return False
-
-
-def disclaim(folder: Path) -> None:
-    """Undo a `claim` before anything was measured: what was put aside is back."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(FileNotFoundError):
-        _aside(folder).rename(folder)
-
-
-def owner(folder: Path, job: str | None = None) -> str | None:
-    """The process or job that measures into `folder` now, unless it is this process, or SLURM's `job`."""
-    marked = read_json(folder / RUNNING)
-    if marked is None or (job is not None and marked.get("job") == job):
-        return None
-    import psutil
-
-    if marked.get("job") is not None:
-        return f"job {marked['job']}" if slurm.is_alive(marked["job"]) else None
-    if marked["host"] != host():
-        return f"process {marked['pid']} on {marked['host']}"
-    other = marked["pid"] != os.getpid() and psutil.pid_exists(marked["pid"])
-    return f"process {marked['pid']}" if other else None
-
-
-def is_held_by(folder: Path, job: str) -> bool:
-    """True where SLURM's `job` claims `folder`, or died before it could release it."""
-    return (read_json(folder / RUNNING) or {}).get("job") == job
-
-
-def results(sweep: Path) -> dict[str, tuple[int, int]]:
-    """Inode and change time of each record of a sweep, by the name of its run: they tell it from one that replaces it.
-
-    No time is compared with a clock: it may be set meanwhile, and that of a file server is another.
-    """
-    known = {}
-    for path in sweep.glob(f"[!.]*/{RESULT}"):
-        with suppress(FileNotFoundError):
-            status = path.stat()
-            known[path.parent.name] = (status.st_ino, status.st_mtime_ns)
-    return known
-
-
-def beside(folder: Path, hosts: set[str], before: dict[str, tuple[int, int]]) -> int:
-    """Other runs of the sweep that were measured on one of these hosts while the run in `folder` was, until now.
-
-    Args:
-        before: `results` of the sweep when the run began.
-    """
-    marked, count = read_json(folder / RUNNING) or {}, 0
-    now = results(folder.parent)
-    running = {path.parent.name: read_json(path) for path in folder.parent.glob(f"[!.]*/{RUNNING}")}
-    for name in (now | running).keys() - {folder.name}:
-        other, marker = folder.parent / name, running.get(name)
-        if marker is not None:
-            count += marker["host"] in hosts and owner(other, marked.get("job")) is not None
-        elif name in now and now[name] != before.get(name):
-            ended = read(other)
-            count += ended is not None and any(hosts & {*(part.hosts or ())} for part in ended.record.segments)
-    return count
-
-
-def clear(folder: Path) -> None:
-    """Remove what an earlier start of the same job left, but for the list of its starts."""
-    for path in folder.iterdir():
-        if path.name not in (RUNNING, SEGMENTS):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
 def read_segments(folder: Path) -> list[Attempt]:
     """The starts of the run, in order; one that left no `end` was cut off."""
     return msgspec.convert((read_json(folder / SEGMENTS) or {}).get("segments", []), list[Attempt])
@@ -370,20 +275,28 @@ def write_segments(folder: Path, segments: list[Attempt]) -> None:
     write_json(folder / SEGMENTS, {"segments": msgspec.to_builtins(segments)})
 
 
-def release(folder: Path) -> None:
-    """End a `claim`."""
-    (folder / RUNNING).unlink(missing_ok=True)
-    if finished(folder) is not None:
-        shutil.rmtree(_aside(folder), ignore_errors=True)
+def cell_name(digits: str, overrides: list[str], repetition: int, probe: bool = False) -> str:
+    """The folder of a cell: the changed axes and its identity, `gpus=2,precision=fp16-1a2b3c4d`.
+
+    A repetition has its number, and a probe says that it is one: `gpus=2-1a2b3c4d-r2`, `gpus=2-1a2b3c4d-probe`.
+    """
+    hidden = {*NOT_IDENTITY, "experiment", "hydra", "+hydra", "~hydra"}
+    changed = (o for o in overrides if re.split(r"[=./@]", o, maxsplit=1)[0] not in hidden)
+    keys = sorted(re.sub(r"^[\w+/]*\.", "", o) for o in changed)  # the key without its group
+    text = re.sub(r"=[._]+", "=", re.sub(r"[^\w.,=+-]", "_", ",".join(keys)))[:LONGEST] or "default"
+    return f"{text}-{digits}" + (f"-r{repetition}" if repetition > 1 else "") + ("-probe" if probe else "")
 
 
-def _aside(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.before")
+def find_cell(sweep: Path, name: str) -> Path:
+    """The folder of a cell in `sweep`: the one in which the same configuration was measured, else a new one."""
+    ending = re.search(r"-(\w{8})(-r\d+)?(-probe)?$", name)
+    known = () if ending is None or ending[1] == REFUSED else sorted(sweep.glob(f"*{ending[0]}"))
+    return next((folder for folder in known if folder.is_dir()), sweep / name)
 
 
-def find_cell(sweep: Path, ending: str) -> Path | None:
-    """The folder under `sweep` in which the run with this identity, and repetition, was measured before."""
-    return next((path for path in sorted(sweep.glob(f"*{ending}")) if path.is_dir()), None)
+def is_probe(record: AnyRecord, folder: Path) -> bool:
+    """True of a probe, however it ended: of one that was refused its folder says it alone."""
+    return record.is_probe if record.config else folder.name.endswith("-probe")
 
 
 def finished(folder: Path) -> Run | None:
@@ -395,8 +308,46 @@ def finished(folder: Path) -> Run | None:
 def read(folder: Path) -> Run | None:
     """The run in a folder; None before it has left a record, or where that is broken."""
     try:
-        record = validate.decode((folder / RESULT).read_bytes())
+        record = decode((folder / RESULT).read_bytes())
     except (OSError, ValueError):
         return None
     steps.redefine(folder, record)
     return Run(folder, record)
+
+
+def decode(content: bytes) -> AnyRecord:
+    """The record in the bytes of a result.json.
+
+    Raises:
+        ValueError: what is wrong with it; of a newer schema its version alone, as all else may then differ too.
+    """
+    try:
+        version = msgspec.json.decode(content, type=_Version).schema_version
+        if version > SCHEMA_VERSION:
+            newer = f"schema_version {version} is newer than this program's {SCHEMA_VERSION}"
+            raise ValueError(f"{newer}: update multicard")
+        record = msgspec.json.decode(content, type=AnyRecord)
+        if record.status != "refused":  # what was refused may have been any number
+            msgspec.convert({"axes": record.axes, "config": record.config}, _Counted)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{RESULT} is broken ({error})") from None
+    return record
+
+
+class _Version(Struct):
+    schema_version: int
+
+
+class _Counts(Struct):
+    """The numbers among axes and configuration that are reckoned with."""
+
+    gpus: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None
+    nodes: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None
+    seed: int | None = None
+    warmup_steps: Annotated[int, Meta(ge=0)] | None = None
+    skip_steps: Annotated[int, Meta(ge=0)] | None = None
+
+
+class _Counted(Struct):
+    axes: _Counts
+    config: _Counts

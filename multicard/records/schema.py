@@ -149,6 +149,10 @@ class Record(Struct, kw_only=True):
     changes: Annotated[str | None, "8 hex digits of the difference"] = None
 
     @property
+    def is_probe(self) -> bool:
+        return bool((self.config.get("probe") or {}).get("enabled"))
+
+    @property
     def steps(self) -> Statistics | None:
         """Times of a training run's steps, or a tuning run's iterations."""
         return None

@@ -17,7 +17,7 @@ from multicard.messages import say
 from multicard.observe.energy.sampler import Sampler
 from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure, Interrupted
-from multicard.records import run_folder
+from multicard.records import ownership, run_folder
 from multicard.records.progress import Board
 from multicard.records.run_folder import Run
 from multicard.records.schema_parts import Load
@@ -84,7 +84,7 @@ def measure(
     finally:
         peers.close()
         if claimed:
-            run_folder.release(folder)
+            ownership.release(folder)
     say(outcome.line(measured))
     return measured
 
@@ -102,7 +102,7 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, label: str) -> Failur
         failure = _run_ranks(run, mirror, peers)
         load = msgspec.convert(run.load.end(), Load)
         if not pauses(run.config):  # as the other cells of a race do in its turns
-            beside = run_folder.beside(run.folder, set(run.allocation.hosts), run.others)
+            beside = ownership.beside(run.folder, set(run.allocation.hosts), run.others)
     peers.close()  # the other nodes need not wait for the record
     if attempts.last(run.folder).end is None:
         attempts.end(run.folder, failure, load, beside)

@@ -19,7 +19,7 @@ from multicard.observe.energy import gpu_record
 from multicard.ranks import checkpoint, compiler
 from multicard.ranks.failures import Failure, in_a_line
 from multicard.ranks.process import LOG_LINES
-from multicard.records import probes, rank_files, run_folder
+from multicard.records import ownership, rank_files, run_folder
 from multicard.records.rank_files import AnyReport, RankReport
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord, Cpu, Environment, Git, RankPlace
@@ -55,10 +55,10 @@ def refuse(run: Run, message: str, keep: bool = True, label: str = "") -> Run:
     """
     run.record.status, run.record.cause = "refused", Failure("refused", message)
     say(f"{label}refused: {message}", error=True)
-    if keep and run_folder.finished(run.folder) is None and run_folder.owner(run.folder, run.record.job) is None:
+    if keep and run_folder.finished(run.folder) is None and ownership.owner(run.folder, run.record.job) is None:
         with suppress(OSError):  # where nothing can be written, the line above has to do
             run_folder.write_result(run)
-            run_folder.release(run.folder)
+            ownership.release(run.folder)
     return run
 
 
@@ -157,7 +157,7 @@ def so_far(
     record.identity, record.config = config.identity(), plain(config)
     run.workload.summarise(record, config, run.placement, list(ranks), steps)
     if config.probe.enabled and attempt.failure is None:
-        record.probe = probes.ended(ranks, steps)
+        record.probe = rank_files.probe_end(ranks, steps)
     record.segments = attempts.merge(run.folder, record.segments)
     return record
 
@@ -189,9 +189,9 @@ def clean_up(folder: Path) -> None:
 
 def release_finished(folder: Path) -> None:
     """End the claim of a process that was killed between its record and its end."""
-    if (folder / run_folder.RUNNING).exists() and run_folder.owner(folder) is None:
+    if (folder / ownership.RUNNING).exists() and ownership.owner(folder) is None:
         clean_up(folder)
-        run_folder.release(folder)
+        ownership.release(folder)
 
 
 def _complete_environment(run: PreparedRun, ranks: Sequence[RankReport]) -> Environment:
@@ -243,6 +243,9 @@ def line(run: Run) -> str:
         log = f" (log: {run.folder / record.cause.log})" if record.cause.log else ""
         return f"  {record.status}: {record.cause.message}{log}"
     if record.probe is not None:
-        return f"  {probes.sentence(record.probe, record.total_s)}"
+        probe = record.probe
+        known = "" if probe.half_width is None else f" ± {probe.half_width:.1%}"
+        counted = f"{probe.steps} steps, {record.total_s or 0.0:.1f} s"
+        return f"  [probe] step {probe.step_s:.4g} s{known}, {counted}; ended by {probe.ended_by}"
     bound = f"\n  {record.diagnosis.sentence}" if record.diagnosis else ""
     return f"  ok in {record.total_s or 0.0:.1f} s, started in {record.startup_s or 0.0:.1f} s{bound}"

@@ -23,7 +23,7 @@ from multicard.messages import say
 from multicard.observe.profiles import nsys
 from multicard.ranks import checkpoint
 from multicard.ranks.process import Job
-from multicard.records import content, run_folder
+from multicard.records import content, ownership, run_folder
 from multicard.records.schema import Environment
 from multicard.records.schema_parts import Data, Prediction
 from multicard.run import attempts
@@ -39,7 +39,7 @@ class PreparedRun:
     """A validated run whose folder is claimed, ready to launch.
 
     load: of the machine, from here on; None where an earlier start trained the run, and only its record is missing.
-    others: the records of the sweep by now (`run_folder.results`).
+    others: the records of the sweep by now (`ownership.results`).
     arguments: what the workload's function is called with, after its `Rank`.
     """
 
@@ -137,7 +137,7 @@ def prepare(
     config = _with_profiler(config, placement)
     try:
         trained = attempts.is_trained(folder, placement.world_size)
-        restarted = run_folder.claim(folder, allocation.job, keep=trained and not cfg.rerun)
+        restarted = ownership.claim(folder, allocation.job, keep=trained and not cfg.rerun)
         try:
             run_folder.remove_partial(folder)
             if restarted and trained:
@@ -145,7 +145,7 @@ def prepare(
                 require(problem is None, problem or "")
                 return PreparedRun(workload, config, placement, folder, allocation)
             if restarted and checkpoint.latest(folder) is None:
-                run_folder.clear(folder)  # nothing to resume from: start over
+                ownership.clear(folder)  # nothing to resume from: start over
             data, load, others, taken_s = _untimed(workload, config, folder.parent, family)
             attempts.require_same_data(folder, data)
             machine = environment.collect()
@@ -161,9 +161,9 @@ def prepare(
             peers.begin(attempts.current(folder), arguments[2:])
         except BaseException:
             if restarted:
-                run_folder.release(folder)  # keep what the job left, to start from again
+                ownership.release(folder)  # keep what the job left, to start from again
             else:
-                run_folder.disclaim(folder)
+                ownership.disclaim(folder)
             raise
     except OSError as error:
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
@@ -190,7 +190,7 @@ def _untimed(
         data = content.fingerprint(workload.data(config))
     except OSError as error:
         raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that it is there") from None
-    others, load = run_folder.results(sweep), Load(family)
+    others, load = ownership.results(sweep), Load(family)
     return data, load, others, clock_s() - began_s
 
 

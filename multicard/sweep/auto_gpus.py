@@ -24,11 +24,11 @@ from multicard.machine import shares
 from multicard.machine.shares import Pool
 from multicard.measure.timing import in_hours
 from multicard.messages import say
-from multicard.records import identity, run_folder
+from multicard.records import run_folder
 from multicard.records.schema_parts import Interval
 from multicard.run import prepare
 from multicard.run.workload import Workload
-from multicard.sweep.cells import NAMED_CELLS
+from multicard.sweep.cells import NAMED_CELLS, task_of
 from multicard.sweep.command import Command
 
 SWITCH = "gpus_auto=true"
@@ -99,7 +99,7 @@ def resolve(
         key = tuple(sorted(word for word in words if not word.startswith(REPEATS)))
         if key not in cells:
             composed = context.config_loader.load_sweep_config(sweep_config, [*words])
-            cells[key] = AutoCell([], identity.task_of(composed), [])
+            cells[key] = AutoCell([], task_of(composed), [])
         runs[index] = cells[key], len(cells[key].labels)
         cells[key].labels.append(f"[{index + 1}/{len(job_overrides)}]")
         cells[key].repeats.append([word for word in words if word.startswith(REPEATS)])
@@ -202,7 +202,7 @@ def _look_up(cell: AutoCell, sweep: Path, names: str) -> None:
                 setattr(own, str(key), value)
             digits = own.identity()
             if run not in cell.measured and digits in names:
-                known = identity.find(sweep, identity.name(digits, [], own.repetition))
+                known = run_folder.find_cell(sweep, run_folder.cell_name(digits, [], own.repetition))
                 if run_folder.finished(known) is not None:
                     cell.measured[run] = gpus
 

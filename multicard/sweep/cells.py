@@ -3,16 +3,17 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.types import HydraContext
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from multicard.config.base import RunConfig, Scale, plain
 from multicard.messages import say
-from multicard.records import identity, run_folder
+from multicard.records import run_folder
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.run import outcome, prepare
@@ -167,7 +168,7 @@ def compose(
     unnamed = shrunk if sweep_config.scale == Scale.smoke else set()  # not part of a folder's name
     for number, overrides in enumerate(job_overrides, 1):
         composed = context.config_loader.load_sweep_config(sweep_config, list(overrides))
-        cfg = identity.task_of(composed)
+        cfg = task_of(composed)
         words = [word for word in overrides if word not in unnamed]
         label = f"[{number}/{total}] "
         cell = cell_of(command.workload, composed, cfg, Path(str(composed.hydra.sweep.dir)), words, number, label)
@@ -190,6 +191,16 @@ def compose(
     return Sweep(command, cells, [cell for cell in placed.values() if isinstance(cell, Refused)])
 
 
+def task_of(cfg: DictConfig) -> DictConfig:
+    """The configuration of the run itself, resolved, without Hydra's part, which is there while a sweep is composed."""
+    task = copy(cfg)
+    with open_dict(task):
+        task.pop("hydra", None)
+    task = deepcopy(task)  # of the run's part alone: Hydra's is the larger
+    OmegaConf.resolve(task)
+    return task
+
+
 def cell_of(
     workload: Workload,
     composed: DictConfig,
@@ -209,10 +220,10 @@ def cell_of(
     try:
         config = prepare.typed(workload, cfg)
     except ValueError as error:
-        name = identity.name(identity.REFUSED, words, cfg.repetition, cfg.probe.enabled)
-        return Refused(**place, folder=identity.find(sweep, name), reason=str(error))
-    name = identity.name(config.identity(), words, cfg.repetition, cfg.probe.enabled)
-    return Cell(**place, folder=identity.find(sweep, name), config=config)
+        name = run_folder.cell_name(run_folder.REFUSED, words, cfg.repetition, cfg.probe.enabled)
+        return Refused(**place, folder=run_folder.find_cell(sweep, name), reason=str(error))
+    name = run_folder.cell_name(config.identity(), words, cfg.repetition, cfg.probe.enabled)
+    return Cell(**place, folder=run_folder.find_cell(sweep, name), config=config)
 
 
 def settle(sweep: Sweep) -> None:

@@ -9,8 +9,7 @@ from msgspec import UNSET
 from multicard.measure.timing import clock_s, process_started_s
 from multicard.messages import say
 from multicard.records import run_folder, table
-from multicard.records.probes import is_probe
-from multicard.records.run_folder import Run
+from multicard.records.run_folder import Run, is_probe
 from multicard.run.workload import Workload
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Command:
         """Print the table of what this command measured and return its exit code."""
         single_refusal = [run.status for run in self.runs] == ["refused"] and not self.is_sweep
         if self.runs and not single_refusal:
-            table.show(self.runs, probes=all(is_probe(run.record.config, run.folder) for run in self.runs))
+            table.show(self.runs, probes=all(is_probe(run.record, run.folder) for run in self.runs))
             _show_profiles(self.runs)
         bad = any(run.status in run_folder.BAD or run.tracker_error is not None for run in self.runs)
         return 1 if bad or self.abandoned or self.would_refuse else 0

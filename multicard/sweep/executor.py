@@ -20,7 +20,7 @@ from multicard.machine.shares import Machine, MachineShare
 from multicard.measure.timing import clock_s, in_hours, pause
 from multicard.messages import say
 from multicard.ranks.failures import Failure
-from multicard.records import run_folder
+from multicard.records import ownership, run_folder
 from multicard.records.run_folder import Run
 from multicard.run import outcome
 from multicard.sweep.cells import Cell, Sweep
@@ -118,7 +118,7 @@ class Executor:
             if interrupted:
                 failure = Failure("interrupt", "interrupted by SIGINT before it began")
             cell.result = outcome.fail(outcome.begin(cell.workload, cell.cfg, cell.folder), failure)
-            run_folder.release(cell.folder)
+            ownership.release(cell.folder)
         if self.reports:
             say(f"{cell.label}{cell.folder.name}: {outcome.line(cell.result).strip()}")
         return cell.result

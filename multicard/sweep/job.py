@@ -23,7 +23,7 @@ from multicard.observe.energy.sampler import Sampler
 from multicard.observe.profiles import nsys
 from multicard.ranks import elastic, failures, os_calls
 from multicard.ranks.failures import Failure, Interrupted
-from multicard.records import run_folder
+from multicard.records import ownership, run_folder
 from multicard.records.progress import Board
 from multicard.run import attempts, outcome, preemption, prepare
 from multicard.run import controller as run
@@ -150,7 +150,7 @@ class SlurmJob(CellJob):
             with closing(Peers(allocation)) as peers:
                 peers.meet()  # else the other nodes would wait for this one
             outcome.clean_up(self.folder)
-            run_folder.release(self.folder)
+            ownership.release(self.folder)
             return done.status
         began = {"predict": before_run.prediction, "started_s": process_started_s()}
         result = run.measure(self.workload, self.cfg, self.folder, True, allocation, self.requeue, **began)
@@ -180,7 +180,7 @@ class SlurmJob(CellJob):
         lost = failure is not None and failure.kind == "node" and failure.host == allocation.hosts[0]
         if failure is not None and lost and allocation.node == 1:
             outcome.fail(outcome.begin(self.workload, self.cfg, self.folder, allocation.job), failure, "failed")
-            run_folder.release(self.folder)
+            ownership.release(self.folder)
         return "ended"
 
     def _run_ranks(self, allocation: Allocation) -> Failure | None:

@@ -16,7 +16,7 @@ from multicard.messages import say
 from multicard.ranks import interruption
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import LOG_LINES
-from multicard.records import run_folder
+from multicard.records import ownership, run_folder
 from multicard.run import outcome
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.executor import Pace
@@ -89,7 +89,7 @@ class Queue:
             run = run_folder.read(cell.folder)
             if run is not None and run.record.job == job:
                 # after its record a job removes what it resumes from, and mirrors the run
-                if job not in self.states or not run_folder.is_held_by(cell.folder, job):
+                if job not in self.states or not ownership.is_held_by(cell.folder, job):
                     cell.result = run
                     ended.append(cell)
             elif job in self.states:
@@ -142,7 +142,7 @@ class Queue:
             job = self.jobs[cell.number]
             status, failure = judge(job, states.get(job), cell.folder)
             cell.result = outcome.fail(outcome.begin(cell.workload, cell.cfg, cell.folder, job), failure, status)
-            run_folder.release(cell.folder)
+            ownership.release(cell.folder)
         return lost
 
 

@@ -15,7 +15,6 @@ from multicard.config.sweeps import PREDICTION
 from multicard.observe.energy.gpu_record import MERGED
 from multicard.records import text_table
 from multicard.records.comparable import content
-from multicard.records.probes import is_probe
 from multicard.records.run_folder import ENVIRONMENT, MACHINE, RESULT, read_environment
 from multicard.records.schema import AnyRecord, Cpu, Environment
 from multicard.records.schema_parts import Segment
@@ -73,7 +72,7 @@ def run_id(record: AnyRecord) -> str:
     first = record.segments[0] if record.segments else Segment(record.started_at)
     facts = {
         **{name: getattr(record, name) for name in ("kind", "name", "axes", "repetition")},
-        "probe": is_probe(record.config),
+        "probe": record.is_probe,
         "started_at": first.started_at,
         "hosts": first.hosts,
     }
@@ -120,7 +119,7 @@ def short_names(cells: Iterable[str]) -> dict[str, str]:
 
 def tags(record: AnyRecord) -> tuple[str, ...]:
     """The user's tags, `probe`, and the status of a run that did not end ok."""
-    marks = {"probe": is_probe(record.config), record.status: record.status != "ok"}
+    marks = {"probe": record.is_probe, record.status: record.status != "ok"}
     return tuple(dict.fromkeys([*user_tags(record), *(mark for mark, applies in marks.items() if applies)]))
 
 

@@ -18,7 +18,7 @@ import msgspec
 from multicard.config.base import TrackerConfig, TrackerMode
 from multicard.machine import network
 from multicard.measure.timing import timestamp
-from multicard.records import rank_files, run_folder, validate
+from multicard.records import rank_files, run_folder
 from multicard.records.rank_files import AnyReport
 from multicard.records.schema import AnyRecord
 from multicard.tracking import history, keys, run_record
@@ -54,7 +54,7 @@ def record(folder: Path, target: Target, name: str | None = None) -> None:
 def _read(folder: Path) -> tuple[bytes, AnyRecord]:
     """result.json, and the record in it."""
     content = (folder / run_folder.RESULT).read_bytes()
-    return content, validate.decode(content)
+    return content, run_folder.decode(content)
 
 
 def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:

@@ -11,7 +11,7 @@ import wandb
 
 from analysis.__main__ import main
 from analysis.commands import sync
-from multicard.records import run_folder, validate
+from multicard.records import run_folder
 from multicard.run import controller as run
 from multicard.tracking import keys, run_record, upload
 from multicard.vision.workload import WORKLOAD
@@ -34,7 +34,7 @@ def written(sweep: Path) -> list[Path]:
 
 
 def ids(folders: list[Path]) -> list[str]:
-    return [run_record.run_id(validate.decode((folder / "result.json").read_bytes())) for folder in folders]
+    return [run_record.run_id(run_folder.decode((folder / "result.json").read_bytes())) for folder in folders]
 
 
 def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, capsys: pytest.CaptureFixture[str]):

@@ -19,7 +19,7 @@ from multicard.config.placement import Placement, place
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.llm import workload as llm
 from multicard.measure import memory
-from multicard.records import identity
+from multicard.records import run_folder
 from multicard.run.workload import Workload
 from multicard.vision.data.datasets import DATASETS
 from multicard.vision.data.loaders import LOADERS
@@ -266,31 +266,34 @@ def test_compile_is_a_switch_and_a_mode_in_one(compose_typed: Callable[..., Visi
 
 def folder_name(*words: str) -> str:
     config = typed(*words)
-    return identity.name(config.identity(), [*words], config.repetition)
+    return run_folder.cell_name(config.identity(), [*words], config.repetition)
 
 
 def test_the_folder_says_what_was_changed():
     words = ["gpus=2", "dataset.image_size=96", "name=x", "tracker.mode=disabled", "hydra.verbose=true"]
     assert folder_name(*words) == f"gpus=2,image_size=96-{typed(*words).identity()}"
     assert folder_name() == f"default-{typed().identity()}"
-    assert identity.name(identity.REFUSED, ["gpus=0"], 1) == "gpus=0-00000000"
+    assert run_folder.cell_name(run_folder.REFUSED, ["gpus=0"], 1) == "gpus=0-00000000"
 
 
 def test_a_cell_keeps_its_folder_however_it_is_typed(tmp_path: Path):
     typed_out = folder_name("gpus=1")
     (tmp_path / typed_out).mkdir()
-    assert identity.find(tmp_path, folder_name()) == tmp_path / typed_out
-    assert identity.find(tmp_path, "gpus=0-00000000") == tmp_path / "gpus=0-00000000"
+    assert run_folder.find_cell(tmp_path, folder_name()) == tmp_path / typed_out
+    assert run_folder.find_cell(tmp_path, "gpus=0-00000000") == tmp_path / "gpus=0-00000000"
 
 
 def test_a_repetition_has_a_folder_of_its_own_and_the_same_identity(tmp_path: Path):
     first, second = (folder_name(f"repetition={n}") for n in (1, 2))
     assert (first, second) == (f"default-{typed().identity()}", f"default-{typed().identity()}-r2")
     (tmp_path / first).mkdir()
-    assert identity.find(tmp_path, second) == tmp_path / second
+    assert run_folder.find_cell(tmp_path, second) == tmp_path / second
     typed_out = tmp_path / second.replace("default", "gpus=1")
     typed_out.mkdir()
-    assert identity.find(tmp_path, second) == typed_out and identity.find(tmp_path, first) == tmp_path / first
+    assert (
+        run_folder.find_cell(tmp_path, second) == typed_out
+        and run_folder.find_cell(tmp_path, first) == tmp_path / first
+    )
 
 
 def described(schema: type, prefix: str) -> Iterator[tuple[str, str | None]]:

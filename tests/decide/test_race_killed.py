@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from multicard.decide.race.live import FOLDER
-from multicard.records import rank_files, run_folder
+from multicard.records import ownership, rank_files
 from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited
 
 WORDS = (*SMALL, "lr=0.1,0.2", "model.width=0.35", "race=images_per_s", "race.block=0.5")
@@ -55,4 +55,4 @@ def test_a_race_goes_on_after_a_killed_rank_and_after_a_killed_command(tmp_path:
     ended = [path for path in tmp_path.glob("*/result.json") if not path.parent.name.endswith("-probe")]
     (final,) = [json.loads(path.read_text()) for path in ended]
     assert final["status"] == "ok" and final["probe"] is None
-    assert not [*tmp_path.glob(f"*/{run_folder.RUNNING}")]
+    assert not [*tmp_path.glob(f"*/{ownership.RUNNING}")]

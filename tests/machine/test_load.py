@@ -12,7 +12,7 @@ import pytest
 from multicard.config.placement import place
 from multicard.machine import environment, load
 from multicard.machine.environment import host
-from multicard.records import comparable, run_folder
+from multicard.records import comparable, ownership, run_folder
 from tests.conftest import awaited, typed
 from tests.helpers import records
 
@@ -92,16 +92,16 @@ def test_runs_of_a_sweep_on_the_same_node_at_the_same_time_are_counted(tmp_path:
     for name in ("ended before", "again"):
         run(tmp_path, name, ["here"])
     mine = run(tmp_path, "mine", host=host(), pid=os.getpid())
-    before = run_folder.results(tmp_path)
-    assert run_folder.beside(mine, {"here"}, before) == 0
+    before = ownership.results(tmp_path)
+    assert ownership.beside(mine, {"here"}, before) == 0
     for name, hosts in (("meanwhile", ["there", "here"]), ("elsewhere", ["there"])):
         later = run(tmp_path, name, hosts) / "result.json"
         os.utime(later, (1, 1))  # the clock was set back, or the file server's is another
-    assert run_folder.beside(mine, {"here"}, before) == 1
+    assert ownership.beside(mine, {"here"}, before) == 1
     again = tmp_path / "again" / "result.json"
     run_folder.write_json(again, run_folder.read_json(again))
-    assert run_folder.beside(mine, {"here"}, before) == 2
+    assert ownership.beside(mine, {"here"}, before) == 2
     run(tmp_path, "running", host=host(), pid=os.getppid())
     run(tmp_path, "gone", host=host(), pid=2**22 + 1)
     run(tmp_path, "running there", host="there", pid=os.getppid())
-    assert run_folder.beside(mine, {"here", host()}, before) == 3
+    assert ownership.beside(mine, {"here", host()}, before) == 3

@@ -17,7 +17,7 @@ from multicard.measure import timing
 from multicard.measure.timing import DATA, FORWARD, OPTIMIZER, PAUSED, StepTimer, clock_s, phase_table
 from multicard.ranks import gates
 from multicard.ranks.gates import Pausing, blocks_file
-from multicard.records import probes, rank_files
+from multicard.records import rank_files
 from multicard.records.progress import Board
 from multicard.records.rank_files import RankProbe, RankReport
 from tests.conftest import awaited, typed
@@ -224,7 +224,7 @@ def test_ranks_of_tuning_pause_together(tuned: Measured, tmp_path: Path):
 def test_a_probe_of_a_race_is_known_by_the_steps_that_counted():
     columns = {"epoch": [0] * 6, "rank": [0] * 6, "step": [*range(6)], "step_s": [9.0, 1.0, 1.0, 5.0, 1.0, 1.0]}
     table = {name: SimpleNamespace(to_numpy=lambda values=values: np.array(values)) for name, values in columns.items()}
-    end = probes.ended([RankReport(rank=0, probe=RankProbe("race", 6, [0, 3]))], table)
+    end = rank_files.probe_end([RankReport(rank=0, probe=RankProbe("race", 6, [0, 3]))], table)
     assert end is not None and end.step_s == 1.0 and end.steps + end.warmup_steps == 4
 
 

@@ -20,9 +20,9 @@ from multicard.measure.timing import StepEnds
 from multicard.ranks import gates
 from multicard.ranks.gates import LEAD, Probing
 from multicard.ranks.process import Rank
-from multicard.records import comparable, probes, table
+from multicard.records import comparable, run_folder, table
 from multicard.records.progress import Board
-from multicard.run import preemption
+from multicard.run import outcome, preemption
 from multicard.run.preemption import StopOnWarning
 from tests.conftest import SMALL, awaited, typed
 from tests.helpers import records, wandb_file
@@ -246,7 +246,7 @@ def test_a_probe_whose_epochs_end_first_has_them_all(measured: Measured):
     end = written(record)["probe"]
     assert (end["ended_by"], end["steps_per_epoch"]) == ("run", 6)
     assert end["steps"] + end["warmup_steps"] == 3 * 5  # without the first of each epoch
-    assert "ended by run" in probes.sentence(records.as_record(record).probe, 1.0)
+    assert "ended by run" in outcome.line(records.as_run(record))
     assert list(wandb_file.read(Path(record["folder"]))["run"].tags) == ["a", "b", "probe"]
 
 
@@ -271,6 +271,7 @@ def test_no_run_is_compared_with_a_probe():
     own = {"config": made["config"] | {"probe": plain(typed("probe.enabled=true"))["probe"]}}
     run, probe = (records.as_record(record) for record in (made, made | own))
     assert comparable.reference(run, [run]) is run and comparable.reference(run, [probe]) is None
-    assert probes.is_probe({}, "x-1a2b3c4d-probe") and not probes.is_probe(run.config, "x-1a2b3c4d")
+    refused_probe = Path("x-1a2b3c4d-probe")
+    assert run_folder.is_probe(records.as_record({}), refused_probe) and not run_folder.is_probe(run, refused_probe)
     refused = {key: made[key] for key in ("kind", "name", "axes")} | {"status": "refused"}
     assert [line.split()[2] for line in table.probe_lines([records.as_run(refused)])[:2]] == ["status", "refused"]

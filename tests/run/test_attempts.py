@@ -8,7 +8,7 @@ import pytest
 from multicard.machine import slurm
 from multicard.machine.allocation import Allocation
 from multicard.ranks.failures import Failure
-from multicard.records import run_folder
+from multicard.records import ownership, run_folder
 from multicard.records.schema_parts import Segment
 from multicard.run import attempts
 
@@ -72,25 +72,25 @@ def test_an_attempt_that_saved_nothing_new_did_not_move_on(tmp_path: Path):
 
 def test_a_requeued_job_finds_its_folder_again(tmp_path: Path):
     folder = tmp_path / "sweep" / "cell"
-    assert run_folder.claim(folder, "12_3") is False
+    assert ownership.claim(folder, "12_3") is False
     (folder / "kept").write_text("")
-    assert run_folder.claim(folder, "12_3") is True
+    assert ownership.claim(folder, "12_3") is True
     assert (folder / "kept").exists()
     attempts.begin(folder, JOB)
-    run_folder.clear(folder)
-    assert sorted(path.name for path in folder.iterdir()) == [run_folder.RUNNING, run_folder.SEGMENTS]
+    ownership.clear(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [ownership.RUNNING, run_folder.SEGMENTS]
 
 
 def test_a_folder_is_not_taken_from_another_job_that_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "sweep" / "cell"
-    run_folder.claim(folder, "12_3")
+    ownership.claim(folder, "12_3")
     monkeypatch.setattr(slurm, "is_alive", lambda job: job == "12_3")
     for other in ("13", None):
         with pytest.raises(ValueError, match=r"name=sweep: job 12_3 is measuring cell; wait for it"):
-            run_folder.claim(folder, other)
+            ownership.claim(folder, other)
     monkeypatch.setattr(slurm, "is_alive", lambda _: False)
-    assert run_folder.claim(folder, "13") is False
-    assert run_folder.read_json(folder / run_folder.RUNNING) == {
+    assert ownership.claim(folder, "13") is False
+    assert run_folder.read_json(folder / ownership.RUNNING) == {
         "host": os.uname().nodename,
         "pid": os.getpid(),
         "job": "13",

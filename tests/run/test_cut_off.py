@@ -15,7 +15,7 @@ import pytest
 from omegaconf import DictConfig
 
 from multicard.machine.environment import host
-from multicard.records import run_folder
+from multicard.records import ownership, run_folder
 from multicard.run import attempts, outcome
 from multicard.run import controller as run
 from multicard.vision.workload import WORKLOAD
@@ -77,7 +77,7 @@ class Trained:
 
     def _copy(self, target: Path) -> None:
         shutil.copytree(self.folder, target)
-        run_folder.write_json(target / run_folder.RUNNING, {"host": host(), "pid": GONE, "job": None})
+        run_folder.write_json(target / ownership.RUNNING, {"host": host(), "pid": GONE, "job": None})
 
     def killed(self, name: str) -> Path:
         """A folder as a killed controller left it."""

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from multicard.measure.timing import pause
-from multicard.records import run_folder
+from multicard.records import ownership, run_folder
 from tests.faults import harness
 from tests.faults.acts import empty, fill, held, mount, root, then_release
 from tests.faults.harness import SWEEP, Fault, Trial
@@ -52,7 +52,7 @@ def resume() -> None:
 
 def claim(trial: Trial) -> dict:
     """Who measures the first cell: the controller's process and its job."""
-    return json.loads((trial.first_run() / run_folder.RUNNING).read_text())
+    return json.loads((trial.first_run() / ownership.RUNNING).read_text())
 
 
 def node(trial: Trial) -> str:

@@ -11,7 +11,7 @@ from multicard.machine import slurm
 from multicard.machine.allocation import Allocation
 from multicard.machine.slurm import State
 from multicard.ranks.failures import Failure
-from multicard.records import run_folder
+from multicard.records import ownership, run_folder
 from multicard.run import preemption
 from multicard.sweep import slurm_submit, slurm_wait
 from multicard.sweep.job import SlurmJob
@@ -147,7 +147,7 @@ def test_a_job_that_was_requeued_after_its_record_leaves_it(tmp_path: Path, monk
     monkeypatch.setattr(preemption, "hold_warnings", lambda: None)
     monkeypatch.setattr(slurm, "allocation", lambda *_: Allocation(job="7"))
     folder = tmp_path / "cell"
-    run_folder.claim(folder, "7")
+    ownership.claim(folder, "7")
     records.put(folder, records.vision(job="7"))
     run_folder.write_json(folder / "checkpoint" / "latest.json", {"steps": 5, "world_size": 1})
     assert SlurmJob(WORKLOAD, DictConfig({"code": "latest"}), folder, None)() == "ok"
@@ -203,11 +203,11 @@ def test_a_cell_has_ended_once_its_job_has_tidied_up_or_is_gone(
     monkeypatch.setattr(slurm, "queued", lambda _: dict(queued))
     cell = cells.cell(0, tmp_path)
     queue = slurm_wait.Queue([cell], {0: "4_0"}, Streak())
-    run_folder.claim(tmp_path, "4_0")
+    ownership.claim(tmp_path, "4_0")
     records.put(tmp_path, records.vision(job="4_0"))
     assert queue.poll() == []
     if has_left == "its folder":
-        run_folder.release(tmp_path)
+        ownership.release(tmp_path)
     else:
         queued.clear()
     assert queue.poll() == [cell]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from multicard.config.vision import Schedule
-from multicard.records import run_folder, validate
+from multicard.records import run_folder
 from multicard.tracking import history, keys, run_record
 from multicard.tracking.history import Timeline, step_figures
 from multicard.vision import optim
@@ -120,7 +120,7 @@ def test_a_summary_is_flat_and_keeps_lists():
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "tests" / "fixtures" / "records_v1").glob("*/*")), ids=str)
 def test_records_of_the_first_version_are_runs_too(folder: Path):
-    record = validate.decode((folder / "result.json").read_bytes())
+    record = run_folder.decode((folder / "result.json").read_bytes())
     about, timeline = run_record.about(folder, record), Timeline.of(record)
     rows = history.rows(record, run_folder.read_steps(folder))
     assert about.id and about.name and about.config["gpus"] == record.axes["gpus"]

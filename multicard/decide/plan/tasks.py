@@ -25,10 +25,9 @@ from multicard.estimate.estimates import Effort, Estimate, estimate
 from multicard.estimate.target import targets
 from multicard.estimate.totals import summed
 from multicard.machine import environment
-from multicard.records import identity
 from multicard.records.schema_parts import Interval
 from multicard.sweep import auto_gpus, fewest_probes
-from multicard.sweep.cells import Cell, Refused, cell_of
+from multicard.sweep.cells import Cell, Refused, cell_of, task_of
 
 # Seconds from a command to the start of its training, where no run of the machine tells: imports, data, the ranks
 START = Interval(15.0, 5.0, 40.0)
@@ -264,7 +263,7 @@ def _with_cell(run: JobRun, composed: DictConfig, node: PlannedNode, sweep: Path
     workload = workloads.of_entry(entry)
     with open_dict(composed):
         composed.gpus, composed.repetition, composed.name = run.gpus, repetition, sweep.name
-    cell = cell_of(workload, composed, identity.task_of(composed), sweep.absolute(), [*words, f"gpus={run.gpus}"])
+    cell = cell_of(workload, composed, task_of(composed), sweep.absolute(), [*words, f"gpus={run.gpus}"])
     if isinstance(cell, Refused):
         return replace(run, problem=cell.reason)
     try:

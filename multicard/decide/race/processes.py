@@ -15,7 +15,7 @@ from multicard.machine import devices, nvml
 from multicard.machine.shares import LEASES_POLL_S, Machine, MachineShare
 from multicard.measure import memory
 from multicard.measure.timing import clock_s, pause
-from multicard.records import identity
+from multicard.records import run_folder
 from multicard.records.progress import Board
 from multicard.records.run_folder import Run
 from multicard.sweep.cells import Cell
@@ -140,7 +140,7 @@ def as_run(cell: Cell, repetition: int, is_probe: bool) -> Cell:
     config = replace(config, probe=probe, race=race, repetition=repetition)
     digits, ending = config.identity(), (f"-r{repetition}" if repetition > 1 else "") + ("-probe" if is_probe else "")
     changed = cell.folder.name.partition(f"-{digits}")[0]
-    folder = identity.find(cell.folder.parent, f"{changed}-{digits}{ending}")
+    folder = run_folder.find_cell(cell.folder.parent, f"{changed}-{digits}{ending}")
     return replace(cell, cfg=cfg, config=config, folder=folder, result=None)
 
 
